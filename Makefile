@@ -1,0 +1,60 @@
+# make demo    set up .venv and train the quickstart
+# make test    set up .venv and run the tests
+# make check   set up .venv and run the linters
+#
+# The Python that makes .venv: make demo PYTHON=python3.12
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+QUICKSTART ?= quickstart
+PYTEST_ARGS ?=
+
+# libgomp's threads spin while they wait, which is ruinous on a machine that does anything else.
+export OMP_WAIT_POLICY ?= PASSIVE
+export GOMP_SPINCOUNT ?= 0
+export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test check format clean
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 5
+
+demo: $(VENV)/.installed
+	$(BIN)/trinity quickstart --dir "$(QUICKSTART)"
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/test_size.py tests/test_layout.py
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  found=$$($(PYTHON) --version 2>/dev/null) || found="not there"; \
+	  echo "Trinity needs Python 3.11 or newer; $(PYTHON) is $$found." \
+	    "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; \
+	  exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo "Installing Trinity into $(VENV); the first time this takes some minutes."
+	$(BIN)/python -m pip install --quiet -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	@echo "Installing Trinity and what its tests need into $(VENV); the first time this takes some minutes."
+	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	@touch $(VENV)/.installed $@

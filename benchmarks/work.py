@@ -1,0 +1,98 @@
+"""The work that both sides of the step benchmark do: model, tokenizer, prompts and reward, made from seeds.
+
+One step: 32 prompts, 8 responses each, 48 new tokens a response, a Qwen2 of hidden size 256 with 4 layers, and one
+GRPO update over the 256 sequences. Needs torch and transformers only, so that a peer's environment can import it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+
+PROMPTS, SAMPLES, NEW_TOKENS = 32, 8, 48
+VOCABULARY = 512
+SPECIAL = ("<|pad|>", "<|im_start|>", "<|im_end|>")
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_PEOPLE = ("Tom", "Anna", "Ben", "Lily", "Sam", "Mia", "Max", "Eva")
+_THINGS = ("apples", "pens", "books", "coins", "cards", "eggs", "cups", "stamps")
+
+
+def rows(count: int, seed: int) -> list[dict[str, str]]:
+    """Return `count` word problems in GSM8K's form, `question` and `answer ... #### N`."""
+    draw = random.Random(seed)
+    made = []
+    for _ in range(count):
+        first, second = draw.randint(10, 99), draw.randint(10, 99)
+        person, thing = draw.choice(_PEOPLE), draw.choice(_THINGS)
+        if draw.random() < 0.5:
+            question = f"{person} has {first} {thing} and buys {second} more. How many {thing} does {person} have now?"
+            sign, result = "+", first + second
+        else:
+            first, second = max(first, second), min(first, second)
+            question = f"{person} has {first} {thing} and sells {second}. How many {thing} does {person} have left?"
+            sign, result = "-", first - second
+        made.append({"question": question, "answer": f"{first} {sign} {second} = {result}\n#### {result}"})
+    return made
+
+
+def score(response: str, answer: str) -> float:
+    """Return 1 for the right number after `####`, 0.1 for any number there, 0 otherwise."""
+    wanted = re.search(r"#### (-?\d+)", answer)
+    found = re.search(r"#### (-?\d+)", response)
+    if wanted is None or found is None:
+        return 0.0
+    return 1.0 if wanted.group(1) == found.group(1) else 0.1
+
+
+def build(folder: Path, *, hidden: int = 256) -> None:
+    """Write model, tokenizer and `train.jsonl` into `folder`."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    folder.mkdir(parents=True, exist_ok=True)
+    problems = rows(4096, seed=1)
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems))
+
+    tokenizer = Tokenizer(models.BPE())
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    texts = (f"{row['question']}\n{row['answer']} user assistant" for row in problems)
+    tokenizer.train_from_iterator(texts, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=SPECIAL[0], eos_token=SPECIAL[2], padding_side="left"
+    )
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(folder)
+
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=VOCABULARY,
+            hidden_size=hidden,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            intermediate_size=3 * hidden,
+            max_position_embeddings=1024,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=fast.eos_token_id,
+            pad_token_id=fast.pad_token_id,
+        )
+    )
+    model.generation_config.eos_token_id = fast.eos_token_id
+    model.generation_config.pad_token_id = fast.pad_token_id
+    model.save_pretrained(folder)

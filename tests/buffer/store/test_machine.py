@@ -1,0 +1,143 @@
+"""Random histories of the store against a dictionary that says what must be true."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.buffer.store.oracle import BUFFER, PRODUCER, RUN, experience, generated, open_store, uids
+from trinity.buffer.store import ConsumerToken
+from trinity.common.errors import StoreError
+
+CONSUMERS = ("one", "two")
+Row = dict[str, object]
+which = st.sampled_from(CONSUMERS)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """`rows` maps each id, in the order of the log, to its state, owner and step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="store"))
+        self.store = open_store(self.folder)
+        self.rows: dict[str, Row] = {}
+        self.tokens: dict[str, ConsumerToken] = {}
+        self.old: list[ConsumerToken] = []
+        self.steps = dict.fromkeys(CONSUMERS, 0)
+
+    @initialize()
+    def open_consumers(self) -> None:
+        for name in CONSUMERS:
+            self.open_consumer(name, 0)
+
+    def open_consumer(self, name: str, cut: int) -> None:
+        if name in self.tokens:
+            self.old.append(self.tokens[name])
+        self.tokens[name] = self.store.open_consumer(BUFFER, name, run=RUN, cut=cut)
+
+    @rule(step=st.integers(1, 4), tasks=st.sets(st.integers(0, 5), max_size=6))
+    def append(self, step: int, tasks: set[int]) -> None:
+        batch = [experience(step, task) for task in tasks]
+        result = self.store.append(BUFFER, batch, run=RUN, producer=PRODUCER, explore_step=step)
+        new = [uid for uid in sorted(uids(batch)) if uid not in self.rows]
+        assert (result.appended, result.duplicates) == (len(new), len(tasks) - len(new))
+        self.rows.update({uid: {"state": "ready", "owner": None, "step": 0, "expired": False} for uid in new})
+
+    @rule(name=which, n=st.integers(1, 5), expires=st.booleans())
+    def claim(self, name: str, n: int, expires: bool) -> None:
+        free = [
+            uid
+            for uid, row in self.rows.items()
+            if row["state"] == "ready" or (row["state"] == "claimed" and row["expired"] and row["owner"] != name)
+        ]
+        got = self.store.claim(self.tokens[name], n, lease_s=-1.0 if expires else 3600.0)
+        assert uids(got) == free[:n]
+        for uid in free[:n]:
+            self.rows[uid] = {"state": "claimed", "owner": name, "step": 0, "expired": expires}
+
+    def claimed_by(self, name: str) -> list[str]:
+        return [uid for uid, row in self.rows.items() if row["state"] == "claimed" and row["owner"] == name]
+
+    @rule(name=which, n=st.integers(0, 4))
+    def commit(self, name: str, n: int) -> None:
+        mine = self.claimed_by(name)[:n]
+        self.steps[name] += 1
+        self.store.commit_step(self.tokens[name], self.steps[name], mine)
+        for uid in mine:
+            self.rows[uid] |= {"state": "trained", "step": self.steps[name]}
+
+    @rule(name=which, n=st.integers(1, 2))
+    def drop(self, name: str, n: int) -> None:
+        mine = self.claimed_by(name)[:n]
+        self.store.drop(self.tokens[name], mine, "stale")
+        for uid in mine:
+            self.rows[uid] |= {"state": "dropped", "step": self.steps[name] + 1}
+
+    @rule(name=which)
+    @precondition(lambda self: any(row["state"] != "claimed" for row in self.rows.values()))
+    def commit_of_unclaimed_rows_fails_whole(self, name: str) -> None:
+        free = next(uid for uid, row in self.rows.items() if row["state"] != "claimed")
+        try:
+            self.store.commit_step(self.tokens[name], 1000, [*self.claimed_by(name), free])
+        except StoreError as error:
+            assert error.code == "E5204"
+        else:
+            raise AssertionError("rows that are not claimed were committed")
+
+    @rule()
+    @precondition(lambda self: bool(self.old))
+    def zombie_is_fenced(self) -> None:
+        try:
+            self.store.commit_step(self.old[-1], 1000, [])
+        except StoreError as error:
+            assert error.code == "E5203"
+        else:
+            raise AssertionError("an old token could commit")
+
+    @rule(name=which, back=st.integers(0, 3))
+    def crash_and_resume(self, name: str, back: int) -> None:
+        self.store.close()
+        self.store = open_store(self.folder)
+        cut = max(0, self.steps[name] - back)
+        self.open_consumer(name, cut)
+        self.steps[name] = cut
+        for row in self.rows.values():
+            used_later = row["state"] in ("trained", "dropped") and int(str(row["step"])) > cut
+            if row["owner"] == name and (row["state"] == "claimed" or used_later):
+                row.update(state="ready", owner=None, step=0, expired=False)
+
+    @invariant()
+    def counts_agree_and_nothing_is_lost(self) -> None:
+        counts = self.store.counts(BUFFER, RUN)
+        states = [row["state"] for row in self.rows.values()]
+        for state in ("ready", "claimed", "trained"):
+            assert counts[state] == states.count(state)  # type: ignore[literal-required]
+        assert sum(counts["dropped"].values()) == states.count("dropped")
+        assert generated(counts) == len(self.rows)
+
+    @invariant()
+    def ledger_agrees(self) -> None:
+        for name, token in self.tokens.items():
+            ledger = [uid for step in range(1, self.steps[name] + 1) for uid in self.store.step_uids(token, step) or []]
+            trained = [u for u, row in self.rows.items() if row["state"] == "trained" and row["owner"] == name]
+            assert sorted(ledger) == sorted(trained)
+
+    def teardown(self) -> None:
+        self.store.close()
+        shutil.rmtree(self.folder)
+
+
+TestStoreMachine = StoreMachine.TestCase
+TestStoreMachine.settings = settings(
+    max_examples=60,
+    stateful_step_count=20,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)

@@ -1,0 +1,287 @@
+"""Append, claim, commit, drop, prune and resume of the experience log."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sqlite3
+import stat
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.buffer.store.oracle import BUFFER, CONSUMER, PRODUCER, RUN, experience, generated, open_store, uids
+from trinity.buffer.store import ExperienceStore, JSONBackup
+from trinity.buffer.store.dialect import file_system_type, refuse_network_file_system
+from trinity.common.errors import DataError, EnvironmentProblem, StoreError
+from trinity.common.experience import EID, Experience
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    with open_store(tmp_path) as opened:
+        yield opened
+
+
+def append(store: ExperienceStore, step: int, num_tasks: int, *, version: int = 0):
+    rows = [experience(step, task, version=version) for task in reversed(range(num_tasks))]
+    return store.append(BUFFER, rows, run=RUN, producer=PRODUCER, explore_step=step)
+
+
+def open_consumer(store: ExperienceStore, *, cut: int = 0, consumer: str = CONSUMER):
+    return store.open_consumer(BUFFER, consumer, run=RUN, cut=cut)
+
+
+def test_claims_follow_the_log_which_is_sorted_by_id(store: ExperienceStore) -> None:
+    append(store, 1, 12)
+    append(store, 2, 2)
+    token = open_consumer(store)
+    first = store.claim(token, 10)
+    assert uids(first) == [f"1/{task}/0/0/" for task in range(10)]
+    assert [row.tokens.tolist() for row in first[:2]] == [[1, 0, 0, 7], [1, 1, 0, 7]]
+    assert uids(store.claim(token, 10)) == ["1/10/0/0/", "1/11/0/0/", "2/0/0/0/", "2/1/0/0/"]
+    assert store.claim(token, 10) == []
+
+
+def test_a_repeated_append_changes_nothing(store: ExperienceStore) -> None:
+    assert append(store, 1, 4).appended == 4
+    token = open_consumer(store)
+    store.commit_step(token, 1, uids(store.claim(token, 2)))
+    again = append(store, 1, 5)
+    assert (again.appended, again.duplicates) == (1, 4)
+    assert store.counts(BUFFER, RUN) == {"ready": 3, "claimed": 0, "trained": 2, "dropped": {}}
+
+
+def test_runs_stages_and_buffers_do_not_see_each_other(store: ExperienceStore) -> None:
+    places = [("a", "", "x"), ("b", "", "x"), ("a", "sft", "x"), ("a", "", "y")]
+    for run, stage, buffer in places:
+        rows = [experience(1, 0)]
+        assert store.append(buffer, rows, run=run, stage=stage, producer=PRODUCER, explore_step=1).appended == 1
+    for run, stage, buffer in places:
+        token = store.open_consumer(buffer, CONSUMER, run=run, stage=stage, cut=0)
+        assert len(store.claim(token, 10)) == 1
+
+
+def test_an_explore_step_is_finished_with_its_append(store: ExperienceStore) -> None:
+    assert store.finished_step(BUFFER, PRODUCER, run=RUN) == 0
+    append(store, 1, 1)
+    store.append(BUFFER, [], run=RUN, producer=PRODUCER, explore_step=2)
+    append(store, 1, 1)
+    assert store.finished_step(BUFFER, PRODUCER, run=RUN) == 2
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, None, True, "1.0", [1.0]])
+def test_a_reward_that_is_no_finite_number_is_refused_whole(store: ExperienceStore, reward: object) -> None:
+    bad = experience(1, 3)
+    bad.reward = reward  # type: ignore[assignment]
+    with pytest.raises(DataError, match="task 1/3, run 0: the reward must be a finite number"):
+        store.append(BUFFER, [experience(1, 0), bad], run=RUN, producer=PRODUCER, explore_step=1)
+    assert generated(store.counts(BUFFER, RUN)) == 0
+    assert store.finished_step(BUFFER, PRODUCER, run=RUN) == 0
+
+
+def test_what_was_not_sampled_needs_no_reward(store: ExperienceStore) -> None:
+    expert = Experience(eid=EID(1, 0), tokens=torch.tensor([1, 2]), prompt_length=1)
+    assert store.append(BUFFER, [expert], run=RUN, producer=PRODUCER, explore_step=1).appended == 1
+
+
+def test_two_experiences_with_one_id_are_refused(store: ExperienceStore) -> None:
+    rows = [experience(1, 0), experience(1, 0)]
+    with pytest.raises(DataError, match="the id 1/0/0/0/; give every turn"):
+        store.append(BUFFER, rows, run=RUN, producer=PRODUCER, explore_step=1)
+
+
+def test_an_oversize_experience_is_set_aside_and_counted(tmp_path: Path) -> None:
+    with ExperienceStore(f"sqlite:///{tmp_path}/e.db", max_experience_bytes=4096) as store:
+        big = experience(1, 1)
+        big.response_text = "x" * 5000
+        result = store.append(BUFFER, [experience(1, 0), big], run=RUN, producer=PRODUCER, explore_step=1)
+        assert (result.appended, result.quarantined) == (1, 1)
+        assert store.counts(BUFFER, RUN)["dropped"] == {"oversize": 1}
+        assert uids(store.claim(open_consumer(store, cut=0), 5)) == ["1/0/0/0/"]
+        assert store.counts(BUFFER, RUN)["dropped"] == {"oversize": 1}
+
+
+def test_resuming_at_a_cut_returns_later_steps_and_claims_and_keeps_the_rest(store: ExperienceStore) -> None:
+    append(store, 1, 9)
+    token = open_consumer(store)
+    other = open_consumer(store, consumer="other")
+    for step in (1, 2):
+        store.commit_step(token, step, uids(store.claim(token, 2)))
+    dropped = uids(store.claim(token, 1))
+    store.drop(token, dropped, "stale")
+    store.claim(token, 1)
+    kept = store.claim(other, 1)
+    assert store.counts(BUFFER, RUN) == {"ready": 2, "claimed": 2, "trained": 4, "dropped": {"stale": 1}}
+    token = open_consumer(store, cut=1)
+    assert store.counts(BUFFER, RUN) == {"ready": 6, "claimed": 1, "trained": 2, "dropped": {}}
+    assert store.step_uids(token, 1) == ["1/0/0/0/", "1/1/0/0/"] and store.step_uids(token, 2) is None
+    assert uids(store.claim(token, 3)) == ["1/2/0/0/", "1/3/0/0/", *dropped]
+    store.commit_step(other, 1, uids(kept))
+
+
+def test_an_older_token_is_fenced_everywhere(store: ExperienceStore) -> None:
+    append(store, 1, 4)
+    zombie = open_consumer(store)
+    rows = uids(store.claim(zombie, 2))
+    open_consumer(store)
+    for call in (
+        lambda: store.commit_step(zombie, 1, rows),
+        lambda: store.claim(zombie, 1),
+        lambda: store.drop(zombie, rows, "late"),
+        lambda: store.release(zombie, rows),
+        lambda: store.prune(zombie, 1),
+        lambda: store.read_batch(zombie, 1, timeout_s=1),
+    ):
+        with pytest.raises(StoreError, match=r"E5203.*replaced by a newer process \(epoch 2\)"):
+            call()
+    assert store.counts(BUFFER, RUN)["ready"] == 4
+
+
+def test_an_expired_lease_passes_to_another_consumer_and_the_late_commit_fails(store: ExperienceStore) -> None:
+    append(store, 1, 2)
+    slow, fast = open_consumer(store, consumer="slow"), open_consumer(store, consumer="fast")
+    late = uids(store.claim(slow, 2, lease_s=0.05))
+    assert store.claim(fast, 2) == []
+    time.sleep(0.1)
+    assert store.claim(slow, 2) == [], "a consumer must not get its own rows twice"
+    assert uids(store.claim(fast, 1)) == late[:1]
+    with pytest.raises(StoreError, match="1 of them are not claimed by 'slow'"):
+        store.commit_step(slow, 1, late)
+    assert store.counts(BUFFER, RUN)["trained"] == 0
+    store.commit_step(slow, 1, late[1:])
+    store.commit_step(fast, 1, late[:1])
+    assert store.counts(BUFFER, RUN)["trained"] == 2
+
+
+def test_committing_a_step_again_is_allowed_only_with_the_same_rows(store: ExperienceStore) -> None:
+    append(store, 1, 3)
+    token = open_consumer(store)
+    rows = uids(store.claim(token, 2))
+    store.commit_step(token, 1, rows)
+    store.commit_step(token, 1, rows)
+    more = uids(store.claim(token, 1))
+    with pytest.raises(StoreError, match="training step 1 was already committed"):
+        store.commit_step(token, 1, more)
+    store.release(token, more)
+    assert store.counts(BUFFER, RUN) == {"ready": 1, "claimed": 0, "trained": 2, "dropped": {}}
+
+
+def test_pruning_keeps_what_a_resume_can_ask_for(store: ExperienceStore) -> None:
+    append(store, 1, 4)
+    token = open_consumer(store)
+    for step in (1, 2):
+        store.commit_step(token, step, uids(store.claim(token, 2)))
+    assert store.prune(token, 1) == 2
+    assert store.prune(token, 1) == 0
+    assert len(store.claim(open_consumer(store, cut=1), 4)) == 2
+    with pytest.raises(StoreError, match="cannot go back to training step 0: the payloads of 2 experiences"):
+        open_consumer(store, cut=0)
+
+
+def test_a_database_that_the_user_named_keeps_its_payloads(tmp_path: Path) -> None:
+    with ExperienceStore(f"sqlite:///{tmp_path}/mine.db", keep_payloads=True) as store:
+        append(store, 1, 2)
+        token = open_consumer(store)
+        store.commit_step(token, 1, uids(store.claim(token, 2)))
+        assert store.prune(token, 1) == 0
+        assert len(store.claim(open_consumer(store, cut=0), 4)) == 2
+
+
+def test_a_damaged_row_is_set_aside_and_the_others_stay(tmp_path: Path, store: ExperienceStore) -> None:
+    append(store, 1, 3)
+    with sqlite3.connect(tmp_path / "experience.db") as connection:
+        connection.execute("UPDATE experience SET experience_bytes = x'80049500' WHERE uid = '1/1/0/0/'")
+    connection.close()
+    token = open_consumer(store)
+    with pytest.raises(DataError, match=r"E5101.*row 2 \(1/1/0/0/\)"):
+        store.claim(token, 3)
+    assert store.counts(BUFFER, RUN) == {"ready": 2, "claimed": 0, "trained": 0, "dropped": {"unreadable": 1}}
+    assert uids(store.claim(token, 3)) == ["1/0/0/0/", "1/2/0/0/"]
+
+
+def test_the_backup_holds_text_reward_and_metrics_once(tmp_path: Path) -> None:
+    backup = JSONBackup(tmp_path / "sub" / "copy.jsonl")
+    with ExperienceStore(f"sqlite:///{tmp_path}/e.db", backup=backup) as store:
+        append(store, 1, 2)
+        append(store, 1, 3)
+    lines = [json.loads(line) for line in backup.path.read_text().splitlines()]
+    assert [line["uid"] for line in lines] == ["1/0/0/0/", "1/1/0/0/", "1/2/0/0/"]
+    assert (lines[0]["prompt_text"], lines[0]["response_text"], lines[0]["reward"]) == ("p1.0", "r0", 1.0)
+    assert stat.S_IMODE(os.stat(backup.path).st_mode) == 0o600
+
+
+def test_the_database_is_private_durable_and_write_ahead(tmp_path: Path, store: ExperienceStore) -> None:
+    append(store, 1, 1)
+    for name in ("experience.db", "experience.db-wal"):
+        assert stat.S_IMODE(os.stat(tmp_path / name).st_mode) == 0o600
+    with store._read() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+
+
+def test_a_database_of_another_version_or_program_is_refused(tmp_path: Path) -> None:
+    open_store(tmp_path).close()
+    with sqlite3.connect(tmp_path / "experience.db") as connection:
+        connection.execute("UPDATE trinity_schema SET version = 2")
+    connection.close()
+    with pytest.raises(StoreError, match="schema version 2, this program reads version 1"):
+        open_store(tmp_path)
+    with sqlite3.connect(tmp_path / "foreign.db") as connection:
+        connection.execute("CREATE TABLE experience (id INTEGER)")
+    connection.close()
+    with pytest.raises(StoreError, match="a table `experience` that this program did not make"):
+        ExperienceStore(f"sqlite:///{tmp_path}/foreign.db").open()
+    (tmp_path / "text.db").write_text("this is not a database, just a text file of some length" * 20)
+    with pytest.raises(StoreError, match="E5200"):
+        ExperienceStore(f"sqlite:///{tmp_path}/text.db").open()
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "mysql://u:secret@h/d", "not a url"])
+def test_other_databases_are_refused(url: str) -> None:
+    with pytest.raises(StoreError, match="E5201") as caught:
+        ExperienceStore(url).open()
+    assert "secret" not in str(caught.value)
+
+
+def test_a_locked_database_is_waited_for_and_then_an_error(tmp_path: Path) -> None:
+    with ExperienceStore(f"sqlite:///{tmp_path}/e.db", busy_timeout_s=0.2) as store:
+        blocker = sqlite3.connect(tmp_path / "e.db", isolation_level=None)
+        blocker.execute("BEGIN EXCLUSIVE")
+        started = time.monotonic()
+        with pytest.raises(StoreError, match=r"database is locked \(waited up to 0.2 s"):
+            append(store, 1, 1)
+        assert 0.15 < time.monotonic() - started < 5
+        blocker.close()
+        assert append(store, 1, 1).appended == 1
+
+
+def test_a_removed_database_is_noticed_and_not_made_again(tmp_path: Path, store: ExperienceStore) -> None:
+    (tmp_path / "experience.db").rename(tmp_path / "moved.db")
+    with pytest.raises(StoreError, match="removed or replaced while in use"):
+        append(store, 1, 1)
+    assert not (tmp_path / "experience.db").exists()
+
+
+def test_a_closed_store_and_a_folder_without_permission_are_errors(tmp_path: Path, store: ExperienceStore) -> None:
+    store.close()
+    with pytest.raises(StoreError, match="is closed"):
+        store.counts(BUFFER, RUN)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EnvironmentProblem, match="E3601"):
+        ExperienceStore(f"sqlite:///{tmp_path}/file/e.db").open()
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "lustre", "fuse.sshfs", "cifs"])
+def test_network_file_systems_are_refused_for_sqlite(tmp_path: Path, kind: str) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"/dev/sda1 / ext4 rw 0 0\nserver:/x {tmp_path}/my\\040share {kind} rw 0 0\n")
+    share = tmp_path / "my share" / "e.db"
+    with pytest.raises(EnvironmentProblem, match=rf"E3604.*\({kind}\).*postgresql://"):
+        refuse_network_file_system(share, mounts=mounts)
+    refuse_network_file_system(tmp_path / "e.db", mounts=mounts)
+    assert file_system_type(tmp_path / "e.db", mounts=mounts) == "ext4"
+    assert file_system_type(tmp_path, mounts=tmp_path / "absent") == ""

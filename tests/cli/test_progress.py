@@ -1,0 +1,94 @@
+"""Live progress: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from trinity.cli.progress import Progress, num_steps
+from trinity.common.config import Config
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def plain(interval_s: float = 5.0) -> tuple[Progress, io.StringIO, Clock]:
+    text, clock = io.StringIO(), Clock()
+    console = Console(file=text, width=200, force_terminal=False)
+    return Progress(console=console, interval_s=interval_s, clock=clock), text, clock
+
+
+def test_plain_lines_come_at_most_once_an_interval() -> None:
+    progress, text, clock = plain()
+    with progress:
+        progress.start("sft_warmup", totals={"trainer": 100})
+        for step in range(1, 21):
+            clock.now += 1.0
+            progress.on_metrics("trainer", step, {"actor/sft_loss": 1.0 / step})
+    lines = text.getvalue().splitlines()
+    assert lines[0] == "[sft_warmup] step 1/100  loss 1.0000  ETA 1:39"
+    # One step a second: after 6 steps, 94 remain.
+    assert lines[1] == "[sft_warmup] step 6/100  loss 0.1667  ETA 1:34"
+    assert len(lines) == 4
+
+
+def test_an_evaluation_and_the_last_step_are_always_shown() -> None:
+    progress, text, _ = plain(interval_s=1e9)
+    with progress:
+        progress.start("rft", totals={"trainer": 2, "explorer": 1})
+        progress.on_metrics("explorer", 0, {"eval/test/accuracy/mean@1": 0.25})
+        progress.on_metrics("explorer", 1, {"rollout/accuracy/mean": 0.5})
+        progress.on_metrics("trainer", 1, {"perf/total_num_tokens": 5000, "perf/time_per_step": 0.4})
+        progress.on_metrics("trainer", 2, {})
+    assert text.getvalue().splitlines() == [
+        "[rft] step 0/2  eval 0.250",
+        "[rft] step 2/2  reward 0.500  eval 0.250  12.5k tok/s",
+    ]
+
+
+def test_steps_of_the_explorer_do_not_count_where_there_is_a_trainer() -> None:
+    progress, text, clock = plain()
+    progress.start("rft", totals={"trainer": 80, "explorer": 40})
+    progress.on_metrics("trainer", 3, {})
+    clock.now += 10
+    progress.on_metrics("explorer", 40, {})
+    assert [line.split("  ")[0] for line in text.getvalue().splitlines()] == ["[rft] step 3/80", "[rft] step 3/80"]
+
+
+def test_the_remaining_time_of_a_resumed_stage_counts_its_own_steps_only() -> None:
+    progress, text, clock = plain(interval_s=0.0)
+    progress.start("rft", totals={"trainer": 100})
+    clock.now += 2.0
+    progress.on_metrics("trainer", 91, {})
+    assert text.getvalue().splitlines() == ["[rft] step 91/100    ETA 0:18"]
+
+
+def test_a_bar_moves_on_a_terminal() -> None:
+    text = io.StringIO()
+    console = Console(file=text, width=160, force_terminal=True, color_system=None)
+    with Progress(console=console) as progress:
+        progress.start("rft", totals={"trainer": 80})
+        progress.on_metrics("trainer", 20, {"rollout/accuracy/mean": 0.625})
+    shown = text.getvalue()
+    assert "rft" in shown and "20/80" in shown and "reward 0.625" in shown
+
+
+def test_each_mode_has_its_steps() -> None:
+    both = Config.model_validate(
+        {
+            "mode": "both",
+            "buffer": {"total_steps": 40},
+            "synchronizer": {"explorer_sync_interval": 1, "trainer_sync_interval": 2},
+        }
+    )
+    train = Config.model_validate({"mode": "train", "trainer": {"name": "t", "total_steps": 9}})
+    explore = Config.model_validate({"mode": "explore", "buffer": {"total_steps": 7}})
+    assert num_steps(both) == {"trainer": 80, "explorer": 40}
+    assert num_steps(train) == {"t": 9}
+    assert num_steps(explore) == {"explorer": 7}

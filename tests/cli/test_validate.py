@@ -1,0 +1,199 @@
+"""`trinity validate` and `trinity config`: output, exit codes, and what they leave alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tests.common.config.conftest import MINIMAL
+from trinity.cli.config import config_app
+from trinity.cli.validate import validate
+from trinity.common.errors import ExitCode
+
+app = typer.Typer()
+app.command()(validate)
+app.add_typer(config_app, name="config")
+runner = CliRunner()
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def run_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(MINIMAL)
+    return tmp_path / "run.yaml"
+
+
+def test_a_valid_file_shows_what_follows_from_it(run_yaml: Path) -> None:
+    run_yaml.write_text(MINIMAL + "  trainer_input: {experience_buffer: {path: 'sqlite:///rel/x.db'}}\n")
+    result = runner.invoke(app, ["validate", "-c", str(run_yaml), "--schema-only"])
+    assert result.exit_code == ExitCode.DONE
+    assert "buffer.train_batch_size" in result.output
+    assert "(batch_size (4) x repeat_times (8))" in result.output
+    assert f"database file: {run_yaml.parent}/rel/x.db" in result.output
+    assert result.output.rstrip().endswith("run.yaml: valid")
+    assert [path.name for path in run_yaml.parent.iterdir()] == ["run.yaml"]
+
+
+def test_json_lists_problems_and_derived_values(run_yaml: Path) -> None:
+    arguments = ["validate", "-c", str(run_yaml), "--schema-only", "--json", "--set", "buffer.batch_sise=3"]
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == ExitCode.USAGE
+    shown = json.loads(result.output)
+    assert shown["valid"] is False
+    assert shown["problems"][0] == {
+        "code": "E1203", "severity": "error", "key": "buffer.batch_sise", "message": "unknown key `buffer.batch_sise`",
+        "rule": "", "value": 3, "file": "--set #1", "line": None, "column": None, "suggestion": "did you mean `batch_size`?",
+    }  # fmt: skip
+    good = json.loads(runner.invoke(app, arguments[:5]).output)
+    assert {"key": "buffer.train_batch_size", "value": 32, "reason": "batch_size (4) x repeat_times (8)"} in (
+        good["stages"][0]["derived"]
+    )
+    assert good["stages"][0]["job"] == str(run_yaml.parent / "checkpoints" / "p" / "n")
+
+
+def test_what_is_not_available_yet_is_an_error_or_a_warning(run_yaml: Path) -> None:
+    strict = runner.invoke(app, ["validate", "-c", str(run_yaml), "--set", "explorer.rollout_model.engine_type=vllm"])
+    assert strict.exit_code == ExitCode.USAGE
+    assert "use --set explorer.rollout_model.engine_type=torch" in strict.output
+    soft = runner.invoke(
+        app, ["validate", "-c", str(run_yaml), "--schema-only", "--set", "explorer.rollout_model.engine_type=vllm"]
+    )
+    assert soft.exit_code == ExitCode.DONE
+    assert "warning[E1900]" in soft.output
+
+
+def test_a_missing_model_is_a_problem_of_the_machine(run_yaml: Path) -> None:
+    result = runner.invoke(app, ["validate", "-c", str(run_yaml)])
+    assert result.exit_code == ExitCode.ENVIRONMENT
+    assert "E3101" in result.output
+    assert "run.yaml:4:3" in result.output
+
+
+def _model(folder: Path) -> Path:
+    """Make a folder that looks complete to a check that loads nothing."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 3, "hidden_size": 2})
+    )
+    Tokenizer(WordLevel({"a": 0, "b": 1, "<pad>": 2}, unk_token="a")).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"pad_token": "<pad>", "chat_template": "{{ messages[0].content }}"})
+    )
+    header = json.dumps(
+        {"model.embed_tokens.weight": {"dtype": "F32", "shape": [3, 2], "data_offsets": [0, 24]}}
+    ).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(24))
+    return folder
+
+
+def test_data_that_lack_the_column_are_a_problem_of_the_data(run_yaml: Path, tmp_path: Path) -> None:
+    model = _model(tmp_path / "model")
+    (tmp_path / "data.jsonl").write_text('{"question": "1+1", "answer": "2"}\n')
+    arguments = ["validate", "-c", str(run_yaml), "--set", f"model.model_path={model}"]
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == ExitCode.DATA, result.output
+    assert "E4004" in result.output
+    names = ["--set", "buffer.explorer_input.taskset.format={prompt_key: question, response_key: answer}"]
+    assert runner.invoke(app, [*arguments, *names]).exit_code == ExitCode.DONE
+
+
+def test_a_gpu_that_is_not_there_names_the_way_out(
+    run_yaml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    result = runner.invoke(app, ["validate", "-c", str(run_yaml), "--set", "cluster.gpu_per_node=1"])
+    assert "E3202" in result.output
+    assert "use --set cluster.gpu_per_node=0" in result.output
+
+
+def test_a_root_that_is_a_file_cannot_hold_the_job(run_yaml: Path) -> None:
+    result = runner.invoke(app, ["validate", "-c", str(run_yaml), "--set", f"checkpoint_root_dir={run_yaml}"])
+    assert "E3601" in result.output
+    assert "is not a folder" in result.output
+
+
+def test_text_that_is_no_yaml_is_reported_once(run_yaml: Path) -> None:
+    run_yaml.write_text("a: [\n")
+    result = runner.invoke(app, ["validate", "-c", str(run_yaml)])
+    assert result.exit_code == ExitCode.USAGE
+    assert result.output.count("error[E1001]") == 1
+    assert result.output.rstrip().endswith("run.yaml: 1 error")
+
+
+def test_plugins_are_known_in_both_spellings(run_yaml: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "plugins"
+    folder.mkdir()
+    (folder / "mine.py").write_text('@WORKFLOWS.register_module("my_workflow")\nclass A: ...\n')
+    run_yaml.write_text(MINIMAL.replace("math_workflow", "my_workflow"))
+    for flag in ("--plugin-dir", "--plugin_dir"):
+        result = runner.invoke(app, ["validate", "-c", str(run_yaml), "--schema-only", flag, str(folder)])
+        assert result.exit_code == ExitCode.DONE
+    (folder / "bad.py").write_text("def f(:\n")
+    result = runner.invoke(app, ["validate", "-c", str(run_yaml), "--plugin-dir", str(folder)])
+    assert result.exit_code == ExitCode.ENVIRONMENT
+    assert "E3901" in result.output
+
+
+def test_config_show_names_origins(run_yaml: Path) -> None:
+    result = runner.invoke(app, ["config", "show", "-c", str(run_yaml), "--origin", "--set", "seed=7"])
+    assert result.exit_code == ExitCode.DONE
+    lines = result.output.splitlines()
+    assert "seed = 7  <- --set #1" in lines
+    assert f"buffer.batch_size = 4  <- {run_yaml}:7" in lines
+    assert "explorer.max_timeout = 1800.0  <- default" in lines
+    as_json = runner.invoke(app, ["config", "show", "-c", str(run_yaml), "--origin", "--json"])
+    values = {row["key"]: row for row in json.loads(as_json.output)[0]["values"]}
+    assert values["buffer.train_batch_size"]["origin"] == ["derived: batch_size (4) x repeat_times (8)"]
+
+
+def test_config_show_hides_secrets_and_reports_errors(run_yaml: Path) -> None:
+    run_yaml.write_text(MINIMAL + "monitor: {monitor_args: {api_key: canary-7734}}\nnme: 1\n")
+    result = runner.invoke(app, ["config", "show", "-c", str(run_yaml)])
+    assert result.exit_code == ExitCode.USAGE
+    assert "canary-7734" not in result.output
+    assert "error[E1203]" in result.output
+    run_yaml.write_text("")
+    assert "E1002" in runner.invoke(app, ["config", "show", "-c", str(run_yaml)]).output
+
+
+def test_config_schema_is_json_schema() -> None:
+    result = runner.invoke(app, ["config", "schema"])
+    assert result.exit_code == ExitCode.DONE
+    assert json.loads(result.output)["title"] == "Trinity configuration"
+
+
+PROBE = """
+import sys, time
+from pathlib import Path
+began = time.monotonic()
+from trinity.cli.validate import check
+plan, problems = check(Path(sys.argv[1]))
+took = time.monotonic() - began
+heavy = [name for name in ("torch", "transformers", "datasets", "ray", "vllm") if name in sys.modules]
+print(took, heavy, len(problems))
+"""
+
+
+def test_validate_is_quick_and_imports_nothing_heavy(run_yaml: Path, tmp_path: Path) -> None:
+    model = _model(tmp_path / "model")
+    (tmp_path / "data.jsonl").write_text('{"prompt": "1+1", "response": "2"}\n')
+    run_yaml.write_text(MINIMAL.replace("/models/tiny", str(model)))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, str(run_yaml)], capture_output=True, text=True, timeout=60, env=environment,
+        check=True,
+    )  # fmt: skip
+    took, rest = done.stdout.split(" ", 1)
+    assert rest.strip() == "[] 0"
+    assert float(took) < 1.5

@@ -1,0 +1,69 @@
+"""A catalogue with real names and arguments, and helpers that write a YAML file and read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trinity.common.config import Catalogue, Plan, Problem, examine
+from trinity.utils.registry import Entry
+
+MINIMAL = """\
+project: p
+name: n
+model:
+  model_path: /models/tiny
+  max_model_len: 128
+buffer:
+  batch_size: 4
+  explorer_input:
+    taskset:
+      name: train
+      path: data.jsonl
+      default_workflow_type: math_workflow
+"""
+
+_KL = {"adaptive": False, "kl_coef": 0.001, "target_kl": None, "horizon": None}
+
+
+@pytest.fixture
+def catalogue() -> Catalogue:
+    return Catalogue(
+        algorithm_type={
+            "sft": Entry("x:S", {"repeat_times": 1, "policy_loss_fn": "sft", "kl_loss_fn": "none",
+                                 "kl_penalty_fn": "none", "entropy_loss_fn": "none", "advantage_fn": None}),
+            "grpo": Entry("x:G", {"repeat_times": 8, "advantage_fn": "grpo", "policy_loss_fn": "ppo",
+                                  "kl_loss_fn": "k2", "kl_penalty_fn": "none", "entropy_loss_fn": "default",
+                                  "sample_strategy": "default"}),
+        },
+        advantage_fn={"grpo": Entry("x:A", {"epsilon": 1e-6, "std_threshold": None})},
+        policy_loss_fn={
+            "ppo": Entry("x:P", {"clip_range": 0.2, "clip_range_low": None, "loss_agg_mode": "token-mean"}),
+            "sft": Entry("x:F", {"loss_agg_mode": "token-mean"}),
+        },
+        kl_fn={name: Entry("x:K", _KL) for name in ("none", "k1", "k2", "k3", "low_var_kl", "abs")},
+        entropy_loss_fn={name: Entry("x:E", {"entropy_coef": 0.0}) for name in ("default", "none")},
+        sample_strategy={"default": Entry("x:D")},
+        workflow={name: Entry("x:W") for name in ("simple_workflow", "math_workflow", "async_math_workflow")},
+        reward_fn={name: Entry("x:R") for name in ("math_reward", "accuracy_reward", "countdown_reward")},
+        operator={"reward_std_filter": Entry("x:O", {"threshold": 0.0})},
+        selector={name: Entry("x:T") for name in ("sequential", "shuffle", "random")},
+        monitor={"tensorboard": Entry("x:M")},
+    )  # fmt: skip
+
+
+Examine = Callable[..., tuple[Plan, list[Problem]]]
+
+
+@pytest.fixture
+def examined(tmp_path: Path, catalogue: Catalogue) -> Examine:
+    """Write YAML text to `run.yaml` and examine it with overrides."""
+
+    def run(text: str, *overrides: str, schema_only: bool = False) -> tuple[Plan, list[Problem]]:
+        path = tmp_path / "run.yaml"
+        path.write_text(text, encoding="utf-8")
+        return examine(path, overrides, catalogue=catalogue, schema_only=schema_only, cwd=tmp_path)
+
+    return run

@@ -1,0 +1,142 @@
+"""The configuration guide's and the asynchronous example's files, and the completeness of the schema."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.common.config.conftest import MINIMAL, Examine
+from trinity.common.config import Catalogue, examine, json_schema
+from trinity.common.config.config import Config
+from trinity.common.config.reading import read_file
+from trinity.common.config.schema_index import annotation_at, fields_of
+from trinity.common.config.tree import dotted
+
+DATA = Path(__file__).parent / "data"
+GUIDE = {
+    "algorithm.advantage_fn",
+    "buffer.trainer_input.auxiliary_buffers",
+    "cluster.gpu_per_node",
+    "data_processor.experience_pipeline.operators[0].name",
+    "data_processor.experience_pipeline.operators[1].name",
+    "data_processor.task_pipeline",
+    "explorer.auxiliary_models",
+    "explorer.rollout_model.engine_type",
+    "monitor.monitor_type",
+    "service.data_juicer",
+}
+EXPLORER = {"mode", "cluster.gpu_per_node", "explorer.rollout_model.engine_num"}
+
+
+@pytest.fixture(autouse=True)
+def _paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MODEL_PATH", "TRINITY_TASKSET_PATH", "TRINITY_SFT_DATASET_PATH", "TRINITY_DATASET_PATH"):
+        monkeypatch.setenv(name, f"/data/{name.lower()}")
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "later"),
+    [
+        ("guide.yaml", (), GUIDE),
+        ("guide.yaml", (f"trainer.trainer_config_path={DATA / 'train_guide.yaml'}",), GUIDE),
+        ("explorer.yaml", (), EXPLORER),
+        ("explorer_new.yaml", (), EXPLORER),
+        ("trainer.yaml", (), {"cluster.gpu_per_node"}),
+    ],
+)
+def test_published_files_are_valid(
+    catalogue: Catalogue, name: str, overrides: tuple[str, ...], later: set[str]
+) -> None:
+    plan, problems = examine(DATA / name, overrides, catalogue=catalogue, schema_only=True)
+    assert not [p.render() for p in problems if p.is_error]
+    assert {p.key for p in problems if p.code == "E1900"} == later
+    assert {p.code for p in problems} <= {"E1900", "W1301", "W1501"}
+    _, strict = examine(DATA / name, overrides, catalogue=catalogue)
+    assert {p.key for p in strict if p.is_error} == later
+    assert len(plan.stages) == (2 if name == "guide.yaml" else 1)
+
+
+def test_the_veRL_file_is_read_in_place_of_trainer_config(catalogue: Catalogue) -> None:
+    override = f"trainer.trainer_config_path={DATA / 'train_guide.yaml'}"
+    tree = examine(DATA / "guide.yaml", (override,), catalogue=catalogue, schema_only=True)[0].stages[1].tree
+    ref = tree.get(("trainer", "trainer_config", "actor_rollout_ref", "ref"))
+    assert ref["log_prob_max_token_len_per_gpu"] == 16384
+    assert tree.get(("trainer", "trainer_config", "critic", "forward_max_token_len_per_gpu")) == 32768
+
+
+def test_the_way_out_of_missing_hardware_is_a_set_argument(catalogue: Catalogue) -> None:
+    _, problems = examine(DATA / "guide.yaml", catalogue=catalogue)
+    hints = {p.key: p.suggestion for p in problems}
+    assert hints["explorer.rollout_model.engine_type"] == "use --set explorer.rollout_model.engine_type=torch"
+    assert hints["cluster.gpu_per_node"] == "use --set cluster.gpu_per_node=1"
+
+
+@pytest.mark.parametrize("name", ["guide.yaml", "train_guide.yaml"])
+def test_every_published_key_is_in_the_schema(name: str) -> None:
+    prefix = ("trainer", "trainer_config") if name.startswith("train_") else ()
+    tree = read_file(DATA / name)
+    free = [path for path in tree.origins if path and annotation_at((*prefix, *path)) is None]
+    assert [dotted(path) for path in free] == []
+
+
+def test_every_field_says_what_it_is_and_where_its_default_comes_from() -> None:
+    silent = [
+        dotted(path)
+        for path, field in fields_of(Config)
+        if not field.description or not field.description.endswith((".", "?"))
+        or not isinstance(field.json_schema_extra, dict) or not field.json_schema_extra.get("source")
+    ]  # fmt: skip
+    assert silent == []
+
+
+def test_the_json_schema_covers_stages_and_refuses_unknown_keys() -> None:
+    schema = json.loads(json.dumps(json_schema()))
+    assert "stages" in schema["properties"]
+    assert schema["additionalProperties"] is False
+    assert "algorithm" in schema["$defs"]["StageConfig"]["properties"]
+    assert schema["$defs"]["OptimizerConfig"]["properties"]["lr"]["source"] == "configuration guide"
+
+
+LATER = {
+    "mode=explore": "mode",
+    "mode=serve": "mode",
+    "algorithm.algorithm_type=dapo": "algorithm.algorithm_type",
+    "algorithm.policy_loss_fn=gspo": "algorithm.policy_loss_fn",
+    "algorithm.sample_strategy=mix": "algorithm.sample_strategy",
+    "model.lora_configs=[{}]": "model.lora_configs",
+    "model.rope_scaling={a: 1}": "model.rope_scaling.a",
+    "model.tinker.enable=true": "model.tinker.enable",
+    "cluster.node_num=2": "cluster.node_num",
+    "cluster.runtime=ray": "cluster.runtime",
+    "buffer.explorer_input.taskset.storage_type=sql": "buffer.explorer_input.taskset.storage_type",
+    "buffer.trainer_input.experience_buffer.replay_buffer.enable=yes":
+        "buffer.trainer_input.experience_buffer.replay_buffer.enable",
+    "buffer.trainer_input.experience_buffer.capacity=5": "buffer.trainer_input.experience_buffer.capacity",
+    "explorer.rollout_model.engine_type=vllm_async": "explorer.rollout_model.engine_type",
+    "explorer.rollout_model.tensor_parallel_size=2": "explorer.rollout_model.tensor_parallel_size",
+    "explorer.dynamic_timeout.enable=on": "explorer.dynamic_timeout.enable",
+    "explorer.over_rollout.wait_after_min=5": "explorer.over_rollout.wait_after_min",
+    "synchronizer.sync_style=explorer_driven": "synchronizer.sync_style",
+    "trainer.trainer_strategy=megatron": "trainer.trainer_strategy",
+    "trainer.ulysses_sequence_parallel_size=2": "trainer.ulysses_sequence_parallel_size",
+    "trainer.trainer_config.actor_rollout_ref.model.lora_rank=8":
+        "trainer.trainer_config.actor_rollout_ref.model.lora_rank",
+    "trainer.trainer_config.trainer.resume_mode=disable": "trainer.trainer_config.trainer.resume_mode",
+    "monitor.monitor_type=mlflow": "monitor.monitor_type",
+    "log.group_by_node=true": "log.group_by_node",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("override", "key"), LATER.items())
+def test_later_functions_are_refused_and_never_ignored(examined: Examine, override: str, key: str) -> None:
+    strict = examined(MINIMAL, override)[1]
+    assert [p.severity for p in strict if p.code == "E1900" and p.key == key] == ["error"]
+    soft = examined(MINIMAL, override, schema_only=True)[1]
+    assert [p.severity for p in soft if p.code == "E1900" and p.key == key] == ["warning"]
+
+
+def test_defaults_written_out_need_nothing(examined: Examine) -> None:
+    text = MINIMAL + "explorer: {dynamic_timeout: {enable: no}, rollout_model: {engine_num: 1}}\nlog: {level: info}\n"
+    assert not [p.render() for p in examined(text)[1] if p.code == "E1900"]

@@ -1,0 +1,191 @@
+"""The wrapper that workflows hold: identities, history, synchronous forms."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tests.common.models.engines import engine, recomputed, response, run
+from trinity.common.config import Config
+from trinity.common.config.model import ModelConfig
+from trinity.common.errors import DeadlineError, EngineError, NotAvailableError
+from trinity.common.experience import Experience
+from trinity.common.models import ModelWrapper
+from trinity.common.models.torch_engine.engine import TorchEngine
+from trinity.common.models.torch_engine.settings import EngineSettings
+
+Made = tuple[Path, PreTrainedModel]
+R = TypeVar("R")
+ASK = [{"role": "user", "content": "12+34="}]
+
+
+def with_wrapper(path: Path, work: Callable[[ModelWrapper], Awaitable[R]], **options: object) -> R:
+    async def call() -> R:
+        async with engine(path) as made:
+            defaults = {"max_tokens": 8, "ignore_eos": True}
+            return await work(ModelWrapper(made, generate_kwargs=defaults, **options))
+
+    return run(call())
+
+
+def test_chat_renders_the_conversation(llama: Made) -> None:
+    (made,) = with_wrapper(llama[0], lambda wrapper: wrapper.chat_async(ASK))
+    assert made.prompt_text == "12+34=" and made.response_length == 8
+
+
+def test_arguments_of_a_call_win_over_the_defaults(llama: Made) -> None:
+    made = with_wrapper(llama[0], lambda wrapper: wrapper.chat_async(ASK, n=3, max_tokens=2))
+    assert [exp.response_length for exp in made] == [2, 2, 2]
+
+
+def test_generate_returns_the_samples_of_all_prompts_in_order(llama: Made) -> None:
+    made = with_wrapper(llama[0], lambda wrapper: wrapper.generate_async(["1=", "2+2="], n=2))
+    assert [exp.prompt_text for exp in made] == ["1=", "1=", "2+2=", "2+2="]
+    assert len(with_wrapper(llama[0], lambda wrapper: wrapper.generate_async("1="))) == 1
+
+
+def test_samples_derive_from_the_identity_of_the_rollout(llama: Made) -> None:
+    async def work(wrapper: ModelWrapper) -> list[list[int]]:
+        group = await wrapper.for_run(3, 1, 0).chat_async(ASK, n=4)
+        alone = [(await wrapper.for_run(3, 1, run_id).chat_async(ASK))[0] for run_id in (3, 2, 1, 0)]
+        assert [response(exp) for exp in group] == [response(exp) for exp in reversed(alone)]
+        one = wrapper.for_run(3, 1, 0)
+        turns = [(await one.chat_async(ASK))[0] for _ in range(2)]
+        other_task = await wrapper.for_run(3, 2, 0).chat_async(ASK)
+        other_step = await wrapper.for_run(4, 1, 0).chat_async(ASK)
+        return [response(exp) for exp in (*turns, *other_task, *other_step)]
+
+    first, second, task, step = with_wrapper(llama[0], work)
+    assert len({tuple(tokens) for tokens in (first, second, task, step)}) == 4
+
+
+def test_history_holds_what_was_said(llama: Made) -> None:
+    async def work(wrapper: ModelWrapper) -> None:
+        clone = wrapper.clone_with_isolated_history()
+        first = await wrapper.chat_async(ASK, n=2)
+        second = await wrapper.generate_async("1=")
+        assert wrapper.extract_experience_from_history(clear_history=False) == [*first, *second]
+        assert wrapper.extract_experience_from_history() == [*first, *second]
+        assert wrapper.extract_experience_from_history() == []
+        assert clone.extract_experience_from_history() == []
+
+    with_wrapper(llama[0], work, enable_history=True)
+
+
+def test_a_history_that_is_not_recorded_says_which_key_turns_it_on(llama: Made) -> None:
+    async def work(wrapper: ModelWrapper) -> None:
+        await wrapper.chat_async(ASK)
+        with pytest.raises(EngineError, match="explorer.rollout_model.enable_history"):
+            wrapper.extract_experience_from_history()
+
+    with_wrapper(llama[0], work)
+
+
+def test_synchronous_forms_work_from_a_thread(llama: Made) -> None:
+    async def work(wrapper: ModelWrapper) -> None:
+        one, same = wrapper.for_run(1, 0, 0), wrapper.for_run(1, 0, 0)
+        blocking = await asyncio.to_thread(lambda: one.chat(ASK))
+        awaited = await same.chat_async(ASK)
+        assert response(blocking[0]) == response(awaited[0])
+        tokens = awaited[0].tokens.tolist()
+        assert torch.equal(await asyncio.to_thread(wrapper.logprobs, tokens), await wrapper.logprobs_async(tokens))
+        assert await asyncio.to_thread(wrapper.get_message_token_len, ASK) == 6
+        assert len(await asyncio.to_thread(lambda: wrapper.generate(["1=", "2="]))) == 2
+
+    with_wrapper(llama[0], work)
+
+
+def test_synchronous_forms_work_without_any_event_loop(llama: Made) -> None:
+    """As in a script: nothing but the wrapper and the engine's thread."""
+
+    config = ModelConfig(model_path=str(llama[0]), max_model_len=64)
+    made = TorchEngine(EngineSettings(model=config, dtype="float32", device="cpu"))
+    run(made.prepare())
+    wrapper = ModelWrapper(made, generate_kwargs={"max_tokens": 3, "ignore_eos": True})
+    try:
+        assert wrapper.chat(ASK)[0].response_length == 3
+    finally:
+        run(made.shutdown())
+
+
+def test_a_synchronous_call_on_the_event_loop_is_refused(llama: Made) -> None:
+    async def work(wrapper: ModelWrapper) -> None:
+        with pytest.raises(EngineError, match="_async"):
+            wrapper.chat(ASK)
+
+    with_wrapper(llama[0], work)
+
+
+def test_a_synchronous_wait_ends_at_its_deadline(llama: Made) -> None:
+    async def call() -> None:
+        async with engine(llama[0], is_deterministic=True) as made:
+            await made.join_round("never asks")
+            wrapper = ModelWrapper(made, timeout_s=0.2)
+            with pytest.raises(DeadlineError, match="explorer.max_timeout"):
+                await asyncio.to_thread(wrapper.chat, ASK)
+
+    run(call())
+
+
+def test_a_conversation_becomes_an_experience(llama: Made) -> None:
+    talk = [*ASK, {"role": "assistant", "content": "46"}, {"role": "user", "content": ";1+1="}]
+    talk.append({"role": "assistant", "content": "2"})
+
+    async def work(wrapper: ModelWrapper) -> Experience:
+        blocking = await asyncio.to_thread(wrapper.convert_messages_to_experience, talk)
+        made = await wrapper.convert_messages_to_experience_async(talk, temperature=0.5)
+        assert torch.equal(made.tokens, blocking.tokens)
+        with pytest.raises(EngineError, match="assistant message"):
+            await wrapper.convert_messages_to_experience_async(ASK)
+        return made
+
+    made = with_wrapper(llama[0], work)
+    assert made.prompt_text == "12+34=" and made.messages == talk
+    assert made.action_mask.tolist() == [True] * 3 + [False] * 5 + [True] * 2
+    assert (made.logprobs - recomputed(llama[1], made, temperature=0.5)).abs().max() <= 1e-5
+
+
+def test_a_conversation_that_is_too_long_is_cut_and_marked(llama: Made) -> None:
+    talk = [*ASK, {"role": "assistant", "content": "7" * 100}]
+    made = with_wrapper(llama[0], lambda wrapper: wrapper.convert_messages_to_experience_async(talk))
+    assert len(made.tokens) == 64 and made.truncate_status == "response_truncated"
+
+
+def test_a_workflow_keeps_state(llama: Made) -> None:
+    async def work(wrapper: ModelWrapper) -> None:
+        await wrapper.set_workflow_state({"a": 1})
+        await wrapper.set_workflow_state({"b": 2})
+        assert await wrapper.get_workflow_state() == {"a": 1, "b": 2}
+        await wrapper.clean_workflow_state()
+        assert await wrapper.get_workflow_state() == {}
+
+    with_wrapper(llama[0], work)
+
+
+def test_names_and_versions_are_at_hand(llama: Made) -> None:
+    path, model = llama
+    config = Config.model_validate({"model": {"model_path": str(path)}, "explorer": {"max_timeout": 7}})
+
+    async def work(wrapper: ModelWrapper) -> None:
+        assert wrapper.model_path == wrapper.model_name == str(path)
+        assert wrapper.timeout_s == 7 and wrapper.api_key == "EMPTY"
+        await wrapper.model.update_weights(dict(model.named_parameters()), version=4)
+        assert wrapper.model_version == 4 and await wrapper.model_version_async == 4
+        assert wrapper.generate_kwargs["max_tokens"] == 8
+
+    with_wrapper(path, work, config=config)
+
+
+def test_openai_clients_are_not_available_yet(llama: Made) -> None:
+    async def work(wrapper: ModelWrapper) -> None:
+        for method in (wrapper.get_openai_client, wrapper.get_openai_async_client):
+            with pytest.raises(NotAvailableError, match="enable_openai_api"):
+                method()
+
+    with_wrapper(llama[0], work)

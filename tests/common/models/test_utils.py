@@ -1,0 +1,159 @@
+"""Checkpoints as plain tensors: veRL's shards of one, two and four ranks, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.tiny import tiny_model
+from trinity.common.errors import CheckpointError
+from trinity.common.models.utils import (
+    get_checkpoint_dir_with_step_num,
+    load_fsdp_state_dict_from_verl_checkpoint,
+    load_state_dict,
+)
+
+# Each rank distributes the same weights over a mesh, as FSDP2 (one dimension) or HSDP (two) lays them out.
+WRITER = """
+import sys, torch
+import torch.distributed as dist
+from collections import OrderedDict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+rank, world, replicas, folder = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
+shape = (world,) if replicas == 1 else (replicas, world // replicas)
+mesh = init_device_mesh("cpu", shape, mesh_dim_names=("fsdp",) if replicas == 1 else ("ddp", "fsdp"))
+places = [Shard(0)] if replicas == 1 else [Replicate(), Shard(0)]
+generator = torch.Generator().manual_seed(0)
+state = OrderedDict()
+for name, size in (("embed", (37, 8)), ("norm", (5,)), ("short", (1, 3))):
+    state[name] = distribute_tensor(torch.randn(size, generator=generator), mesh, places)
+state["whole"] = distribute_tensor(torch.randn(4, generator=generator), mesh, [Replicate()] * len(shape))
+state["buffer"] = torch.arange(3)
+torch.save(state, f"{folder}/model_world_size_{world}_rank_{rank}.pt")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def written(folder: Path, world: int, replicas: int) -> None:
+    """Let `world` processes write their shards to `folder`."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(rank), str(world), str(replicas), str(folder)],
+            env=environment,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(world)
+    ]
+    for writer in writers:
+        _, errors = writer.communicate(timeout=120)
+        assert writer.returncode == 0, errors.decode()
+
+
+def expected() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"embed": (37, 8), "norm": (5,), "short": (1, 3), "whole": (4,)}
+    return {name: torch.randn(size, generator=generator) for name, size in sizes.items()} | {"buffer": torch.arange(3)}
+
+
+@pytest.mark.parametrize(("world", "replicas"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
+def test_shards_of_all_ranks_join_to_the_weights(tmp_path: Path, world: int, replicas: int) -> None:
+    actor = tmp_path / "global_step_3" / "actor"
+    actor.mkdir(parents=True)
+    written(actor, world, replicas)
+    for folder in (actor, actor.parent):
+        state = load_fsdp_state_dict_from_verl_checkpoint(str(folder))
+        assert state.keys() == expected().keys()
+        for name, tensor in expected().items():
+            assert type(state[name]) is Tensor and torch.equal(state[name], tensor)
+
+
+def test_plain_tensors_of_one_rank(tmp_path: Path) -> None:
+    torch.save(expected(), tmp_path / "model_world_size_1_rank_0.pt")
+    (tmp_path / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": 1}), encoding="utf-8")
+    state = load_state_dict(tmp_path)
+    assert all(torch.equal(state[name], tensor) for name, tensor in expected().items())
+
+
+def test_safetensors_of_a_model_folder(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path, "llama")
+    state = load_state_dict(tmp_path)
+    assert state.keys() == dict(model.named_parameters()).keys()
+    assert all(torch.equal(state[name], parameter) for name, parameter in model.named_parameters())
+
+
+class Attack:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (str(self.mark),)
+
+
+def test_code_in_a_checkpoint_is_refused_and_not_run(tmp_path: Path) -> None:
+    mark = tmp_path / "was run"
+    torch.save({"weight": Attack(mark)}, tmp_path / "model_world_size_1_rank_0.pt")
+    with pytest.raises(CheckpointError, match="objects other than tensors"):
+        load_fsdp_state_dict_from_verl_checkpoint(tmp_path)
+    assert not mark.exists()
+
+
+def test_a_missing_rank_is_named(tmp_path: Path) -> None:
+    torch.save(expected(), tmp_path / "model_world_size_2_rank_0.pt")
+    with pytest.raises(CheckpointError, match="model_world_size_2_rank_1.pt"):
+        load_fsdp_state_dict_from_verl_checkpoint(tmp_path)
+
+
+def test_a_torn_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "model_world_size_1_rank_0.pt"
+    torch.save(expected(), file)
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=file.name):
+        load_fsdp_state_dict_from_verl_checkpoint(tmp_path)
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no file model_world_size_W_rank_R.pt"):
+        load_fsdp_state_dict_from_verl_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="model.safetensors"):
+        load_state_dict(tmp_path)
+
+
+def test_a_config_without_world_size_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "fsdp_config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(CheckpointError, match="world_size"):
+        load_fsdp_state_dict_from_verl_checkpoint(tmp_path)
+
+
+def test_the_checkpoint_of_a_step_or_the_latest(tmp_path: Path) -> None:
+    for step in (2, 10):
+        (tmp_path / f"global_step_{step}").mkdir()
+    assert get_checkpoint_dir_with_step_num(tmp_path) == (str(tmp_path / "global_step_10"), 10)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("2", encoding="ascii")
+    assert get_checkpoint_dir_with_step_num(str(tmp_path)) == (str(tmp_path / "global_step_2"), 2)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("99", encoding="ascii")
+    assert get_checkpoint_dir_with_step_num(tmp_path)[1] == 10
+    assert get_checkpoint_dir_with_step_num(tmp_path, step_num=2)[1] == 2
+
+
+def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="global_step_5"):
+        get_checkpoint_dir_with_step_num(tmp_path, step_num=5)
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        get_checkpoint_dir_with_step_num(tmp_path)
+    with pytest.raises(CheckpointError, match="trainer_type"):
+        get_checkpoint_dir_with_step_num(tmp_path, "other")
+    assert get_checkpoint_dir_with_step_num(tmp_path, raise_error=False) == (None, 0)

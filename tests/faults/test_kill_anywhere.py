@@ -1,0 +1,76 @@
+"""SIGKILL at any instant, then the same command again: the same weights, the same metrics, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.short_run import ShortRun, wall_seconds
+
+NUM_KILLS = 20
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], float]:
+    """What the run ends with when nobody disturbs it, and how long it takes."""
+    run = ShortRun.make(tmp_path_factory.mktemp("undisturbed"))
+    seconds = wall_seconds(run)
+    return run.outcome(), seconds
+
+
+def without_paths(outcome: dict[str, Any]) -> dict[str, Any]:
+    return {stage: {k: part[k] for k in ("step", "weights", "metrics")} for stage, part in outcome.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_twenty_kills_at_random_instants_change_no_bit(undisturbed, tmp_path: Path):
+    expected, seconds = undisturbed
+    draw = random.Random(20)
+    kills, runs, run = 0, 0, None
+    while kills < NUM_KILLS or run is not None:
+        run = run or ShortRun.make(tmp_path / f"run{runs}")
+        if kills < NUM_KILLS and run.kill_after(draw.uniform(0.3, seconds)):
+            kills += 1
+            continue
+        status, output = run.finish()
+        assert status == 0, output
+        assert without_paths(run.outcome()) == without_paths(expected), f"after {kills} kills in all"
+        run, runs = None, runs + 1
+    assert kills == NUM_KILLS
+
+
+POINTS = [
+    ("ckpt.before_write", 2),
+    ("ckpt.after_files", 2),
+    ("ckpt.before_manifest", 3),
+    ("ckpt.after_manifest", 1),
+    ("ckpt.before_rename", 4),
+    ("ckpt.after_rename", 2),
+    ("ckpt.before_latest", 5),
+    ("ckpt.after_latest", 3),
+    ("ckpt.retention", 1),
+    ("store.append.before_commit", 2),
+    ("store.append.after_commit", 3),
+    ("store.claim.after_commit", 3),
+    ("store.commit_step.before_commit", 4),
+    ("store.commit_step.after_commit", 5),
+    ("train.before_step", 4),
+    ("train.after_step", 7),
+    ("explore.after_rollout", 2),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("point", "hit"), POINTS, ids=[f"{p}@{h}" for p, h in POINTS])
+def test_a_kill_at_a_named_point_changes_no_bit(undisturbed, tmp_path: Path, point: str, hit: int):
+    expected, _ = undisturbed
+    run = ShortRun.make(tmp_path)
+    status, output = run.finish(failpoints=f"{point}=kill@{hit}")
+    assert status == -9, f"{point} was not reached {hit} times:\n{output}"
+    status, output = run.finish()
+    assert status == 0, output
+    assert without_paths(run.outcome()) == without_paths(expected)

@@ -1,0 +1,90 @@
+"""Job folders: one owner at a time, torn records refused, configurations compared key by key."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trinity.common.errors import AlreadyRunningError, CheckpointError, EnvironmentProblem, ExitCode
+from trinity.launch.job import (
+    LOCK,
+    RECORD,
+    SAVED_CONFIG,
+    JobLock,
+    check_same_config,
+    has_content,
+    read_record,
+    unsafe_changes,
+    write_record,
+)
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from trinity.launch.job import JobLock
+lock = JobLock(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_second_process_is_refused_and_told_who_holds_the_folder(tmp_path: Path):
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        with pytest.raises(AlreadyRunningError, match=f"pid {holder.pid} ") as caught:
+            JobLock(tmp_path)
+        assert caught.value.exit_code == ExitCode.ALREADY_RUNNING
+    finally:
+        holder.kill()
+        holder.wait(10)
+    JobLock(tmp_path).release()  # a killed holder leaves nothing behind
+
+
+def test_a_folder_that_cannot_be_written_is_an_environment_error(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EnvironmentProblem, match="checkpoint_root_dir"):
+        JobLock(tmp_path / "file" / "job")
+
+
+def test_a_record_merges_and_survives_reading(tmp_path: Path):
+    write_record(tmp_path, status="running", seconds=1.5)
+    write_record(tmp_path, status="done")
+    assert read_record(tmp_path) == {"status": "done", "seconds": 1.5}
+
+
+@pytest.mark.parametrize("torn", ['{"status": "do', "", "[]"])
+def test_a_torn_record_is_an_error_and_never_means_start_again(tmp_path: Path, torn: str):
+    (tmp_path / RECORD).write_text(torn)
+    with pytest.raises(CheckpointError, match=RECORD):
+        read_record(tmp_path)
+
+
+def test_the_lock_alone_does_not_count_as_content(tmp_path: Path):
+    assert not has_content(tmp_path / "missing")
+    (tmp_path / LOCK).write_text("")
+    assert not has_content(tmp_path)
+    (tmp_path / RECORD).write_text("{}")
+    assert has_content(tmp_path)
+
+
+def test_changes_that_alter_the_run_are_listed_key_by_key_and_safe_ones_are_not():
+    old = {"algorithm": {"optimizer": {"lr": 1e-6}, "repeat_times": 8}, "log": {"level": "INFO"}, "seed": 42}
+    new = {"algorithm": {"optimizer": {"lr": 1e-5}, "repeat_times": 8}, "log": {"level": "DEBUG"}, "seed": 42}
+    assert unsafe_changes(old, new) == [("algorithm.optimizer.lr", 1e-6, 1e-5)]
+
+
+def test_a_key_that_appears_or_disappears_is_a_change():
+    assert unsafe_changes({"a": {"b": 1}}, {"a": {}}) == [("a", None, {}), ("a.b", 1, None)]
+
+
+def test_resuming_with_another_learning_rate_is_refused_until_it_is_accepted(tmp_path: Path):
+    (tmp_path / SAVED_CONFIG).write_text(yaml.safe_dump({"algorithm": {"optimizer": {"lr": 1e-6}}}))
+    changed = yaml.safe_dump({"algorithm": {"optimizer": {"lr": 2e-6}}})
+    with pytest.raises(CheckpointError, match=r"algorithm\.optimizer\.lr: 1e-06 -> 2e-06"):
+        check_same_config(tmp_path, changed)
+    check_same_config(tmp_path, changed, accepted=["algorithm.optimizer.lr"])

@@ -1,0 +1,50 @@
+"""Thread counts and math-library settings are set before torch loads, recorded and compared."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trinity.common.errors import CheckpointError
+from trinity.launch.process import check_same_facts
+
+SHOW = """
+import json, os, sys
+from trinity.launch.process import prepare_process, process_facts
+prepare_process(sys.argv[1], deterministic=True)
+assert "torch" not in sys.modules
+facts = process_facts()
+facts["wait_policy"] = os.environ["OMP_WAIT_POLICY"]
+print(json.dumps(facts))
+"""
+
+
+def facts_for(model_dir: Path, **environment: str) -> dict[str, object]:
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW, str(model_dir)],
+        capture_output=True, text=True, timeout=120, env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path), **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_small_model_runs_on_one_thread_that_sleeps_while_it_waits(tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 128}))
+    facts = facts_for(tmp_path)
+    assert (facts["threads"], facts["wait_policy"], facts["mkl_cbwr"]) == (1, "PASSIVE", "AUTO")
+
+
+def test_what_the_user_set_stays(tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 128}))
+    assert facts_for(tmp_path, OMP_NUM_THREADS="2")["threads"] == 2
+
+
+def test_other_threads_are_refused_when_deterministic_and_only_logged_otherwise(caplog):
+    with pytest.raises(CheckpointError, match="threads 1 -> 2"):
+        check_same_facts({"threads": 1}, {"threads": 2}, deterministic=True)
+    check_same_facts({"threads": 1}, {"threads": 2}, deterministic=False)
+    assert "threads 1 -> 2" in caplog.text

@@ -1,0 +1,155 @@
+"""Versions, weights and deadlines between a real explorer side and a real trainer side on one loop."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from trinity.common.errors import SyncError
+from trinity.synchronizer.schedule import FixedSchedule
+from trinity.synchronizer.synchronizer import Synchronizer, pull_weights
+from trinity.synchronizer.transport import LATEST_FILE, CheckpointTransport, MemoryTransport, Transport
+
+
+class WeightHolder:
+    """The part of an engine that a synchronizer touches: its own copy of the weights and their version."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, torch.Tensor] = {}
+        self.model_version = 0
+
+    async def update_weights(self, weights, *, version: int) -> None:
+        self.weights = {name: tensor.clone() for name, tensor in weights.items()}
+        self.model_version = version
+
+
+def make(transport: Transport | None = None, timeout_s: float = 5.0, **schedule: int) -> Synchronizer:
+    return Synchronizer(FixedSchedule(**schedule), transport or MemoryTransport(), timeout_s=timeout_s)
+
+
+@pytest.fixture(params=["memory", "checkpoint"])
+def transport(request, tmp_path: Path) -> Transport:
+    return MemoryTransport() if request.param == "memory" else CheckpointTransport(tmp_path)
+
+
+def test_explorer_gets_exactly_the_published_values_at_every_version(transport: Transport):
+    async def scenario() -> list[float]:
+        synchronizer, engine, live, seen = make(transport), WeightHolder(), {"w": torch.zeros(3)}, []
+
+        async def explore() -> None:
+            for step in range(1, 6):
+                version = synchronizer.schedule.version_for(step)
+                await synchronizer.wait_for_version(version)
+                if version:
+                    await pull_weights(synchronizer, engine, version)
+                    seen.append(engine.weights["w"][0].item())
+                await synchronizer.report_explorer({"explore_step": step})
+
+        async def train() -> None:
+            for step in range(1, 5):
+                live["w"] += 1
+                await synchronizer.publish(step, live)
+                await asyncio.sleep(0.01)
+            await synchronizer.finish_trainer()
+
+        await asyncio.gather(explore(), train())
+        return seen
+
+    assert asyncio.run(scenario()) == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_a_published_version_does_not_change_when_training_goes_on(transport: Transport):
+    async def scenario() -> float:
+        synchronizer, engine, live = make(transport, offset=1), WeightHolder(), {"w": torch.ones(2)}
+        await synchronizer.publish(1, live)
+        live["w"] += 41
+        await pull_weights(synchronizer, engine, 1)
+        return engine.weights["w"][0].item()
+
+    assert asyncio.run(scenario()) == 1.0
+
+
+def test_waiting_for_a_version_that_never_comes_ends_at_the_deadline_and_names_the_setting():
+    async def scenario() -> None:
+        await make(timeout_s=0.05).wait_for_version(3)
+
+    with pytest.raises(SyncError, match=r"0\.05 s waiting for version 3.*synchronizer\.sync_timeout"):
+        asyncio.run(scenario())
+
+
+def test_publishing_to_an_explorer_that_dies_while_loading_ends_at_the_deadline():
+    async def scenario() -> None:
+        synchronizer = make(timeout_s=0.1)
+        waiting = asyncio.create_task(synchronizer.wait_for_version(1))
+        await asyncio.sleep(0)
+        await asyncio.gather(waiting, synchronizer.publish(1, {"w": torch.ones(1)}))
+
+    with pytest.raises(SyncError, match="explorer to load version 1"):
+        asyncio.run(scenario())
+
+
+def test_a_finished_trainer_releases_an_explorer_that_waits():
+    async def scenario() -> int:
+        synchronizer = make()
+        waiting = asyncio.create_task(synchronizer.wait_for_version(7))
+        await asyncio.sleep(0)
+        await synchronizer.finish_trainer()
+        return await waiting
+
+    assert asyncio.run(scenario()) == 0
+
+
+def test_the_explorer_that_waits_for_the_end_can_load_the_last_version(transport: Transport):
+    async def scenario() -> float:
+        synchronizer, engine, live = make(transport), WeightHolder(), {"w": torch.zeros(1)}
+        waiting = asyncio.create_task(synchronizer.wait_for_trainer())
+        for step in (1, 2, 3):
+            live["w"] += 1
+            await synchronizer.publish(step, live)
+        await synchronizer.finish_trainer()
+        version = await waiting
+        await pull_weights(synchronizer, engine, version)
+        return engine.weights["w"].item()
+
+    assert asyncio.run(scenario()) == 3.0
+
+
+def test_a_checkpoint_gets_the_versions_that_the_explorer_still_needs():
+    async def scenario() -> list[int]:
+        synchronizer = make(offset=2)
+        for step in (1, 2, 3, 4):
+            await synchronizer.publish(step, {"w": torch.full((1,), float(step))})
+            await synchronizer.report_explorer({"explore_step": step})
+        return sorted(await synchronizer.served_weights(4))
+
+    assert asyncio.run(scenario()) == [2, 3], "step 5 is served by version 2, step 6 by 3, step 7 by the checkpoint's own"
+
+
+def test_restoring_serves_the_same_versions_as_before():
+    async def scenario() -> tuple[int, float]:
+        synchronizer, engine = make(offset=1), WeightHolder()
+        await synchronizer.restore(3, {"explore_step": 3}, weights={2: {"w": torch.full((1,), 2.0)}})
+        version = synchronizer.schedule.version_for(4)
+        newest = await synchronizer.wait_for_version(version)
+        await pull_weights(synchronizer, engine, version)
+        return newest, engine.weights["w"].item()
+
+    assert asyncio.run(scenario()) == (3, 2.0)
+
+
+def test_an_unknown_version_is_refused_with_the_versions_at_hand(transport: Transport):
+    transport.put(4, {"w": torch.ones(1)}, copy=True)
+    with pytest.raises(SyncError, match=r"\[4\]"):
+        transport.get(5)
+
+
+def test_a_half_written_version_is_invisible_and_the_hint_names_the_newest(tmp_path: Path):
+    transport = CheckpointTransport(tmp_path)
+    transport.put(2, {"w": torch.ones(1)}, copy=True)
+    (tmp_path / "weights" / ".version_3.1.tmp").mkdir()
+    (tmp_path / "weights" / ".version_3.1.tmp" / "model.safetensors").write_bytes(b"half")
+    assert transport.versions() == [2]
+    assert (tmp_path / LATEST_FILE).read_text() == "2"

@@ -1,0 +1,95 @@
+"""Real parts for the tests of the trainer: a tiny model, a store, a synchronizer, a monitor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.tiny import tiny_model
+from trinity.common.config import Config
+from trinity.common.experience import EID, Experience
+
+VOCABULARY = 20
+
+
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama with its tokenizer."""
+    path = tmp_path_factory.mktemp("model")
+    tiny_model(path, "llama", seed=1, scale=3.0)
+    return path
+
+
+@pytest.fixture
+def make_config(tmp_path: Path, model_path: Path) -> Callable[..., Config]:
+    """Return a function that makes a configuration; keyword arguments are merged into it section by section."""
+
+    def make(**sections: Any) -> Config:
+        values: dict[str, Any] = {
+            "project": "p",
+            "name": "n",
+            "mode": "train",
+            "checkpoint_job_dir": str(tmp_path / "job"),
+            "deterministic": True,
+            "model": {"model_path": str(model_path), "max_model_len": 64, "max_response_tokens": 16},
+            "algorithm": {"algorithm_type": "grpo", "kl_loss_fn": "none", "optimizer": {"lr": 1e-2}},
+            "buffer": {"batch_size": 2, "train_batch_size": 8, "total_steps": 6},
+            "trainer": {},
+        }
+        return Config.model_validate(_merged(values, sections))
+
+    return make
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in changes.items():
+        old = result.get(key)
+        result[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return result
+
+
+def make_experiences(
+    step: int, *, tasks: int = 2, repeats: int = 4, version: int | None = None, ragged: bool = True, seed: int = 0
+) -> list[Experience]:
+    """Return random experiences of explore step `step` with advantages that differ within each task."""
+    generator = torch.Generator().manual_seed(1000 * seed + step)
+
+    def draw(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (1,), generator=generator))
+
+    experiences = []
+    for task in range(tasks):
+        prompt = torch.randint(3, VOCABULARY, (draw(3, 7) if ragged else 5,), generator=generator)
+        for run in range(repeats):
+            length = draw(2, 12) if ragged else 8
+            response = torch.randint(3, VOCABULARY, (length,), generator=generator)
+            mask = torch.rand(length, generator=generator) < 0.8
+            mask[0] = True
+            experiences.append(
+                Experience(
+                    EID(step, task, run),
+                    torch.cat([prompt, response]),
+                    len(prompt),
+                    logprobs=-torch.rand(length, generator=generator) - 2.0,
+                    reward=float(run % 2),
+                    advantages=torch.full((length,), 1.0 if run % 2 else -1.0),
+                    action_mask=mask,
+                    info={"model_version": step - 1 if version is None else version},
+                )
+            )
+    return experiences
+
+
+@pytest.fixture
+def demonstrations(tmp_path: Path) -> Path:
+    """A dataset of 40 sums."""
+    file = tmp_path / "demonstrations.jsonl"
+    rows = [{"question": f"{a}+{b}=", "answer": str(a + b)} for a in range(10, 18) for b in range(20, 25)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file

@@ -1,0 +1,5 @@
+"""`python -m trinity` is `trinity`."""
+
+from trinity.cli import main
+
+main()

@@ -1,0 +1,71 @@
+"""The bases of advantage functions.
+
+A token-level function is called with the named tensors it needs; a group function processes a list of experiences
+in the experience pipeline, as an operator does (it has `process`, and needs not to inherit from one).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from trinity.common.experience import Experience, group_by
+
+
+class AdvantageFn:
+    """Sets the advantages of experiences."""
+
+    @classmethod
+    def default_args(cls) -> dict[str, Any]:
+        """Return the constructor's arguments and defaults."""
+        return {}
+
+    @classmethod
+    def compute_in_trainer(cls) -> bool:
+        """Return whether the trainer calls it with tensors; if not, the experience pipeline calls `process`."""
+        return True
+
+
+class GroupAdvantage(AdvantageFn, ABC):
+    """An advantage that compares the rollouts of one task with each other."""
+
+    @classmethod
+    def compute_in_trainer(cls) -> bool:
+        """Return false: a group is whole in the pipeline, not in a training batch."""
+        return False
+
+    def group_experiences(self, exps: Sequence[Experience]) -> dict[str, list[Experience]]:
+        """Return the experiences by group; a group is a task of a batch."""
+        return group_by(exps, "task")
+
+    @abstractmethod
+    def calculate_group_advantage(
+        self, group_id: str, exps: list[Experience]
+    ) -> tuple[list[Experience], dict[str, float]]:
+        """Set the advantages of one group; return the experiences to keep, and metrics."""
+
+    def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
+        """Set the advantages of all experiences, group by group.
+
+        Returns:
+            The experiences to keep, and `group_advantages/<metric>/{mean,max,min}` with `filtered_count`.
+        """
+        kept: list[Experience] = []
+        rows: list[dict[str, float]] = []
+        for group_id, group in self.group_experiences(exps).items():
+            group_kept, metrics = self.calculate_group_advantage(group_id, group)
+            kept.extend(group_kept)
+            rows.append(metrics)
+        return kept, summarise_groups(rows) | {"filtered_count": float(len(exps) - len(kept))}
+
+
+def summarise_groups(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return mean, maximum and minimum over the groups of each metric, as `group_advantages/<metric>/<what>`."""
+    result: dict[str, float] = {}
+    for name in sorted({name for row in rows for name in row}):
+        values = [row[name] for row in rows if name in row]
+        result[f"group_advantages/{name}/mean"] = sum(values) / len(values)
+        result[f"group_advantages/{name}/max"] = max(values)
+        result[f"group_advantages/{name}/min"] = min(values)
+    return result

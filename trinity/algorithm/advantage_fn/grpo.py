@@ -1,0 +1,140 @@
+"""Group-normalised advantage (GRPO, arXiv:2402.03300, section 4.1.2)."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import random
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from trinity.algorithm.advantage_fn.advantage_fn import GroupAdvantage, summarise_groups
+from trinity.algorithm.utils import masked_mean
+from trinity.common.errors import DataError
+from trinity.common.experience import Experience
+
+
+class GRPOGroupedAdvantage(GroupAdvantage):
+    """(reward - mean) / (standard deviation + epsilon) within a task, one number for all tokens of a response.
+
+    Equal rewards give exactly 0. A group of one has mean 0 and standard deviation 1.
+
+    Args:
+        epsilon: added to the standard deviation.
+        std_threshold: drop groups whose standard deviation is at or below it, and groups of one; None keeps all.
+        duplicate_experiences: repeat a surviving group for each dropped one, so that the batch keeps its size.
+        rank_penalty: p; within a group, rank k of n by mean log-probability (0 is the least likely) turns the reward r
+            into r (1 - k/n p) for mean and standard deviation; the numerator keeps the raw reward.
+        std_cal_level: standard deviation of the `group`, or of the whole `batch`.
+
+    Raises:
+        ValueError: another `std_cal_level`.
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1e-6,
+        std_threshold: float | None = None,
+        duplicate_experiences: bool = False,
+        rank_penalty: float | None = None,
+        std_cal_level: str = "group",
+    ) -> None:
+        if std_cal_level not in ("group", "batch"):
+            raise ValueError(f"std_cal_level must be group or batch, got {std_cal_level!r}")
+        self.epsilon = epsilon
+        self.std_threshold = std_threshold
+        self.duplicate_experiences = duplicate_experiences
+        self.rank_penalty = rank_penalty
+        self.std_cal_level = std_cal_level
+
+    def calculate_group_advantage(
+        self, group_id: str, exps: list[Experience], batch_std: float | None = None
+    ) -> tuple[list[Experience], dict[str, float]]:
+        """Set the advantages of one group; return no experience if `std_threshold` drops it.
+
+        Raises:
+            DataError: an experience has no reward.
+        """
+        rewards = [_reward(exp) for exp in exps]
+        shaped = self._penalised(exps, rewards)
+        mean, std = (statistics.fmean(shaped), _std(shaped)) if len(exps) > 1 else (0.0, 1.0)
+        if len(set(shaped)) == 1 and len(exps) > 1:
+            mean = shaped[0]
+        metrics = {"reward_mean": mean, "reward_std": std}
+        if self.std_threshold is not None and (len(exps) == 1 or std <= self.std_threshold):
+            return [], metrics
+        divisor = (std if batch_std is None else batch_std) + self.epsilon
+        for exp, reward in zip(exps, rewards, strict=True):
+            assert exp.action_mask is not None, "Experience fills action_mask"
+            exp.advantages = exp.action_mask.float() * ((reward - mean) / divisor)
+        return exps, metrics
+
+    def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
+        """Set the advantages of all experiences; see `GroupAdvantage.process`."""
+        batch_std = None
+        if self.std_cal_level == "batch":
+            batch_std = _std([_reward(exp) for exp in exps]) if len(exps) > 1 else 1.0
+        survivors: list[list[Experience]] = []
+        rows: list[dict[str, float]] = []
+        groups = self.group_experiences(exps)
+        for group_id, group in groups.items():
+            kept, metrics = self.calculate_group_advantage(group_id, group, batch_std)
+            rows.append(metrics)
+            if kept:
+                survivors.append(kept)
+        result = [exp for group in survivors for exp in group]
+        metrics = summarise_groups(rows) | {"filtered_count": float(len(exps) - len(result))}
+        if self.duplicate_experiences and survivors:
+            result.extend(_duplicates(survivors, len(groups) - len(survivors)))
+        return result, metrics
+
+    def _penalised(self, exps: Sequence[Experience], rewards: list[float]) -> list[float]:
+        if self.rank_penalty is None:
+            return rewards
+        likelihood = [_mean_logprob(exp) for exp in exps]
+        order = sorted(range(len(exps)), key=lambda i: likelihood[i])
+        rank = {index: position for position, index in enumerate(order)}
+        return [reward * (1.0 - rank[i] / len(exps) * self.rank_penalty) for i, reward in enumerate(rewards)]
+
+    @classmethod
+    def default_args(cls) -> dict[str, Any]:
+        """Return the constructor's arguments and defaults."""
+        return {
+            "epsilon": 1e-6,
+            "std_threshold": None,
+            "duplicate_experiences": False,
+            "rank_penalty": None,
+            "std_cal_level": "group",
+        }
+
+
+def _reward(exp: Experience) -> float:
+    if exp.reward is None:
+        raise DataError(f"experience {exp.eid.uid}: a group advantage needs a reward, got None", code="E4601")
+    return float(exp.reward)
+
+
+def _mean_logprob(exp: Experience) -> float:
+    if exp.logprobs is None:
+        raise DataError(f"experience {exp.eid.uid}: rank_penalty needs logprobs, got None", code="E4602")
+    assert exp.action_mask is not None, "Experience fills action_mask"
+    return masked_mean(exp.logprobs.double(), exp.action_mask).item()
+
+
+def _std(values: Sequence[float]) -> float:
+    return float(torch.tensor(values, dtype=torch.float64).std()) if len(set(values)) > 1 else 0.0
+
+
+def _duplicates(survivors: list[list[Experience]], count: int) -> list[Experience]:
+    """Return copies of `count` surviving groups, chosen by a generator seeded with the survivors' ids."""
+    digest = hashlib.sha256("\n".join(group[0].eid.tid for group in survivors).encode()).digest()
+    generator = random.Random(int.from_bytes(digest[:8], "big"))
+    copies: list[Experience] = []
+    for number in range(count):
+        for exp in generator.choice(survivors):
+            eid = dataclasses.replace(exp.eid, suffix=f"{exp.eid.suffix}copy{number}")
+            copies.append(dataclasses.replace(exp, eid=eid))
+    return copies

@@ -1,0 +1,71 @@
+"""Entropy terms of the loss; the trainer subtracts what they return.
+
+Dimension key: B = responses, T = response positions.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from trinity.algorithm.utils import aggregate_loss
+
+
+class EntropyLossFn(ABC):
+    """A term that rewards the policy's entropy.
+
+    Args:
+        entropy_coef: coefficient; 0 still reports the entropy.
+    """
+
+    def __init__(self, entropy_coef: float = 0.0) -> None:
+        self.entropy_coef = entropy_coef
+
+    @abstractmethod
+    def __call__(
+        self,
+        entropy: Float[Tensor, "B T"],
+        action_mask: Bool[Tensor, "B T"],
+        loss_agg_mode: str = "token-mean",
+        **kwargs: Any,
+    ) -> tuple[Float[Tensor, ""], dict[str, float]]:
+        """Return the coefficient times the aggregated entropy (nats), and metrics."""
+
+    @classmethod
+    def default_args(cls) -> dict[str, Any]:
+        """Return the constructor's arguments and defaults."""
+        return {"entropy_coef": 0.0}
+
+
+class DefaultEntropyLossFn(EntropyLossFn):
+    """`entropy_coef` times the aggregated entropy of the counted tokens."""
+
+    def __call__(
+        self,
+        entropy: Float[Tensor, "B T"],
+        action_mask: Bool[Tensor, "B T"],
+        loss_agg_mode: str = "token-mean",
+        **kwargs: Any,
+    ) -> tuple[Float[Tensor, ""], dict[str, float]]:
+        """Return the term, and the metric `entropy_loss`: the aggregated entropy without the coefficient."""
+        loss = aggregate_loss(entropy, action_mask, loss_agg_mode)
+        return loss * self.entropy_coef, {"entropy_loss": loss.item()}
+
+
+class NoneEntropyLossFn(EntropyLossFn):
+    """No entropy term; the trainer computes no entropy."""
+
+    def __call__(
+        self,
+        entropy: Float[Tensor, "B T"] | None = None,
+        action_mask: Bool[Tensor, "B T"] | None = None,
+        loss_agg_mode: str = "token-mean",
+        **kwargs: Any,
+    ) -> tuple[Float[Tensor, ""], dict[str, float]]:
+        """Return 0 and no metrics."""
+        like = entropy if entropy is not None else torch.zeros(())
+        return torch.zeros((), dtype=like.dtype, device=like.device), {}

@@ -1,0 +1,49 @@
+"""The base of policy losses.
+
+Dimension key: B = responses, T = response positions.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+
+class PolicyLossFn(ABC):
+    """A loss over the policy's log-probabilities.
+
+    A subclass names the tensors it needs as parameters of `__call__` (`logprob`, `old_logprob`, `ref_logprob`,
+    `action_mask`, `advantages`, `returns`, `teacher_logprobs`, or any custom field); the trainer passes exactly those.
+
+    Args:
+        backend: kept for published plugins; the trainer's names are used whatever it is.
+
+    Attributes:
+        zero_advantage_is_zero_loss: a response whose advantages are all 0 has neither loss nor gradient, so that the
+            trainer may leave out its forward pass.
+    """
+
+    zero_advantage_is_zero_loss = False
+
+    def __init__(self, backend: str = "verl") -> None:
+        self.backend = backend
+
+    @abstractmethod
+    def __call__(self, logprob: Float[Tensor, "B T"], **kwargs: Any) -> tuple[Float[Tensor, ""], dict[str, float]]:
+        """Return the loss and its metrics."""
+
+    @classmethod
+    def default_args(cls) -> dict[str, Any]:
+        """Return the constructor's arguments and defaults."""
+        return {}
+
+    @property
+    def select_keys(self) -> frozenset[str]:
+        """Names of the tensors that `__call__` asks for, without `logprob`."""
+        kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        names = [p.name for p in inspect.signature(self.__call__).parameters.values() if p.kind not in kinds]
+        return frozenset(names) - {"logprob"}

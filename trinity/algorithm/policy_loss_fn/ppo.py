@@ -1,0 +1,120 @@
+"""Clipped surrogate loss.
+
+Dimension key: B = responses, T = response positions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
+from trinity.algorithm.utils import aggregate_loss, masked_mean
+
+MAX_LOG_RATIO = 20.0
+
+
+class PPOPolicyLossFn(PolicyLossFn):
+    """max(-A r, -A clip(r, 1 - low, 1 + high)), for A < 0 at most -A c.
+
+    The clipped surrogate of arXiv:1707.06347, eq. 7, with the dual clip of arXiv:1912.09729, eq. 5.
+    r = exp(logprob - old_logprob), the difference clamped to +-20.
+
+    Args:
+        backend: see `PolicyLossFn`.
+        clip_range: both bounds of the ratio, as distances from 1.
+        clip_range_low: lower bound, if it differs.
+        clip_range_high: upper bound, if it differs.
+        clip_ratio_c: dual clip constant c > 1.
+        loss_agg_mode: see `aggregate_loss`.
+        enable_sequence_masking: leave out tokens of negative advantage in responses that the policy has moved away
+            from, that is mean(old_logprob - logprob) > `delta_sequence_masking`.
+        delta_sequence_masking: that bound, in nats a token.
+        fallback_to_policy_gradient: use r = 1 with its gradient, the plain policy gradient.
+
+    Raises:
+        ValueError: no clip range, or `clip_ratio_c` not above 1.
+    """
+
+    zero_advantage_is_zero_loss = True
+
+    def __init__(
+        self,
+        backend: str = "verl",
+        clip_range: float | None = 0.2,
+        clip_range_low: float | None = None,
+        clip_range_high: float | None = None,
+        clip_ratio_c: float = 3.0,
+        loss_agg_mode: str = "token-mean",
+        enable_sequence_masking: bool = False,
+        delta_sequence_masking: float = 0.1,
+        fallback_to_policy_gradient: bool = False,
+    ) -> None:
+        super().__init__(backend)
+        low = clip_range if clip_range_low is None else clip_range_low
+        high = clip_range if clip_range_high is None else clip_range_high
+        if low is None or high is None:
+            raise ValueError("ppo needs clip_range, or both clip_range_low and clip_range_high")
+        if clip_ratio_c <= 1.0:
+            raise ValueError(f"clip_ratio_c must be above 1, got {clip_ratio_c}")
+        self.clip_range_low = low
+        self.clip_range_high = high
+        self.clip_ratio_c = clip_ratio_c
+        self.loss_agg_mode = loss_agg_mode
+        self.enable_sequence_masking = enable_sequence_masking
+        self.delta_sequence_masking = delta_sequence_masking
+        self.fallback_to_policy_gradient = fallback_to_policy_gradient
+
+    def __call__(  # type: ignore[override]
+        self,
+        logprob: Float[Tensor, "B T"],
+        old_logprob: Float[Tensor, "B T"],
+        action_mask: Bool[Tensor, "B T"],
+        advantages: Float[Tensor, "B T"],
+        **kwargs: Any,
+    ) -> tuple[Float[Tensor, ""], dict[str, float]]:
+        """Return the loss and the metrics `pg_loss`, `pg_clipfrac`, `pg_clipfrac_lower` and `ppo_kl`."""
+        if self.fallback_to_policy_gradient:
+            old_logprob = logprob.detach()
+        log_ratio = (logprob - old_logprob).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        ratio = log_ratio.exp()
+        plain = -advantages * ratio
+        clipped = -advantages * ratio.clamp(1.0 - self.clip_range_low, 1.0 + self.clip_range_high)
+        upper = torch.maximum(plain, clipped)
+        bound = -advantages * self.clip_ratio_c
+        losses = torch.where(advantages < 0, torch.minimum(upper, bound), upper)
+        metrics = {
+            "pg_clipfrac": masked_mean((clipped > plain).to(losses.dtype), action_mask).item(),
+            "pg_clipfrac_lower": masked_mean(((upper > bound) & (advantages < 0)).to(losses.dtype), action_mask).item(),
+            "ppo_kl": masked_mean(-log_ratio.detach(), action_mask).item(),
+        }
+        if self.enable_sequence_masking:
+            losses = self._mask_sequences(losses, log_ratio.detach(), action_mask, advantages, metrics)
+        loss = aggregate_loss(losses, action_mask, self.loss_agg_mode)
+        return loss, {"pg_loss": loss.item()} | metrics
+
+    def _mask_sequences(
+        self, losses: Tensor, log_ratio: Tensor, action_mask: Tensor, advantages: Tensor, metrics: dict[str, float]
+    ) -> Tensor:
+        divergence = masked_mean(-log_ratio, action_mask, -1)
+        far = (advantages < 0) & (divergence > self.delta_sequence_masking).unsqueeze(-1)
+        metrics["seq_mask/masked_tokens"] = masked_mean(far.to(losses.dtype), action_mask).item()
+        metrics["seq_mask/mean_sequence_kl"] = divergence.mean().item()
+        return torch.where(far, torch.zeros_like(losses), losses)
+
+    @classmethod
+    def default_args(cls) -> dict[str, Any]:
+        """Return the constructor's arguments and defaults."""
+        return {
+            "clip_range": 0.2,
+            "clip_range_low": None,
+            "clip_range_high": None,
+            "clip_ratio_c": 3.0,
+            "loss_agg_mode": "token-mean",
+            "enable_sequence_masking": False,
+            "delta_sequence_masking": 0.1,
+            "fallback_to_policy_gradient": False,
+        }

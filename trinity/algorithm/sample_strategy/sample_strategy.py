@@ -1,0 +1,57 @@
+"""The base of sample strategies, and the source of experiences that they read."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Protocol, runtime_checkable
+
+from trinity.common.errors import CheckpointError
+from trinity.common.experience import Experience
+
+
+@runtime_checkable
+class ExperienceSource(Protocol):
+    """Where a strategy gets experiences: the experience buffer or a dataset."""
+
+    async def read(self, num_experiences: int, *, trained_version: int) -> list[Experience]:
+        """Return up to `num_experiences`; fewer if no more can come now, none at the end."""
+        ...
+
+
+class SampleStrategy(ABC):
+    """Chooses the experiences of a training step.
+
+    Args:
+        source: the trainer's experience buffer.
+        batch_size: experiences a training step (`buffer.train_batch_size`).
+    """
+
+    def __init__(self, source: ExperienceSource, *, batch_size: int) -> None:
+        self.source = source
+        self.batch_size = batch_size
+
+    @abstractmethod
+    async def sample(self, step: int) -> tuple[list[Experience], dict[str, float], list[dict[str, Any]]]:
+        """Return the experiences of training step `step`, metrics, and a few rows to look at; none at the end."""
+
+    @classmethod
+    def default_args(cls) -> dict[str, Any]:
+        """Return the constructor's further arguments and defaults."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint needs to continue the strategy."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`.
+
+        Raises:
+            CheckpointError: this strategy has no state, and the checkpoint holds one.
+        """
+        if state:
+            raise CheckpointError(
+                f"the checkpoint holds a state of its sample strategy ({', '.join(state)}), which "
+                f"{type(self).__name__} cannot continue; use the algorithm.sample_strategy that wrote it",
+                code="E7012",
+            )

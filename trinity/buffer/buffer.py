@@ -1,0 +1,143 @@
+"""Readers and writers of buffers by their configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trinity.buffer.sft_reader import SFTReader
+from trinity.buffer.store import AppendResult, ConsumerToken, ExperienceStore, JSONBackup
+from trinity.buffer.task_reader import TaskReader
+from trinity.common.config.buffer import ExperienceBufferConfig, TasksetConfig
+from trinity.common.config.config import Config
+from trinity.common.errors import ConfigError
+from trinity.common.experience import Experience
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+STANDALONE_RUN = "standalone"
+
+
+class StoreReader:
+    """Reads experiences of a store, in the order of the log.
+
+    Args:
+        store: an open store.
+        token: the right to claim.
+        timeout_s: deadline of a read.
+    """
+
+    def __init__(self, store: ExperienceStore, token: ConsumerToken, *, timeout_s: float) -> None:
+        self.store = store
+        self.token = token
+        self.timeout_s = timeout_s
+
+    def read(self, n: int) -> list[Experience]:
+        """Return up to `n` claimed experiences, fewer where no more can come; none at the end.
+
+        Raises:
+            StarvedError: nothing at the deadline although producers are open.
+        """
+        return self.store.read_batch(self.token, n, timeout_s=self.timeout_s).experiences
+
+
+class StoreWriter:
+    """Appends experiences to a store; every write is one explore step.
+
+    Args:
+        store: an open store.
+        buffer: name of the buffer.
+        run: run that owns the rows.
+    """
+
+    def __init__(self, store: ExperienceStore, buffer: str, *, run: str = STANDALONE_RUN) -> None:
+        self.store = store
+        self.buffer = buffer
+        self.run = run
+        store.open_producer(buffer, "writer", run=run)
+        self.step = store.finished_step(buffer, "writer", run=run)
+
+    def write(self, experiences: Sequence[Experience]) -> AppendResult:
+        """Append the experiences in one transaction."""
+        self.step += 1
+        return self.store.append(
+            self.buffer, experiences, run=self.run, producer="writer", explore_step=self.step
+        )
+
+    def close(self) -> None:
+        """Tell readers that no more will come."""
+        self.store.close_producer(self.buffer, "writer", run=self.run)
+
+
+def open_store(config: Config) -> ExperienceStore:
+    """Return the open store of a run.
+
+    The path of a queue may be a JSON file: then the run's own database is the store, and the file is a copy of
+    what is appended. Payloads of a database that the user named are kept.
+    """
+    buffer = config.buffer.trainer_input.experience_buffer
+    own = f"sqlite:///{Path(config.buffer.cache_dir or Path(config.checkpoint_job_dir) / 'buffer') / 'experience.db'}"
+    if buffer is None or buffer.storage_type == "file":
+        return ExperienceStore(own).open()
+    return _store(buffer, own=own)
+
+
+def _store(buffer: ExperienceBufferConfig, *, own: str) -> ExperienceStore:
+    path, copy = buffer.path or own, buffer.backup_path
+    if "://" not in path and path.lower().endswith((".json", ".jsonl")):
+        path, copy = own, path
+    is_kept = path != own or buffer.storage_type == "sql"
+    return ExperienceStore(path, keep_payloads=is_kept, backup=JSONBackup(copy) if copy else None).open()
+
+
+def get_buffer_reader(
+    config: TasksetConfig | ExperienceBufferConfig,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    run: str = STANDALONE_RUN,
+    consumer: str = "reader",
+    **options: Any,
+) -> TaskReader | SFTReader | StoreReader:
+    """Return the reader of a taskset, a dataset or a database.
+
+    Args:
+        config: what to read.
+        tokenizer: for a dataset.
+        run: run whose experiences are read, for a database.
+        consumer: name under which they are claimed.
+        **options: handed to `TaskReader` or `SFTReader`.
+
+    Raises:
+        ConfigError: a dataset without a tokenizer, or a database without a path.
+    """
+    if isinstance(config, TasksetConfig):
+        return TaskReader(config, **options)
+    if config.storage_type == "file":
+        if tokenizer is None:
+            raise ConfigError(f"buffer {config.name!r}: a dataset needs a tokenizer", code="E1610")
+        return SFTReader(config, tokenizer=tokenizer, **options)
+    store = _named_store(config)
+    token = store.open_consumer(config.name, consumer, run=run, cut=0)
+    return StoreReader(store, token, timeout_s=config.max_read_timeout)
+
+
+def get_buffer_writer(config: ExperienceBufferConfig, *, run: str = STANDALONE_RUN) -> StoreWriter | JSONBackup:
+    """Return the writer of a database, or of a JSON lines file (`storage_type: file`).
+
+    Raises:
+        ConfigError: no path.
+    """
+    if config.storage_type != "file":
+        return StoreWriter(_named_store(config), config.name, run=run)
+    if config.path is None:
+        raise ConfigError(f"buffer {config.name!r}: storage_type file needs a path", code="E1610")
+    path = Path(config.path)
+    return JSONBackup(path if path.suffix in (".json", ".jsonl") else path / f"{config.name}.jsonl")
+
+
+def _named_store(config: ExperienceBufferConfig) -> ExperienceStore:
+    if config.path is None:
+        raise ConfigError(f"buffer {config.name!r}: path must be a database URL, got null", code="E1610")
+    return _store(config, own=f"sqlite:///{Path(config.path).with_suffix('.db').absolute()}")

@@ -1,0 +1,42 @@
+"""Base classes of experience operators."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trinity.common.experience import Experience
+
+
+class ExperienceOperatorV1(ABC):
+    """One asynchronous step of the experience pipeline."""
+
+    async def prepare(self) -> None:  # noqa: B027 - most operators have nothing to prepare
+        """Acquire what `process` needs; called once, before the first explore step."""
+
+    @abstractmethod
+    async def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, Any]]:
+        """Return the experiences to go on with, in order, and metrics by name.
+
+        Args:
+            exps: the experiences of one explore step; may be empty.
+        """
+
+    async def close(self) -> None:  # noqa: B027 - most operators hold nothing
+        """Release what `prepare` acquired."""
+
+    def set_auxiliary_model(self, models: list[Any]) -> None:
+        """Remember the clients of the auxiliary models, for operators that ask a model."""
+        self.auxiliary_models = models
+
+
+class ExperienceOperator(ABC):
+    """One step of the experience pipeline, in its first published form: synchronous, run in a thread."""
+
+    @abstractmethod
+    def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, Any]]:
+        """Return the experiences to go on with, in order, and metrics by name."""
+
+    def close(self) -> None:  # noqa: B027 - most operators hold nothing
+        """Release what the constructor acquired."""

@@ -1,0 +1,163 @@
+"""The way of an explore step's experiences to the store: operators in the order written, then the group advantage."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from trinity.buffer.operators import EXPERIENCE_OPERATORS, ExperienceOperatorV1
+from trinity.common.errors import ConfigError, TrinityError, WorkflowError
+from trinity.common.experience import Experience
+from trinity.runtime.worker_thread import WorkerThread
+from trinity.utils.deadline import bounded
+
+DEFAULT_TIMEOUT_S = 1800.0
+
+
+class PipelineStep(Protocol):
+    """Anything with the operators' `process`: an operator, or an advantage function of groups."""
+
+    def process(self, exps: list[Experience]) -> Any:
+        """Return the experiences to go on with and metrics by name, or an awaitable of them."""
+
+
+def build_operators(settings: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Return the operators of `data_processor.experience_pipeline.operators` with their names.
+
+    Args:
+        settings: objects with `name` and `args`.
+
+    Raises:
+        ConfigError: an unknown name, or arguments that the operator does not take.
+    """
+    operators = []
+    for index, entry in enumerate(settings):
+        key = f"data_processor.experience_pipeline.operators[{index}]"
+        operator_class = EXPERIENCE_OPERATORS.get(entry.name)
+        args = dict(entry.args or {})
+        try:
+            inspect.signature(operator_class).bind(**args)
+        except TypeError as error:
+            raise ConfigError(f"{key}.args of {entry.name}: {error}; got {sorted(args)}") from error
+        operators.append((entry.name, operator_class(**args)))
+    return operators
+
+
+class ExperiencePipeline:
+    """Applies operators and the group advantage to the experiences of one explore step at a time.
+
+    Args:
+        operators: operators in their order, alone or as pairs of name and operator.
+        advantage_fn: computes advantages from whole groups (`process(exps) -> (exps, metrics)`); None if the
+            trainer computes them.
+        timeout_s: longest time for one operator and step, in seconds.
+    """
+
+    def __init__(
+        self, operators: Sequence[Any] = (), advantage_fn: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        self._steps = _named(operators)
+        self._advantage_fn = advantage_fn
+        self._timeout_s = timeout_s
+        self._worker = WorkerThread("experience_pipeline")
+
+    async def prepare(self) -> None:
+        """Prepare every operator."""
+        for name, operator in self._steps:
+            if isinstance(operator, ExperienceOperatorV1):
+                await self._bounded(operator.prepare(), f"experience operator {name} to prepare")
+
+    async def close(self) -> None:
+        """Close every operator."""
+        for name, operator in self._steps:
+            if isinstance(operator, ExperienceOperatorV1):
+                await self._bounded(operator.close(), f"experience operator {name} to close")
+            elif hasattr(operator, "close"):
+                await self._bounded(self._worker.call(operator.close), f"experience operator {name} to close")
+        self._worker.close()
+
+    def set_auxiliary_model(self, models: list[Any]) -> None:
+        """Hand the clients of the auxiliary models to the operators that take them."""
+        for _, operator in self._steps:
+            if isinstance(operator, ExperienceOperatorV1):
+                operator.set_auxiliary_model(models)
+
+    async def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
+        """Return the experiences to store and metrics (names without a prefix).
+
+        The metrics are those of the operators as `<operator>/<name>`, those of the advantage function under
+        their own names, `filtered_count` (all that were dropped on the way), `rejected_count` (of these, dropped
+        because an operator left a reward that is not finite), `experience_count` (left) and `time/<step>` in seconds.
+
+        Raises:
+            WorkflowError: an operator failed or returned something else than experiences and metrics.
+            DeadlineError: an operator took longer than `timeout_s`.
+        """
+        metrics: dict[str, float] = {}
+        dropped = 0
+        for name, operator in self._steps:
+            before = len(exps)
+            exps, own, metrics[f"time/{name}"] = await self._step(name, operator, exps)
+            metrics |= {f"{name}/{key}": value for key, value in own.items()}
+            dropped += max(0, before - len(exps))
+        usable = [e for e in exps if e.reward is None or math.isfinite(e.reward)]
+        metrics["rejected_count"] = len(exps) - len(usable)
+        dropped += len(exps) - len(usable)
+        exps = usable
+        if self._advantage_fn is not None:
+            before = len(exps)
+            exps, own, metrics["time/advantage"] = await self._step("advantage", self._advantage_fn, exps)
+            metrics |= own
+            dropped += max(0, before - len(exps))
+        metrics["filtered_count"] = dropped
+        metrics["experience_count"] = len(exps)
+        return exps, metrics
+
+    async def _step(
+        self, name: str, step: PipelineStep, exps: list[Experience]
+    ) -> tuple[list[Experience], dict[str, float], float]:
+        started = time.perf_counter()
+        what = f"experience operator {name}"
+        try:
+            if inspect.iscoroutinefunction(step.process):
+                result = await self._bounded(step.process(exps), what)
+            else:
+                result = await self._bounded(self._worker.call(step.process, exps), what)
+        except TrinityError:
+            raise
+        except Exception as error:  # whatever a plugin raises ends the run, under the operator's name
+            raise WorkflowError(f"{what} failed on {len(exps)} experiences: {type(error).__name__}: {error}") from error
+        if not _is_result(result):
+            got = type(result).__name__
+            raise WorkflowError(f"{what} must return (list of Experience, dict of metrics), got {got}")
+        return result[0], _numbers(result[1]), time.perf_counter() - started
+
+    async def _bounded(self, awaitable: Any, what: str) -> Any:
+        return await bounded(awaitable, self._timeout_s, what=what, setting="explorer.max_timeout")
+
+
+def _named(operators: Sequence[Any]) -> list[tuple[str, Any]]:
+    named: list[tuple[str, Any]] = []
+    for entry in operators:
+        name, operator = entry if isinstance(entry, tuple) else (type(entry).__name__, entry)
+        taken = {known for known, _ in named}
+        unique = name if name not in taken else f"{name}_{len(named)}"
+        named.append((unique, operator))
+    return named
+
+
+def _is_result(result: Any) -> bool:
+    return (
+        isinstance(result, tuple)
+        and len(result) == 2
+        and isinstance(result[0], list)
+        and all(isinstance(e, Experience) for e in result[0])
+        and isinstance(result[1], dict)
+    )
+
+
+def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    return {name: float(v) for name, v in metrics.items() if isinstance(v, int | float) and math.isfinite(v)}

@@ -1,0 +1,52 @@
+"""Rows that are left out: counted, written down, and an error above a limit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from trinity.buffer.rows import BadRow
+from trinity.common.errors import DataError
+from trinity.utils.log import get_logger
+
+MAX_BAD_ROW_RATIO = 0.01
+
+_logger = get_logger("buffer")
+
+
+def admit(bad: Sequence[BadRow], *, num_rows: int, max_bad_row_ratio: float, name: str) -> None:
+    """Log the rows that are left out.
+
+    Args:
+        bad: rows left out.
+        num_rows: all rows, good and bad.
+        max_bad_row_ratio: in [0, 1]; one bad row is always admitted unless it is 0.
+        name: the dataset.
+
+    Raises:
+        DataError: more bad rows than that, with the code of the first; or no good row at all (E4002).
+    """
+    if not bad:
+        return
+    allowed = max(1, int(max_bad_row_ratio * num_rows)) if max_bad_row_ratio > 0 else 0
+    share = f"{len(bad)} of {num_rows} rows"
+    if len(bad) > allowed:
+        raise DataError(
+            f"dataset {name!r}: {share} cannot be used (at most {allowed} may be left out); the first: {bad[0]}",
+            code=bad[0].code,
+        )
+    if len(bad) == num_rows:
+        raise DataError(f"dataset {name!r}: none of its {num_rows} rows can be used; the first: {bad[0]}", code="E4002")
+    _logger.warning("dataset %r: %s left out; the first: %s", name, share, bad[0])
+
+
+def write_quarantine(bad: Sequence[BadRow], folder: Path, *, name: str) -> Path | None:
+    """Write the rows that are left out to `<folder>/<name>.jsonl`; return the file, or None without any."""
+    if not bad:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{name}.jsonl"
+    file.write_text("".join(json.dumps(asdict(row)) + "\n" for row in bad), encoding="utf-8")
+    return file

@@ -1,0 +1,1 @@
+"""Public import path of the SQL schema."""

@@ -1,0 +1,104 @@
+"""The base of selectors, and the built-in ones; all continue exactly from `state_dict`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence, Sized
+from typing import Any
+
+from trinity.common.config.buffer import DataSelectorConfig
+from trinity.common.errors import CheckpointError, DataError
+
+
+class BaseSelector(ABC):
+    """Chooses rows of a dataset, without end; the reader counts epochs.
+
+    Args:
+        data_source: the dataset; only its length is used here.
+        config: `seed` and further settings.
+
+    Raises:
+        DataError: the dataset is empty (E4002).
+    """
+
+    def __init__(self, data_source: Sized, config: DataSelectorConfig) -> None:
+        self.data_source = data_source
+        self.config = config
+        self.seed = config.seed
+        self.num_rows = len(data_source)
+        self.position = 0
+        if self.num_rows == 0:
+            raise DataError("cannot select from an empty dataset", code="E4002")
+
+    @abstractmethod
+    def row_at(self, position: int) -> int:
+        """Return the row taken at `position`, counted over all epochs from 0."""
+
+    def get_indices(self, batch_size: int, return_extra_info: bool = False) -> Any:
+        """Return the next `batch_size` rows; with `return_extra_info`, also a dict about the choice."""
+        indices = [self.row_at(self.position + i) for i in range(batch_size)]
+        self.position += batch_size
+        return (indices, {}) if return_extra_info else indices
+
+    def feedback(self, indices: Sequence[int], values: Sequence[float]) -> None:
+        """Learn how rows went; the built-in selectors do not."""
+        del indices, values
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is needed to continue exactly, JSON-able."""
+        return {"position": self.position, "seed": self.seed, "num_rows": self.num_rows}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`.
+
+        Raises:
+            CheckpointError: the dataset or the seed is not the one of the state (E7005).
+        """
+        for key, value in (("num_rows", self.num_rows), ("seed", self.seed)):
+            if state[key] != value:
+                raise CheckpointError(
+                    f"the checkpoint's data position was taken with {key} {state[key]}, now it is {value}; "
+                    "restore the dataset and the selector's settings, or start a new run",
+                    code="E7005",
+                )
+        self.position = int(state["position"])
+
+
+class SequentialSelector(BaseSelector):
+    """Rows in the order of the dataset, from the start again in every epoch."""
+
+    def row_at(self, position: int) -> int:
+        """Return the row taken at `position`."""
+        return position % self.num_rows
+
+
+class ShuffleSelector(BaseSelector):
+    """Every row once an epoch, in a permutation that follows from seed and epoch."""
+
+    def __init__(self, data_source: Sized, config: DataSelectorConfig) -> None:
+        super().__init__(data_source, config)
+        self._epoch = -1
+        self._order: list[int] = []
+
+    def row_at(self, position: int) -> int:
+        """Return the row taken at `position`."""
+        epoch, place = divmod(position, self.num_rows)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._order = _generator(self.seed, epoch).permutation(self.num_rows).tolist()
+        return self._order[place]
+
+
+class RandomSelector(BaseSelector):
+    """Rows drawn one by one from the whole dataset; each draw follows from seed and position."""
+
+    def row_at(self, position: int) -> int:
+        """Return the row taken at `position`."""
+        return int(_generator(self.seed, position).integers(self.num_rows))
+
+
+def _generator(seed: int, place: int) -> Any:
+    # Imported late: the table of contents of selectors must not load numpy.
+    import numpy as np
+
+    return np.random.default_rng([abs(seed), int(seed < 0), place])

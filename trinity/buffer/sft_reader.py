@@ -1,0 +1,240 @@
+"""`SFTReader`: a dataset as training input, tokenised with the chat template, exactly resumable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from trinity.buffer.checks import missing_columns, prompt_type, row_faults
+from trinity.buffer.dataset import fingerprint, load_table
+from trinity.buffer.formatter import Sample, SFTFormatter
+from trinity.buffer.quarantine import MAX_BAD_ROW_RATIO, admit, write_quarantine
+from trinity.buffer.rows import BadRow
+from trinity.buffer.selector import SELECTORS, BaseSelector
+from trinity.common.config.buffer import DataSelectorConfig, ExperienceBufferConfig
+from trinity.common.errors import CheckpointError, DataError, EnvironmentProblem
+from trinity.common.experience import EID, Experience
+from trinity.utils.log import get_logger
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+OverlongPolicy = Literal["drop", "truncate", "error"]
+MAX_CACHED_TOKENS = 64 * 1024 * 1024
+# No answer, turns that cannot be joined, and conversations that the chat template refuses.
+ROW_CODES = ("E4020", "E4021", "E3109")
+
+_logger = get_logger("buffer")
+
+
+class SFTReader:
+    """Reads conversations to imitate as experiences without reward and log-probabilities.
+
+    Rows are tokenised when first read. A selector other than `sequential` in the configuration is used as it
+    is; by default every epoch is a new permutation.
+
+    Args:
+        config: the dataset (`storage_type: file`).
+        tokenizer: with its chat template.
+        seed: of the permutation, unless `config.data_selector` has its own.
+        max_length: longest sample in tokens; None without limit.
+        overlong: what happens to longer ones: `drop` (skip and count), `truncate` (cut the response and count;
+            skip where the prompt alone is too long) or `error`.
+        shuffle: permute; false takes the order of the dataset.
+        total_epochs: passes over the rows, 0 without end; None: of `config` (without end if it has `total_steps`).
+        max_bad_row_ratio: more bad rows are an error; in [0, 1].
+
+    Raises:
+        DataError: the dataset cannot be read or used (E4001 to E4060).
+    """
+
+    def __init__(
+        self,
+        config: ExperienceBufferConfig,
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        seed: int | None = None,
+        max_length: int | None = None,
+        overlong: OverlongPolicy = "drop",
+        shuffle: bool = True,
+        total_epochs: int | None = None,
+        max_bad_row_ratio: float = MAX_BAD_ROW_RATIO,
+    ) -> None:
+        self.config = config
+        self.max_length = max_length
+        self.overlong = overlong
+        try:
+            self.table = load_table(config.path, split=config.split, subset_name=config.subset_name)
+        except DataError as error:
+            raise DataError(f"buffer {config.name!r}: {error.args[0]}", code=error.code) from error
+        self.tokenizer = tokenizer
+        self.quarantined: list[BadRow] = list(self.table.bad)
+        self.formatter = SFTFormatter(
+            config.format, tokenizer, kind=prompt_type(config.format, self.table.columns)
+        )
+        self._rows = self._check_rows()
+        self._num_rows = len(self.table) + len(self.table.bad)
+        self._max_bad_row_ratio = max_bad_row_ratio
+        self._admit()
+        self.fingerprint = fingerprint(self.table)
+        self.selector = self._make_selector(seed, shuffle)
+        self.total_epochs = (0 if config.total_steps else config.total_epochs) if total_epochs is None else total_epochs
+        self.num_overlong = 0
+        self._cache: dict[int, Sample | None] = {}
+        self._cached_tokens = 0
+
+    def __len__(self) -> int:
+        """Number of usable rows; over-long ones are found when they are read."""
+        return len(self._rows)
+
+    def read(self, n: int) -> list[Experience]:
+        """Return the next `n` samples, fewer at the end of the last epoch, none after it.
+
+        Raises:
+            DataError: a whole epoch without a usable row, or an over-long row with the policy `error` (E4014).
+        """
+        experiences: list[Experience] = []
+        misses = 0
+        while len(experiences) < n and not self._is_at_end():
+            position = self.selector.position
+            number = self.selector.get_indices(1)[0]
+            sample = self._sample(number)
+            if sample is not None:
+                experiences.append(self._experience(sample, number, epoch=position // len(self) + 1))
+                misses = 0
+                continue
+            misses += 1
+            if misses > len(self):
+                raise DataError(
+                    f"buffer {self.config.name!r}: no row fits into {self.max_length} tokens; raise "
+                    "model.max_model_len",
+                    code="E4014",
+                )
+        return experiences
+
+    async def read_async(self, n: int) -> list[Experience]:
+        """Return what `read` returns."""
+        return self.read(n)
+
+    def metrics(self) -> dict[str, float]:
+        """Return how many rows were left out and how many were too long so far."""
+        return {
+            "sample/quarantined_row_count": float(len(self.quarantined)),
+            "sample/overlong_count": float(self.num_overlong),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the data, JSON-able."""
+        return {
+            "fingerprint": self.fingerprint,
+            "selector_type": type(self.selector).__name__,
+            "selector": self.selector.state_dict(),
+            "num_overlong": self.num_overlong,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`.
+
+        Raises:
+            CheckpointError: the dataset or the selector changed (E7005).
+        """
+        own = {"fingerprint": self.fingerprint, "selector_type": type(self.selector).__name__}
+        changed = [key for key, value in own.items() if state[key] != value]
+        if changed:
+            raise CheckpointError(
+                f"buffer {self.config.name!r} changed since the checkpoint ({', '.join(changed)}); restore it, or "
+                "start a new run with continue_from_checkpoint: false",
+                code="E7005",
+            )
+        self.selector.load_state_dict(state["selector"])
+        self.num_overlong = int(state["num_overlong"])
+
+    def write_quarantine(self, folder: Path) -> Path | None:
+        """Write the rows that are left out to `<folder>/<buffer>.jsonl`; return the file, or None without any."""
+        return write_quarantine(self.quarantined, folder, name=self.config.name)
+
+    def _is_at_end(self) -> bool:
+        return self.total_epochs > 0 and self.selector.position >= self.total_epochs * len(self)
+
+    def _check_rows(self) -> list[int]:
+        fmt, kind = self.config.format, self.formatter.kind
+        needs = {"prompt_key", "response_key", "messages_key"}
+        faults = missing_columns(fmt, self.table.columns, needs=needs) if len(self.table) else []
+        if faults:
+            reasons = "; ".join(fault.reason for fault in faults)
+            raise DataError(f"buffer {self.config.name!r}: {reasons}", code="E4004")
+        good = []
+        for number in range(len(self.table)):
+            row = self.table.row(number)
+            fault = next(row_faults(fmt, row.values, kind=kind, has_prompt=True, needs_truth=True), None)
+            if fault is None:
+                good.append(number)
+            else:
+                self.quarantined.append(BadRow(row.file, row.line, fault.key, fault.reason, fault.code))
+        return good
+
+    def _admit(self) -> None:
+        ratio, name = self._max_bad_row_ratio, self.config.name
+        admit(self.quarantined, num_rows=self._num_rows, max_bad_row_ratio=ratio, name=name)
+
+    def _make_selector(self, seed: int | None, shuffle: bool) -> BaseSelector:
+        settings = self.config.data_selector
+        if shuffle and settings.selector_type == "sequential":
+            settings = settings.model_copy(update={"selector_type": "shuffle"})
+        if seed is not None and settings.seed == DataSelectorConfig().seed:
+            settings = settings.model_copy(update={"seed": seed})
+        selector: BaseSelector = SELECTORS.get(settings.selector_type)(self, settings)
+        return selector
+
+    def _sample(self, number: int) -> Sample | None:
+        """Return the sample of usable row `number`; None if it is too long or turned out to be unusable."""
+        if number in self._cache:
+            sample = self._cache[number]
+        else:
+            sample = self._format(number)
+            size = len(sample.tokens) if sample is not None else 0
+            if sample is None or self._cached_tokens + size <= MAX_CACHED_TOKENS:
+                self._cache[number] = sample
+                self._cached_tokens += size
+        if sample is None or self.max_length is None or len(sample.tokens) <= self.max_length:
+            return sample
+        self.num_overlong += 1
+        return self._shorten(sample, number, self.max_length)
+
+    def _format(self, number: int) -> Sample | None:
+        row = self.table.row(self._rows[number])
+        try:
+            return self.formatter(row.values)
+        except (DataError, EnvironmentProblem) as error:
+            if error.code not in ROW_CODES:
+                raise
+            self.quarantined.append(BadRow(row.file, row.line, "", str(error.args[0]), error.code))
+            self._admit()
+            return None
+
+    def _shorten(self, sample: Sample, number: int, limit: int) -> Sample | None:
+        row = self.table.row(self._rows[number])
+        text = f"{row.file}:{row.line}: the sample has {len(sample.tokens)} tokens, more than {limit}"
+        if self.overlong == "error":
+            raise DataError(f"buffer {self.config.name!r}: {text}; raise model.max_model_len", code="E4014")
+        if self.num_overlong == 1:
+            _logger.warning("buffer %r: %s; policy: %s", self.config.name, text, self.overlong)
+        if self.overlong == "drop" or sample.prompt_length >= limit:
+            return None
+        mask = sample.action_mask[: limit - sample.prompt_length]
+        return Sample(sample.tokens[:limit], sample.prompt_length, mask, is_truncated=True)
+
+    def _experience(self, sample: Sample, number: int, *, epoch: int) -> Experience:
+        prompt, response = sample.tokens[: sample.prompt_length], sample.tokens[sample.prompt_length :]
+        return Experience(
+            eid=EID(batch=f"{self.config.name}/{epoch}", task=number),
+            tokens=torch.tensor(sample.tokens, dtype=torch.long),
+            prompt_length=sample.prompt_length,
+            action_mask=torch.tensor(sample.action_mask, dtype=torch.bool),
+            truncate_status="response_truncated" if sample.is_truncated else None,
+            info={"dataset": self.config.name, "index": number, "epoch": epoch},
+            prompt_text=str(self.tokenizer.decode(prompt)),
+            response_text=str(self.tokenizer.decode(response)),
+        )

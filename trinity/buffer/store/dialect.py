@@ -1,0 +1,139 @@
+"""The one place that knows which database is behind the log: engine, transactions, clock, file system."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Float, create_engine, event, literal_column
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.sql.elements import ColumnElement
+
+from trinity.common.errors import EnvironmentProblem, StoreError
+
+WRITE = "trinity_write"
+NETWORK_FILE_SYSTEMS = frozenset(
+    {"9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "orangefs", "smb3"}
+    | {"smbfs"}
+)
+MOUNTS = Path("/proc/mounts")
+
+
+def open_engine(url: str, *, busy_timeout_s: float) -> tuple[Engine, Path | None]:
+    """Return an engine for `url`, and the file that holds an SQLite database.
+
+    Raises:
+        StoreError: the URL is not one of SQLite (a file) or PostgreSQL (E5201).
+        EnvironmentProblem: SQLite on a network file system (E3604), or a folder that cannot be written (E3601).
+    """
+    parsed = _parse(url)
+    if parsed.get_backend_name() == "postgresql":
+        return create_engine(parsed, pool_pre_ping=True), None
+    path = Path(parsed.database or "").absolute()
+    refuse_network_file_system(path)
+    _create_private(path)
+    engine = create_engine(parsed, connect_args={"timeout": busy_timeout_s, "check_same_thread": False})
+    event.listen(engine, "connect", lambda connection, _: _set_up_sqlite(connection, busy_timeout_s))
+    event.listen(engine, "begin", _on_sqlite_begin)
+    return engine, path
+
+
+def _parse(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise StoreError(f"the experience store needs an SQLAlchemy URL, got {url!r}", code="E5201") from error
+    backend = parsed.get_backend_name()
+    has_file = parsed.database not in (None, "", ":memory:") and not str(parsed.database).startswith("file:")
+    if backend == "postgresql" or (backend == "sqlite" and has_file):
+        return parsed
+    raise StoreError(
+        "the experience store needs sqlite:///<file> or postgresql://..., got "
+        f"{parsed.render_as_string(hide_password=True)!r}",
+        code="E5201",
+    )
+
+
+def clock(connection: Connection) -> ColumnElement[float]:
+    """Return the expression for seconds since 1970 by the clock of the database."""
+    if connection.dialect.name == "sqlite":
+        return literal_column("((julianday('now') - 2440587.5) * 86400.0)", Float)
+    return literal_column("extract(epoch from clock_timestamp())", Float)
+
+
+def write_options() -> dict[str, Any]:
+    """Return the execution options of a transaction that will write."""
+    return {WRITE: True}
+
+
+def refuse_network_file_system(path: Path, *, mounts: Path = MOUNTS) -> None:
+    """Refuse a file whose file system does not keep SQLite's locks.
+
+    Raises:
+        EnvironmentProblem: the file lies on NFS, Lustre, FUSE or the like (E3604).
+    """
+    kind = file_system_type(path, mounts=mounts)
+    if kind in NETWORK_FILE_SYSTEMS or (kind.startswith("fuse") and kind != "fuseblk"):
+        raise EnvironmentProblem(
+            f"the experience store {path} lies on a network file system ({kind}), where SQLite loses data; "
+            "set buffer.trainer_input.experience_buffer.path to sqlite:///<file on a local disk> or to "
+            "postgresql://user@host/database",
+            code="E3604",
+        )
+
+
+def file_system_type(path: Path, *, mounts: Path = MOUNTS) -> str:
+    """Return the type of the file system of `path`, empty where the system does not tell."""
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    real = Path(os.path.realpath(path))
+    best, kind = -1, ""
+    for line in lines:
+        parts = line.split()
+        if len(parts) < 3:
+            continue
+        mount = Path(parts[1].encode().decode("unicode_escape"))
+        if real.is_relative_to(mount) and len(mount.parts) >= best:
+            best, kind = len(mount.parts), parts[2]
+    return kind
+
+
+def _create_private(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, stat.S_IRUSR | stat.S_IWUSR))
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"cannot write the experience store {path}: {error.strerror}; choose another "
+            "buffer.trainer_input.experience_buffer.path or checkpoint_root_dir",
+            code="E3601",
+        ) from error
+
+
+def _set_up_sqlite(connection: sqlite3.Connection, busy_timeout_s: float) -> None:
+    # The driver must not begin transactions by itself: it would begin them deferred, and two deferred
+    # writers that have read fail with "database is locked" without waiting.
+    connection.isolation_level = None
+    deadline = time.monotonic() + busy_timeout_s
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            break
+        except sqlite3.OperationalError as error:
+            # The switch to WAL does not wait for other connections by itself.
+            if "locked" not in str(error) or time.monotonic() >= deadline:
+                raise
+            time.sleep(0.02)
+    connection.execute("PRAGMA synchronous=FULL")
+
+
+def _on_sqlite_begin(connection: Connection) -> None:
+    writes = connection.get_execution_options().get(WRITE, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

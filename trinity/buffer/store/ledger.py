@@ -1,0 +1,324 @@
+"""Statements of the log. Each function runs inside a transaction that the store has begun."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, Connection, Table, and_, case, delete, func, insert, inspect, or_, select, update
+from sqlalchemy.engine import Row
+
+from trinity.buffer.store.dialect import clock
+from trinity.buffer.store.tables import (
+    CONSUMER,
+    EXPERIENCE,
+    PRODUCER,
+    SCHEMA,
+    SCHEMA_VERSION,
+    STEP_EXP,
+    TABLES,
+    TRAIN_STEP,
+)
+from trinity.buffer.store.types import ConsumerToken, Counts
+from trinity.common.errors import StoreError
+from trinity.common.schema.sql_schema import CLAIMED, DROPPED, READY, TRAINED
+
+CHUNK = 500
+_SCHEMA_NAME = "experience_store"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The rows of one buffer in one stage of one run."""
+
+    run: str
+    stage: str
+    buffer: str
+
+    @classmethod
+    def of(cls, token: ConsumerToken) -> Scope:
+        """Return the scope that `token` may touch."""
+        return cls(token.run, token.stage, token.buffer)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The columns of the scope, for an insert."""
+        return {"run": self.run, "stage": self.stage, "buffer": self.buffer}
+
+    def where(self, table: Table) -> ColumnElement[bool]:
+        """Return the condition that a row of `table` belongs to the scope."""
+        return and_(table.c.run == self.run, table.c.stage == self.stage, table.c.buffer == self.buffer)
+
+
+@dataclass(frozen=True)
+class Producers:
+    """State of the producers of a scope.
+
+    Attributes:
+        known: producers ever opened.
+        open: producers not finished.
+        waiting: open producers that append nothing before the next model version.
+    """
+
+    known: int
+    open: int
+    waiting: int
+
+    @property
+    def is_closed(self) -> bool:
+        """All producers are finished."""
+        return self.known > 0 and self.open == 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing will be appended before the next model version."""
+        return self.known > 0 and self.open == self.waiting
+
+
+def chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield `items` in pieces that fit the parameter limit of a statement."""
+    for i in range(0, len(items), CHUNK):
+        yield items[i : i + CHUNK]
+
+
+def create_schema(connection: Connection) -> None:
+    """Create the tables, or verify that they are of this version.
+
+    Raises:
+        StoreError: the database was made by another version or another program (E5202).
+    """
+    names = set(inspect(connection).get_table_names())
+    if SCHEMA.name not in names and EXPERIENCE.name in names:
+        raise StoreError(
+            "the database has a table `experience` that this program did not make; choose another "
+            "buffer.trainer_input.experience_buffer.path",
+            code="E5202",
+        )
+    if SCHEMA.name not in names:
+        EXPERIENCE.metadata.create_all(connection, tables=TABLES)
+        connection.execute(insert(SCHEMA).values(name=_SCHEMA_NAME, version=SCHEMA_VERSION))
+        return
+    version = connection.scalar(select(SCHEMA.c.version).where(SCHEMA.c.name == _SCHEMA_NAME))
+    if version != SCHEMA_VERSION:
+        raise StoreError(
+            f"the database has schema version {version}, this program reads version {SCHEMA_VERSION}; use the version "
+            "of trinity that made it, or choose another buffer.trainer_input.experience_buffer.path",
+            code="E5202",
+        )
+
+
+def known_uids(connection: Connection, scope: Scope, *, uids: Sequence[str]) -> set[str]:
+    """Return those of `uids` that the log has."""
+    known: set[str] = set()
+    for part in chunks(uids):
+        statement = select(EXPERIENCE.c.uid).where(scope.where(EXPERIENCE), EXPERIENCE.c.uid.in_(part))
+        known.update(connection.scalars(statement))
+    return known
+
+
+def upsert_producer(connection: Connection, scope: Scope, *, producer: str, values: dict[str, Any]) -> None:
+    """Set columns of a producer, making it if it is new."""
+    key = and_(scope.where(PRODUCER), PRODUCER.c.producer == producer)
+    if not connection.execute(update(PRODUCER).where(key).values(**values)).rowcount:
+        start = {"is_open": 1, "finished_step": 0, **values}
+        connection.execute(insert(PRODUCER).values(**scope.values, producer=producer, **start))
+
+
+def finish_step(connection: Connection, scope: Scope, *, producer: str, step: int) -> None:
+    """Record that explore step `step` of a producer is complete in the log; the record never goes back."""
+    key = and_(scope.where(PRODUCER), PRODUCER.c.producer == producer)
+    last = connection.scalar(select(PRODUCER.c.finished_step).where(key)) or 0
+    upsert_producer(connection, scope, producer=producer, values={"finished_step": max(last, step)})
+
+
+def producers(connection: Connection, scope: Scope, *, trained_version: int | None) -> Producers:
+    """Return the state of the producers, seen by a trainer that has published `trained_version`."""
+    rows = connection.execute(select(PRODUCER.c.is_open, PRODUCER.c.wait_version).where(scope.where(PRODUCER))).all()
+    waits = [row.wait_version for row in rows if row.is_open]
+    waiting = sum(1 for wait in waits if wait is not None and trained_version is not None and wait > trained_version)
+    return Producers(known=len(rows), open=len(waits), waiting=waiting)
+
+
+def open_consumer(connection: Connection, scope: Scope, *, consumer: str, cut: int) -> int:
+    """Fence older tokens, return to ready what the consumer claimed or used after step `cut`; return the epoch.
+
+    Raises:
+        StoreError: a payload that must be trained again was pruned (E5205).
+    """
+    key = and_(scope.where(CONSUMER), CONSUMER.c.consumer == consumer)
+    epoch = (connection.scalar(select(CONSUMER.c.epoch).where(key)) or 0) + 1
+    now = clock(connection)
+    if not connection.execute(update(CONSUMER).where(key).values(epoch=epoch, opened_at=now)).rowcount:
+        connection.execute(
+            insert(CONSUMER).values(**scope.values, consumer=consumer, epoch=epoch, opened_at=now),
+        )
+    mine = and_(scope.where(EXPERIENCE), EXPERIENCE.c.claimed_by == consumer)
+    later = and_(mine, EXPERIENCE.c.state.in_((TRAINED, DROPPED)), EXPERIENCE.c.trained_step > cut)
+    pruned = connection.scalar(select(func.count()).where(later, EXPERIENCE.c.experience_bytes.is_(None)))
+    if pruned:
+        raise StoreError(
+            f"cannot go back to training step {cut}: the payloads of {pruned} experiences of later steps were pruned; "
+            "resume from a newer checkpoint or start a new run",
+            code="E5205",
+        )
+    again = or_(and_(mine, EXPERIENCE.c.state == CLAIMED), later)
+    connection.execute(update(EXPERIENCE).where(again).values(**_ready()))
+    for table in (TRAIN_STEP, STEP_EXP):
+        connection.execute(delete(table).where(scope.where(table), table.c.consumer == consumer, table.c.step > cut))
+    return epoch
+
+
+def _ready() -> dict[str, Any]:
+    used = case((EXPERIENCE.c.state == TRAINED, 1), else_=0)
+    return {
+        "state": READY,
+        "claimed_by": None,
+        "lease_until": None,
+        "trained_step": None,
+        "drop_reason": None,
+        "consumed": 0,
+        "use_count": EXPERIENCE.c.use_count - used,
+    }
+
+
+def verify_token(connection: Connection, token: ConsumerToken) -> None:
+    """Verify that no newer token of the consumer exists.
+
+    Raises:
+        StoreError: the token is fenced (E5203).
+    """
+    key = and_(Scope.of(token).where(CONSUMER), CONSUMER.c.consumer == token.consumer)
+    epoch = connection.scalar(select(CONSUMER.c.epoch).where(key))
+    if epoch != token.epoch:
+        raise StoreError(
+            f"consumer {token.consumer!r} of buffer {token.buffer!r} (epoch {token.epoch}) was replaced by a newer "
+            f"process (epoch {epoch}); this process must end without saving",
+            code="E5203",
+        )
+
+
+def claim(
+    connection: Connection, token: ConsumerToken, *, n: int, at_least: int, lease_s: float, max_version: int | None
+) -> list[Row[Any, Any, Any]]:
+    """Claim the first `n` claimable rows, or none if fewer than `at_least` are there; return (id, payload)."""
+    now = clock(connection)
+    columns = EXPERIENCE.c
+    expired = and_(columns.state == CLAIMED, columns.lease_until < now, columns.claimed_by != token.consumer)
+    wanted = [Scope.of(token).where(EXPERIENCE), or_(columns.state == READY, expired)]
+    if max_version is not None:
+        wanted.append(or_(columns.model_version.is_(None), columns.model_version <= max_version))
+    statement = select(columns.id, columns.uid, columns.experience_bytes).where(*wanted).order_by(columns.id).limit(n)
+    rows = list(connection.execute(statement.with_for_update(skip_locked=True)))
+    if len(rows) < max(at_least, 1):
+        return []
+    values = {"state": CLAIMED, "claimed_by": token.consumer, "lease_until": now + lease_s}
+    for part in chunks([row.id for row in rows]):
+        connection.execute(update(EXPERIENCE).where(columns.id.in_(part)).values(**values))
+    return rows
+
+
+def num_claimable(connection: Connection, scope: Scope, *, consumer: str, max_version: int | None) -> int:
+    """Return how many rows `consumer` could claim now."""
+    columns = EXPERIENCE.c
+    expired = and_(columns.state == CLAIMED, columns.lease_until < clock(connection), columns.claimed_by != consumer)
+    wanted = [scope.where(EXPERIENCE), or_(columns.state == READY, expired)]
+    if max_version is not None:
+        wanted.append(or_(columns.model_version.is_(None), columns.model_version <= max_version))
+    return connection.scalar(select(func.count()).where(*wanted)) or 0
+
+
+def end_claims(
+    connection: Connection, token: ConsumerToken, *, uids: Sequence[str], values: dict[str, Any], what: str
+) -> None:
+    """Give the claimed rows of `uids` new values.
+
+    Raises:
+        StoreError: a row is not claimed by this consumer (E5204).
+    """
+    changed = 0
+    for part in chunks(uids):
+        statement = update(EXPERIENCE).where(
+            Scope.of(token).where(EXPERIENCE),
+            EXPERIENCE.c.uid.in_(part),
+            EXPERIENCE.c.state == CLAIMED,
+            EXPERIENCE.c.claimed_by == token.consumer,
+        )
+        changed += connection.execute(statement.values(**values)).rowcount
+    if changed != len(uids):
+        raise StoreError(
+            f"cannot {what} {len(uids)} experiences: {len(uids) - changed} of them are not claimed by "
+            f"{token.consumer!r} (their lease ended and another consumer took them, or they were already used)",
+            code="E5204",
+        )
+
+
+def last_step(connection: Connection, token: ConsumerToken) -> int:
+    """Return the last committed training step of the consumer, 0 without any."""
+    where = and_(Scope.of(token).where(TRAIN_STEP), TRAIN_STEP.c.consumer == token.consumer)
+    return connection.scalar(select(func.max(TRAIN_STEP.c.step)).where(where)) or 0
+
+
+def step_uids(connection: Connection, token: ConsumerToken, *, step: int) -> list[str] | None:
+    """Return the ids that a committed step used, in order; None if the step is not committed."""
+    scope = Scope.of(token)
+    is_step = [scope.where(TRAIN_STEP), TRAIN_STEP.c.consumer == token.consumer, TRAIN_STEP.c.step == step]
+    if not connection.scalar(select(func.count()).select_from(TRAIN_STEP).where(*is_step)):
+        return None
+    where = and_(scope.where(STEP_EXP), STEP_EXP.c.consumer == token.consumer, STEP_EXP.c.step == step)
+    return list(connection.scalars(select(STEP_EXP.c.uid).where(where).order_by(STEP_EXP.c.pos)))
+
+
+def commit_step(connection: Connection, token: ConsumerToken, *, step: int, uids: Sequence[str]) -> None:
+    """Write the ledger row of a step and set its rows trained.
+
+    Raises:
+        StoreError: a row is not claimed (E5204), or the step was committed with other rows (E5207).
+    """
+    committed = step_uids(connection, token, step=step)
+    if committed is not None:
+        if committed == list(uids):
+            return
+        raise StoreError(f"training step {step} was already committed with other experiences", code="E5207")
+    values = {"state": TRAINED, "consumed": 1, "trained_step": step, "lease_until": None}
+    used = {**values, "use_count": EXPERIENCE.c.use_count + 1}
+    end_claims(connection, token, uids=uids, values=used, what=f"commit training step {step} with")
+    tags = {**Scope.of(token).values, "consumer": token.consumer, "step": step}
+    now = clock(connection)
+    connection.execute(
+        insert(TRAIN_STEP).values(**tags, epoch=token.epoch, num_experiences=len(uids), committed_at=now)
+    )
+    if uids:
+        connection.execute(insert(STEP_EXP), [{**tags, "pos": pos, "uid": uid} for pos, uid in enumerate(uids)])
+
+
+def prune(connection: Connection, token: ConsumerToken, *, up_to_step: int) -> int:
+    """Remove the payloads of rows that the consumer used at or before `up_to_step`; return how many."""
+    columns = EXPERIENCE.c
+    statement = update(EXPERIENCE).where(
+        Scope.of(token).where(EXPERIENCE),
+        columns.claimed_by == token.consumer,
+        columns.state.in_((TRAINED, DROPPED)),
+        columns.trained_step <= up_to_step,
+        columns.experience_bytes.is_not(None),
+    )
+    return connection.execute(statement.values(experience_bytes=None)).rowcount
+
+
+def counts(connection: Connection, scope: Scope) -> Counts:
+    """Return the number of rows of the scope by state."""
+    columns = EXPERIENCE.c
+    statement = select(columns.state, columns.drop_reason, func.count()).where(scope.where(EXPERIENCE))
+    result = Counts(ready=0, claimed=0, trained=0, dropped={})
+    for state, reason, number in connection.execute(statement.group_by(columns.state, columns.drop_reason)):
+        if state == DROPPED:
+            result["dropped"][reason or ""] = number
+        elif state == READY:
+            result["ready"] += number
+        elif state == CLAIMED:
+            result["claimed"] += number
+        else:
+            result["trained"] += number
+    return result

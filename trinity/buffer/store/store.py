@@ -1,0 +1,395 @@
+"""`ExperienceStore`: append, claim, commit; every call is one transaction."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+from sqlalchemy import Connection, Engine, insert, select, update
+from sqlalchemy.exc import SQLAlchemyError
+
+from trinity.buffer.store import dialect, ledger
+from trinity.buffer.store.backup import JSONBackup
+from trinity.buffer.store.door import prepare
+from trinity.buffer.store.ledger import Scope
+from trinity.buffer.store.tables import EXPERIENCE, PRODUCER
+from trinity.buffer.store.types import AppendResult, Batch, ConsumerToken, Counts
+from trinity.common.errors import DataError, StarvedError, StoreError
+from trinity.common.experience import Experience
+from trinity.common.payload import MAX_EXPERIENCE_BYTES
+from trinity.common.schema.sql_schema import DROPPED, READY
+from trinity.utils.failpoints import failpoint
+from trinity.utils.log import get_logger, redact
+
+POLL_S = 0.2
+LEASE_S = 3600.0
+
+_logger = get_logger("buffer.store")
+
+
+class ExperienceStore:
+    """One transactional log of experiences in SQLite (a file) or PostgreSQL; safe to use from many threads.
+
+    Args:
+        url: SQLAlchemy URL.
+        keep_payloads: `prune` removes nothing (a buffer that the user wants to query).
+        backup: text copy of what is appended.
+        max_experience_bytes: larger experiences are recorded as dropped (`oversize`).
+        busy_timeout_s: how long a transaction waits for another process.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        keep_payloads: bool = False,
+        backup: JSONBackup | None = None,
+        max_experience_bytes: int = MAX_EXPERIENCE_BYTES,
+        busy_timeout_s: float = 30.0,
+    ) -> None:
+        self.url = url
+        self.keep_payloads = keep_payloads
+        self.backup = backup
+        self.max_experience_bytes = max_experience_bytes
+        self.busy_timeout_s = busy_timeout_s
+        self._engine: Engine | None = None
+        self._file: Path | None = None
+        self._inode = (0, 0)
+        self._write_lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._scopes: dict[tuple[str, str], Scope] = {}
+
+    def open(self) -> ExperienceStore:
+        """Open or create the database; return the store. A second call does nothing.
+
+        Raises:
+            StoreError: the URL or the schema version is not usable (E5201, E5202).
+            EnvironmentProblem: the file cannot be written (E3601) or is on a network file system (E3604).
+        """
+        if self._engine is not None:
+            return self
+        engine, self._file = dialect.open_engine(self.url, busy_timeout_s=self.busy_timeout_s)
+        self._inode = _inode(self._file)
+        self._engine = engine
+        try:
+            with self._write() as connection:
+                ledger.create_schema(connection)
+        except StoreError:
+            self.close()
+            raise
+        return self
+
+    def close(self) -> None:
+        """Close all connections and end waiting reads with an error; a second call does nothing."""
+        with self._changed:
+            engine, self._engine = self._engine, None
+            self._changed.notify_all()
+        if engine is not None:
+            engine.dispose()
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open_producer(self, buffer: str, producer: str, *, run: str, stage: str = "") -> None:
+        """Announce that `producer` will append; readers wait for it until it is closed."""
+        scope = Scope(run, stage, buffer)
+        self._scopes[buffer, producer] = scope
+        with self._write() as connection:
+            values = {"is_open": 1, "wait_version": None}
+            ledger.upsert_producer(connection, scope, producer=producer, values=values)
+
+    def close_producer(self, buffer: str, producer: str, *, run: str, stage: str = "") -> None:
+        """Announce that `producer` is finished; readers drain what is left."""
+        with self._write() as connection:
+            ledger.upsert_producer(connection, Scope(run, stage, buffer), producer=producer, values={"is_open": 0})
+        self._notify()
+
+    def producers_open(self, buffer: str, *, run: str, stage: str = "") -> int:
+        """Return how many producers of the buffer are not finished."""
+        with self._read() as connection:
+            return ledger.producers(connection, Scope(run, stage, buffer), trained_version=None).open
+
+    def finished_step(self, buffer: str, producer: str, *, run: str, stage: str = "") -> int:
+        """Return the last explore step of `producer` that is complete in the log, 0 without any."""
+        key = (Scope(run, stage, buffer).where(PRODUCER), PRODUCER.c.producer == producer)
+        with self._read() as connection:
+            return connection.scalar(select(PRODUCER.c.finished_step).where(*key)) or 0
+
+    def announce_wait(
+        self, buffer: str, producer: str, version: int, *, run: str | None = None, stage: str = ""
+    ) -> None:
+        """Announce that `producer` appends nothing before model version `version` is published.
+
+        A reader whose trainer has published an older version then gets an incomplete batch at once.
+        Without `run`, the producer must have been opened by this store object.
+        """
+        scope = self._scopes[buffer, producer] if run is None else Scope(run, stage, buffer)
+        with self._write() as connection:
+            ledger.upsert_producer(connection, scope, producer=producer, values={"wait_version": version})
+        self._notify()
+
+    def append(
+        self,
+        buffer: str,
+        experiences: Sequence[Experience],
+        *,
+        run: str,
+        producer: str,
+        explore_step: int,
+        stage: str = "",
+    ) -> AppendResult:
+        """Append the experiences of one explore step and record the step as finished, in one transaction.
+
+        Rows are sorted by id; ids that the log has are left untouched, so that a repeated append does nothing.
+        An empty list records an empty step.
+
+        Raises:
+            DataError: a reward is not a finite number, or two experiences have one id; nothing is appended.
+            StoreError: the database cannot be written.
+        """
+        scope = Scope(run, stage, buffer)
+        tags = {**scope.values, "producer": producer, "explore_step": explore_step}
+        ordered, rows = prepare(experiences, tags, max_bytes=self.max_experience_bytes)
+        uids = [row["uid"] for row in rows]
+        with self._write() as connection:
+            known = ledger.known_uids(connection, scope, uids=uids)
+            new = [row for row in rows if row["uid"] not in known]
+            if new:
+                connection.execute(insert(EXPERIENCE), new)
+            ledger.finish_step(connection, scope, producer=producer, step=explore_step)
+            failpoint("store.append.before_commit")
+        failpoint("store.append.after_commit")
+        if self.backup is not None:
+            self.backup.write([experience for experience in ordered if experience.eid.uid not in known])
+        self._notify()
+        oversize = sum(1 for row in new if row["state"] == DROPPED)
+        if oversize:
+            _logger.warning("%d experiences above %d bytes were set aside", oversize, self.max_experience_bytes)
+        return AppendResult(len(new) - oversize, len(rows) - len(new), oversize)
+
+    def open_consumer(self, buffer: str, consumer: str, *, run: str, cut: int, stage: str = "") -> ConsumerToken:
+        """Return the right to claim as `consumer`, which ends every older one of that name.
+
+        Rows that the consumer claimed, or trained or dropped in steps after `cut`, are ready again.
+
+        Raises:
+            StoreError: the payload of such a row was pruned (E5205).
+        """
+        with self._write() as connection:
+            epoch = ledger.open_consumer(connection, Scope(run, stage, buffer), consumer=consumer, cut=cut)
+        self._notify()
+        return ConsumerToken(buffer, consumer, run, stage, epoch)
+
+    def claim(
+        self,
+        token: ConsumerToken,
+        n: int,
+        *,
+        lease_s: float = LEASE_S,
+        at_least: int = 0,
+        max_version: int | None = None,
+    ) -> list[Experience]:
+        """Claim the first `n` ready experiences in the order of the log; none if fewer than `at_least` are there.
+
+        Args:
+            token: from `open_consumer`.
+            n: how many at most.
+            lease_s: after that another consumer may take them.
+            at_least: all or nothing below this number.
+            max_version: leave experiences of newer weights alone.
+
+        Raises:
+            StoreError: the token is fenced (E5203).
+            DataError: a payload is damaged (E5101); that row is set aside as dropped (`unreadable`).
+        """
+        with self._write() as connection:
+            ledger.verify_token(connection, token)
+            rows = ledger.claim(
+                connection, token, n=n, at_least=at_least, lease_s=lease_s, max_version=max_version
+            )
+        failpoint("store.claim.after_commit")
+        experiences = []
+        for row in rows:
+            try:
+                experiences.append(Experience.deserialize(row.experience_bytes, max_bytes=self.max_experience_bytes))
+            except DataError as error:
+                self._set_aside(token, [r.id for r in rows], bad=row.id)
+                raise DataError(
+                    f"row {row.id} ({row.uid}) of {redact(self.url)}: {error.args[0]}; it was set aside", code="E5101"
+                ) from error
+        return experiences
+
+    def release(self, token: ConsumerToken, uids: Sequence[str]) -> None:
+        """Return claimed experiences to ready, unused.
+
+        Raises:
+            StoreError: fenced (E5203), or a row is not claimed (E5204).
+        """
+        values = {"state": READY, "claimed_by": None, "lease_until": None}
+        with self._write() as connection:
+            ledger.verify_token(connection, token)
+            ledger.end_claims(connection, token, uids=uids, values=values, what="release")
+        self._notify()
+
+    def commit_step(self, token: ConsumerToken, step: int, uids: Sequence[str]) -> None:
+        """Record that training step `step` used the claimed experiences `uids`, in that order.
+
+        Raises:
+            StoreError: fenced (E5203), a row is not claimed (E5204), or another commit of that step (E5207).
+        """
+        with self._write() as connection:
+            ledger.verify_token(connection, token)
+            ledger.commit_step(connection, token, step=step, uids=uids)
+            failpoint("store.commit_step.before_commit")
+        failpoint("store.commit_step.after_commit")
+
+    def drop(self, token: ConsumerToken, uids: Sequence[str], reason: str) -> None:
+        """Drop claimed experiences with a reason; resuming before the step under way makes them ready again.
+
+        Raises:
+            StoreError: fenced (E5203), or a row is not claimed (E5204).
+        """
+        with self._write() as connection:
+            ledger.verify_token(connection, token)
+            step = ledger.last_step(connection, token) + 1
+            values = {"state": DROPPED, "drop_reason": reason, "trained_step": step, "lease_until": None}
+            ledger.end_claims(connection, token, uids=uids, values=values, what="drop")
+
+    def step_uids(self, token: ConsumerToken, step: int) -> list[str] | None:
+        """Return the ids that a committed training step used, in order; None if it is not committed."""
+        with self._read() as connection:
+            return ledger.step_uids(connection, token, step=step)
+
+    def prune(self, token: ConsumerToken, up_to_step: int) -> int:
+        """Remove the payloads of experiences trained or dropped at or before `up_to_step`; return how many.
+
+        `up_to_step` is the step of the oldest retained checkpoint: no resume can ask for them again.
+        """
+        if self.keep_payloads:
+            return 0
+        with self._write() as connection:
+            ledger.verify_token(connection, token)
+            return ledger.prune(connection, token, up_to_step=up_to_step)
+
+    def counts(self, buffer: str, run: str, stage: str = "") -> Counts:
+        """Return the number of experiences by state; their sum is what was generated."""
+        with self._read() as connection:
+            return ledger.counts(connection, Scope(run, stage, buffer))
+
+    def read_batch(
+        self, token: ConsumerToken, n: int, *, timeout_s: float, trained_version: int | None = None
+    ) -> Batch:
+        """Return `n` claimed experiences, or fewer where no more can come.
+
+        Fewer come back at once when all producers are finished or wait for weights newer than
+        `trained_version` (then possibly none: the step has no signal), and at the deadline.
+
+        Args:
+            token: from `open_consumer`.
+            n: experiences of a full batch.
+            timeout_s: deadline from now, `max_read_timeout`.
+            trained_version: newest version that this trainer has published; experiences of newer weights,
+                which only a run that was rewound can hold, are left alone.
+
+        Raises:
+            StarvedError: nothing at the deadline although producers are open.
+            StoreError: fenced, closed while waiting, or the database cannot be used.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            is_last = time.monotonic() >= deadline
+            batch = self._try_read(token, n, is_last=is_last, trained_version=trained_version)
+            if batch is not None:
+                return batch
+            if is_last:
+                raise StarvedError(
+                    f"no experience arrived in buffer {token.buffer!r} within {timeout_s:g} s although its producers "
+                    "are not finished; look at the explorer's log, or raise "
+                    "buffer.trainer_input.experience_buffer.max_read_timeout"
+                )
+            with self._changed:
+                if self._engine is not None:
+                    self._changed.wait(min(POLL_S, max(deadline - time.monotonic(), 0.0)))
+
+    def _try_read(
+        self, token: ConsumerToken, n: int, *, is_last: bool, trained_version: int | None
+    ) -> Batch | None:
+        scope = Scope.of(token)
+        with self._read() as connection:
+            # The state of the producers first: what they appended before it is then all visible to the claim.
+            state = ledger.producers(connection, scope, trained_version=trained_version)
+            ledger.verify_token(connection, token)
+        takes_less = is_last or state.is_idle
+        with self._read() as connection:
+            ready = ledger.num_claimable(connection, scope, consumer=token.consumer, max_version=trained_version)
+        if ready < n and not takes_less:
+            return None
+        experiences = self.claim(token, n, at_least=0 if takes_less else n, max_version=trained_version)
+        if not experiences and not state.is_idle:
+            return None
+        return Batch(experiences, len(experiences) == n, not experiences and state.is_closed)
+
+    def _set_aside(self, token: ConsumerToken, ids: list[int], *, bad: int) -> None:
+        ready = {"state": READY, "claimed_by": None, "lease_until": None}
+        dropped = {"state": DROPPED, "drop_reason": "unreadable", "lease_until": None}
+        with self._write() as connection:
+            ledger.verify_token(connection, token)
+            for part in ledger.chunks([i for i in ids if i != bad]):
+                connection.execute(update(EXPERIENCE).where(EXPERIENCE.c.id.in_(part)).values(**ready))
+            connection.execute(update(EXPERIENCE).where(EXPERIENCE.c.id == bad).values(**dropped))
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    @contextmanager
+    def _write(self) -> Iterator[Connection]:
+        options = dialect.write_options()
+        with self._write_lock, self._guard() as engine, engine.connect() as plain:
+            connection = plain.execution_options(**options)
+            with connection.begin():
+                yield connection
+
+    @contextmanager
+    def _read(self) -> Iterator[Connection]:
+        with self._guard() as engine, engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def _guard(self) -> Iterator[Engine]:
+        engine = self._engine
+        if engine is None:
+            raise StoreError(f"the experience store {redact(self.url)} is closed", code="E5208")
+        if _inode(self._file) != self._inode:
+            raise StoreError(f"the experience store {self._file} was removed or replaced while in use", code="E5209")
+        try:
+            yield engine
+        except SQLAlchemyError as error:
+            raise StoreError(
+                f"the experience store {redact(self.url)} failed: {_cause(error)} (waited up to "
+                f"{self.busy_timeout_s:g} s for other processes)",
+                code="E5200",
+            ) from error
+
+
+def _cause(error: SQLAlchemyError) -> str:
+    return str(getattr(error, "orig", None) or error)
+
+
+def _inode(file: Path | None) -> tuple[int, int]:
+    if file is None:
+        return 0, 0
+    try:
+        status = os.stat(file)
+    except FileNotFoundError:
+        return -1, -1
+    return status.st_dev, status.st_ino

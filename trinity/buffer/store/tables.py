@@ -1,0 +1,118 @@
+"""Tables of the log beside `experience`: who produces, who consumes, what each training step used."""
+
+from __future__ import annotations
+
+from sqlalchemy import Float, Integer, String, Table
+from sqlalchemy.orm import Mapped, mapped_column
+
+from trinity.common.schema.sql_schema import Base, ExperienceModel
+
+SCHEMA_VERSION = 1
+
+
+class SchemaModel(Base):
+    """Version of the schema of this database (one row).
+
+    Attributes:
+        name: always `experience_store`.
+        version: `SCHEMA_VERSION` of the program that made it.
+    """
+
+    __tablename__ = "trinity_schema"
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    version: Mapped[int] = mapped_column(Integer)
+
+
+class ProducerModel(Base):
+    """A producer of a buffer.
+
+    Attributes:
+        is_open: 1 until the producer says that it is finished.
+        wait_version: nothing is appended before this model version is published.
+        finished_step: last explore step that is complete in the log.
+    """
+
+    __tablename__ = "producer"
+
+    run: Mapped[str] = mapped_column(String(256), primary_key=True)
+    stage: Mapped[str] = mapped_column(String(128), primary_key=True)
+    buffer: Mapped[str] = mapped_column(String(128), primary_key=True)
+    producer: Mapped[str] = mapped_column(String(128), primary_key=True)
+    is_open: Mapped[int] = mapped_column(Integer, default=1)
+    wait_version: Mapped[int | None] = mapped_column(Integer)
+    finished_step: Mapped[int] = mapped_column(Integer, default=0)
+
+
+class ConsumerModel(Base):
+    """A consumer of a buffer.
+
+    Attributes:
+        epoch: of its newest token; older tokens are fenced.
+        opened_at: seconds since 1970 by the clock of the database.
+    """
+
+    __tablename__ = "consumer"
+
+    run: Mapped[str] = mapped_column(String(256), primary_key=True)
+    stage: Mapped[str] = mapped_column(String(128), primary_key=True)
+    buffer: Mapped[str] = mapped_column(String(128), primary_key=True)
+    consumer: Mapped[str] = mapped_column(String(128), primary_key=True)
+    epoch: Mapped[int] = mapped_column(Integer, default=0)
+    opened_at: Mapped[float | None] = mapped_column(Float)
+
+
+class TrainStepModel(Base):
+    """A committed training step.
+
+    Attributes:
+        step: 1-based number of the step.
+        epoch: of the token that committed it.
+        num_experiences: rows that it trained.
+        committed_at: seconds since 1970 by the clock of the database.
+    """
+
+    __tablename__ = "train_step"
+
+    run: Mapped[str] = mapped_column(String(256), primary_key=True)
+    stage: Mapped[str] = mapped_column(String(128), primary_key=True)
+    buffer: Mapped[str] = mapped_column(String(128), primary_key=True)
+    consumer: Mapped[str] = mapped_column(String(128), primary_key=True)
+    step: Mapped[int] = mapped_column(Integer, primary_key=True)
+    epoch: Mapped[int] = mapped_column(Integer)
+    num_experiences: Mapped[int] = mapped_column(Integer)
+    committed_at: Mapped[float] = mapped_column(Float)
+
+
+class StepExperienceModel(Base):
+    """An experience that a training step used.
+
+    Attributes:
+        pos: position in the batch, 0-based.
+        uid: identity of the experience.
+    """
+
+    __tablename__ = "step_exp"
+
+    run: Mapped[str] = mapped_column(String(256), primary_key=True)
+    stage: Mapped[str] = mapped_column(String(128), primary_key=True)
+    buffer: Mapped[str] = mapped_column(String(128), primary_key=True)
+    consumer: Mapped[str] = mapped_column(String(128), primary_key=True)
+    step: Mapped[int] = mapped_column(Integer, primary_key=True)
+    pos: Mapped[int] = mapped_column(Integer, primary_key=True)
+    uid: Mapped[str] = mapped_column(String(256))
+
+
+def _table(model: type[Base]) -> Table:
+    table = model.__table__
+    assert isinstance(table, Table), f"{model.__name__} is not mapped to a table"
+    return table
+
+
+EXPERIENCE = _table(ExperienceModel)
+SCHEMA = _table(SchemaModel)
+PRODUCER = _table(ProducerModel)
+CONSUMER = _table(ConsumerModel)
+TRAIN_STEP = _table(TrainStepModel)
+STEP_EXP = _table(StepExperienceModel)
+TABLES = (EXPERIENCE, SCHEMA, PRODUCER, CONSUMER, TRAIN_STEP, STEP_EXP)

@@ -1,0 +1,67 @@
+"""What the experience store takes and returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+from trinity.common.experience import Experience
+
+
+@dataclass(frozen=True)
+class AppendResult:
+    """Outcome of one append.
+
+    Attributes:
+        appended: experiences that are now ready.
+        duplicates: experiences that the store already had, left untouched.
+        quarantined: experiences above the size limit, recorded as dropped (`oversize`).
+    """
+
+    appended: int
+    duplicates: int
+    quarantined: int = 0
+
+
+@dataclass(frozen=True)
+class ConsumerToken:
+    """Right of one consumer to claim and commit; a newer token of the same consumer ends it.
+
+    Attributes:
+        buffer: name of the experience buffer.
+        consumer: name of the consumer.
+        run: run that owns the rows.
+        stage: stage of that run.
+        epoch: grows with every opening.
+    """
+
+    buffer: str
+    consumer: str
+    run: str
+    stage: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a read returned.
+
+    Attributes:
+        experiences: claimed experiences in the order of the log; empty if all producers wait for the next
+            weights and nothing is left, or if the buffer is closed.
+        is_complete: as many as asked for.
+        is_closed: empty, and all producers are finished.
+    """
+
+    experiences: list[Experience]
+    is_complete: bool
+    is_closed: bool
+
+
+class Counts(TypedDict):
+    """Number of experiences by state; their sum is what was generated."""
+
+    ready: int
+    claimed: int
+    trained: int
+    dropped: dict[str, int]

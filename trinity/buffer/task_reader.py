@@ -1,0 +1,200 @@
+"""`TaskReader`: from a taskset to tasks, in the order of a selector, exactly resumable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trinity.buffer.checks import Fault, control_token, missing_columns, prompt_type, row_faults
+from trinity.buffer.dataset import Table, fingerprint, load_table
+from trinity.buffer.quarantine import MAX_BAD_ROW_RATIO, admit, write_quarantine
+from trinity.buffer.rows import BadRow, Row
+from trinity.buffer.selector import SELECTORS, BaseSelector
+from trinity.common.config.buffer import DataSelectorConfig, TasksetConfig
+from trinity.common.errors import CheckpointError, ConfigError, DataError
+from trinity.common.rewards import REWARD_FUNCTIONS
+from trinity.common.workflows import WORKFLOWS
+from trinity.common.workflows.workflow import SimpleWorkflow, Task, Workflow
+from trinity.utils.log import get_logger
+
+_logger = get_logger("buffer")
+
+
+class TaskReader:
+    """Reads tasks.
+
+    All rows are checked when the reader is made: those that cannot be used are in `quarantined`.
+
+    Args:
+        config: the taskset.
+        batch_size: tasks of a `read` without a number.
+        is_eval: the tasks are evaluated, not trained on.
+        seed: of the selector, unless `config.data_selector` has its own.
+        workflow: class that attempts the tasks; None: `config.default_workflow_type`.
+        reward_fn: class of the reward function; None: `config.default_reward_fn_type`.
+        total_epochs: passes over the rows, 0 without end; None: of `config` (without end if it has `total_steps`).
+        max_bad_row_ratio: more bad rows are an error; in [0, 1].
+
+    Raises:
+        DataError: the dataset cannot be read or used (E4001 to E4060).
+        ConfigError: unknown workflow, reward function or selector (E1701).
+    """
+
+    def __init__(
+        self,
+        config: TasksetConfig,
+        *,
+        batch_size: int = 1,
+        is_eval: bool = False,
+        seed: int | None = None,
+        workflow: type[Workflow] | None = None,
+        reward_fn: Any = None,
+        total_epochs: int | None = None,
+        max_bad_row_ratio: float = MAX_BAD_ROW_RATIO,
+    ) -> None:
+        self.config = config
+        self.batch_size = batch_size
+        self.is_eval = is_eval
+        self.workflow = workflow or WORKFLOWS.get(config.default_workflow_type)
+        self.reward_fn = reward_fn or REWARD_FUNCTIONS.get(config.default_reward_fn_type)
+        if self.workflow is None and not config.format.workflow_key:
+            raise ConfigError(f"taskset {config.name!r}: default_workflow_type is not set", code="E1602")
+        self.table = self._load()
+        self.kind = prompt_type(config.format, self.table.columns)
+        self.quarantined: list[BadRow] = list(self.table.bad)
+        self._rows = self._check_rows()
+        num_rows = len(self.table) + len(self.table.bad)
+        admit(self.quarantined, num_rows=num_rows, max_bad_row_ratio=max_bad_row_ratio, name=config.name)
+        self.fingerprint = fingerprint(self.table)
+        self.selector = self._make_selector(seed)
+        epochs = (0 if config.total_steps else config.total_epochs) if total_epochs is None else total_epochs
+        self.num_left: int | None = epochs * len(self._rows) if epochs else None
+
+    def __len__(self) -> int:
+        """Number of usable rows."""
+        return len(self._rows)
+
+    def read(self, n: int | None = None) -> list[Task]:
+        """Return the next `n` tasks (None: `batch_size`), fewer at the end of the last epoch, none after it."""
+        n = self.batch_size if n is None else n
+        if self.num_left is not None:
+            n = min(n, self.num_left)
+            self.num_left -= n
+        return [self.task(number) for number in self.selector.get_indices(n)]
+
+    async def read_async(self, n: int | None = None) -> list[Task]:
+        """Return what `read` returns."""
+        return self.read(n)
+
+    def tasks(self) -> list[Task]:
+        """Return all tasks once, in the order of the dataset; the position does not change."""
+        return [self.task(number) for number in range(len(self))]
+
+    def task(self, number: int) -> Task:
+        """Return the task of usable row `number`, 0-based."""
+        config, row = self.config, self.table.row(self._rows[number])
+        return Task(
+            workflow=self._named(row, "workflow_key", WORKFLOWS) or self.workflow,
+            repeat_times=config.repeat_times or 1,
+            format_args=config.format,
+            rollout_args=config.rollout_args,
+            workflow_args=dict(config.workflow_args),
+            reward_fn_args=dict(config.reward_fn_args),
+            is_eval=self.is_eval,
+            reward_fn=self._named(row, "reward_fn_key", REWARD_FUNCTIONS) or self.reward_fn,
+            raw_task=dict(row.values),
+            index={"index": number, "taskset_id": config.index},
+        )
+
+    def feedback(self, indices: list[int], values: list[float]) -> None:
+        """Tell the selector how tasks went."""
+        self.selector.feedback(indices, values)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the data, JSON-able."""
+        return {
+            "fingerprint": self.fingerprint,
+            "num_left": self.num_left,
+            "selector_type": self.config.data_selector.selector_type,
+            "selector": self.selector.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`; more epochs than before are read to their new end.
+
+        Raises:
+            CheckpointError: the dataset or the selector changed (E7005).
+        """
+        own = {"fingerprint": self.fingerprint, "selector_type": self.config.data_selector.selector_type}
+        changed = [key for key, value in own.items() if state[key] != value]
+        if changed:
+            raise CheckpointError(
+                f"taskset {self.config.name!r} changed since the checkpoint ({', '.join(changed)}); restore it, or "
+                "start a new run with continue_from_checkpoint: false",
+                code="E7005",
+            )
+        read_before = self.selector.position
+        self.selector.load_state_dict(state["selector"])
+        if self.num_left is not None:
+            self.num_left = max(0, self.num_left + read_before - self.selector.position)
+
+    def write_quarantine(self, folder: Path) -> Path | None:
+        """Write the rows that are left out to `<folder>/<taskset>.jsonl`; return the file, or None without any."""
+        return write_quarantine(self.quarantined, folder, name=self.config.name)
+
+    def _load(self) -> Table:
+        config = self.config
+        try:
+            if config.storage_type == "sql":
+                from trinity.buffer.sql_tasks import load_sql_tasks
+
+                return load_sql_tasks(str(config.path))
+            return load_table(config.path, split=config.split, subset_name=config.subset_name)
+        except DataError as error:
+            raise DataError(f"taskset {config.name!r}: {error.args[0]}", code=error.code) from error
+
+    def _check_rows(self) -> list[int]:
+        fmt, columns = self.config.format, self.table.columns
+        is_simple = isinstance(self.workflow, type) and issubclass(self.workflow, SimpleWorkflow)
+        needs = {"prompt_key", "messages_key"} if is_simple else set()
+        faults = missing_columns(fmt, columns, needs=needs) if len(self.table) else []
+        if faults:
+            reasons = "; ".join(fault.reason for fault in faults)
+            raise DataError(f"taskset {self.config.name!r}: {reasons}", code="E4004")
+        has_prompt = (fmt.messages_key if self.kind == "messages" else fmt.prompt_key) in columns
+        has_truth = self.reward_fn is not None and fmt.response_key in columns
+        good, num_control = [], 0
+        for number in range(len(self.table)):
+            row = self.table.row(number)
+            faulty = row_faults(fmt, row.values, kind=self.kind, has_prompt=has_prompt, needs_truth=has_truth)
+            fault = next(faulty, None) or self._name_fault(row)
+            if fault is None:
+                good.append(number)
+                num_control += control_token(fmt, row.values, kind=self.kind) is not None
+            else:
+                self.quarantined.append(BadRow(row.file, row.line, fault.key, fault.reason, fault.code))
+        if num_control:
+            _logger.warning("[W4030] taskset %r: %d prompts contain control tokens", self.config.name, num_control)
+        return good
+
+    def _name_fault(self, row: Row) -> Fault | None:
+        fmt = self.config.format
+        for key, registry in ((fmt.workflow_key, WORKFLOWS), (fmt.reward_fn_key, REWARD_FUNCTIONS)):
+            name = row.values.get(key) if key else None
+            if name is not None and name not in registry:
+                return Fault(str(key), registry.unknown(str(name)), "E4050")
+        if self.workflow is None and row.values.get(str(fmt.workflow_key)) is None:
+            return Fault(str(fmt.workflow_key), "names no workflow, and default_workflow_type is not set", "E4050")
+        return None
+
+    def _named(self, row: Row, format_key: str, registry: Any) -> Any:
+        column = self.config.format.workflow_key if format_key == "workflow_key" else self.config.format.reward_fn_key
+        return registry.get(row.values.get(column)) if column else None
+
+    def _make_selector(self, seed: int | None) -> BaseSelector:
+        settings = self.config.data_selector
+        if seed is not None and settings.seed == DataSelectorConfig().seed:
+            settings = settings.model_copy(update={"seed": seed})
+        cls = SELECTORS.get(settings.selector_type)
+        selector: BaseSelector = cls(self, settings)
+        return selector

@@ -1,0 +1,42 @@
+"""The typer application: one line a command."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trinity import __version__
+from trinity.cli.config import config_app
+from trinity.cli.quickstart import quickstart
+from trinity.cli.run import run
+from trinity.cli.validate import validate
+
+app = typer.Typer(
+    name="trinity",
+    help="Reinforcement fine-tuning of language models from one YAML file.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    pretty_exceptions_short=True,
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"trinity {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of all commands."""
+
+
+app.command()(run)
+app.command()(validate)
+app.command()(quickstart)
+app.add_typer(config_app, name="config")

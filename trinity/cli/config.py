@@ -1,0 +1,76 @@
+"""`trinity config`: the schema, and what a file means with the origin of each value."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trinity.common.errors import ExitCode
+from trinity.utils.log import redact
+
+if TYPE_CHECKING:
+    from trinity.common.config import StagePlan
+
+config_app = typer.Typer(help="Show the schema, or what a configuration means.", no_args_is_help=True)
+
+
+@config_app.command()
+def schema() -> None:
+    """Print the JSON schema of the configuration file."""
+    from trinity.common.config import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+
+
+@config_app.command()
+def show(
+    config: Annotated[Path, typer.Option("--config", "-c", help="YAML file to show.")],
+    origin: Annotated[bool, typer.Option("--origin", help="Show where each value comes from.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key: a.b=c or stages[1].a.b=c; may be repeated.")
+    ] = None,
+    plugin_dir: Annotated[
+        list[Path] | None,
+        typer.Option("--plugin-dir", "--plugin_dir", help="Folder of plugin modules; may be given several times."),
+    ] = None,
+) -> None:
+    """Print the complete configuration of every stage, secrets hidden."""
+    from trinity.cli.validate import check
+    from trinity.common.config import ConfigErrors
+
+    try:
+        plan, problems = check(config, tuple(set_ or ()), plugin_dirs=tuple(plugin_dir or ()), schema_only=True)
+    except ConfigErrors as error:
+        typer.echo(error.format(), err=True)
+        raise typer.Exit(int(error.exit_code)) from error
+    errors = [problem for problem in problems if problem.is_error]
+    for problem in errors:
+        typer.echo(problem.render(), err=True)
+    if as_json:
+        typer.echo(redact(json.dumps([_rows(stage, origin) for stage in plan.stages], indent=2, ensure_ascii=False)))
+    else:
+        typer.echo(redact("\n".join(_text(stage, has_origin=origin) for stage in plan.stages)))
+    raise typer.Exit(int(errors[0].exit_code if errors else ExitCode.DONE))
+
+
+def _rows(stage: StagePlan, has_origin: bool) -> dict[str, object]:
+    from trinity.common.config import origins
+
+    rows = origins(stage.config, stage.tree, stage.derived)
+    if not has_origin:
+        rows = [{"key": row["key"], "value": row["value"]} for row in rows]
+    return {"stage": stage.name, "values": rows}
+
+
+def _text(stage: StagePlan, *, has_origin: bool) -> str:
+    from trinity.common.config import dump_config, origins
+
+    title = [f"# stage {stage.name}"] if stage.name else []
+    if not has_origin:
+        return "\n".join([*title, dump_config(stage.config)])
+    rows = origins(stage.config, stage.tree, stage.derived)
+    return "\n".join([*title, *(f"{row['key']} = {row['value']}  <- {', '.join(row['origin'])}" for row in rows)])

@@ -1,0 +1,195 @@
+"""Live progress of a run: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+from trinity.monitor import headline
+
+if TYPE_CHECKING:
+    from trinity.common.config import Config, StagePlan
+
+PLAIN_INTERVAL_S = 5.0
+SMOOTHING = 0.2
+
+
+@dataclass
+class _Figures:
+    """The last known figures of a stage."""
+
+    step: int = 0
+    loss: float | None = None
+    reward: float | None = None
+    accuracy: float | None = None
+    tokens_per_second: float | None = None
+
+    def update(self, data: Mapping[str, float]) -> bool:
+        """Take over what `data` holds; return whether it holds an evaluation."""
+        self.loss = _either(headline.loss(data), self.loss)
+        self.reward = _either(headline.reward(data), self.reward)
+        speed = headline.tokens_per_second(data)
+        if speed is not None:
+            before = speed if self.tokens_per_second is None else self.tokens_per_second
+            self.tokens_per_second = before + SMOOTHING * (speed - before)
+        accuracy = headline.accuracy(data)
+        self.accuracy = _either(accuracy, self.accuracy)
+        return accuracy is not None
+
+    def text(self) -> str:
+        """Return the figures in words; reward takes the place of the loss."""
+        parts = []
+        if self.reward is not None:
+            parts.append(f"reward {self.reward:.3f}")
+        elif self.loss is not None:
+            parts.append(f"loss {self.loss:.4f}")
+        if self.accuracy is not None:
+            parts.append(f"eval {self.accuracy:.3f}")
+        if self.tokens_per_second is not None:
+            parts.append(f"{_short(self.tokens_per_second)} tok/s")
+        return "  ".join(parts)
+
+
+class Progress:
+    """Shows stage, step, loss or reward, evaluation accuracy, tokens per second and the time that remains.
+
+    Args:
+        is_live: a bar that moves, or plain lines; None: a bar if the console is a terminal.
+        console: where to; standard error by default, so that standard output stays free for results.
+        interval_s: least time between two plain lines, in seconds. Evaluations and last steps are always shown.
+        clock: returns seconds from a fixed point.
+    """
+
+    def __init__(
+        self,
+        *,
+        is_live: bool | None = None,
+        console: Console | None = None,
+        interval_s: float = PLAIN_INTERVAL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.console = console or Console(stderr=True)
+        self._is_live = self.console.is_terminal if is_live is None else is_live
+        self._interval_s = interval_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._stage = ""
+        self._totals: dict[str, int | None] = {}
+        self._figures = _Figures()
+        self._started = self._shown = 0.0
+        self._first_step: int | None = None
+        self._bar: RichProgress | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def on_stage(self, stage: StagePlan) -> None:
+        """Begin the display of a planned stage."""
+        self.start(stage.name or stage.config.name, totals=num_steps(stage.config))
+
+    def start(self, stage: str, *, totals: Mapping[str, int | None]) -> None:
+        """Begin a stage; one that is still shown is ended.
+
+        Args:
+            stage: its name.
+            totals: number of steps by name of actor; None where it is not known. The first actor's steps are counted.
+        """
+        self.stop()
+        with self._lock:
+            self._stage, self._totals, self._figures = stage, dict(totals), _Figures()
+            self._started, self._shown, self._first_step = self._clock(), float("-inf"), None
+            if self._is_live:
+                self._bar = _new_bar(self.console)
+                self._task = self._bar.add_task(stage, total=self._total, figures="")
+                self._bar.start()
+
+    def on_metrics(self, actor: str, step: int, data: Mapping[str, float]) -> None:
+        """Take the metrics of one step of one actor; may be called from any thread."""
+        with self._lock:
+            has_evaluation = self._figures.update(data)
+            is_counted = actor == self._counted
+            if is_counted:
+                self._figures.step = max(self._figures.step, step)
+                self._first_step = step if self._first_step is None else self._first_step
+            is_last = is_counted and self._total is not None and step >= self._total
+            self._show(is_due=has_evaluation or is_last)
+
+    def stop(self) -> None:
+        """End the display of the stage; calling it twice is harmless."""
+        with self._lock:
+            bar, self._bar = self._bar, None
+        if bar is not None:
+            bar.stop()
+
+    @property
+    def _counted(self) -> str:
+        return next(iter(self._totals), "")
+
+    @property
+    def _total(self) -> int | None:
+        return self._totals.get(self._counted)
+
+    def _show(self, *, is_due: bool) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._figures.step, figures=self._figures.text())
+            return
+        now = self._clock()
+        if self._is_live or not (is_due or now - self._shown >= self._interval_s):
+            return
+        self._shown = now
+        steps = f"{self._figures.step}/{self._total}" if self._total else str(self._figures.step)
+        line = f"[{self._stage}] step {steps}  {self._figures.text()}{self._remaining(now)}"
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _remaining(self, now: float) -> str:
+        """Return the time that remains, in words, from the steps done since the start of the stage."""
+        if self._total is None or self._first_step is None or self._figures.step >= self._total:
+            return ""
+        done = self._figures.step - self._first_step + 1
+        seconds = (now - self._started) / done * (self._total - self._figures.step)
+        return f"  ETA {int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def num_steps(config: Config) -> dict[str, int | None]:
+    """Return how many steps each actor of a resolved configuration will do, the one to follow first."""
+    sync, explored = config.synchronizer, config.buffer.total_steps
+    if config.mode == "train":
+        return {config.trainer.name: config.trainer.total_steps}
+    if config.mode != "both":
+        return {config.explorer.name: explored}
+    per_exploration = (sync.trainer_sync_interval or 1) / (sync.explorer_sync_interval or 1)
+    trained = None if explored is None else round(explored * per_exploration)
+    return {config.trainer.name: trained, config.explorer.name: explored}
+
+
+def _new_bar(console: Console) -> RichProgress:
+    return RichProgress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=False,
+    )
+
+
+def _either(new: float | None, old: float | None) -> float | None:
+    return old if new is None else new
+
+
+def _short(value: float) -> str:
+    """Return a number with three digits or so: 950, 12.3k."""
+    return f"{value:.0f}" if value < 1000 else f"{value / 1000:.1f}k"

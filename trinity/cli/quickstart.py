@@ -1,0 +1,97 @@
+"""`trinity quickstart`: from an empty folder to a trained model."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trinity.common.errors import TrinityError
+
+if TYPE_CHECKING:
+    from trinity.quickstart.summary import Summary
+
+
+def quickstart(
+    dir: Annotated[Path, typer.Option("--dir", help="Folder to write; files that are there are kept.")] = Path(
+        "quickstart"
+    ),
+    prepare_only: Annotated[bool, typer.Option("--prepare-only", help="Write the folder and do not run.")] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the data, the weights and the run.")] = 42,
+) -> None:
+    """Write a folder with data, a tiny model and a YAML file, train the model, and show what it learned."""
+    from trinity.quickstart.folder import prepare
+    from trinity.quickstart.summary import command
+
+    try:
+        folder = prepare(dir, seed=seed)
+        verb = "Wrote" if folder.is_new else "Using the files in"
+        typer.echo(f"{verb} {folder.directory}: data/, model/ and {folder.config.name}")
+        if prepare_only:
+            typer.echo(f"Run it:  {command('trinity')} run --config {folder.config}")
+            return
+        _run(folder.directory, folder.config, seed)
+    except TrinityError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(int(error.exit_code)) from error
+
+
+def _run(directory: Path, config: Path, seed: int) -> None:
+    """Run the quickstart, and show and write its summary.
+
+    Raises:
+        typer.Exit: the run did not do everything it was asked for; with its exit status.
+    """
+    from trinity.cli.run import resume_command, run_config
+    from trinity.launch.run import RunOptions, plan_run
+    from trinity.quickstart import summary as summaries
+
+    started = time.time()
+    options = RunOptions()
+    result = run_config(config, options)
+    if result.exit_code:
+        typer.echo(f"resume with: {resume_command(config, options)}", err=True)
+        raise typer.Exit(int(result.exit_code))
+    # A stage that an earlier run completed has no result of its own; the plan names them all.
+    done = {stage.name: stage for stage in result.stages}
+    stages = [
+        summaries.StageRun(stage.name or "", done[stage.name].job_dir, done[stage.name].seconds)
+        if stage.name in done
+        else summaries.StageRun(stage.name or "", Path(stage.config.checkpoint_job_dir), 0.0)
+        for stage in plan_run(config, options).stages
+    ]
+    stages = summaries.keep_known_times(stages, directory, started=started)
+    summary = summaries.summarize(stages, seed=seed)
+    curve = summaries.write_curve(summary, directory)
+    path = summaries.write_summary(summary, directory)
+    show(summary, [f"curve        {curve}", f"summary      {path}", *summaries.next_steps(summary, config)])
+
+
+def show(summary: Summary, places: list[str]) -> None:
+    """Print the table of the stages, and `places`, one a line."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Quickstart", title_justify="left", title_style="bold")
+    for column in ("stage", "steps", "seconds", "loss", "held-out accuracy (greedy)"):
+        table.add_column(column, justify="left" if column == "stage" else "right")
+    for stage in summary.stages:
+        # The loss of reinforcement says nothing about progress: it is near zero from the first step on.
+        is_imitation = stage.accuracy_before is None
+        loss = _change(stage.loss_first, stage.loss_last, form="{:.3f}") if is_imitation else "-"
+        accuracy = _change(stage.accuracy_before, stage.accuracy_after, form="{:.1%}")
+        table.add_row(stage.name, str(stage.num_steps), f"{stage.seconds:.1f}", loss, accuracy)
+    console = Console()
+    console.print(table)
+    speed = f", {summary.tokens_per_second:,.0f} trained tokens per second" if summary.tokens_per_second else ""
+    typer.echo(f"{summary.run_seconds:.0f} seconds in all{speed}\n")
+    for line in places:
+        typer.echo(line)
+
+
+def _change(before: float | None, after: float | None, *, form: str) -> str:
+    """Return `before -> after`; a value that was not measured is a dash, two of them one."""
+    texts = ["-" if value is None else form.format(value) for value in (before, after)]
+    return "-" if texts == ["-", "-"] else " -> ".join(texts)

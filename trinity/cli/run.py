@@ -1,0 +1,139 @@
+"""`trinity run`: perform what a YAML file describes."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trinity.common.errors import ConfigError, ExitCode, TrinityError
+from trinity.utils.log import get_logger, log_to_console, redact
+
+if TYPE_CHECKING:
+    from trinity.common.config import Plan
+    from trinity.launch.run import RunOptions, RunResult
+
+logger = get_logger("cli")
+
+
+def run(
+    config: Annotated[Path, typer.Option("--config", "-c", help="YAML file of the run.")],
+    plugin_dir: Annotated[
+        list[Path] | None,
+        typer.Option("--plugin-dir", "--plugin_dir", help="Folder of plugin modules; may be given several times."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key: a.b=c or stages[1].a.b=c; may be repeated.")
+    ] = None,
+    accept_change: Annotated[
+        list[str] | None,
+        typer.Option("--accept-change", help="Resume although this key differs from the run that is continued."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No live progress, warnings and errors only.")] = False,
+) -> None:
+    """Run the stages of a YAML file; a run that was interrupted continues from its last checkpoint."""
+    from trinity.launch.run import RunOptions
+
+    options = RunOptions(
+        overrides=tuple(set_ or ()),
+        plugin_dirs=tuple(plugin_dir or ()),
+        accepted_changes=tuple(accept_change or ()),
+    )
+    result = run_config(config, options, is_quiet=quiet)
+    if result.exit_code != ExitCode.DONE:
+        typer.echo(f"resume with: {resume_command(config, options)}", err=True)
+    raise typer.Exit(int(result.exit_code))
+
+
+def run_config(path: Path, options: RunOptions, *, is_quiet: bool = False) -> RunResult:
+    """Plan, check and run `path` with live progress; errors are printed, not raised.
+
+    Args:
+        path: the YAML file.
+        options: overrides, plugins and listeners.
+        is_quiet: print warnings and errors only.
+
+    Returns:
+        The result, whose exit code says how it ended.
+    """
+    from trinity.launch.run import RunResult, plan_run
+
+    log_to_console("WARNING" if is_quiet else "INFO")
+    try:
+        plan = plan_run(path, options)
+        _refuse_unfit_machine(plan, options)
+        _show_plan(plan, is_quiet=is_quiet)
+        return _run_with_progress(plan, options, is_quiet=is_quiet)
+    except TrinityError as error:
+        _report(error)
+        return RunResult(exit_code=error.exit_code, error=error)
+    except Exception as error:  # the one place that turns an unforeseen failure into an exit status
+        logger.debug("%s", traceback.format_exc())
+        typer.echo(redact("".join(traceback.format_exception(error))), err=True)
+        typer.echo(redact(f"error[E5000]: {type(error).__name__}: {error} ({_user_frame(error)})"), err=True)
+        return RunResult(exit_code=ExitCode.RUNTIME)
+
+
+def resume_command(path: Path, options: RunOptions) -> str:
+    """Return the command that continues an interrupted run."""
+    words = ["trinity", "run", "--config", str(path)]
+    for folder in options.plugin_dirs:
+        words += ["--plugin-dir", str(folder)]
+    for override in options.overrides:
+        words += ["--set", override]
+    return shlex.join(words)
+
+
+def _refuse_unfit_machine(plan: Plan, options: RunOptions) -> None:
+    from trinity.cli.validate import check_machine
+    from trinity.common.config import ConfigErrors
+
+    problems = check_machine(plan)
+    errors = [problem for problem in problems if problem.severity == "error"]
+    for problem in problems:
+        if problem.severity != "error":
+            logger.warning("%s", problem.message)
+    if errors:
+        raise ConfigErrors(errors)
+
+
+def _show_plan(plan: Plan, *, is_quiet: bool) -> None:
+    for stage in plan.stages:
+        for problem in stage.warnings:
+            logger.warning("%s", problem.message)
+        if is_quiet:
+            continue
+        for derived in stage.derived:
+            logger.debug("derived %s = %s (%s)", derived.key, derived.value, derived.reason)
+
+
+def _run_with_progress(plan: Plan, options: RunOptions, *, is_quiet: bool) -> RunResult:
+    from trinity.cli.progress import Progress
+    from trinity.launch.run import run_plan
+
+    if is_quiet:
+        return run_plan(plan, options)
+    progress = Progress(is_live=sys.stderr.isatty())
+    options.on_metrics = progress.on_metrics
+    options.on_stage = progress.on_stage
+    with progress:
+        return run_plan(plan, options)
+
+
+def _report(error: TrinityError) -> None:
+    text = error.format() if isinstance(error, ConfigError) and hasattr(error, "format") else f"error{error}"
+    typer.echo(redact(text), err=True)
+
+
+def _user_frame(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return "no traceback"
+    own = Path(__file__).resolve().parent.parent
+    outside = [frame for frame in frames if not Path(frame.filename).resolve().is_relative_to(own)]
+    frame = (outside or frames)[-1]
+    return f"{frame.filename}:{frame.lineno}"

@@ -1,0 +1,208 @@
+"""`trinity validate`: everything that is wrong with a YAML file, before anything is started.
+
+Needs no GPU and no network, imports neither torch nor transformers, and writes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trinity.common.errors import ExitCode
+from trinity.utils.log import redact
+
+if TYPE_CHECKING:
+    from trinity.common.config import Config, Plan, Problem, StagePlan
+
+BYTES_PER_WEIGHT_BYTE = 6
+TRUTH_REWARDS = ("math_reward", "accuracy_reward", "countdown_reward")
+
+
+def validate(
+    config: Annotated[Path, typer.Option("--config", "-c", help="YAML file to check.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    schema_only: Annotated[
+        bool, typer.Option("--schema-only", help="Leave out what depends on this machine and this version.")
+    ] = False,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key: a.b=c or stages[1].a.b=c; may be repeated.")
+    ] = None,
+    plugin_dir: Annotated[
+        list[Path] | None,
+        typer.Option("--plugin-dir", "--plugin_dir", help="Folder of plugin modules; may be given several times."),
+    ] = None,
+) -> None:
+    """Check a YAML file and show what follows from it; nothing is started."""
+    from trinity.common.config import ConfigErrors
+
+    try:
+        plan, problems = check(config, tuple(set_ or ()), plugin_dirs=tuple(plugin_dir or ()), schema_only=schema_only)
+    except ConfigErrors as error:
+        plan, problems = None, error.problems
+    typer.echo(_as_json(plan, problems) if as_json else _as_text(config, plan, problems))
+    errors = [problem for problem in problems if problem.is_error]
+    raise typer.Exit(int(errors[0].exit_code if errors else ExitCode.DONE))
+
+
+def check(
+    path: Path, overrides: tuple[str, ...] = (), *, plugin_dirs: tuple[Path, ...] = (), schema_only: bool = False
+) -> tuple[Plan, list[Problem]]:
+    """Return the plan of a file and all problems, those of this machine included unless `schema_only`.
+
+    Raises:
+        ConfigErrors: the file cannot be read as YAML.
+    """
+    from trinity.catalogue import BUILT_IN
+    from trinity.catalogue import plugin_dirs as all_plugin_dirs
+    from trinity.common.config import examine, read_plugins
+
+    plugins = read_plugins(all_plugin_dirs(plugin_dirs))
+    catalogue = BUILT_IN.with_plugins(plugins.names, has_unknown=plugins.has_unknown)
+    plan, problems = examine(path, overrides, catalogue=catalogue, schema_only=schema_only)
+    problems = [*plugins.problems, *problems]
+    if not schema_only and not any(problem.is_error for problem in problems):
+        problems += check_machine(plan)
+    return plan, problems
+
+
+def check_machine(plan: Plan) -> list[Problem]:
+    """Return what this machine lacks for a plan: models, data, devices, a folder to write in, space."""
+    from trinity.common.config.problems import unique
+
+    found: list[Problem] = []
+    for stage in plan.stages:
+        found += _check_model(stage)
+        found += _check_data(stage)
+        found += _check_folder(stage)
+        found += _check_devices(stage)
+    return unique(found)
+
+
+def _problem(stage: StagePlan, code: str, key: str, message: str, suggestion: str | None = None) -> Problem:
+    from trinity.common.config.draft import path_of
+
+    return stage.tree.problem(code, path_of(key), message, suggestion=suggestion)
+
+
+def _check_model(stage: StagePlan) -> Iterator[Problem]:
+    from trinity.common.models.preflight import check_model_dir
+
+    model = stage.config.model
+    if not model.model_path:
+        return
+    for finding in check_model_dir(
+        model.model_path,
+        trust_remote_code=model.trust_remote_code,
+        custom_chat_template=model.custom_chat_template,
+        chat_template_path=model.chat_template_path,
+    ):
+        yield _problem(stage, finding.code, "model.model_path", finding.message)
+
+
+def _check_data(stage: StagePlan) -> Iterator[Problem]:
+    from trinity.buffer.preflight import check_taskset
+
+    for key, source, needs_truth in _datasets(stage.config):
+        for code, message in check_taskset(
+            source.path, split=source.split, subset_name=source.subset_name, fmt=source.format, where=key,
+            needs_truth=needs_truth,
+        ):  # fmt: skip
+            yield _problem(stage, code, f"{key}.path", message)
+
+
+def _datasets(config: Config) -> Iterator[tuple[str, Any, bool]]:
+    explorer_input = config.buffer.explorer_input
+    if config.mode != "train":
+        sources = [("taskset", explorer_input.taskset)] if explorer_input.taskset else []
+        sources += [(f"eval_tasksets[{i}]", taskset) for i, taskset in enumerate(explorer_input.eval_tasksets)]
+        for name, taskset in sources:
+            reward = taskset.default_reward_fn_type
+            is_math = "math" in (taskset.default_workflow_type or "")
+            yield f"buffer.explorer_input.{name}", taskset, reward in TRUTH_REWARDS or (reward is None and is_math)
+    output = config.buffer.trainer_input.experience_buffer
+    if output is not None and output.storage_type == "file" and config.mode == "train":
+        yield "buffer.trainer_input.experience_buffer", output, True
+
+
+def _check_folder(stage: StagePlan) -> Iterator[Problem]:
+    job = Path(stage.config.checkpoint_job_dir)
+    there = next(folder for folder in (job, *job.parents) if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        what = "is not a folder" if not there.is_dir() else "cannot be written"
+        yield _problem(stage, "E3601", "checkpoint_root_dir", f"{there}, where {job} would be, {what}",
+                       "choose another checkpoint_root_dir")  # fmt: skip
+        return
+    model = Path(stage.config.model.model_path)
+    weights = sum(file.stat().st_size for file in model.glob("*.safetensors")) if model.is_dir() else 0
+    needed, free = 2 * BYTES_PER_WEIGHT_BYTE * weights, shutil.disk_usage(there).free
+    if needed > free:
+        yield _problem(stage, "W3702", "checkpoint_root_dir", f"two checkpoints may take {needed / 2**30:.1f} GiB and "
+                       f"{free / 2**30:.1f} GiB are free at {there}", "choose a larger disk")  # fmt: skip
+
+
+def _check_devices(stage: StagePlan) -> Iterator[Problem]:
+    if stage.config.cluster.gpu_per_node > 0 and not has_gpu():
+        yield _problem(stage, "E3202", "cluster.gpu_per_node", "this machine has no GPU (no NVIDIA device file)",
+                       "use --set cluster.gpu_per_node=0")  # fmt: skip
+
+
+def has_gpu() -> bool:
+    """Return whether an NVIDIA device is there and not hidden by CUDA_VISIBLE_DEVICES."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return any(Path("/dev").glob("nvidia[0-9]*")) and visible not in ("", "-1")
+
+
+def _as_json(plan: Plan | None, problems: list[Problem]) -> str:
+    from trinity.common.config.problems import shown_value
+
+    stages = [
+        {
+            "name": stage.name,
+            "job": stage.config.checkpoint_job_dir,
+            "database": _database(stage),
+            "derived": [
+                {"key": d.key, "value": shown_value(d.key, d.value), "reason": d.reason} for d in stage.derived
+            ],
+        }
+        for stage in (plan.stages if plan is not None else ())
+    ]
+    is_valid = not any(problem.is_error for problem in problems)
+    result = {"valid": is_valid, "problems": [problem.to_dict() for problem in problems], "stages": stages}
+    return redact(json.dumps(result, indent=2, ensure_ascii=False))
+
+
+def _as_text(path: Path, plan: Plan | None, problems: list[Problem]) -> str:
+    errors = sum(problem.is_error for problem in problems)
+    warnings = len(problems) - errors
+    blocks = [problem.render() for problem in problems]
+    if plan is not None and not errors:
+        blocks += [_stage_text(stage) for stage in plan.stages]
+    verdict = "valid" if not errors else f"{errors} error{'s' if errors != 1 else ''}"
+    noted = f", {warnings} warning{'s' if warnings != 1 else ''}" if warnings else ""
+    return redact("\n\n".join([*blocks, f"{path}: {verdict}{noted}"]))
+
+
+def _stage_text(stage: StagePlan) -> str:
+    from trinity.common.config.problems import shown_value
+
+    rows = [d for d in stage.derived if not d.is_copy]
+    width = max((len(d.key) for d in rows), default=0)
+    title = f"stage {stage.name}, derived values:" if stage.name else "derived values:"
+    lines = [title, *(f"  {d.key:<{width}}  {shown_value(d.key, d.value)}  ({d.reason})" for d in rows)]
+    database = _database(stage)
+    if database:
+        lines.append(f"  database file: {database}")
+    return "\n".join(lines)
+
+
+def _database(stage: StagePlan) -> str | None:
+    from trinity.common.config.rules.buffers import sqlite_file
+
+    output = stage.config.buffer.trainer_input.experience_buffer
+    return sqlite_file(output.path) if output is not None and output.storage_type != "file" else None

@@ -1,0 +1,201 @@
+"""Section `buffer`: tasks for the explorer, experiences for the trainer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
+
+from trinity.common.config.base import (
+    GUIDE,
+    OWN,
+    TRINITY,
+    Args,
+    Count,
+    Int,
+    Natural,
+    NonNegative,
+    Positive,
+    Section,
+    key,
+    section,
+)
+from trinity.common.config.model import TopK, TopP
+
+
+def _buffer_name(name: str) -> str:
+    """Return the name of a buffer or taskset if it can be a file, table or actor name."""
+    usable = 0 < len(name) <= 120 and not name.startswith(("-", "."))
+    if not usable or not all(c.isalnum() or c in "_-.+ " for c in name):
+        raise PydanticCustomError(
+            "E1304", "must be 1 to 120 letters, digits, '_', '-', '.', '+' and not begin with '-' or '.'"
+        )
+    return name
+
+
+BufferName = Annotated[str, AfterValidator(_buffer_name)]
+StorageName = Literal["file", "queue", "sql"]
+
+
+class FormatConfig(Section):
+    """Columns of a dataset."""
+
+    prompt_type: Literal["plaintext", "messages"] | None = key(
+        None, "Form of a row: plaintext (prompt and response columns) or messages; null: from the keys given.", GUIDE
+    )
+    prompt_key: str = key("prompt", "Column of the user's prompt (plaintext).", GUIDE)
+    response_key: str = key("response", "Column of the response or the truth (plaintext).", GUIDE)
+    system_prompt_key: str | None = key(None, "Column of the system prompt (plaintext).", GUIDE)
+    system_prompt: str | None = key(None, "System prompt as text; system_prompt_key wins.", GUIDE)
+    messages_key: str = key("message", "Column of the list of messages (messages).", GUIDE)
+    tools_key: str = key("tools", "Column of the tools, a list of mappings.", GUIDE)
+    chosen_key: str = key("chosen", "Column of the preferred response (dpo).", GUIDE)
+    rejected_key: str = key("rejected", "Column of the rejected response (dpo).", GUIDE)
+    enable_concatenated_multi_turn: bool = key(False, "One sample a conversation (sft, messages only).", GUIDE)
+    chat_template: str | None = key(None, "Chat template as text; null: model.custom_chat_template.", GUIDE)
+    image_key: str | None = key(None, "Column of images.", TRINITY)
+    video_key: str | None = key(None, "Column of videos.", TRINITY)
+    reply_prefix: str | None = key(None, "Text that every reply begins with.", TRINITY)
+    workflow_key: str | None = key(None, "Column that names the workflow of a row.", TRINITY)
+    reward_fn_key: str | None = key(None, "Column that names the reward function of a row.", TRINITY)
+    enable_thinking: bool | None = key(None, "As model.enable_thinking; null inherits.", TRINITY)
+
+
+class GenerationConfig(Section):
+    """Sampling of rollouts; null inherits from section `model`."""
+
+    temperature: NonNegative | None = key(None, "Sampling temperature, >= 0; 0: greedy.", GUIDE)
+    top_p: TopP | None = key(None, "Nucleus sampling, in (0, 1].", TRINITY)
+    top_k: TopK | None = key(None, "Candidates per token; -1: all.", TRINITY)
+    logprobs: Natural | None = key(None, "Alternatives per token whose logprobs are returned.", TRINITY)
+    max_tokens: Count | None = key(None, "Longest response in tokens; null: model.max_response_tokens.", TRINITY)
+    n: Count = key(1, "Responses per call; set by the workflow, leave it out.", TRINITY, derived=True)
+
+
+class DataSelectorConfig(Section):
+    """Order of tasks."""
+
+    selector_type: str = key("sequential", "Order: sequential, shuffle, random, ...", TRINITY)
+    seed: Int = key(42, "Seed of the order.", TRINITY)
+    feature_keys: tuple[str, ...] = key((), "Columns that a selector reads.", TRINITY)
+    kwargs: Args = key({}, "Further arguments of the selector.", TRINITY)
+
+
+class TasksetConfig(Section):
+    """A dataset of tasks."""
+
+    name: BufferName = key("taskset", "Name of the taskset; unique in the run.", GUIDE)
+    storage_type: StorageName = key("file", "file: jsonl, parquet or a Hugging Face dataset; sql: a table.", GUIDE)
+    path: str | None = key(None, "Folder, file, hub id or database of the tasks.", GUIDE)
+    split: str = key("train", "Split of the dataset.", GUIDE)
+    subset_name: str | None = key(None, "Subset of the dataset (`name` of datasets.load_dataset).", GUIDE)
+    format: FormatConfig = section(FormatConfig, "Columns of the dataset.")
+    rollout_args: GenerationConfig = section(GenerationConfig, "Sampling of the rollouts.")
+    workflow_args: Args = key({}, "Arguments handed to the workflow.", GUIDE)
+    reward_fn_args: Args = key({}, "Arguments handed to the reward function.", TRINITY)
+    default_workflow_type: str | None = key(None, "Workflow; null: of explorer_input.", GUIDE)
+    default_reward_fn_type: str | None = key(None, "Reward function; null: of explorer_input.", GUIDE)
+    repeat_times: Count | None = key(
+        None, "Rollouts per task; null: algorithm.repeat_times for training, 1 for evaluation.", GUIDE
+    )
+    data_selector: DataSelectorConfig = section(DataSelectorConfig, "Order of the tasks.", TRINITY)
+    task_selector: DataSelectorConfig | None = key(None, "Older name of data_selector.", TRINITY)
+    max_retry_times: Natural = key(3, "Retries of a database call.", TRINITY)
+    max_retry_interval: Positive = key(1.0, "Pause between retries in seconds, > 0.", TRINITY)
+    enable_progress_bar: bool = key(False, "Show the evaluation's progress.", TRINITY)
+    index: Natural = key(0, "Place among the tasksets.", TRINITY, derived=True)
+    is_eval: bool = key(False, "Whether the taskset is for evaluation.", TRINITY, derived=True)
+    batch_size: Natural = key(0, "Tasks per step, from buffer.batch_size.", TRINITY, derived=True)
+    total_epochs: Count = key(1, "Passes over the tasks, from buffer.total_epochs.", TRINITY, derived=True)
+    total_steps: Count | None = key(None, "Steps, from buffer.total_steps.", TRINITY, derived=True)
+    ray_namespace: str | None = key(None, "Namespace of the run.", TRINITY, derived=True)
+
+
+class ReplayBufferConfig(Section):
+    """Reuse of trained experiences."""
+
+    enable: bool = key(False, "Put experiences back.", GUIDE)
+    priority_fn: Literal[
+        "linear_decay", "linear_decay_use_count_control_randomization", "decay_limit_randomization"
+    ] = key("linear_decay", "Order of reuse.", GUIDE)
+    reuse_cooldown_time: NonNegative | None = key(None, "Pause before reuse in seconds; null: no reuse.", GUIDE)
+    priority_fn_args: Args = key({"decay": 2.0}, "Arguments of priority_fn.", GUIDE)
+
+
+class ExperienceBufferConfig(Section):
+    """A source of experiences for the trainer, and a sink for the explorer."""
+
+    name: BufferName = key("experience_buffer", "Name of the buffer; unique in the run.", GUIDE)
+    storage_type: StorageName | None = key(
+        None, "queue, sql or file; null: file for algorithms that train on datasets, else queue.", GUIDE
+    )
+    path: str | None = key(None, "Database URL, backup file or dataset folder; null: the run's own store.", GUIDE)
+    format: FormatConfig = section(FormatConfig, "Columns of a dataset (file).")
+    max_read_timeout: Positive = key(
+        1800.0, "Longest wait for a full batch in seconds, > 0; then the incomplete one is used.", GUIDE
+    )
+    replay_buffer: ReplayBufferConfig = section(ReplayBufferConfig, "Reuse of trained experiences (queue).")
+    capacity: Count = key(10000, "Experiences that a queue holds at most, >= 1.", TRINITY)
+    split: str = key("train", "Split of a dataset (file).", TRINITY)
+    subset_name: str | None = key(None, "Subset of a dataset (file).", TRINITY)
+    max_retry_times: Natural = key(3, "Retries of a database call.", TRINITY)
+    max_retry_interval: Positive = key(1.0, "Pause between retries in seconds, > 0.", TRINITY)
+    data_selector: DataSelectorConfig = section(DataSelectorConfig, "Order of a dataset's rows (file).", TRINITY)
+    backup_path: str | None = key(None, "JSON lines file beside the store, from path.", OWN, derived=True)
+    schema_type: str | None = key(None, "Kind of rows: experience, sft, dpo.", TRINITY, derived=True)
+    index: Natural = key(0, "Place among the buffers.", TRINITY, derived=True)
+    batch_size: Natural = key(0, "Experiences per step, from buffer.train_batch_size.", TRINITY, derived=True)
+    tokenizer_path: str | None = key(None, "Tokenizer of the rows, from model.model_path.", TRINITY, derived=True)
+    total_epochs: Count = key(1, "Passes over the rows, from buffer.total_epochs.", TRINITY, derived=True)
+    total_steps: Count | None = key(None, "Steps, from buffer.total_steps.", TRINITY, derived=True)
+
+
+class ExplorerInput(Section):
+    """Tasks of the explorer."""
+
+    taskset: TasksetConfig | None = key(None, "Tasks that are explored for training.", GUIDE)
+    tasksets: tuple[TasksetConfig, ...] = key((), "Several tasksets; excludes taskset.", TRINITY)
+    eval_tasksets: tuple[TasksetConfig, ...] = key((), "Tasksets for evaluation.", GUIDE)
+    default_workflow_type: str | None = key(None, "Workflow of tasksets that name none.", GUIDE)
+    default_eval_workflow_type: str | None = key(None, "Workflow of evaluation tasksets that name none.", GUIDE)
+    default_reward_fn_type: str | None = key(None, "Reward function of tasksets that name none.", GUIDE)
+
+
+class TrainerInput(Section):
+    """Experiences of the trainer."""
+
+    experience_buffer: ExperienceBufferConfig | None = key(
+        None, "Output of the explorer and input of the trainer; null: the run's own queue.", GUIDE
+    )
+    auxiliary_buffers: dict[str, ExperienceBufferConfig] = key({}, "Further sources by name.", GUIDE)
+
+
+class BufferConfig(Section):
+    """Sizes of batches, and where tasks and experiences lie."""
+
+    batch_size: Count = key(1, "Tasks per explorer step, >= 1.", GUIDE)
+    train_batch_size: Natural = key(
+        0, "Experiences per trainer step; 0: batch_size times algorithm.repeat_times.", GUIDE
+    )
+    total_epochs: Count = key(1, "Passes over the tasks, >= 1.", TRINITY)
+    total_steps: Count | None = key(None, "Explorer steps; wins over total_epochs.", GUIDE)
+    explorer_input: ExplorerInput = section(ExplorerInput, "Tasks of the explorer.")
+    trainer_input: TrainerInput = section(TrainerInput, "Experiences of the trainer.")
+    tokenizer_path: str | None = key(None, "Tokenizer, from model.model_path.", TRINITY, derived=True)
+    pad_token_id: Natural | None = key(None, "Padding token of the tokenizer.", TRINITY, derived=True)
+    cache_dir: str | None = key(None, "Folder of buffer files: <job>/buffer.", TRINITY, derived=True)
+
+
+__all__ = [
+    "BufferConfig",
+    "BufferName",
+    "DataSelectorConfig",
+    "ExperienceBufferConfig",
+    "ExplorerInput",
+    "FormatConfig",
+    "GenerationConfig",
+    "ReplayBufferConfig",
+    "TasksetConfig",
+    "TrainerInput",
+]

@@ -1,0 +1,198 @@
+"""From a tree of values to a typed `Config`: every wrong key and value becomes one problem with its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from trinity.common.config.base import Section
+from trinity.common.config.config import Config
+from trinity.common.config.nearest import distance, nearest
+from trinity.common.config.problems import Problem, described
+from trinity.common.config.renames import verl_name
+from trinity.common.config.schema_index import annotation_at, homes, model_at, variants
+from trinity.common.config.tree import Path, Tree, dotted
+
+_EXPECTED = {
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "a mapping",
+    "model": "a mapping",
+}
+_MAX_ROUNDS = 4
+
+
+def check_schema(tree: Tree) -> tuple[Config, list[Problem], set[Path]]:
+    """Return the typed configuration, its problems, and the paths that were left out because of them.
+
+    What is broken takes its default in the returned configuration, so that the remaining rules can be checked too.
+    """
+    rest = tree.copy()
+    problems: list[Problem] = []
+    broken: set[Path] = set()
+    for _ in range(_MAX_ROUNDS):
+        try:
+            return Config.model_validate(rest.values), problems, broken
+        except ValidationError as error:
+            for path, details in _by_path(rest, error).items():
+                problems.append(_problem(rest, path, details))
+                broken.add(path)
+            for path in broken:
+                _drop(rest, path)
+    return Config(), problems, broken
+
+
+def _drop(tree: Tree, path: Path) -> None:
+    """Remove a broken value; a broken list item takes the whole list along."""
+    while path and isinstance(path[-1], int):
+        path = path[:-1]
+    try:
+        tree.drop(path)
+    except KeyError:
+        return
+
+
+def _by_path(tree: Tree, error: ValidationError) -> dict[Path, list[ErrorDetails]]:
+    """Group pydantic's errors by the path that exists in the tree; unions report one value several times."""
+    grouped: dict[Path, list[ErrorDetails]] = {}
+    for details in error.errors(include_url=False):
+        path: Path = ()
+        for part in details["loc"]:
+            if not _exists(tree, (*path, part)):
+                break
+            path = (*path, part)
+        grouped.setdefault(path, []).append(details)
+    return grouped
+
+
+def _exists(tree: Tree, path: Path) -> bool:
+    try:
+        tree.get(path)
+    except KeyError:
+        return False
+    return True
+
+
+def _problem(tree: Tree, path: Path, errors: list[ErrorDetails]) -> Problem:
+    first = errors[0]
+    kind = first["type"]
+    if kind == "extra_forbidden":
+        return _unknown_key(tree, path)
+    if kind == "literal_error":
+        return _not_a_choice(tree, path, first)
+    if kind.startswith("E1"):
+        return tree.problem(kind, path, f"`{dotted(path)}` {first['msg']}, got {described(dotted(path), first['input'])}",
+                            rule=first["msg"], value=first["input"], suggestion=_name_hint(first["input"]))  # fmt: skip
+    if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"):
+        return _out_of_range(tree, path, errors)
+    return _wrong_type(tree, path, errors)
+
+
+def _wrong_type(tree: Tree, path: Path, errors: list[ErrorDetails]) -> Problem:
+    value = errors[0]["input"]
+    if isinstance(value, Section):
+        value = tree.get(path)
+    expected = " or ".join(dict.fromkeys(_EXPECTED.get(_kind(error), _kind(error)) for error in errors))
+    key = dotted(path)
+    return tree.problem("E1101", path, f"`{key}` must be {expected}, got {described(key, value)}",
+                        rule=expected, value=value, suggestion=_type_hint(path, expected))  # fmt: skip
+
+
+def _kind(error: ErrorDetails) -> str:
+    kind = error["type"]
+    if kind == "value_error":
+        return "a number"
+    if kind == "recursion_loop":
+        return "a plain value"
+    return kind.split("_", 1)[0]
+
+
+def _type_hint(path: Path, expected: str) -> str | None:
+    name = str(path[-1]) if path else ""
+    if expected == "a mapping":
+        inner = [v for v in variants(annotation_at(path)) if isinstance(v, type) and issubclass(v, Section)]
+        example = next(iter(inner[0].model_fields)) if inner else "name"
+        return f"write `{name}: {{{example}: ...}}`"
+    if expected == "a list":
+        return f"write `{name}: [...]`"
+    return None
+
+
+def _out_of_range(tree: Tree, path: Path, errors: list[ErrorDetails]) -> Problem:
+    signs = {"greater_than": (">", "gt"), "greater_than_equal": (">=", "ge"), "less_than": ("<", "lt"),
+             "less_than_equal": ("<=", "le")}  # fmt: skip
+    error = errors[0]
+    key = dotted(path)
+    if error["type"] == "finite_number":
+        rule = "a finite number"
+    else:
+        sign, name = signs[error["type"]]
+        rule = f"{sign} {error['ctx'][name]:g}"
+    hint = "never is spelled `null`" if path[-1:] == ("eval_interval",) and error["input"] == 0 else None
+    return tree.problem("E1302", path, f"`{key}` must be {rule}, got {described(key, error['input'])}",
+                        rule=rule, value=error["input"], suggestion=hint)  # fmt: skip
+
+
+def _not_a_choice(tree: Tree, path: Path, error: ErrorDetails) -> Problem:
+    choices = [part.strip().strip("'") for part in error["ctx"]["expected"].replace(" or ", ", ").split(",")]
+    key = dotted(path)
+    value = error["input"]
+    near = nearest(str(value), choices)
+    hint = f"did you mean `{near}`?" if near else f"one of: {', '.join(choices)}"
+    return tree.problem("E1301", path, f"`{key}` must be one of {', '.join(choices)}, got {described(key, value)}",
+                        rule=f"one of {', '.join(choices)}", value=value, suggestion=hint)  # fmt: skip
+
+
+def _name_hint(value: Any) -> str | None:
+    kept = "".join(c for c in str(value) if c.isalnum() or c in "_-.+").strip("-._")[:60]
+    return f"for example `{kept}`" if kept and not any(part in str(value) for part in ("..",)) else None
+
+
+def _unknown_key(tree: Tree, path: Path) -> Problem:
+    """Name the key that was meant: veRL's name, a typing error in this section, or a key of another section."""
+    name = str(path[-1])
+    key = dotted(path)
+    model = model_at(path[:-1])
+    here = list(model.model_fields) if model is not None else []
+    near = nearest(name, here)
+    other = verl_name(path)
+    if other is not None:
+        return tree.problem("E1205", path, f"unknown key `{key}`: it is a veRL key",
+                            suggestion=f"write `{other}`", value=tree.get(path))  # fmt: skip
+    places = [place for place in homes().get(name, ()) if "*" not in place]
+    is_typo = near is not None and (distance(name, near) == 1 or not places)
+    if is_typo or not places:
+        return tree.problem("E1203", path, f"unknown key `{key}`", value=tree.get(path),
+                            suggestion=_typo_hint(name, near, path))  # fmt: skip
+    home = sorted(places, key=lambda place: (-_shared(place, path), len(place)))[0]
+    where = f"`{dotted(home)}`" if home else "the top level"
+    return tree.problem("E1204", path, f"unknown key `{key}`: `{name}` belongs to {where}", value=tree.get(path),
+                        suggestion=f"write `{dotted((*home, name))}`")  # fmt: skip
+
+
+def _shared(place: Path, path: Path) -> int:
+    count = 0
+    for left, right in zip(place, path, strict=False):
+        if left != right:
+            break
+        count += 1
+    return count
+
+
+def _typo_hint(name: str, near: str | None, path: Path) -> str | None:
+    if near is not None:
+        return f"did you mean `{near}`?"
+    if "：" in name:
+        return "use ':' instead of the full-width '：'"
+    far = nearest(name, homes())
+    if far is not None:
+        places = sorted(homes()[far], key=lambda place: (-_shared(place, path), len(place)))
+        return f"did you mean `{dotted((*places[0], far))}`?"
+    model = model_at(path[:-1])
+    return f"known here: {', '.join(sorted(model.model_fields))}" if model is not None else None

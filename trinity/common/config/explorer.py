@@ -1,0 +1,70 @@
+"""Section `explorer`: rollout engines, workflow runners and evaluation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trinity.common.config.base import (
+    GUIDE,
+    TRINITY,
+    Count,
+    Float,
+    Natural,
+    NonNegative,
+    Port,
+    Positive,
+    Section,
+    key,
+    section,
+)
+from trinity.common.config.buffer import BufferName
+from trinity.common.config.model import InferenceModelConfig
+
+
+class OverRolloutConfig(Section):
+    """Go on before the slowest tasks of a batch are done."""
+
+    ratio: Annotated[Float, Field(ge=0, lt=1)] = key(0.0, "Share of tasks that need not be waited for, [0, 1).", GUIDE)
+    wait_after_min: NonNegative = key(30.0, "Wait after the required share in seconds.", GUIDE)
+    return_partial_tasks: bool = key(False, "Keep the finished repeats of unfinished tasks.", TRINITY)
+
+
+class DynamicTimeoutConfig(Section):
+    """Deadline of a task from the average time of successful ones."""
+
+    enable: bool = key(False, "Use it.", GUIDE)
+    ratio: Positive = key(3.0, "Deadline as a multiple of the average time, > 0.", GUIDE)
+    warmup_min_steps: Natural = key(1, "Steps before it is used.", TRINITY)
+
+
+class ExplorerConfig(Section):
+    """Rollouts and evaluation."""
+
+    name: BufferName = key("explorer", "Name of the explorer; unique among those that share a run.", GUIDE)
+    runner_per_model: Count = key(8, "Workflow runners per engine instance, >= 1.", GUIDE)
+    runner_num: Count | None = key(None, "Older form of runner_per_model.", TRINITY)
+    max_timeout: Positive = key(1800.0, "Longest time of one attempt at a workflow in seconds, > 0.", TRINITY)
+    max_retry_times: Natural = key(2, "Further attempts after a failure or a timeout.", GUIDE)
+    env_vars: dict[str, str] = key({}, "Environment variables of the runners.", GUIDE)
+    runner_prepare_concurrency: Count = key(8, "Runners prepared at once.", TRINITY)
+    runner_prepare_max_retries: Natural = key(2, "Attempts to prepare a runner.", TRINITY)
+    concurrent_mode: Literal["sequential", "asynchronous", "multi-threading"] = key(
+        "sequential", "How a runner does the repeats of a workflow that cannot repeat itself.", TRINITY
+    )
+    max_repeat_times_per_runner: Count | None = key(None, "Repeats of one task per runner; null: all.", TRINITY)
+    rollout_model: InferenceModelConfig = section(InferenceModelConfig, "Engine of the trained model.")
+    auxiliary_models: tuple[InferenceModelConfig, ...] = key((), "Further models that workflows call.", GUIDE)
+    eval_interval: Count | None = key(100, "Steps between evaluations, >= 1; null: never.", GUIDE)
+    eval_on_startup: bool = key(True, "Evaluate the original model at step 0.", GUIDE)
+    bench_on_latest_checkpoint: bool = key(False, "Mode bench: only the latest checkpoint.", TRINITY)
+    over_rollout: OverRolloutConfig = section(OverRolloutConfig, "Go on before the slowest tasks are done.")
+    dynamic_timeout: DynamicTimeoutConfig = section(DynamicTimeoutConfig, "Deadline from measured times.")
+    runner_state_report_interval: NonNegative = key(0.0, "Seconds between reports of runner states; 0: none.", GUIDE)
+    max_inflight_batches: Count = key(2, "Sync style fully_async: batches under way.", TRINITY)
+    proxy_port: Port = key(8010, "Mode serve: port, 0 to 65535.", TRINITY)
+    listen_address: str = key("0.0.0.0", "Mode serve: address to listen on.", TRINITY)
+    service_status_check_interval: Positive = key(60.0, "Mode serve: seconds between checks.", TRINITY)
+    min_running_model_num: Count = key(1, "Mode serve: models that stay available.", TRINITY)
+    db_url: str | None = key(None, "Mode serve: database of recorded experiences.", TRINITY)

@@ -1,0 +1,200 @@
+"""Interpolations: `${model.model_path}`, `${oc.env:VAR,default}` and few other resolvers, leaf by leaf.
+
+Each leaf is resolved on its own, so that one broken leaf does not hide the others. Only resolvers that read the
+configuration or the environment are allowed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import GrammarParseError, InterpolationKeyError, OmegaConfBaseException
+
+from trinity.common.config.nearest import nearest
+from trinity.common.config.problems import Problem
+from trinity.common.config.schema_index import default_at, homes, model_at
+from trinity.common.config.tree import Origin, Path, Tree, dotted
+from trinity.utils.log import add_secret, is_secret_name
+
+ALLOWED = ("oc.decode", "oc.dict.keys", "oc.dict.values", "oc.env", "oc.select")
+_RESOLVER = re.compile(r"(?<!\\)\$\{\s*([A-Za-z_][\w.]*)\s*:")
+_NODE = re.compile(r"(?<!\\)\$\{\s*([A-Za-z_][\w.\[\]]*)\s*\}")
+_ENV = re.compile(r"(?<!\\)\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)")
+_PART = re.compile(r"[^.\[\]]+")
+VERL_ROOT: Path = ("trainer", "trainer_config")
+
+
+def resolve_interpolations(tree: Tree) -> tuple[Tree, list[Problem]]:
+    """Return the tree with every interpolation replaced, and the problems of those that cannot be.
+
+    A leaf with a problem is left out of the returned tree.
+    """
+    leaves = [path for path in tree.leaves() if _is_interpolation(tree.get(path))]
+    if not leaves:
+        return tree, []
+    problems: dict[Path, Problem] = {}
+    for path in leaves:
+        problem = _check_syntax(tree, path) or _check_cycle(tree, path)
+        if problem is not None:
+            problems[path] = problem
+    good = [path for path in leaves if path not in problems]
+    source = _source(tree, good, bad=list(problems))
+    resolved = tree.copy()
+    for path in good:
+        value, problem = _resolve(source, tree, path)
+        if problem is not None:
+            problems[path] = problem
+            continue
+        resolved.put(path, value)
+        _note_environment(resolved, path, tree.get(path))
+    for path in problems:
+        resolved.drop(path)
+    return resolved, list(problems.values())
+
+
+def references(text: str) -> list[Path]:
+    """Return the paths that a text refers to by `${a.b}`."""
+    return [tuple(int(p) if p.isdigit() else p for p in _PART.findall(found)) for found in _NODE.findall(text)]
+
+
+def _is_interpolation(value: Any) -> bool:
+    return isinstance(value, str) and "${" in value.replace("\\${", "")
+
+
+def _check_syntax(tree: Tree, path: Path) -> Problem | None:
+    text = tree.get(path)
+    for name in _RESOLVER.findall(text):
+        if name not in ALLOWED:
+            near = nearest(name, ALLOWED)
+            hint = f"did you mean `{near}`?" if near else f"allowed: {', '.join(ALLOWED)}"
+            return tree.problem("E1404", path, f"resolver `{name}` is not allowed in `{dotted(path)}`",
+                                value=text, suggestion=hint)  # fmt: skip
+    try:
+        OmegaConf.create({"leaf": text})
+    except GrammarParseError as error:
+        return tree.problem("E1405", path, f"`{dotted(path)}` is no valid interpolation: {_first_line(error)}",
+                            value=text, suggestion="write ${section.key} or ${oc.env:NAME,default}")  # fmt: skip
+    return None
+
+
+def _check_cycle(tree: Tree, start: Path) -> Problem | None:
+    trail: list[Path] = []
+
+    def visit(path: Path) -> list[Path] | None:
+        if path in trail:
+            return [*trail[trail.index(path) :], path]
+        value = _leaf(tree, path)
+        if not _is_interpolation(value):
+            return None
+        trail.append(path)
+        for target in references(value):
+            cycle = visit(target)
+            if cycle is not None:
+                return cycle
+        trail.pop()
+        return None
+
+    cycle = visit(start)
+    if cycle is None:
+        return None
+    shown = " -> ".join(dotted(path) for path in cycle)
+    return tree.problem("E1403", start, f"interpolation cycle: {shown}", value=tree.get(start),
+                        suggestion="give one of these keys a value")  # fmt: skip
+
+
+def _leaf(tree: Tree, path: Path) -> Any:
+    try:
+        return tree.get(path)
+    except KeyError:
+        return None
+
+
+def _source(tree: Tree, good: list[Path], *, bad: list[Path]) -> Any:
+    """Return the container that interpolations read: the values, schema defaults that are referred to, aliases."""
+    copy = tree.copy()
+    for path in bad:
+        copy.drop(path)
+    for path in good:
+        for target in references(tree.get(path)):
+            _add_default(copy, target)
+    verl = _leaf(copy, VERL_ROOT)
+    for name in verl if isinstance(verl, dict) else ():
+        copy.values.setdefault(name, verl[name])
+    return OmegaConf.create(copy.values)
+
+
+def _add_default(copy: Tree, target: Path) -> None:
+    """Put the schema's default where an interpolation refers to a key that is not written."""
+    for path in (target, (*VERL_ROOT, *target)):
+        has_default, default = default_at(path)
+        if not has_default or any(isinstance(part, int) for part in path):
+            continue
+        node = copy.values
+        for part in path[:-1]:
+            node = node.setdefault(part, {}) if isinstance(node, dict) else {}
+        if isinstance(node, dict):
+            node.setdefault(path[-1], list(default) if isinstance(default, tuple) else default)
+
+
+def _resolve(source: Any, tree: Tree, path: Path) -> tuple[Any, Problem | None]:
+    text = tree.get(path)
+    try:
+        node = source
+        for part in path:
+            node = node[part]
+        value = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    except InterpolationKeyError:
+        return None, _unknown_reference(tree, path)
+    except (OmegaConfBaseException, RecursionError) as error:
+        return None, _failed(tree, path, error)
+    if is_secret_name(str(path[-1])) and isinstance(value, str) and value != text:
+        add_secret(value)
+    return value, None
+
+
+def _failed(tree: Tree, path: Path, error: Exception) -> Problem:
+    text = tree.get(path)
+    for name in _ENV.findall(text):
+        if name not in os.environ:
+            return tree.problem("E1401", path, f"environment variable `{name}` is not set, `{dotted(path)}` needs it",
+                                value=text, suggestion=f"export {name}=... or write ${{oc.env:{name},default}}")  # fmt: skip
+    code = "E1402" if references(text) else "E1405"
+    return tree.problem(code, path, f"cannot resolve `{dotted(path)}`: {_first_line(error)}", value=text)
+
+
+def _unknown_reference(tree: Tree, path: Path) -> Problem:
+    text = tree.get(path)
+    for target in references(text):
+        known = _leaf(tree, target) is not None or default_at(target)[0] or default_at((*VERL_ROOT, *target))[0]
+        if known:
+            continue
+        name = str(target[-1])
+        model = model_at(target[:-1])
+        near = nearest(name, model.model_fields) if model else None
+        hint = f"did you mean `{dotted((*target[:-1], near))}`?" if near else _elsewhere(name)
+        return tree.problem("E1402", path, f"`{dotted(path)}` refers to `{dotted(target)}`, which does not exist",
+                            value=text, suggestion=hint)  # fmt: skip
+    return tree.problem("E1402", path, f"`{dotted(path)}` refers to a key that does not exist", value=text)
+
+
+def _elsewhere(name: str) -> str | None:
+    places = homes().get(name)
+    if places:
+        return f"did you mean `{dotted((*places[0], name))}`?"
+    near = nearest(name, homes())
+    return f"did you mean `{dotted((*homes()[near][0], near))}`?" if near else None
+
+
+def _note_environment(tree: Tree, path: Path, text: str) -> None:
+    """Add environment variables that were read to the chain of origins."""
+    used = tuple(Origin("env", name) for name in _ENV.findall(text) if name in os.environ)
+    if used:
+        tree.origins[path] = (*tree.origins.get(path, ()), *used)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,74 @@
+"""`--set a.b=c`: single values from the command line, with their own place in problems."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from trinity.common.config.problems import Problem
+from trinity.common.config.reading import parse_value
+from trinity.common.config.tree import Origin, Path, Tree, dotted
+
+_PATH = re.compile(r"[^.\[\]=]+|\[\d+\]")
+_WHOLE = re.compile(r"^[^.\[\]=]+(\[\d+\]|\.[^.\[\]=]+)*$")
+
+
+def parse_path(text: str) -> Path | None:
+    """Return the path of `stages[1].a.b`, or `None` if the text is no path."""
+    if not _WHOLE.match(text):
+        return None
+    return tuple(int(p[1:-1]) if p.startswith("[") else p.strip() for p in _PATH.findall(text))
+
+
+def apply_overrides(tree: Tree, overrides: Sequence[str]) -> tuple[Tree, list[Problem]]:
+    """Return the tree with each `a.b=c` applied in order, and the problems of those that cannot be."""
+    result = tree.copy()
+    problems: list[Problem] = []
+    for number, override in enumerate(overrides, start=1):
+        name, equals, text = override.partition("=")
+        path = parse_path(name.strip())
+        origin = Origin("set", f"--set #{number}", written=path or ())
+        if path is None or not equals:
+            problems.append(Problem("E1008", "error", name, f"`--set {override}` is not of the form a.b=c",
+                                    file=origin.file, value=text, suggestion="write --set section.key=value"))  # fmt: skip
+            continue
+        problem = _put(result, path, parse_value(text), origin)
+        if problem is not None:
+            problems.append(problem)
+    return result, problems
+
+
+def _put(tree: Tree, path: Path, value: Any, origin: Origin) -> Problem | None:
+    node: Any = tree.values
+    for depth, part in enumerate(path[:-1]):
+        here = path[: depth + 1]
+        if isinstance(part, int):
+            if not isinstance(node, list) or part >= len(node):
+                return _no_place(origin, path, here, node)
+            node = node[part]
+        elif isinstance(node, dict):
+            if not isinstance(node.get(part), dict | list):
+                node[part] = {}
+                tree.origins[here] = (origin,)
+            node = node[part]
+        else:
+            return _no_place(origin, path, here, node)
+    last = path[-1]
+    if isinstance(last, int):
+        if not isinstance(node, list) or last >= len(node):
+            return _no_place(origin, path, path, node)
+    elif not isinstance(node, dict):
+        return _no_place(origin, path, path, node)
+    before = tree.origins.get(path, ())
+    for other in [p for p in tree.origins if len(p) > len(path) and p[: len(path)] == path]:
+        del tree.origins[other]
+    node[last] = value
+    tree.origins[path] = (origin, *before)
+    return None
+
+
+def _no_place(origin: Origin, path: Path, here: Path, node: Any) -> Problem:
+    have = f"has {len(node)} items" if isinstance(node, list) else "is no list or mapping"
+    return Problem("E1009", "error", dotted(path), f"`{dotted(path)}`: there is no `{dotted(here)}`; "
+                   f"`{dotted(here[:-1]) or 'the configuration'}` {have}", file=origin.file)  # fmt: skip

@@ -1,0 +1,194 @@
+"""`load_plan` and `load_config`: from a YAML file to what a run does, or to every reason why it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trinity.common.config.catalogue import Catalogue
+from trinity.common.config.checking import check_schema
+from trinity.common.config.config import Config
+from trinity.common.config.draft import Derived
+from trinity.common.config.interpolation import resolve_interpolations
+from trinity.common.config.overrides import apply_overrides
+from trinity.common.config.problems import ConfigErrors, Problem, unique
+from trinity.common.config.reading import read_file
+from trinity.common.config.renames import check_older_names
+from trinity.common.config.resolve import resolve, soften
+from trinity.common.config.stages import split_stages
+from trinity.common.config.tree import Tree
+from trinity.utils.log import add_secret, is_secret_name
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One stage of a run; a run without stages has one, named `None`.
+
+    Attributes:
+        name: the stage's name.
+        config: the complete configuration; no derived value is left open.
+        derived: the values that were not written, with their reasons.
+        warnings: what to look at, although the run can start.
+        tree: the values as written, with their places.
+    """
+
+    name: str | None
+    config: Config
+    derived: list[Derived] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
+    tree: Tree = field(default_factory=Tree)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a configuration file asks for.
+
+    Attributes:
+        path: the file.
+        stages: the stages in order.
+        warnings: all warnings, once each.
+    """
+
+    path: Path
+    stages: list[StagePlan]
+    warnings: list[Problem] = field(default_factory=list)
+
+
+def load_plan(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    catalogue: Catalogue,
+    schema_only: bool = False,
+    cwd: Path | None = None,
+) -> Plan:
+    """Return the stages of a configuration file, each complete.
+
+    Args:
+        path: the YAML file.
+        overrides: `a.b=c`, applied in order.
+        catalogue: the known names.
+        schema_only: report what is not available yet as a warning.
+        cwd: the folder that relative paths refer to; default: the working directory.
+
+    Raises:
+        ConfigErrors: all problems of the file at once.
+    """
+    plan, problems = examine(path, overrides, catalogue=catalogue, schema_only=schema_only, cwd=cwd)
+    if any(problem.is_error for problem in problems):
+        raise ConfigErrors(problems)
+    return plan
+
+
+def examine(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    catalogue: Catalogue,
+    schema_only: bool = False,
+    cwd: Path | None = None,
+) -> tuple[Plan, list[Problem]]:
+    """Return the plan and all problems; with an error among them, the plan is only good for showing.
+
+    Raises:
+        ConfigErrors: the file cannot be read as YAML at all.
+    """
+    folder = cwd or Path.cwd()
+    tree = read_file(Path(path))
+    tree, problems = apply_overrides(tree, overrides)
+    _remember_secrets(tree)
+    base, merged, found = split_stages(tree)
+    problems += found
+    if merged[0][0] is not None or len(merged) > 1:
+        problems += _check_tree(base)
+    stages = []
+    for name, stage_tree in merged:
+        stage, found = _plan_stage(name, stage_tree, catalogue=catalogue, cwd=folder)
+        found = soften(found) if schema_only else found
+        warnings = unique(p for p in found if not p.is_error)
+        stages.append(StagePlan(stage.name, stage.config, stage.derived, warnings, stage.tree))
+        problems += found
+    problems = unique(problems)
+    return Plan(Path(path), stages, [p for p in problems if not p.is_error]), problems
+
+
+def load_config(
+    path: str | Path, overrides: Sequence[str] = (), *, catalogue: Catalogue | None = None, cwd: Path | None = None
+) -> Config:
+    """Return the configuration of a file without stages; complete if a catalogue is given, else as written.
+
+    Raises:
+        ConfigErrors: all problems of the file at once, or the file has several stages.
+    """
+    if catalogue is not None:
+        plan = load_plan(path, overrides, catalogue=catalogue, cwd=cwd)
+        if len(plan.stages) > 1:
+            raise ConfigErrors([Problem("E1604", "error", "stages", f"{path} has {len(plan.stages)} stages; "
+                                        "one configuration was asked for", file=str(path))])  # fmt: skip
+        return plan.stages[0].config
+    tree, problems = apply_overrides(read_file(Path(path)), overrides)
+    _remember_secrets(tree)
+    resolved, found = resolve_interpolations(tree)
+    config, more, _ = check_schema(resolved)
+    problems = unique([*problems, *found, *more])
+    if any(problem.is_error for problem in problems):
+        raise ConfigErrors(problems)
+    return config
+
+
+def _check_tree(tree: Tree) -> list[Problem]:
+    """Return the problems of keys and types of the global part, which a stage may hide."""
+    resolved, problems = resolve_interpolations(tree)
+    return [*problems, *check_schema(resolved)[1]]
+
+
+def _plan_stage(name: str | None, tree: Tree, *, catalogue: Catalogue, cwd: Path) -> tuple[StagePlan, list[Problem]]:
+    tree, problems = _include_trainer_file(tree, cwd)
+    resolved, found = resolve_interpolations(tree)
+    problems += found
+    config, found, broken = check_schema(resolved)
+    problems += [*found, *check_older_names(resolved)]
+    broken |= {path for path in tree.leaves() if _is_missing(resolved, path)}
+    stage_name = name if isinstance(name, str) else None
+    final, derived, found = resolve(
+        config, resolved, catalogue=catalogue, cwd=cwd, stage_name=stage_name, broken=broken
+    )
+    return StagePlan(stage_name, final, derived, [], resolved), [*problems, *found]
+
+
+def _is_missing(tree: Tree, path: tuple[str | int, ...]) -> bool:
+    try:
+        tree.get(path)
+    except KeyError:
+        return True
+    return False
+
+
+def _include_trainer_file(tree: Tree, cwd: Path) -> tuple[Tree, list[Problem]]:
+    """Put the file of `trainer.trainer_config_path` in the place of `trainer.trainer_config`."""
+    trainer = tree.values.get("trainer")
+    written = trainer.get("trainer_config_path") if isinstance(trainer, dict) else None
+    if not isinstance(written, str) or written == "None" or trainer.get("trainer_config"):
+        return tree, []
+    file = cwd / Path(written).expanduser()
+    try:
+        inner = read_file(file)
+    except ConfigErrors as error:
+        return tree, error.problems
+    result = tree.copy()
+    prefix = ("trainer", "trainer_config")
+    result.values["trainer"]["trainer_config"] = inner.values
+    for path, chain in inner.origins.items():
+        result.origins[(*prefix, *path)] = chain
+    result.drop(("trainer", "trainer_config_path"))
+    return result, []
+
+
+def _remember_secrets(tree: Tree) -> None:
+    """Let the log redact every secret that stands in the file."""
+    for path in tree.leaves():
+        value = tree.get(path)
+        names = [str(part) for part in path if isinstance(part, str)]
+        if names and is_secret_name(names[-1]) and isinstance(value, str) and "${" not in value:
+            add_secret(value)

@@ -1,0 +1,160 @@
+"""`resolve`: from a checked configuration to a complete one, with the reason of every derived value.
+
+Pure: it reads neither files nor devices, and it changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path as FilePath
+from typing import Any
+
+from trinity.common.config.available import check_available
+from trinity.common.config.base import Section
+from trinity.common.config.catalogue import Catalogue
+from trinity.common.config.config import Config
+from trinity.common.config.draft import Derived, Draft, plain_value, plain_values
+from trinity.common.config.explorer import ExplorerConfig
+from trinity.common.config.problems import Problem
+from trinity.common.config.rules.algorithm import check_name, resolve_algorithm
+from trinity.common.config.rules.batches import check_intervals, check_micro_batches, resolve_batches, resolve_steps
+from trinity.common.config.rules.buffers import check_unique_names, resolve_experience_buffer, resolve_tasksets
+from trinity.common.config.rules.cluster import (
+    resolve_cluster,
+    resolve_engine,
+    resolve_evaluation,
+    resolve_synchronizer,
+)
+from trinity.common.config.rules.lengths import hand_down, resolve_lengths
+from trinity.common.config.rules.names import check_model_paths, derive_names
+from trinity.common.config.rules.training import check_derived_keys, resolve_trainer
+from trinity.common.config.schema_index import variants
+from trinity.common.config.tree import Path, Tree
+from trinity.common.config.verl import CriticConfig
+from trinity.utils.log import is_secret_name
+
+RULES: tuple[Callable[[Draft], None], ...]
+
+
+def resolve(
+    config: Config,
+    tree: Tree,
+    *,
+    catalogue: Catalogue,
+    cwd: FilePath,
+    stage_name: str | None = None,
+    broken: Iterable[Path] = (),
+) -> tuple[Config, list[Derived], list[Problem]]:
+    """Return the configuration with every derived value filled in, those values, and what does not fit together.
+
+    Args:
+        config: the typed configuration, without stages.
+        tree: what was written, with places; a written value is never replaced silently.
+        catalogue: the known names.
+        cwd: the folder that relative paths refer to.
+        stage_name: name of the stage, if the run has stages.
+        broken: paths whose values were refused by the schema.
+    """
+    draft = Draft(plain_values(config), tree, catalogue, cwd, stage_name, set(broken), typed=plain_values(config))
+    for rule in RULES:
+        rule(draft)
+    errors = [problem for problem in draft.problems if problem.is_error]
+    if errors or draft.broken:
+        return config, draft.derived, draft.problems
+    return Config.model_validate(_meant(draft.values, Config, tree.values)), draft.derived, draft.problems
+
+
+def _meant(values: dict[str, Any], model: type[Section], written: Any) -> dict[str, Any]:
+    """Return what was written or derived, so that `model_fields_set` of the result tells it from defaults."""
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        field = model.model_fields[name]
+        is_written = isinstance(written, dict) and name in written
+        inner = next((v for v in variants(field.annotation) if isinstance(v, type) and issubclass(v, Section)), None)
+        if inner is not None and isinstance(value, dict):
+            below = _meant(value, inner, written[name] if is_written else None)
+            if below or is_written or field.default_factory is None:
+                kept[name] = below
+        elif is_written or value != plain_value(field.get_default(call_default_factory=True)):
+            kept[name] = value
+    return kept
+
+
+def soften(problems: Iterable[Problem]) -> list[Problem]:
+    """Return the problems with `not available yet` as warnings, for checks that only look at the file."""
+    return [replace(p, severity="warning") if p.code == "E1900" else p for p in problems]
+
+
+def _check_names(draft: Draft) -> None:
+    check_name(draft, "monitor.monitor_type", "monitor", draft.get("monitor.monitor_type"), unknown="E1301")
+    for index, operator in enumerate(draft.get("data_processor.experience_pipeline.operators")):
+        key = f"data_processor.experience_pipeline.operators[{index}].name"
+        check_name(draft, key, "operator", operator["name"] or "(none)")
+
+
+def _check_secrets(draft: Draft) -> None:
+    """Warn about secrets that stand in the file as they are."""
+    for path in draft.tree.leaves():
+        value = draft.tree.get(path)
+        words = [str(part) for part in path if isinstance(part, str)]
+        if not words or not is_secret_name(words[-1]) or not isinstance(value, str) or value in ("", "EMPTY", "None"):
+            continue
+        chain = draft.tree.origins.get(path, ())
+        if any(origin.kind == "env" for origin in chain):
+            continue
+        owner = f"{draft.get('monitor.monitor_type')}_" if words[0] == "monitor" else ""
+        name = f"{owner}{words[-1]}".upper()
+        key = ".".join(words)
+        draft.problems.append(draft.tree.problem(
+            "W1501", path, f"`{key}` holds a secret in plain text",
+            suggestion=f"write ${{oc.env:{name}}} and set the environment variable",
+        ))  # fmt: skip
+
+
+def _check_unused(draft: Draft) -> None:
+    """Warn about sections that were written for this very run and that nothing reads."""
+    critic = draft.typed["trainer"]["trainer_config"]["critic"]
+    if draft.is_own("trainer.trainer_config.critic") and critic != plain_values(CriticConfig()):
+        draft.problem("W1902", "trainer.trainer_config.critic", "`trainer.trainer_config.critic` has no effect: "
+                      "this algorithm has no critic")  # fmt: skip
+    is_idle = draft.mode == "train" and draft.is_own("explorer")
+    if is_idle and draft.typed["explorer"] != plain_values(ExplorerConfig()):
+        draft.problem("W1902", "explorer", "`explorer` has no effect in mode train")
+
+
+def _check_config_path(draft: Draft) -> None:
+    if draft.is_given("trainer.trainer_config_path") and draft.is_given("trainer.trainer_config"):
+        origin = draft.origin("trainer.trainer_config")
+        written = draft.get("trainer.trainer_config_path")
+        if origin is None or origin.file == str(written) or draft.tree.get(("trainer", "trainer_config")) == {}:
+            return
+        draft.problem("E1806", "trainer.trainer_config_path", "`trainer.trainer_config_path` and trainer_config exclude "
+                      "each other", suggestion="keep one of them")  # fmt: skip
+
+
+RULES = (
+    derive_names,
+    check_model_paths,
+    resolve_algorithm,
+    resolve_lengths,
+    resolve_engine,
+    resolve_synchronizer,
+    hand_down,
+    resolve_batches,
+    resolve_steps,
+    resolve_tasksets,
+    resolve_evaluation,
+    resolve_trainer,
+    resolve_experience_buffer,
+    resolve_cluster,
+    check_unique_names,
+    check_micro_batches,
+    check_intervals,
+    check_derived_keys,
+    check_available,
+    _check_config_path,
+    _check_names,
+    _check_secrets,
+    _check_unused,
+)

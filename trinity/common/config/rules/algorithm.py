@@ -1,0 +1,156 @@
+"""Algorithm type, its functions and their arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trinity.common.config.available import LATER_NAMES
+from trinity.common.config.draft import Draft
+from trinity.common.config.nearest import nearest
+from trinity.common.config.schema_index import default_at
+
+FUNCTIONS = {
+    "sample_strategy": "sample_strategy",
+    "advantage_fn": "advantage_fn",
+    "kl_penalty_fn": "kl_fn",
+    "policy_loss_fn": "policy_loss_fn",
+    "kl_loss_fn": "kl_fn",
+    "entropy_loss_fn": "entropy_loss_fn",
+}
+GROUP_ADVANTAGES = {"grpo"}
+DATASET_ALGORITHMS = {"sft", "dpo", "cpt"}
+
+
+def resolve_algorithm(draft: Draft) -> None:
+    """Fill what the algorithm type decides, and check names and arguments."""
+    algorithm = draft.get("algorithm.algorithm_type")
+    known = check_name(draft, "algorithm.algorithm_type", "algorithm_type", algorithm, unknown="E1301")
+    entry = draft.catalogue.entry("algorithm_type", algorithm)
+    defaults = dict(entry.args) if entry is not None else {}
+    if known:
+        _fill_type(draft, algorithm, defaults)
+    for name, registry in FUNCTIONS.items():
+        _resolve_function(draft, name, registry, defaults)
+    _resolve_aggregation(draft)
+    _check_rollouts(draft, algorithm)
+    _resolve_optimizer(draft)
+
+
+def check_name(draft: Draft, key: str, registry: str, name: str | None, *, unknown: str = "E1701") -> bool:
+    """Return whether a name exists and can be used now; otherwise note why not."""
+    catalogue = draft.catalogue
+    if name is None or catalogue.knows(registry, name):
+        return True
+    later = LATER_NAMES.get(registry, ())
+    if name in later:
+        draft.problem("E1900", key, f"`{key}: {name}` is not available yet in this version",
+                      suggestion=f"available: {', '.join(catalogue.names(registry))}")  # fmt: skip
+        return False
+    names = [*catalogue.names(registry), *later]
+    if catalogue.has_unknown_plugins:
+        draft.problem("W1701", key, f"`{key}: {name}` is not known here; a plugin may register it when the run starts")
+        return False
+    near = nearest(name, names)
+    hint = f"did you mean `{near}`?" if near else f"known: {', '.join(catalogue.names(registry))}"
+    draft.problem(unknown, key, f"unknown {registry} `{name}` in `{key}`; known: "
+                  f"{', '.join(catalogue.names(registry))}", suggestion=hint, rule=f"a known {registry}")  # fmt: skip
+    return False
+
+
+def _fill_type(draft: Draft, algorithm: str, defaults: dict[str, Any]) -> None:
+    reason = f"default of algorithm_type {algorithm}"
+    repeat = defaults.get("repeat_times", 1)
+    if draft.get("algorithm.repeat_times") is None:
+        draft.derive("algorithm.repeat_times", repeat, reason)
+    for name in FUNCTIONS:
+        if draft.get(f"algorithm.{name}") is None and name in defaults:
+            draft.derive(f"algorithm.{name}", defaults[name], reason)
+
+
+def _resolve_function(draft: Draft, name: str, registry: str, defaults: dict[str, Any]) -> None:
+    key = f"algorithm.{name}"
+    chosen = draft.get(key)
+    if chosen is None:
+        fallback = "default" if name == "sample_strategy" else "none"
+        chosen = fallback if draft.catalogue.knows(registry, fallback) else None
+        draft.derive(key, chosen, "not used by this algorithm")
+    if chosen is None or (chosen == "none" and not draft.catalogue.knows(registry, chosen)):
+        draft.derive(key, None, "not used by this algorithm")
+        draft.derive(f"{key}_args", draft.get(f"{key}_args") or {}, "not used by this algorithm")
+        return
+    if not check_name(draft, key, registry, chosen):
+        return
+    entry = draft.catalogue.entry(registry, chosen)
+    if entry is None:
+        _merge_arguments(draft, f"{key}_args", chosen, {}, is_closed=False)
+        return
+    if "values" in entry.needs:
+        draft.problem("E1900", key, f"`{key}: {chosen}` needs a critic, which is not available yet in this version",
+                      suggestion="remove it to take the default of the algorithm type")  # fmt: skip
+    arguments = dict(entry.args)
+    if defaults.get(name) == chosen:
+        arguments |= dict(defaults.get(f"{name}_args") or {})
+    _merge_arguments(draft, f"{key}_args", chosen, arguments, is_closed=True)
+
+
+def _merge_arguments(draft: Draft, key: str, function: str, known: dict[str, Any], *, is_closed: bool) -> None:
+    """Put the written arguments over the defaults; refuse those that the function does not have."""
+    written = draft.get(key) or {}
+    if is_closed:
+        for name in [n for n in written if n not in known]:
+            near = nearest(name, known)
+            hint = f"did you mean `{near}`?" if near else f"known: {', '.join(sorted(known)) or 'none'}"
+            draft.problem("E1703", f"{key}.{name}", f"`{function}` has no argument `{name}`; known: "
+                          f"{', '.join(sorted(known)) or 'none'}", suggestion=hint)  # fmt: skip
+        written = {name: value for name, value in written.items() if name in known}
+    draft.derive(key, {**known, **written}, f"defaults of {function}")
+
+
+def _resolve_aggregation(draft: Draft) -> None:
+    arguments = draft.get("algorithm.policy_loss_fn_args") or {}
+    mode = draft.get("algorithm.loss_agg_mode")
+    inner = draft.is_given("algorithm.policy_loss_fn_args.loss_agg_mode")
+    own = arguments.get("loss_agg_mode")
+    if mode is None:
+        draft.derive("algorithm.loss_agg_mode", own or "token-mean", "default of the policy loss")
+    elif inner and own != mode:
+        draft.problem("E1815", "algorithm.loss_agg_mode", f"`algorithm.loss_agg_mode` is {mode}, "
+                      f"but algorithm.policy_loss_fn_args.loss_agg_mode is {own}", suggestion="keep one of them")  # fmt: skip
+    elif "loss_agg_mode" in arguments and own != mode:
+        draft.derive("algorithm.policy_loss_fn_args", {**arguments, "loss_agg_mode": mode}, "algorithm.loss_agg_mode")
+
+
+def _check_rollouts(draft: Draft, algorithm: str) -> None:
+    repeat = draft.get("algorithm.repeat_times") or 1
+    if draft.get("algorithm.advantage_fn") in GROUP_ADVANTAGES and repeat < 2:
+        draft.problem("E1801", "algorithm.repeat_times", f"`algorithm.repeat_times` must be >= 2 for {algorithm}, "
+                      f"got {repeat}: with 1 the advantage is always 0", rule=">= 2",
+                      suggestion="write `repeat_times: 8`")  # fmt: skip
+    if algorithm in DATASET_ALGORITHMS and draft.explores:
+        draft.problem("E1807", "mode", f"`mode: {draft.mode}` does not fit algorithm_type {algorithm}, "
+                      "which trains on a dataset", involves=("algorithm.algorithm_type",),
+                      suggestion="write `mode: train`")  # fmt: skip
+    if algorithm == "dpo" and draft.is_given("algorithm.repeat_times") and repeat != 2:
+        draft.problem("E1807", "algorithm.repeat_times", f"`algorithm.repeat_times` must be 2 for dpo, got {repeat}",
+                      rule="2", suggestion="remove it")  # fmt: skip
+
+
+def _resolve_optimizer(draft: Draft) -> None:
+    section = "algorithm.optimizer"
+    style = draft.get(f"{section}.warmup_style")
+    if style is not None:
+        if draft.is_given(f"{section}.lr_scheduler_type") and draft.get(f"{section}.lr_scheduler_type") != style:
+            draft.problem("E1815", f"{section}.warmup_style", f"`{section}.warmup_style` is {style}, but "
+                          f"lr_scheduler_type is {draft.get(f'{section}.lr_scheduler_type')}",
+                          suggestion="keep lr_scheduler_type")  # fmt: skip
+        else:
+            draft.derive(f"{section}.lr_scheduler_type", style, "warmup_style, its older name")
+    rate = draft.get(f"{section}.lr")
+    if rate > 0.1:
+        draft.problem("W1303", f"{section}.lr", f"`{section}.lr` is {rate:g}, which is unusually high",
+                      suggestion="typical: 1e-6 to 1e-3")  # fmt: skip
+    if default_at(("algorithm", "optimizer", "min_lr_ratio"))[1] != draft.get(f"{section}.min_lr_ratio") and (
+        draft.get(f"{section}.lr_scheduler_type") == "constant"
+    ):
+        draft.problem("W1902", f"{section}.min_lr_ratio", f"`{section}.min_lr_ratio` has no effect with a constant "
+                      "schedule", suggestion="write `lr_scheduler_type: cosine`")  # fmt: skip

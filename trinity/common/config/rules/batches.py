@@ -1,0 +1,131 @@
+"""Sizes of batches, numbers of steps, and the rhythm of explorer and trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trinity.common.config.draft import Draft
+
+ACTOR = "trainer.trainer_config.actor_rollout_ref.actor"
+SIZE = "buffer.train_batch_size"
+_FILTERS = ("reward_filter", "reward_std_filter", "invalid_reward_filter", "dapo_dynamic_sampling")
+MANY_EPOCHS = 100_000
+MANY_STEPS = 10_000_000
+
+
+def resolve_batches(draft: Draft) -> None:
+    """Fill train_batch_size and the optimizer's mini-batch."""
+    repeat = draft.get("algorithm.repeat_times") or 1
+    if draft.get(SIZE) == 0:
+        if draft.mode == "train" and not draft.is_given("buffer.batch_size"):
+            draft.problem("E1822", SIZE, f"mode train needs `{SIZE}`", involves=("buffer.batch_size",),
+                          suggestion="write how many experiences a training step takes")  # fmt: skip
+        size = draft.get("buffer.batch_size") * repeat
+        draft.derive(SIZE, size, f"batch_size ({draft.get('buffer.batch_size')}) x repeat_times ({repeat})")
+    size = draft.get(SIZE)
+    key = f"{ACTOR}.ppo_mini_batch_size"
+    if draft.is_given(key) and draft.get(key) != size:
+        draft.problem("E1816", key, f"`{key}` is always {SIZE} ({size}), got {draft.get(key)}", rule=f"{size}",
+                      involves=(SIZE, "algorithm.repeat_times"), suggestion=f"remove it, or write `{SIZE}`")  # fmt: skip
+    draft.derive(key, size, SIZE)
+
+
+def check_micro_batches(draft: Draft) -> None:
+    """Check that fixed micro-batches fill a batch."""
+    micro = draft.get(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
+    size = draft.get(SIZE)
+    is_written = draft.is_given(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
+    if draft.get(f"{ACTOR}.use_dynamic_bsz") or not is_written or size % micro == 0:
+        return
+    below, above = size // micro * micro, -(-size // micro) * micro
+    nearest = f"{below} or {above}" if below else str(above)
+    draft.problem("E1803", SIZE, f"`{SIZE}` ({size}) must be a multiple of workers (1) x "
+                  f"ppo_micro_batch_size_per_gpu ({micro})", rule=f"multiple of {micro}",
+                  involves=(f"{ACTOR}.ppo_micro_batch_size_per_gpu",), suggestion=f"use {nearest}")  # fmt: skip
+
+
+def resolve_steps(draft: Draft) -> None:
+    """Fill the number of steps of both sides from the one that is written."""
+    explorer, trainer = "buffer.total_steps", "trainer.total_steps"
+    if draft.get(explorer) is not None and draft.get(trainer) is not None:
+        if draft.is_own(explorer) != draft.is_own(trainer):
+            stale = trainer if draft.is_own(explorer) else explorer
+            draft.values[stale.split(".")[0]]["total_steps"] = None
+        elif _in_trainer_steps(draft, draft.get(explorer)) != draft.get(trainer):
+            draft.problem("E1825", trainer, f"`{trainer}` ({draft.get(trainer)}) and {explorer} "
+                          f"({draft.get(explorer)}) differ", involves=(explorer,),
+                          suggestion="keep one of them")  # fmt: skip
+            return
+    if draft.get(trainer) is None and draft.get(explorer) is not None:
+        draft.derive(trainer, _in_trainer_steps(draft, draft.get(explorer)), explorer)
+    elif draft.get(explorer) is None and draft.get(trainer) is not None:
+        draft.derive(explorer, _in_explorer_steps(draft, draft.get(trainer)), trainer)
+    _check_length_of_run(draft)
+
+
+def _in_trainer_steps(draft: Draft, steps: int) -> int:
+    if draft.mode != "both":
+        return steps
+    theirs, ours = _intervals(draft)
+    return max(1, steps * ours // theirs)
+
+
+def _in_explorer_steps(draft: Draft, steps: int) -> int:
+    if draft.mode != "both":
+        return steps
+    theirs, ours = _intervals(draft)
+    return max(1, -(-steps * theirs // ours))
+
+
+def _intervals(draft: Draft) -> tuple[int, int]:
+    return draft.get("synchronizer.explorer_sync_interval"), draft.get("synchronizer.trainer_sync_interval")
+
+
+def _check_length_of_run(draft: Draft) -> None:
+    for key, limit in (("buffer.total_epochs", MANY_EPOCHS), ("buffer.total_steps", MANY_STEPS),
+                       ("trainer.total_steps", MANY_STEPS)):  # fmt: skip
+        value = draft.get(key)
+        if draft.is_given(key) and value is not None and value > limit:
+            days = value / 86400
+            draft.problem("W1306", key, f"`{key}` is {value}: at one second a step this takes at least "
+                          f"{days / 365:.1f} years", suggestion="is this number meant?")  # fmt: skip
+
+
+def check_intervals(draft: Draft) -> None:
+    """Check that the explorer makes what the trainer takes between two synchronisations."""
+    if draft.mode != "both" or draft.get("synchronizer.sync_style") != "fixed":
+        return
+    theirs, ours = _intervals(draft)
+    taskset: dict[str, Any] | None = draft.get("buffer.explorer_input.taskset")
+    repeat = (taskset or {}).get("repeat_times") or draft.get("algorithm.repeat_times") or 1
+    batch, size = draft.get("buffer.batch_size"), draft.get(SIZE)
+    made, taken = batch * repeat * theirs, size * ours
+    is_at_most = _may_drop(draft)
+    if taken == made or (is_at_most and taken < made):
+        return
+    relation = "at most" if is_at_most else "equal"
+    draft.problem(
+        "E1824", SIZE,
+        f"between two synchronisations the explorer makes {made} experiences (batch_size {batch} x repeat_times "
+        f"{repeat} x explorer_sync_interval {theirs}) and the trainer takes {taken} (train_batch_size {size} x "
+        f"trainer_sync_interval {ours})",
+        rule=f"the trainer's number is {relation} the explorer's",
+        involves=("buffer.batch_size", "algorithm.repeat_times", "synchronizer", "buffer.explorer_input.taskset",
+                  "algorithm.algorithm_type"),
+        suggestion=_interval_hint(made, taken=taken, size=size, ours=ours),
+    )  # fmt: skip
+
+
+def _interval_hint(made: int, *, taken: int, size: int, ours: int) -> str:
+    if made % ours == 0:
+        return f"write `train_batch_size: {made // ours}`"
+    if made % size == 0:
+        return f"write `trainer_sync_interval: {made // size}`"
+    return f"make {made} and {taken} equal"
+
+
+def _may_drop(draft: Draft) -> bool:
+    """Return whether experiences may be filtered out between explorer and trainer."""
+    operators = draft.get("data_processor.experience_pipeline.operators")
+    arguments = draft.get("algorithm.advantage_fn_args") or {}
+    return arguments.get("std_threshold") is not None or any(o["name"] in _FILTERS for o in operators)

@@ -1,0 +1,111 @@
+"""Engine, runtime, devices and the transport of weights."""
+
+from __future__ import annotations
+
+from trinity.common.config.draft import Draft
+
+ENGINE = "explorer.rollout_model.engine_type"
+METHOD = "synchronizer.sync_method"
+
+
+def resolve_engine(draft: Draft) -> None:
+    """Fill the engine type and the runtime."""
+    if draft.get(ENGINE) == "auto":
+        draft.derive(ENGINE, "torch", "the engine of this version that runs on any machine")
+    elif draft.get(ENGINE) == "vllm_async":
+        draft.derive(ENGINE, "vllm", "vllm_async means vllm")
+    if draft.get("cluster.runtime") == "auto":
+        draft.derive("cluster.runtime", "local", "one engine and one trainer worker fit one process")
+    runners = draft.get("explorer.runner_num")
+    if runners is not None and not draft.is_given("explorer.runner_per_model"):
+        per_model = max(1, runners // draft.get("explorer.rollout_model.engine_num"))
+        draft.derive("explorer.runner_per_model", per_model, "runner_num over engine_num")
+
+
+def resolve_cluster(draft: Draft) -> None:
+    """Fill the GPU accounts and check that the engines fit."""
+    if draft.get("cluster.node_num") == 0:
+        draft.derive("cluster.node_num", 1, "one process runs on one node")
+    nodes, per_node = draft.get("cluster.node_num"), draft.get("cluster.gpu_per_node")
+    if per_node == 0:
+        return
+    total = nodes * per_node
+    rollout = _devices(draft, "explorer.rollout_model") if draft.explores else 0
+    count = len(draft.get("explorer.auxiliary_models")) if draft.explores else 0
+    auxiliary = sum(_devices(draft, f"explorer.auxiliary_models[{i}]") for i in range(count))
+    asked = rollout + auxiliary
+    has_trainer = draft.mode in ("both", "train")
+    is_shared = total == 1
+    if asked > total or (has_trainer and draft.explores and not is_shared and asked >= total):
+        draft.problem(
+            "E1808", "explorer.rollout_model.engine_num" if rollout else "cluster.gpu_per_node",
+            f"engines ask for {asked} GPUs (rollout {rollout}, auxiliary {auxiliary}) and the cluster has {total}"
+            + (", of which the trainer needs at least 1" if has_trainer and draft.explores else ""),
+            rule="rollout + auxiliary < total", involves=("cluster.gpu_per_node", "cluster.node_num"),
+            suggestion=f"use at most {max(1, total - 1)} for the engines",
+        )  # fmt: skip
+        return
+    draft.derive("cluster.total_gpu_num", total, "node_num x gpu_per_node")
+    draft.derive("cluster.rollout_gpu_num", rollout, "engine_num x parallel sizes")
+    draft.derive("cluster.auxiliary_model_gpu_num", auxiliary, "engine_num x parallel sizes")
+    draft.derive("cluster.explorer_gpu_num", asked, "rollout + auxiliary")
+    trainer = (1 if is_shared else total - asked) if has_trainer else 0
+    draft.derive("cluster.trainer_gpu_num", trainer, "the rest, or the one GPU that explorer and trainer share")
+
+
+def _devices(draft: Draft, engine: str) -> int:
+    sizes = ("engine_num", "tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size")
+    product = 1
+    for name in sizes:
+        product *= draft.get(f"{engine}.{name}")
+    return product
+
+
+def resolve_synchronizer(draft: Draft) -> None:
+    """Fill the transport and the intervals."""
+    for side in ("explorer", "trainer"):
+        key = f"synchronizer.{side}_sync_interval"
+        if draft.get(key) is None:
+            draft.derive(key, draft.get("synchronizer.sync_interval"), "sync_interval")
+    _resolve_method(draft)
+    if draft.get("model.lora_configs") and draft.is_given(METHOD) and draft.tree.get(("synchronizer", "sync_method")) in (
+        "nccl", "online",
+    ):  # fmt: skip
+        draft.problem("E1812", METHOD, f"`{METHOD}: nccl` carries whole models, not adapters",
+                      suggestion="write `sync_method: checkpoint`")  # fmt: skip
+    if draft.get("explorer.over_rollout.ratio") > 0 and draft.get("synchronizer.sync_style") == "fixed":
+        draft.problem("E1805", "explorer.over_rollout.ratio", "`explorer.over_rollout.ratio` > 0 does not fit "
+                      "sync_style fixed, which waits for every task", involves=("synchronizer.sync_style",),
+                      suggestion="write `ratio: 0` or another sync_style")  # fmt: skip
+    if draft.get("synchronizer.sync_style") == "fully_async" and draft.get("buffer.explorer_input.eval_tasksets"):
+        draft.problem("E1805", "synchronizer.sync_style", "`synchronizer.sync_style: fully_async` has no pause for "
+                      "evaluation", suggestion="remove eval_tasksets")  # fmt: skip
+
+
+def _resolve_method(draft: Draft) -> None:
+    method = draft.get(METHOD)
+    if draft.mode == "both":
+        if method in ("auto", "nccl"):
+            draft.derive(METHOD, "memory", "explorer and trainer share one process"
+                         if method == "auto" else "nccl between parts of one process is a copy in memory")  # fmt: skip
+        return
+    if method in ("nccl", "memory") and draft.is_own(METHOD) and _mode_is_written_with(draft):
+        draft.problem("E1804", METHOD, f"`{METHOD}: {method}` needs explorer and trainer in one run, but mode is "
+                      f"{draft.mode}", rule="checkpoint", suggestion="write `sync_method: checkpoint`")  # fmt: skip
+    elif method != "checkpoint":
+        draft.derive(METHOD, "checkpoint", f"mode {draft.mode} meets the other side in checkpoints")
+
+
+def _mode_is_written_with(draft: Draft) -> bool:
+    """Return whether the transport was written for this mode: in the same file, or in this very stage."""
+    return draft.stage_name is None or draft.is_own(METHOD)
+
+
+def resolve_evaluation(draft: Draft) -> None:
+    """Round eval_interval to the synchronisation rhythm, at which the weights change."""
+    interval = draft.get("explorer.eval_interval")
+    rhythm = draft.get("synchronizer.explorer_sync_interval")
+    if interval is None or not draft.explores or interval % rhythm == 0:
+        return
+    rounded = max(rhythm, interval // rhythm * rhythm)
+    draft.derive("explorer.eval_interval", rounded, f"a multiple of explorer_sync_interval ({rhythm})")

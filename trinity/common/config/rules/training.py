@@ -1,0 +1,184 @@
+"""The trainer's settings under their two names: section `trainer` and the veRL tree hold one value each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trinity.common.config.draft import Draft
+from trinity.common.config.renames import set_from
+from trinity.common.config.schema_index import default_at
+
+TREE = "trainer.trainer_config"
+ACTOR = f"{TREE}.actor_rollout_ref.actor"
+MODEL = f"{TREE}.actor_rollout_ref.model"
+REF = f"{TREE}.actor_rollout_ref.ref"
+_OPTIMIZER = {
+    "lr": "lr",
+    "lr_warmup_steps": "lr_warmup_steps",
+    "lr_warmup_steps_ratio": "lr_warmup_steps_ratio",
+    "min_lr_ratio": "min_lr_ratio",
+    "lr_scheduler_type": "lr_scheduler_type",
+    "weight_decay": "weight_decay",
+    "betas": "betas",
+}
+_PAIRS = (
+    ("trainer.trainer_strategy", f"{ACTOR}.strategy"),
+    ("trainer.grad_clip", f"{ACTOR}.grad_clip"),
+    ("trainer.use_dynamic_bsz", f"{ACTOR}.use_dynamic_bsz"),
+    ("trainer.max_token_len_per_gpu", f"{ACTOR}.ppo_max_token_len_per_gpu"),
+    ("trainer.ulysses_sequence_parallel_size", f"{ACTOR}.ulysses_sequence_parallel_size"),
+    ("trainer.use_remove_padding", f"{MODEL}.use_remove_padding"),
+    ("trainer.balance_batch", f"{TREE}.trainer.balance_batch"),
+    ("trainer.critic_warmup", f"{TREE}.trainer.critic_warmup"),
+)
+_REFERENCE = (
+    (f"{REF}.strategy", f"{ACTOR}.strategy"),
+    (f"{REF}.log_prob_micro_batch_size_per_gpu", f"{ACTOR}.ppo_micro_batch_size_per_gpu"),
+    (f"{REF}.log_prob_use_dynamic_bsz", f"{ACTOR}.use_dynamic_bsz"),
+    (f"{REF}.log_prob_max_token_len_per_gpu", f"{ACTOR}.ppo_max_token_len_per_gpu"),
+    (f"{REF}.ulysses_sequence_parallel_size", f"{ACTOR}.ulysses_sequence_parallel_size"),
+    (f"{REF}.entropy_from_logits_with_chunking", f"{ACTOR}.entropy_from_logits_with_chunking"),
+    (f"{REF}.entropy_checkpointing", f"{ACTOR}.entropy_checkpointing"),
+)
+
+
+def resolve_trainer(draft: Draft) -> None:
+    """Give each setting of the trainer one value, whichever of its names was written."""
+    _resolve_clip(draft)
+    _resolve_budget(draft)
+    for plain, detailed in _PAIRS:
+        _join(draft, plain, detailed)
+    _raise_budget(draft)
+    _resolve_optimizer(draft)
+    older = draft.get(f"{ACTOR}.ppo_micro_batch_size")
+    micro = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+    if draft.get(micro) is None:
+        draft.derive(micro, older or 4, "ppo_micro_batch_size over one worker" if older else "default of the guide")
+    older = draft.get(f"{REF}.log_prob_micro_batch_size")
+    if older and draft.get(f"{REF}.log_prob_micro_batch_size_per_gpu") is None:
+        draft.derive(f"{REF}.log_prob_micro_batch_size_per_gpu", older, "log_prob_micro_batch_size over one worker")
+    for key, source in _REFERENCE:
+        if draft.get(key) is None:
+            draft.derive(key, draft.get(source), source)
+    _fill_rest(draft)
+    _resolve_retention(draft)
+
+
+def _join(draft: Draft, plain: str, detailed: str) -> None:
+    """The value of the veRL tree wins; the other name then shows it."""
+    value = draft.get(detailed)
+    if value is None:
+        draft.derive(detailed, draft.get(plain), plain)
+    elif draft.get(plain) != value:
+        draft.derive(plain, value, f"{detailed} wins")
+
+
+def _resolve_clip(draft: Draft) -> None:
+    other = draft.get("algorithm.optimizer.clip_grad")
+    if other is None:
+        return
+    if draft.is_given("trainer.grad_clip") and draft.get("trainer.grad_clip") != other:
+        draft.problem("E1815", "algorithm.optimizer.clip_grad", f"`algorithm.optimizer.clip_grad` is {other:g}, but "
+                      f"trainer.grad_clip is {draft.get('trainer.grad_clip')}",
+                      suggestion="keep trainer.grad_clip")  # fmt: skip
+    else:
+        draft.derive("trainer.grad_clip", other, "algorithm.optimizer.clip_grad, its other name")
+
+
+def _resolve_budget(draft: Draft) -> None:
+    longest = draft.get("model.max_model_len")
+    parallel = draft.get("trainer.ulysses_sequence_parallel_size")
+    key = "trainer.max_token_len_per_gpu"
+    if draft.get(key) is None and draft.get(f"{ACTOR}.ppo_max_token_len_per_gpu") is None and longest:
+        draft.derive(key, -(-2 * longest // parallel), "twice max_model_len over ulysses_sequence_parallel_size")
+
+
+def _raise_budget(draft: Draft) -> None:
+    longest = draft.get("model.max_model_len")
+    if not longest:
+        return
+    least = -(-longest // draft.get("trainer.ulysses_sequence_parallel_size"))
+    for key in ("trainer.max_token_len_per_gpu", f"{ACTOR}.ppo_max_token_len_per_gpu",
+                f"{REF}.log_prob_max_token_len_per_gpu"):  # fmt: skip
+        value = draft.get(key)
+        if value is not None and value < least:
+            draft.derive(key, least, f"raised from {value}: one sequence may have max_model_len ({longest}) tokens")
+
+
+def _resolve_optimizer(draft: Draft) -> None:
+    optim = f"{ACTOR}.optim"
+    style = draft.get(f"{optim}.warmup_style")
+    if style is not None and draft.get(f"{optim}.lr_scheduler_type") is None:
+        draft.derive(f"{optim}.lr_scheduler_type", style, "warmup_style, its older name")
+    for name, other in _OPTIMIZER.items():
+        ours, theirs = f"algorithm.optimizer.{other}", f"{optim}.{name}"
+        value = draft.get(theirs)
+        is_ours = draft.is_given(ours) or (
+            name == "lr_scheduler_type" and draft.is_given("algorithm.optimizer.warmup_style")
+        )
+        if value is None:
+            draft.derive(theirs, draft.get(ours), ours)
+        elif not _equal(value, draft.get(ours)) and is_ours:
+            where = f"{optim}.warmup_style" if name == "lr_scheduler_type" and style is not None else theirs
+            draft.problem("E1815", where, f"`{where}` is {value}, but {ours} is {draft.get(ours)}",
+                          involves=(ours,), suggestion=f"keep `{ours}`")  # fmt: skip
+        elif not _equal(value, draft.get(ours)):
+            draft.derive(ours, value, theirs)
+
+
+def _equal(left: Any, right: Any) -> bool:
+    return bool(
+        (list(left) if isinstance(left, tuple) else left) == (list(right) if isinstance(right, tuple) else right)
+    )
+
+
+def _fill_rest(draft: Draft) -> None:
+    steps = draft.get("trainer.total_steps")
+    filled: tuple[tuple[str, Any, str], ...] = (
+        (f"{ACTOR}.data_loader_seed", draft.get("seed"), "seed"),
+        (f"{ACTOR}.loss_agg_mode", draft.get("algorithm.loss_agg_mode"), "algorithm.loss_agg_mode"),
+        (f"{ACTOR}.use_kl_loss", draft.get("algorithm.kl_loss_fn") != "none", "algorithm.kl_loss_fn"),
+        (f"{ACTOR}.use_rollout_log_probs", draft.get("algorithm.bypass_old_logprobs"), "algorithm.bypass_old_logprobs"),
+        (f"{MODEL}.path", draft.get("model.model_path"), "model.model_path"),
+        (f"{MODEL}.trust_remote_code", draft.get("model.trust_remote_code"), "model.trust_remote_code"),
+    )
+    for key, value, reason in filled:
+        if draft.get(key) is None:
+            draft.derive(key, value, reason)
+    if steps is not None and draft.get(f"{ACTOR}.optim.total_training_steps") in (-1, None):
+        draft.derive(f"{ACTOR}.optim.total_training_steps", steps, "trainer.total_steps")
+
+
+def _resolve_retention(draft: Draft) -> None:
+    key, other = "trainer.max_checkpoints_to_keep", f"{TREE}.trainer.max_actor_ckpt_to_keep"
+    if draft.get(f"{TREE}.trainer.remove_previous_ckpt_in_save") and not draft.is_given(key):
+        draft.derive(key, 2, "remove_previous_ckpt_in_save; the newest two are kept")
+    if draft.get(other) is not None:
+        if draft.is_given(key) and draft.get(key) not in (0, draft.get(other)):
+            draft.problem("E1815", other, f"`{other}` is {draft.get(other)}, but {key} is {draft.get(key)}",
+                          suggestion=f"keep `{key}`")  # fmt: skip
+        else:
+            draft.derive(key, draft.get(other), "max_actor_ckpt_to_keep, its veRL name")
+    if draft.get(key) == 1:
+        written = key if draft.is_given(key) else other
+        draft.problem("W7030", written, f"`{written}: 1` keeps 2 until a newer checkpoint is complete",
+                      suggestion="write 2 or more")  # fmt: skip
+        draft.derive(key, 2, "a checkpoint is removed only when two newer ones are complete")
+
+
+def check_derived_keys(draft: Draft) -> None:
+    """Refuse veRL keys that are set from other keys, if they were written with another value."""
+    for path in draft.tree.leaves():
+        if path[:2] != ("trainer", "trainer_config") or path[-1] == "ppo_mini_batch_size":
+            continue
+        source = set_from(path)
+        value = draft.tree.get(path)
+        if source is None or value is None or value == default_at(path)[1] or value == -1:
+            continue
+        key = ".".join(str(part) for part in path)
+        try:
+            same = draft.get(source) == value
+        except (KeyError, TypeError):
+            same = False
+        if not same:
+            draft.problem("E1816", key, f"`{key}` is set from {source}", suggestion=f"write `{source}`")

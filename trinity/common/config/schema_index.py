@@ -1,0 +1,99 @@
+"""Where keys live in the schema: fields by path, sections of a key name, defaults."""
+
+from __future__ import annotations
+
+import functools
+import types
+import typing
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic.fields import FieldInfo
+
+from trinity.common.config.base import Section
+from trinity.common.config.config import Config
+from trinity.common.config.tree import Path
+
+
+def variants(annotation: Any) -> list[Any]:
+    """Return the alternatives of an annotation, without `None` and without wrappers."""
+    origin = typing.get_origin(annotation)
+    if origin is Annotated:
+        return variants(typing.get_args(annotation)[0])
+    if origin in (typing.Union, types.UnionType):
+        return [v for part in typing.get_args(annotation) if part is not type(None) for v in variants(part)]
+    return [annotation]
+
+
+def child(annotation: Any, part: str | int) -> Any:
+    """Return the annotation one path part below, or `None` if nothing can be there."""
+    for kind in variants(annotation):
+        origin = typing.get_origin(kind)
+        args = typing.get_args(kind)
+        if isinstance(kind, type) and issubclass(kind, Section) and part in kind.model_fields:
+            return kind.model_fields[str(part)].annotation
+        if origin is tuple and isinstance(part, int):
+            return args[0] if args[-1:] == (Ellipsis,) or part >= len(args) else args[part]
+        if origin is dict and isinstance(part, str):
+            return args[1]
+        if kind is Any:
+            return Any
+    return None
+
+
+def annotation_at(path: Path) -> Any:
+    """Return the annotation of a path, or `None` if the schema has no such path."""
+    annotation: Any = Config
+    for part in path:
+        annotation = child(annotation, part)
+        if annotation is None:
+            return None
+    return annotation
+
+
+def model_at(path: Path) -> type[Section] | None:
+    """Return the section class at a path, or `None` if a value or a free mapping is there."""
+    for kind in variants(annotation_at(path)):
+        if isinstance(kind, type) and issubclass(kind, Section):
+            return kind
+    return None
+
+
+def field_at(path: Path) -> FieldInfo | None:
+    """Return the field of a path, or `None`."""
+    model = model_at(path[:-1]) if path else None
+    return model.model_fields.get(str(path[-1])) if model is not None else None
+
+
+def default_at(path: Path) -> tuple[bool, Any]:
+    """Return whether the schema has a plain default at a path, and that default."""
+    field = field_at(path)
+    if field is None or field.default_factory is not None:
+        return False, None
+    return True, field.get_default()
+
+
+def fields_of(
+    model: type[Section], path: Path = (), *, into: tuple[type[Section], ...] = ()
+) -> Iterator[tuple[Path, FieldInfo]]:
+    """Yield every field below a section once, with its path; list items and mapping values as `*`."""
+    for name, field in model.model_fields.items():
+        place = (*path, name)
+        yield place, field
+        for kind in variants(field.annotation):
+            inner = typing.get_args(kind)
+            target = kind
+            if typing.get_origin(kind) in (tuple, dict) and inner:
+                target, place = variants(inner[-1] if inner[-1] is not Ellipsis else inner[0])[0], (*place, "*")
+            if isinstance(target, type) and issubclass(target, Section) and target not in into:
+                yield from fields_of(target, place, into=(*into, target))
+
+
+@functools.cache
+def homes() -> dict[str, tuple[Path, ...]]:
+    """Return the sections that hold a key of each name, shallow ones first; `stages` aside."""
+    found: dict[str, list[Path]] = {}
+    for path, _ in fields_of(Config):
+        if path[0] != "stages":
+            found.setdefault(str(path[-1]), []).append(path[:-1])
+    return {name: tuple(sorted(paths, key=lambda p: (len(p), p))) for name, paths in found.items()}

@@ -1,0 +1,73 @@
+"""A configuration as text: YAML for people and for `<job>/config.yaml`, origins, the JSON schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from trinity.common.config.config import Config
+from trinity.common.config.draft import Derived
+from trinity.common.config.problems import shown_value
+from trinity.common.config.tree import Path, Tree, dotted
+from trinity.utils.log import REDACTED, is_secret_name, redact
+
+
+def dump_config(config: Config) -> str:
+    """Return a configuration as YAML, secrets redacted; the text can be loaded again."""
+    values = config.model_dump(mode="json", exclude={"stages"})
+    return yaml.safe_dump(redacted(values), sort_keys=False, allow_unicode=True, width=120)
+
+
+def redacted(value: Any, name: str = "") -> Any:
+    """Return a nested value without secrets: keys that hold one, and passwords inside URLs."""
+    if isinstance(value, Mapping):
+        return {key: redacted(inner, str(key)) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [redacted(inner, name) for inner in value]
+    if is_secret_name(name) and value not in (None, "", "EMPTY") and not isinstance(value, bool | int | float):
+        return REDACTED
+    return redact(value) if isinstance(value, str) else value
+
+
+def origins(config: Config, tree: Tree, derived: list[Derived]) -> list[dict[str, Any]]:
+    """Return every value of a configuration with where it comes from, as `key`, `value`, `origin`.
+
+    The origin is the chain of places (a stage's line before the global line that it overrides), the reason of a
+    derived value, or `default`.
+    """
+    reasons = {item.key: item.reason for item in derived}
+    rows = []
+    for path, value in _leaves(config.model_dump(mode="json", exclude={"stages"}), ()):
+        key = dotted(path)
+        chain = [origin.describe() for origin in tree.origins.get(path, ())]
+        reason = _reason(reasons, path)
+        if reason is not None:
+            chain.insert(0, f"derived: {reason}")
+        rows.append({"key": key, "value": shown_value(key, value), "origin": chain or ["default"]})
+    return rows
+
+
+def _reason(reasons: Mapping[str, str], path: Path) -> str | None:
+    while path:
+        if dotted(path) in reasons:
+            return reasons[dotted(path)]
+        path = path[:-1]
+    return None
+
+
+def _leaves(value: Any, path: Path) -> list[tuple[Path, Any]]:
+    if isinstance(value, dict) and value:
+        return [leaf for name, inner in value.items() for leaf in _leaves(inner, (*path, name))]
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return [leaf for index, inner in enumerate(value) for leaf in _leaves(inner, (*path, index))]
+    return [(path, value)]
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of the configuration file, stages included."""
+    schema = Config.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "Trinity configuration"
+    return schema

@@ -1,0 +1,60 @@
+"""Section `trainer`: training loop, checkpoints and the veRL tree."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trinity.common.config.base import GUIDE, TRINITY, Count, Natural, NonNegative, Section, key, section
+from trinity.common.config.buffer import BufferName
+from trinity.common.config.verl import VerlConfig
+
+
+class MegatronConfig(Section):
+    """Sizes of Megatron's parallel groups."""
+
+    tensor_model_parallel_size: Count = key(1, "Tensor parallelism.", TRINITY)
+    pipeline_model_parallel_size: Count = key(1, "Pipeline parallelism.", TRINITY)
+    virtual_pipeline_model_parallel_size: Count | None = key(None, "Virtual pipeline stages.", TRINITY)
+    expert_model_parallel_size: Count = key(1, "Expert parallelism.", TRINITY)
+    expert_tensor_parallel_size: Count | None = key(None, "Tensor parallelism of experts.", TRINITY)
+    context_parallel_size: Count = key(1, "Context parallelism.", TRINITY)
+    sequence_parallel: bool = key(True, "Sequence parallelism of norms.", TRINITY)
+
+
+class TrainerConfig(Section):
+    """How long, with what memory, and what is saved."""
+
+    name: BufferName = key("trainer", "Name of the trainer.", GUIDE)
+    trainer_type: Literal["verl", "tinker"] = key("verl", "Back end; verl: this project's trainer.", GUIDE)
+    trainer_strategy: Literal["fsdp", "fsdp2", "megatron"] = key(
+        "fsdp", "Sharding of the model; with one worker fsdp and fsdp2 mean none.", GUIDE
+    )
+    total_steps: Count | None = key(None, "Training steps; null: until the data end.", GUIDE)
+    save_interval: Natural = key(0, "Steps between checkpoints; 0: only the last.", TRINITY)
+    save_strategy: Literal["unrestricted", "single_thread", "single_process", "single_node"] = key(
+        "unrestricted", "Who may write checkpoints at the same time.", GUIDE
+    )
+    save_hf_checkpoint: Literal["last", "always", "never"] = key(
+        "last", "Which checkpoints are also saved in Hugging Face layout.", GUIDE
+    )
+    grad_clip: NonNegative | None = key(1.0, "Largest gradient norm; 0 or null: no clipping.", TRINITY)
+    use_dynamic_bsz: bool = key(True, "Micro-batches by number of tokens.", TRINITY)
+    max_token_len_per_gpu: Count | None = key(
+        None, "Tokens per micro-batch; null: twice model.max_model_len over the sequence parallel size.", TRINITY
+    )
+    ulysses_sequence_parallel_size: Count = key(1, "Devices that share one sequence.", GUIDE)
+    enable_preview: bool = key(False, "Log sampled experiences.", TRINITY)
+    use_remove_padding: bool = key(True, "Train without padding tokens.", TRINITY)
+    balance_batch: bool = key(True, "Equal work for all workers.", TRINITY)
+    critic_warmup: Natural = key(0, "Steps that train only the critic.", TRINITY)
+    max_checkpoints_to_keep: Natural = key(0, "Checkpoints kept; 0: all; at least 2 are kept.", TRINITY)
+    param_offload: bool = key(False, "Weights in host memory between phases.", TRINITY)
+    optimizer_offload: bool = key(False, "Optimizer state in host memory between phases.", TRINITY)
+    grad_offload: bool = key(False, "Gradients in host memory between phases.", TRINITY)
+    offload_policy: bool = key(False, "Offload during computation (fsdp2).", TRINITY)
+    fix_actor_microbatch_loss_scale: bool = key(
+        False, "Scale micro-batch losses by tokens; this trainer always does.", TRINITY
+    )
+    megatron: MegatronConfig = section(MegatronConfig, "Parallel groups of Megatron.", TRINITY)
+    trainer_config: VerlConfig = section(VerlConfig, "Detailed settings under veRL's names.")
+    trainer_config_path: str | None = key(None, "YAML file of trainer_config; excludes trainer_config.", GUIDE)

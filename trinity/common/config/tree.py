@@ -1,0 +1,141 @@
+"""Values of a YAML file together with the places they come from.
+
+A path is a tuple of mapping keys and list indices. Each path has a chain of origins, the one that counts first:
+a stage's line, the global line that it overrides, a `--set` argument, an environment variable.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+from trinity.common.config.problems import Problem
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """One place of a value.
+
+    Attributes:
+        kind: `file`, `stage` (a line of a stage), `set` (`--set`) or `env`.
+        file: the YAML file, or `--set #n`, or the environment variable.
+        line: line from 1.
+        column: column from 1.
+        written: the path as it stands in the file, such as `("stages", 0, "mode")`.
+        text: the line.
+    """
+
+    kind: str
+    file: str
+    line: int | None = None
+    column: int | None = None
+    written: Path = ()
+    text: str | None = None
+
+    def describe(self) -> str:
+        """Return the place for people: `run.yaml:7`, `--set #1`, `environment variable HOME`."""
+        if self.kind == "env":
+            return f"environment variable {self.file}"
+        return f"{self.file}:{self.line}" if self.line is not None else self.file
+
+
+@dataclass
+class Tree:
+    """Plain values and the origins of every path."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[Path, tuple[Origin, ...]] = field(default_factory=dict)
+
+    def copy(self) -> Tree:
+        """Return an independent copy."""
+        return Tree(copy.deepcopy(self.values), dict(self.origins))
+
+    def origin(self, path: Path) -> Origin | None:
+        """Return the origin of a path, or of the nearest enclosing one."""
+        while path:
+            chain = self.origins.get(path)
+            if chain:
+                return chain[0]
+            path = path[:-1]
+        return None
+
+    def get(self, path: Path) -> Any:
+        """Return the value at a path; raises KeyError where there is none."""
+        value: Any = self.values
+        for part in path:
+            if (
+                isinstance(value, dict)
+                and part in value
+                or isinstance(value, list)
+                and isinstance(part, int)
+                and 0 <= part < len(value)
+            ):
+                value = value[part]
+            else:
+                raise KeyError(dotted(path))
+        return value
+
+    def put(self, path: Path, value: Any) -> None:
+        """Replace the value at a path that exists, or add a mapping key."""
+        parent = self.get(path[:-1]) if len(path) > 1 else self.values
+        parent[path[-1]] = value
+
+    def drop(self, path: Path) -> None:
+        """Remove a path, if it is there, and the origins below it."""
+        parent = self.get(path[:-1]) if len(path) > 1 else self.values
+        if isinstance(parent, dict):
+            parent.pop(path[-1], None)
+        for other in [p for p in self.origins if p[: len(path)] == path]:
+            del self.origins[other]
+
+    def leaves(self) -> list[Path]:
+        """Return the paths of all scalars, empty lists and empty mappings, in order."""
+        found: list[Path] = []
+        _walk(self.values, (), found)
+        return found
+
+    def problem(self, code: str, path: Path, message: str, **details: Any) -> Problem:
+        """Return a problem placed at the origin of a path; `details` are further fields of `Problem`."""
+        return place_problem(self.origin(path), code, path, message, **details)
+
+
+def place_problem(origin: Origin | None, code: str, path: Path, message: str, **details: Any) -> Problem:
+    """Return a problem at an origin; its severity follows from the code unless given."""
+    severity = details.pop("severity", "warning" if code.startswith("W") else "error")
+    key = dotted(written_path(origin, path))
+    message = message.replace(f"`{dotted(path)}`", f"`{key}`")
+    if origin is None:
+        return Problem(code, severity, key, message, **details)
+    return Problem(
+        code, severity, key, message, file=origin.file, line=origin.line, column=origin.column,
+        source_line=origin.text, **details,
+    )  # fmt: skip
+
+
+def written_path(origin: Origin | None, path: Path) -> Path:
+    """Return a path as the user wrote it: inside `stages[i]` if the value comes from a stage."""
+    if origin is None or origin.written[:1] != ("stages",) or path[:1] == ("stages",):
+        return path
+    return (*origin.written[:2], *path)
+
+
+def dotted(path: Path) -> str:
+    """Return a path in the form of `--set`: `stages[1].algorithm.optimizer.lr`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else part)
+    return text
+
+
+def _walk(value: Any, path: Path, found: list[Path]) -> None:
+    if isinstance(value, dict) and value:
+        for name, child in value.items():
+            _walk(child, (*path, name), found)
+    elif isinstance(value, list) and value:
+        for index, child in enumerate(value):
+            _walk(child, (*path, index), found)
+    elif path:
+        found.append(path)

@@ -1,0 +1,86 @@
+"""Names that plugins, YAML files and environment variables share."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+CHECKPOINT_ROOT_DIR_ENV_VAR = "TRINITY_CHECKPOINT_ROOT_DIR"
+MODEL_PATH_ENV_VAR = "TRINITY_MODEL_PATH"
+TASKSET_PATH_ENV_VAR = "TRINITY_TASKSET_PATH"
+SFT_DATASET_PATH_ENV_VAR = "TRINITY_SFT_DATASET_PATH"
+PLUGIN_DIRS_ENV_VAR = "TRINITY_PLUGIN_DIRS"
+LOG_LEVEL_ENV_VAR = "TRINITY_LOG_LEVEL"
+FAILPOINTS_ENV_VAR = "TRINITY_FAILPOINTS"
+
+SELECTOR_METRIC = "selector_metric"
+
+
+class Mode(StrEnum):
+    """What a run starts."""
+
+    BOTH = "both"
+    TRAIN = "train"
+    EXPLORE = "explore"
+    BENCH = "bench"
+    SERVE = "serve"
+    COLOCATE = "colocate"
+
+
+class PromptType(StrEnum):
+    """Form of the prompt column of a dataset."""
+
+    MESSAGES = "messages"
+    PLAINTEXT = "plaintext"
+
+
+class StorageType(StrEnum):
+    """Policy of a buffer or taskset."""
+
+    FILE = "file"
+    QUEUE = "queue"
+    SQL = "sql"
+
+
+class SyncMethod(StrEnum):
+    """Transport of the weights."""
+
+    AUTO = "auto"
+    NCCL = "nccl"
+    CHECKPOINT = "checkpoint"
+    MEMORY = "memory"
+
+
+class SyncStyle(StrEnum):
+    """Who waits for whom."""
+
+    FIXED = "fixed"
+    DYNAMIC_BY_EXPLORER = "dynamic_by_explorer"
+    DYNAMIC_BY_TRAINER = "dynamic_by_trainer"
+    FULLY_ASYNC = "fully_async"
+
+
+class SaveStrategy(StrEnum):
+    """Parallelism of checkpoint writing."""
+
+    SINGLE_THREAD = "single_thread"
+    SINGLE_PROCESS = "single_process"
+    SINGLE_NODE = "single_node"
+    UNRESTRICTED = "unrestricted"
+
+
+class RunningStatus(StrEnum):
+    """State of an explorer or a trainer as the synchronizer sees it."""
+
+    RUNNING = "running"
+    WAITING_SYNC = "waiting_sync"
+    REQUIRE_SYNC = "require_sync"
+    STOPPED = "stopped"
+
+
+class OpType(StrEnum):
+    """Arithmetic of the reward shaping operator."""
+
+    ADD = "add"
+    SUB = "sub"
+    MUL = "mul"
+    DIV = "div"

@@ -1,0 +1,395 @@
+"""One experience: what a policy saw and wrote, how it was rewarded, and the batch of many.
+
+Dimension key: T = tokens of prompt and response, P = prompt_length, R = T - P response tokens, B = rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from trinity.common.errors import DataError
+from trinity.common.payload import MAX_EXPERIENCE_BYTES, decode, encode
+
+TruncateStatus = Literal["prompt_truncated", "response_truncated"]
+
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.bool)
+}
+_RESPONSE_TENSORS = ("logprobs", "token_level_reward", "advantages", "returns", "teacher_logprobs")
+_TENSORS = ("tokens", *_RESPONSE_TENSORS, "action_mask", "chosen", "rejected", "routed_experts")
+_PLAIN = (
+    "prompt_length",
+    "reward",
+    "truncate_status",
+    "info",
+    "metrics",
+    "prompt_text",
+    "response_text",
+    "messages",
+    "tools",
+    "chosen_messages",
+    "rejected_messages",
+)
+_MULTI_MODAL = "multi_modal_inputs."
+
+
+@dataclass(unsafe_hash=True)  # workflows of plugins write `eid.run` and `eid.step`
+class EID:
+    """Identity of an experience.
+
+    Attributes:
+        batch: explore step (1-based), or `<step>/<taskset>` in an evaluation.
+        task: index of the task within the batch.
+        run: number of the rollout of that task.
+        step: turn within the rollout, 0-based.
+        suffix: distinguishes experiences of one turn; without `/`.
+    """
+
+    batch: int | str = ""
+    task: int | str = ""
+    run: int = 0
+    step: int = 0
+    suffix: str = ""
+
+    @property
+    def uid(self) -> str:
+        """`batch/task/run/step/suffix`, unique within a run and stage."""
+        return f"{self.rid}/{self.step}/{self.suffix}"
+
+    @property
+    def sid(self) -> str:
+        """`batch/task/step`: the same turn of all rollouts of a task."""
+        return f"{self.tid}/{self.step}"
+
+    @property
+    def rid(self) -> str:
+        """`batch/task/run`: one rollout."""
+        return f"{self.tid}/{self.run}"
+
+    @property
+    def tid(self) -> str:
+        """`batch/task`: the group of all rollouts of a task."""
+        return f"{self.batch}/{self.task}"
+
+    @classmethod
+    def from_uid(cls, uid: str) -> EID:
+        """Return the identity that `uid` names; digits become numbers.
+
+        Raises:
+            DataError: not of the form `batch/task/run/step/suffix`.
+        """
+        parts = uid.rsplit("/", 4)
+        if len(parts) != 5 or not (parts[2].isdigit() and parts[3].isdigit()):
+            raise DataError(f"an experience id has the form batch/task/run/step/suffix, got {uid!r}", code="E5103")
+        return cls(_number(parts[0]), _number(parts[1]), int(parts[2]), int(parts[3]), parts[4])
+
+
+def _number(text: str) -> int | str:
+    return int(text) if text.isdigit() and str(int(text)) == text else text
+
+
+@dataclass(frozen=True)
+class CustomField:
+    """Copies `info[source_field]` of every experience into the batch as a tensor.
+
+    Attributes:
+        source_field: key of `Experience.info`.
+        destination_field: name in `Experiences.custom_tensors`.
+        data_type: dtype of the tensor.
+    """
+
+    source_field: str
+    destination_field: str
+    data_type: torch.dtype = torch.float32
+
+
+@dataclass(eq=False)
+class Experience:
+    """Tokens of a prompt and a response with what is known about them.
+
+    Attributes:
+        eid: identity.
+        tokens: token ids [T], int64; a list is converted.
+        prompt_length: P, the number of prompt tokens, 1 <= P <= T.
+        logprobs: log-probabilities [R] (nats) of the response tokens under the policy that sampled them.
+        reward: scalar reward of the response.
+        token_level_reward: reward per response token [R].
+        advantages: [R]; a number is spread over the response.
+        returns: [R]; a number is spread over the response.
+        action_mask: [R], true where the policy produced the token; all true if not given.
+        truncate_status: `prompt_truncated`, `response_truncated` or None.
+        info: JSON-able facts; `model_version` is the version of the weights that sampled.
+        metrics: name -> number, aggregated into `rollout/...`.
+        prompt_text: the prompt as text.
+        response_text: the response as text.
+        messages: the conversation, for SFT and viewers.
+        tools: tool descriptions given to the chat template.
+        chosen: token ids of the preferred response (DPO).
+        rejected: token ids of the rejected response (DPO).
+        chosen_messages: the preferred conversation (DPO).
+        rejected_messages: the rejected conversation (DPO).
+        teacher_logprobs: log-probabilities [R] of a teacher (distillation).
+        routed_experts: chosen experts [T-1, layers, k] of a mixture of experts.
+        multi_modal_inputs: name -> tensor for vision-language models.
+        custom_fields: entries of `info` that the batch carries as tensors.
+
+    Raises:
+        DataError: a length does not fit (E5102).
+    """
+
+    eid: EID = field(default_factory=EID)
+    tokens: Tensor = None  # type: ignore[assignment]
+    prompt_length: int = 1
+    logprobs: Tensor | None = None
+    reward: float | None = None
+    token_level_reward: Tensor | None = None
+    advantages: Tensor | None = None
+    returns: Tensor | None = None
+    action_mask: Tensor | None = None
+    truncate_status: TruncateStatus | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    prompt_text: str | None = None
+    response_text: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chosen: Tensor | None = None
+    rejected: Tensor | None = None
+    chosen_messages: list[dict[str, Any]] | None = None
+    rejected_messages: list[dict[str, Any]] | None = None
+    teacher_logprobs: Tensor | None = None
+    routed_experts: Tensor | None = None
+    multi_modal_inputs: dict[str, Tensor] | None = None
+    custom_fields: list[CustomField] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.tokens is None:
+            raise DataError("an experience needs tokens, got None", code="E5102")
+        self.tokens = torch.as_tensor(self.tokens, dtype=torch.long)
+        for name in ("chosen", "rejected"):
+            value = getattr(self, name)
+            if value is not None:
+                setattr(self, name, torch.as_tensor(value, dtype=torch.long))
+        for name in _RESPONSE_TENSORS:
+            value = getattr(self, name)
+            if value is not None:
+                setattr(self, name, self._spread(value))
+        if self.action_mask is None:
+            self.action_mask = torch.ones(max(self.response_length, 0), dtype=torch.bool)
+        self.action_mask = torch.as_tensor(self.action_mask, dtype=torch.bool)
+        self.check()
+
+    def _spread(self, value: Any) -> Tensor:
+        tensor = torch.as_tensor(value, dtype=None if isinstance(value, Tensor) else torch.float32)
+        return tensor.expand(self.response_length).clone() if tensor.ndim == 0 else tensor
+
+    @property
+    def response_length(self) -> int:
+        """R, the number of response tokens."""
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def experience_type(self) -> Literal["single_turn", "multi_turn", "dpo"]:
+        """`dpo` with a chosen and a rejected response, `multi_turn` if some response tokens are not the policy's."""
+        if self.chosen is not None or self.rejected is not None:
+            return "dpo"
+        return "single_turn" if self.action_mask is None or bool(self.action_mask.all()) else "multi_turn"
+
+    def check(self) -> None:
+        """Verify the lengths of all tensors.
+
+        Raises:
+            DataError: the message names the field, its length and the length it must have (E5102).
+        """
+        if self.tokens.ndim != 1 or not 1 <= self.prompt_length <= len(self.tokens):
+            raise DataError(
+                f"experience {self.eid.uid}: tokens must be one list and prompt_length between 1 and its length, "
+                f"got tokens of shape {list(self.tokens.shape)} and prompt_length {self.prompt_length}",
+                code="E5102",
+            )
+        for name in (*_RESPONSE_TENSORS, "action_mask"):
+            value = getattr(self, name)
+            if value is not None and tuple(value.shape) != (self.response_length,):
+                raise DataError(
+                    f"experience {self.eid.uid}: {name} must have {self.response_length} entries, one a response "
+                    f"token, got shape {list(value.shape)}",
+                    code="E5102",
+                )
+        if (self.chosen is None) != (self.rejected is None):
+            raise DataError(
+                f"experience {self.eid.uid}: chosen and rejected must both be given or neither", code="E5102"
+            )
+
+    def serialize(self) -> bytes:
+        """Return the experience as bytes with a checksum; see `trinity.common.payload`.
+
+        Raises:
+            DataError: `info` or `metrics` is not JSON-able, or a length does not fit (E5102).
+        """
+        self.check()
+        header: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
+        header["eid"] = [getattr(self.eid, f.name) for f in fields(EID)]
+        header["custom_fields"] = [
+            [f.source_field, f.destination_field, str(f.data_type).removeprefix("torch.")] for f in self.custom_fields
+        ]
+        header["has_multi_modal"] = self.multi_modal_inputs is not None
+        tensors = {name: value for name in _TENSORS if (value := getattr(self, name)) is not None}
+        tensors.update({_MULTI_MODAL + name: value for name, value in (self.multi_modal_inputs or {}).items()})
+        return encode(header, tensors)
+
+    @classmethod
+    def deserialize(cls, data: bytes, *, max_bytes: int = MAX_EXPERIENCE_BYTES) -> Experience:
+        """Return the experience of `data`, after verifying all of it.
+
+        Raises:
+            DataError: wrong magic, other version, torn, oversize or damaged (E5101).
+        """
+        header, tensors = decode(data, max_bytes=max_bytes)
+        extra = {k.removeprefix(_MULTI_MODAL): v for k, v in tensors.items() if k.startswith(_MULTI_MODAL)}
+        try:
+            values: dict[str, Any] = {name: header[name] for name in _PLAIN}
+            values |= {name: tensors[name] for name in _TENSORS if name in tensors}
+            return cls(
+                eid=EID(*header["eid"]),
+                custom_fields=[CustomField(a, b, _DTYPES[dtype]) for a, b, dtype in header["custom_fields"]],
+                multi_modal_inputs=extra if header["has_multi_modal"] else None,
+                **values,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"cannot read the experience payload: field {error}", code="E5101") from error
+
+
+def group_by(
+    experiences: Sequence[Experience], id_type: Literal["task", "run", "step"] = "task"
+) -> dict[str, list[Experience]]:
+    """Return the experiences by `tid` (task), `rid` (run) or `sid` (step), in order of first appearance.
+
+    Raises:
+        ValueError: another `id_type`.
+    """
+    keys: dict[str, Callable[[EID], str]] = {"task": lambda e: e.tid, "run": lambda e: e.rid, "step": lambda e: e.sid}
+    if id_type not in keys:
+        raise ValueError(f"id_type must be task, run or step, got {id_type!r}")
+    groups: dict[str, list[Experience]] = {}
+    for experience in experiences:
+        groups.setdefault(keys[id_type](experience.eid), []).append(experience)
+    return groups
+
+
+@dataclass(frozen=True)
+class Experiences:
+    """Many experiences as tensors: prompts padded on the left, responses on the right.
+
+    Attributes:
+        eids: identities of the rows; a DPO pair is two rows, chosen then rejected.
+        tokens: [B, P + R], int64.
+        attention_masks: [B, P + R], true on real tokens.
+        action_masks: [B, R], true where the policy produced the token.
+        prompt_length: P, the longest prompt; column P is the first of the responses.
+        rewards: [B], float32, NaN where there is none.
+        token_level_rewards: [B, R]; without any, the scalar reward on the last response token.
+        logprobs: [B, R] or None if an experience has none; likewise the next three.
+        advantages: [B, R] or None.
+        returns: [B, R] or None.
+        teacher_logprobs: [B, R] or None.
+        custom_tensors: name -> [B] (or [B, ...]) of the custom fields.
+    """
+
+    eids: list[EID]
+    tokens: Tensor
+    attention_masks: Tensor
+    action_masks: Tensor
+    prompt_length: int
+    rewards: Tensor
+    token_level_rewards: Tensor
+    logprobs: Tensor | None = None
+    advantages: Tensor | None = None
+    returns: Tensor | None = None
+    teacher_logprobs: Tensor | None = None
+    custom_tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def batch_size(self) -> int:
+        """B, the number of rows."""
+        return len(self.eids)
+
+    @classmethod
+    def gather(cls, experiences: Sequence[Experience], *, pad_token_id: int = 0) -> Experiences:
+        """Return the padded batch of at least one experience.
+
+        Raises:
+            ValueError: no experience.
+        """
+        rows = [row for experience in experiences for row in _rows(experience)]
+        if not rows:
+            raise ValueError("cannot gather an empty list of experiences")
+        prompt = max(row.prompt_length for row in rows)
+        response = max(row.response_length for row in rows)
+        tokens = torch.full((len(rows), prompt + response), pad_token_id, dtype=torch.long)
+        attention = torch.zeros_like(tokens, dtype=torch.bool)
+        for i, row in enumerate(rows):
+            begin = prompt - row.prompt_length
+            tokens[i, begin : begin + len(row.tokens)] = row.tokens
+            attention[i, begin : begin + len(row.tokens)] = True
+        rewards = torch.tensor([float("nan") if row.reward is None else row.reward for row in rows])
+        return cls(
+            eids=[row.eid for row in rows],
+            tokens=tokens,
+            attention_masks=attention,
+            action_masks=_pad([row.action_mask for row in rows], response),
+            prompt_length=prompt,
+            rewards=rewards,
+            token_level_rewards=_pad([_token_rewards(row) for row in rows], response),
+            logprobs=_pad_all([row.logprobs for row in rows], response),
+            advantages=_pad_all([row.advantages for row in rows], response),
+            returns=_pad_all([row.returns for row in rows], response),
+            teacher_logprobs=_pad_all([row.teacher_logprobs for row in rows], response),
+            custom_tensors={
+                f.destination_field: torch.tensor([row.info[f.source_field] for row in rows], dtype=f.data_type)
+                for f in rows[0].custom_fields
+            },
+        )
+
+
+def _rows(experience: Experience) -> list[Experience]:
+    if experience.chosen is None or experience.rejected is None:
+        return [experience]
+    prompt = experience.tokens[: experience.prompt_length]
+    return [
+        Experience(
+            eid=experience.eid,
+            tokens=torch.cat([prompt, side]),
+            prompt_length=len(prompt),
+            reward=experience.reward,
+            info=experience.info,
+            custom_fields=experience.custom_fields,
+        )
+        for side in (experience.chosen, experience.rejected)
+    ]
+
+
+def _token_rewards(row: Experience) -> Tensor:
+    if row.token_level_reward is not None:
+        return row.token_level_reward.float()
+    values = torch.zeros(row.response_length)
+    if row.reward is not None and row.response_length:
+        values[-1] = row.reward
+    return values
+
+
+def _pad(values: Sequence[Tensor | None], width: int) -> Tensor:
+    present = [value for value in values if value is not None]
+    out = torch.zeros((len(present), width), dtype=present[0].dtype)
+    for i, value in enumerate(present):
+        out[i, : len(value)] = value
+    return out
+
+
+def _pad_all(values: Sequence[Tensor | None], width: int) -> Tensor | None:
+    return None if any(value is None for value in values) else _pad(values, width)

@@ -1,0 +1,34 @@
+"""Models that answer: the engine protocol, the wrapper that workflows hold, tokenizers and chat templates."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trinity.common.models.chat_template import load_tokenizer
+    from trinity.common.models.create import create_auxiliary_models, create_inference_model
+    from trinity.common.models.model import InferenceModel, ModelWrapper
+
+_HOMES = {
+    "InferenceModel": "trinity.common.models.model",
+    "ModelWrapper": "trinity.common.models.model",
+    "create_auxiliary_models": "trinity.common.models.create",
+    "create_inference_model": "trinity.common.models.create",
+    "load_tokenizer": "trinity.common.models.chat_template",
+}
+
+__all__ = [
+    "InferenceModel",
+    "ModelWrapper",
+    "create_auxiliary_models",
+    "create_inference_model",
+    "load_tokenizer",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,185 @@
+"""Chat templates: which one is used, and rendering in a sandbox.
+
+A template comes with a model or from a user's file and is a program. Hugging Face renders it in Jinja's immutable
+sandbox, in which neither attributes of Python's machinery nor files can be reached.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from trinity.common.config.model import ModelConfig
+from trinity.common.errors import EnvironmentProblem
+
+_PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
+# Rust tokenizers refuse a second thread while one changes their padding or truncation ("Already borrowed").
+_lock = threading.Lock()
+
+
+class _Generation(jinja2.ext.Extension):
+    """Knows the tags that mark the assistant's part, so that their syntax can be checked."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of `model` with the chat template that the configuration chooses.
+
+    `chat_template_path` wins over `custom_chat_template`, which wins over the tokenizer's own. A tokenizer without
+    any template is fine until a conversation is rendered.
+
+    Raises:
+        EnvironmentProblem: no tokenizer (E3102), an unreadable template file, or one with a syntax error
+            (E3109, with its line).
+    """
+    try:
+        tokenizer = _tokenizer_class(model.model_path).from_pretrained(
+            model.model_path, trust_remote_code=model.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise EnvironmentProblem(f"cannot read the tokenizer of {model.model_path}: {error}", code="E3102") from error
+    template = chosen_template(model)
+    if template is not None:
+        check_template(template, source=model.chat_template_path or "model.custom_chat_template")
+        tokenizer.chat_template = template
+    return tokenizer
+
+
+def _tokenizer_class(model_path: str) -> Any:
+    """Return the class that reads the tokenizer as it was saved.
+
+    For some model types, Qwen2 among them, AutoTokenizer rebuilds the usual tokenizer of the family even if the
+    folder names the plain class, and drops the folder's own rules for splitting text.
+    """
+    file = Path(model_path) / "tokenizer_config.json"
+    if not file.is_file():
+        return AutoTokenizer
+    named = json.loads(file.read_text(encoding="utf-8")).get("tokenizer_class")
+    is_plain = named in _PLAIN_CLASSES and (file.parent / "tokenizer.json").is_file()
+    return PreTrainedTokenizerFast if is_plain else AutoTokenizer
+
+
+def chosen_template(model: ModelConfig) -> str | None:
+    """Return the template that the configuration sets; None for the tokenizer's own.
+
+    Raises:
+        EnvironmentProblem: `chat_template_path` cannot be read (E3109).
+    """
+    if model.chat_template_path is None:
+        return model.custom_chat_template
+    try:
+        return Path(model.chat_template_path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise EnvironmentProblem(
+            f"model.chat_template_path {model.chat_template_path} cannot be read: {error}", code="E3109"
+        ) from error
+
+
+def check_template(template: str, *, source: str) -> None:
+    """Verify the syntax of a template.
+
+    Raises:
+        EnvironmentProblem: the message names `source` and the line (E3109).
+    """
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(extensions=[_Generation, jinja2.ext.loopcontrols])
+    try:
+        environment.parse(template)
+    except jinja2.TemplateSyntaxError as error:
+        raise EnvironmentProblem(
+            f"chat template {source}, line {error.lineno}: {error.message}", code="E3109"
+        ) from error
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[dict[str, Any]],
+    *,
+    tools: list[dict[str, Any]] | None = None,
+    is_prompt: bool = True,
+    enable_thinking: bool | None = None,
+    chat_template: str | None = None,
+    with_mask: bool = False,
+) -> tuple[list[int], list[int]]:
+    """Return the tokens of a conversation and, with `with_mask`, 1 where the template marks the assistant's part.
+
+    Args:
+        tokenizer: with its chat template.
+        messages: the conversation.
+        tools: tool descriptions for the template.
+        is_prompt: end with the opening of an assistant's message.
+        enable_thinking: handed to the template if not None.
+        chat_template: instead of the tokenizer's.
+        with_mask: ask for the mask; the template must have `generation` tags. Without it the mask is empty.
+
+    Raises:
+        EnvironmentProblem: no template (E3107), or the template failed (E3109, with its line).
+    """
+    template = chat_template or tokenizer.chat_template
+    if not template:
+        raise EnvironmentProblem(
+            f"the tokenizer in {tokenizer.name_or_path} has no chat template; set model.chat_template_path or "
+            "model.custom_chat_template, or use prompts of plain text (generate)",
+            code="E3107",
+        )
+    options: dict[str, Any] = {
+        "tools": tools,
+        "chat_template": chat_template,
+        "add_generation_prompt": is_prompt,
+        "tokenize": True,
+        "return_dict": True,
+        "return_assistant_tokens_mask": with_mask,
+    }
+    if enable_thinking is not None:
+        options["enable_thinking"] = enable_thinking
+    try:
+        with _lock:
+            encoded: Any = tokenizer.apply_chat_template(list(messages), **options)
+    except jinja2.TemplateSyntaxError as error:
+        raise EnvironmentProblem(f"chat template, line {error.lineno}: {error.message}", code="E3109") from error
+    except jinja2.TemplateError as error:
+        raise EnvironmentProblem(
+            f"chat template, line {_template_line(error)}: {type(error).__name__}: {error.message}", code="E3109"
+        ) from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if _template_line(error) is None:
+            raise
+        raise EnvironmentProblem(
+            f"chat template, line {_template_line(error)}: {type(error).__name__}: {error}", code="E3109"
+        ) from error
+    return list(encoded["input_ids"]), list(encoded["assistant_masks"]) if with_mask else []
+
+
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Return the tokens of a plain prompt, with the special tokens that the tokenizer adds."""
+    with _lock:
+        return list(tokenizer(text)["input_ids"])
+
+
+def decode_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], *, skip_special: bool = False) -> str:
+    """Return the text of tokens, with or without special tokens."""
+    with _lock:
+        return str(tokenizer.decode(list(tokens), skip_special_tokens=skip_special))
+
+
+def _template_line(error: BaseException) -> int | None:
+    """Return the template's line in the traceback of `error`; None if it did not come from the template."""
+    line = None
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == "<template>":
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line

@@ -1,0 +1,333 @@
+"""The protocol of inference engines, and the wrapper through which a workflow talks to one.
+
+Dimension key: N = tokens of a sequence but the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from jaxtyping import Float
+from torch import Tensor
+
+from trinity.common.config import Config
+from trinity.common.config.model import InferenceModelConfig
+from trinity.common.errors import DeadlineError, EngineError, NotAvailableError
+from trinity.common.experience import Experience
+
+R = TypeVar("R")
+Messages = Sequence[dict[str, Any]]
+_DEFAULT_TIMEOUT_S = 1800.0
+
+
+class InferenceModel(Protocol):
+    """An engine that samples from a causal language model with its own copy of the weights."""
+
+    @property
+    def model_version(self) -> int:
+        """Version of the weights that the next sample is made with."""
+
+    async def prepare(self) -> None:
+        """Load what is needed; does nothing the second time."""
+
+    async def generate(self, prompt: str | Sequence[int], **arguments: Any) -> list[Experience]:
+        """Return `n` samples of one prompt."""
+
+    async def chat(
+        self, messages: Messages, *, tools: list[dict[str, Any]] | None = None, **arguments: Any
+    ) -> list[Experience]:
+        """Return `n` answers to a conversation."""
+
+    async def logprobs(self, tokens: Sequence[int], *, temperature: float = 1.0) -> Float[Tensor, "N"]:
+        """Return the logprob of each token but the first."""
+
+    async def convert_messages_to_experience(
+        self, messages: Messages, tools: list[dict[str, Any]] | None = None, temperature: float | None = None
+    ) -> Experience:
+        """Return a conversation as one experience whose actions are the assistant's tokens."""
+
+    async def get_message_token_len(self, messages: Messages) -> int:
+        """Return the number of tokens of a conversation as a prompt."""
+
+    async def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
+        """Copy `weights` by Hugging Face names into the engine and set its version."""
+
+    async def join_round(self, participant: str) -> None:
+        """In deterministic mode, let every round wait for a request of `participant`."""
+
+    async def leave_round(self, participant: str) -> None:
+        """Do not let rounds wait for `participant` any more."""
+
+    def stats(self) -> dict[str, float]:
+        """Return totals since the start, tokens per second among them."""
+
+    async def shutdown(self) -> None:
+        """Give everything back; calls under way fail."""
+
+
+class _SyncLoop:
+    """An event loop in a thread of its own, for synchronous calls made where no loop was running."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def get(self) -> asyncio.AbstractEventLoop:
+        """Return the loop, started at the first call."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="model-sync", daemon=True).start()
+            return self._loop
+
+
+_sync_loop = _SyncLoop()
+
+
+class ModelWrapper:
+    """What a workflow calls `self.model`: an engine, sampling defaults, and the identity of the rollout.
+
+    Every asynchronous method has a synchronous form for workflows that run in a thread.
+
+    Args:
+        model: the engine.
+        config: the run's configuration; None in scripts that have none.
+        rollout_config: section of the engine; None: the rollout model's.
+        generate_kwargs: arguments of every generation, overridden by those of a call.
+        enable_history: record the experiences of every call; None: as the configuration says.
+        timeout_s: longest wait of a synchronous call in seconds; None: `explorer.max_timeout`.
+    """
+
+    def __init__(
+        self,
+        model: InferenceModel,
+        *,
+        config: Config | None = None,
+        rollout_config: InferenceModelConfig | None = None,
+        generate_kwargs: Mapping[str, Any] | None = None,
+        enable_history: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        self.model = model
+        self.config = config
+        self.model_config = rollout_config or (config.explorer.rollout_model if config else InferenceModelConfig())
+        self.generate_kwargs: dict[str, Any] = dict(generate_kwargs or {})
+        self.enable_history = self.model_config.enable_history if enable_history is None else enable_history
+        self.timeout_s = timeout_s or (config.explorer.max_timeout if config else _DEFAULT_TIMEOUT_S)
+        self.history: list[Experience] = []
+        self.workflow_state: dict[str, Any] = {}
+        self._identity: tuple[int | str, int | str, int] | None = None
+        self._participant: str | None = None
+        self._turn = 0
+        self._loop = _running_loop()
+
+    def for_run(
+        self,
+        batch: int | str,
+        task: int | str,
+        run_id_base: int = 0,
+        participant: str | None = None,
+        generate_kwargs: Mapping[str, Any] | None = None,
+    ) -> ModelWrapper:
+        """Return a clone for one rollout of a task (or for `n` of them that one call makes).
+
+        Sample `i` of the call number `turn` has the identity `batch/task/(run_id_base + i)/turn`, from which its
+        noise derives: the order in which rollouts run does not change them.
+
+        Args:
+            batch: explore step, or `<step>/<taskset>`.
+            task: index of the task in the batch.
+            run_id_base: number of the first rollout.
+            participant: name for deterministic rounds; two rollouts that wait independently need two names.
+            generate_kwargs: added to the defaults.
+        """
+        clone = self.clone_with_isolated_history()
+        clone.generate_kwargs |= generate_kwargs or {}
+        clone._identity = batch, task, run_id_base
+        clone._participant = participant
+        clone._turn = 0
+        return clone
+
+    def clone_with_isolated_history(self) -> ModelWrapper:
+        """Return a wrapper of the same engine and identity with a history and a workflow state of its own."""
+        clone = ModelWrapper(
+            self.model,
+            config=self.config,
+            rollout_config=self.model_config,
+            generate_kwargs=self.generate_kwargs,
+            enable_history=self.enable_history,
+            timeout_s=self.timeout_s,
+        )
+        clone._identity, clone._participant, clone._turn = self._identity, self._participant, self._turn
+        clone._loop = clone._loop or self._loop
+        return clone
+
+    async def prepare(self) -> None:
+        """Prepare the engine."""
+        await self.model.prepare()
+
+    @property
+    def model_path(self) -> str:
+        """Folder or hub id of the model."""
+        return self.model_config.model_path or (self.config.model.model_path if self.config else "")
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model: the configured one, else its path."""
+        return self.model_config.name or self.model_path
+
+    @property
+    def model_version(self) -> int:
+        """Version of the weights that the next sample is made with."""
+        return self.model.model_version
+
+    @property
+    async def model_version_async(self) -> int:
+        """Version of the weights that the next sample is made with; awaitable."""
+        return self.model.model_version
+
+    @property
+    def api_key(self) -> str:
+        """Key of the engine's OpenAI-compatible endpoint."""
+        return self.model_config.api_key
+
+    async def generate_async(self, prompts: str | Sequence[str], **kwargs: Any) -> list[Experience]:
+        """Return the samples of all prompts, `n` a prompt, in order."""
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        calls = [self.model.generate(text, **self._arguments(kwargs)) for text in texts]
+        return self._record([exp for experiences in await asyncio.gather(*calls) for exp in experiences])
+
+    def generate(self, prompts: str | Sequence[str], **kwargs: Any) -> list[Experience]:
+        """Return the samples of all prompts, `n` a prompt, in order; blocks."""
+        return self._wait(self.generate_async(prompts, **kwargs))
+
+    async def chat_async(self, messages: Messages, **kwargs: Any) -> list[Experience]:
+        """Return `n` answers to a conversation."""
+        return self._record(await self.model.chat(messages, **self._arguments(kwargs)))
+
+    def chat(self, messages: Messages, **kwargs: Any) -> list[Experience]:
+        """Return `n` answers to a conversation; blocks."""
+        return self._wait(self.chat_async(messages, **kwargs))
+
+    async def logprobs_async(self, tokens: Sequence[int], temperature: float | None = None) -> Float[Tensor, "N"]:
+        """Return the logprob of each token but the first."""
+        return await self.model.logprobs(tokens, temperature=self._temperature(temperature) or 1.0)
+
+    def logprobs(self, tokens: Sequence[int], temperature: float | None = None) -> Float[Tensor, "N"]:
+        """Return the logprob of each token but the first; blocks."""
+        return self._wait(self.logprobs_async(tokens, temperature))
+
+    async def convert_messages_to_experience_async(
+        self, messages: Messages, tools: list[dict[str, Any]] | None = None, temperature: float | None = None
+    ) -> Experience:
+        """Return a conversation as one experience whose actions are the assistant's tokens."""
+        return await self.model.convert_messages_to_experience(messages, tools, self._temperature(temperature))
+
+    def convert_messages_to_experience(
+        self, messages: Messages, tools: list[dict[str, Any]] | None = None, temperature: float | None = None
+    ) -> Experience:
+        """Return a conversation as one experience whose actions are the assistant's tokens; blocks."""
+        return self._wait(self.convert_messages_to_experience_async(messages, tools, temperature))
+
+    async def get_message_token_len_async(self, messages: Messages) -> int:
+        """Return the number of tokens of a conversation as a prompt."""
+        return await self.model.get_message_token_len(messages)
+
+    def get_message_token_len(self, messages: Messages) -> int:
+        """Return the number of tokens of a conversation as a prompt; blocks."""
+        return self._wait(self.get_message_token_len_async(messages))
+
+    def extract_experience_from_history(self, clear_history: bool = True) -> list[Experience]:
+        """Return the experiences of all calls so far.
+
+        Raises:
+            EngineError: the history is not recorded (E5609).
+        """
+        if not self.enable_history:
+            raise EngineError(
+                "the history of calls is not recorded; set explorer.rollout_model.enable_history: true", code="E5609"
+            )
+        experiences = list(self.history)
+        if clear_history:
+            self.history.clear()
+        return experiences
+
+    async def set_workflow_state(self, state: Mapping[str, Any]) -> None:
+        """Add `state` to what the workflow keeps here."""
+        self.workflow_state |= state
+
+    async def get_workflow_state(self) -> dict[str, Any]:
+        """Return what the workflow keeps here."""
+        return dict(self.workflow_state)
+
+    async def clean_workflow_state(self) -> None:
+        """Forget what the workflow keeps here."""
+        self.workflow_state = {}
+
+    def get_openai_client(self) -> NoReturn:
+        """Refuse: this version has no OpenAI-compatible endpoint.
+
+        Raises:
+            NotAvailableError: always.
+        """
+        raise NotAvailableError(
+            "an OpenAI client needs explorer.rollout_model.enable_openai_api, which is not available yet in this "
+            "version; use model.chat or model.chat_async"
+        )
+
+    def get_openai_async_client(self) -> NoReturn:
+        """Refuse: this version has no OpenAI-compatible endpoint.
+
+        Raises:
+            NotAvailableError: always.
+        """
+        self.get_openai_client()
+
+    def _temperature(self, temperature: float | None) -> float | None:
+        return self.generate_kwargs.get("temperature") if temperature is None else temperature
+
+    def _arguments(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the next engine call: defaults, the caller's, and the identity of its samples."""
+        arguments = self.generate_kwargs | {name: value for name, value in kwargs.items() if value is not None}
+        arguments.setdefault("participant", self._participant)
+        if self._identity is not None and "sample_ids" not in arguments:
+            batch, task, first = self._identity
+            runs = range(first, first + int(arguments.get("n") or 1))
+            arguments["sample_ids"] = [f"{batch}/{task}/{run}/{self._turn}" for run in runs]
+        self._turn += 1
+        return arguments
+
+    def _record(self, experiences: list[Experience]) -> list[Experience]:
+        if self.enable_history:
+            self.history.extend(experiences)
+        return experiences
+
+    def _wait(self, call: Coroutine[Any, Any, R]) -> R:
+        """Run `call` on the engine's event loop and wait for it in this thread."""
+        loop = self._loop if self._loop is not None and self._loop.is_running() else _sync_loop.get()
+        if _running_loop() is not None:
+            call.close()
+            raise EngineError(
+                "a synchronous model call would block the event loop that it runs on; await the form with _async",
+                code="E5610",
+            )
+        future = asyncio.run_coroutine_threadsafe(call, loop)
+        try:
+            return future.result(self.timeout_s)
+        except TimeoutError as error:
+            future.cancel()
+            raise DeadlineError(
+                f"timed out after {self.timeout_s:g} s waiting for the model; raise explorer.max_timeout if this wait "
+                "may be longer",
+                code="E5301",
+            ) from error
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

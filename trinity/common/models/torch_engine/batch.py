@@ -1,0 +1,239 @@
+"""The running batch: rows join by a prefill, take one token a step, and leave.
+
+Dimension key: G = prompts, P = prompt tokens, V = vocabulary, B = rows of a step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from trinity.common.errors import EngineError
+from trinity.common.models.torch_engine.decoder import Decoder
+from trinity.common.models.torch_engine.kv_cache import KVCache, Prefix
+from trinity.common.models.torch_engine.request import FinishReason, Row, Sample
+from trinity.common.models.torch_engine.sampler import sample, uniforms
+from trinity.common.models.torch_engine.slots import Slots
+
+_WIDTH_STEP = 32
+_FIXED_PREFILL_TOKENS = 256
+_MAX_PREFILL_TOKENS = 4096
+
+
+@dataclass
+class Counts:
+    """What the engine has done: tokens sampled and prefilled, prefills, samples, seconds at work."""
+
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    prefix_groups: int = 0
+    samples: int = 0
+    steps: int = 0
+    busy_s: float = 0.0
+
+
+class Batch:
+    """Rows in slots over one decoder.
+
+    Args:
+        decoder: the model.
+        num_slots: most rows at once.
+        max_length: longest sequence in tokens.
+        stop_ids: token ids that end a response.
+        tokenizer: decodes the tail of rows that have stop strings; used by the engine's thread alone.
+        is_fixed: keep all shapes the same whatever is in the slots, so that the bits of a row depend on nothing else.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        num_slots: int,
+        *,
+        max_length: int,
+        stop_ids: Sequence[int],
+        tokenizer: PreTrainedTokenizerBase,
+        is_fixed: bool,
+    ) -> None:
+        self.decoder = decoder
+        self.num_slots = num_slots
+        self.max_length = max_length
+        self.tokenizer = tokenizer
+        self.stop_ids = frozenset(stop_ids)
+        self.is_fixed = is_fixed
+        self.cache = KVCache(num_slots, max_length, is_fixed=is_fixed)
+        num_tokens = min(len(tokenizer), decoder.vocab_size)
+        self.slots = Slots(num_slots, max_length, stop_ids=stop_ids, num_tokens=num_tokens, device=decoder.device)
+        self.counts = Counts()
+        self.longest = 0
+
+    @property
+    def num_active(self) -> int:
+        """Number of rows in slots."""
+        return self.slots.num_active
+
+    @property
+    def num_free(self) -> int:
+        """Number of idle slots."""
+        return self.num_slots - self.slots.num_active
+
+    def admit(self, rows: Sequence[Row], *, model_version: int) -> None:
+        """Prefill the prompts of `rows`, each distinct one once, and sample the first token of each row."""
+        started = time.perf_counter()
+        prefills = self._prefills(rows, model_version)
+        chosen = self.slots.free()[: len(rows)]
+        members: dict[tuple[int, ...], list[int]] = {}
+        for slot, row in zip(chosen, rows, strict=True):
+            row.model_version = model_version
+            row.request.num_admitted += 1
+            members.setdefault(tuple(row.request.prompt), []).append(slot)
+        for prompt, slots in members.items():
+            self.cache.write(slots, prefills[prompt][1])
+        for row in rows:
+            logits, prefix = prefills[tuple(row.request.prompt)]
+            has_more = row.request.num_admitted < row.request.params.n
+            row.request.prefill = (model_version, logits, prefix) if has_more else None
+        index = self.slots.place(chosen, rows)
+        self._draw(index, torch.stack([prefills[tuple(row.request.prompt)][0] for row in rows]))
+        self.counts.busy_s += time.perf_counter() - started
+
+    def step(self) -> None:
+        """Take one token for every row in a slot."""
+        started = time.perf_counter()
+        rows = slice(0, self.num_slots if self.is_fixed else self.num_active)
+        width = self.max_length if self.is_fixed else self._width()
+        if not self.is_fixed:
+            self.cache.reserve(rows.stop, width)
+        positions = self.slots.length[rows] - 1
+        tokens = self.slots.tokens[rows].gather(1, positions[:, None])[:, 0]
+        logits = self.decoder.decode(tokens, positions, cache=self.cache, width=width)
+        self.counts.steps += 1
+        self._draw(rows, logits)
+        self.counts.busy_s += time.perf_counter() - started
+
+    def drop_cancelled(self) -> None:
+        """Empty the slots of rows that nobody waits for."""
+        self._vacate([s for s, row in enumerate(self.slots.rows) if row is not None and row.request.is_cancelled])
+
+    def clear(self) -> None:
+        """Empty all slots and give the cache's memory back."""
+        self.slots.release([slot for slot, row in enumerate(self.slots.rows) if row is not None])
+        self.cache.clear()
+
+    def _width(self) -> int:
+        """Return the cache positions that the step attends to: the longest row's, rounded up."""
+        needed = self.longest + 1
+        return min(self.max_length, -(-needed // _WIDTH_STEP) * _WIDTH_STEP)
+
+    def _draw(self, where: slice | Tensor, logits: Tensor) -> None:
+        """Sample a token for each of the slots `where`, then finish the rows that ended."""
+        positions = self.slots.length[where] - self.slots.prompt_length[where]
+        uniform = uniforms(self.slots.key[where], positions)
+        tokens, logprobs = sample(logits, self.slots.sampling(where), uniform=uniform)
+        if not bool(torch.isfinite(logprobs).all()):
+            raise EngineError(
+                "the model's logits are not finite; its weights hold NaN or infinity (see actor/grad_norm of the "
+                "training steps before)",
+                code="E5605",
+            )
+        ended = self.slots.append(where, tokens, logprobs)
+        slots = list(range(where.start, where.stop)) if isinstance(where, slice) else where.tolist()
+        self.counts.generated_tokens += sum(self.slots.rows[slot] is not None for slot in slots)
+        self.longest = int(self.slots.length.max())
+        self._finish([slots[position] for position in ended], slots)
+
+    def _finish(self, ended: list[int], slots: list[int]) -> None:
+        stops = {slot: text for slot in slots if (text := self._stop_text(slot)) is not None}
+        done = sorted({*ended, *stops})
+        if not done:
+            return
+        lengths = self.slots.length.tolist()
+        starts = self.slots.prompt_length.tolist()
+        for slot in done:
+            row = self.slots.rows[slot]
+            assert row is not None, "a slot that ended holds a row"
+            tokens = self.slots.tokens[slot, starts[slot] : lengths[slot]].tolist()
+            logprobs = self.slots.logprobs[slot, starts[slot] : lengths[slot]].to("cpu", copy=True)
+            reason: FinishReason = "stop" if slot in stops or self._is_stop(row, tokens[-1]) else "length"
+            sample_ = Sample(tokens, logprobs, reason, row.model_version, stops.get(slot))
+            self.counts.samples += 1
+            row.request.finish(row.index, sample_)
+        self._vacate(done)
+
+    def _is_stop(self, row: Row, token: int) -> bool:
+        return not row.request.params.ignore_eos and token in self.stop_ids
+
+    def _stop_text(self, slot: int) -> str | None:
+        """Return the stop string that the row's last token completed."""
+        row = self.slots.rows[slot]
+        if row is None or not row.request.params.stop:
+            return None
+        start, end = int(self.slots.prompt_length[slot]), int(self.slots.length[slot])
+        if end - start < row.request.params.min_tokens:
+            return None
+        # A character takes at most four byte tokens; eight more for special tokens that decode to nothing.
+        reach = 4 * max(len(text) for text in row.request.params.stop) + 8
+        tail = self.slots.tokens[slot, max(start, end - reach) : end].tolist()
+        text = self.tokenizer.decode(tail, skip_special_tokens=True)
+        return next((stop for stop in row.request.params.stop if stop in text), None)
+
+    def _vacate(self, slots: list[int]) -> None:
+        """Make slots idle; without fixed shapes, close the gaps with the last rows, so that a step has no idle row."""
+        if not slots:
+            return
+        before = self.num_active
+        self.slots.release(slots)
+        if self.is_fixed:
+            return
+        after = before - len(slots)
+        gaps = [slot for slot in slots if slot < after]
+        movers = [slot for slot in range(after, before) if self.slots.rows[slot] is not None]
+        self.cache.move(movers, gaps, width=self.longest)
+        self.slots.move(movers, gaps)
+
+    def _prefills(self, rows: Sequence[Row], model_version: int) -> dict[tuple[int, ...], tuple[Tensor, Prefix]]:
+        """Return logits [V] and cache of each distinct prompt among `rows`."""
+        done: dict[tuple[int, ...], tuple[Tensor, Prefix]] = {}
+        for row in rows:
+            known = row.request.prefill
+            if known is not None and known[0] == model_version:
+                done[tuple(row.request.prompt)] = known[1:]
+        missing = [prompt for prompt in dict.fromkeys(tuple(row.request.prompt) for row in rows) if prompt not in done]
+        for chunk in self._chunks(missing):
+            done |= self._prefill(chunk)
+        self.counts.prefix_groups += len(missing)
+        self.counts.prompt_tokens += sum(len(prompt) for prompt in missing)
+        return done
+
+    def _chunks(self, prompts: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+        """Split prompts into prefills: of equal length with fixed shapes, else by similar length and total tokens."""
+        chunks: list[list[tuple[int, ...]]] = []
+        for prompt in sorted(prompts, key=len):
+            size = len(chunks[-1]) if chunks else 0
+            if self.is_fixed:
+                is_full = not chunks or len(chunks[-1][0]) != len(prompt) or size >= _fixed_rows(len(prompt))
+            else:
+                is_full = not chunks or (size + 1) * len(prompt) > _MAX_PREFILL_TOKENS
+            if is_full:
+                chunks.append([])
+            chunks[-1].append(prompt)
+        return chunks
+
+    def _prefill(self, prompts: list[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[Tensor, Prefix]]:
+        width = max(len(prompt) for prompt in prompts)
+        num_rows = _fixed_rows(width) if self.is_fixed else len(prompts)
+        padded = [list(prompt) + [0] * (width - len(prompt)) for prompt in prompts]
+        padded += [[0] * width] * (num_rows - len(prompts))
+        last = [len(prompt) - 1 for prompt in prompts] + [width - 1] * (num_rows - len(prompts))
+        device = self.decoder.device
+        logits, prefix = self.decoder.prefill(torch.tensor(padded, device=device), torch.tensor(last, device=device))
+        return {prompt: (logits[index].clone(), prefix.row(index, len(prompt))) for index, prompt in enumerate(prompts)}
+
+
+def _fixed_rows(length: int) -> int:
+    """Return the rows of a fixed-shape prefill of prompts of `length` tokens: a function of the length alone."""
+    return max(1, _FIXED_PREFILL_TOKENS // length)

@@ -1,0 +1,243 @@
+"""The fast path: our own forward of Llama, Qwen2 and Qwen3 over fused weights.
+
+Dimension key: B = rows of a step, G = prompts, P = prompt tokens, T = tokens of a sequence, V = vocabulary,
+d = hidden size, Q = query heads, H = key-value heads, D = head size, F = feed-forward size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from trinity.common.models.torch_engine.kv_cache import KVCache, Prefix
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_LOGIT_ROWS = 512
+"""Rows of a sequence whose logits are held at once; [T, V] in float32 would not fit for long ones."""
+
+
+def is_fast(config: PreTrainedConfig, *, max_model_len: int) -> bool:
+    """Return whether the fast path computes what this model computes, for sequences up to `max_model_len`."""
+    if config.model_type not in FAMILIES or config.hidden_act != "silu":
+        return False
+    values = config.to_dict()
+    rope_type = (values.get("rope_parameters") or {}).get("rope_type", "default")
+    has_window = "sliding_attention" in (values.get("layer_types") or [])
+    is_plain = not values.get("mlp_bias") and not values.get("quantization_config")
+    return rope_type in ROPE_TYPES and is_plain and (not has_window or values["sliding_window"] >= max_model_len)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Weights of one layer; `qkv` [(Q + 2H) D, d] and `gate_up` [2F, d] are fused."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    out: Tensor
+    out_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+def rope_tables(config: PreTrainedConfig, length: int) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine [length, D] in float32 for positions 0 to `length` - 1.
+
+    The sine of the first half is negated, so that a rotation is `x * cos + roll(x, D / 2) * sin`.
+    """
+    rope = config.rope_parameters
+    if rope["rope_type"] == "default":
+        size = config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
+        frequency = 1.0 / (rope["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float) / size))
+        factor = 1.0
+    else:
+        frequency, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
+    angles = torch.arange(length, dtype=torch.float)[:, None] * frequency
+    sine = angles.sin() * factor
+    return torch.cat((angles, angles), -1).cos() * factor, torch.cat((-sine, sine), -1)
+
+
+class FastDecoder:
+    """Llama, Qwen2 or Qwen3 with fused projections; see `Decoder`.
+
+    The cache holds float32 on a CPU even beside bfloat16 weights, because attention over one query is faster there
+    in float32; on a CUDA device it holds the weights' number type.
+    """
+
+    kind = "fast"
+
+    def __init__(
+        self, config: PreTrainedConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self.cache_dtype = torch.float32 if device.type == "cpu" else dtype
+        self.vocab_size = int(config.vocab_size)
+        self.num_query_heads = int(config.num_attention_heads)
+        self.num_kv_heads = int(config.num_key_value_heads or self.num_query_heads)
+        self.head_size = int(config.to_dict().get("head_dim") or config.hidden_size // self.num_query_heads)
+        self.eps = float(config.rms_norm_eps)
+        self.is_tied = bool(config.tie_word_embeddings)
+        size = torch.empty((), dtype=self.cache_dtype).element_size()
+        self.kv_bytes_per_token = 2 * config.num_hidden_layers * self.num_kv_heads * self.head_size * size
+        # In the activations' number type: a float32 table would promote bfloat16 queries and keys.
+        self.cos, self.sin = (t.to(device, dtype) for t in rope_tables(config, max_model_len))
+        self.embed = self._new(self.vocab_size, config.hidden_size)
+        self.head = self.embed if self.is_tied else self._new(self.vocab_size, config.hidden_size)
+        self.norm = self._new(config.hidden_size)
+        self.layers = [self._new_layer() for _ in range(config.num_hidden_layers)]
+
+    def _new(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def _new_layer(self) -> _Layer:
+        config, heads = self.config, self.num_query_heads + 2 * self.num_kv_heads
+        has_out_bias = config.model_type != "qwen2" and bool(config.attention_bias)
+        has_norm = config.model_type == "qwen3"
+        return _Layer(
+            input_norm=self._new(config.hidden_size),
+            qkv=self._new(heads * self.head_size, config.hidden_size),
+            qkv_bias=self._new(heads * self.head_size) if has_out_bias or config.model_type == "qwen2" else None,
+            query_norm=self._new(self.head_size) if has_norm else None,
+            key_norm=self._new(self.head_size) if has_norm else None,
+            out=self._new(config.hidden_size, self.num_query_heads * self.head_size),
+            out_bias=self._new(config.hidden_size) if has_out_bias else None,
+            mlp_norm=self._new(config.hidden_size),
+            gate_up=self._new(2 * config.intermediate_size, config.hidden_size),
+            down=self._new(config.hidden_size, config.intermediate_size),
+        )
+
+    def targets(self) -> Mapping[str, Tensor]:
+        """Return the weights by Hugging Face name, as views into the fused tensors."""
+        targets = {"model.embed_tokens.weight": self.embed, "model.norm.weight": self.norm}
+        if not self.is_tied:
+            targets["lm_head.weight"] = self.head
+        for index, layer in enumerate(self.layers):
+            for name, tensor in self._layer_targets(layer).items():
+                targets[f"model.layers.{index}.{name}"] = tensor
+        return targets
+
+    def _layer_targets(self, layer: _Layer) -> dict[str, Tensor]:
+        sizes = [self.num_query_heads * self.head_size] + 2 * [self.num_kv_heads * self.head_size]
+        targets = {
+            "input_layernorm.weight": layer.input_norm,
+            "self_attn.o_proj.weight": layer.out,
+            "post_attention_layernorm.weight": layer.mlp_norm,
+            "mlp.down_proj.weight": layer.down,
+        }
+        targets |= zip(("mlp.gate_proj.weight", "mlp.up_proj.weight"), layer.gate_up.chunk(2), strict=True)
+        projections = [f"self_attn.{name}_proj" for name in "qkv"]
+        targets |= zip((f"{name}.weight" for name in projections), layer.qkv.split(sizes), strict=True)
+        if layer.qkv_bias is not None:
+            targets |= zip((f"{name}.bias" for name in projections), layer.qkv_bias.split(sizes), strict=True)
+        if layer.out_bias is not None:
+            targets["self_attn.o_proj.bias"] = layer.out_bias
+        if layer.query_norm is not None and layer.key_norm is not None:
+            targets |= {"self_attn.q_norm.weight": layer.query_norm, "self_attn.k_norm.weight": layer.key_norm}
+        return targets
+
+    def optional_names(self) -> frozenset[str]:
+        """Return `lm_head.weight` for tied embeddings: a state dict may list it a second time."""
+        return frozenset({"lm_head.weight"}) if self.is_tied else frozenset()
+
+    def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        if x.dtype == torch.float32:
+            return functional.rms_norm(x, weight.shape, weight, self.eps)
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype) * weight
+
+    def _qkv(self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries [..., Q, D], keys and values [..., H, D], rotated; `cos` and `sin` are [..., 1, D]."""
+        fused = functional.linear(self._rms_norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias)
+        heads = fused.view(*hidden.shape[:-1], -1, self.head_size)
+        rotated, values = heads.split((self.num_query_heads + self.num_kv_heads, self.num_kv_heads), dim=-2)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            queries, keys = rotated.split((self.num_query_heads, self.num_kv_heads), dim=-2)
+            queries = self._rms_norm(queries, layer.query_norm)
+            rotated = torch.cat((queries, self._rms_norm(keys, layer.key_norm)), dim=-2)
+        rotated = rotated * cos + rotated.roll(self.head_size // 2, -1) * sin
+        queries, keys = rotated.split((self.num_query_heads, self.num_kv_heads), dim=-2)
+        return queries, keys, values
+
+    def _after_attention(self, layer: _Layer, hidden: Tensor, attended: Tensor) -> Tensor:
+        hidden = hidden + functional.linear(attended, layer.out, layer.out_bias)
+        gate, up = functional.linear(self._rms_norm(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
+        return hidden + functional.linear(functional.silu(gate) * up, layer.down)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return functional.linear(self._rms_norm(hidden, self.norm), self.head).float()
+
+    def _forward(self, tokens: Tensor, *, keep: bool) -> tuple[Tensor, Prefix]:
+        """Return the last hidden states [G, P, d] and, with `keep`, the cache of [G, P] tokens."""
+        groups, length = tokens.shape
+        hidden = self.embed[tokens]
+        cos, sin = self.cos[:length, None], self.sin[:length, None]
+        kept = Prefix([], [])
+        for layer in self.layers:
+            queries, keys, values = (t.transpose(1, 2) for t in self._qkv(layer, hidden, cos, sin))
+            if keep:
+                kept.keys.append(keys.to(self.cache_dtype))
+                kept.values.append(values.to(self.cache_dtype))
+            attended = functional.scaled_dot_product_attention(
+                queries, keys, values, is_causal=length > 1, enable_gqa=self.num_query_heads != self.num_kv_heads
+            )
+            hidden = self._after_attention(layer, hidden, attended.transpose(1, 2).reshape(groups, length, -1))
+        return hidden, kept
+
+    def prefill(self, tokens: Int[Tensor, "G P"], last: Int[Tensor, "G"]) -> tuple[Float[Tensor, "G V"], Prefix]:
+        """Return the logits after position `last` of each prompt, and the cache; see `Decoder`."""
+        hidden, prefix = self._forward(tokens, keep=True)
+        return self._logits(hidden[torch.arange(len(last), device=last.device), last]), prefix
+
+    def decode(
+        self, tokens: Int[Tensor, "B"], positions: Int[Tensor, "B"], *, cache: KVCache, width: int
+    ) -> Float[Tensor, "B V"]:
+        """Return the logits after one more token in slots 0 to B - 1; see `Decoder`."""
+        rows = torch.arange(len(tokens), device=tokens.device)
+        hidden = self.embed[tokens]
+        cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
+        is_past = torch.arange(width, device=tokens.device) <= positions[:, None]
+        bias = torch.zeros(is_past.shape, dtype=self.cache_dtype, device=tokens.device)
+        bias = bias.masked_fill_(~is_past, float("-inf"))[:, None, None]
+        for index, layer in enumerate(self.layers):
+            queries, keys, values = self._qkv(layer, hidden, cos, sin)
+            cache.keys[index][rows, :, positions] = keys.to(self.cache_dtype)
+            cache.values[index][rows, :, positions] = values.to(self.cache_dtype)
+            past_keys = cache.keys[index][: len(tokens), :, :width]
+            past_values = cache.values[index][: len(tokens), :, :width]
+            attended = self._attend(queries.to(self.cache_dtype), past_keys, past_values, bias)
+            hidden = self._after_attention(layer, hidden, attended.to(self.dtype))
+        return self._logits(hidden)
+
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+        """Return [B, Q D]: attention of one query a row, the query heads of a key head as rows of one product."""
+        batch = len(queries)
+        grouped = queries.view(batch, self.num_kv_heads, -1, self.head_size)
+        if self.device.type == "cuda":
+            attended = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=bias)
+            return attended.reshape(batch, -1)
+        scores = torch.matmul(grouped * self.head_size**-0.5, keys.transpose(-1, -2))
+        weights = torch.softmax(scores.add_(bias), dim=-1)
+        return torch.matmul(weights, values).view(batch, -1)
+
+    def sequence_logprobs(self, tokens: Int[Tensor, "T"], temperature: float) -> Float[Tensor, "T-1"]:
+        """Return the logprob of each token but the first; see `Decoder`."""
+        hidden = self._forward(tokens[None], keep=False)[0][0, :-1]
+        pieces = []
+        for start in range(0, len(hidden), _LOGIT_ROWS):
+            logits = self._logits(hidden[start : start + _LOGIT_ROWS]) / temperature
+            wanted = tokens[1 + start : 1 + start + len(logits)]
+            pieces.append(torch.log_softmax(logits, -1).gather(1, wanted[:, None])[:, 0])
+        return torch.cat(pieces)

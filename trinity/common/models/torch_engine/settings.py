@@ -1,0 +1,109 @@
+"""What the torch engine needs to know, taken from the configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trinity.common.config import Config
+from trinity.common.config.model import InferenceModelConfig, ModelConfig
+from trinity.common.errors import ConfigError, NotAvailableError
+from trinity.common.models.generate_params import GenerateParams
+
+MAX_DEFAULT_SLOTS = 256
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Settings of one torch engine.
+
+    Attributes:
+        model: model path, chat template, lengths; `max_model_len` is set.
+        params: sampling defaults.
+        max_num_seqs: most sequences at once.
+        seed: of the sampling noise.
+        is_deterministic: rounds and fixed shapes.
+        dtype: auto, float32, bfloat16 or float16.
+        device: auto, cpu or cuda.
+        memory_frac: share of a CUDA device's memory for weights and cache.
+        timeout_s: longest wait for one call.
+        sync_timeout_s: longest wait for an update of the weights.
+        is_fast_allowed: use the fast path where it fits.
+    """
+
+    model: ModelConfig
+    params: GenerateParams = field(default_factory=GenerateParams)
+    max_num_seqs: int = 64
+    seed: int = 42
+    is_deterministic: bool = False
+    dtype: str = "auto"
+    device: str = "auto"
+    memory_frac: float = 0.9
+    timeout_s: float = 1800.0
+    sync_timeout_s: float = 3600.0
+    is_fast_allowed: bool = True
+
+
+def engine_settings(config: Config, rollout: InferenceModelConfig | None = None) -> EngineSettings:
+    """Return the settings of the rollout model's engine, or of an auxiliary model's.
+
+    Raises:
+        ConfigError: `max_model_len` is unknown, or an unknown key in `extra_engine_args` (E1612).
+    """
+    rollout = rollout or config.explorer.rollout_model
+    model = _inherited(config.model, rollout)
+    known = {"max_num_seqs", "device"}
+    unknown = sorted(rollout.extra_engine_args.keys() - known)
+    if unknown:
+        raise ConfigError(
+            f"explorer.rollout_model.extra_engine_args: the torch engine knows {', '.join(sorted(known))}, "
+            f"got {unknown[0]!r}",
+            code="E1612",
+        )
+    if model.max_model_len is None:
+        raise ConfigError("model.max_model_len must be set or derived before an engine starts, got null", code="E1612")
+    check_available(model)
+    slots = min(MAX_DEFAULT_SLOTS, config.explorer.runner_per_model * (config.algorithm.repeat_times or 1))
+    return EngineSettings(
+        model=model,
+        params=GenerateParams(
+            temperature=model.temperature,
+            top_p=model.top_p,
+            top_k=model.top_k,
+            min_tokens=model.min_response_tokens,
+            max_tokens=model.max_response_tokens,
+            logprobs=model.logprobs,
+            ignore_eos=rollout.ignore_eos,
+        ),
+        max_num_seqs=int(rollout.extra_engine_args.get("max_num_seqs", slots)),
+        seed=rollout.seed,
+        is_deterministic=config.deterministic,
+        dtype=rollout.dtype,
+        device=str(rollout.extra_engine_args.get("device", "auto")),
+        memory_frac=rollout.gpu_memory_utilization,
+        timeout_s=config.explorer.max_timeout,
+        sync_timeout_s=config.synchronizer.sync_timeout,
+    )
+
+
+def check_available(model: ModelConfig) -> None:
+    """Refuse what the torch engine would otherwise leave out.
+
+    Raises:
+        NotAvailableError: the message names the key and the value to use.
+    """
+    plain = {"repetition_penalty": 1.0, "rope_scaling": None, "rope_theta": None, "lora_configs": None}
+    for name, value in plain.items():
+        got = model.__dict__[name]
+        if got != value and got != ():
+            raise NotAvailableError(f"model.{name} is not available with the torch engine, got {got}; use {value}")
+    if model.logprobs > 1:
+        raise NotAvailableError(f"model.logprobs above 1 is not available with the torch engine, got {model.logprobs}")
+
+
+def _inherited(model: ModelConfig, rollout: InferenceModelConfig) -> ModelConfig:
+    """Return `model` with what `rollout` sets for itself; null inherits."""
+    names = ModelConfig.model_fields.keys() & InferenceModelConfig.model_fields.keys()
+    own = {name: value for name in names if (value := rollout.__dict__[name]) is not None}
+    if rollout.chat_template is not None:
+        own |= {"custom_chat_template": rollout.chat_template, "chat_template_path": None}
+    return model.model_copy(update=own)

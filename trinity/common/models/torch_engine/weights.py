@@ -1,0 +1,95 @@
+"""Weights by their Hugging Face names: reading them from a folder, copying them in place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Set
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from trinity.common.errors import EnvironmentProblem, SyncError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+def model_folder(model_path: str) -> Path:
+    """Return the folder of a model; a hub id is fetched into the local hub cache first.
+
+    Raises:
+        EnvironmentProblem: neither a folder nor a hub id that can be fetched (E3101).
+    """
+    folder = Path(model_path).expanduser()
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+    try:
+        return Path(snapshot_download(model_path, allow_patterns=patterns))
+    except (OSError, ValueError, HFValidationError) as error:
+        raise EnvironmentProblem(
+            f"model.model_path {model_path!r} is neither a folder nor a model that the hub gave: {error}", code="E3101"
+        ) from error
+
+
+def has_safetensors(folder: Path) -> bool:
+    """Return whether the folder's weights are in safetensors files."""
+    return (folder / INDEX).is_file() or (folder / SINGLE).is_file()
+
+
+def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield name and tensor of all weights of a folder, one at a time."""
+    names = [SINGLE]
+    if (folder / INDEX).is_file():
+        names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+    for name in names:
+        with safe_open(folder / name, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118 (the file object is not iterable)
+                yield key, file.get_tensor(key)
+
+
+def check_names(
+    shapes: Mapping[str, torch.Size], weights: Mapping[str, torch.Size], *, optional: Set[str], source: str
+) -> None:
+    """Verify that `weights` has exactly the names and shapes of `shapes`; those in `optional` may be there.
+
+    Raises:
+        SyncError: the message counts what is missing and unexpected and names the first of each (E5501).
+    """
+    missing = sorted(shapes.keys() - weights.keys())
+    unexpected = sorted(weights.keys() - shapes.keys() - optional)
+    if missing or unexpected:
+        parts = [f"{len(missing)} missing ({missing[0]}, ...)"] if missing else []
+        parts += [f"{len(unexpected)} unexpected ({unexpected[0]}, ...)"] if unexpected else []
+        raise SyncError(
+            f"{source}: the names of the weights do not fit the model: {', '.join(parts)}; the trainer and the "
+            "explorer must hold the same architecture (model.model_path)",
+            code="E5501",
+        )
+    for name, shape in shapes.items():
+        if weights[name] != shape:
+            raise SyncError(
+                f"{source}: weight {name} must have the shape {list(shape)}, got {list(weights[name])}", code="E5501"
+            )
+
+
+def copy_weights(
+    targets: Mapping[str, Tensor], weights: Mapping[str, Tensor], *, optional: Set[str], source: str
+) -> None:
+    """Copy all `weights` into `targets` in place, converting number type and device; nothing is shared afterwards.
+
+    Names and shapes are verified before the first copy, so that a refusal changes nothing.
+
+    Raises:
+        SyncError: names or shapes differ (E5501).
+    """
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
+    check_names({n: t.shape for n, t in targets.items()}, shapes, optional=optional, source=source)
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(weights[name])

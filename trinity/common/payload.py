@@ -1,0 +1,111 @@
+"""Bytes of one experience: magic, version, length, JSON header, safetensors block, xxh3 checksum.
+
+Layout, little endian: `TREX` (4) | version u16 | total length u64 | header length u32 | header (UTF-8 JSON) |
+tensors (safetensors) | xxh3-128 of everything before (16). Nothing in it can run code: no pickle is involved.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import xxhash
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from trinity.common.errors import DataError
+
+MAGIC = b"TREX"
+VERSION = 1
+MAX_EXPERIENCE_BYTES = 32 * 1024 * 1024
+
+_HEAD = struct.Struct("<4sHQI")
+_DIGEST_BYTES = 16
+_MAX_DEPTH = 32
+
+
+def encode(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
+    """Return the payload of a JSON-able header and named tensors.
+
+    Raises:
+        DataError: the header holds something that JSON cannot represent (E5102).
+    """
+    text = json.dumps(plain(header, where="experience"), separators=(",", ":")).encode()
+    block = save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()})
+    total = _HEAD.size + len(text) + len(block) + _DIGEST_BYTES
+    body = b"".join((_HEAD.pack(MAGIC, VERSION, total, len(text)), text, block))
+    return body + xxhash.xxh3_128_digest(body)
+
+
+def decode(data: bytes, *, max_bytes: int = MAX_EXPERIENCE_BYTES) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the header and the tensors of a payload, after verifying all of it.
+
+    Raises:
+        DataError: wrong magic, other version, torn, oversize or damaged (E5101).
+    """
+    if len(data) > max_bytes:
+        raise _refuse(f"it has {len(data)} bytes, more than {max_bytes}")
+    if len(data) < _HEAD.size + _DIGEST_BYTES:
+        raise _refuse(f"it is truncated: {len(data)} bytes")
+    magic, version, total, header_bytes = _HEAD.unpack_from(data)
+    if magic != MAGIC:
+        raise _refuse(f"it begins with {bytes(magic)!r} instead of {MAGIC!r}")
+    if version != VERSION:
+        raise _refuse(f"it has version {version}, this program reads version {VERSION}")
+    if total != len(data) or _HEAD.size + header_bytes + _DIGEST_BYTES > total:
+        raise _refuse(f"it is truncated or padded: {len(data)} bytes, the header says {total}")
+    body = memoryview(data)[:-_DIGEST_BYTES]
+    if xxhash.xxh3_128_digest(body) != data[-_DIGEST_BYTES:]:
+        raise _refuse("its checksum does not match")
+    end = _HEAD.size + header_bytes
+    try:
+        header = json.loads(bytes(body[_HEAD.size : end]))
+        tensors = load(bytes(body[end:]))
+    except (ValueError, SafetensorError) as error:
+        raise _refuse(f"its content cannot be read ({error})") from error
+    if not isinstance(header, dict):
+        raise _refuse("its header is not a mapping")
+    return header, tensors
+
+
+def plain(value: Any, *, where: str, depth: int = 0) -> Any:
+    """Return `value` as JSON has it: tuples become lists, numpy and tensor scalars become numbers.
+
+    Raises:
+        DataError: a value of another type, a key that is not a string, or nesting beyond 32 (E5102).
+    """
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if depth >= _MAX_DEPTH:
+        raise DataError(f"{where} is nested deeper than {_MAX_DEPTH} levels; store less", code="E5102")
+    if isinstance(value, (list, tuple)):
+        return [plain(item, where=f"{where}[{i}]", depth=depth + 1) for i, item in enumerate(value)]
+    if isinstance(value, Mapping):
+        return {_key(key, where): plain(item, where=f"{where}.{key}", depth=depth + 1) for key, item in value.items()}
+    if callable(getattr(value, "item", None)) and getattr(value, "ndim", None) == 0:
+        return plain(value.item(), where=where, depth=depth + 1)
+    raise DataError(
+        f"{where} must be JSON-able (text, number, bool, None, list, dict with text keys), got {type(value).__name__}; "
+        "convert it, or leave it out",
+        code="E5102",
+    )
+
+
+def _key(key: Any, where: str) -> str:
+    if not isinstance(key, str):
+        raise DataError(f"{where}: the key {key!r} must be text, got {type(key).__name__}", code="E5102")
+    return key
+
+
+def _refuse(why: str) -> DataError:
+    return DataError(
+        f"cannot read the experience payload: {why}; the row was written by another program or is damaged",
+        code="E5101",
+    )

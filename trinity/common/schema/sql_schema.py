@@ -1,0 +1,193 @@
+"""Tables that users query: experiences, and datasets kept in SQL.
+
+`session.query(ExperienceModel).limit(4)` gives rows whose `to_experience()` is the whole experience.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import JSON, DateTime, Float, Index, Integer, LargeBinary, String, Text, UniqueConstraint, func
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from trinity.common.errors import DataError
+from trinity.common.experience import Experience
+from trinity.common.payload import MAX_EXPERIENCE_BYTES
+
+READY, CLAIMED, TRAINED, DROPPED = "ready", "claimed", "trained", "dropped"
+
+
+class Base(DeclarativeBase):
+    """Declarative base of all tables of the framework."""
+
+
+class ExperienceModel(Base):
+    """One experience, its text, its payload and its state.
+
+    Attributes:
+        id: sequence number in the order of arrival; claims follow it.
+        uid: identity of the experience, unique in (run, stage, buffer).
+        run: name of the run that owns the row.
+        stage: stage of that run, empty without stages.
+        buffer: name of the experience buffer.
+        producer: who appended it.
+        explore_step: step of the producer that made it.
+        task_id: `batch/task`, the group.
+        run_id: number of the rollout in its group.
+        msg_id: turn within the rollout.
+        model_version: version of the weights that sampled it.
+        reward: scalar reward, NULL where there is none.
+        consumed: 1 once trained.
+        state: `ready`, `claimed`, `trained` or `dropped`.
+        claimed_by: consumer that claimed, trained or dropped it.
+        lease_until: end of the claim, seconds since 1970 by the clock of the database.
+        trained_step: training step that used (or dropped) it.
+        drop_reason: why it was dropped.
+        use_count: how often it was trained.
+        prompt_text: the prompt as text.
+        response_text: the response as text.
+        experience_bytes: the payload; NULL once pruned.
+        timestamp: time of arrival, UTC.
+    """
+
+    __tablename__ = "experience"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    uid: Mapped[str] = mapped_column(String(256))
+    run: Mapped[str] = mapped_column(String(256))
+    stage: Mapped[str] = mapped_column(String(128), default="")
+    buffer: Mapped[str] = mapped_column(String(128))
+    producer: Mapped[str] = mapped_column(String(128), default="")
+    explore_step: Mapped[int] = mapped_column(Integer, default=0)
+    task_id: Mapped[str] = mapped_column(String(256), index=True)
+    run_id: Mapped[int] = mapped_column(Integer, default=0)
+    msg_id: Mapped[str] = mapped_column(String(128), default="")
+    model_version: Mapped[int | None] = mapped_column(Integer)
+    reward: Mapped[float | None] = mapped_column(Float)
+    consumed: Mapped[int] = mapped_column(Integer, default=0)
+    state: Mapped[str] = mapped_column(String(16), default=READY)
+    claimed_by: Mapped[str | None] = mapped_column(String(128))
+    lease_until: Mapped[float | None] = mapped_column(Float)
+    trained_step: Mapped[int | None] = mapped_column(Integer)
+    drop_reason: Mapped[str | None] = mapped_column(String(128))
+    use_count: Mapped[int] = mapped_column(Integer, default=0)
+    prompt_text: Mapped[str | None] = mapped_column(Text)
+    response_text: Mapped[str | None] = mapped_column(Text)
+    experience_bytes: Mapped[bytes | None] = mapped_column(LargeBinary)
+    timestamp: Mapped[datetime] = mapped_column(DateTime, server_default=func.current_timestamp())
+
+    __table_args__ = (
+        UniqueConstraint("run", "stage", "buffer", "uid", name="uq_experience_uid"),
+        Index("ix_experience_queue", "run", "stage", "buffer", "state", "id"),
+    )
+
+    def to_experience(self) -> Experience:
+        """Return the experience of this row.
+
+        Raises:
+            DataError: the payload was pruned (E5104) or cannot be read (E5101).
+        """
+        if self.experience_bytes is None:
+            raise DataError(
+                f"experience {self.uid} ({self.state}) has no payload any more: it was pruned after training or was "
+                "too large; give buffer.trainer_input.experience_buffer.path to keep payloads",
+                code="E5104",
+            )
+        return Experience.deserialize(self.experience_bytes)
+
+    @classmethod
+    def from_experience(
+        cls,
+        experience: Experience,
+        *,
+        run: str = "",
+        stage: str = "",
+        buffer: str = "",
+        producer: str = "",
+        explore_step: int = 0,
+    ) -> ExperienceModel:
+        """Return a row, not yet in a session, that holds `experience`.
+
+        Raises:
+            DataError: `info` or `metrics` cannot be stored (E5102).
+        """
+        tags = {"run": run, "stage": stage, "buffer": buffer, "producer": producer, "explore_step": explore_step}
+        return cls(**experience_values(experience), **tags)
+
+
+def experience_values(experience: Experience, *, max_bytes: int = MAX_EXPERIENCE_BYTES) -> dict[str, Any]:
+    """Return the columns of `experience` that follow from it alone.
+
+    A payload above `max_bytes` is left out and the row is `dropped` with the reason `oversize`.
+
+    Raises:
+        DataError: `info` or `metrics` cannot be stored (E5102).
+    """
+    eid = experience.eid
+    payload = experience.serialize()
+    fits = len(payload) <= max_bytes
+    return {
+        "uid": eid.uid,
+        "task_id": eid.tid,
+        "run_id": eid.run,
+        "msg_id": f"{eid.step}{eid.suffix}",
+        "model_version": experience.info.get("model_version"),
+        "reward": None if experience.reward is None else float(experience.reward),
+        "state": READY if fits else DROPPED,
+        "drop_reason": None if fits else "oversize",
+        "prompt_text": storable_text(experience.prompt_text) if fits else None,
+        "response_text": storable_text(experience.response_text) if fits else None,
+        "experience_bytes": payload if fits else None,
+    }
+
+
+def storable_text(text: str | None) -> str | None:
+    """Return `text` without what databases refuse: lone surrogates and NUL become a replacement mark."""
+    if text is None:
+        return None
+    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
+
+class SFTDataModel(Base):
+    """One conversation to imitate.
+
+    Attributes:
+        id: row number.
+        message_list: messages of the conversation, the last one by the assistant.
+    """
+
+    __tablename__ = "sft"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    message_list: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
+
+
+class DPODataModel(Base):
+    """One preference pair.
+
+    Attributes:
+        id: row number.
+        chosen_message_list: the preferred conversation.
+        rejected_message_list: the rejected conversation, with the same prompt.
+    """
+
+    __tablename__ = "dpo"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    chosen_message_list: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
+    rejected_message_list: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
+
+
+class TaskModel(Base):
+    """One task.
+
+    Attributes:
+        id: row number.
+        raw_task: the row of the task set.
+    """
+
+    __tablename__ = "task"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    raw_task: Mapped[dict[str, Any]] = mapped_column(JSON)

@@ -1,0 +1,35 @@
+"""Workflows: how a model attempts a task and how the attempt becomes experiences.
+
+Every built-in workflow is one line of `WORKFLOW_CONTENTS`. A plugin adds its own with the same decorator:
+`@WORKFLOWS.register_module("my_workflow")`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trinity.utils.registry import Entry, Registry
+
+if TYPE_CHECKING:
+    from trinity.common.workflows.workflow import Task, Traits, Workflow
+
+_PLACE = "trinity.common.workflows.workflow"
+
+WORKFLOW_CONTENTS: dict[str, Entry] = {
+    "simple_workflow": Entry(f"{_PLACE}:SimpleWorkflow", doc="One chat, one reward function."),
+    "async_simple_workflow": Entry(f"{_PLACE}:AsyncSimpleWorkflow", doc="simple_workflow on the event loop."),
+    "math_workflow": Entry(f"{_PLACE}:MathWorkflow", doc="simple_workflow that asks for reasoning and an answer."),
+    "async_math_workflow": Entry(f"{_PLACE}:AsyncMathWorkflow", doc="math_workflow on the event loop."),
+}
+
+WORKFLOWS = Registry("workflow", WORKFLOW_CONTENTS)
+
+__all__ = ["WORKFLOWS", "WORKFLOW_CONTENTS", "Task", "Traits", "Workflow", "describe", "reset_workflow"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in {"Task", "Traits", "Workflow", "describe", "reset_workflow"}:
+        from trinity.common.workflows import workflow
+
+        return getattr(workflow, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,369 @@
+"""Tasks, the base classes of workflows, and the workflow of one chat and one reward.
+
+Plugins subclass `Workflow` and register with `@WORKFLOWS.register_module("name")`. What a workflow can do is
+said by class attributes (`can_reset`, `can_repeat`, `is_async`) or by the older properties (`resettable`,
+`repeatable`, `asynchronous`); `describe` reads both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from trinity.common.errors import WorkflowError
+from trinity.common.rewards.reward_fn import RewardError
+from trinity.common.workflows.task import FORMAT_DEFAULTS, RolloutArgs, Task, as_dict, read_option
+from trinity.runtime.worker_thread import call_in_thread
+from trinity.utils.log import get_logger
+
+if TYPE_CHECKING:
+    from trinity.common.experience import Experience, TruncateStatus
+    from trinity.common.models.model import ModelWrapper
+
+__all__ = [
+    "AsyncMathWorkflow",
+    "AsyncSimpleWorkflow",
+    "MathWorkflow",
+    "MultiTurnWorkflow",
+    "RolloutArgs",
+    "SimpleWorkflow",
+    "Task",
+    "Traits",
+    "Workflow",
+    "describe",
+    "reset_workflow",
+]
+
+MATH_SYSTEM_PROMPT = """\
+You solve mathematical problems. First work the problem out step by step between <think> and </think>. \
+Then give only the final result between <answer> and </answer>, so that your reply has this form:
+<think>
+your reasoning
+</think>
+<answer>
+the final result
+</answer>"""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a workflow can do.
+
+    Attributes:
+        can_reset: `reset(task)` prepares the object for another task.
+        can_repeat: one `run` returns the experiences of all repeats.
+        is_async: `run_async` is awaited instead of calling `run` in a thread.
+    """
+
+    can_reset: bool
+    can_repeat: bool
+    is_async: bool
+
+
+class Workflow:
+    """Base of all workflows: attempts one task with a model.
+
+    Args:
+        task: what to attempt.
+        model: the model under training.
+        auxiliary_models: further models, such as judges.
+    """
+
+    can_reset: bool = False
+    can_repeat: bool = False
+    is_async: bool = False
+
+    def __init__(self, *, task: Task, model: ModelWrapper, auxiliary_models: list[Any] | None = None) -> None:
+        self.task = task
+        self.model = model
+        self.auxiliary_models = auxiliary_models or []
+        self.auxiliary_model_wrappers = self.auxiliary_models
+        self.logger = get_logger("workflow")
+        self.repeat_times = 1
+        self.run_id_base = 0
+        self.dropped: list[str] = []
+        self._rollout_args: Any = None
+
+    @property
+    def resettable(self) -> bool:
+        """Older name of `can_reset`."""
+        return self.can_reset
+
+    @property
+    def repeatable(self) -> bool:
+        """Older name of `can_repeat`."""
+        return self.can_repeat
+
+    @property
+    def asynchronous(self) -> bool:
+        """Older name of `is_async`."""
+        return self.is_async
+
+    @property
+    def rollout_args(self) -> RolloutArgs:
+        """Sampling arguments of the current task, with `n` the number of repeats that one run returns."""
+        source = self.task.rollout_args if self._rollout_args is None else self._rollout_args
+        given = {key: value for key, value in as_dict(source).items() if value is not None}
+        return RolloutArgs({**given, "n": self.repeat_times})
+
+    @rollout_args.setter
+    def rollout_args(self, value: Any) -> None:
+        """Use other sampling arguments until the next reset."""
+        self._rollout_args = value
+
+    def reset(self, task: Task) -> None:
+        """Prepare for another task; everything that depended on the old one is replaced."""
+        self._forget(task)
+
+    def _forget(self, task: Task) -> None:
+        self.task = task
+        self.dropped = []
+        self._rollout_args = None
+
+    def set_repeat_times(self, repeat_times: int, run_id_base: int = 0) -> None:
+        """Make the next run return `repeat_times` experiences, numbered from `run_id_base`."""
+        self.repeat_times = repeat_times
+        self.run_id_base = run_id_base
+
+    def run(self) -> list[Experience]:
+        """Attempt the task and return its experiences.
+
+        Raises:
+            WorkflowError: the class defines neither this method nor `run_async`.
+        """
+        raise WorkflowError(f"{type(self).__name__} must define run() or, with is_async = True, run_async()")
+
+    async def run_async(self) -> list[Experience]:
+        """Attempt the task on the event loop and return its experiences.
+
+        Raises:
+            WorkflowError: the class says that it is asynchronous and does not define this method.
+        """
+        raise WorkflowError(f"{type(self).__name__} is asynchronous and must define run_async()")
+
+
+_OLD_NAMES = {"can_reset": "resettable", "can_repeat": "repeatable", "is_async": "asynchronous"}
+
+
+def _declared(cls: type[Any], owner: Any, new_name: str) -> bool | None:
+    """Return what the most derived class says in either style; `None` if no class below `Workflow` says it."""
+    below = cls.__mro__[: cls.__mro__.index(Workflow)]
+    for base in below:
+        said = [vars(base)[name] for name in (new_name, _OLD_NAMES[new_name]) if name in vars(base)]
+        if said:
+            return bool(said[0].__get__(owner) if isinstance(said[0], property) else said[0])
+    return None
+
+
+def describe(workflow: Workflow | type[Workflow]) -> Traits:
+    """Return what a workflow can do, whether it says so by attributes or by the older properties.
+
+    The most derived class that speaks decides; an attribute set on the object itself comes first. A class that
+    defines only `run_async` is asynchronous. Pass the object where a property reads the object's attributes.
+
+    Raises:
+        WorkflowError: a class was given whose property can only be read on an object.
+    """
+    is_class = isinstance(workflow, type)
+    cls: type[Any] = workflow if isinstance(workflow, type) else type(workflow)
+    # A property that returns a constant can be read on an object that was never initialised.
+    owner = object.__new__(cls) if is_class else workflow
+    values: dict[str, bool] = {}
+    for name in _OLD_NAMES:
+        own = vars(owner).get(name)
+        try:
+            declared = _declared(cls, owner, name) if own is None else bool(own)
+        except AttributeError as error:
+            raise WorkflowError(f"{cls.__name__}: cannot read {name}: {error}", code="E5103") from error
+        if declared is None:
+            only_async = cls.run_async is not Workflow.run_async and cls.run is Workflow.run
+            declared = only_async if name == "is_async" else False
+        values[name] = declared
+    return Traits(**values)
+
+
+def reset_workflow(workflow: Workflow, task: Task) -> None:
+    """Hand `workflow` another task, also where its own `reset` does not call the base class's."""
+    workflow._forget(task)
+    workflow.reset(task)
+
+
+class MultiTurnWorkflow(Workflow):
+    """Base of workflows that turn a whole conversation into one experience."""
+
+    def process_messages_to_experience(
+        self,
+        messages: list[dict[str, Any]],
+        reward: float,
+        info: dict[str, Any] | None = None,
+        truncate_status: TruncateStatus | None = None,
+    ) -> Experience:
+        """Return the conversation as one experience whose action mask covers what the model said.
+
+        Args:
+            messages: the conversation, system prompt included.
+            reward: of the whole conversation; a conversation cut short by a length limit gets 0.
+            info: kept on the experience; its numbers become metrics.
+            truncate_status: `prompt_truncated` or `response_truncated` where the workflow knows it.
+        """
+        experience = self.model.convert_messages_to_experience(messages)
+        return self._rewarded(experience, reward=reward, info=info or {}, truncate_status=truncate_status)
+
+    async def process_messages_to_experience_async(
+        self,
+        messages: list[dict[str, Any]],
+        reward: float,
+        info: dict[str, Any] | None = None,
+        truncate_status: TruncateStatus | None = None,
+    ) -> Experience:
+        """Return the conversation as one experience, from the event loop."""
+        experience = await self.model.convert_messages_to_experience_async(messages)
+        return self._rewarded(experience, reward=reward, info=info or {}, truncate_status=truncate_status)
+
+    @staticmethod
+    def _rewarded(
+        experience: Experience, *, reward: float, info: dict[str, Any], truncate_status: TruncateStatus | None
+    ) -> Experience:
+        experience.truncate_status = experience.truncate_status or truncate_status
+        experience.reward = 0.0 if experience.truncate_status else float(reward)
+        experience.info = {**experience.info, **info}
+        numbers = {key: float(value) for key, value in info.items() if isinstance(value, int | float)}
+        experience.metrics = {**experience.metrics, **numbers}
+        return experience
+
+
+class SimpleWorkflow(Workflow):
+    """One chat and one reward function.
+
+    The prompt is the row's `prompt_key` column (a text, or a list of messages) or its `messages_key` column; the
+    truth is its `response_key` column. The system prompt is, in this order: `workflow_args.system_prompt`, the
+    row's `system_prompt_key` column, `format.system_prompt`, the class's default. An empty one means none. A list of
+    messages is sent as it is.
+    """
+
+    can_reset = True
+    can_repeat = True
+    default_system_prompt: str | None = None
+    default_reward_fn: str | None = None
+
+    def __init__(self, *, task: Task, model: ModelWrapper, auxiliary_models: list[Any] | None = None) -> None:
+        super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
+        self.reset(task)
+
+    def reset(self, task: Task) -> None:
+        """Prepare for another task: its row, prompts, sampling arguments and reward function.
+
+        Raises:
+            WorkflowError: the task names no reward function and this workflow has none of its own.
+        """
+        super().reset(task)
+        self.format_args = task.format_args
+        self.workflow_args = task.workflow_args or {}
+        self.raw_task = task.raw_task or {}
+        self.task_desc = task.task_desc
+        self.truth = task.truth
+        self.reply_prefix = read_option(task.format_args, "reply_prefix")
+        self.system_prompt = self._choose_system_prompt()
+        self.reward_fn = self._build_reward_fn()
+
+    def _choose_system_prompt(self) -> str | None:
+        if "system_prompt" in self.workflow_args:
+            return self.workflow_args["system_prompt"] or None
+        of_row = self.task.column("system_prompt_key")
+        configured = read_option(self.task.format_args, "system_prompt")
+        chosen = of_row if of_row is not None else configured
+        return (self.default_system_prompt if chosen is None else chosen) or None
+
+    def _build_reward_fn(self) -> Any:
+        reward_fn: Any = self.task.reward_fn
+        if reward_fn is None and self.default_reward_fn is not None:
+            from trinity.common.rewards import REWARD_FUNCTIONS
+
+            reward_fn = REWARD_FUNCTIONS.get(self.default_reward_fn)
+        if reward_fn is None:
+            raise WorkflowError(
+                f"{type(self).__name__} needs a reward function, the task has none; "
+                "set default_reward_fn_type of the taskset",
+                code="E5101",
+            )
+        return reward_fn(**(self.task.reward_fn_args or {})) if isinstance(reward_fn, type) else reward_fn
+
+    def format_messages(self) -> list[dict[str, Any]]:
+        """Return the messages to send: system prompt, prompt, and the start of the reply where one is given.
+
+        Raises:
+            WorkflowError: the row has neither the prompt column nor the messages column.
+        """
+        prompt = self.task_desc
+        if prompt is None or read_option(self.format_args, "prompt_type") == "messages":
+            prompt = self.task.column("messages_key")
+        if isinstance(prompt, str):
+            messages = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+            messages.append({"role": "user", "content": prompt})
+        elif isinstance(prompt, list) and prompt:
+            messages = [dict(message) for message in prompt]
+        else:
+            key = read_option(self.format_args, "prompt_key") or FORMAT_DEFAULTS["prompt_key"]
+            raise WorkflowError(
+                f"column {key!r} must hold a text or a list of messages, got {type(prompt).__name__}; "
+                f"the row's columns: {', '.join(map(str, self.raw_task))}; set format.prompt_key of the taskset",
+                code="E5102",
+            )
+        if self.reply_prefix:
+            messages.append({"role": "assistant", "content": self.reply_prefix})
+        return messages
+
+    def score(self, responses: list[Experience]) -> list[Experience]:
+        """Return the responses that could be scored, with reward, metrics and run number set.
+
+        A response whose scorer fails is left out, its reason kept in `dropped`.
+
+        Raises:
+            RewardError: none of the responses could be scored.
+        """
+        from trinity.common.experience import EID
+
+        scored: list[Experience] = []
+        for index, experience in enumerate(responses):
+            try:
+                scores = self.reward_fn(response=experience.response_text, prompt=self.task_desc, truth=self.truth)
+            except RewardError as error:
+                self.dropped.append(str(error))
+                self.logger.warning("run %d dropped: %s", self.run_id_base + index, error)
+                continue
+            experience.metrics = {**(experience.metrics or {}), **scores}
+            experience.reward = float(sum(scores.values()))
+            experience.eid = replace(experience.eid or EID(), run=self.run_id_base + index)
+            scored.append(experience)
+        if responses and not scored:
+            raise RewardError(f"none of {len(responses)} responses could be scored; first: {self.dropped[0]}")
+        return scored
+
+    def run(self) -> list[Experience]:
+        """Return one scored experience a repeat."""
+        return self.score(self.model.chat(self.format_messages(), **self.rollout_args))
+
+
+class AsyncSimpleWorkflow(SimpleWorkflow):
+    """`SimpleWorkflow` on the event loop; one run returns all repeats."""
+
+    is_async = True
+
+    async def run_async(self) -> list[Experience]:
+        """Return one scored experience a repeat; scoring runs in a thread so that it cannot stop the loop."""
+        responses = await self.model.chat_async(self.format_messages(), **self.rollout_args)
+        return await call_in_thread(self.score, responses)
+
+
+class MathWorkflow(SimpleWorkflow):
+    """`SimpleWorkflow` with a system prompt that asks for the think/answer form and `math_reward` by default."""
+
+    default_system_prompt = MATH_SYSTEM_PROMPT
+    default_reward_fn = "math_reward"
+
+
+class AsyncMathWorkflow(AsyncSimpleWorkflow):
+    """`MathWorkflow` on the event loop."""
+
+    default_system_prompt = MATH_SYSTEM_PROMPT
+    default_reward_fn = "math_reward"

@@ -1,0 +1,143 @@
+"""From a configuration to the explorer's parts."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trinity.algorithm import ADVANTAGE_FN
+from trinity.buffer.pipelines.experience_pipeline import ExperiencePipeline, build_operators
+from trinity.buffer.task_reader import TaskReader
+from trinity.common.errors import ConfigError
+from trinity.common.models.model import ModelWrapper
+from trinity.explorer.evaluator import EvalTaskset, Evaluator
+from trinity.explorer.scheduler import Scheduler, SchedulerSettings
+from trinity.utils.log import get_logger
+
+if TYPE_CHECKING:
+    from trinity.common.config import Config
+    from trinity.common.models.model import InferenceModel
+
+logger = get_logger("explorer")
+
+
+@dataclass
+class ExplorerParts:
+    """What the rollout loop works with.
+
+    Attributes:
+        reader: tasks to explore.
+        scheduler: runs them.
+        evaluator: evaluates the model.
+        pipeline: what happens to experiences before they are stored.
+    """
+
+    reader: TaskReader
+    scheduler: Scheduler
+    evaluator: Evaluator
+    pipeline: ExperiencePipeline
+
+
+def build_parts(config: Config, engine: InferenceModel) -> ExplorerParts:
+    """Return the parts that `config` describes, over `engine`.
+
+    Raises:
+        ConfigError: a name that no registry knows, or arguments that do not fit.
+        DataError: a dataset that cannot be used.
+    """
+    scheduler = build_scheduler(config, engine)
+    return ExplorerParts(
+        build_reader(config), scheduler, Evaluator(build_eval_tasksets(config), scheduler), build_pipeline(config)
+    )
+
+
+def build_scheduler(config: Config, engine: InferenceModel) -> Scheduler:
+    """Return the scheduler with `engine_num` times `runner_per_model` runners."""
+    explorer = config.explorer
+    settings = SchedulerSettings(
+        num_runners=explorer.rollout_model.engine_num * explorer.runner_per_model,
+        max_timeout=explorer.max_timeout,
+        max_retry_times=explorer.max_retry_times,
+        max_repeat_times_per_runner=explorer.max_repeat_times_per_runner,
+        concurrent_mode=explorer.concurrent_mode,
+        is_deterministic=config.deterministic,
+    )
+    return Scheduler(engine, ModelWrapper(engine, config=config), settings=settings)
+
+
+def build_pipeline(config: Config) -> ExperiencePipeline:
+    """Return the pipeline of the configured operators, and of the advantage function if it works on groups.
+
+    Raises:
+        ConfigError: an unknown operator or advantage function, or arguments that it does not take.
+    """
+    operators = build_operators(config.data_processor.experience_pipeline.operators)
+    return ExperiencePipeline(operators, build_advantage_fn(config), timeout_s=config.explorer.max_timeout)
+
+
+def build_advantage_fn(config: Config) -> Any:
+    """Return the advantage function of the pipeline; None if there is none or the trainer computes it.
+
+    Raises:
+        ConfigError: an unknown name, or arguments that the function does not take.
+    """
+    advantage_class = ADVANTAGE_FN.get(config.algorithm.advantage_fn)
+    if advantage_class is None or advantage_class.compute_in_trainer():
+        return None
+    args = dict(config.algorithm.advantage_fn_args or {})
+    try:
+        inspect.signature(advantage_class).bind(**args)
+    except TypeError as error:
+        raise ConfigError(f"algorithm.advantage_fn_args of {config.algorithm.advantage_fn}: {error}") from error
+    return advantage_class(**args)
+
+
+def build_reader(config: Config) -> TaskReader:
+    """Return the reader of the tasks to explore.
+
+    Raises:
+        ConfigError: no taskset.
+        DataError: a dataset that cannot be used.
+    """
+    taskset = config.buffer.explorer_input.taskset
+    if taskset is None:
+        raise ConfigError("buffer.explorer_input.taskset must be set in mode both and explore, got null", code="E1610")
+    reader = TaskReader(taskset, batch_size=config.buffer.batch_size, seed=config.seed)
+    return _report_bad_rows(reader, config)
+
+
+def build_eval_tasksets(config: Config) -> list[EvalTaskset]:
+    """Return every evaluation taskset with all of its tasks.
+
+    Raises:
+        DataError: a dataset that cannot be used.
+    """
+    tasksets = []
+    for taskset in config.buffer.explorer_input.eval_tasksets:
+        reader = _report_bad_rows(TaskReader(taskset, is_eval=True), config)
+        tasksets.append(EvalTaskset(taskset.name, reader.tasks(), taskset.repeat_times or 1))
+    return tasksets
+
+
+def _report_bad_rows(reader: TaskReader, config: Config) -> TaskReader:
+    file = reader.write_quarantine(Path(config.checkpoint_job_dir) / "buffer" / "quarantine")
+    if file is not None:
+        logger.warning(
+            "taskset %r: %d of %d rows cannot be used and are left out; they are listed in %s; first: %s",
+            reader.config.name, len(reader.quarantined), len(reader.quarantined) + len(reader), file,
+            reader.quarantined[0],
+        )  # fmt: skip
+    return reader
+
+
+def experience_buffer(config: Config) -> str:
+    """Return the name of the buffer between explorer and trainer."""
+    buffer = config.buffer.trainer_input.experience_buffer
+    return "experience_buffer" if buffer is None else buffer.name
+
+
+def store_scope(config: Config) -> dict[str, str]:
+    """Return `run` and `stage` of this job's rows in the store; the job's name holds the stage's."""
+    return {"run": f"{config.project}/{config.name}", "stage": ""}

@@ -1,0 +1,112 @@
+"""Evaluation: every task of a taskset, several runs each, and what the best and the worst of k would be."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trinity.common.workflows.task import Task
+from trinity.explorer.metrics import outcome_counts, time_metrics, truncation_counts, values_by_task
+
+if TYPE_CHECKING:
+    from trinity.explorer.scheduler import Scheduler
+
+NUM_BOOTSTRAP = 1000
+BOOTSTRAP_SEED = 42
+
+
+@dataclass(frozen=True)
+class EvalTaskset:
+    """Tasks of one evaluation.
+
+    Attributes:
+        name: of the taskset, the second part of the metrics' names.
+        tasks: all of them, in order.
+        repeat_times: runs of each task.
+    """
+
+    name: str
+    tasks: Sequence[Task]
+    repeat_times: int
+
+
+def subset_sizes(num_runs: int) -> list[int]:
+    """Return the k of best@k and worst@k: 2, 4, 8, ... below `num_runs`, and `num_runs`; none for one run."""
+    if num_runs < 2:
+        return []
+    powers = []
+    k = 2
+    while k < num_runs:
+        powers.append(k)
+        k *= 2
+    return [*powers, num_runs]
+
+
+@lru_cache(maxsize=256)
+def _draws(num_values: int, k: int) -> np.ndarray:
+    """Return 1000 draws of `k` indices with replacement; every task with as many values gets the same ones."""
+    return np.random.RandomState(BOOTSTRAP_SEED).choice(num_values, size=(NUM_BOOTSTRAP, k), replace=True)
+
+
+def eval_metrics(values: Mapping[int, Sequence[float]], num_runs: int) -> dict[str, float]:
+    """Return `mean@n`, and for several runs `std@n`, `best@k` and `worst@k`, averaged over the tasks.
+
+    The standard deviation is of the population; best and worst of k are bootstrap means (1000 draws with replacement,
+    seed 42). A task that lost runs enters with those it has.
+
+    Args:
+        values: task -> one value a run.
+        num_runs: n, the number of runs asked for.
+    """
+    rows = [np.asarray(v, dtype=np.float64) for _, v in sorted(values.items()) if len(v)]
+    if not rows:
+        return {}
+    metrics = {f"mean@{num_runs}": float(np.mean([row.mean() for row in rows]))}
+    if num_runs > 1:
+        metrics[f"std@{num_runs}"] = float(np.mean([row.std() for row in rows]))
+    for k in subset_sizes(num_runs):
+        drawn = [row[_draws(len(row), k)] for row in rows]
+        metrics[f"best@{k}"] = float(np.mean([d.max(axis=1).mean() for d in drawn]))
+        metrics[f"worst@{k}"] = float(np.mean([d.min(axis=1).mean() for d in drawn]))
+    return metrics
+
+
+class Evaluator:
+    """Evaluates the model that the engine serves.
+
+    Args:
+        tasksets: what to evaluate.
+        scheduler: runs the tasks.
+    """
+
+    def __init__(self, tasksets: Sequence[EvalTaskset], scheduler: Scheduler) -> None:
+        self.tasksets = list(tasksets)
+        self._scheduler = scheduler
+
+    async def evaluate(self, step: int, *, prefix: str = "eval") -> dict[str, float]:
+        """Return the metrics of all tasksets, as `<prefix>/<taskset>/<metric>/<what>`.
+
+        Args:
+            step: the explore step after which the evaluation comes; part of the ids.
+            prefix: first part of the names: `eval`, or `bench`.
+        """
+        started = time.monotonic()
+        metrics: dict[str, float] = {}
+        for taskset in self.tasksets:
+            metrics |= await self._evaluate(taskset, step, f"{prefix}/{taskset.name}")
+        metrics["time/eval"] = time.monotonic() - started
+        return metrics
+
+    async def _evaluate(self, taskset: EvalTaskset, step: int, prefix: str) -> dict[str, float]:
+        result = await self._scheduler.schedule(taskset.tasks, batch=f"{step}/{taskset.name}")
+        metrics = outcome_counts(result, prefix)
+        metrics |= truncation_counts(result.experiences, prefix)
+        for name, by_task in sorted(values_by_task(result).items()):
+            for what, value in eval_metrics(by_task, taskset.repeat_times).items():
+                metrics[f"{prefix}/{name}/{what}"] = value
+        return metrics | time_metrics(result, f"{prefix}/time")

@@ -1,0 +1,231 @@
+"""The rollout loop: weights, evaluation, tasks, rollouts, pipeline, store, one explore step after the other."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trinity.common.constants import Mode
+from trinity.common.errors import WorkflowError
+from trinity.explorer.assembly import ExplorerParts, build_parts, experience_buffer, store_scope
+from trinity.explorer.metrics import prefixed, rollout_metrics
+from trinity.explorer.outcome import BatchResult
+from trinity.explorer.state import ExplorerState
+from trinity.runtime.worker_thread import WorkerThread
+from trinity.synchronizer.synchronizer import pull_weights
+from trinity.utils.failpoints import failpoint
+from trinity.utils.log import get_logger
+
+if TYPE_CHECKING:
+    from trinity.buffer.store import ExperienceStore
+    from trinity.common.config import Config
+    from trinity.common.models.model import InferenceModel
+    from trinity.common.workflows.task import Task
+    from trinity.monitor.monitor import Monitor
+    from trinity.synchronizer.synchronizer import Synchronizer
+
+logger = get_logger("explorer")
+
+MAX_EMPTY_STEPS = 3
+TASKSET = "taskset"  # key of the reader's state in the snapshot
+
+
+@dataclass
+class ExploreSummary:
+    """What the explorer did.
+
+    Attributes:
+        step: the last finished explore step, over all processes of the job.
+        experience_count: experiences appended by this process.
+        evaluations: explore step -> metrics of the evaluations of this process.
+    """
+
+    step: int = 0
+    experience_count: int = 0
+    evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
+
+
+class Explorer:
+    """Lets the model attempt tasks and hands over what happened.
+
+    Args:
+        config: resolved configuration of the stage.
+        model: the rollout engine; serves the weights of the snapshot, or the initial ones.
+        store: where experiences go.
+        synchronizer: source of newer weights.
+        monitor: metrics of the explorer.
+        resume: checkpoint to continue from.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        model: InferenceModel,
+        store: ExperienceStore,
+        synchronizer: Synchronizer,
+        monitor: Monitor,
+        resume: Path | None = None,
+    ) -> None:
+        self.config = config
+        self.engine = model
+        self.store = store
+        self.synchronizer = synchronizer
+        self.monitor = monitor
+        self.state = ExplorerState() if resume is None else ExplorerState.load(resume)
+        self.summary = ExploreSummary(step=self.state.explore_step)
+        self._io = WorkerThread(f"{config.explorer.name}_io")
+        self._producer = (experience_buffer(config), config.explorer.name)
+        self._scope = store_scope(config)
+        self._parts: ExplorerParts | None = None
+        self._times: dict[str, float] = {}
+
+    @property
+    def parts(self) -> ExplorerParts:
+        """Reader, scheduler, evaluator and pipeline; there after `prepare`."""
+        assert self._parts is not None, "prepare() comes first"
+        return self._parts
+
+    async def prepare(self) -> None:
+        """Open the readers, build the pipeline and the runners, and announce the producer.
+
+        Raises:
+            ConfigError: a name that no registry knows, or arguments that do not fit.
+            DataError: a dataset that cannot be used.
+        """
+        os.environ.update(self.config.explorer.env_vars)
+        parts = self._parts = await self._io.call(build_parts, self.config, self.engine)
+        await parts.pipeline.prepare()
+        if self.state.readers:
+            parts.reader.load_state_dict(self.state.readers[TASKSET])
+        else:
+            self.state.readers = {TASKSET: parts.reader.state_dict()}
+        self.monitor.truncate(self.state.monitor)
+        await self._io.call(self.store.open_producer, *self._producer, **self._scope)
+        await self._snapshot()
+
+    async def explore(self) -> ExploreSummary:
+        """Explore until the tasks or the steps are exhausted, or the trainer has finished; then evaluate.
+
+        Raises:
+            SyncError: weights did not come before `synchronizer.sync_timeout`.
+            WorkflowError: no run was completed in several steps, or an operator failed.
+        """
+        while True:
+            step = self.state.explore_step + 1
+            tasks = await self._next_tasks(step)
+            if not tasks or not await self._serve(step):
+                break
+            if self._is_eval_due(step - 1):
+                await self._evaluate(step - 1)
+            await self._explore_step(step, tasks)
+        await self._io.call(self.store.close_producer, *self._producer, **self._scope)
+        await self._finish()
+        return self.summary
+
+    async def close(self) -> None:
+        """Release runners, pipeline and threads; a workflow that hangs is left behind."""
+        if self._parts is not None:
+            self._parts.scheduler.close()
+            await self._parts.pipeline.close()
+        self._io.close()
+
+    # ------------------------------------------------------------------ one step
+    async def _next_tasks(self, step: int) -> list[Task]:
+        total = self.config.buffer.total_steps
+        if total is not None and step > total:
+            return []
+        return await self._io.call(self.parts.reader.read, self.config.buffer.batch_size)
+
+    async def _serve(self, step: int) -> bool:
+        """Make the engine serve the version of `step`; return false if the trainer ended before it."""
+        version = self.synchronizer.schedule.version_for(step)
+        if version <= self.engine.model_version:
+            return True
+        started = time.perf_counter()
+        await self._io.call(self.store.announce_wait, *self._producer, version, **self._scope)
+        newest = await self.synchronizer.wait_for_version(
+            version, timeout_s=self.config.synchronizer.sync_timeout
+        )
+        if newest < version:
+            logger.info("the trainer has finished with version %d: no explore step %d", newest, step)
+            return False
+        self._times = {"time/wait_weight": time.perf_counter() - started}
+        self._times["time/sync_weight"] = await pull_weights(self.synchronizer, self.engine, version)
+        return True
+
+    async def _explore_step(self, step: int, tasks: list[Task]) -> None:
+        started = time.perf_counter()
+        result = await self.parts.scheduler.schedule(tasks, batch=step)
+        metrics = rollout_metrics(result)
+        metrics["rollout/model_version"] = self.engine.model_version
+        experiences, own = await self.parts.pipeline.process(result.experiences)
+        metrics |= prefixed("experience_pipeline", own)
+        buffer, producer = self._producer
+        appended = await self._io.call(
+            self.store.append, buffer, experiences, producer=producer, explore_step=step, **self._scope
+        )
+        if appended.duplicates:
+            logger.info("step %d: %d experiences were in the store already", step, appended.duplicates)
+        metrics["experience_pipeline/oversize_count"] = appended.quarantined
+        metrics["time/wait_explore_step"] = result.wall_s
+        metrics["time/explore_step"] = time.perf_counter() - started
+        self.monitor.log(metrics | prefixed("perf/engine", self.engine.stats()) | self._pop_times(), step=step)
+        failpoint("explore.after_rollout")
+        self.summary.step = step
+        self.summary.experience_count += appended.appended
+        await self._report(step, result)
+
+    async def _report(self, step: int, result: BatchResult) -> None:
+        state = self.state
+        state.explore_step = step
+        state.readers = {TASKSET: self.parts.reader.state_dict()}
+        state.empty_steps = 0 if result.finished_tasks else state.empty_steps + 1
+        await self._snapshot()
+        if state.empty_steps >= MAX_EMPTY_STEPS:
+            raise WorkflowError(
+                f"no run of the last {state.empty_steps} explore steps was completed; the commonest reason in step "
+                f"{step}: {result.reasons()[0]}; correct the workflow, the reward function or explorer.max_timeout",
+                code="E5130",
+            )
+        if not result.finished_tasks:
+            logger.warning("explore step %d: no run was completed; first: %s", step, result.reasons()[0])
+
+    async def _snapshot(self) -> None:
+        self.state.model_version = self.engine.model_version
+        self.state.monitor = dict(self.monitor.state_dict())
+        await self.synchronizer.report_explorer(self.state.as_json())
+
+    # ---------------------------------------------------------------- evaluation
+    def _is_eval_due(self, step: int) -> bool:
+        """Return whether the model that has explored `step` steps is to be evaluated now."""
+        if not self.parts.evaluator.tasksets or step in self.state.eval_steps:
+            return False
+        if step == 0:
+            return self.config.explorer.eval_on_startup and self.engine.model_version == 0
+        interval = self.config.explorer.eval_interval
+        return interval is not None and step % interval == 0
+
+    async def _evaluate(self, step: int) -> None:
+        metrics = await self.parts.evaluator.evaluate(step)
+        self.monitor.log(metrics | {"eval/model_version": self.engine.model_version}, step=step)
+        self.summary.evaluations[step] = metrics
+        self.state.eval_steps.append(step)
+        await self._snapshot()
+
+    async def _finish(self) -> None:
+        """Evaluate the trainer's last weights, once they are there."""
+        step = self.state.explore_step
+        if self.config.mode == Mode.BOTH and self.parts.evaluator.tasksets and step not in self.state.eval_steps:
+            version = await self.synchronizer.wait_for_trainer(timeout_s=self.config.synchronizer.sync_timeout)
+            if version > self.engine.model_version:
+                await pull_weights(self.synchronizer, self.engine, version)
+            await self._evaluate(step)
+        await self.synchronizer.finish_explorer()
+
+    def _pop_times(self) -> dict[str, float]:
+        times, self._times = self._times, {}
+        return times

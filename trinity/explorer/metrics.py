@@ -1,0 +1,103 @@
+"""Metrics of a batch of rollouts: `rollout/`, lengths, and the counts of what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from trinity.common.experience import Experience
+from trinity.explorer.outcome import BatchResult, Failed, Rejected, TimedOut
+
+
+def run_metrics(experiences: Sequence[Experience]) -> dict[str, float]:
+    """Return the metrics of one run: mean over its experiences of `reward` and of each metric they have."""
+    values: dict[str, list[float]] = {}
+    for experience in experiences:
+        named = dict(experience.metrics)
+        if experience.reward is not None:
+            named["reward"] = experience.reward
+        for name, value in named.items():
+            values.setdefault(name, []).append(float(value))
+    return {name: mean(v) for name, v in values.items()}
+
+
+def values_by_task(result: BatchResult) -> dict[str, dict[int, list[float]]]:
+    """Return metric -> task index -> one value a completed run, in the order of the runs."""
+    values: dict[str, dict[int, list[float]]] = {}
+    for run, experiences in result.completed:
+        for name, value in run_metrics(experiences).items():
+            values.setdefault(name, {}).setdefault(run.task, []).append(value)
+    return values
+
+
+def rollout_metrics(result: BatchResult) -> dict[str, float]:
+    """Return the metrics of an explore step.
+
+    `rollout/<metric>/{mean,max,min}` are over the tasks, each with the mean of its runs; lengths are in tokens,
+    times in seconds.
+    """
+    metrics: dict[str, float] = {}
+    for name, by_task in sorted(values_by_task(result).items()):
+        metrics |= summary(f"rollout/{name}", [mean(runs) for _, runs in sorted(by_task.items())])
+    experiences = result.experiences
+    metrics |= outcome_counts(result, "rollout")
+    metrics |= truncation_counts(experiences, "rollout")
+    metrics |= summary("response_length", [e.response_length for e in experiences])
+    metrics |= summary("prompt_length", [e.prompt_length for e in experiences])
+    if experiences:
+        cut = sum(e.truncate_status == "response_truncated" for e in experiences)
+        metrics["response_length/clip_ratio"] = cut / len(experiences)
+    metrics |= time_metrics(result, "rollout/time")
+    generated = sum(int(e.action_mask.sum()) for e in experiences if e.action_mask is not None)
+    if result.wall_s > 0:
+        metrics["perf/rollout_tokens_per_s"] = generated / result.wall_s
+    return metrics
+
+
+def outcome_counts(result: BatchResult, prefix: str) -> dict[str, float]:
+    """Return the number of finished and dropped tasks, of failed, late and rejected runs, and of retries."""
+    finished = len(result.finished_tasks)
+    return {
+        f"{prefix}/finished_task_count": finished,
+        f"{prefix}/dropped_group_count": result.task_count - finished,
+        f"{prefix}/failed_run_count": result.count(Failed),
+        f"{prefix}/timeout_run_count": result.count(TimedOut),
+        f"{prefix}/rejected_run_count": result.count(Rejected),
+        f"{prefix}/retry_count": result.retry_count,
+        f"{prefix}/abandoned_thread_count": result.abandoned_count,
+    }
+
+
+def truncation_counts(experiences: Iterable[Experience], prefix: str) -> dict[str, float]:
+    """Return the number of experiences whose prompt, and whose response, was cut."""
+    states = [e.truncate_status for e in experiences]
+    return {
+        f"{prefix}/prompt_truncated_count": states.count("prompt_truncated"),
+        f"{prefix}/response_truncated_count": states.count("response_truncated"),
+    }
+
+
+def time_metrics(result: BatchResult, prefix: str) -> dict[str, float]:
+    """Return the durations of the completed runs, and of the tasks as their longest run, in seconds."""
+    by_task: dict[int, float] = {}
+    for run, _ in result.completed:
+        by_task[run.task] = max(by_task.get(run.task, 0.0), run.time_s)
+    runs = [run.time_s for run, _ in result.completed]
+    tasks = summary(f"{prefix}/task_execution", list(by_task.values()))
+    return tasks | summary(f"{prefix}/run_execution", runs)
+
+
+def summary(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Return `<name>/{mean,max,min}` of the values; nothing of none."""
+    if not values:
+        return {}
+    return {f"{name}/mean": mean(values), f"{name}/max": float(max(values)), f"{name}/min": float(min(values))}
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the arithmetic mean of at least one value."""
+    return float(sum(values)) / len(values)
+
+
+def prefixed(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics under `<prefix>/`."""
+    return {f"{prefix}/{name}": value for name, value in metrics.items()}

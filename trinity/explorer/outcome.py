@@ -1,0 +1,137 @@
+"""What became of a rollout: a typed outcome, never a made-up reward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from trinity.common.experience import Experience
+
+
+@dataclass(frozen=True)
+class Completed:
+    """The run ended and its rewards are usable.
+
+    Attributes:
+        experiences: those of the run, in the order of their turns.
+    """
+
+    experiences: list[Experience]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The workflow raised, or returned something that is no list of experiences.
+
+    Attributes:
+        error: type, message and place of the error.
+    """
+
+    error: str
+
+
+@dataclass(frozen=True)
+class TimedOut:
+    """The attempt reached its deadline; its thread was abandoned.
+
+    Attributes:
+        deadline_s: the deadline, in seconds.
+    """
+
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """The run ended and its reward cannot be used, or could not be computed.
+
+    Attributes:
+        reason: what is wrong with it.
+    """
+
+    reason: str
+
+
+Outcome = Completed | Failed | TimedOut | Rejected
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """Final outcome of one run of one task.
+
+    Attributes:
+        task: index of the task in the batch.
+        run: number of the run.
+        outcome: of the last attempt.
+        time_s: duration of the last attempt in seconds; an attempt that did several runs counts in each.
+    """
+
+    task: int
+    run: int
+    outcome: Outcome
+    time_s: float
+
+
+@dataclass
+class BatchResult:
+    """Outcomes of all runs of a batch of tasks.
+
+    Attributes:
+        task_count: number of tasks in the batch.
+        results: one a run, sorted by task and run.
+        retry_count: attempts after the first ones.
+        abandoned_count: threads left behind because their call did not return in time.
+        wall_s: duration of the batch in seconds.
+    """
+
+    task_count: int
+    results: list[RunResult] = field(default_factory=list)
+    retry_count: int = 0
+    abandoned_count: int = 0
+    wall_s: float = 0.0
+
+    @property
+    def completed(self) -> list[tuple[RunResult, list[Experience]]]:
+        """The completed runs with their experiences."""
+        return [(r, r.outcome.experiences) for r in self.results if isinstance(r.outcome, Completed)]
+
+    @property
+    def experiences(self) -> list[Experience]:
+        """The experiences of all completed runs, sorted by task, run and turn."""
+        return [e for _, experiences in self.completed for e in experiences]
+
+    @property
+    def finished_tasks(self) -> set[int]:
+        """Indices of the tasks with at least one completed run."""
+        return {r.task for r, _ in self.completed}
+
+    def count(self, *kinds: type[Outcome]) -> int:
+        """Return the number of runs whose outcome is one of `kinds`."""
+        return sum(isinstance(r.outcome, kinds) for r in self.results)
+
+    def reasons(self) -> list[str]:
+        """Return what went wrong with the runs that are not completed, the commonest first."""
+        texts = [text for r in self.results if (text := _reason(r.outcome))]
+        return sorted(set(texts), key=lambda text: (-texts.count(text), text))
+
+
+def _reason(outcome: Outcome) -> str:
+    match outcome:
+        case Failed(error):
+            return error
+        case TimedOut(deadline_s):
+            return f"no result within {deadline_s:g} s (explorer.max_timeout)"
+        case Rejected(reason):
+            return reason
+    return ""
+
+
+def is_retried(outcomes: Iterable[Outcome]) -> bool:
+    """Return whether an attempt with these outcomes is made again.
+
+    Nothing usable came of it, and a failure or a deadline is the reason; a bad reward would come again.
+    """
+    outcomes = list(outcomes)
+    if any(isinstance(o, Completed) for o in outcomes):
+        return False
+    return any(isinstance(o, Failed | TimedOut) for o in outcomes)

@@ -1,0 +1,200 @@
+"""Gives tasks to runners: repeats, retries, and in deterministic mode an assignment that timing cannot change."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from trinity.common.errors import ConfigError
+from trinity.common.workflows import describe
+from trinity.common.workflows.task import Task
+from trinity.explorer.acceptance import of_batch
+from trinity.explorer.outcome import BatchResult, RunResult, is_retried
+from trinity.explorer.runner import WorkflowRunner
+from trinity.utils.log import get_logger
+
+if TYPE_CHECKING:
+    from trinity.common.models.model import InferenceModel, ModelWrapper
+
+logger = get_logger("explorer")
+
+ConcurrentMode = Literal["sequential", "asynchronous", "multi-threading"]
+
+
+@dataclass(frozen=True)
+class SchedulerSettings:
+    """How tasks are attempted.
+
+    Attributes:
+        num_runners: tasks (or parts of tasks) under way at once.
+        max_timeout: deadline of one attempt in seconds.
+        max_retry_times: further attempts after a failure or a timeout.
+        max_repeat_times_per_runner: most repeats of a task that one runner does; None for all.
+        concurrent_mode: how a runner does the repeats of a workflow that cannot repeat itself.
+        is_deterministic: assign tasks to runners by their place, and meet the engine in rounds.
+    """
+
+    num_runners: int
+    max_timeout: float
+    max_retry_times: int = 2
+    max_repeat_times_per_runner: int | None = None
+    concurrent_mode: ConcurrentMode = "sequential"
+    is_deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Runs of one task that one runner does."""
+
+    task: Task
+    index: int
+    runs: range
+    can_repeat: bool
+
+
+class Scheduler:
+    """Runs batches of tasks on a fixed number of runners.
+
+    Args:
+        engine: the rollout engine, for its rounds.
+        model: wrapper of the engine that runners clone.
+        settings: how tasks are attempted.
+    """
+
+    def __init__(self, engine: InferenceModel, model: ModelWrapper, *, settings: SchedulerSettings) -> None:
+        self._engine = engine
+        self._model = model
+        self._settings = settings
+        self._runners = [self._new_runner(f"runner_{i:04d}") for i in range(settings.num_runners)]
+        self._lanes: dict[str, list[WorkflowRunner]] = {}
+        if settings.is_deterministic and settings.concurrent_mode != "sequential":
+            logger.warning(
+                "explorer.concurrent_mode %s has no effect with deterministic: true; repeats run one after another",
+                settings.concurrent_mode,
+            )
+
+    async def schedule(self, tasks: Sequence[Task], *, batch: int | str) -> BatchResult:
+        """Return the outcomes of all runs of all tasks.
+
+        Args:
+            tasks: the tasks; `repeat_times` of each is the number of its runs.
+            batch: first part of the ids: the explore step, or `<step>/<taskset>` in an evaluation.
+
+        Raises:
+            ConfigError: `concurrent_mode` does not fit a workflow.
+            OutOfMemoryError: the engine ran out of memory.
+        """
+        started = time.monotonic()
+        result = BatchResult(len(tasks))
+        parts = self._split(tasks, batch)
+        queues = self._queues(parts)
+        workers = list(zip(self._runners, queues, strict=False))
+        for runner in self._all_runners():
+            runner.start_batch()
+        abandoned_before = self._abandoned_count()
+        if self._settings.is_deterministic:
+            for runner, _ in workers:
+                await self._engine.join_round(runner.participant)
+        await _all_or_none([self._work(runner, queue, result) for runner, queue in workers])
+        result.abandoned_count = self._abandoned_count() - abandoned_before
+        result.results.sort(key=lambda r: (r.task, r.run))
+        result.wall_s = time.monotonic() - started
+        return result
+
+    def close(self) -> None:
+        """Let the threads of all runners end; wait for none."""
+        for runner in self._all_runners():
+            runner.close()
+
+    def _split(self, tasks: Sequence[Task], batch: int | str) -> list[_Part]:
+        parts = []
+        most = self._settings.max_repeat_times_per_runner
+        for index, task in enumerate(tasks):
+            traits = describe(task.workflow)
+            if self._settings.concurrent_mode == "asynchronous" and not (traits.is_async or traits.can_repeat):
+                raise ConfigError(
+                    f"explorer.concurrent_mode asynchronous needs a workflow with is_async = True, "
+                    f"got {task.workflow.__name__}; use multi-threading or sequential",
+                    code="E1703",
+                )
+            repeats = task.repeat_times or 1
+            task = of_batch(task, batch=batch, index=index)
+            for start in range(0, repeats, most or repeats):
+                runs = range(start, min(repeats, start + (most or repeats)))
+                parts.append(_Part(task, index, runs, traits.can_repeat))
+        return parts
+
+    def _queues(self, parts: list[_Part]) -> list[deque[_Part]]:
+        """Return one queue a busy runner: each its own in deterministic mode, otherwise all the same one."""
+        busy = min(self._settings.num_runners, len(parts))
+        if self._settings.is_deterministic:
+            return [deque(parts[i::busy]) for i in range(busy)]
+        shared = deque(parts)
+        return [shared] * busy
+
+    async def _work(self, runner: WorkflowRunner, queue: deque[_Part], result: BatchResult) -> None:
+        try:
+            while queue:
+                await self._do(runner, queue.popleft(), result)
+        finally:
+            if self._settings.is_deterministic:
+                await self._engine.leave_round(runner.participant)
+
+    async def _do(self, runner: WorkflowRunner, part: _Part, result: BatchResult) -> None:
+        if part.can_repeat:
+            await self._attempts(runner, part, part.runs, result)
+            return
+        singles = [range(run, run + 1) for run in part.runs]
+        if self._settings.concurrent_mode == "sequential" or self._settings.is_deterministic:
+            for runs in singles:
+                await self._attempts(runner, part, runs, result)
+            return
+        lanes = self._lanes_of(runner, len(singles))
+        await _all_or_none(
+            [self._attempts(lane, part, runs, result) for lane, runs in zip(lanes, singles, strict=True)]
+        )
+
+    async def _attempts(self, runner: WorkflowRunner, part: _Part, runs: range, result: BatchResult) -> None:
+        """Attempt `runs` until something usable comes of it, at most `max_retry_times` + 1 times."""
+        for attempt in range(self._settings.max_retry_times + 1):
+            result.retry_count += attempt > 0
+            participant = runner.participant
+            outcomes, seconds = await runner.attempt(part.task, runs)
+            if self._settings.is_deterministic and runner.participant != participant:
+                await self._engine.join_round(runner.participant)
+                await self._engine.leave_round(participant)
+            if not is_retried(outcomes):
+                break
+        for run, outcome in zip(runs, outcomes, strict=True):
+            result.results.append(RunResult(part.index, run, outcome, seconds))
+
+    def _lanes_of(self, runner: WorkflowRunner, count: int) -> list[WorkflowRunner]:
+        lanes = self._lanes.setdefault(runner.name, [runner])
+        while len(lanes) < count:
+            lanes.append(self._new_runner(f"{runner.name}.{len(lanes)}"))
+        return lanes[:count]
+
+    def _new_runner(self, name: str) -> WorkflowRunner:
+        return WorkflowRunner(name, self._model, max_timeout=self._settings.max_timeout)
+
+    def _abandoned_count(self) -> int:
+        return sum(runner.abandoned_count for runner in self._all_runners())
+
+    def _all_runners(self) -> list[WorkflowRunner]:
+        extra = [lane for lanes in self._lanes.values() for lane in lanes[1:]]
+        return [*self._runners, *extra]
+
+
+async def _all_or_none(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Wait for all coroutines; when one fails or the wait is cancelled, cancel the others and wait for their end."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,60 @@
+"""The explorer's snapshot: all that exact resume needs of it, as plain JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from trinity.common.errors import CheckpointError
+
+STATE_FILE = "explorer.json"
+
+
+@dataclass
+class ExplorerState:
+    """Where the explorer stands after a finished explore step.
+
+    Attributes:
+        explore_step: the last finished step; 0 before the first.
+        model_version: version of the weights that the engine serves.
+        readers: state of each task reader by the taskset's name.
+        eval_steps: explore steps after which an evaluation was done.
+        empty_steps: consecutive steps, up to the last, of which no run was completed.
+        monitor: how much the monitor had written.
+    """
+
+    explore_step: int = 0
+    model_version: int = 0
+    readers: dict[str, Any] = field(default_factory=dict)
+    eval_steps: list[int] = field(default_factory=list)
+    empty_steps: int = 0
+    monitor: dict[str, int] = field(default_factory=lambda: {"lines": 0, "samples": 0})
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a copy as plain containers."""
+        state: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return state
+
+    @classmethod
+    def load(cls, checkpoint: Path) -> ExplorerState:
+        """Return the snapshot in a checkpoint; that of step 0 where the checkpoint holds none.
+
+        Raises:
+            CheckpointError: the file cannot be read, or is from another version.
+        """
+        file = checkpoint / STATE_FILE
+        if not file.exists():
+            return cls()
+        try:
+            values = json.loads(file.read_text(encoding="utf-8"))
+            if values is None:
+                return cls()
+            return cls(**{f.name: values[f.name] for f in fields(cls)})
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise CheckpointError(
+                f"{file} is no snapshot of an explorer of this version ({type(error).__name__}: {error}); "
+                "resume from an older checkpoint, or delete the job folder to start again",
+                code="E7010",
+            ) from error

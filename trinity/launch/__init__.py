@@ -1,0 +1,1 @@
+"""Runs what a YAML file describes: stages, modes, resume, exit status."""

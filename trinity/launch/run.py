@@ -1,0 +1,180 @@
+"""A whole run: its stages in order, the job folders, and the exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trinity.catalogue import builtin_catalogue
+from trinity.common.config import Config, Plan, StagePlan, dump_config, load_plan
+from trinity.common.errors import CheckpointError, ExitCode, TrinityError
+from trinity.launch.job import (
+    SAVED_CONFIG,
+    JobLock,
+    check_same_config,
+    has_content,
+    read_record,
+    write_atomically,
+    write_record,
+)
+from trinity.launch.process import check_same_facts, prepare_process, process_facts, use_deterministic_algorithms
+from trinity.launch.stop import StopSignal
+from trinity.utils.log import get_logger
+from trinity.utils.plugin_loader import load_plugins
+
+if TYPE_CHECKING:
+    from trinity.launch.stage import MetricsListener, StageResult
+
+logger = get_logger("launch")
+
+
+@dataclass
+class RunOptions:
+    """What the command line adds to a YAML file.
+
+    Attributes:
+        overrides: `a.b=c` texts of `--set`.
+        plugin_dirs: folders whose modules are imported before the run.
+        accepted_changes: keys whose change a resumed run may have.
+        on_metrics: called with actor, step and values of every logged line.
+        on_stage: called with each stage's plan before it starts.
+    """
+
+    overrides: Sequence[str] = ()
+    plugin_dirs: Sequence[Path] = ()
+    accepted_changes: Sequence[str] = ()
+    on_metrics: MetricsListener | None = None
+    on_stage: Any = None
+
+
+@dataclass
+class RunResult:
+    """How a run ended.
+
+    Attributes:
+        exit_code: 0 only if everything asked for was done.
+        stages: results of the stages that ran.
+        error: what ended the run, if anything did.
+    """
+
+    exit_code: ExitCode = ExitCode.DONE
+    stages: list[StageResult] = field(default_factory=list)
+    error: TrinityError | None = None
+
+
+def plan_run(path: Path, options: RunOptions) -> Plan:
+    """Return the resolved plan of a YAML file; `continue_from_checkpoint: false` renames a job that exists.
+
+    Raises:
+        ConfigErrors: all that is wrong with the file.
+    """
+    catalogue = builtin_catalogue(options.plugin_dirs)
+    plan = load_plan(path, options.overrides, catalogue=catalogue)
+    first = plan.stages[0].config
+    if first.continue_from_checkpoint or not any(has_content(Path(s.config.checkpoint_job_dir)) for s in plan.stages):
+        return plan
+    base = first.name.split("/")[0]
+    renamed = f"{base}_{time.strftime('%Y%m%d%H%M%S')}"
+    logger.info("continue_from_checkpoint is false and %s holds an earlier run: this one is named %s", base, renamed)
+    return load_plan(path, [*options.overrides, f"name={renamed}"], catalogue=catalogue)
+
+
+def run_plan(plan: Plan, options: RunOptions) -> RunResult:
+    """Run the stages of `plan` in order; a stage that fails or is stopped ends the run."""
+    result = RunResult()
+    load_plugins(options.plugin_dirs)
+    previous: Path | None = None
+    with StopSignal() as stop:
+        for stage in plan.stages:
+            stage = _after(stage, previous)
+            previous = _finished_model(stage.config)
+            if previous is not None:
+                logger.info("stage %s is already complete in %s", stage.name or "", stage.config.checkpoint_job_dir)
+                continue
+            if options.on_stage is not None:
+                options.on_stage(stage)
+            outcome = _run_stage(stage, stop, options)
+            result.stages.append(outcome)
+            if outcome.stopped is not None:
+                result.exit_code = outcome.stopped
+                break
+            previous = _finished_model(stage.config)
+    return result
+
+
+def _after(stage: StagePlan, model: Path | None) -> StagePlan:
+    """Return `stage` starting from the model that the stage before it left."""
+    if model is None:
+        return stage
+    config = stage.config
+    old = config.model.model_path
+    update: dict[str, Any] = {"model_path": str(model)}
+    if config.model.critic_model_path == old:
+        update["critic_model_path"] = str(model)
+    rollout = config.explorer.rollout_model
+    if rollout.model_path == old:
+        rollout = rollout.model_copy(update={"model_path": str(model)})
+    changed = config.model_copy(
+        update={
+            "model": config.model.model_copy(update=update),
+            "explorer": config.explorer.model_copy(update={"rollout_model": rollout}),
+        }
+    )
+    return replace(stage, config=changed)
+
+
+def _finished_model(config: Config) -> Path | None:
+    """Return the Hugging Face folder that a complete stage left, `None` while it is not complete.
+
+    Raises:
+        CheckpointError: the stage is complete but its model is gone.
+    """
+    job_dir = Path(config.checkpoint_job_dir)
+    if not config.continue_from_checkpoint and not job_dir.exists():
+        return None
+    record = read_record(job_dir) if job_dir.exists() else {}
+    if record.get("status") != "done":
+        return None
+    model = job_dir / f"global_step_{record['training_step']}" / "actor" / "huggingface"
+    if not (model / "config.json").is_file():
+        raise CheckpointError(
+            f"{job_dir} is recorded as complete but {model} does not exist; delete {job_dir} to run it again",
+            code="E7011",
+        )
+    return model
+
+
+def _run_stage(stage: StagePlan, stop: StopSignal, options: RunOptions) -> StageResult:
+    config = stage.config
+    job_dir = Path(config.checkpoint_job_dir)
+    lock = JobLock(job_dir)
+    try:
+        text = dump_config(config)
+        check_same_config(job_dir, text, accepted=options.accepted_changes)
+        prepare_process(config.model.model_path, deterministic=config.deterministic)
+        facts = process_facts()
+        check_same_facts(read_record(job_dir).get("facts", {}), facts, deterministic=config.deterministic)
+        if config.deterministic:
+            use_deterministic_algorithms()
+        write_atomically(job_dir / SAVED_CONFIG, text)
+        write_record(job_dir, status="running", facts=facts, stage=stage.name)
+
+        from trinity.launch.stage import Stage
+
+        with asyncio.Runner() as runner:
+            outcome = runner.run(Stage(config, name=stage.name, stop=stop, on_metrics=options.on_metrics).run())
+        status = "done" if outcome.stopped is None else "stopped"
+        write_record(
+            job_dir,
+            status=status,
+            training_step=outcome.training_step,
+            explore_step=outcome.explore_step,
+            seconds=round(read_record(job_dir).get("seconds", 0.0) + outcome.seconds, 3),
+        )
+        return outcome
+    finally:
+        lock.release()

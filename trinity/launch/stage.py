@@ -1,0 +1,257 @@
+"""One stage: its components, their life, and what is left when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trinity.common.checkpoint import CheckpointStore
+from trinity.common.constants import Mode, StorageType, SyncMethod
+from trinity.common.errors import ExitCode
+from trinity.launch.stop import StopSignal
+from trinity.monitor.monitor import Monitor
+from trinity.synchronizer.schedule import FixedSchedule
+from trinity.synchronizer.synchronizer import Synchronizer
+from trinity.synchronizer.transport import CheckpointTransport, MemoryTransport, Transport
+from trinity.utils.log import get_logger, log_to_file
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trinity.buffer.store import ExperienceStore
+    from trinity.common.config import Config
+    from trinity.common.models.model import InferenceModel
+    from trinity.explorer.explorer import Explorer
+    from trinity.trainer.trainer import Trainer
+
+logger = get_logger("launch")
+
+MetricsListener = Callable[[str, int, Mapping[str, float]], None]
+
+
+@dataclass
+class StageResult:
+    """What a stage did.
+
+    Attributes:
+        name: stage name, `None` for a run without stages.
+        job_dir: folder with checkpoints, metrics and logs.
+        seconds: wall time of this process in the stage.
+        training_step: last training step.
+        explore_step: last explore step.
+        is_resumed: whether it continued from a checkpoint.
+        stopped: exit code of the signal that stopped it, if one did.
+    """
+
+    name: str | None
+    job_dir: Path
+    seconds: float = 0.0
+    training_step: int = 0
+    explore_step: int = 0
+    is_resumed: bool = False
+    stopped: ExitCode | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def schedule_of(config: Config) -> FixedSchedule:
+    """Return the synchronization schedule that a resolved configuration describes."""
+    sync = config.synchronizer
+    return FixedSchedule(
+        explorer_interval=sync.explorer_sync_interval or sync.sync_interval,
+        trainer_interval=sync.trainer_sync_interval or sync.sync_interval,
+        offset=sync.sync_offset,
+    )
+
+
+def transport_of(config: Config) -> Transport:
+    """Return the transport that a resolved configuration names."""
+    if config.synchronizer.sync_method == SyncMethod.CHECKPOINT:
+        return CheckpointTransport(Path(config.checkpoint_job_dir))
+    return MemoryTransport()
+
+
+class Stage:
+    """Builds the components of one stage in this process, runs them to their end, and closes them.
+
+    Args:
+        config: resolved configuration of the stage.
+        name: stage name.
+        stop: the signal context of the process.
+        on_metrics: called with actor name, step and values of every logged line.
+    """
+
+    def __init__(
+        self, config: Config, *, name: str | None, stop: StopSignal, on_metrics: MetricsListener | None = None
+    ) -> None:
+        self.config = config
+        self.name = name
+        self.stop = stop
+        self.on_metrics = on_metrics
+        self.job_dir = Path(config.checkpoint_job_dir)
+        self._monitors: list[Monitor] = []
+        self._log_handlers = [
+            log_to_file(actor, self.job_dir / "log") for actor in (config.explorer.name, config.trainer.name)
+        ]
+
+    async def run(self) -> StageResult:
+        """Run the stage; return what it did.
+
+        Raises:
+            TrinityError: the first failure of a component, after the others were ended.
+        """
+        started = time.monotonic()
+        checkpoints = CheckpointStore(self.job_dir)
+        checkpoints.clean()
+        resume = checkpoints.latest() if self.config.continue_from_checkpoint else None
+        result = StageResult(self.name, self.job_dir, is_resumed=resume is not None)
+        try:
+            if self.config.mode == Mode.TRAIN:
+                await self._train_only(resume, result)
+            else:
+                await self._explore_and_train(resume, result)
+        finally:
+            self.stop.on_stop(None)
+            for monitor in self._monitors:
+                monitor.close()
+            for handler in self._log_handlers:
+                handler.close()
+            result.seconds = time.monotonic() - started
+        result.stopped = self.stop.code
+        return result
+
+    # ------------------------------------------------------------------- modes
+    async def _train_only(self, resume: Path | None, result: StageResult) -> None:
+        synchronizer = self._synchronizer()
+        reads_dataset = self.config.buffer.trainer_input.experience_buffer.storage_type == StorageType.FILE
+        store = None if reads_dataset else self._open_store()
+        trainer = self._trainer(store, synchronizer, resume)
+        try:
+            await trainer.prepare()
+            self._stop_with(trainer, None)
+            summary = await trainer.train()
+            result.training_step = summary.step
+        finally:
+            await trainer.close()
+            if store is not None:
+                store.close()
+
+    async def _explore_and_train(self, resume: Path | None, result: StageResult) -> None:
+        from trinity.common.models import create_inference_model
+
+        synchronizer = self._synchronizer()
+        store = self._open_store()
+        engine = create_inference_model(self.config)
+        explorer, trainer = self._explorer(engine, store, synchronizer, resume), self._trainer(store, synchronizer, resume)
+        try:
+            await engine.prepare()
+            await trainer.prepare()
+            if resume is not None:
+                await self._restore(resume, trainer, synchronizer)
+            await explorer.prepare()
+            exploring = asyncio.create_task(explorer.explore(), name=self.config.explorer.name)
+            training = asyncio.create_task(trainer.train(), name=self.config.trainer.name)
+            self._stop_with(trainer, exploring)
+            await self._join(exploring, training)
+            if not exploring.cancelled():
+                result.explore_step = exploring.result().step
+            result.training_step = training.result().step
+        finally:
+            await explorer.close()
+            await trainer.close()
+            await engine.shutdown()
+            store.close()
+
+    async def _restore(self, resume: Path, trainer: Trainer, synchronizer: Synchronizer) -> None:
+        """Give the synchronizer the versions that the explorer can ask for, as at the checkpoint."""
+        from trinity.explorer.state import ExplorerState
+        from trinity.trainer.state import read_served_weights
+
+        weights: dict[int, Mapping[str, Tensor]] = dict(read_served_weights(resume))
+        step = trainer.step
+        newest = step - step % synchronizer.schedule.trainer_interval
+        if newest == step:
+            weights[step] = trainer.weights()
+        await synchronizer.restore(newest, ExplorerState.load(resume).as_json(), weights=weights)
+
+    async def _join(self, exploring: asyncio.Task[Any], training: asyncio.Task[Any]) -> None:
+        """Wait for both loops; when one fails, end the other and raise the first failure."""
+        pair = (exploring, training)
+        await asyncio.wait(pair, return_when=asyncio.FIRST_EXCEPTION)
+        failed = [task for task in pair if task.done() and not task.cancelled() and task.exception() is not None]
+        if not failed:
+            await asyncio.wait(pair)
+            failed = [task for task in pair if not task.cancelled() and task.exception() is not None]
+        for task in pair:
+            task.cancel()
+        await asyncio.gather(*pair, return_exceptions=True)
+        for task in failed:
+            error = task.exception()
+            if error is not None:
+                raise error
+
+    # -------------------------------------------------------------- components
+    def _monitor(self, actor: str) -> Monitor:
+        config = self.config
+        monitor = Monitor(
+            self.job_dir,
+            project=config.project,
+            name=config.name,
+            actor=actor,
+            monitor_type=config.monitor.monitor_type,
+            monitor_args=config.monitor.monitor_args,
+            listener=self.on_metrics,
+        )
+        self._monitors.append(monitor)
+        return monitor
+
+    def _synchronizer(self) -> Synchronizer:
+        return Synchronizer(
+            schedule_of(self.config), transport_of(self.config), timeout_s=self.config.synchronizer.sync_timeout
+        )
+
+    def _open_store(self) -> ExperienceStore:
+        from trinity.buffer.store import ExperienceStore
+
+        store = ExperienceStore(self.config.buffer.trainer_input.experience_buffer.path)
+        store.open()
+        return store
+
+    def _explorer(
+        self, engine: InferenceModel, store: ExperienceStore, synchronizer: Synchronizer, resume: Path | None
+    ) -> Explorer:
+        from trinity.explorer.explorer import Explorer
+
+        return Explorer(
+            self.config,
+            model=engine,
+            store=store,
+            synchronizer=synchronizer,
+            monitor=self._monitor(self.config.explorer.name),
+            resume=resume,
+        )
+
+    def _trainer(self, store: ExperienceStore | None, synchronizer: Synchronizer, resume: Path | None) -> Trainer:
+        from trinity.trainer.trainer import Trainer
+
+        return Trainer(
+            self.config,
+            store=store,
+            synchronizer=synchronizer,
+            monitor=self._monitor(self.config.trainer.name),
+            resume=resume,
+        )
+
+    def _stop_with(self, trainer: Trainer, exploring: asyncio.Task[Any] | None) -> None:
+        """Let a signal abandon the rollout under way and end training after its step."""
+        loop = asyncio.get_running_loop()
+
+        def end() -> None:
+            if exploring is not None:
+                exploring.cancel()
+            trainer.request_stop()
+
+        self.stop.on_stop(lambda: loop.call_soon_threadsafe(end))

@@ -1,0 +1,58 @@
+"""The few metrics that a person follows: loss, reward, held-out accuracy, tokens per second."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+LOSS_NAMES = ("actor/sft_loss", "actor/final_loss", "actor/loss", "actor/pg_loss")
+REWARD_NAMES = ("rollout/accuracy/mean", "rollout/reward/mean", "experience_pipeline/group_advantages/reward_mean/mean")
+NUM_TOKENS = "perf/total_num_tokens"
+STEP_TIME_NAMES = ("perf/time_per_step", "time/train_step", "time/step")
+_EVAL = re.compile(r"eval/(?P<taskset>.+)/(?P<metric>[^/]+)/mean@\d+")
+_PREFERRED = ("accuracy", "reward")
+
+Metrics = Mapping[str, Any]
+
+
+def _first(data: Metrics, names: tuple[str, ...]) -> float | None:
+    for name in names:
+        value = data.get(name)
+        if value is not None and math.isfinite(value):
+            return float(value)
+    return None
+
+
+def loss(data: Metrics) -> float | None:
+    """Return the training loss among `data`, if it is there."""
+    return _first(data, LOSS_NAMES)
+
+
+def reward(data: Metrics) -> float | None:
+    """Return the mean reward (accuracy, if the workflow reports one) of a rollout, if it is there."""
+    return _first(data, REWARD_NAMES)
+
+
+def accuracy(data: Metrics) -> float | None:
+    """Return the mean accuracy of the first evaluation among `data`; its mean reward if it has no accuracy."""
+    found = [(match["metric"], data[key]) for key in data if (match := _EVAL.fullmatch(key))]
+    for metric in _PREFERRED:
+        for name, value in found:
+            if name == metric and value is not None:
+                return float(value)
+    return None
+
+
+def num_tokens(data: Metrics) -> float | None:
+    """Return the number of tokens that a training step took in, if it is there."""
+    return _first(data, (NUM_TOKENS,))
+
+
+def tokens_per_second(data: Metrics) -> float | None:
+    """Return the tokens per second of a training step, if its tokens and its duration are there."""
+    tokens, seconds = num_tokens(data), _first(data, STEP_TIME_NAMES)
+    if tokens is None or not seconds:
+        return None
+    return tokens / seconds

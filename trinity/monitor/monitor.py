@@ -1,0 +1,188 @@
+"""`Monitor`: what explorer and trainer log to."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trinity.common.errors import EnvironmentProblem, WorkflowError
+from trinity.monitor.backend import BackendConfig, MonitorBackend, MonitorSettings
+from trinity.monitor.jsonl import JsonLines
+from trinity.monitor.registry import MONITOR
+from trinity.utils.log import get_logger
+
+METRICS_FILE = "metrics.jsonl"
+SAMPLES_FILE = "samples.jsonl"
+RESERVED = frozenset({"actor", "seq", "step", "time"})
+
+MetricsListener = Callable[[str, int, Mapping[str, float]], None]
+
+
+class Monitor:
+    """Records metrics of one actor in `<job>/metrics.jsonl` and in the monitor that the configuration names.
+
+    A disk, a network or a backend that fails does not end a run: `num_failures` counts, and the first failure of each
+    place is reported.
+
+    Args:
+        job_dir: folder of the run.
+        project: `project` of the configuration.
+        name: `name` of the configuration, with the suffix of the stage.
+        actor: `explorer` or `trainer`; part of every line.
+        monitor_type: a name in `MONITOR`; None or an empty text writes `metrics.jsonl` only.
+        monitor_args: `monitor.monitor_args` of the configuration.
+        listener: is told `(actor, step, metrics)` of every call, for a progress display.
+
+    Raises:
+        ConfigError: no monitor of this name.
+        EnvironmentProblem: the package of the monitor is not installed.
+    """
+
+    def __init__(
+        self,
+        job_dir: Path | str,
+        *,
+        project: str,
+        name: str,
+        actor: str,
+        monitor_type: str | None = "tensorboard",
+        monitor_args: Mapping[str, Any] | None = None,
+        listener: MetricsListener | None = None,
+    ) -> None:
+        self.job_dir = Path(job_dir)
+        self.actor = actor
+        self.num_failures = 0
+        self._warned: set[str] = set()
+        self._listener = listener
+        self._logger = get_logger(f"{actor}.monitor")
+        self._metrics = JsonLines(self.job_dir / METRICS_FILE, actor)
+        self._samples = JsonLines(self.job_dir / "monitor" / SAMPLES_FILE, actor)
+        self._backend: MonitorBackend | None = None
+        if monitor_type:
+            backend_class = MONITOR.get(monitor_type)
+            self._tell_unused(monitor_type, monitor_args or {})
+            settings = MonitorSettings(dict(monitor_args or {}), str(self.job_dir / "monitor"))
+            config = BackendConfig(str(self.job_dir), settings)
+            self._guarded(f"monitor {monitor_type}", lambda: self._start(backend_class, project, name, config))
+
+    def _tell_unused(self, monitor_type: str, monitor_args: Mapping[str, Any]) -> None:
+        """Warn of arguments that a built-in monitor does not read."""
+        entry = MONITOR.contents[monitor_type]
+        unused = sorted(set(monitor_args) - set(entry.args)) if entry.path.startswith("trinity.monitor.") else []
+        if unused:
+            self._logger.warning(
+                "monitor.monitor_args: %s have no effect with monitor_type %s, which reads %s",
+                ", ".join(unused),
+                monitor_type,
+                ", ".join(entry.args) or "none",
+            )
+
+    def _start(self, backend_class: type[MonitorBackend], project: str, name: str, config: BackendConfig) -> None:
+        self._backend = backend_class(project, name, name, self.actor, config)
+
+    def log(self, data: Mapping[str, float], step: int) -> None:
+        """Record the metrics of a step: one line, one call of the backend. A value that is not finite becomes null.
+
+        Raises:
+            WorkflowError: a value is not a number, or a name is one of `actor`, `seq`, `step`, `time`.
+        """
+        values = {key: _number(key, value) for key, value in data.items()}
+        line: dict[str, Any] = {"step": int(step), "time": time.time()}
+        line.update({key: value if math.isfinite(value) else None for key, value in values.items()})
+        self._guarded(METRICS_FILE, lambda: self._metrics.append([line]))
+        backend, listener = self._backend, self._listener
+        if backend is not None:
+            self._guarded("the monitor", lambda: backend.log(dict(values), step, commit=True))
+        if listener is not None:
+            self._guarded("the progress display", lambda: listener(self.actor, step, values))
+
+    def log_table(self, name: str, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+        """Record a table of text: one line a row in `<job>/monitor/samples.jsonl`, and the backend's table."""
+        now = time.time()
+        lines = [{"table": name, "step": int(step), "time": now, "row": _plain(row)} for row in rows]
+        self._guarded(SAMPLES_FILE, lambda: self._samples.append(lines))
+        if self._backend is not None and rows:
+            self._guarded("the monitor's table", lambda: self._send_table(name, rows, step))
+
+    def _send_table(self, name: str, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+        import pandas as pd
+
+        if self._backend is not None:
+            self._backend.log_table(name, pd.DataFrame([dict(row) for row in rows]), step)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return how many lines this actor has written so far; a checkpoint keeps it."""
+        return {"lines": self._metrics.num_lines, "samples": self._samples.num_lines}
+
+    def truncate(self, state: Mapping[str, int]) -> None:
+        """Go back to a `state_dict`: later lines of this actor are removed, lines of other actors stay."""
+        kept = self._metrics.truncate(state["lines"])
+        self._samples.truncate(state.get("samples", self._samples.num_lines))
+        if len(kept) < state["lines"]:
+            self._logger.warning(
+                "%s holds %d lines of %s and the checkpoint counts %d; the others never reached the disk",
+                self._metrics.path,
+                len(kept),
+                self.actor,
+                state["lines"],
+            )
+        backend = self._backend
+        if backend is not None:
+            self._guarded("the monitor", lambda: backend.resume(kept))
+
+    def close(self) -> None:
+        """Flush and close the backend; calling it twice is harmless."""
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            self._guarded("the monitor", backend.close)
+
+    def _guarded(self, place: str, action: Callable[[], None]) -> None:
+        """Run `action`; count a failure and report the first one of each place."""
+        try:
+            action()
+        except EnvironmentProblem:
+            raise
+        except Exception as error:  # noqa: BLE001 - a monitor is other people's code, and must not end a training run
+            self.num_failures += 1
+            if place not in self._warned:
+                self._warned.add(place)
+                reason = f"{type(error).__name__}: {error}"
+                self._logger.warning("%s failed; the run goes on and further failures are counted: %s", place, reason)
+
+
+def _number(key: str, value: Any) -> float:
+    """Return `value` as a number, an integer as an integer.
+
+    Raises:
+        WorkflowError: not a number, or a reserved name.
+    """
+    if key in RESERVED:
+        raise WorkflowError(
+            f"metric name {key!r} is reserved in {METRICS_FILE} ({', '.join(sorted(RESERVED))}); rename the metric",
+            code="E5191",
+        )
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if not isinstance(value, str | bytes):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            pass  # told below, together with text
+    raise WorkflowError(
+        f"metric {key!r} must be a number, got {type(value).__name__} {value!r:.80}; log text with log_table",
+        code="E5190",
+    )
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `row` with every value that JSON lacks as text."""
+    return {str(key): value if _is_plain(value) else str(value) for key, value in row.items()}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, str | int | bool)

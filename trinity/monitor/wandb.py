@@ -1,0 +1,71 @@
+"""Weights & Biases."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING
+
+from trinity.common.errors import EnvironmentProblem
+from trinity.monitor.backend import BackendConfig, MonitorBackend
+from trinity.monitor.registry import MONITOR
+from trinity.utils.log import add_secret
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+STEP = "global_step"
+
+
+@MONITOR.register_module("wandb")
+class WandbMonitor(MonitorBackend):
+    """One run an actor, grouped by the experiment; a resumed job continues the same run.
+
+    Raises:
+        EnvironmentProblem: the package is not installed.
+    """
+
+    def __init__(self, project: str, group: str, name: str, role: str, config: BackendConfig) -> None:
+        super().__init__(project, group, name, role, config)
+        try:
+            import wandb
+        except ImportError as error:
+            raise EnvironmentProblem(
+                "monitor.monitor_type is wandb and the package is not installed; "
+                "run pip install 'trinity-rft[wandb]' or set monitor.monitor_type to tensorboard",
+                code="E3901",
+            ) from error
+        self._wandb = wandb
+        args = config.monitor.monitor_args
+        if args.get("base_url"):
+            os.environ["WANDB_BASE_URL"] = str(args["base_url"])
+        api_key = args.get("api_key") or os.environ.get(str(args.get("api_key_env") or ""), "")
+        if api_key:
+            add_secret(str(api_key))
+            os.environ["WANDB_API_KEY"] = str(api_key)
+        identity = hashlib.sha256(f"{config.checkpoint_job_dir}\n{role}".encode()).hexdigest()[:16]
+        self._run = wandb.init(
+            project=project,
+            group=group,
+            name=f"{name}_{role}".replace("/", "_"),
+            id=identity,
+            resume="allow",
+            dir=config.monitor.cache_dir,
+            reinit="create_new",
+            settings=wandb.Settings(console="off", quiet=True),
+        )
+        # W&B drops what is logged for a step below its own counter, which a resume or a second call for one step
+        # would be; with an axis of our own nothing is dropped.
+        self._run.define_metric("*", step_metric=STEP)
+
+    def log(self, data: dict[str, float], step: int, commit: bool = False) -> None:
+        """Record metrics of a step."""
+        self._run.log({STEP: step, **data})
+
+    def log_table(self, table_name: str, experiences_table: pd.DataFrame, step: int) -> None:
+        """Record a table of text."""
+        self._run.log({STEP: step, table_name: self._wandb.Table(dataframe=experiences_table)})
+
+    def close(self) -> None:
+        """Send what is queued and end the run."""
+        self._run.finish()

@@ -1,0 +1,1 @@
+"""Learning: the training loop and its back ends."""

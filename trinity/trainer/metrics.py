@@ -1,0 +1,54 @@
+"""Metrics of a training batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trinity.trainer.batch import TrainBatch
+
+
+def spread_metrics(name: str, values: Tensor) -> dict[str, float]:
+    """Return `<name>/{mean,max,min}` of the finite `values`; nothing where there is none."""
+    finite = values[torch.isfinite(values)].double()
+    if not finite.numel():
+        return {}
+    return {
+        f"{name}/mean": float(finite.mean()),
+        f"{name}/max": float(finite.max()),
+        f"{name}/min": float(finite.min()),
+    }
+
+
+def batch_metrics(batch: TrainBatch, truncated: Sequence[bool]) -> dict[str, float]:
+    """Return reward, advantage and length metrics of a batch.
+
+    Args:
+        batch: the rows.
+        truncated: whether each response was cut at the length limit.
+    """
+    lengths = (batch.lengths - batch.prompt_lengths).float()
+    metrics = spread_metrics("response_length", lengths)
+    metrics["response_length/clip_ratio"] = sum(truncated) / len(batch)
+    metrics |= spread_metrics("prompt_length", batch.prompt_lengths.float())
+    metrics |= spread_metrics("global_seqlen", batch.lengths.float())
+    metrics |= spread_metrics("critic/score", batch.rewards)
+    metrics |= spread_metrics("critic/rewards", batch.rewards)
+    for name in ("advantages", "returns"):
+        if name in batch.columns:
+            metrics |= spread_metrics(f"critic/{name}", batch.columns[name][batch.action_mask])
+    return metrics
+
+
+def speed_metrics(num_tokens: int, seconds: float, peak_bytes: int) -> dict[str, float]:
+    """Return `perf/...`: tokens, seconds a step, tokens a second, and peak memory of a CUDA device in GiB."""
+    metrics = {
+        "perf/total_num_tokens": float(num_tokens),
+        "perf/time_per_step": seconds,
+        "perf/throughput": num_tokens / max(seconds, 1e-9),
+    }
+    if peak_bytes:
+        metrics["perf/max_memory_allocated_gb"] = peak_bytes / 2**30
+    return metrics

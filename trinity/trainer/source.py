@@ -1,0 +1,96 @@
+"""Where the trainer's experiences come from: the experience buffer, or a dataset of demonstrations."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from trinity.buffer.sft_reader import SFTReader
+from trinity.buffer.store import ConsumerToken, ExperienceStore
+from trinity.common.experience import Experience
+
+
+class BufferSource:
+    """Claims experiences of the store; a step's rows are committed by `commit`.
+
+    Args:
+        store: an open store.
+        token: the right to claim.
+        timeout_s: deadline of a read (`max_read_timeout`).
+
+    Attributes:
+        is_closed: nothing is left and nothing will come.
+    """
+
+    def __init__(self, store: ExperienceStore, token: ConsumerToken, *, timeout_s: float) -> None:
+        self.store = store
+        self.token = token
+        self.timeout_s = timeout_s
+        self.is_closed = False
+
+    async def read(self, num_experiences: int, *, trained_version: int) -> list[Experience]:
+        """Claim the next experiences; fewer where no more can come before newer weights, none at the end.
+
+        Raises:
+            StarvedError: nothing at the deadline although producers are open.
+        """
+        batch = await asyncio.to_thread(
+            self.store.read_batch,
+            self.token,
+            num_experiences,
+            timeout_s=self.timeout_s,
+            trained_version=trained_version,
+        )
+        self.is_closed = batch.is_closed
+        return batch.experiences
+
+    async def commit(self, step: int, uids: list[str]) -> None:
+        """Record that training step `step` used the claimed rows `uids`."""
+        await asyncio.to_thread(self.store.commit_step, self.token, step, uids)
+
+    async def prune(self, up_to_step: int) -> None:
+        """Drop payloads of rows that no retained checkpoint can ask for again."""
+        await asyncio.to_thread(self.store.prune, self.token, up_to_step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: the ledger holds the position."""
+        return {}
+
+    def metrics(self) -> dict[str, float]:
+        """Return nothing."""
+        return {}
+
+
+class DatasetSource:
+    """Demonstrations of a dataset; its cursor is part of the checkpoint.
+
+    Args:
+        reader: the dataset.
+
+    Attributes:
+        is_closed: the last epoch has ended.
+    """
+
+    def __init__(self, reader: SFTReader) -> None:
+        self.reader = reader
+        self.is_closed = False
+
+    async def read(self, num_experiences: int, *, trained_version: int) -> list[Experience]:
+        """Return the next demonstrations, fewer at the end of the last epoch, none after it."""
+        experiences = await asyncio.to_thread(self.reader.read, num_experiences)
+        self.is_closed = not experiences
+        return experiences
+
+    async def commit(self, step: int, uids: list[str]) -> None:
+        """Nothing to record: the checkpoint holds the cursor."""
+
+    async def prune(self, up_to_step: int) -> None:
+        """Nothing to drop."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the data."""
+        return self.reader.state_dict()
+
+    def metrics(self) -> dict[str, float]:
+        """Return how many rows were left out."""
+        return self.reader.metrics()

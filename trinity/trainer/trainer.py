@@ -1,0 +1,307 @@
+"""The training loop: sample, train, commit, publish, save."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from trinity.algorithm import SAMPLE_STRATEGY, SampleStrategy
+from trinity.buffer.sft_reader import SFTReader
+from trinity.buffer.store import ExperienceStore
+from trinity.common.checkpoint import CheckpointStore
+from trinity.common.config import Config
+from trinity.common.constants import Mode, SyncMethod
+from trinity.common.errors import CheckpointError, ConfigError
+from trinity.common.experience import Experience
+from trinity.common.models.chat_template import load_tokenizer
+from trinity.monitor.monitor import Monitor
+from trinity.runtime.worker_thread import WorkerThread
+from trinity.synchronizer.synchronizer import Synchronizer
+from trinity.trainer.source import BufferSource, DatasetSource
+from trinity.trainer.state import TrainerState, read_trainer_state, write_explorer_part
+from trinity.trainer.verl import settings
+from trinity.trainer.verl.worker import ActorWorker
+from trinity.utils.failpoints import failpoint
+from trinity.utils.log import get_logger
+
+logger = get_logger("trainer")
+
+
+@dataclass(frozen=True)
+class TrainSummary:
+    """What the training loop did.
+
+    Attributes:
+        step: last training step.
+        checkpoint: the newest checkpoint, or None if none was written.
+        is_stopped: ended by `request_stop`.
+        metrics: of the last step.
+    """
+
+    step: int
+    checkpoint: Path | None
+    is_stopped: bool
+    metrics: Mapping[str, float]
+
+
+class Trainer:
+    """Learns from experiences.
+
+    Args:
+        config: resolved configuration of the stage.
+        store: the open experience store.
+        synchronizer: takes new weights to the explorer.
+        monitor: records the metrics of the trainer.
+        tokenizer: for demonstrations and for checkpoints; loaded from the model where it is not given.
+        resume: checkpoint directory to continue from.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        store: ExperienceStore,
+        synchronizer: Synchronizer,
+        monitor: Monitor,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        resume: Path | None = None,
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.synchronizer = synchronizer
+        self.monitor = monitor
+        self.tokenizer = tokenizer
+        self.resume = resume
+        self.step = 0
+        self.run_name = f"{config.project}/{config.name}"
+        self.checkpoints = CheckpointStore(Path(config.checkpoint_job_dir))
+        self._checkpoint: Path | None = resume
+        self._saved: tuple[int, bool] | None = None
+        self._stop = asyncio.Event()
+        self._thread = WorkerThread(config.trainer.name)
+        self._pending: dict[str, float] = {}
+        self._metrics: dict[str, float] = {}
+        self._backend: ActorWorker | None = None
+        self._source: BufferSource | DatasetSource | None = None
+        self._strategy: SampleStrategy | None = None
+        self._total_steps: int | None = None
+
+    # ------------------------------------------------------------------- set-up
+    async def prepare(self) -> None:
+        """Load model, data and, when resuming, the checkpoint.
+
+        Raises:
+            EnvironmentProblem: the model cannot be loaded.
+            CheckpointError: the checkpoint does not fit.
+            DataError: the dataset cannot be used.
+        """
+        state = None if self.resume is None else read_trainer_state(self.resume)
+        await self._thread.call(self._prepare, state)
+        if state is not None:
+            self.monitor.truncate(state.monitor)
+
+    def _prepare(self, state: TrainerState | None) -> None:
+        config = self.config
+        if self.tokenizer is None:
+            self.tokenizer = load_tokenizer(config.model)
+        self.step = 0 if state is None else state.step
+        source = self._open_source(state)
+        batch_size = settings.train_batch_size(config)
+        self._total_steps = settings.planned_steps(config)
+        if self._total_steps is None and isinstance(source, DatasetSource):
+            self._total_steps = -(-len(source.reader) * source.reader.total_epochs // batch_size) or None
+        strategy = SAMPLE_STRATEGY.get(config.algorithm.sample_strategy or "default")
+        arguments = config.algorithm.sample_strategy_args or {}
+        self._strategy = strategy(source, batch_size=batch_size, **arguments)
+        self._backend = ActorWorker(config, tokenizer=self.tokenizer, total_steps=self._total_steps)
+        if state is not None and self.resume is not None:
+            self._check_reference(state)
+            self._strategy.load_state_dict(state.sampler)
+            self._backend.load(self.resume)
+
+    def _open_source(self, state: TrainerState | None) -> BufferSource | DatasetSource:
+        config, buffer = self.config, self.config.buffer.trainer_input.experience_buffer
+        if not settings.is_supervised(config):
+            name = "experience_buffer" if buffer is None else buffer.name
+            token = self.store.open_consumer(name, config.trainer.name, run=self.run_name, cut=self.step)
+            timeout_s = 1800.0 if buffer is None else buffer.max_read_timeout
+            self._source = BufferSource(self.store, token, timeout_s=timeout_s)
+            return self._source
+        if buffer is None:
+            raise ConfigError("buffer.trainer_input.experience_buffer must name a dataset (path) for sft", code="E1611")
+        has_steps = config.trainer.total_steps is not None or config.buffer.total_steps is not None
+        reader = SFTReader(
+            buffer,
+            tokenizer=self.tokenizer or load_tokenizer(config.model),
+            seed=config.seed,
+            max_length=config.model.max_model_len,
+            total_epochs=0 if has_steps else config.buffer.total_epochs,
+        )
+        if state is not None:
+            reader.load_state_dict(state.source)
+        self._source = DatasetSource(reader)
+        return self._source
+
+    def _check_reference(self, state: TrainerState) -> None:
+        own = self._reference()
+        if own.get("hash") != state.reference.get("hash"):
+            raise CheckpointError(
+                f"the reference model {own.get('path') or '(none)'} is not the one of {self.resume} "
+                f"({state.reference.get('path') or 'none'}): its files changed; restore them, or set "
+                "continue_from_checkpoint: false",
+                code="E7011",
+            )
+
+    # --------------------------------------------------------------------- loop
+    async def train(self) -> TrainSummary:
+        """Train until the planned steps are done, the experiences end, or a stop is requested; save; return a summary.
+
+        Raises:
+            StarvedError: no experience came before `max_read_timeout`.
+            OutOfMemoryError: with the memory table and the keys to change.
+            NumericError: gradients were not finite in several steps in a row.
+            SyncError: the explorer did not take new weights in time.
+            CheckpointError: a checkpoint could not be written.
+        """
+        while not self._is_done():
+            sampled = await self._sample()
+            if sampled is None:
+                break
+            await self._train_step(*sampled)
+            if self._is_save_due():
+                await self._save(is_last=False)
+        if self.step:
+            await self._save(is_last=not self._stop.is_set())
+        await self.synchronizer.finish_trainer()
+        return TrainSummary(self.step, self._checkpoint, self._stop.is_set(), self._metrics)
+
+    def request_stop(self) -> None:
+        """End after the step under way; a wait for experiences ends at once."""
+        self._stop.set()
+
+    async def close(self) -> None:
+        """Release the thread; a step under way is left behind."""
+        self._thread.close()
+
+    @property
+    def backend(self) -> ActorWorker:
+        """The back end; there after `prepare`."""
+        assert self._backend is not None, "prepare() comes first"
+        return self._backend
+
+    @property
+    def total_steps(self) -> int | None:
+        """Training steps of the run; None where only the data know."""
+        return self._total_steps
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return the live weights by Hugging Face name; the next step changes them."""
+        return self.backend.weights()
+
+    def _is_done(self) -> bool:
+        return self._stop.is_set() or (self._total_steps is not None and self.step >= self._total_steps)
+
+    async def _sample(self) -> tuple[list[Experience], dict[str, float], list[dict[str, Any]]] | None:
+        """Return the next batch, or None at the end or when a stop was requested."""
+        assert self._strategy is not None and self._source is not None, "prepare() comes first"
+        sampling = asyncio.ensure_future(self._strategy.sample(self.step + 1))
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait((sampling, stopping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            if not sampling.done():
+                sampling.cancel()
+        if self._stop.is_set():
+            return None
+        sampled = sampling.result()
+        return None if not sampled[0] and self._source.is_closed else sampled
+
+    async def _train_step(
+        self, experiences: list[Experience], metrics: dict[str, float], shown: list[dict[str, Any]]
+    ) -> None:
+        """Train, commit the rows to the ledger, publish the weights, log."""
+        assert self._source is not None, "prepare() comes first"
+        step = self.step + 1
+        failpoint("train.before_step")
+        metrics = metrics | self._source.metrics() | {"sample/experience_count": float(len(experiences))}
+        if experiences:
+            metrics |= await self._thread.call(self.backend.train_step, experiences, step)
+        else:
+            logger.warning("training step %d: no experience was left to train on, the weights stay", step)
+        failpoint("train.after_step")
+        await self._source.commit(step, [exp.eid.uid for exp in experiences])
+        self.step = step
+        if self._publishes() and self.synchronizer.schedule.is_published(step):
+            metrics |= await self.synchronizer.publish(step, self.weights())
+        self._metrics = metrics | self._pending
+        self._pending = {}
+        self.monitor.log(self._metrics, step=step)
+        if self.config.trainer.enable_preview and shown and self.synchronizer.schedule.is_published(step):
+            self.monitor.log_table("rollout_examples", shown, step=step)
+
+    def _publishes(self) -> bool:
+        if self.config.mode == Mode.BOTH:
+            return True
+        return isinstance(self._source, BufferSource) and self.config.synchronizer.sync_method == SyncMethod.CHECKPOINT
+
+    # --------------------------------------------------------------- checkpoint
+    def _is_save_due(self) -> bool:
+        interval = self.config.trainer.save_interval
+        return bool(interval) and self.step % interval == 0 and not self._is_done()
+
+    async def _save(self, *, is_last: bool) -> None:
+        """Write the checkpoint of the current step, unless it is there already."""
+        assert self._source is not None, "prepare() comes first"
+        choice = self.config.trainer.save_hf_checkpoint
+        hf = choice == "always" or (choice == "last" and is_last)
+        if self._is_saved(hf):
+            return
+        start = time.perf_counter()
+        # The weights first: an explorer that goes on in between needs fewer of them, never others.
+        served = await self.synchronizer.served_weights(self.step)
+        explorer_state = await self.synchronizer.explorer_state()
+        state = self._state(tuple(sorted(served)))
+
+        def fill(folder: Path) -> None:
+            self.backend.save(folder, hf=hf)
+            state.write(folder)
+            write_explorer_part(folder, explorer_state, served)
+
+        meta = {"run": self.run_name, "ledger_cut": self.step, "has_hf_weights": hf}
+        keep = self.config.trainer.max_checkpoints_to_keep
+        self._checkpoint = await self._thread.call(self.checkpoints.write, self.step, fill, meta=meta, keep=keep)
+        self._saved = (self.step, hf)
+        self._pending["time/save_checkpoint"] = time.perf_counter() - start
+        await self._source.prune(min(self.checkpoints.steps()))
+        logger.info("checkpoint of step %d: %s", self.step, self._checkpoint)
+
+    def _is_saved(self, hf: bool) -> bool:
+        """Return whether the current step has a checkpoint, with Hugging Face weights if they are asked for."""
+        if self._saved is None and self.resume is not None:
+            manifest = self.checkpoints.manifest(self.resume)
+            self._saved = (manifest["step"], bool(manifest["meta"].get("has_hf_weights")))
+        return self._saved is not None and self._saved[0] == self.step and (self._saved[1] or not hf)
+
+    def _state(self, served_versions: tuple[int, ...]) -> TrainerState:
+        assert self._strategy is not None and self._source is not None, "prepare() comes first"
+        return TrainerState(
+            step=self.step,
+            run=self.run_name,
+            sampler=self._strategy.state_dict(),
+            source=self._source.state_dict(),
+            monitor=dict(self.monitor.state_dict()),
+            reference=self._reference(),
+            served_versions=served_versions,
+        )
+
+    def _reference(self) -> dict[str, str]:
+        reference = self.backend.reference
+        return {} if reference is None else {"path": reference.path, "hash": reference.fingerprint}

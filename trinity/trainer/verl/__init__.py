@@ -1,0 +1,1 @@
+"""Our own PyTorch trainer: reads the settings of veRL and writes its checkpoint layout."""

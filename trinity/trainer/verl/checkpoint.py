@@ -1,0 +1,127 @@
+"""The actor's part of a checkpoint, in veRL's layout for one worker.
+
+```
+actor/model_world_size_1_rank_0.pt        weights by Hugging Face name
+      optim_world_size_1_rank_0.pt        optimizer state
+      extra_state_world_size_1_rank_0.pt  schedule and random generators, as tensors and integers
+      fsdp_config.json                    world size
+      huggingface/                        config and tokenizer; model.safetensors on request
+```
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from trinity.common.errors import CheckpointError
+
+SUFFIX = "world_size_1_rank_0.pt"
+HUGGINGFACE = "huggingface"
+
+
+def save_actor(
+    folder: Path,
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    extra: dict[str, Any],
+    *,
+    tokenizer: PreTrainedTokenizerBase | None,
+    hf: bool,
+) -> None:
+    """Write the actor's files into the new folder `folder`.
+
+    Args:
+        folder: `global_step_N/actor`.
+        model: the policy.
+        optimizer: over its parameters.
+        extra: schedule and other plain state; the random generators are added.
+        tokenizer: saved beside the configuration.
+        hf: write the weights as safetensors too, in their own number type.
+    """
+    folder.mkdir(parents=True)
+    weights = OrderedDict((name, tensor.detach().cpu()) for name, tensor in model.state_dict().items())
+    torch.save(weights, folder / f"model_{SUFFIX}")
+    torch.save(optimizer.state_dict(), folder / f"optim_{SUFFIX}")
+    torch.save(extra | {"rng": random_state()}, folder / f"extra_state_{SUFFIX}")
+    (folder / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 1, "world_size": 1}, indent=4))
+    target = folder / HUGGINGFACE
+    model.config.save_pretrained(target)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(target)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(target)
+    if hf:
+        model.save_pretrained(target)
+
+
+def load_actor(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Restore weights, optimizer and random generators from `folder`; return the extra state.
+
+    Raises:
+        CheckpointError: a file cannot be read, or is of another model or another number of workers.
+    """
+    try:
+        model.load_state_dict(_load(folder / f"model_{SUFFIX}"))
+        optimizer.load_state_dict(_load(folder / f"optim_{SUFFIX}"))
+        extra: dict[str, Any] = _load(folder / f"extra_state_{SUFFIX}")
+        restore_random_state(extra.pop("rng"))
+    except (OSError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        raise CheckpointError(
+            f"cannot continue from {folder}: {error}; use the model.model_path and the number of workers that wrote "
+            "it, or set continue_from_checkpoint: false",
+            code="E7008",
+        ) from error
+    return extra
+
+
+def _load(path: Path) -> Any:
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of every random generator of this process, as tensors, integers and lists."""
+    version, numbers, gauss = random.getstate()
+    legacy = np.random.get_state(legacy=False)
+    state: dict[str, Any] = {
+        "cpu": torch.get_rng_state(),
+        "random": {"version": version, "state": torch.tensor(numbers, dtype=torch.int64), "gauss": gauss},
+        "numpy": {
+            "name": legacy["bit_generator"],
+            "key": torch.from_numpy(legacy["state"]["key"].astype(np.int64)),
+            "pos": int(legacy["state"]["pos"]),
+            "has_gauss": int(legacy["has_gauss"]),
+            "gauss": float(legacy["gauss"]),
+        },
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Continue every random generator from `random_state`."""
+    torch.set_rng_state(state["cpu"])
+    own = state["random"]
+    random.setstate((own["version"], tuple(own["state"].tolist()), own["gauss"]))
+    legacy = state["numpy"]
+    np.random.set_state(
+        {
+            "bit_generator": legacy["name"],
+            "state": {"key": legacy["key"].numpy().astype(np.uint32), "pos": legacy["pos"]},
+            "has_gauss": legacy["has_gauss"],
+            "gauss": legacy["gauss"],
+        }
+    )
+    cuda: Tensor | None = state.get("cuda")
+    if cuda is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(cuda)

@@ -1,0 +1,200 @@
+"""Forward passes from packed tokens to hidden states: our own for the common families, Hugging Face's for the rest.
+
+Dimension key: M = scored positions, d = hidden size, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from trinity.trainer.verl.attention import attend, computing, register
+from trinity.trainer.verl.layers import FusedLinear, rms_norm, rotate, swiglu
+from trinity.trainer.verl.packing import Packed
+from trinity.utils.log import get_logger
+
+logger = get_logger("trainer")
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+
+
+@runtime_checkable
+class Decoder(Protocol):
+    """Computes hidden states of packed tokens from a model's parameters."""
+
+    can_share_prompts: bool
+
+    def hidden(self, packed: Packed) -> Float[Tensor, "M d"]:
+        """Return the last hidden states of the scored positions, normalised, in the number type of the products."""
+        ...
+
+    def head(self) -> tuple[Float[Tensor, "V d"], Float[Tensor, "V"] | None, Float[Tensor, "V d"]]:
+        """Return the output layer in that number type, its bias, and its parameter."""
+        ...
+
+    def refresh(self) -> None:
+        """Forget copies of the parameters; call it whenever they have changed."""
+        ...
+
+
+class _Layer:
+    """One decoder layer over the parameters of a Hugging Face layer."""
+
+    def __init__(self, layer: nn.Module, *, head_size: int, eps: float, dtype: torch.dtype) -> None:
+        tensors = dict(layer.named_parameters())
+
+        def fused(*names: str) -> FusedLinear:
+            weights = [tensors[f"{name}.weight"] for name in names]
+            biases = [tensors[f"{name}.bias"] for name in names if f"{name}.bias" in tensors]
+            return FusedLinear(weights, biases, dtype=dtype)
+
+        self.head_size, self.eps, self.dtype = head_size, eps, dtype
+        self.num_queries = tensors["self_attn.q_proj.weight"].shape[0] // head_size
+        self.num_keys = tensors["self_attn.k_proj.weight"].shape[0] // head_size
+        self.qkv = fused("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        self.out = fused("self_attn.o_proj")
+        self.gate_up = fused("mlp.gate_proj", "mlp.up_proj")
+        self.down = fused("mlp.down_proj")
+        self.norms = (tensors["input_layernorm.weight"], tensors["post_attention_layernorm.weight"])
+        self.head_norms: tuple[Tensor, Tensor] | None = None
+        if "self_attn.q_norm.weight" in tensors:
+            self.head_norms = (tensors["self_attn.q_norm.weight"], tensors["self_attn.k_norm.weight"])
+
+    @property
+    def linears(self) -> tuple[FusedLinear, ...]:
+        """All linear maps."""
+        return self.qkv, self.out, self.gate_up, self.down
+
+    def __call__(self, hidden: Tensor, cos: Tensor, sin: Tensor, packed: Packed) -> Tensor:
+        normed = rms_norm(hidden, self.norms[0], eps=self.eps, dtype=self.dtype)
+        heads = self.qkv(normed).view(hidden.shape[0], -1, self.head_size)
+        rotated, values = heads.split((self.num_queries + self.num_keys, self.num_keys), dim=1)
+        if self.head_norms is not None:
+            parts = rotated.split((self.num_queries, self.num_keys), dim=1)
+            pairs = zip(parts, self.head_norms, strict=True)
+            rotated = torch.cat([rms_norm(part, w, eps=self.eps, dtype=self.dtype) for part, w in pairs], 1)
+        queries, keys = rotate(rotated, cos, sin).split((self.num_queries, self.num_keys), dim=1)
+        hidden = hidden + self.out(attend(queries, keys, values, packed))
+        normed = rms_norm(hidden, self.norms[1], eps=self.eps, dtype=self.dtype)
+        return hidden + self.down(swiglu(self.gate_up(normed)))
+
+
+class FastDecoder:
+    """Llama, Qwen2 and Qwen3 over the parameters of the Hugging Face model.
+
+    The residual stream is float32, products are in `dtype`.
+
+    Args:
+        model: parameters in float32.
+        dtype: number type of the products.
+        recompute: recompute each layer in the backward pass, which needs less memory.
+    """
+
+    can_share_prompts = True
+
+    def __init__(self, model: PreTrainedModel, *, dtype: torch.dtype, recompute: bool) -> None:
+        config = model.config
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.model, self.dtype, self.recompute = model, dtype, recompute
+        self.eps = config.rms_norm_eps
+        layers = [_Layer(layer, head_size=size, eps=self.eps, dtype=dtype) for layer in model.model.layers]
+        self.layers = layers
+        self._head: Tensor | None = None
+
+    def hidden(self, packed: Packed) -> Float[Tensor, "M d"]:
+        """Return the last hidden states; see `Decoder`."""
+        base = self.model.model
+        hidden = nn.functional.embedding(packed.tokens, base.embed_tokens.weight)
+        with torch.no_grad():
+            cos, sin = base.rotary_emb(hidden[None], packed.positions[None])
+            cos, sin = cos[0, :, None].to(self.dtype), sin[0, :, None].to(self.dtype)
+            sin[..., : sin.shape[-1] // 2].neg_()
+        for layer in self.layers:
+            if self.recompute and torch.is_grad_enabled():
+                hidden = checkpoint(layer, hidden, cos, sin, packed, use_reentrant=False)
+            else:
+                hidden = layer(hidden, cos, sin, packed)
+        sources = hidden.index_select(0, packed.sources)
+        return rms_norm(sources, base.norm.weight, eps=self.eps, dtype=self.dtype)
+
+    def head(self) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Return the output layer; see `Decoder`."""
+        parameter = self.model.get_output_embeddings().weight
+        if self._head is None:
+            self._head = parameter.detach().to(self.dtype)
+        return self._head, None, parameter
+
+    def refresh(self) -> None:
+        """Forget copies; see `Decoder`."""
+        self._head = None
+        for layer in self.layers:
+            for linear in layer.linears:
+                linear.refresh()
+
+
+class HFDecoder:
+    """Any causal language model through Hugging Face's own forward, with our attention over packed sequences.
+
+    Args:
+        model: parameters in float32; its attention function is replaced.
+        dtype: number type of autocast.
+        recompute: gradient checkpointing.
+    """
+
+    can_share_prompts = False
+
+    def __init__(self, model: PreTrainedModel, *, dtype: torch.dtype, recompute: bool) -> None:
+        self.model, self.dtype = model, dtype
+        model.set_attn_implementation(register())
+        if recompute:
+            model.train()  # Hugging Face recomputes in training mode only; dropout is 0
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def hidden(self, packed: Packed) -> Float[Tensor, "M d"]:
+        """Return the last hidden states; see `Decoder`. The caller stays inside `computing` for the backward pass."""
+        device = packed.tokens.device
+        with torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32):
+            output = self.model.base_model(
+                input_ids=packed.tokens[None], position_ids=packed.positions[None], use_cache=False, return_dict=True
+            )
+        return output.last_hidden_state[0].index_select(0, packed.sources).to(self.dtype)
+
+    def head(self) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Return the output layer; see `Decoder`."""
+        layer = self.model.get_output_embeddings()
+        return layer.weight.detach().to(self.dtype), layer.bias, layer.weight
+
+    def refresh(self) -> None:
+        """Nothing is copied."""
+
+
+def make_decoder(model: PreTrainedModel, *, dtype: torch.dtype, recompute: bool) -> Decoder:
+    """Return our own decoder where it computes the same as the model's forward, else Hugging Face's."""
+    if is_common(model):
+        return FastDecoder(model, dtype=dtype, recompute=recompute)
+    logger.info("model type %s is computed by Hugging Face's own forward", model.config.model_type)
+    return HFDecoder(model, dtype=dtype, recompute=recompute)
+
+
+def is_common(model: PreTrainedModel) -> bool:
+    """Return whether the model is a plain Llama, Qwen2 or Qwen3: SiLU, rotary positions, no window, no dropout."""
+    config = model.config
+    windows = {kind for kind in getattr(config, "layer_types", None) or () if kind != "full_attention"}
+    rope = getattr(config, "rope_parameters", None) or {}
+    return (
+        config.model_type in FAMILIES
+        and type(model).__name__.endswith("ForCausalLM")
+        and config.hidden_act == "silu"
+        and not windows
+        and not getattr(config, "attention_dropout", 0.0)
+        and not getattr(config, "mlp_bias", False)
+        and rope.get("rope_type", "default") in ("default", "linear", "llama3")
+    )
+
+
+__all__ = ["Decoder", "FastDecoder", "HFDecoder", "computing", "is_common", "make_decoder"]

@@ -1,0 +1,206 @@
+"""The policy's update: mini-batches, micro-batches, loss, backward, optimizer step."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from trinity.common.errors import NumericError
+from trinity.trainer.batch import TrainBatch, micro_batches, mini_batches
+from trinity.trainer.verl.attention import computing
+from trinity.trainer.verl.decoder import Decoder
+from trinity.trainer.verl.loss import LossFn, Metrics, Share, spread_to_rows
+from trinity.trainer.verl.optim import Schedule, gradient_norm, scale_gradients
+from trinity.trainer.verl.scorer import ActorSettings, Scorer
+from trinity.utils.log import get_logger
+
+logger = get_logger("trainer")
+
+MAX_SKIPPED_IN_A_ROW = 3
+
+
+class DataParallelPPOActor:
+    """Trains a model's parameters with a loss over its log-probabilities.
+
+    Args:
+        model: parameters in float32.
+        decoder: computes the model's hidden states.
+        loss_fn: the loss.
+        optimizer: over the model's parameters.
+        schedule: learning rate of each training step.
+        settings: how a batch is split and stepped.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        decoder: Decoder,
+        *,
+        loss_fn: LossFn,
+        optimizer: torch.optim.Optimizer,
+        schedule: Schedule,
+        settings: ActorSettings,
+    ) -> None:
+        self.model = model
+        self.decoder = decoder
+        self.scorer = Scorer(decoder, settings=settings, device=next(model.parameters()).device)
+        self.loss_fn = loss_fn
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.settings = settings
+        self.num_skipped = 0
+        self.skipped_in_a_row = 0
+        self.device = self.scorer.device
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+
+    # ------------------------------------------------------------------ update
+    def update_policy(self, batch: TrainBatch, *, step: int) -> dict[str, float]:
+        """Train on `batch` as training step `step` (1-based); return the metrics `actor/...` and `training/...`.
+
+        Raises:
+            NumericError: the gradient norm was not finite in three optimizer steps in a row.
+        """
+        lr = self.schedule.at(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        metrics, difference = Metrics(), _Mismatch(trained_version=step - 1)
+        norms: list[float] = []
+        is_first = True
+        for rows in self._mini_batches(len(batch), step):
+            mini = batch.select(rows)
+            self._accumulate(mini, metrics, difference if is_first else None)
+            norms.append(self._step_optimizer(step))
+            is_first = False
+        finite = [norm for norm in norms if math.isfinite(norm)]
+        values = {f"actor/{name}": value / len(norms) if name.endswith("loss") else value
+                  for name, value in metrics.means().items()}  # fmt: skip
+        return (
+            {"actor/final_loss": 0.0}
+            | values
+            | difference.metrics()
+            | {
+                "actor/grad_norm": sum(finite) / len(finite) if finite else 0.0,
+                "actor/lr": lr,
+                "actor/skipped_steps": float(self.num_skipped),
+            }
+        )
+
+    def _mini_batches(self, num_rows: int, step: int) -> Iterator[list[int]]:
+        settings = self.settings
+        for epoch in range(settings.epochs):
+            generator = None
+            if settings.shuffle_seed is not None:
+                generator = torch.Generator().manual_seed(_mixed(settings.shuffle_seed, step, epoch))
+            yield from mini_batches(num_rows, size=settings.mini_batch_size, generator=generator)
+
+    def _accumulate(self, mini: TrainBatch, metrics: Metrics, difference: _Mismatch | None) -> None:
+        """Add the gradient of a mini-batch's loss to the parameters."""
+        kept = self._rows_with_signal(mini)
+        settings = self.settings
+        for rows in micro_batches(mini, kept, max_tokens=settings.max_tokens, max_rows=settings.max_rows):
+            micro = mini.select(rows)
+            share = Share(
+                tokens=micro.num_action_tokens,
+                rows=len(micro),
+                width=micro.action_mask.shape[1],
+                all_tokens=mini.num_action_tokens,
+                all_rows=len(mini),
+                normalizer=settings.normalizer,
+            )
+            self._micro_step(micro, share, metrics, difference)
+
+    def _rows_with_signal(self, mini: TrainBatch) -> list[int]:
+        """Return the rows whose forward pass can change the gradient; the others still count in every mean."""
+        counted = mini.action_mask
+        if self.loss_fn.ignores_zero_advantage and "advantages" in mini.columns:
+            counted = counted & (mini.columns["advantages"] != 0)
+        return torch.nonzero(counted.any(1)).squeeze(-1).tolist()
+
+    def _micro_step(self, micro: TrainBatch, share: Share, metrics: Metrics, difference: _Mismatch | None) -> None:
+        packed = self.scorer.pack(micro)
+        with computing(packed):
+            scored, entropy = self.scorer.score(packed, with_entropy=self.loss_fn.with_entropy)
+            size = {"num_rows": packed.num_rows, "width": packed.width}
+            logprob = spread_to_rows(scored, packed.targets, **size)
+            tensors = {"action_mask": micro.action_mask} | micro.columns | micro.values
+            tensors = {name: value.to(self.device) for name, value in tensors.items()}
+            spread_entropy = spread_to_rows(entropy, packed.targets, **size)
+            loss, values = self.loss_fn(logprob, spread_entropy, tensors, share)
+            loss.backward()
+        if difference is not None:
+            difference.add(micro, logprob.detach())
+        metrics.merge(values)
+
+    def compute_log_prob(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
+        """Return the log-probability (nats) of the counted response tokens, 0 elsewhere, on the CPU."""
+        return self.scorer.compute_log_prob(batch)
+
+    def _step_optimizer(self, step: int) -> float:
+        """Clip, step and clear the gradients; return their norm. A norm that is not finite skips the step."""
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        norm = gradient_norm(self.parameters)
+        if math.isfinite(norm):
+            if self.settings.grad_clip:
+                scale_gradients(self.parameters, norm, max_norm=self.settings.grad_clip)
+            self.optimizer.step()
+            self.decoder.refresh()
+            self.skipped_in_a_row = 0
+        else:
+            self._skip(step)
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _skip(self, step: int) -> None:
+        self.num_skipped += 1
+        self.skipped_in_a_row += 1
+        bad = [name for name, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+        logger.warning("training step %d skipped: the gradient of %s is not finite", step, ", ".join(bad[:3]))
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise NumericError(
+                f"the gradient norm was not finite in {MAX_SKIPPED_IN_A_ROW} optimizer steps in a row, last in "
+                f"training step {step} (first in {bad[0] if bad else 'the norm itself'}); lower "
+                "algorithm.optimizer.lr or trainer.grad_clip, or look at rewards and log-probabilities",
+                code="E6001",
+            )
+
+
+def _mixed(seed: int, step: int, epoch: int) -> int:
+    """Return a seed that differs for every pass of every step."""
+    digest = hashlib.sha256(f"{seed}/{step}/{epoch}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+class _Mismatch:
+    """Difference between the engine's log-probabilities and the trainer's, for rows sampled by the same weights."""
+
+    def __init__(self, trained_version: int) -> None:
+        self.trained_version = trained_version
+        self.total, self.count, self.largest = 0.0, 0, 0.0
+
+    def add(self, micro: TrainBatch, logprob: Float[Tensor, "B T"]) -> None:
+        """Compare the rows of a micro-batch that the current weights sampled."""
+        rollout = micro.columns.get("rollout_logprob")
+        counted = micro.action_mask & (micro.model_versions == self.trained_version)[:, None]
+        if rollout is None or not bool(counted.any()):
+            return
+        difference = (logprob.cpu() - rollout).abs()[counted]
+        self.total += float(difference.double().sum())
+        self.count += difference.numel()
+        self.largest = max(self.largest, float(difference.max()))
+
+    def metrics(self) -> dict[str, float]:
+        """Return `training/rollout_logprobs_diff_{max,mean}`, or nothing where no row could be compared."""
+        if not self.count:
+            return {}
+        return {
+            "training/rollout_logprobs_diff_max": self.largest,
+            "training/rollout_logprobs_diff_mean": self.total / self.count,
+        }

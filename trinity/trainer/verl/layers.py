@@ -1,0 +1,192 @@
+"""Building blocks of the decoder with their backward passes.
+
+Dimension key: N = packed tokens, I = inputs, O = outputs, H = heads, D = head size. Written out because the general
+implementations save and copy more: on a CPU these are memory-bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+class _Linear(torch.autograd.Function):
+    """x W^T + b with the gradient of several stacked parameters; W is a copy of them in the number type of x."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, num_weights: int, *parameters: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.sizes = [parameter.shape[0] for parameter in parameters[:num_weights]]
+        ctx.has_bias = bias is not None
+        return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        grad_x = torch.mm(grad, weight) if ctx.needs_input_grad[0] else None
+        grads: list[Tensor | None] = list(torch.mm(grad.t(), x).float().split(ctx.sizes))
+        if ctx.has_bias:
+            grads.extend(grad.float().sum(0).split(ctx.sizes))
+        return grad_x, None, None, None, *grads
+
+
+class FusedLinear:
+    """Linear maps of one input, computed as one product.
+
+    Args:
+        weights: parameters [O_i, I] in float32; the gradient goes to each.
+        biases: parameters [O_i], or nothing.
+        dtype: number type of the product.
+    """
+
+    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), *, dtype: torch.dtype) -> None:
+        self.weights = tuple(weights)
+        self.biases = tuple(biases)
+        self.dtype = dtype
+        self._weight: Tensor | None = None
+        self._bias: Tensor | None = None
+
+    def refresh(self) -> None:
+        """Forget the copy of the parameters; call it whenever they have changed."""
+        self._weight = self._bias = None
+
+    def __call__(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N O"]:
+        """Return the outputs of all maps, side by side."""
+        if self._weight is None:
+            self._weight = _stacked(self.weights, self.dtype)
+            self._bias = _stacked(self.biases, self.dtype) if self.biases else None
+        if not torch.is_grad_enabled():
+            return torch.nn.functional.linear(x, self._weight, self._bias)
+        return _Linear.apply(x, self._weight, self._bias, len(self.weights), *self.weights, *self.biases)
+
+
+def _stacked(parameters: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    with torch.no_grad():
+        return parameters[0].detach().to(dtype) if len(parameters) == 1 else torch.cat(list(parameters)).to(dtype)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """x / rms(x) * weight in float32, returned in another number type."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        normed = wide * scale
+        ctx.save_for_backward(normed, scale, weight)
+        ctx.dtype = x.dtype
+        return (normed * weight).to(dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        normed, scale, weight = ctx.saved_tensors
+        grad = grad.float()
+        size = weight.shape[0]
+        inner = grad * normed
+        grad_weight = inner.reshape(-1, size).sum(0)
+        projection = torch.mv(inner.reshape(-1, size), weight).view(scale.shape) / size
+        grad_x = grad.mul(weight).addcmul_(normed, projection, value=-1.0).mul_(scale)
+        return grad_x.to(ctx.dtype), grad_weight, None, None
+
+
+def rms_norm(
+    x: Float[Tensor, "*shape I"], weight: Float[Tensor, "I"], *, eps: float, dtype: torch.dtype
+) -> Float[Tensor, "*shape I"]:
+    """Return `x` divided by its root mean square (computed in float32), times `weight`, as `dtype`."""
+    return _RMSNorm.apply(x, weight, eps, dtype)
+
+
+class _SwiGLU(torch.autograd.Function):
+    """silu(gate) * up of a fused [gate, up]."""
+
+    @staticmethod
+    def forward(ctx: Any, fused: Tensor) -> Tensor:
+        ctx.save_for_backward(fused)
+        gate, up = fused.chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate).mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (fused,) = ctx.saved_tensors
+        gate, up = fused.chunk(2, dim=-1)
+        result = torch.empty_like(fused)
+        grad_gate, grad_up = result.chunk(2, dim=-1)
+        torch.mul(torch.nn.functional.silu(gate), grad, out=grad_up)
+        grad_gate.copy_(torch.ops.aten.silu_backward(grad * up, gate))
+        return result
+
+
+def swiglu(fused: Float[Tensor, "N two_I"]) -> Float[Tensor, "N I"]:
+    """Return silu(gate) * up, where `fused` holds gate and up side by side."""
+    return _SwiGLU.apply(fused)
+
+
+class _Rotate(torch.autograd.Function):
+    """Rotary embedding; `sin` has its first half negated."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return torch.add(grad * cos, (grad * sin).roll(grad.shape[-1] // 2, -1)), None, None
+
+
+def rotate(
+    x: Float[Tensor, "N H D"], cos: Float[Tensor, "N 1 D"], sin: Float[Tensor, "N 1 D"]
+) -> Float[Tensor, "N H D"]:
+    """Return `x` rotated by its position (arXiv:2104.09864); `sin` has its first half negated."""
+    return _Rotate.apply(x, cos, sin)
+
+
+class _Spread(torch.autograd.Function):
+    """Rows to their slots in a zeroed tensor; the gradient comes back from there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, slots: Tensor, size: int) -> Tensor:
+        ctx.save_for_backward(slots)
+        return x.new_zeros(size, *x.shape[1:]).index_copy_(0, slots, x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad.index_select(0, ctx.saved_tensors[0]), None, None
+
+
+class _Collect(torch.autograd.Function):
+    """Rows from distinct slots; the gradient goes back there, zero elsewhere."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, slots: Tensor) -> Tensor:
+        ctx.save_for_backward(slots)
+        ctx.size = x.shape[0]
+        return x.index_select(0, slots)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.new_zeros(ctx.size, *grad.shape[1:]).index_copy_(0, ctx.saved_tensors[0], grad), None
+
+
+def spread(x: Float[Tensor, "n *rest"], slots: Int[Tensor, "n"] | None, size: int) -> Float[Tensor, "size *rest"]:
+    """Return a zeroed tensor of `size` rows with `x` at the distinct `slots`; `x` itself where `slots` is None."""
+    return x if slots is None else _Spread.apply(x, slots, size)
+
+
+def collect(x: Float[Tensor, "size *rest"], slots: Int[Tensor, "n"] | None) -> Float[Tensor, "n *rest"]:
+    """Return the rows of `x` at the distinct `slots`; `x` itself where `slots` is None."""
+    return x if slots is None else _Collect.apply(x, slots)

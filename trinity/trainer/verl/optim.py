@@ -1,0 +1,79 @@
+"""Optimizer and learning-rate schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Scheduler = Literal["constant", "linear", "cosine"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rate of each training step (1-based).
+
+    During the warm-up of w steps, step s has lr * s / w: the first step already learns, and step w has the peak.
+    Afterwards `constant` stays; `linear` and `cosine` fall to lr * min_lr_ratio, which step `total_steps` has.
+
+    Attributes:
+        lr: peak learning rate.
+        kind: what follows the warm-up.
+        warmup_steps: w.
+        total_steps: training steps of the run; needed by linear and cosine.
+        min_lr_ratio: final learning rate as a share of the peak.
+    """
+
+    lr: float
+    kind: Scheduler = "constant"
+    warmup_steps: int = 0
+    total_steps: int | None = None
+    min_lr_ratio: float = 0.0
+
+    def at(self, step: int) -> float:
+        """Return the learning rate of training step `step`, 1-based."""
+        if step < self.warmup_steps:
+            return self.lr * step / self.warmup_steps
+        if self.kind == "constant" or not self.total_steps:
+            return self.lr
+        span = max(self.total_steps - self.warmup_steps, 1)
+        progress = min(max((step - self.warmup_steps) / span, 0.0), 1.0)
+        share = 1.0 - progress if self.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+        return self.lr * (self.min_lr_ratio + (1.0 - self.min_lr_ratio) * share)
+
+
+def warmup_steps(steps: int, ratio: float, total_steps: int | None) -> int:
+    """Return the warm-up in training steps: `steps`, or the share `ratio` of all steps where `steps` is negative."""
+    return steps if steps >= 0 else int(ratio * (total_steps or 0))
+
+
+def make_optimizer(
+    parameters: Iterable[Tensor], kind: str, *, lr: float, betas: tuple[float, float], weight_decay: float
+) -> torch.optim.Optimizer:
+    """Return AdamW (for `adam` and `adamw`) or SGD over `parameters`.
+
+    Raises:
+        ValueError: another kind.
+    """
+    if kind in ("adam", "adamw"):
+        return torch.optim.AdamW(list(parameters), lr=lr, betas=betas, weight_decay=weight_decay, fused=True)
+    if kind == "sgd":
+        return torch.optim.SGD(list(parameters), lr=lr, weight_decay=weight_decay)
+    raise ValueError(f"optimizer_type must be adam, adamw or sgd, got {kind!r}")
+
+
+def gradient_norm(parameters: Iterable[Tensor]) -> float:
+    """Return the Euclidean norm of all gradients; not finite if one is not."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    return float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
+
+
+def scale_gradients(parameters: Iterable[Tensor], norm: float, *, max_norm: float) -> None:
+    """Scale all gradients by max_norm / norm where `norm` is above `max_norm`."""
+    if norm > max_norm:
+        factor = max_norm / (norm + 1e-6)
+        torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)

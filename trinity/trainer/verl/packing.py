@@ -1,0 +1,154 @@
+"""Rows without padding: all tokens in one list, a prompt that several rows share only once.
+
+Dimension key: N = packed tokens, G = shared prompts, B = rows, M = positions whose next token is scored.
+The last token of a row predicts nothing and is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from trinity.trainer.batch import TrainBatch
+
+
+@dataclass(frozen=True)
+class Block:
+    """Sequences that lie one after another in a packed list.
+
+    Attributes:
+        start: place of the first token in the packed list.
+        lengths: tokens of each sequence.
+        width: the longest.
+        slots: place of each token in the padded form [sequences x width]; None if nothing is padded.
+    """
+
+    start: int
+    lengths: tuple[int, ...]
+    width: int
+    slots: Int[Tensor, "n"] | None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all sequences."""
+        return sum(self.lengths)
+
+    def to(self, device: torch.device) -> Block:
+        """Return the block with its tensor on `device`."""
+        slots = None if self.slots is None else self.slots.to(device)
+        return Block(self.start, self.lengths, self.width, slots)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A micro-batch as one list of tokens.
+
+    Attributes:
+        tokens: the prompts of `prefix`, then the rows.
+        positions: place of each token in its sequence.
+        prefix: shared prompts, or None.
+        rows: the rows, without their prompt where it is shared.
+        prefix_of_row: shared prompt of each row, or None.
+        sources: packed place whose output predicts each scored token.
+        labels: the scored tokens.
+        targets: place of each scored token in the padded responses [B x T].
+        num_rows: B.
+        width: T.
+    """
+
+    tokens: Int[Tensor, "N"]
+    positions: Int[Tensor, "N"]
+    prefix: Block | None
+    rows: Block
+    prefix_of_row: Int[Tensor, "B"] | None
+    sources: Int[Tensor, "M"]
+    labels: Int[Tensor, "M"]
+    targets: Int[Tensor, "M"]
+    num_rows: int
+    width: int
+
+    def to(self, device: torch.device) -> Packed:
+        """Return it with all tensors on `device`."""
+        if device.type == "cpu":
+            return self
+        return Packed(
+            tokens=self.tokens.to(device),
+            positions=self.positions.to(device),
+            prefix=None if self.prefix is None else self.prefix.to(device),
+            rows=self.rows.to(device),
+            prefix_of_row=None if self.prefix_of_row is None else self.prefix_of_row.to(device),
+            sources=self.sources.to(device),
+            labels=self.labels.to(device),
+            targets=self.targets.to(device),
+            num_rows=self.num_rows,
+            width=self.width,
+        )
+
+
+def pack(batch: TrainBatch, *, share_prompts: bool) -> Packed:
+    """Return the packed form of `batch`; the scored tokens are those of `action_mask`.
+
+    Args:
+        batch: at least one row.
+        share_prompts: put a prompt that several rows have into the list once.
+    """
+    prompts = _shared_prompts(batch) if share_prompts else None
+    starts = torch.zeros_like(batch.lengths) if prompts is None else batch.prompt_lengths
+    rows, row_tokens, row_positions = _block(batch.tokens, starts, batch.lengths - 1, at=0)
+    prefix, of_row, first = None, None, None
+    if prompts is not None:
+        of_row, owners = prompts
+        ends = batch.prompt_lengths[owners]
+        prefix, tokens, positions = _block(batch.tokens[owners], torch.zeros_like(ends), ends, at=0)
+        rows = Block(prefix.num_tokens, rows.lengths, rows.width, rows.slots)
+        first = (torch.cumsum(ends, 0) - 1)[of_row]
+        row_tokens, row_positions = torch.cat([tokens, row_tokens]), torch.cat([positions, row_positions])
+    row, column = torch.nonzero(batch.action_mask, as_tuple=True)
+    begins = rows.start + torch.cumsum(torch.tensor(rows.lengths), 0) - torch.tensor(rows.lengths)
+    sources = begins[row] + batch.prompt_lengths[row] - 1 + column - starts[row]
+    if first is not None:
+        sources = torch.where(column == 0, first[row], sources)
+    return Packed(
+        tokens=row_tokens,
+        positions=row_positions,
+        prefix=prefix,
+        rows=rows,
+        prefix_of_row=of_row,
+        sources=sources,
+        labels=batch.tokens[row, batch.prompt_lengths[row] + column],
+        targets=row * batch.action_mask.shape[1] + column,
+        num_rows=len(batch),
+        width=batch.action_mask.shape[1],
+    )
+
+
+def _shared_prompts(batch: TrainBatch) -> tuple[Tensor, Tensor] | None:
+    """Return the prompt of each row and the first row of each prompt; None if sharing saves nothing."""
+    tokens, lengths = batch.tokens.numpy(), batch.prompt_lengths.tolist()
+    known: dict[bytes, int] = {}
+    of_row: list[int] = []
+    owners: list[int] = []
+    for row, length in enumerate(lengths):
+        key = tokens[row, :length].tobytes()
+        if key not in known:
+            known[key] = len(owners)
+            owners.append(row)
+        of_row.append(known[key])
+    if 2 * len(owners) > len(of_row) or int((batch.lengths - batch.prompt_lengths).min()) < 2:
+        return None
+    return torch.tensor(of_row), torch.tensor(owners)
+
+
+def _block(tokens: Tensor, starts: Tensor, ends: Tensor, *, at: int) -> tuple[Block, Tensor, Tensor]:
+    """Return the block of `tokens[i, starts[i]:ends[i]]`, its tokens and their positions."""
+    lengths = ends - starts
+    width = int(lengths.max())
+    columns = torch.arange(width).expand(len(lengths), width)
+    is_token = columns < lengths[:, None]
+    positions = (columns + starts[:, None])[is_token]
+    row = torch.arange(len(lengths))[:, None].expand_as(columns)[is_token]
+    slots = None if bool(is_token.all()) else torch.nonzero(is_token.reshape(-1)).squeeze(-1)
+    return Block(at, tuple(lengths.tolist()), width, slots), tokens[row, positions], positions

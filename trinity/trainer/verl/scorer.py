@@ -1,0 +1,89 @@
+"""Log-probabilities of a batch, micro-batch by micro-batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from trinity.trainer.batch import TrainBatch, micro_batches
+from trinity.trainer.verl.attention import computing, is_manual
+from trinity.trainer.verl.decoder import Decoder
+from trinity.trainer.verl.logprob import logprob_and_entropy
+from trinity.trainer.verl.loss import spread_to_rows
+from trinity.trainer.verl.packing import Packed, pack
+
+
+@dataclass(frozen=True)
+class ActorSettings:
+    """How a batch is split and stepped.
+
+    Attributes:
+        temperature: divides the logits, as in the engine.
+        mini_batch_size: rows per optimizer step; None means the whole batch.
+        max_tokens: most tokens of a micro-batch; None means no bound.
+        max_rows: most rows of a micro-batch; None means no bound.
+        epochs: passes over a batch.
+        shuffle_seed: seed of the shuffle of each pass; None keeps the order.
+        grad_clip: largest gradient norm; None or 0 means no clipping.
+        normalizer: divisor of seq-mean-token-sum-norm (`model.max_response_tokens`).
+    """
+
+    temperature: float = 1.0
+    mini_batch_size: int | None = None
+    max_tokens: int | None = None
+    max_rows: int | None = None
+    epochs: int = 1
+    shuffle_seed: int | None = None
+    grad_clip: float | None = 1.0
+    normalizer: float = 1.0
+
+
+class Scorer:
+    """Scores response tokens with a decoder.
+
+    Args:
+        decoder: computes the model's hidden states.
+        settings: temperature and size of micro-batches.
+        device: where the model is.
+    """
+
+    def __init__(self, decoder: Decoder, *, settings: ActorSettings, device: torch.device) -> None:
+        self.decoder = decoder
+        self.settings = settings
+        self.device = device
+
+    def pack(self, micro: TrainBatch) -> Packed:
+        """Return the packed form of a micro-batch on the device."""
+        shares = self.decoder.can_share_prompts and is_manual(self.device, int(micro.lengths.max()))
+        return pack(micro, share_prompts=shares).to(self.device)
+
+    def score(self, packed: Packed, *, with_entropy: bool) -> tuple[Float[Tensor, "M"], Float[Tensor, "M"]]:
+        """Return log-probability and entropy (nats) of the scored tokens; see `logprob_and_entropy`."""
+        hidden = self.decoder.hidden(packed)
+        weight, bias, parameter = self.decoder.head()
+        return logprob_and_entropy(
+            hidden,
+            weight,
+            packed.labels,
+            parameter=parameter,
+            bias=bias,
+            temperature=self.settings.temperature,
+            with_entropy=with_entropy,
+        )
+
+    @torch.no_grad()
+    def compute_log_prob(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
+        """Return the log-probability (nats) of the counted response tokens, 0 elsewhere, on the CPU."""
+        result = torch.zeros(batch.action_mask.shape)
+        counted = torch.nonzero(batch.action_mask.any(1)).squeeze(-1).tolist()
+        settings = self.settings
+        for rows in micro_batches(batch, counted, max_tokens=settings.max_tokens, max_rows=settings.max_rows):
+            packed = self.pack(batch.select(rows))
+            with computing(packed):
+                scored, _ = self.score(packed, with_entropy=False)
+            part = spread_to_rows(scored, packed.targets, num_rows=packed.num_rows, width=packed.width)
+            result[torch.tensor(rows), : packed.width] = part.cpu()
+        return result

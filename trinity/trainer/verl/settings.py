@@ -1,0 +1,129 @@
+"""From a configuration to the values that the trainer computes with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trinity.algorithm import ALGORITHM_TYPE, ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN
+from trinity.common.config import Config
+from trinity.common.config.verl import ActorConfig
+from trinity.trainer.verl.loss import TOKEN_MEAN, LossFn
+from trinity.trainer.verl.optim import Schedule, warmup_steps
+from trinity.trainer.verl.scorer import ActorSettings
+from trinity.utils.device import has_bf16_units
+from trinity.utils.registry import Registry
+
+DEFAULT_MICRO_ROWS = 4
+_FLOATS = {
+    "fp32": torch.float32, "float32": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16,
+    "fp16": torch.float16, "float16": torch.float16,
+}  # fmt: skip
+
+
+def is_supervised(config: Config) -> bool:
+    """Return whether the algorithm trains on a dataset of demonstrations, not on rollouts."""
+    return ALGORITHM_TYPE.get(config.algorithm.algorithm_type).schema == "sft"
+
+
+def planned_steps(config: Config) -> int | None:
+    """Return the number of training steps of the run, or None where only the data know."""
+    if config.trainer.total_steps is not None:
+        return int(config.trainer.total_steps)
+    buffer = config.buffer
+    if buffer.total_steps is None:
+        return None
+    if config.mode != "both":
+        return int(buffer.total_steps)
+    produced = buffer.total_steps * buffer.batch_size * (config.algorithm.repeat_times or 1)
+    return max(1, -(-produced // train_batch_size(config)))
+
+
+def train_batch_size(config: Config) -> int:
+    """Return the experiences of a training step."""
+    return int(config.buffer.train_batch_size or config.buffer.batch_size * (config.algorithm.repeat_times or 1))
+
+
+def temperature(config: Config) -> float:
+    """Return the divisor of the logits: that under which the engine reports log-probabilities; 1 for greedy."""
+    if is_supervised(config):
+        return 1.0
+    taskset = config.buffer.explorer_input.taskset
+    value = None if taskset is None else taskset.rollout_args.temperature
+    return float(config.model.temperature if value is None else value) or 1.0
+
+
+def actor_of(config: Config) -> ActorConfig:
+    """Return the actor's part of the veRL tree."""
+    return config.trainer.trainer_config.actor_rollout_ref.actor
+
+
+def products_dtype(config: Config, device: torch.device) -> torch.dtype:
+    """Return the number type of matrix products.
+
+    A type that the configuration writes (`actor.fsdp_config.mixed_precision.param_dtype`, else `.dtype`) is used as
+    it is; the default is bfloat16 where the device has units for it, else float32.
+    """
+    fsdp = actor_of(config).fsdp_config
+    if fsdp.mixed_precision is not None:
+        return _FLOATS[fsdp.mixed_precision.param_dtype]
+    wanted = _FLOATS[fsdp.dtype]
+    if "dtype" in fsdp.model_fields_set or wanted == torch.float32 or has_bf16_units(device):
+        return wanted
+    return torch.float32
+
+
+def actor_settings(config: Config) -> ActorSettings:
+    """Return how a batch is split and stepped."""
+    actor, trainer = actor_of(config), config.trainer
+    is_dynamic = trainer.use_dynamic_bsz if actor.use_dynamic_bsz is None else actor.use_dynamic_bsz
+    limit = actor.ppo_max_token_len_per_gpu or trainer.max_token_len_per_gpu or 2 * (config.model.max_model_len or 4096)
+    rows = actor.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size or DEFAULT_MICRO_ROWS
+    seed = config.seed if actor.data_loader_seed is None else actor.data_loader_seed
+    clip = trainer.grad_clip if actor.grad_clip is None else actor.grad_clip
+    return ActorSettings(
+        temperature=temperature(config),
+        mini_batch_size=actor.ppo_mini_batch_size,
+        max_tokens=limit if is_dynamic else None,
+        max_rows=None if is_dynamic else rows,
+        epochs=actor.ppo_epochs,
+        shuffle_seed=seed if actor.shuffle else None,
+        grad_clip=clip,
+        normalizer=float(
+            actor.loss_scale_factor or config.model.max_response_tokens or config.model.max_model_len or 1
+        ),
+    )
+
+
+def schedule_of(config: Config, total_steps: int | None) -> Schedule:
+    """Return the learning rate of each training step."""
+    optimizer = config.algorithm.optimizer
+    return Schedule(
+        lr=optimizer.lr,
+        kind=optimizer.warmup_style or optimizer.lr_scheduler_type,
+        warmup_steps=warmup_steps(optimizer.lr_warmup_steps, optimizer.lr_warmup_steps_ratio, total_steps),
+        total_steps=total_steps,
+        min_lr_ratio=optimizer.min_lr_ratio,
+    )
+
+
+def loss_of(config: Config) -> LossFn:
+    """Return the loss that the algorithm section describes; what it leaves out is the default of its type."""
+    algorithm = config.algorithm
+    defaults = ALGORITHM_TYPE.contents[algorithm.algorithm_type].args
+
+    def build(registry: Registry, key: str, extra: dict[str, Any]) -> Any:
+        chosen, args = vars(algorithm)[key], vars(algorithm)[f"{key}_args"] or {}
+        return registry.get(chosen if chosen is not None else defaults.get(key) or "none")(**extra | args)
+
+    entry = POLICY_LOSS_FN.contents.get(algorithm.policy_loss_fn or defaults.get("policy_loss_fn") or "")
+    has_mode = entry is not None and "loss_agg_mode" in entry.args and algorithm.loss_agg_mode is not None
+    mode = {"loss_agg_mode": algorithm.loss_agg_mode} if has_mode else {}
+    policy_loss = build(POLICY_LOSS_FN, "policy_loss_fn", mode)
+    return LossFn(
+        policy_loss,
+        build(KL_FN, "kl_loss_fn", {}),
+        build(ENTROPY_LOSS_FN, "entropy_loss_fn", {}),
+        loss_agg_mode=algorithm.loss_agg_mode or vars(policy_loss).get("loss_agg_mode") or TOKEN_MEAN,
+    )

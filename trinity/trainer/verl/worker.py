@@ -1,0 +1,201 @@
+"""The back end of one worker: policy, optimizer and reference on one device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from trinity.common.config import Config
+from trinity.common.errors import EnvironmentProblem, OutOfMemoryError
+from trinity.common.experience import Experience
+from trinity.trainer.batch import TrainBatch, collate
+from trinity.trainer.metrics import batch_metrics, speed_metrics
+from trinity.trainer.verl import settings
+from trinity.trainer.verl.checkpoint import load_actor, save_actor
+from trinity.trainer.verl.decoder import make_decoder
+from trinity.trainer.verl.dp_actor import DataParallelPPOActor
+from trinity.trainer.verl.optim import make_optimizer
+from trinity.trainer.verl.reference import Reference
+from trinity.utils.device import (
+    is_out_of_memory,
+    peak_memory_bytes,
+    select_device,
+    synchronize,
+    total_memory_bytes,
+)
+from trinity.utils.log import get_logger
+
+logger = get_logger("trainer")
+
+OOM_KEYS = (
+    "ppo_micro_batch_size_per_gpu",
+    "ppo_max_token_len_per_gpu",
+    "ulysses_sequence_parallel_size",
+    "entropy_from_logits_with_chunking",
+)
+
+
+class ActorWorker:
+    """Policy, optimizer and reference of a run with one worker; see `TrainerBackend`.
+
+    Args:
+        config: resolved configuration of the stage.
+        tokenizer: saved in checkpoints.
+        total_steps: training steps of the run, for the learning-rate schedule.
+        device: `auto`, `cpu` or `cuda`.
+
+    Raises:
+        EnvironmentProblem: the model cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None,
+        total_steps: int | None,
+        device: str = "auto",
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.device = select_device(device)
+        self.dtype = settings.products_dtype(config, self.device)
+        self.loss_fn = settings.loss_of(config)
+        self.model = load_model(str(config.model.model_path), self.device, config=config)
+        schedule, optimizer = settings.schedule_of(config, total_steps), config.algorithm.optimizer
+        self.optimizer = make_optimizer(
+            self.model.parameters(),
+            optimizer.optimizer_type,
+            lr=schedule.lr,
+            betas=optimizer.betas,
+            weight_decay=optimizer.weight_decay,
+        )
+        recompute = config.trainer.trainer_config.actor_rollout_ref.model.enable_gradient_checkpointing
+        self.actor = DataParallelPPOActor(
+            self.model,
+            make_decoder(self.model, dtype=self.dtype, recompute=recompute),
+            loss_fn=self.loss_fn,
+            optimizer=self.optimizer,
+            schedule=schedule,
+            settings=settings.actor_settings(config),
+        )
+        self.reference = self._load_reference() if self.loss_fn.needs_reference else None
+        logger.info(
+            "trainer on %s: %.2f M parameters, products in %s%s",
+            self.device,
+            sum(p.numel() for p in self.model.parameters()) / 1e6,
+            str(self.dtype).removeprefix("torch."),
+            ", with a reference model" if self.reference else "",
+        )
+
+    def train_step(self, experiences: Sequence[Experience], step: int) -> dict[str, float]:
+        """Train on `experiences`; see `TrainerBackend.train_step`."""
+        start = time.perf_counter()
+        batch = collate(experiences)
+        truncated = [exp.truncate_status == "response_truncated" for exp in experiences]
+        try:
+            batch = self._with_logprobs(batch)
+            metrics = self.actor.update_policy(batch, step=step)
+            synchronize(self.device)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise self._out_of_memory(batch, step) from error
+        if "actor/kl_loss" in metrics:
+            self.loss_fn.kl.update_kl_coef(metrics["actor/kl_loss"], len(batch))
+        seconds = time.perf_counter() - start
+        metrics |= batch_metrics(batch, truncated)
+        metrics |= speed_metrics(batch.num_tokens, seconds, peak_memory_bytes(self.device))
+        return metrics | {"time/train_step": seconds}
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return the live weights; see `TrainerBackend.weights`. A tied output layer is listed once."""
+        return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+
+    def save(self, folder: Path, *, hf: bool) -> None:
+        """Write `actor/` into `folder`; see `TrainerBackend.save`."""
+        extra = {
+            "lr_scheduler": {"base_lr": self.actor.schedule.lr, "last_lr": self.optimizer.param_groups[0]["lr"]},
+            "kl_coef": float(self.loss_fn.kl.kl_coef),
+            "num_skipped": self.actor.num_skipped,
+            "skipped_in_a_row": self.actor.skipped_in_a_row,
+        }
+        save_actor(folder / "actor", self.model, self.optimizer, extra, tokenizer=self.tokenizer, hf=hf)
+
+    def load(self, folder: Path) -> None:
+        """Continue from `actor/` in `folder`; see `TrainerBackend.load`."""
+        extra = load_actor(folder / "actor", self.model, self.optimizer)
+        self.actor.decoder.refresh()
+        self.actor.num_skipped = extra["num_skipped"]
+        self.actor.skipped_in_a_row = extra["skipped_in_a_row"]
+        if self.loss_fn.kl.adaptive:
+            self.loss_fn.kl.kl_coef = extra["kl_coef"]
+
+    def memory_table(self) -> dict[str, int]:
+        """Return bytes by what holds them, and the memory of the device."""
+        parameters = list(self.model.parameters())
+        state = (t for values in self.optimizer.state.values() for t in values.values() if isinstance(t, Tensor))
+        table = {
+            "parameters": _num_bytes(parameters),
+            "gradients": _num_bytes(p.grad for p in parameters if p.grad is not None),
+            "optimizer state": _num_bytes(state),
+            "reference model": _num_bytes(self.reference.model.parameters()) if self.reference else 0,
+            "most held by PyTorch": peak_memory_bytes(self.device),
+            "memory of the device": total_memory_bytes(self.device),
+        }
+        return {name: size for name, size in table.items() if size}
+
+    def _with_logprobs(self, batch: TrainBatch) -> TrainBatch:
+        """Add `old_logprob` and, where it is read, `ref_logprob`."""
+        if not self.config.algorithm.bypass_old_logprobs:
+            batch = batch.with_columns(old_logprob=self.actor.compute_log_prob(batch))
+        elif "rollout_logprob" in batch.columns:
+            batch = batch.with_columns(old_logprob=batch.columns["rollout_logprob"])
+        if self.reference is not None:
+            batch = batch.with_columns(ref_logprob=self.reference.compute_log_prob(batch))
+        return batch
+
+    def _load_reference(self) -> Reference:
+        path = str(self.config.model.model_path)
+        model = load_model(path, self.device, config=self.config)
+        decoder = make_decoder(model, dtype=self.dtype, recompute=False)
+        return Reference(path, model, decoder, settings=self.actor.settings)
+
+    def _out_of_memory(self, batch: TrainBatch, step: int) -> OutOfMemoryError:
+        rows = "\n".join(f"  {name:<22}{size / 2**20:>12.1f} MiB" for name, size in self.memory_table().items())
+        split = self.actor.settings
+        return OutOfMemoryError(
+            f"out of memory on {self.device} in training step {step}: {len(batch)} experiences, {batch.num_tokens} "
+            f"tokens, the longest {int(batch.lengths.max())}; micro-batches of at most {split.max_tokens} tokens and "
+            f"{split.max_rows} rows\n{rows}\nlower one of {', '.join(OOM_KEYS)} under "
+            "trainer.trainer_config.actor_rollout_ref.actor (the third is to be raised), or set "
+            "enable_gradient_checkpointing: true"
+        )
+
+
+def load_model(path: str, device: torch.device, *, config: Config) -> PreTrainedModel:
+    """Return the model of the folder `path` in float32 on `device`.
+
+    Raises:
+        EnvironmentProblem: it cannot be loaded.
+    """
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, trust_remote_code=config.model.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise EnvironmentProblem(f"cannot load model.model_path {path}: {error}", code="E3101") from error
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    moved: PreTrainedModel = nn.Module.to(model, device)
+    return moved
+
+
+def _num_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,92 @@
+"""Devices: which one computes, what it is good at, how much memory it has, how many threads it uses."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+NAMES = ("auto", "cpu", "cuda")
+
+
+def select_device(name: str = "auto") -> torch.device:
+    """Return the device that computes: for `auto` the current CUDA device if there is one, else the CPU.
+
+    Raises:
+        ValueError: not one of `NAMES`, or CUDA was asked for and is not there.
+    """
+    if name not in NAMES:
+        raise ValueError(f"device must be one of {', '.join(NAMES)}, got {name!r}")
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ValueError("device cuda was asked for, but PyTorch sees no CUDA device; use auto or cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def has_bf16_units(device: torch.device) -> bool:
+    """Return whether `device` multiplies bfloat16 matrices faster than float32 ones."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return bool(torch.cpu._is_amx_tile_supported())
+
+
+def compute_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Return the number type that a configuration names; `auto` is bfloat16 where the device computes in it.
+
+    Raises:
+        ValueError: not auto, float32, bfloat16 or float16.
+    """
+    if name == "auto":
+        return torch.bfloat16 if has_bf16_units(device) else torch.float32
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in known:
+        raise ValueError(f"dtype must be auto, {', '.join(known)}, got {name!r}")
+    return known[name]
+
+
+def total_memory_bytes(device: torch.device) -> int:
+    """Return the memory of `device` in bytes: that of the card, or of this machine (a container's limit if lower)."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _cgroup_limit_bytes()
+    return min(total, limit) if limit else total
+
+
+def _cgroup_limit_bytes() -> int | None:
+    try:
+        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
+            text = file.read().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the most memory that PyTorch has held on a CUDA device, in bytes; 0 on a CPU."""
+    return int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else 0
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until all work queued on `device` is done; returns at once on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def thread_settings() -> dict[str, str | int]:
+    """Return what decides the last bits of a sum on a CPU: threads, instruction set, library versions."""
+    return {
+        "num_threads": torch.get_num_threads(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS", ""),
+        "mkl_num_threads": os.environ.get("MKL_NUM_THREADS", ""),
+    }
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether `error` says that a device or this machine has no memory left."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

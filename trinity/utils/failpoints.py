@@ -1,0 +1,101 @@
+"""Named places where a test can make the process fail.
+
+`TRINITY_FAILPOINTS="ckpt.before_manifest=kill@2;store.append.before_commit=raise"` acts at the second hit of
+the first place and at every hit of the other. Without the variable a failpoint is one dictionary look-up.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+from trinity.common.constants import FAILPOINTS_ENV_VAR
+from trinity.common.errors import ConfigError
+
+ACTIONS = ("kill", "raise", "enospc", "sleep", "count")
+
+NAMES = (
+    "ckpt.before_write",
+    "ckpt.after_files",
+    "ckpt.before_manifest",
+    "ckpt.after_manifest",
+    "ckpt.before_rename",
+    "ckpt.after_rename",
+    "ckpt.before_latest",
+    "ckpt.after_latest",
+    "ckpt.retention",
+    "store.append.before_commit",
+    "store.append.after_commit",
+    "store.claim.after_commit",
+    "store.commit_step.before_commit",
+    "store.commit_step.after_commit",
+    "train.before_step",
+    "train.after_step",
+    "explore.after_rollout",
+    "sync.before_publish",
+    "sync.after_publish",
+)
+
+
+@dataclass
+class _Armed:
+    action: str
+    at: int | None
+    hits: int = 0
+
+
+def _parse(text: str) -> dict[str, _Armed]:
+    armed: dict[str, _Armed] = {}
+    for item in filter(None, (part.strip() for part in text.split(";"))):
+        name, _, rest = item.partition("=")
+        action, _, at = rest.partition("@")
+        if name not in NAMES or action not in ACTIONS or (at and not at.isdigit()):
+            raise ConfigError(
+                f"{FAILPOINTS_ENV_VAR}: cannot read {item!r}; the form is name=action[@hit] with an action of "
+                f"{', '.join(ACTIONS)} and a name of {', '.join(NAMES)}",
+                code="E1008",
+            )
+        armed[name] = _Armed(action, int(at) if at else None)
+    return armed
+
+
+_armed = _parse(os.environ.get(FAILPOINTS_ENV_VAR, ""))
+
+
+def configure(text: str) -> None:
+    """Arm the failpoints of `text` in this process; an empty text disarms all."""
+    global _armed
+    _armed = _parse(text)
+
+
+def hits() -> dict[str, int]:
+    """Return how often each armed failpoint was reached."""
+    return {name: point.hits for name, point in _armed.items()}
+
+
+def failpoint(name: str) -> None:
+    """Act as armed for `name`; do nothing otherwise.
+
+    Raises:
+        OSError: action `enospc`.
+        RuntimeError: action `raise`.
+    """
+    if not _armed:
+        return
+    point = _armed.get(name)
+    if point is None:
+        return
+    point.hits += 1
+    if point.at is not None and point.hits != point.at:
+        return
+    if point.action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif point.action == "raise":
+        raise RuntimeError(f"failpoint {name}")
+    elif point.action == "enospc":
+        raise OSError(errno.ENOSPC, f"No space left on device (failpoint {name})")
+    elif point.action == "sleep":
+        time.sleep(1.0)

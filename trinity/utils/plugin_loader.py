@@ -1,0 +1,172 @@
+"""Plugins: Python files of the user's directories, imported from where they lie as `trinity.plugins.<stem>`.
+
+Only the directories that are asked for are read, nothing is copied, and a file that cannot be imported ends the
+command. `scan_plugins` reads the registered names without running anything.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+import types
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trinity.common.constants import PLUGIN_DIRS_ENV_VAR
+from trinity.common.errors import ConfigError
+from trinity.utils.log import get_logger
+
+PACKAGE = "trinity.plugins"
+REGISTERING = frozenset({"register_module", "register_config", "register_check"})
+
+PluginDirs = str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None
+
+
+@dataclass(frozen=True)
+class PluginName:
+    """One registration found in a plugin file.
+
+    Attributes:
+        registry: the variable that registers (`WORKFLOWS`, `REWARD_FUNCTIONS`, ...).
+        name: the registered name; `None` where it is not a literal and is known only once the file has run.
+        path: the file.
+        line: of the registration, from 1.
+    """
+
+    registry: str
+    name: str | None
+    path: Path
+    line: int
+
+
+def plugin_dirs(dirs: PluginDirs = None) -> list[Path]:
+    """Return the absolute plugin directories, without repeats, in order.
+
+    Args:
+        dirs: one path, several joined as in `PATH`, or a list; `None` means those of `TRINITY_PLUGIN_DIRS`.
+
+    Raises:
+        ConfigError: E3901, one is missing or is not a directory.
+    """
+    given = os.environ.get(PLUGIN_DIRS_ENV_VAR, "") if dirs is None else dirs
+    parts = [os.fspath(given)] if isinstance(given, str | os.PathLike) else [os.fspath(item) for item in given]
+    texts = [text for part in parts for text in part.split(os.pathsep) if text.strip()]
+    found = list(dict.fromkeys(Path(text).expanduser().resolve() for text in texts))
+    for path in found:
+        if not path.is_dir():
+            what = "is not a directory" if path.exists() else "does not exist"
+            raise ConfigError(
+                f"plugin directory {path} {what}; give --plugin-dir or {PLUGIN_DIRS_ENV_VAR} existing directories",
+                code="E3901",
+            )
+    return found
+
+
+def plugin_files(directory: Path) -> list[Path]:
+    """Return the plugin files of a directory: its own `*.py`, sorted, without those that begin with `__`."""
+    return sorted(path for path in directory.glob("*.py") if not path.name.startswith("__"))
+
+
+def scan_plugins(dirs: PluginDirs = None) -> list[PluginName]:
+    """Return what the plugin files register, read from their text; nothing is imported.
+
+    Raises:
+        ConfigError: E3901, a directory is missing; E3902, a file is not Python.
+    """
+    return [name for directory in plugin_dirs(dirs) for path in plugin_files(directory) for name in _scan_file(path)]
+
+
+def _scan_file(path: Path) -> list[PluginName]:
+    try:
+        tree = ast.parse(path.read_bytes(), filename=str(path))
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None) or 1
+        raise ConfigError(f"plugin {path}:{line} cannot be imported: {error}", code="E3902") from error
+    found: list[PluginName] = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        if node.func.attr not in REGISTERING:
+            continue
+        given = node.args[:1] + [keyword.value for keyword in node.keywords if keyword.arg == "name"]
+        literal = given[0].value if given and isinstance(given[0], ast.Constant) else None
+        name = literal if isinstance(literal, str) else None
+        found.append(PluginName(ast.unparse(node.func.value), name, path, node.lineno))
+    return found
+
+
+def load_plugins(dirs: PluginDirs = None) -> list[str]:
+    """Import all plugin files of the directories and return their module names.
+
+    A file that this process has already loaded is not run again.
+
+    Args:
+        dirs: as of `plugin_dirs`; `None` means those of `TRINITY_PLUGIN_DIRS`.
+
+    Raises:
+        ConfigError: E3901, a directory is missing; E3902, a file cannot be imported; E3903, two files have the same
+            name, or a name is registered twice.
+    """
+    directories = plugin_dirs(dirs)
+    package = _package()
+    package.__path__[:] = list(dict.fromkeys([*package.__path__, *map(str, directories)]))
+    loaded: list[str] = []
+    for directory in directories:
+        files = plugin_files(directory)
+        loaded += [_load_file(path) for path in files]
+        if not any(_scan_file(path) for path in files):
+            get_logger("plugins").warning(
+                "[E3904] plugin directory %s registers nothing; its *.py files should call register_module",
+                directory,
+            )
+    return loaded
+
+
+def _package() -> types.ModuleType:
+    """Return the package that plugin modules belong to; it has no directory of its own."""
+    if PACKAGE not in sys.modules:
+        package = types.ModuleType(PACKAGE, "Modules loaded from the plugin directories.")
+        package.__path__ = []
+        sys.modules[PACKAGE] = package
+        importlib.import_module("trinity").plugins = package  # type: ignore[attr-defined]
+    return sys.modules[PACKAGE]
+
+
+def _load_file(path: Path) -> str:
+    name = f"{PACKAGE}.{path.stem}"
+    known = sys.modules.get(name)
+    if known is not None:
+        place = getattr(known, "__file__", None)
+        if place is not None and Path(place).resolve() == path:
+            return name
+        raise ConfigError(
+            f"plugin {path} and plugin {place} have the same module name {name}; rename one of them", code="E3903"
+        )
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, f"{path} ends in .py"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    # A plugin is foreign code and may raise anything, sys.exit included; the command must name the file.
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        code = "E3903" if isinstance(error, ConfigError) and error.code == "E3903" else "E3902"
+        line = _line_of(error, path)
+        raise ConfigError(
+            f"plugin {path}:{line} cannot be imported: {type(error).__name__}: {error}", code=code
+        ) from error
+    return name
+
+
+def _line_of(error: BaseException, path: Path) -> int:
+    """Return the line of `path` where the error arose: its own for a syntax error, else the innermost frame's."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return error.lineno or 1
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((frame.lineno or 1 for frame in reversed(frames) if frame.filename == str(path)), 1)

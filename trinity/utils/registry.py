@@ -1,0 +1,102 @@
+"""Named extension points: a torch-free table of contents plus what plugins register.
+
+A table of contents maps a name to the place of a class, so that listing, validating and documenting
+names imports nothing. The class itself is imported when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trinity.common.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a table of contents.
+
+    Attributes:
+        path: `package.module:Class`, imported on first use.
+        args: constructor arguments with their defaults; a test holds them equal to the signature.
+        needs: what the component makes the run load: `ref_logprob`, `values`, `entropy`, ...
+        doc: one line that says what it is, with its source.
+    """
+
+    path: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+    needs: frozenset[str] = frozenset()
+    doc: str = ""
+
+
+class Registry:
+    """Classes by name.
+
+    Args:
+        name: what the entries are, for messages (`workflow`, `advantage_fn`, ...).
+        contents: the built-in table of contents.
+    """
+
+    def __init__(self, name: str, contents: Mapping[str, Entry]) -> None:
+        self.name = name
+        self.contents: dict[str, Entry] = dict(contents)
+        self._classes: dict[str, type[Any]] = {}
+
+    def register_module(self, name: str, *, force: bool = False) -> Callable[[type[Any]], type[Any]]:
+        """Return a decorator that registers a class under `name`.
+
+        Raises:
+            ConfigError: the name is taken by another class and `force` is not set.
+        """
+
+        def register(cls: type[Any]) -> type[Any]:
+            place = f"{cls.__module__}:{cls.__qualname__}"
+            known = self.contents.get(name)
+            if known is not None and known.path != place and not force:
+                raise ConfigError(
+                    f"{self.name} {name!r} is already registered by {known.path}; "
+                    f"choose another name for {place} or pass force=True",
+                    code="E3903",
+                )
+            if known is None or known.path != place:
+                self.contents[name] = Entry(place, doc=(cls.__doc__ or "").strip().split("\n")[0])
+            self._classes[name] = cls
+            return cls
+
+        return register
+
+    def get(self, name: str | None) -> Any:
+        """Return the class registered under `name`; `None` for `None`.
+
+        Raises:
+            ConfigError: no such name; the message lists the known ones and the nearest.
+        """
+        if name is None:
+            return None
+        if name not in self._classes:
+            entry = self.contents.get(name)
+            if entry is None:
+                raise ConfigError(self.unknown(name), code="E1701")
+            module, _, attribute = entry.path.partition(":")
+            self._classes[name] = getattr(importlib.import_module(module), attribute)
+        return self._classes[name]
+
+    def unknown(self, name: str) -> str:
+        """Return the message for an unknown name: the nearest known one and the whole list."""
+        near = difflib.get_close_matches(name, self.contents, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        return f"unknown {self.name} {name!r}; {hint}known: {', '.join(sorted(self.contents))}"
+
+    @property
+    def modules(self) -> list[str]:
+        """Names of all entries, built-in and registered."""
+        return sorted(self.contents)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.contents
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.contents)
