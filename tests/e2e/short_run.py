@@ -27,7 +27,7 @@ SHORT = (
     "stages[1].explorer.eval_interval=2",
     "stages[1].explorer.runner_per_model=4",
 )
-NOT_COMPARED = ("time/", "perf/")
+NOT_COMPARED = ("time", "perf")
 
 
 @dataclass
@@ -107,7 +107,7 @@ def comparable_metrics(job: Path) -> list[tuple[str, int, dict[str, Any]]]:
         (
             line["actor"],
             line["seq"],
-            {k: v for k, v in line.items() if k not in ("time", "seq") and not k.startswith(NOT_COMPARED)},
+            {k: v for k, v in line.items() if k != "seq" and not set(k.split("/")) & set(NOT_COMPARED)},
         )
         for line in lines
     ]

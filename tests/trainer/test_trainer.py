@@ -195,6 +195,20 @@ def test_stop_ends_a_wait_and_saves(make_config: Maker) -> None:
     assert not (run.job / "global_step_2" / "actor" / "huggingface" / "model.safetensors").exists()
 
 
+def test_stop_ends_a_publication_that_nobody_takes(make_config: Maker) -> None:
+    run = Run(make_config(mode="both", trainer={"total_steps": 4}))
+    waiting: list[asyncio.Task[int]] = []
+
+    def prepare(r: Run) -> None:
+        r.explore(range(1, 5))
+        loop = asyncio.get_running_loop()
+        waiting.append(loop.create_task(r.synchronizer.wait_for_version(1)))
+        loop.call_later(2.0, r.trainer.request_stop)
+
+    summary = run.train(prepare)
+    assert summary.is_stopped and summary.step == 1 and summary.checkpoint == run.job / "global_step_1"
+
+
 @pytest.mark.parametrize(("choice", "steps"), [("last", [4]), ("always", [2, 4]), ("never", [])])
 def test_hugging_face_weights_are_saved_when_asked_for(make_config: Maker, choice: str, steps: list[int]) -> None:
     from transformers import AutoModelForCausalLM
@@ -235,7 +249,7 @@ def test_weights_are_published_and_what_the_explorer_needs_is_saved(make_config:
         asyncio.get_running_loop().create_task(r.synchronizer.report_explorer({"explore_step": 1}))
 
     summary = run.train(prepare)
-    assert asyncio.run(run.synchronizer.newest_version()) == 2
+    assert asyncio.run(run.synchronizer.newest_version()) == 3
     served = read_served_weights(summary.checkpoint)
     assert list(served) == [2]
     published = run.synchronizer.transport.get(2)
@@ -255,6 +269,16 @@ def test_changed_reference_model_is_refused(make_config: Maker, tmp_path: Path, 
     Run(config).train(lambda r: r.explore(range(1, 2)))
     (copy / "extra.txt").write_text("changed")
     with pytest.raises(CheckpointError, match="its files changed"):
+        Run(config, resume=True).train()
+
+
+def test_checkpoint_of_another_model_is_refused(make_config: Maker, tmp_path: Path) -> None:
+    from tests.tiny import tiny_model
+
+    Run(make_config(trainer={"total_steps": 1})).train(lambda r: r.explore(range(1, 2)))
+    tiny_model(tmp_path / "larger", "llama", hidden_size=32)
+    config = make_config(model={"model_path": str(tmp_path / "larger")}, trainer={"total_steps": 2})
+    with pytest.raises(CheckpointError, match="(?s)cannot continue from .*global_step_1.*use the model.model_path"):
         Run(config, resume=True).train()
 
 

@@ -110,9 +110,13 @@ def _check_data(stage: StagePlan) -> Iterator[Problem]:
 
     for key, source, needs_truth in _datasets(stage.config):
         for code, message in check_taskset(
-            source.path, split=source.split, subset_name=source.subset_name, fmt=source.format, where=key,
+            source.path,
+            split=source.split,
+            subset_name=source.subset_name,
+            fmt=source.format,
+            where=key,
             needs_truth=needs_truth,
-        ):  # fmt: skip
+        ):
             yield _problem(stage, code, f"{key}.path", message)
 
 
@@ -135,21 +139,36 @@ def _check_folder(stage: StagePlan) -> Iterator[Problem]:
     there = next(folder for folder in (job, *job.parents) if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         what = "is not a folder" if not there.is_dir() else "cannot be written"
-        yield _problem(stage, "E3601", "checkpoint_root_dir", f"{there}, where {job} would be, {what}",
-                       "choose another checkpoint_root_dir")  # fmt: skip
+        yield _problem(
+            stage,
+            "E3601",
+            "checkpoint_root_dir",
+            f"{there}, where {job} would be, {what}",
+            "choose another checkpoint_root_dir",
+        )
         return
     model = Path(stage.config.model.model_path)
     weights = sum(file.stat().st_size for file in model.glob("*.safetensors")) if model.is_dir() else 0
     needed, free = 2 * BYTES_PER_WEIGHT_BYTE * weights, shutil.disk_usage(there).free
     if needed > free:
-        yield _problem(stage, "W3702", "checkpoint_root_dir", f"two checkpoints may take {needed / 2**30:.1f} GiB and "
-                       f"{free / 2**30:.1f} GiB are free at {there}", "choose a larger disk")  # fmt: skip
+        yield _problem(
+            stage,
+            "W3702",
+            "checkpoint_root_dir",
+            f"two checkpoints may take {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free at {there}",
+            "choose a larger disk",
+        )
 
 
 def _check_devices(stage: StagePlan) -> Iterator[Problem]:
     if stage.config.cluster.gpu_per_node > 0 and not has_gpu():
-        yield _problem(stage, "E3202", "cluster.gpu_per_node", "this machine has no GPU (no NVIDIA device file)",
-                       "use --set cluster.gpu_per_node=0")  # fmt: skip
+        yield _problem(
+            stage,
+            "E3202",
+            "cluster.gpu_per_node",
+            "this machine has no GPU (no NVIDIA device file)",
+            "use --set cluster.gpu_per_node=0",
+        )
 
 
 def has_gpu() -> bool:

@@ -125,9 +125,11 @@ class Stage:
 
     # ------------------------------------------------------------------- modes
     async def _train_only(self, resume: Path | None, result: StageResult) -> None:
+        from trinity.buffer.buffer import open_store
+
         synchronizer = self._synchronizer()
         reads_dataset = self.config.buffer.trainer_input.experience_buffer.storage_type == StorageType.FILE
-        store = None if reads_dataset else self._open_store()
+        store = None if reads_dataset else open_store(self.config)
         trainer = self._trainer(store, synchronizer, resume)
         try:
             await trainer.prepare()
@@ -140,10 +142,11 @@ class Stage:
                 store.close()
 
     async def _explore_and_train(self, resume: Path | None, result: StageResult) -> None:
+        from trinity.buffer.buffer import open_store
         from trinity.common.models import create_inference_model
 
         synchronizer = self._synchronizer()
-        store = self._open_store()
+        store = open_store(self.config)
         engine = create_inference_model(self.config)
         explorer, trainer = self._explorer(engine, store, synchronizer, resume), self._trainer(store, synchronizer, resume)
         try:
@@ -212,13 +215,6 @@ class Stage:
         return Synchronizer(
             schedule_of(self.config), transport_of(self.config), timeout_s=self.config.synchronizer.sync_timeout
         )
-
-    def _open_store(self) -> ExperienceStore:
-        from trinity.buffer.store import ExperienceStore
-
-        store = ExperienceStore(self.config.buffer.trainer_input.experience_buffer.path)
-        store.open()
-        return store
 
     def _explorer(
         self, engine: InferenceModel, store: ExperienceStore, synchronizer: Synchronizer, resume: Path | None

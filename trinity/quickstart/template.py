@@ -34,6 +34,9 @@ trainer:
     actor_rollout_ref:
       model:
         enable_gradient_checkpointing: false   # saves memory that this model does not need
+      actor:
+        fsdp_config:
+          dtype: float32          # so small a model gains nothing from bfloat16
 
 monitor:
   monitor_type: tensorboard

@@ -33,7 +33,7 @@ class TrainBatch:
         lengths: tokens of each row, prompt and response.
         prompt_lengths: tokens of each prompt, at least 1.
         action_mask: true on response tokens that the policy produced.
-        columns: per-token values [B, T] by the name under which a loss asks for them (`rollout_logprob`, `advantages`, ...).
+        columns: per-token values [B, T] by the name a loss asks for (`rollout_logprob`, `advantages`, ...).
         values: per-row values [B] (custom fields).
         model_versions: version of the weights that sampled each row; -1 where unknown.
         rewards: reward of each row; NaN where there is none.

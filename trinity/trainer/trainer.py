@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -32,6 +32,8 @@ from trinity.utils.failpoints import failpoint
 from trinity.utils.log import get_logger
 
 logger = get_logger("trainer")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,8 @@ class Trainer:
         """
         state = None if self.resume is None else read_trainer_state(self.resume)
         await self._thread.call(self._prepare, state)
-        if state is not None:
-            self.monitor.truncate(state.monitor)
+        # Without a checkpoint the cut is step 0: what a killed process logged of it is logged again.
+        self.monitor.truncate({"lines": 0, "samples": 0} if state is None else state.monitor)
 
     def _prepare(self, state: TrainerState | None) -> None:
         config = self.config
@@ -177,6 +179,8 @@ class Trainer:
             await self._train_step(*sampled)
             if self._is_save_due():
                 await self._save(is_last=False)
+        if self._publishes() and self.step > await self.synchronizer.newest_version():
+            await self._publish()
         if self.step:
             await self._save(is_last=not self._stop.is_set())
         await self.synchronizer.finish_trainer()
@@ -211,18 +215,24 @@ class Trainer:
     async def _sample(self) -> tuple[list[Experience], dict[str, float], list[dict[str, Any]]] | None:
         """Return the next batch, or None at the end or when a stop was requested."""
         assert self._strategy is not None and self._source is not None, "prepare() comes first"
-        sampling = asyncio.ensure_future(self._strategy.sample(self.step + 1))
+        sampled = await self._unless_stopped(self._strategy.sample(self.step + 1))
+        return None if sampled is None or (not sampled[0] and self._source.is_closed) else sampled
+
+    async def _publish(self) -> dict[str, float]:
+        """Publish the weights of the current step; return metrics. A stopped run has nobody who would take them."""
+        return await self._unless_stopped(self.synchronizer.publish(self.step, self.weights())) or {}
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """Return the result of `work`, or None as soon as a stop is requested."""
+        working = asyncio.ensure_future(work)
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
-            await asyncio.wait((sampling, stopping), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()
-            if not sampling.done():
-                sampling.cancel()
-        if self._stop.is_set():
-            return None
-        sampled = sampling.result()
-        return None if not sampled[0] and self._source.is_closed else sampled
+            if self._stop.is_set() or not working.done():
+                working.cancel()
+        return None if self._stop.is_set() else working.result()
 
     async def _train_step(
         self, experiences: list[Experience], metrics: dict[str, float], shown: list[dict[str, Any]]
@@ -240,7 +250,7 @@ class Trainer:
         await self._source.commit(step, [exp.eid.uid for exp in experiences])
         self.step = step
         if self._publishes() and self.synchronizer.schedule.is_published(step):
-            metrics |= await self.synchronizer.publish(step, self.weights())
+            metrics |= await self._publish()
         self._metrics = metrics | self._pending
         self._pending = {}
         self.monitor.log(self._metrics, step=step)

@@ -123,6 +123,16 @@ def test_resuming_at_a_cut_returns_later_steps_and_claims_and_keeps_the_rest(sto
     store.commit_step(other, 1, uids(kept))
 
 
+def test_what_was_dropped_for_the_step_under_way_is_ready_again_after_its_crash(store: ExperienceStore) -> None:
+    append(store, 1, 4)
+    token = open_consumer(store)
+    store.drop(token, uids(store.claim(token, 1)), "stale")
+    store.commit_step(token, 1, uids(store.claim(token, 2)))
+    store.drop(token, uids(store.claim(token, 1)), "stale")
+    open_consumer(store, cut=1)
+    assert store.counts(BUFFER, RUN) == {"ready": 1, "claimed": 0, "trained": 2, "dropped": {"stale": 1}}
+
+
 def test_an_older_token_is_fenced_everywhere(store: ExperienceStore) -> None:
     append(store, 1, 4)
     zombie = open_consumer(store)

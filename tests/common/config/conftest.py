@@ -30,13 +30,36 @@ _KL = {"adaptive": False, "kl_coef": 0.001, "target_kl": None, "horizon": None}
 
 @pytest.fixture
 def catalogue() -> Catalogue:
+    return make_catalogue()
+
+
+def make_catalogue() -> Catalogue:
+    """Return names and arguments like those of the product."""
     return Catalogue(
         algorithm_type={
-            "sft": Entry("x:S", {"repeat_times": 1, "policy_loss_fn": "sft", "kl_loss_fn": "none",
-                                 "kl_penalty_fn": "none", "entropy_loss_fn": "none", "advantage_fn": None}),
-            "grpo": Entry("x:G", {"repeat_times": 8, "advantage_fn": "grpo", "policy_loss_fn": "ppo",
-                                  "kl_loss_fn": "k2", "kl_penalty_fn": "none", "entropy_loss_fn": "default",
-                                  "sample_strategy": "default"}),
+            "sft": Entry(
+                "x:S",
+                {
+                    "repeat_times": 1,
+                    "policy_loss_fn": "sft",
+                    "kl_loss_fn": "none",
+                    "kl_penalty_fn": "none",
+                    "entropy_loss_fn": "none",
+                    "advantage_fn": None,
+                },
+            ),
+            "grpo": Entry(
+                "x:G",
+                {
+                    "repeat_times": 8,
+                    "advantage_fn": "grpo",
+                    "policy_loss_fn": "ppo",
+                    "kl_loss_fn": "k2",
+                    "kl_penalty_fn": "none",
+                    "entropy_loss_fn": "default",
+                    "sample_strategy": "default",
+                },
+            ),
         },
         advantage_fn={"grpo": Entry("x:A", {"epsilon": 1e-6, "std_threshold": None})},
         policy_loss_fn={
@@ -51,7 +74,7 @@ def catalogue() -> Catalogue:
         operator={"reward_std_filter": Entry("x:O", {"threshold": 0.0})},
         selector={name: Entry("x:T") for name in ("sequential", "shuffle", "random")},
         monitor={"tensorboard": Entry("x:M")},
-    )  # fmt: skip
+    )
 
 
 Examine = Callable[..., tuple[Plan, list[Problem]]]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.common.config.conftest import MINIMAL, Examine
-from tests.common.config.test_bad_input import SFT, with_
+from tests.common.config.rows import SFT, with_
 from trinity.common.config import Catalogue, Config, ConfigErrors, dump_config, load_config, load_plan
 
 
@@ -69,16 +69,22 @@ def test_a_token_budget_below_the_longest_sequence_is_raised(examined: Examine) 
 
 @pytest.mark.parametrize(
     ("batch", "repeat", "explorer", "size", "trainer", "is_right"),
-    [(4, 8, 1, 32, 1, True), (4, 8, 1, 16, 2, True), (4, 8, 2, 32, 2, True), (4, 8, 1, 16, 1, False),
-     (4, 8, 2, 32, 1, False)],
-)  # fmt: skip
+    [
+        (4, 8, 1, 32, 1, True),
+        (4, 8, 1, 16, 2, True),
+        (4, 8, 2, 32, 2, True),
+        (4, 8, 1, 16, 1, False),
+        (4, 8, 2, 32, 1, False),
+    ],
+)
 def test_explorer_and_trainer_keep_one_rhythm(
     examined: Examine, batch: int, repeat: int, explorer: int, size: int, trainer: int, is_right: bool
 ) -> None:
     text = with_(
         f"  train_batch_size: {size}\nalgorithm: {{repeat_times: {repeat}}}\nsynchronizer: "
-        f"{{explorer_sync_interval: {explorer}, trainer_sync_interval: {trainer}}}\n", batch_size=f"batch_size: {batch}",
-    )  # fmt: skip
+        f"{{explorer_sync_interval: {explorer}, trainer_sync_interval: {trainer}}}\n",
+        batch_size=f"batch_size: {batch}",
+    )
     wrong = [p for p in examined(text)[1] if p.code == "E1824"]
     assert bool(wrong) != is_right
     if wrong:
@@ -96,7 +102,8 @@ def test_filters_may_leave_the_trainer_less(examined: Examine) -> None:
 
 
 def test_training_repeats_follow_the_algorithm_only_if_unset(examined: Examine) -> None:
-    evaluation = "    default_workflow_type: math_workflow\n    eval_tasksets: [{path: e, name: a}, {path: f, repeat_times: 3}]\n"
+    evaluation = "    default_workflow_type: math_workflow\n"
+    evaluation += "    eval_tasksets: [{path: e, name: a}, {path: f, repeat_times: 3}]\n"
     explorer_input = only(examined, with_(evaluation)).buffer.explorer_input
     assert explorer_input.taskset is not None
     assert explorer_input.taskset.repeat_times == 8
@@ -110,8 +117,9 @@ def test_training_repeats_follow_the_algorithm_only_if_unset(examined: Examine) 
 def test_workflow_and_reward_are_handed_down(examined: Examine) -> None:
     text = with_(
         "    default_workflow_type: simple_workflow\n    default_eval_workflow_type: async_math_workflow\n"
-        "    default_reward_fn_type: math_reward\n    eval_tasksets: [{path: e}]\n", default_workflow_type="split: train",
-    )  # fmt: skip
+        "    default_reward_fn_type: math_reward\n    eval_tasksets: [{path: e}]\n",
+        default_workflow_type="split: train",
+    )
     explorer_input = only(examined, text).buffer.explorer_input
     assert explorer_input.taskset is not None
     assert explorer_input.taskset.default_workflow_type == "simple_workflow"
@@ -151,8 +159,10 @@ def test_form_of_rows_follows_from_the_columns_named(examined: Examine) -> None:
     open_ = only(examined, MINIMAL).buffer.explorer_input.taskset
     assert plain is not None and messages is not None and open_ is not None
     assert (plain.format.prompt_type, messages.format.prompt_type, open_.format.prompt_type) == (
-        "plaintext", "messages", None,
-    )  # fmt: skip
+        "plaintext",
+        "messages",
+        None,
+    )
 
 
 def test_nccl_in_one_process_is_a_copy_in_memory(examined: Examine) -> None:
@@ -177,8 +187,10 @@ def test_the_veRL_tree_and_the_plain_keys_hold_one_value(examined: Examine) -> N
 def test_partial_arguments_keep_the_other_defaults(examined: Examine) -> None:
     config = only(examined, with_("algorithm: {policy_loss_fn_args: {clip_range: 0.1}}\n"))
     assert config.algorithm.policy_loss_fn_args == {
-        "clip_range": 0.1, "clip_range_low": None, "loss_agg_mode": "token-mean",
-    }  # fmt: skip
+        "clip_range": 0.1,
+        "clip_range_low": None,
+        "loss_agg_mode": "token-mean",
+    }
 
 
 def test_the_aggregation_reaches_the_policy_loss(examined: Examine) -> None:
@@ -190,7 +202,8 @@ def test_the_aggregation_reaches_the_policy_loss(examined: Examine) -> None:
 def test_steps_of_one_side_give_those_of_the_other(examined: Examine) -> None:
     config = only(examined, with_("  total_steps: 10\n"))
     assert (config.buffer.total_steps, config.trainer.total_steps) == (10, 10)
-    twice = "  total_steps: 10\n  train_batch_size: 16\nsynchronizer: {explorer_sync_interval: 1, trainer_sync_interval: 2}\n"
+    twice = "  total_steps: 10\n  train_batch_size: 16\n"
+    twice += "synchronizer: {explorer_sync_interval: 1, trainer_sync_interval: 2}\n"
     assert only(examined, with_(twice)).trainer.total_steps == 20
 
 
@@ -219,8 +232,10 @@ def test_a_small_number_is_a_number(examined: Examine, written: str) -> None:
 
 
 def test_the_bare_word_none_is_null(examined: Examine) -> None:
-    text = with_("log: {level: debug}\n", max_model_len="max_model_len: 128\n  custom_chat_template: None")
-    config = only(examined, text)
+    lines = "max_model_len: 128\n  custom_chat_template: None\n  critic_model_path: None"
+    plan, problems = examined(with_("log: {level: debug}\n", max_model_len=lines))
+    assert not problems
+    config = plan.stages[0].config
     assert config.model.custom_chat_template is None
     assert config.log.level == "DEBUG"
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.common.config.conftest import MINIMAL, Examine
-from tests.common.config.test_bad_input import find, with_
+from tests.common.config.rows import with_
+from tests.common.config.test_bad_input import find
 from trinity.common.config import Plan, origins
 
 STAGES = (
@@ -136,14 +137,16 @@ def test_the_origin_of_a_value_is_a_chain(examined: Examine, monkeypatch: pytest
     monkeypatch.setenv("TRINITY_TEST_ROOT", "/tmp/root")
     text = STAGES + "checkpoint_root_dir: ${oc.env:TRINITY_TEST_ROOT}\n"
     plan, _ = examined(text, "stages[1].algorithm.kl_loss_fn=k2")
-    rows = {row["key"]: row["origin"] for row in origins(
-        plan.stages[1].config, plan.stages[1].tree, plan.stages[1].derived)}  # fmt: skip
+    rows = {
+        row["key"]: row["origin"] for row in origins(plan.stages[1].config, plan.stages[1].tree, plan.stages[1].derived)
+    }
     assert [place.rsplit("/", 1)[-1] for place in rows["algorithm.kl_loss_fn"]] == ["--set #1", "run.yaml:17"]
     assert rows["checkpoint_root_dir"][-1] == "environment variable TRINITY_TEST_ROOT"
     assert rows["explorer.max_timeout"] == ["default"]
     assert rows["buffer.train_batch_size"] == ["derived: batch_size (4) x repeat_times (8)"]
-    sft = {row["key"]: row["origin"] for row in origins(
-        plan.stages[0].config, plan.stages[0].tree, plan.stages[0].derived)}  # fmt: skip
+    sft = {
+        row["key"]: row["origin"] for row in origins(plan.stages[0].config, plan.stages[0].tree, plan.stages[0].derived)
+    }
     assert [place.rsplit("/", 1)[-1] for place in sft["algorithm.optimizer.lr"]] == ["run.yaml:27", "run.yaml:19"]
 
 
@@ -165,3 +168,10 @@ def test_interpolations_read_defaults_lists_and_decoded_values(
     config = examined(text)[0].stages[0].config
     assert (config.seed, config.group, config.explorer.runner_per_model) == (5, "fallback", 1)
     assert config.explorer.env_vars == {"A": "1800.0"}
+
+
+def test_an_escaped_interpolation_is_text(examined: Examine) -> None:
+    plan, problems = examined(with_("", path="path: 'a/\\${b}.jsonl'"))
+    assert not problems
+    taskset = plan.stages[0].config.buffer.explorer_input.taskset
+    assert taskset is not None and taskset.path == "a/${b}.jsonl"

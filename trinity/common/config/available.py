@@ -14,7 +14,7 @@ from trinity.common.config.draft import Draft, path_of
 from trinity.common.config.problems import shown_value
 from trinity.common.config.renames import set_from
 from trinity.common.config.schema_index import default_at
-from trinity.common.config.tree import Path, dotted
+from trinity.common.config.tree import Path, dotted, value_at
 
 ANY = object()
 
@@ -55,6 +55,8 @@ LATER_NAMES: dict[str, tuple[str, ...]] = {
     "selector": ("sequential", "shuffle", "random", "offline_easy2hard", "difficulty_based"),
     "monitor": ("tensorboard", "wandb", "mlflow", "swanlab"),
 }  # fmt: skip
+
+WITH_CRITIC = {("advantage_fn", "ppo"), ("algorithm_type", "ppo")}
 
 _TREE = "trainer.trainer_config"
 _ACTOR = f"{_TREE}.actor_rollout_ref.actor"
@@ -269,12 +271,10 @@ def _patterns(key: str, table: dict[str, tuple[Any, ...]]) -> Iterator[str]:
 
 def _value(draft: Draft, path: Path) -> Any:
     """Return the written value as the schema reads it: `no` is false, `None` is null."""
-    value: Any = draft.typed
-    for part in path:
-        if not isinstance(value, dict | list) or (isinstance(value, dict) and part not in value):
-            return draft.tree.get(path)
-        value = value[part]
-    return value
+    try:
+        return value_at(draft.typed, path)
+    except KeyError:
+        return draft.tree.get(path)
 
 
 def _is_mirror(draft: Draft, key: str, value: Any) -> bool:

@@ -87,8 +87,14 @@ def _problem(tree: Tree, path: Path, errors: list[ErrorDetails]) -> Problem:
     if kind == "literal_error":
         return _not_a_choice(tree, path, first)
     if kind.startswith("E1"):
-        return tree.problem(kind, path, f"`{dotted(path)}` {first['msg']}, got {described(dotted(path), first['input'])}",
-                            rule=first["msg"], value=first["input"], suggestion=_name_hint(first["input"]))  # fmt: skip
+        return tree.problem(
+            kind,
+            path,
+            f"`{dotted(path)}` {first['msg']}, got {described(dotted(path), first['input'])}",
+            rule=first["msg"],
+            value=first["input"],
+            suggestion=_name_hint(first["input"]),
+        )
     if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"):
         return _out_of_range(tree, path, errors)
     return _wrong_type(tree, path, errors)
@@ -100,8 +106,14 @@ def _wrong_type(tree: Tree, path: Path, errors: list[ErrorDetails]) -> Problem:
         value = tree.get(path)
     expected = " or ".join(dict.fromkeys(_EXPECTED.get(_kind(error), _kind(error)) for error in errors))
     key = dotted(path)
-    return tree.problem("E1101", path, f"`{key}` must be {expected}, got {described(key, value)}",
-                        rule=expected, value=value, suggestion=_type_hint(path, expected))  # fmt: skip
+    return tree.problem(
+        "E1101",
+        path,
+        f"`{key}` must be {expected}, got {described(key, value)}",
+        rule=expected,
+        value=value,
+        suggestion=_type_hint(path, expected),
+    )
 
 
 def _kind(error: ErrorDetails) -> str:
@@ -125,8 +137,12 @@ def _type_hint(path: Path, expected: str) -> str | None:
 
 
 def _out_of_range(tree: Tree, path: Path, errors: list[ErrorDetails]) -> Problem:
-    signs = {"greater_than": (">", "gt"), "greater_than_equal": (">=", "ge"), "less_than": ("<", "lt"),
-             "less_than_equal": ("<=", "le")}  # fmt: skip
+    signs = {
+        "greater_than": (">", "gt"),
+        "greater_than_equal": (">=", "ge"),
+        "less_than": ("<", "lt"),
+        "less_than_equal": ("<=", "le"),
+    }
     error = errors[0]
     key = dotted(path)
     if error["type"] == "finite_number":
@@ -135,8 +151,14 @@ def _out_of_range(tree: Tree, path: Path, errors: list[ErrorDetails]) -> Problem
         sign, name = signs[error["type"]]
         rule = f"{sign} {error['ctx'][name]:g}"
     hint = "never is spelled `null`" if path[-1:] == ("eval_interval",) and error["input"] == 0 else None
-    return tree.problem("E1302", path, f"`{key}` must be {rule}, got {described(key, error['input'])}",
-                        rule=rule, value=error["input"], suggestion=hint)  # fmt: skip
+    return tree.problem(
+        "E1302",
+        path,
+        f"`{key}` must be {rule}, got {described(key, error['input'])}",
+        rule=rule,
+        value=error["input"],
+        suggestion=hint,
+    )
 
 
 def _not_a_choice(tree: Tree, path: Path, error: ErrorDetails) -> Problem:
@@ -145,8 +167,14 @@ def _not_a_choice(tree: Tree, path: Path, error: ErrorDetails) -> Problem:
     value = error["input"]
     near = nearest(str(value), choices)
     hint = f"did you mean `{near}`?" if near else f"one of: {', '.join(choices)}"
-    return tree.problem("E1301", path, f"`{key}` must be one of {', '.join(choices)}, got {described(key, value)}",
-                        rule=f"one of {', '.join(choices)}", value=value, suggestion=hint)  # fmt: skip
+    return tree.problem(
+        "E1301",
+        path,
+        f"`{key}` must be one of {', '.join(choices)}, got {described(key, value)}",
+        rule=f"one of {', '.join(choices)}",
+        value=value,
+        suggestion=hint,
+    )
 
 
 def _name_hint(value: Any) -> str | None:
@@ -163,17 +191,24 @@ def _unknown_key(tree: Tree, path: Path) -> Problem:
     near = nearest(name, here)
     other = verl_name(path)
     if other is not None:
-        return tree.problem("E1205", path, f"unknown key `{key}`: it is a veRL key",
-                            suggestion=f"write `{other}`", value=tree.get(path))  # fmt: skip
+        return tree.problem(
+            "E1205", path, f"unknown key `{key}`: it is a veRL key", suggestion=f"write `{other}`", value=tree.get(path)
+        )
     places = [place for place in homes().get(name, ()) if "*" not in place]
     is_typo = near is not None and (distance(name, near) == 1 or not places)
     if is_typo or not places:
-        return tree.problem("E1203", path, f"unknown key `{key}`", value=tree.get(path),
-                            suggestion=_typo_hint(name, near, path))  # fmt: skip
+        return tree.problem(
+            "E1203", path, f"unknown key `{key}`", value=tree.get(path), suggestion=_typo_hint(name, near, path)
+        )
     home = sorted(places, key=lambda place: (-_shared(place, path), len(place)))[0]
     where = f"`{dotted(home)}`" if home else "the top level"
-    return tree.problem("E1204", path, f"unknown key `{key}`: `{name}` belongs to {where}", value=tree.get(path),
-                        suggestion=f"write `{dotted((*home, name))}`")  # fmt: skip
+    return tree.problem(
+        "E1204",
+        path,
+        f"unknown key `{key}`: `{name}` belongs to {where}",
+        value=tree.get(path),
+        suggestion=f"write `{dotted((*home, name))}`",
+    )
 
 
 def _shared(place: Path, path: Path) -> int:

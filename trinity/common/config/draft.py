@@ -11,7 +11,7 @@ from trinity.common.config.base import Section
 from trinity.common.config.catalogue import Catalogue
 from trinity.common.config.overrides import parse_path
 from trinity.common.config.problems import Problem
-from trinity.common.config.tree import Origin, Path, Tree, dotted, place_problem
+from trinity.common.config.tree import Origin, Path, Tree, place_problem, value_at
 
 
 @dataclass(frozen=True)
@@ -72,17 +72,17 @@ class Draft:
 
     def get(self, key: str) -> Any:
         """Return the value at a dotted path."""
-        value: Any = self.values
-        for part in path_of(key):
-            value = value[part]
-        return value
+        return value_at(self.values, path_of(key))
 
     def is_given(self, key: str) -> bool:
         """Return whether a key was written with a value other than null."""
+        path = path_of(key)
         try:
-            return self.tree.get(path_of(key)) is not None
+            written = self.tree.get(path)
+            is_null = written is None or (written == "None" and value_at(self.typed, path) is None)
         except KeyError:
             return False
+        return not is_null
 
     def is_own(self, key: str) -> bool:
         """Return whether a key was written in this stage, or in a file that has no stages."""
@@ -98,7 +98,7 @@ class Draft:
     def derive(self, key: str, value: Any, reason: str) -> None:
         """Set a value and remember why; a value that is there already stays unmentioned."""
         path = path_of(key)
-        parent = self.get(dotted(path[:-1])) if len(path) > 1 else self.values
+        parent: Any = value_at(self.values, path[:-1])
         if parent[path[-1]] == value:
             return
         parent[path[-1]] = value

@@ -61,7 +61,7 @@ def references(text: str) -> list[Path]:
 
 
 def _is_interpolation(value: Any) -> bool:
-    return isinstance(value, str) and "${" in value.replace("\\${", "")
+    return isinstance(value, str) and "${" in value
 
 
 def _check_syntax(tree: Tree, path: Path) -> Problem | None:
@@ -70,13 +70,19 @@ def _check_syntax(tree: Tree, path: Path) -> Problem | None:
         if name not in ALLOWED:
             near = nearest(name, ALLOWED)
             hint = f"did you mean `{near}`?" if near else f"allowed: {', '.join(ALLOWED)}"
-            return tree.problem("E1404", path, f"resolver `{name}` is not allowed in `{dotted(path)}`",
-                                value=text, suggestion=hint)  # fmt: skip
+            return tree.problem(
+                "E1404", path, f"resolver `{name}` is not allowed in `{dotted(path)}`", value=text, suggestion=hint
+            )
     try:
         OmegaConf.create({"leaf": text})
     except GrammarParseError as error:
-        return tree.problem("E1405", path, f"`{dotted(path)}` is no valid interpolation: {_first_line(error)}",
-                            value=text, suggestion="write ${section.key} or ${oc.env:NAME,default}")  # fmt: skip
+        return tree.problem(
+            "E1405",
+            path,
+            f"`{dotted(path)}` is no valid interpolation: {_first_line(error)}",
+            value=text,
+            suggestion="write ${section.key} or ${oc.env:NAME,default}",
+        )
     return None
 
 
@@ -101,8 +107,13 @@ def _check_cycle(tree: Tree, start: Path) -> Problem | None:
     if cycle is None:
         return None
     shown = " -> ".join(dotted(path) for path in cycle)
-    return tree.problem("E1403", start, f"interpolation cycle: {shown}", value=tree.get(start),
-                        suggestion="give one of these keys a value")  # fmt: skip
+    return tree.problem(
+        "E1403",
+        start,
+        f"interpolation cycle: {shown}",
+        value=tree.get(start),
+        suggestion="give one of these keys a value",
+    )
 
 
 def _leaf(tree: Tree, path: Path) -> Any:
@@ -132,7 +143,7 @@ def _add_default(copy: Tree, target: Path) -> None:
         has_default, default = default_at(path)
         if not has_default or any(isinstance(part, int) for part in path):
             continue
-        node = copy.values
+        node: Any = copy.values
         for part in path[:-1]:
             node = node.setdefault(part, {}) if isinstance(node, dict) else {}
         if isinstance(node, dict):
@@ -159,8 +170,13 @@ def _failed(tree: Tree, path: Path, error: Exception) -> Problem:
     text = tree.get(path)
     for name in _ENV.findall(text):
         if name not in os.environ:
-            return tree.problem("E1401", path, f"environment variable `{name}` is not set, `{dotted(path)}` needs it",
-                                value=text, suggestion=f"export {name}=... or write ${{oc.env:{name},default}}")  # fmt: skip
+            return tree.problem(
+                "E1401",
+                path,
+                f"environment variable `{name}` is not set, `{dotted(path)}` needs it",
+                value=text,
+                suggestion=f"export {name}=... or write ${{oc.env:{name},default}}",
+            )
     code = "E1402" if references(text) else "E1405"
     return tree.problem(code, path, f"cannot resolve `{dotted(path)}`: {_first_line(error)}", value=text)
 
@@ -175,8 +191,13 @@ def _unknown_reference(tree: Tree, path: Path) -> Problem:
         model = model_at(target[:-1])
         near = nearest(name, model.model_fields) if model else None
         hint = f"did you mean `{dotted((*target[:-1], near))}`?" if near else _elsewhere(name)
-        return tree.problem("E1402", path, f"`{dotted(path)}` refers to `{dotted(target)}`, which does not exist",
-                            value=text, suggestion=hint)  # fmt: skip
+        return tree.problem(
+            "E1402",
+            path,
+            f"`{dotted(path)}` refers to `{dotted(target)}`, which does not exist",
+            value=text,
+            suggestion=hint,
+        )
     return tree.problem("E1402", path, f"`{dotted(path)}` refers to a key that does not exist", value=text)
 
 

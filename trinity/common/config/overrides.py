@@ -30,8 +30,17 @@ def apply_overrides(tree: Tree, overrides: Sequence[str]) -> tuple[Tree, list[Pr
         path = parse_path(name.strip())
         origin = Origin("set", f"--set #{number}", written=path or ())
         if path is None or not equals:
-            problems.append(Problem("E1008", "error", name, f"`--set {override}` is not of the form a.b=c",
-                                    file=origin.file, value=text, suggestion="write --set section.key=value"))  # fmt: skip
+            problems.append(
+                Problem(
+                    "E1008",
+                    "error",
+                    name,
+                    f"`--set {override}` is not of the form a.b=c",
+                    file=origin.file,
+                    value=text,
+                    suggestion="write --set section.key=value",
+                )
+            )
             continue
         problem = _put(result, path, parse_value(text), origin)
         if problem is not None:
@@ -70,5 +79,10 @@ def _put(tree: Tree, path: Path, value: Any, origin: Origin) -> Problem | None:
 
 def _no_place(origin: Origin, path: Path, here: Path, node: Any) -> Problem:
     have = f"has {len(node)} items" if isinstance(node, list) else "is no list or mapping"
-    return Problem("E1009", "error", dotted(path), f"`{dotted(path)}`: there is no `{dotted(here)}`; "
-                   f"`{dotted(here[:-1]) or 'the configuration'}` {have}", file=origin.file)  # fmt: skip
+    return Problem(
+        "E1009",
+        "error",
+        dotted(path),
+        f"`{dotted(path)}`: there is no `{dotted(here)}`; `{dotted(here[:-1]) or 'the configuration'}` {have}",
+        file=origin.file,
+    )

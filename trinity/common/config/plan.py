@@ -124,8 +124,17 @@ def load_config(
     if catalogue is not None:
         plan = load_plan(path, overrides, catalogue=catalogue, cwd=cwd)
         if len(plan.stages) > 1:
-            raise ConfigErrors([Problem("E1604", "error", "stages", f"{path} has {len(plan.stages)} stages; "
-                                        "one configuration was asked for", file=str(path))])  # fmt: skip
+            raise ConfigErrors(
+                [
+                    Problem(
+                        "E1604",
+                        "error",
+                        "stages",
+                        f"{path} has {len(plan.stages)} stages; one configuration was asked for",
+                        file=str(path),
+                    )
+                ]
+            )
         return plan.stages[0].config
     tree, problems = apply_overrides(read_file(Path(path)), overrides)
     _remember_secrets(tree)
@@ -168,8 +177,10 @@ def _is_missing(tree: Tree, path: tuple[str | int, ...]) -> bool:
 def _include_trainer_file(tree: Tree, cwd: Path) -> tuple[Tree, list[Problem]]:
     """Put the file of `trainer.trainer_config_path` in the place of `trainer.trainer_config`."""
     trainer = tree.values.get("trainer")
-    written = trainer.get("trainer_config_path") if isinstance(trainer, dict) else None
-    if not isinstance(written, str) or written == "None" or trainer.get("trainer_config"):
+    if not isinstance(trainer, dict) or trainer.get("trainer_config"):
+        return tree, []
+    written = trainer.get("trainer_config_path")
+    if not isinstance(written, str) or written == "None":
         return tree, []
     file = cwd / Path(written).expanduser()
     try:

@@ -50,8 +50,16 @@ def read_plugins(dirs: Iterable[Path]) -> PluginScan:
     scan = PluginScan()
     for folder in dirs:
         if not folder.is_dir():
-            scan.problems.append(Problem("E3901", "error", "--plugin-dir", f"plugin folder {folder} does not exist",
-                                         value=str(folder), suggestion="give an existing folder"))  # fmt: skip
+            scan.problems.append(
+                Problem(
+                    "E3901",
+                    "error",
+                    "--plugin-dir",
+                    f"plugin folder {folder} does not exist",
+                    value=str(folder),
+                    suggestion="give an existing folder",
+                )
+            )
             continue
         for path in sorted(folder.rglob("*.py")):
             _read_file(path, scan)
@@ -68,8 +76,17 @@ def _read_file(path: Path, scan: PluginScan) -> None:
         line = error.lineno if isinstance(error, SyntaxError) else None
         column = error.offset if isinstance(error, SyntaxError) else None
         what = error.msg if isinstance(error, SyntaxError) else str(error)
-        scan.problems.append(Problem("E3901", "error", "--plugin-dir", f"plugin {path} cannot be read: {what}",
-                                     file=str(path), line=line, column=column))  # fmt: skip
+        scan.problems.append(
+            Problem(
+                "E3901",
+                "error",
+                "--plugin-dir",
+                f"plugin {path} cannot be read: {what}",
+                file=str(path),
+                line=line,
+                column=column,
+            )
+        )
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
@@ -91,6 +108,14 @@ def _read_call(node: ast.Call, path: Path, scan: PluginScan) -> None:
         scan.names[registry] = scan.names.get(registry, frozenset()) | {name.value}
         return
     scan.has_unknown = True
-    scan.problems.append(Problem("W3905", "warning", "--plugin-dir",
-                                 f"{path.name} registers a computed name in {word}; it is checked when the run starts",
-                                 file=str(path), line=node.lineno, column=node.col_offset + 1))  # fmt: skip
+    scan.problems.append(
+        Problem(
+            "W3905",
+            "warning",
+            "--plugin-dir",
+            f"{path.name} registers a computed name in {word}; it is checked when the run starts",
+            file=str(path),
+            line=node.lineno,
+            column=node.col_offset + 1,
+        )
+    )

@@ -67,8 +67,18 @@ def parse_text(text: str, file: str) -> Tree:
             raise ConfigErrors([_syntax_problem(error, file, lines)]) from error
         node = _compose(text.replace("\t", " "), file)
     if node is None:
-        raise ConfigErrors([Problem("E1002", "error", "", f"{file} is empty", file=file,
-                                    suggestion="write at least `model`, `buffer` and `algorithm`")])  # fmt: skip
+        raise ConfigErrors(
+            [
+                Problem(
+                    "E1002",
+                    "error",
+                    "",
+                    f"{file} is empty",
+                    file=file,
+                    suggestion="write at least `model`, `buffer` and `algorithm`",
+                )
+            ]
+        )
     if not isinstance(node, yaml.MappingNode):
         raise ConfigErrors([_not_a_mapping(node, file, lines)])
     builder = _Builder(file, lines)
@@ -95,8 +105,9 @@ def _decode(path: Path) -> str:
     if not path.is_file():
         raise ConfigErrors([_missing_file(path)])
     if path.suffix.lower() == ".toml":
-        raise ConfigErrors([Problem("E1004", "error", "", f"{path} is TOML; a configuration is YAML or JSON",
-                                    file=str(path))])  # fmt: skip
+        raise ConfigErrors(
+            [Problem("E1004", "error", "", f"{path} is TOML; a configuration is YAML or JSON", file=str(path))]
+        )
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -108,8 +119,20 @@ def _decode(path: Path) -> str:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise ConfigErrors([Problem("E1001", "error", "", f"{path} is not {encoding[:6].upper()} text", file=str(path),
-                                    line=line, column=1, suggestion="save it as UTF-8")]) from error  # fmt: skip
+        raise ConfigErrors(
+            [
+                Problem(
+                    "E1001",
+                    "error",
+                    "",
+                    f"{path} is not {encoding[:6].upper()} text",
+                    file=str(path),
+                    line=line,
+                    column=1,
+                    suggestion="save it as UTF-8",
+                )
+            ]
+        ) from error
 
 
 def _missing_file(path: Path) -> Problem:
@@ -150,8 +173,19 @@ def _check_depth(text: str, file: str) -> None:
             depth -= 1
         if depth > MAX_DEPTH:
             mark = event.start_mark
-            raise ConfigErrors([Problem("E1007", "error", "", f"nested deeper than {MAX_DEPTH} levels", file=file,
-                                        line=mark.line + 1, column=mark.column + 1)])  # fmt: skip
+            raise ConfigErrors(
+                [
+                    Problem(
+                        "E1007",
+                        "error",
+                        "",
+                        f"nested deeper than {MAX_DEPTH} levels",
+                        file=file,
+                        line=mark.line + 1,
+                        column=mark.column + 1,
+                    )
+                ]
+            )
 
 
 def _syntax_problem(error: yaml.YAMLError, file: str, lines: list[str]) -> Problem:
@@ -171,16 +205,34 @@ def _syntax_problem(error: yaml.YAMLError, file: str, lines: list[str]) -> Probl
     if "'`'" in str(what):
         hint = "remove the backticks or use quotes"
     source = lines[line - 1] if line and line <= len(lines) else None
-    return Problem("E1001", "error", "", f"YAML syntax: {what}", file=file, line=line, column=column,
-                   suggestion=hint, source_line=source)  # fmt: skip
+    return Problem(
+        "E1001",
+        "error",
+        "",
+        f"YAML syntax: {what}",
+        file=file,
+        line=line,
+        column=column,
+        suggestion=hint,
+        source_line=source,
+    )
 
 
 def _not_a_mapping(node: yaml.Node, file: str, lines: list[str]) -> Problem:
     mark = node.start_mark
     wide = isinstance(node, yaml.ScalarNode) and "：" in node.value
     hint = "use ':' instead of the full-width '：'" if wide else "begin with `project:` or another section"
-    return Problem("E1001", "error", "", "a configuration is a mapping of sections", file=file, line=mark.line + 1,
-                   column=mark.column + 1, suggestion=hint, source_line=lines[mark.line])  # fmt: skip
+    return Problem(
+        "E1001",
+        "error",
+        "",
+        "a configuration is a mapping of sections",
+        file=file,
+        line=mark.line + 1,
+        column=mark.column + 1,
+        suggestion=hint,
+        source_line=lines[mark.line],
+    )
 
 
 class _Builder:
@@ -201,8 +253,9 @@ class _Builder:
         if self._nodes > MAX_NODES:
             raise ConfigErrors([self._problem("E1007", node, path, f"more than {MAX_NODES} values (aliases count)")])
         if node.tag not in _STANDARD:
-            self.problems.append(self._problem("E1005", node, path, f"tag `{node.tag}` is not allowed",
-                                               "write plain values only"))  # fmt: skip
+            self.problems.append(
+                self._problem("E1005", node, path, f"tag `{node.tag}` is not allowed", "write plain values only")
+            )
             return None
         self.origins.setdefault(path, (self._origin(node, path),))
         if isinstance(node, yaml.MappingNode):
@@ -252,8 +305,17 @@ class _Builder:
 
     def _problem(self, code: str, node: yaml.Node, path: TreePath, message: str, hint: str | None = None) -> Problem:
         origin = self._origin(node, path)
-        return Problem(code, "error", dotted(path), message, file=self.file, line=origin.line, column=origin.column,
-                       suggestion=hint, source_line=origin.text)  # fmt: skip
+        return Problem(
+            code,
+            "error",
+            dotted(path),
+            message,
+            file=self.file,
+            line=origin.line,
+            column=origin.column,
+            suggestion=hint,
+            source_line=origin.text,
+        )
 
 
 def _scalar(node: yaml.ScalarNode) -> Any:

@@ -112,6 +112,12 @@ def check_older_names(tree: Tree) -> list[Problem]:
     for path in tree.origins:
         renamed = OLDER.get(dotted(path))
         if renamed is not None and tree.get(path) not in (None, False):
-            problems.append(tree.problem("W1301", path, f"`{dotted(path)}` is deprecated since {renamed.since}",
-                                         suggestion=f"write `{renamed.new}`"))  # fmt: skip
+            problems.append(
+                tree.problem(
+                    "W1301",
+                    path,
+                    f"`{dotted(path)}` is deprecated since {renamed.since}",
+                    suggestion=f"write `{renamed.new}`",
+                )
+            )
     return problems

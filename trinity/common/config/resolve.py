@@ -106,18 +106,25 @@ def _check_secrets(draft: Draft) -> None:
         owner = f"{draft.get('monitor.monitor_type')}_" if words[0] == "monitor" else ""
         name = f"{owner}{words[-1]}".upper()
         key = ".".join(words)
-        draft.problems.append(draft.tree.problem(
-            "W1501", path, f"`{key}` holds a secret in plain text",
-            suggestion=f"write ${{oc.env:{name}}} and set the environment variable",
-        ))  # fmt: skip
+        draft.problems.append(
+            draft.tree.problem(
+                "W1501",
+                path,
+                f"`{key}` holds a secret in plain text",
+                suggestion=f"write ${{oc.env:{name}}} and set the environment variable",
+            )
+        )
 
 
 def _check_unused(draft: Draft) -> None:
     """Warn about sections that were written for this very run and that nothing reads."""
     critic = draft.typed["trainer"]["trainer_config"]["critic"]
     if draft.is_own("trainer.trainer_config.critic") and critic != plain_values(CriticConfig()):
-        draft.problem("W1902", "trainer.trainer_config.critic", "`trainer.trainer_config.critic` has no effect: "
-                      "this algorithm has no critic")  # fmt: skip
+        draft.problem(
+            "W1902",
+            "trainer.trainer_config.critic",
+            "`trainer.trainer_config.critic` has no effect: this algorithm has no critic",
+        )
     is_idle = draft.mode == "train" and draft.is_own("explorer")
     if is_idle and draft.typed["explorer"] != plain_values(ExplorerConfig()):
         draft.problem("W1902", "explorer", "`explorer` has no effect in mode train")
@@ -129,8 +136,12 @@ def _check_config_path(draft: Draft) -> None:
         written = draft.get("trainer.trainer_config_path")
         if origin is None or origin.file == str(written) or draft.tree.get(("trainer", "trainer_config")) == {}:
             return
-        draft.problem("E1806", "trainer.trainer_config_path", "`trainer.trainer_config_path` and trainer_config exclude "
-                      "each other", suggestion="keep one of them")  # fmt: skip
+        draft.problem(
+            "E1806",
+            "trainer.trainer_config_path",
+            "`trainer.trainer_config_path` and trainer_config exclude each other",
+            suggestion="keep one of them",
+        )
 
 
 RULES = (

@@ -34,8 +34,13 @@ def split_stages(tree: Tree) -> tuple[Tree, list[tuple[str | None, Tree]], list[
     if not stages:
         return base, [(None, base)], []
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
-        problem = tree.problem("E1101", ("stages",), "`stages` must be a list of mappings", rule="list of mappings",
-                               suggestion="write `- stage_name: first` below it")  # fmt: skip
+        problem = tree.problem(
+            "E1101",
+            ("stages",),
+            "`stages` must be a list of mappings",
+            rule="list of mappings",
+            suggestion="write `- stage_name: first` below it",
+        )
         return base, [(None, base)], [problem]
     problems = _check_names(tree, stages)
     merged: list[tuple[str | None, Tree]] = []
@@ -53,13 +58,26 @@ def _check_names(tree: Tree, stages: list[dict[str, Any]]) -> list[Problem]:
         path: Path = ("stages", index, "stage_name")
         name = stage.get("stage_name")
         if name in (None, ""):
-            problems.append(tree.problem("E1601", path, f"stage {index + 1} has no `stage_name`",
-                                         suggestion="give every stage its own `stage_name`"))  # fmt: skip
+            problems.append(
+                tree.problem(
+                    "E1601",
+                    path,
+                    f"stage {index + 1} has no `stage_name`",
+                    suggestion="give every stage its own `stage_name`",
+                )
+            )
         elif str(name) in first:
             origin = tree.origin(("stages", first[str(name)], "stage_name"))
             place = origin.describe() if origin else "above"
-            problems.append(tree.problem("E1601", path, f"stage name `{name}` is used twice, first in {place}",
-                                         value=name, suggestion="stage names are unique"))  # fmt: skip
+            problems.append(
+                tree.problem(
+                    "E1601",
+                    path,
+                    f"stage name `{name}` is used twice, first in {place}",
+                    value=name,
+                    suggestion="stage names are unique",
+                )
+            )
         else:
             first[str(name)] = index
     return problems
@@ -73,8 +91,14 @@ def _check_keys(tree: Tree, index: int, stage: dict[str, Any]) -> list[Problem]:
         path: Path = ("stages", index, name)
         near = nearest(name, [*STAGED, "stage_name"])
         if model_at(()) is not None and name in model_at(()).model_fields:  # type: ignore[union-attr]
-            problems.append(tree.problem("E1602", path, f"`{name}` cannot differ between stages",
-                                         suggestion=f"allowed in a stage: {', '.join(STAGED)}"))  # fmt: skip
+            problems.append(
+                tree.problem(
+                    "E1602",
+                    path,
+                    f"`{name}` cannot differ between stages",
+                    suggestion=f"allowed in a stage: {', '.join(STAGED)}",
+                )
+            )
         else:
             hint = f"did you mean `{near}`?" if near else f"allowed in a stage: {', '.join(STAGED)}"
             problems.append(tree.problem("E1203", path, f"unknown key `{dotted(path)}`", suggestion=hint))
@@ -88,8 +112,14 @@ def _shadowed(tree: Tree, base: Tree, index: int) -> list[Problem]:
         own = tree.origins.get(("stages", index, *path))
         if chain[0].kind == "set" and own and own[0].kind != "set":
             at = dotted(("stages", index, *path))
-            problems.append(base.problem("W1603", path, f"stage {index + 1} replaces this value in {own[0].describe()}",
-                                         suggestion=f"write --set {at}=..."))  # fmt: skip
+            problems.append(
+                base.problem(
+                    "W1603",
+                    path,
+                    f"stage {index + 1} replaces this value in {own[0].describe()}",
+                    suggestion=f"write --set {at}=...",
+                )
+            )
     return problems
 
 

@@ -64,28 +64,16 @@ class Tree:
 
     def get(self, path: Path) -> Any:
         """Return the value at a path; raises KeyError where there is none."""
-        value: Any = self.values
-        for part in path:
-            if (
-                isinstance(value, dict)
-                and part in value
-                or isinstance(value, list)
-                and isinstance(part, int)
-                and 0 <= part < len(value)
-            ):
-                value = value[part]
-            else:
-                raise KeyError(dotted(path))
-        return value
+        return value_at(self.values, path)
 
     def put(self, path: Path, value: Any) -> None:
         """Replace the value at a path that exists, or add a mapping key."""
-        parent = self.get(path[:-1]) if len(path) > 1 else self.values
+        parent: Any = self.get(path[:-1])
         parent[path[-1]] = value
 
     def drop(self, path: Path) -> None:
         """Remove a path, if it is there, and the origins below it."""
-        parent = self.get(path[:-1]) if len(path) > 1 else self.values
+        parent: Any = self.get(path[:-1])
         if isinstance(parent, dict):
             parent.pop(path[-1], None)
         for other in [p for p in self.origins if p[: len(path)] == path]:
@@ -102,6 +90,16 @@ class Tree:
         return place_problem(self.origin(path), code, path, message, **details)
 
 
+def value_at(values: Any, path: Path) -> Any:
+    """Return the value at a path of nested dicts and lists; raises KeyError where there is none."""
+    for part in path:
+        is_item = isinstance(values, list) and part in range(len(values))
+        if not is_item and not (isinstance(values, dict) and part in values):
+            raise KeyError(dotted(path))
+        values = values[part]
+    return values
+
+
 def place_problem(origin: Origin | None, code: str, path: Path, message: str, **details: Any) -> Problem:
     """Return a problem at an origin; its severity follows from the code unless given."""
     severity = details.pop("severity", "warning" if code.startswith("W") else "error")
@@ -110,9 +108,16 @@ def place_problem(origin: Origin | None, code: str, path: Path, message: str, **
     if origin is None:
         return Problem(code, severity, key, message, **details)
     return Problem(
-        code, severity, key, message, file=origin.file, line=origin.line, column=origin.column,
-        source_line=origin.text, **details,
-    )  # fmt: skip
+        code,
+        severity,
+        key,
+        message,
+        file=origin.file,
+        line=origin.line,
+        column=origin.column,
+        source_line=origin.text,
+        **details,
+    )
 
 
 def written_path(origin: Origin | None, path: Path) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
@@ -23,6 +23,7 @@ Messages = Sequence[dict[str, Any]]
 _DEFAULT_TIMEOUT_S = 1800.0
 
 
+@runtime_checkable
 class InferenceModel(Protocol):
     """An engine that samples from a causal language model with its own copy of the weights."""
 

@@ -12,7 +12,6 @@ actor/model_world_size_1_rank_0.pt        weights by Hugging Face name
 from __future__ import annotations
 
 import json
-import pickle
 import random
 from collections import OrderedDict
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._weights_only_unpickler import UnpicklingError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trinity.common.errors import CheckpointError
@@ -75,7 +75,7 @@ def load_actor(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Opti
         optimizer.load_state_dict(_load(folder / f"optim_{SUFFIX}"))
         extra: dict[str, Any] = _load(folder / f"extra_state_{SUFFIX}")
         restore_random_state(extra.pop("rng"))
-    except (OSError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
+    except (OSError, RuntimeError, ValueError, KeyError, UnpicklingError) as error:
         raise CheckpointError(
             f"cannot continue from {folder}: {error}; use the model.model_path and the number of workers that wrote "
             "it, or set continue_from_checkpoint: false",

@@ -70,7 +70,7 @@ class _Layer:
         """All linear maps."""
         return self.qkv, self.out, self.gate_up, self.down
 
-    def __call__(self, hidden: Tensor, cos: Tensor, sin: Tensor, packed: Packed) -> Tensor:
+    def __call__(self, hidden: Tensor, cos: Tensor, sin: Tensor, packed: Packed, is_last: bool) -> Tensor:
         normed = rms_norm(hidden, self.norms[0], eps=self.eps, dtype=self.dtype)
         heads = self.qkv(normed).view(hidden.shape[0], -1, self.head_size)
         rotated, values = heads.split((self.num_queries + self.num_keys, self.num_keys), dim=1)
@@ -79,7 +79,10 @@ class _Layer:
             pairs = zip(parts, self.head_norms, strict=True)
             rotated = torch.cat([rms_norm(part, w, eps=self.eps, dtype=self.dtype) for part, w in pairs], 1)
         queries, keys = rotate(rotated, cos, sin).split((self.num_queries, self.num_keys), dim=1)
-        hidden = hidden + self.out(attend(queries, keys, values, packed))
+        attended = attend(queries, keys, values, packed)
+        if is_last:
+            hidden, attended = hidden.index_select(0, packed.sources), attended.index_select(0, packed.sources)
+        hidden = hidden + self.out(attended)
         normed = rms_norm(hidden, self.norms[1], eps=self.eps, dtype=self.dtype)
         return hidden + self.down(swiglu(self.gate_up(normed)))
 
@@ -87,7 +90,8 @@ class _Layer:
 class FastDecoder:
     """Llama, Qwen2 and Qwen3 over the parameters of the Hugging Face model.
 
-    The residual stream is float32, products are in `dtype`.
+    The residual stream is float32, products are in `dtype`. The last layer goes on after its attention with the scored
+    positions only.
 
     Args:
         model: parameters in float32.
@@ -115,12 +119,12 @@ class FastDecoder:
             cos, sin = cos[0, :, None].to(self.dtype), sin[0, :, None].to(self.dtype)
             sin[..., : sin.shape[-1] // 2].neg_()
         for layer in self.layers:
+            is_last = layer is self.layers[-1]
             if self.recompute and torch.is_grad_enabled():
-                hidden = checkpoint(layer, hidden, cos, sin, packed, use_reentrant=False)
+                hidden = checkpoint(layer, hidden, cos, sin, packed, is_last, use_reentrant=False)
             else:
-                hidden = layer(hidden, cos, sin, packed)
-        sources = hidden.index_select(0, packed.sources)
-        return rms_norm(sources, base.norm.weight, eps=self.eps, dtype=self.dtype)
+                hidden = layer(hidden, cos, sin, packed, is_last)
+        return rms_norm(hidden, base.norm.weight, eps=self.eps, dtype=self.dtype)
 
     def head(self) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return the output layer; see `Decoder`."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from trinity.common.config import Config
 from trinity.common.errors import EnvironmentProblem, OutOfMemoryError
@@ -184,6 +185,7 @@ def load_model(path: str, device: torch.device, *, config: Config) -> PreTrained
     Raises:
         EnvironmentProblem: it cannot be loaded.
     """
+    transformers_logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.float32, trust_remote_code=config.model.trust_remote_code

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trinity.common.config.available import LATER_NAMES
+from trinity.common.config.available import LATER_NAMES, WITH_CRITIC
 from trinity.common.config.draft import Draft
 from trinity.common.config.nearest import nearest
 from trinity.common.config.schema_index import default_at
@@ -43,8 +43,13 @@ def check_name(draft: Draft, key: str, registry: str, name: str | None, *, unkno
         return True
     later = LATER_NAMES.get(registry, ())
     if name in later:
-        draft.problem("E1900", key, f"`{key}: {name}` is not available yet in this version",
-                      suggestion=f"available: {', '.join(catalogue.names(registry))}")  # fmt: skip
+        needs = ": it needs a critic" if (registry, name) in WITH_CRITIC else ""
+        draft.problem(
+            "E1900",
+            key,
+            f"`{key}: {name}` is not available yet in this version{needs}",
+            suggestion=f"available: {', '.join(catalogue.names(registry))}",
+        )
         return False
     names = [*catalogue.names(registry), *later]
     if catalogue.has_unknown_plugins:
@@ -52,8 +57,13 @@ def check_name(draft: Draft, key: str, registry: str, name: str | None, *, unkno
         return False
     near = nearest(name, names)
     hint = f"did you mean `{near}`?" if near else f"known: {', '.join(catalogue.names(registry))}"
-    draft.problem(unknown, key, f"unknown {registry} `{name}` in `{key}`; known: "
-                  f"{', '.join(catalogue.names(registry))}", suggestion=hint, rule=f"a known {registry}")  # fmt: skip
+    draft.problem(
+        unknown,
+        key,
+        f"unknown {registry} `{name}` in `{key}`; known: {', '.join(catalogue.names(registry))}",
+        suggestion=hint,
+        rule=f"a known {registry}",
+    )
     return False
 
 
@@ -85,8 +95,12 @@ def _resolve_function(draft: Draft, name: str, registry: str, defaults: dict[str
         _merge_arguments(draft, f"{key}_args", chosen, {}, is_closed=False)
         return
     if "values" in entry.needs:
-        draft.problem("E1900", key, f"`{key}: {chosen}` needs a critic, which is not available yet in this version",
-                      suggestion="remove it to take the default of the algorithm type")  # fmt: skip
+        draft.problem(
+            "E1900",
+            key,
+            f"`{key}: {chosen}` needs a critic, which is not available yet in this version",
+            suggestion="remove it to take the default of the algorithm type",
+        )
     arguments = dict(entry.args)
     if defaults.get(name) == chosen:
         arguments |= dict(defaults.get(f"{name}_args") or {})
@@ -100,8 +114,12 @@ def _merge_arguments(draft: Draft, key: str, function: str, known: dict[str, Any
         for name in [n for n in written if n not in known]:
             near = nearest(name, known)
             hint = f"did you mean `{near}`?" if near else f"known: {', '.join(sorted(known)) or 'none'}"
-            draft.problem("E1703", f"{key}.{name}", f"`{function}` has no argument `{name}`; known: "
-                          f"{', '.join(sorted(known)) or 'none'}", suggestion=hint)  # fmt: skip
+            draft.problem(
+                "E1703",
+                f"{key}.{name}",
+                f"`{function}` has no argument `{name}`; known: {', '.join(sorted(known)) or 'none'}",
+                suggestion=hint,
+            )
         written = {name: value for name, value in written.items() if name in known}
     draft.derive(key, {**known, **written}, f"defaults of {function}")
 
@@ -114,8 +132,12 @@ def _resolve_aggregation(draft: Draft) -> None:
     if mode is None:
         draft.derive("algorithm.loss_agg_mode", own or "token-mean", "default of the policy loss")
     elif inner and own != mode:
-        draft.problem("E1815", "algorithm.loss_agg_mode", f"`algorithm.loss_agg_mode` is {mode}, "
-                      f"but algorithm.policy_loss_fn_args.loss_agg_mode is {own}", suggestion="keep one of them")  # fmt: skip
+        draft.problem(
+            "E1815",
+            "algorithm.loss_agg_mode",
+            f"`algorithm.loss_agg_mode` is {mode}, but algorithm.policy_loss_fn_args.loss_agg_mode is {own}",
+            suggestion="keep one of them",
+        )
     elif "loss_agg_mode" in arguments and own != mode:
         draft.derive("algorithm.policy_loss_fn_args", {**arguments, "loss_agg_mode": mode}, "algorithm.loss_agg_mode")
 
@@ -123,16 +145,29 @@ def _resolve_aggregation(draft: Draft) -> None:
 def _check_rollouts(draft: Draft, algorithm: str) -> None:
     repeat = draft.get("algorithm.repeat_times") or 1
     if draft.get("algorithm.advantage_fn") in GROUP_ADVANTAGES and repeat < 2:
-        draft.problem("E1801", "algorithm.repeat_times", f"`algorithm.repeat_times` must be >= 2 for {algorithm}, "
-                      f"got {repeat}: with 1 the advantage is always 0", rule=">= 2",
-                      suggestion="write `repeat_times: 8`")  # fmt: skip
+        draft.problem(
+            "E1801",
+            "algorithm.repeat_times",
+            f"`algorithm.repeat_times` must be >= 2 for {algorithm}, got {repeat}: with 1 the advantage is always 0",
+            rule=">= 2",
+            suggestion="write `repeat_times: 8`",
+        )
     if algorithm in DATASET_ALGORITHMS and draft.explores:
-        draft.problem("E1807", "mode", f"`mode: {draft.mode}` does not fit algorithm_type {algorithm}, "
-                      "which trains on a dataset", involves=("algorithm.algorithm_type",),
-                      suggestion="write `mode: train`")  # fmt: skip
+        draft.problem(
+            "E1807",
+            "mode",
+            f"`mode: {draft.mode}` does not fit algorithm_type {algorithm}, which trains on a dataset",
+            involves=("algorithm.algorithm_type",),
+            suggestion="write `mode: train`",
+        )
     if algorithm == "dpo" and draft.is_given("algorithm.repeat_times") and repeat != 2:
-        draft.problem("E1807", "algorithm.repeat_times", f"`algorithm.repeat_times` must be 2 for dpo, got {repeat}",
-                      rule="2", suggestion="remove it")  # fmt: skip
+        draft.problem(
+            "E1807",
+            "algorithm.repeat_times",
+            f"`algorithm.repeat_times` must be 2 for dpo, got {repeat}",
+            rule="2",
+            suggestion="remove it",
+        )
 
 
 def _resolve_optimizer(draft: Draft) -> None:
@@ -140,17 +175,29 @@ def _resolve_optimizer(draft: Draft) -> None:
     style = draft.get(f"{section}.warmup_style")
     if style is not None:
         if draft.is_given(f"{section}.lr_scheduler_type") and draft.get(f"{section}.lr_scheduler_type") != style:
-            draft.problem("E1815", f"{section}.warmup_style", f"`{section}.warmup_style` is {style}, but "
-                          f"lr_scheduler_type is {draft.get(f'{section}.lr_scheduler_type')}",
-                          suggestion="keep lr_scheduler_type")  # fmt: skip
+            draft.problem(
+                "E1815",
+                f"{section}.warmup_style",
+                f"`{section}.warmup_style` is {style}, but "
+                f"lr_scheduler_type is {draft.get(f'{section}.lr_scheduler_type')}",
+                suggestion="keep lr_scheduler_type",
+            )
         else:
             draft.derive(f"{section}.lr_scheduler_type", style, "warmup_style, its older name")
     rate = draft.get(f"{section}.lr")
     if rate > 0.1:
-        draft.problem("W1303", f"{section}.lr", f"`{section}.lr` is {rate:g}, which is unusually high",
-                      suggestion="typical: 1e-6 to 1e-3")  # fmt: skip
+        draft.problem(
+            "W1303",
+            f"{section}.lr",
+            f"`{section}.lr` is {rate:g}, which is unusually high",
+            suggestion="typical: 1e-6 to 1e-3",
+        )
     if default_at(("algorithm", "optimizer", "min_lr_ratio"))[1] != draft.get(f"{section}.min_lr_ratio") and (
         draft.get(f"{section}.lr_scheduler_type") == "constant"
     ):
-        draft.problem("W1902", f"{section}.min_lr_ratio", f"`{section}.min_lr_ratio` has no effect with a constant "
-                      "schedule", suggestion="write `lr_scheduler_type: cosine`")  # fmt: skip
+        draft.problem(
+            "W1902",
+            f"{section}.min_lr_ratio",
+            f"`{section}.min_lr_ratio` has no effect with a constant schedule",
+            suggestion="write `lr_scheduler_type: cosine`",
+        )

@@ -18,15 +18,26 @@ def resolve_batches(draft: Draft) -> None:
     repeat = draft.get("algorithm.repeat_times") or 1
     if draft.get(SIZE) == 0:
         if draft.mode == "train" and not draft.is_given("buffer.batch_size"):
-            draft.problem("E1822", SIZE, f"mode train needs `{SIZE}`", involves=("buffer.batch_size",),
-                          suggestion="write how many experiences a training step takes")  # fmt: skip
+            draft.problem(
+                "E1822",
+                SIZE,
+                f"mode train needs `{SIZE}`",
+                involves=("buffer.batch_size",),
+                suggestion="write how many experiences a training step takes",
+            )
         size = draft.get("buffer.batch_size") * repeat
         draft.derive(SIZE, size, f"batch_size ({draft.get('buffer.batch_size')}) x repeat_times ({repeat})")
     size = draft.get(SIZE)
     key = f"{ACTOR}.ppo_mini_batch_size"
     if draft.is_given(key) and draft.get(key) != size:
-        draft.problem("E1816", key, f"`{key}` is always {SIZE} ({size}), got {draft.get(key)}", rule=f"{size}",
-                      involves=(SIZE, "algorithm.repeat_times"), suggestion=f"remove it, or write `{SIZE}`")  # fmt: skip
+        draft.problem(
+            "E1816",
+            key,
+            f"`{key}` is always {SIZE} ({size}), got {draft.get(key)}",
+            rule=f"{size}",
+            involves=(SIZE, "algorithm.repeat_times"),
+            suggestion=f"remove it, or write `{SIZE}`",
+        )
     draft.derive(key, size, SIZE)
 
 
@@ -39,9 +50,14 @@ def check_micro_batches(draft: Draft) -> None:
         return
     below, above = size // micro * micro, -(-size // micro) * micro
     nearest = f"{below} or {above}" if below else str(above)
-    draft.problem("E1803", SIZE, f"`{SIZE}` ({size}) must be a multiple of workers (1) x "
-                  f"ppo_micro_batch_size_per_gpu ({micro})", rule=f"multiple of {micro}",
-                  involves=(f"{ACTOR}.ppo_micro_batch_size_per_gpu",), suggestion=f"use {nearest}")  # fmt: skip
+    draft.problem(
+        "E1803",
+        SIZE,
+        f"`{SIZE}` ({size}) must be a multiple of workers (1) x ppo_micro_batch_size_per_gpu ({micro})",
+        rule=f"multiple of {micro}",
+        involves=(f"{ACTOR}.ppo_micro_batch_size_per_gpu",),
+        suggestion=f"use {nearest}",
+    )
 
 
 def resolve_steps(draft: Draft) -> None:
@@ -52,15 +68,26 @@ def resolve_steps(draft: Draft) -> None:
             stale = trainer if draft.is_own(explorer) else explorer
             draft.values[stale.split(".")[0]]["total_steps"] = None
         elif _in_trainer_steps(draft, draft.get(explorer)) != draft.get(trainer):
-            draft.problem("E1825", trainer, f"`{trainer}` ({draft.get(trainer)}) and {explorer} "
-                          f"({draft.get(explorer)}) differ", involves=(explorer,),
-                          suggestion="keep one of them")  # fmt: skip
+            draft.problem(
+                "E1825",
+                trainer,
+                f"`{trainer}` ({draft.get(trainer)}) and {explorer} ({draft.get(explorer)}) differ",
+                involves=(explorer,),
+                suggestion="keep one of them",
+            )
             return
     if draft.get(trainer) is None and draft.get(explorer) is not None:
-        draft.derive(trainer, _in_trainer_steps(draft, draft.get(explorer)), explorer)
+        draft.derive(trainer, _in_trainer_steps(draft, draft.get(explorer)), _reason(draft, explorer))
     elif draft.get(explorer) is None and draft.get(trainer) is not None:
-        draft.derive(explorer, _in_explorer_steps(draft, draft.get(trainer)), trainer)
+        draft.derive(explorer, _in_explorer_steps(draft, draft.get(trainer)), _reason(draft, trainer))
     _check_length_of_run(draft)
+
+
+def _reason(draft: Draft, source: str) -> str:
+    theirs, ours = _intervals(draft)
+    if draft.mode != "both" or theirs == ours:
+        return source
+    return f"{source}, with {ours} trainer steps for {theirs} explorer steps"
 
 
 def _in_trainer_steps(draft: Draft, steps: int) -> int:
@@ -82,13 +109,20 @@ def _intervals(draft: Draft) -> tuple[int, int]:
 
 
 def _check_length_of_run(draft: Draft) -> None:
-    for key, limit in (("buffer.total_epochs", MANY_EPOCHS), ("buffer.total_steps", MANY_STEPS),
-                       ("trainer.total_steps", MANY_STEPS)):  # fmt: skip
+    for key, limit in (
+        ("buffer.total_epochs", MANY_EPOCHS),
+        ("buffer.total_steps", MANY_STEPS),
+        ("trainer.total_steps", MANY_STEPS),
+    ):
         value = draft.get(key)
         if draft.is_given(key) and value is not None and value > limit:
             days = value / 86400
-            draft.problem("W1306", key, f"`{key}` is {value}: at one second a step this takes at least "
-                          f"{days / 365:.1f} years", suggestion="is this number meant?")  # fmt: skip
+            draft.problem(
+                "W1306",
+                key,
+                f"`{key}` is {value}: at one second a step this takes at least {days / 365:.1f} years",
+                suggestion="is this number meant?",
+            )
 
 
 def check_intervals(draft: Draft) -> None:
@@ -105,15 +139,21 @@ def check_intervals(draft: Draft) -> None:
         return
     relation = "at most" if is_at_most else "equal"
     draft.problem(
-        "E1824", SIZE,
+        "E1824",
+        SIZE,
         f"between two synchronisations the explorer makes {made} experiences (batch_size {batch} x repeat_times "
         f"{repeat} x explorer_sync_interval {theirs}) and the trainer takes {taken} (train_batch_size {size} x "
         f"trainer_sync_interval {ours})",
         rule=f"the trainer's number is {relation} the explorer's",
-        involves=("buffer.batch_size", "algorithm.repeat_times", "synchronizer", "buffer.explorer_input.taskset",
-                  "algorithm.algorithm_type"),
+        involves=(
+            "buffer.batch_size",
+            "algorithm.repeat_times",
+            "synchronizer",
+            "buffer.explorer_input.taskset",
+            "algorithm.algorithm_type",
+        ),
         suggestion=_interval_hint(made, taken=taken, size=size, ours=ours),
-    )  # fmt: skip
+    )
 
 
 def _interval_hint(made: int, *, taken: int, size: int, ours: int) -> str:

@@ -20,12 +20,20 @@ def resolve_tasksets(draft: Draft) -> None:
     """Fill what tasksets inherit, and check that the explorer has tasks."""
     explorer_input = draft.get("buffer.explorer_input")
     if explorer_input["taskset"] and explorer_input["tasksets"]:
-        draft.problem("E1806", "buffer.explorer_input.tasksets", "`buffer.explorer_input.tasksets` and taskset exclude "
-                      "each other", suggestion="keep one of them")  # fmt: skip
+        draft.problem(
+            "E1806",
+            "buffer.explorer_input.tasksets",
+            "`buffer.explorer_input.tasksets` and taskset exclude each other",
+            suggestion="keep one of them",
+        )
     has_tasks = explorer_input["taskset"] or explorer_input["tasksets"]
     if draft.mode in ("both", "explore") and not has_tasks:
-        draft.problem("E1809", TASKSET, f"mode {draft.mode} needs `{TASKSET}`",
-                      suggestion="write `buffer: {explorer_input: {taskset: {name: train, path: data.jsonl}}}`")  # fmt: skip
+        draft.problem(
+            "E1809",
+            TASKSET,
+            f"mode {draft.mode} needs `{TASKSET}`",
+            suggestion="write `buffer: {explorer_input: {taskset: {name: train, path: data.jsonl}}}`",
+        )
     if not draft.explores:
         return
     for index, key in enumerate(tasksets(draft)):
@@ -42,8 +50,12 @@ def _resolve_taskset(draft: Draft, key: str, index: int) -> None:
     _resolve_workflow(draft, key, is_eval=is_eval)
     _resolve_format(draft, f"{key}.format")
     if draft.is_given(f"{key}.task_selector"):
-        draft.problem("W1301", f"{key}.task_selector", f"`{key}.task_selector` is deprecated since Trinity-RFT 0.6",
-                      suggestion="write `data_selector`")  # fmt: skip
+        draft.problem(
+            "W1301",
+            f"{key}.task_selector",
+            f"`{key}.task_selector` is deprecated since Trinity-RFT 0.6",
+            suggestion="write `data_selector`",
+        )
         draft.derive(f"{key}.data_selector", draft.get(f"{key}.task_selector"), "task_selector, its older name")
     selector = f"{key}.data_selector.selector_type"
     check_name(draft, selector, "selector", draft.get(selector))
@@ -81,12 +93,20 @@ def _resolve_workflow(draft: Draft, key: str, *, is_eval: bool) -> None:
     workflow = draft.get(f"{key}.default_workflow_type")
     if workflow is None and not draft.get(f"{key}.format.workflow_key"):
         known = ", ".join(draft.catalogue.names("workflow"))
-        draft.problem("E1828", f"{key}.default_workflow_type", f"`{key}.default_workflow_type` is missing; "
-                      f"known: {known}", involves=(section,),
-                      suggestion="write `default_workflow_type: math_workflow`")  # fmt: skip
+        draft.problem(
+            "E1828",
+            f"{key}.default_workflow_type",
+            f"`{key}.default_workflow_type` is missing; known: {known}",
+            involves=(section,),
+            suggestion="write `default_workflow_type: math_workflow`",
+        )
     check_name(draft, _home(draft, key, "default_workflow_type", sources), "workflow", workflow)
-    check_name(draft, _home(draft, key, "default_reward_fn_type", ["default_reward_fn_type"]), "reward_fn",
-               draft.get(f"{key}.default_reward_fn_type"))  # fmt: skip
+    check_name(
+        draft,
+        _home(draft, key, "default_reward_fn_type", ["default_reward_fn_type"]),
+        "reward_fn",
+        draft.get(f"{key}.default_reward_fn_type"),
+    )
 
 
 def _home(draft: Draft, key: str, name: str, sources: list[str]) -> str:
@@ -114,15 +134,22 @@ def resolve_experience_buffer(draft: Draft) -> None:
     algorithm = draft.get("algorithm.algorithm_type")
     if draft.get(OUTPUT) is None:
         if draft.mode == "train":
-            draft.problem("E1809", OUTPUT, f"mode train needs `{OUTPUT}`",
-                          suggestion="write `buffer: {trainer_input: {experience_buffer: {path: data.jsonl}}}`")  # fmt: skip
+            draft.problem(
+                "E1809",
+                OUTPUT,
+                f"mode train needs `{OUTPUT}`",
+                suggestion="write `buffer: {trainer_input: {experience_buffer: {path: data.jsonl}}}`",
+            )
             return
         draft.get("buffer.trainer_input")["experience_buffer"] = _default_buffer()
     trains_on_data = algorithm in DATASET_ALGORITHMS
     if draft.get(f"{OUTPUT}.storage_type") is None:
         kind = "file" if trains_on_data else "queue"
-        draft.derive(f"{OUTPUT}.storage_type", kind, f"{algorithm} trains on a dataset" if trains_on_data
-                     else "experiences come from an explorer")  # fmt: skip
+        draft.derive(
+            f"{OUTPUT}.storage_type",
+            kind,
+            f"{algorithm} trains on a dataset" if trains_on_data else "experiences come from an explorer",
+        )
     _check_storage(draft, draft.get(f"{OUTPUT}.storage_type"), trains_on_data=trains_on_data)
     _resolve_place(draft, draft.get(f"{OUTPUT}.storage_type"))
     _resolve_format(draft, f"{OUTPUT}.format")
@@ -146,17 +173,38 @@ def _check_storage(draft: Draft, kind: str, *, trains_on_data: bool) -> None:
     key = f"{OUTPUT}.storage_type"
     involves = ("mode", "algorithm.algorithm_type")
     if kind == "file" and draft.mode == "both":
-        draft.problem("E1811", key, f"`{key}: file` cannot feed a trainer while an explorer writes it",
-                      rule="queue or sql in mode both", involves=involves, suggestion="write `storage_type: queue`")  # fmt: skip
+        draft.problem(
+            "E1811",
+            key,
+            f"`{key}: file` cannot feed a trainer while an explorer writes it",
+            rule="queue or sql in mode both",
+            involves=involves,
+            suggestion="write `storage_type: queue`",
+        )
     elif kind == "file" and draft.mode == "train" and not trains_on_data:
-        draft.problem("E1811", key, f"`{key}: file` is a dataset, and {draft.get('algorithm.algorithm_type')} trains on "
-                      "experiences", rule="queue or sql", involves=involves, suggestion="write `storage_type: queue`")  # fmt: skip
+        draft.problem(
+            "E1811",
+            key,
+            f"`{key}: file` is a dataset, and {draft.get('algorithm.algorithm_type')} trains on experiences",
+            rule="queue or sql",
+            involves=involves,
+            suggestion="write `storage_type: queue`",
+        )
     elif kind != "file" and trains_on_data:
-        draft.problem("E1900", key, f"`{key}: {kind}` for {draft.get('algorithm.algorithm_type')} is not available yet "
-                      "in this version", involves=involves, suggestion="write `storage_type: file`")  # fmt: skip
+        draft.problem(
+            "E1900",
+            key,
+            f"`{key}: {kind}` for {draft.get('algorithm.algorithm_type')} is not available yet in this version",
+            involves=involves,
+            suggestion="write `storage_type: file`",
+        )
     if kind == "file" and not draft.get(f"{OUTPUT}.path"):
-        draft.problem("E1826", f"{OUTPUT}.path", f"`{OUTPUT}.path` is missing: a file buffer is a dataset",
-                      suggestion="write the folder or file of the dataset")  # fmt: skip
+        draft.problem(
+            "E1826",
+            f"{OUTPUT}.path",
+            f"`{OUTPUT}.path` is missing: a file buffer is a dataset",
+            suggestion="write the folder or file of the dataset",
+        )
 
 
 def _resolve_place(draft: Draft, kind: str) -> None:
@@ -213,5 +261,11 @@ def check_unique_names(draft: Draft) -> None:
             continue
         origin = draft.origin(seen[name])
         place = f" ({origin.describe()})" if origin else ""
-        draft.problem("E1305", key, f"`{key}` is {name}, and so is `{seen[name]}`{place}", value=name,
-                      rule="unique", suggestion="give each its own name")  # fmt: skip
+        draft.problem(
+            "E1305",
+            key,
+            f"`{key}` is {name}, and so is `{seen[name]}`{place}",
+            value=name,
+            rule="unique",
+            suggestion="give each its own name",
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trinity.common.config.draft import Draft
+from trinity.common.config.draft import Draft, path_of
 
 ENGINE = "explorer.rollout_model.engine_type"
 METHOD = "synchronizer.sync_method"
@@ -38,12 +38,14 @@ def resolve_cluster(draft: Draft) -> None:
     is_shared = total == 1
     if asked > total or (has_trainer and draft.explores and not is_shared and asked >= total):
         draft.problem(
-            "E1808", "explorer.rollout_model.engine_num" if rollout else "cluster.gpu_per_node",
+            "E1808",
+            "explorer.rollout_model.engine_num" if rollout else "cluster.gpu_per_node",
             f"engines ask for {asked} GPUs (rollout {rollout}, auxiliary {auxiliary}) and the cluster has {total}"
             + (", of which the trainer needs at least 1" if has_trainer and draft.explores else ""),
-            rule="rollout + auxiliary < total", involves=("cluster.gpu_per_node", "cluster.node_num"),
+            rule="rollout + auxiliary < total",
+            involves=("cluster.gpu_per_node", "cluster.node_num"),
             suggestion=f"use at most {max(1, total - 1)} for the engines",
-        )  # fmt: skip
+        )
         return
     draft.derive("cluster.total_gpu_num", total, "node_num x gpu_per_node")
     draft.derive("cluster.rollout_gpu_num", rollout, "engine_num x parallel sizes")
@@ -68,30 +70,51 @@ def resolve_synchronizer(draft: Draft) -> None:
         if draft.get(key) is None:
             draft.derive(key, draft.get("synchronizer.sync_interval"), "sync_interval")
     _resolve_method(draft)
-    if draft.get("model.lora_configs") and draft.is_given(METHOD) and draft.tree.get(("synchronizer", "sync_method")) in (
-        "nccl", "online",
-    ):  # fmt: skip
-        draft.problem("E1812", METHOD, f"`{METHOD}: nccl` carries whole models, not adapters",
-                      suggestion="write `sync_method: checkpoint`")  # fmt: skip
+    written = draft.tree.get(path_of(METHOD)) if draft.is_given(METHOD) else None
+    if draft.get("model.lora_configs") and written in ("nccl", "online"):
+        draft.problem(
+            "E1812",
+            METHOD,
+            f"`{METHOD}: nccl` carries whole models, not adapters",
+            suggestion="write `sync_method: checkpoint`",
+        )
     if draft.get("explorer.over_rollout.ratio") > 0 and draft.get("synchronizer.sync_style") == "fixed":
-        draft.problem("E1805", "explorer.over_rollout.ratio", "`explorer.over_rollout.ratio` > 0 does not fit "
-                      "sync_style fixed, which waits for every task", involves=("synchronizer.sync_style",),
-                      suggestion="write `ratio: 0` or another sync_style")  # fmt: skip
+        draft.problem(
+            "E1805",
+            "explorer.over_rollout.ratio",
+            "`explorer.over_rollout.ratio` > 0 does not fit sync_style fixed, which waits for every task",
+            involves=("synchronizer.sync_style",),
+            suggestion="write `ratio: 0` or another sync_style",
+        )
     if draft.get("synchronizer.sync_style") == "fully_async" and draft.get("buffer.explorer_input.eval_tasksets"):
-        draft.problem("E1805", "synchronizer.sync_style", "`synchronizer.sync_style: fully_async` has no pause for "
-                      "evaluation", suggestion="remove eval_tasksets")  # fmt: skip
+        draft.problem(
+            "E1805",
+            "synchronizer.sync_style",
+            "`synchronizer.sync_style: fully_async` has no pause for evaluation",
+            suggestion="remove eval_tasksets",
+        )
 
 
 def _resolve_method(draft: Draft) -> None:
     method = draft.get(METHOD)
     if draft.mode == "both":
         if method in ("auto", "nccl"):
-            draft.derive(METHOD, "memory", "explorer and trainer share one process"
-                         if method == "auto" else "nccl between parts of one process is a copy in memory")  # fmt: skip
+            draft.derive(
+                METHOD,
+                "memory",
+                "explorer and trainer share one process"
+                if method == "auto"
+                else "nccl between parts of one process is a copy in memory",
+            )
         return
     if method in ("nccl", "memory") and draft.is_own(METHOD) and _mode_is_written_with(draft):
-        draft.problem("E1804", METHOD, f"`{METHOD}: {method}` needs explorer and trainer in one run, but mode is "
-                      f"{draft.mode}", rule="checkpoint", suggestion="write `sync_method: checkpoint`")  # fmt: skip
+        draft.problem(
+            "E1804",
+            METHOD,
+            f"`{METHOD}: {method}` needs explorer and trainer in one run, but mode is {draft.mode}",
+            rule="checkpoint",
+            suggestion="write `sync_method: checkpoint`",
+        )
     elif method != "checkpoint":
         draft.derive(METHOD, "checkpoint", f"mode {draft.mode} meets the other side in checkpoints")
 

@@ -27,10 +27,14 @@ def resolve_lengths(draft: Draft) -> None:
     response = draft.get("model.max_response_tokens")
     if total is None:
         if prompt is None or response is None:
-            draft.problem("E1820", "model.max_model_len", "`model.max_model_len` is missing",
-                          rule="given, or max_prompt_tokens and max_response_tokens are",
-                          involves=("model.max_prompt_tokens", "model.max_response_tokens"),
-                          suggestion="write `max_model_len: 2048` under `model`")  # fmt: skip
+            draft.problem(
+                "E1820",
+                "model.max_model_len",
+                "`model.max_model_len` is missing",
+                rule="given, or max_prompt_tokens and max_response_tokens are",
+                involves=("model.max_prompt_tokens", "model.max_response_tokens"),
+                suggestion="write `max_model_len: 2048` under `model`",
+            )
             return
         total = prompt + response
         draft.derive("model.max_model_len", total, "max_prompt_tokens + max_response_tokens")
@@ -64,9 +68,14 @@ def _fits(draft: Draft, total: int, *, prompt: int | None, response: int | None)
         if value is not None
     )
     left = "" if prompt is not None and response is not None else ", which leaves no token for the rest"
-    draft.problem("E1802", key, f"`{key}`: {parts} does not fit into max_model_len ({total}){left}",
-                  rule="max_prompt_tokens + max_response_tokens <= max_model_len",
-                  involves=("model.max_model_len",), suggestion=f"write `max_model_len: {asked}` or less tokens")  # fmt: skip
+    draft.problem(
+        "E1802",
+        key,
+        f"`{key}`: {parts} does not fit into max_model_len ({total}){left}",
+        rule="max_prompt_tokens + max_response_tokens <= max_model_len",
+        involves=("model.max_model_len",),
+        suggestion=f"write `max_model_len: {asked}` or less tokens",
+    )
     return False
 
 
@@ -75,8 +84,12 @@ def _resolve_minimum(draft: Draft, response: int) -> None:
     if minimum < response:
         return
     if draft.is_given("model.min_response_tokens"):
-        draft.problem("W1823", "model.min_response_tokens", f"`model.min_response_tokens` ({minimum}) is lowered to "
-                      f"{response - 1}: it must be below max_response_tokens ({response})")  # fmt: skip
+        draft.problem(
+            "W1823",
+            "model.min_response_tokens",
+            f"`model.min_response_tokens` ({minimum}) is lowered to "
+            f"{response - 1}: it must be below max_response_tokens ({response})",
+        )
     draft.derive("model.min_response_tokens", response - 1, "below max_response_tokens")
 
 
@@ -105,9 +118,14 @@ def _hand_to_taskset(draft: Draft, key: str) -> None:
     if asked is None:
         draft.derive(f"{key}.max_tokens", longest, "model.max_response_tokens")
     elif longest is not None and asked > longest:
-        draft.problem("E1802", f"{key}.max_tokens", f"`{key}.max_tokens` ({asked}) is more than "
-                      f"model.max_response_tokens ({longest})", rule="<= model.max_response_tokens",
-                      involves=("model.max_response_tokens",), suggestion=f"write {longest} or less")  # fmt: skip
+        draft.problem(
+            "E1802",
+            f"{key}.max_tokens",
+            f"`{key}.max_tokens` ({asked}) is more than model.max_response_tokens ({longest})",
+            rule="<= model.max_response_tokens",
+            involves=("model.max_response_tokens",),
+            suggestion=f"write {longest} or less",
+        )
 
 
 def tasksets(draft: Draft) -> list[str]:

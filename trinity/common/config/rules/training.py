@@ -78,9 +78,12 @@ def _resolve_clip(draft: Draft) -> None:
     if other is None:
         return
     if draft.is_given("trainer.grad_clip") and draft.get("trainer.grad_clip") != other:
-        draft.problem("E1815", "algorithm.optimizer.clip_grad", f"`algorithm.optimizer.clip_grad` is {other:g}, but "
-                      f"trainer.grad_clip is {draft.get('trainer.grad_clip')}",
-                      suggestion="keep trainer.grad_clip")  # fmt: skip
+        draft.problem(
+            "E1815",
+            "algorithm.optimizer.clip_grad",
+            f"`algorithm.optimizer.clip_grad` is {other:g}, but trainer.grad_clip is {draft.get('trainer.grad_clip')}",
+            suggestion="keep trainer.grad_clip",
+        )
     else:
         draft.derive("trainer.grad_clip", other, "algorithm.optimizer.clip_grad, its other name")
 
@@ -98,8 +101,11 @@ def _raise_budget(draft: Draft) -> None:
     if not longest:
         return
     least = -(-longest // draft.get("trainer.ulysses_sequence_parallel_size"))
-    for key in ("trainer.max_token_len_per_gpu", f"{ACTOR}.ppo_max_token_len_per_gpu",
-                f"{REF}.log_prob_max_token_len_per_gpu"):  # fmt: skip
+    for key in (
+        "trainer.max_token_len_per_gpu",
+        f"{ACTOR}.ppo_max_token_len_per_gpu",
+        f"{REF}.log_prob_max_token_len_per_gpu",
+    ):
         value = draft.get(key)
         if value is not None and value < least:
             draft.derive(key, least, f"raised from {value}: one sequence may have max_model_len ({longest}) tokens")
@@ -120,8 +126,13 @@ def _resolve_optimizer(draft: Draft) -> None:
             draft.derive(theirs, draft.get(ours), ours)
         elif not _equal(value, draft.get(ours)) and is_ours:
             where = f"{optim}.warmup_style" if name == "lr_scheduler_type" and style is not None else theirs
-            draft.problem("E1815", where, f"`{where}` is {value}, but {ours} is {draft.get(ours)}",
-                          involves=(ours,), suggestion=f"keep `{ours}`")  # fmt: skip
+            draft.problem(
+                "E1815",
+                where,
+                f"`{where}` is {value}, but {ours} is {draft.get(ours)}",
+                involves=(ours,),
+                suggestion=f"keep `{ours}`",
+            )
         elif not _equal(value, draft.get(ours)):
             draft.derive(ours, value, theirs)
 
@@ -155,14 +166,22 @@ def _resolve_retention(draft: Draft) -> None:
         draft.derive(key, 2, "remove_previous_ckpt_in_save; the newest two are kept")
     if draft.get(other) is not None:
         if draft.is_given(key) and draft.get(key) not in (0, draft.get(other)):
-            draft.problem("E1815", other, f"`{other}` is {draft.get(other)}, but {key} is {draft.get(key)}",
-                          suggestion=f"keep `{key}`")  # fmt: skip
+            draft.problem(
+                "E1815",
+                other,
+                f"`{other}` is {draft.get(other)}, but {key} is {draft.get(key)}",
+                suggestion=f"keep `{key}`",
+            )
         else:
             draft.derive(key, draft.get(other), "max_actor_ckpt_to_keep, its veRL name")
     if draft.get(key) == 1:
         written = key if draft.is_given(key) else other
-        draft.problem("W7030", written, f"`{written}: 1` keeps 2 until a newer checkpoint is complete",
-                      suggestion="write 2 or more")  # fmt: skip
+        draft.problem(
+            "W7030",
+            written,
+            f"`{written}: 1` keeps 2 until a newer checkpoint is complete",
+            suggestion="write 2 or more",
+        )
         draft.derive(key, 2, "a checkpoint is removed only when two newer ones are complete")
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from trinity.common.models.torch_engine.request import Request, Row
 
 
+@runtime_checkable
 class Admission(Protocol):
     """The rows that wait for a slot. Called under the engine's lock."""
 

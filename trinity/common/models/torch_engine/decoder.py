@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -22,6 +22,7 @@ from trinity.common.models.torch_engine.kv_cache import KVCache, Prefix
 from trinity.common.models.torch_engine.weights import copy_weights, has_safetensors, model_folder, read_tensors
 
 
+@runtime_checkable
 class Decoder(Protocol):
     """A causal language model with its own copy of the weights.
 
