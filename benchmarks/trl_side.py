@@ -77,7 +77,7 @@ def main() -> None:
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(arguments.folder, dtype=torch.float32),
         reward_funcs=lambda completions, answer, **_: [
-            work.score(completion[0]["content"], truth) for completion, truth in zip(completions, answer, strict=True)
+            work.reward(completion[0]["content"], truth) for completion, truth in zip(completions, answer, strict=True)
         ],
         args=config,
         train_dataset=dataset,

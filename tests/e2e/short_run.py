@@ -26,6 +26,9 @@ SHORT = (
     "stages[1].trainer.save_interval=3",
     "stages[1].explorer.eval_interval=2",
     "stages[1].explorer.runner_per_model=4",
+    # So short an imitation earns no reward: entropy and KL make every row count and every update move.
+    "stages[1].algorithm.kl_loss_fn=k2",
+    "stages[1].algorithm.entropy_loss_fn_args.entropy_coef=0.01",
 )
 NOT_COMPARED = ("time", "perf")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.e2e.short_run import ShortRun, wall_seconds
 
 NUM_KILLS = 20

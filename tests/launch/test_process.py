@@ -24,10 +24,9 @@ print(json.dumps(facts))
 
 
 def facts_for(model_dir: Path, **environment: str) -> dict[str, object]:
-    done = subprocess.run(
-        [sys.executable, "-c", SHOW, str(model_dir)],
-        capture_output=True, text=True, timeout=120, env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path), **environment},
-    )  # fmt: skip
+    environment |= {"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-c", SHOW, str(model_dir)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

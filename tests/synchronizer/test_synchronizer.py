@@ -125,7 +125,8 @@ def test_a_checkpoint_gets_the_versions_that_the_explorer_still_needs():
             await synchronizer.report_explorer({"explore_step": step})
         return sorted(await synchronizer.served_weights(4))
 
-    assert asyncio.run(scenario()) == [2, 3], "step 5 is served by version 2, step 6 by 3, step 7 by the checkpoint's own"
+    needed = asyncio.run(scenario())
+    assert needed == [2, 3], "step 5 is served by version 2, step 6 by 3, step 7 by the checkpoint's own"
 
 
 def test_restoring_serves_the_same_versions_as_before():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trinity.common.errors import ConfigError, ExitCode, TrinityError
+from trinity.common.errors import ExitCode, TrinityError
 from trinity.utils.log import get_logger, log_to_console, redact
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def run_config(path: Path, options: RunOptions, *, is_quiet: bool = False) -> Ru
     """
     from trinity.launch.run import RunResult, plan_run
 
-    log_to_console("WARNING" if is_quiet else "INFO")
+    log_to_console(is_quiet=is_quiet)
     try:
         plan = plan_run(path, options)
         _refuse_unfit_machine(plan, options)
@@ -71,8 +71,7 @@ def run_config(path: Path, options: RunOptions, *, is_quiet: bool = False) -> Ru
     except TrinityError as error:
         _report(error)
         return RunResult(exit_code=error.exit_code, error=error)
-    except Exception as error:  # the one place that turns an unforeseen failure into an exit status
-        logger.debug("%s", traceback.format_exc())
+    except Exception as error:  # noqa: BLE001  the one place that turns an unforeseen failure into an exit status
         typer.echo(redact("".join(traceback.format_exception(error))), err=True)
         typer.echo(redact(f"error[E5000]: {type(error).__name__}: {error} ({_user_frame(error)})"), err=True)
         return RunResult(exit_code=ExitCode.RUNTIME)
@@ -125,7 +124,9 @@ def _run_with_progress(plan: Plan, options: RunOptions, *, is_quiet: bool) -> Ru
 
 
 def _report(error: TrinityError) -> None:
-    text = error.format() if isinstance(error, ConfigError) and hasattr(error, "format") else f"error{error}"
+    from trinity.common.config import ConfigErrors
+
+    text = error.format() if isinstance(error, ConfigErrors) else f"error{error}"
     typer.echo(redact(text), err=True)
 
 

@@ -107,6 +107,14 @@ class Explorer:
         await self._io.call(self.store.open_producer, *self._producer, **self._scope)
         await self._snapshot()
 
+    @property
+    def planned_steps(self) -> int | None:
+        """Explore steps of the whole run; None for a taskset without an end."""
+        buffer, reader = self.config.buffer, self.parts.reader
+        if buffer.total_steps is not None:
+            return int(buffer.total_steps)
+        return -(-len(reader) * buffer.total_epochs // buffer.batch_size) if buffer.total_epochs else None
+
     async def explore(self) -> ExploreSummary:
         """Explore until the tasks or the steps are exhausted, or the trainer has finished; then evaluate.
 

@@ -72,10 +72,11 @@ class JobLock:
     def __init__(self, job_dir: Path) -> None:
         try:
             job_dir.mkdir(parents=True, exist_ok=True)
-            self._file = open(job_dir / LOCK, "a+", encoding="utf-8")
+            self._file = open(job_dir / LOCK, "a+", encoding="utf-8")  # noqa: SIM115  open as long as it is held
         except OSError as error:
             raise EnvironmentProblem(
-                f"checkpoint_root_dir: cannot write {job_dir} ({error.strerror}); choose a writable folder", code="E3601"
+                f"checkpoint_root_dir: cannot write {job_dir} ({error.strerror}); choose a writable folder",
+                code="E3601",
             ) from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

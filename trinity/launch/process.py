@@ -70,6 +70,7 @@ def process_facts() -> dict[str, Any]:
     import torch
     import transformers
 
+    transformers.utils.logging.disable_progress_bar()
     return {
         "torch": torch.__version__,
         "transformers": transformers.__version__,

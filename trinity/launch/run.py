@@ -23,7 +23,7 @@ from trinity.launch.job import (
 )
 from trinity.launch.process import check_same_facts, prepare_process, process_facts, use_deterministic_algorithms
 from trinity.launch.stop import StopSignal
-from trinity.utils.log import get_logger
+from trinity.utils.log import get_logger, set_level
 from trinity.utils.plugin_loader import load_plugins
 
 if TYPE_CHECKING:
@@ -156,6 +156,7 @@ def _run_stage(stage: StagePlan, stop: StopSignal, options: RunOptions) -> Stage
         text = dump_config(config)
         check_same_config(job_dir, text, accepted=options.accepted_changes)
         prepare_process(config.model.model_path, deterministic=config.deterministic)
+        set_level(config.log.level)
         facts = process_facts()
         check_same_facts(read_record(job_dir).get("facts", {}), facts, deterministic=config.deterministic)
         if config.deterministic:

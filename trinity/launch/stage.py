@@ -17,7 +17,7 @@ from trinity.monitor.monitor import Monitor
 from trinity.synchronizer.schedule import FixedSchedule
 from trinity.synchronizer.synchronizer import Synchronizer
 from trinity.synchronizer.transport import CheckpointTransport, MemoryTransport, Transport
-from trinity.utils.log import get_logger, log_to_file
+from trinity.utils.log import get_logger, logged_to_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,9 +93,6 @@ class Stage:
         self.on_metrics = on_metrics
         self.job_dir = Path(config.checkpoint_job_dir)
         self._monitors: list[Monitor] = []
-        self._log_handlers = [
-            log_to_file(actor, self.job_dir / "log") for actor in (config.explorer.name, config.trainer.name)
-        ]
 
     async def run(self) -> StageResult:
         """Run the stage; return what it did.
@@ -108,17 +105,20 @@ class Stage:
         checkpoints.clean()
         resume = checkpoints.latest() if self.config.continue_from_checkpoint else None
         result = StageResult(self.name, self.job_dir, is_resumed=resume is not None)
+        logs = self.job_dir / "log"
         try:
-            if self.config.mode == Mode.TRAIN:
-                await self._train_only(resume, result)
-            else:
-                await self._explore_and_train(resume, result)
+            with (
+                logged_to_file("explorer", logs / f"{self.config.explorer.name}.log"),
+                logged_to_file("trainer", logs / f"{self.config.trainer.name}.log"),
+            ):
+                if self.config.mode == Mode.TRAIN:
+                    await self._train_only(resume, result)
+                else:
+                    await self._explore_and_train(resume, result)
         finally:
             self.stop.on_stop(None)
             for monitor in self._monitors:
                 monitor.close()
-            for handler in self._log_handlers:
-                handler.close()
             result.seconds = time.monotonic() - started
         result.stopped = self.stop.code
         return result
@@ -128,7 +128,8 @@ class Stage:
         from trinity.buffer.buffer import open_store
 
         synchronizer = self._synchronizer()
-        reads_dataset = self.config.buffer.trainer_input.experience_buffer.storage_type == StorageType.FILE
+        buffer = self.config.buffer.trainer_input.experience_buffer
+        reads_dataset = buffer is not None and buffer.storage_type == StorageType.FILE
         store = None if reads_dataset else open_store(self.config)
         trainer = self._trainer(store, synchronizer, resume)
         try:
@@ -148,13 +149,14 @@ class Stage:
         synchronizer = self._synchronizer()
         store = open_store(self.config)
         engine = create_inference_model(self.config)
-        explorer, trainer = self._explorer(engine, store, synchronizer, resume), self._trainer(store, synchronizer, resume)
+        explorer = self._explorer(engine, store, synchronizer, resume)
+        trainer = self._trainer(store, synchronizer, resume)
         try:
             await engine.prepare()
-            await trainer.prepare()
+            await explorer.prepare()
+            await trainer.prepare(explore_steps=explorer.planned_steps)
             if resume is not None:
                 await self._restore(resume, trainer, synchronizer)
-            await explorer.prepare()
             exploring = asyncio.create_task(explorer.explore(), name=self.config.explorer.name)
             training = asyncio.create_task(trainer.train(), name=self.config.trainer.name)
             self._stop_with(trainer, exploring)
@@ -250,4 +252,7 @@ class Stage:
                 exploring.cancel()
             trainer.request_stop()
 
-        self.stop.on_stop(lambda: loop.call_soon_threadsafe(end))
+        def end_soon() -> None:
+            loop.call_soon_threadsafe(end)
+
+        self.stop.on_stop(end_soon)

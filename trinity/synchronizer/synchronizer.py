@@ -103,12 +103,14 @@ class Synchronizer:
         async with self._changed:
             self._awaited = version
             self._changed.notify_all()
-            await self._until(
-                lambda: self._version >= version or self._trainer_done,
-                f"version {version} (the trainer's newest is {self._version})",
-                timeout_s=timeout_s,
-            )
-            self._awaited = None
+            try:
+                await self._until(
+                    lambda: self._version >= version or self._trainer_done,
+                    f"version {version} (the trainer's newest is {self._version})",
+                    timeout_s=timeout_s,
+                )
+            finally:  # also when this wait is cancelled: nobody would take weights lent to it
+                self._awaited = None
             return self._version
 
     async def wait_for_trainer(self, *, timeout_s: float | None = None) -> int:
@@ -119,12 +121,7 @@ class Synchronizer:
         """
         async with self._changed:
             while not self._trainer_done:
-                before = self._version
-                await self._until(
-                    lambda known=before: self._trainer_done or self._version > known,
-                    "the trainer to finish its remaining steps",
-                    timeout_s=timeout_s,
-                )
+                await self._until(self._is_newer_than(self._version), "the trainer to finish", timeout_s=timeout_s)
             return self._version
 
     async def fetch(self, version: int) -> Mapping[str, Tensor]:
@@ -178,6 +175,9 @@ class Synchronizer:
         """Return whether the explorer will ask for no further version."""
         return self._explorer_done
 
+    def _is_newer_than(self, version: int) -> Callable[[], bool]:
+        return lambda: self._trainer_done or self._version > version
+
     def _next_version(self) -> int:
         done = self._explorer_state["explore_step"] if self._explorer_state else 0
         return min(self.schedule.version_for(done + 1), self._version)
@@ -191,7 +191,8 @@ class Synchronizer:
             await asyncio.wait_for(self._changed.wait_for(condition), limit)
         except TimeoutError as error:
             raise SyncError(
-                f"timed out after {limit:g} s waiting for {what}; raise synchronizer.sync_timeout if a step takes longer",
+                f"timed out after {limit:g} s waiting for {what}; "
+                "raise synchronizer.sync_timeout if a step takes longer",
                 code="E5501",
             ) from error
 

@@ -43,9 +43,11 @@ class MemoryTransport:
         self._held: dict[int, Mapping[str, Tensor]] = {}
 
     def put(self, version: int, weights: Mapping[str, Tensor], *, copy: bool) -> None:
+        """Hold `weights` as `version`."""
         self._held[version] = {k: t.detach().clone() for k, t in weights.items()} if copy else weights
 
     def get(self, version: int) -> Mapping[str, Tensor]:
+        """Return the weights of `version`; SyncError if they are not held."""
         if version not in self._held:
             raise SyncError(
                 f"weights of version {version} are not held; versions at hand: {self.versions() or 'none'}",
@@ -54,10 +56,12 @@ class MemoryTransport:
         return self._held[version]
 
     def drop_before(self, version: int) -> None:
+        """Forget versions older than `version`."""
         for old in [v for v in self._held if v < version]:
             del self._held[old]
 
     def versions(self) -> list[int]:
+        """Return the versions held, ascending."""
         return sorted(self._held)
 
 
@@ -73,6 +77,7 @@ class CheckpointTransport:
         self.folder = job_dir / "weights"
 
     def put(self, version: int, weights: Mapping[str, Tensor], *, copy: bool) -> None:
+        """Hold `weights` as `version`."""
         from safetensors.torch import save_file
 
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -95,6 +100,7 @@ class CheckpointTransport:
         failpoint("sync.after_publish")
 
     def get(self, version: int) -> Mapping[str, Tensor]:
+        """Return the weights of `version`; SyncError if they are not held."""
         from safetensors.torch import load_file
 
         file = self.folder / f"version_{version}" / "model.safetensors"
@@ -107,11 +113,13 @@ class CheckpointTransport:
         return weights
 
     def drop_before(self, version: int) -> None:
+        """Forget versions older than `version`."""
         for old in self.versions():
             if old < version:
                 shutil.rmtree(self.folder / f"version_{old}", ignore_errors=True)
 
     def versions(self) -> list[int]:
+        """Return the versions held, ascending."""
         if not self.folder.is_dir():
             return []
         names = (p.name.removeprefix("version_") for p in self.folder.glob("version_*"))

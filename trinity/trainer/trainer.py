@@ -58,7 +58,7 @@ class Trainer:
 
     Args:
         config: resolved configuration of the stage.
-        store: the open experience store.
+        store: the open experience store; None where the trainer reads a dataset.
         synchronizer: takes new weights to the explorer.
         monitor: records the metrics of the trainer.
         tokenizer: for demonstrations and for checkpoints; loaded from the model where it is not given.
@@ -69,7 +69,7 @@ class Trainer:
         self,
         config: Config,
         *,
-        store: ExperienceStore,
+        store: ExperienceStore | None,
         synchronizer: Synchronizer,
         monitor: Monitor,
         tokenizer: PreTrainedTokenizerBase | None = None,
@@ -96,8 +96,11 @@ class Trainer:
         self._total_steps: int | None = None
 
     # ------------------------------------------------------------------- set-up
-    async def prepare(self) -> None:
+    async def prepare(self, *, explore_steps: int | None = None) -> None:
         """Load model, data and, when resuming, the checkpoint.
+
+        Args:
+            explore_steps: explore steps that the explorer beside this trainer plans, for the learning-rate schedule.
 
         Raises:
             EnvironmentProblem: the model cannot be loaded.
@@ -105,18 +108,18 @@ class Trainer:
             DataError: the dataset cannot be used.
         """
         state = None if self.resume is None else read_trainer_state(self.resume)
-        await self._thread.call(self._prepare, state)
+        await self._thread.call(self._prepare, state, explore_steps)
         # Without a checkpoint the cut is step 0: what a killed process logged of it is logged again.
         self.monitor.truncate({"lines": 0, "samples": 0} if state is None else state.monitor)
 
-    def _prepare(self, state: TrainerState | None) -> None:
+    def _prepare(self, state: TrainerState | None, explore_steps: int | None) -> None:
         config = self.config
         if self.tokenizer is None:
             self.tokenizer = load_tokenizer(config.model)
         self.step = 0 if state is None else state.step
         source = self._open_source(state)
         batch_size = settings.train_batch_size(config)
-        self._total_steps = settings.planned_steps(config)
+        self._total_steps = settings.planned_steps(config, explore_steps)
         if self._total_steps is None and isinstance(source, DatasetSource):
             self._total_steps = -(-len(source.reader) * source.reader.total_epochs // batch_size) or None
         strategy = SAMPLE_STRATEGY.get(config.algorithm.sample_strategy or "default")
@@ -131,6 +134,7 @@ class Trainer:
     def _open_source(self, state: TrainerState | None) -> BufferSource | DatasetSource:
         config, buffer = self.config, self.config.buffer.trainer_input.experience_buffer
         if not settings.is_supervised(config):
+            assert self.store is not None, "an algorithm that learns from rollouts needs the experience store"
             name = "experience_buffer" if buffer is None else buffer.name
             token = self.store.open_consumer(name, config.trainer.name, run=self.run_name, cut=self.step)
             timeout_s = 1800.0 if buffer is None else buffer.max_read_timeout

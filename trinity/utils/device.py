@@ -25,10 +25,13 @@ def select_device(name: str = "auto") -> torch.device:
 
 
 def has_bf16_units(device: torch.device) -> bool:
-    """Return whether `device` multiplies bfloat16 matrices faster than float32 ones."""
+    """Return whether `device` multiplies bfloat16 matrices faster than float32 ones.
+
+    On a CPU that takes AMX tiles or the dot products of AVX512-BF16; without them bfloat16 is emulated, and slower.
+    """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return bool(torch.cpu._is_amx_tile_supported())
+    return bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:

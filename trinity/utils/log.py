@@ -9,11 +9,14 @@ import logging
 import logging.handlers
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from trinity.common.constants import LOG_LEVEL_ENV_VAR
 
 ROOT = "trinity"
+CONSOLE = "console"
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 MAX_FILE_BYTES = 64 * 1024 * 1024
 BACKUPS = 3
@@ -46,6 +49,7 @@ class RedactingFormatter(logging.Formatter):
     """Formats a record, traceback included, and redacts it."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the redacted line."""
         return redact(super().format(record))
 
 
@@ -66,25 +70,37 @@ def parse_level(level: str) -> int:
     return value
 
 
-def log_to_console(level: str, handler: logging.Handler | None = None) -> None:
-    """Send the framework's log to standard error, or to `handler`, at `level`."""
+def set_level(level: str) -> None:
+    """Set the level of the framework's loggers; the environment variable `TRINITY_LOG_LEVEL` wins."""
+    logging.getLogger(ROOT).setLevel(parse_level(os.environ.get(LOG_LEVEL_ENV_VAR, level)))
+
+
+def log_to_console(*, is_quiet: bool = False) -> None:
+    """Send the framework's log to standard error; only warnings and errors if `is_quiet`."""
     root = logging.getLogger(ROOT)
-    root.setLevel(parse_level(os.environ.get(LOG_LEVEL_ENV_VAR, level)))
     root.propagate = False
-    for old in [h for h in root.handlers if getattr(h, "is_console", False)]:
+    for old in [h for h in root.handlers if h.get_name() == CONSOLE]:
         root.removeHandler(old)
-    new = handler or logging.StreamHandler()
-    new.is_console = True  # type: ignore[attr-defined]
-    new.setFormatter(RedactingFormatter("%(message)s" if handler else FORMAT))
-    root.addHandler(new)
+    handler = logging.StreamHandler()
+    handler.set_name(CONSOLE)
+    handler.setLevel(logging.WARNING if is_quiet else logging.DEBUG)
+    handler.setFormatter(RedactingFormatter(FORMAT))
+    root.addHandler(handler)
+    set_level("INFO")
 
 
-def log_to_file(actor_name: str, log_dir: Path) -> logging.Handler:
-    """Send what `trinity.<actor_name>` logs to `<log_dir>/<actor_name>.log` as well; return the handler."""
-    log_dir.mkdir(parents=True, exist_ok=True)
+@contextmanager
+def logged_to_file(component: str, file: Path) -> Iterator[None]:
+    """Send what `trinity.<component>` logs to `file` as well, rotated, while the context lasts."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.handlers.RotatingFileHandler(
-        log_dir / f"{actor_name}.log", maxBytes=MAX_FILE_BYTES, backupCount=BACKUPS, encoding="utf-8"
+        file, maxBytes=MAX_FILE_BYTES, backupCount=BACKUPS, encoding="utf-8"
     )
     handler.setFormatter(RedactingFormatter(FORMAT))
-    get_logger(actor_name).addHandler(handler)
-    return handler
+    logger = get_logger(component)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()

@@ -27,16 +27,22 @@ def is_supervised(config: Config) -> bool:
     return ALGORITHM_TYPE.get(config.algorithm.algorithm_type).schema == "sft"
 
 
-def planned_steps(config: Config) -> int | None:
-    """Return the number of training steps of the run, or None where only the data know."""
+def planned_steps(config: Config, explore_steps: int | None = None) -> int | None:
+    """Return the number of training steps of the run, or None where only the data know.
+
+    Args:
+        config: resolved configuration.
+        explore_steps: explore steps that the explorer plans, where one runs beside the trainer.
+    """
     if config.trainer.total_steps is not None:
         return int(config.trainer.total_steps)
     buffer = config.buffer
-    if buffer.total_steps is None:
-        return None
     if config.mode != "both":
-        return int(buffer.total_steps)
-    produced = buffer.total_steps * buffer.batch_size * (config.algorithm.repeat_times or 1)
+        return None if buffer.total_steps is None else int(buffer.total_steps)
+    steps = buffer.total_steps if buffer.total_steps is not None else explore_steps
+    if steps is None:
+        return None
+    produced = steps * buffer.batch_size * (config.algorithm.repeat_times or 1)
     return max(1, -(-produced // train_batch_size(config)))
 
 
