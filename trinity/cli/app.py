@@ -8,6 +8,7 @@ import typer
 
 from trinity import __version__
 from trinity.cli.config import config_app
+from trinity.cli.later import add_later_commands
 from trinity.cli.quickstart import quickstart
 from trinity.cli.run import run
 from trinity.cli.validate import validate
@@ -40,3 +41,4 @@ app.command()(run)
 app.command()(validate)
 app.command()(quickstart)
 app.add_typer(config_app, name="config")
+add_later_commands(app)

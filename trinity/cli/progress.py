@@ -76,7 +76,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.console = console or Console(stderr=True)
-        self._is_live = self.console.is_terminal if is_live is None else is_live
+        self.is_live = self.console.is_terminal if is_live is None else is_live
         self._interval_s = interval_s
         self._clock = clock
         self._lock = threading.Lock()
@@ -94,6 +94,10 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    def print_line(self, text: str) -> None:
+        """Print a line of text above the bar, as it is."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     def on_stage(self, stage: StagePlan) -> None:
         """Begin the display of a planned stage."""
         self.start(stage.name or stage.config.name, totals=num_steps(stage.config))
@@ -109,7 +113,7 @@ class Progress:
         with self._lock:
             self._stage, self._totals, self._figures = stage, dict(totals), _Figures()
             self._started, self._shown, self._first_step = self._clock(), float("-inf"), None
-            if self._is_live:
+            if self.is_live:
                 self._bar = _new_bar(self.console)
                 self._task = self._bar.add_task(stage, total=self._total, figures="")
                 self._bar.start()
@@ -145,7 +149,7 @@ class Progress:
             self._bar.update(self._task, completed=self._figures.step, figures=self._figures.text())
             return
         now = self._clock()
-        if self._is_live or not (is_due or now - self._shown >= self._interval_s):
+        if self.is_live or not (is_due or now - self._shown >= self._interval_s):
             return
         self._shown = now
         steps = f"{self._figures.step}/{self._total}" if self._total else str(self._figures.step)

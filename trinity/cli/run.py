@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -44,6 +43,8 @@ def run(
         accepted_changes=tuple(accept_change or ()),
     )
     result = run_config(config, options, is_quiet=quiet)
+    for line in outcome_lines(result):
+        typer.echo(line)
     if result.exit_code != ExitCode.DONE:
         typer.echo(f"resume with: {resume_command(config, options)}", err=True)
     raise typer.Exit(int(result.exit_code))
@@ -75,6 +76,15 @@ def run_config(path: Path, options: RunOptions, *, is_quiet: bool = False) -> Ru
         typer.echo(redact("".join(traceback.format_exception(error))), err=True)
         typer.echo(redact(f"error[E5000]: {type(error).__name__}: {error} ({_user_frame(error)})"), err=True)
         return RunResult(exit_code=ExitCode.RUNTIME)
+
+
+def outcome_lines(result: RunResult) -> list[str]:
+    """Return one line a stage that ran: what it did, how long it took, where its outputs are."""
+    return [
+        f"{'stopped' if stage.stopped else 'done'}: {stage.name or 'run'}, training step {stage.training_step}, "
+        f"{stage.seconds:.1f} s, outputs in {stage.job_dir}"
+        for stage in result.stages
+    ]
 
 
 def resume_command(path: Path, options: RunOptions) -> str:
@@ -116,7 +126,9 @@ def _run_with_progress(plan: Plan, options: RunOptions, *, is_quiet: bool) -> Ru
 
     if is_quiet:
         return run_plan(plan, options)
-    progress = Progress(is_live=sys.stderr.isatty())
+    progress = Progress()
+    if progress.is_live:
+        log_to_console(write=progress.print_line)
     options.on_metrics = progress.on_metrics
     options.on_stage = progress.on_stage
     with progress:

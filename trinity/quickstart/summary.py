@@ -97,7 +97,7 @@ def latest_hf_model(job_dir: Path) -> Path | None:
     return max(found, key=lambda path: int(path.parts[-3].removeprefix("global_step_")), default=None)
 
 
-def summarize(stages: Sequence[StageRun], *, seed: int) -> Summary:
+def summarize(stages: Sequence[StageRun], *, seed: int, initial_accuracy: float | None = None) -> Summary:
     """Return the numbers of a run.
 
     A stage without evaluations of its own ends with the accuracy that the next one starts from.
@@ -105,12 +105,14 @@ def summarize(stages: Sequence[StageRun], *, seed: int) -> Summary:
     Args:
         stages: in the order they ran.
         seed: of the run.
+        initial_accuracy: of the model before the first stage.
     """
     curves = [read_curves(stage.job_dir) for stage in stages]
     summaries = []
     for i, (stage, curve) in enumerate(zip(stages, curves, strict=True)):
         points = curve.accuracy
         following = curves[i + 1].accuracy if i + 1 < len(curves) else []
+        before = points[0][1] if points else initial_accuracy if i == 0 else None
         after = points[-1:] or following[:1]
         model = latest_hf_model(stage.job_dir)
         summaries.append(
@@ -120,7 +122,7 @@ def summarize(stages: Sequence[StageRun], *, seed: int) -> Summary:
                 seconds=round(stage.seconds, 3),
                 num_steps=curve.num_steps,
                 num_tokens=curve.num_tokens,
-                accuracy_before=points[0][1] if points else None,
+                accuracy_before=before,
                 accuracy_after=after[0][1] if after else None,
                 loss_first=curve.loss[0][1] if curve.loss else None,
                 loss_last=curve.loss[-1][1] if curve.loss else None,
@@ -133,7 +135,7 @@ def summarize(stages: Sequence[StageRun], *, seed: int) -> Summary:
 def _total(stages: list[StageSummary], seed: int) -> Summary:
     seconds = sum(stage.seconds for stage in stages)
     tokens = sum(stage.num_tokens for stage in stages)
-    evaluated = [stage for stage in stages if stage.accuracy_before is not None]
+    evaluated = [stage for stage in stages if stage.accuracy_after is not None]
     last = evaluated[-1] if evaluated else None
     return Summary(
         seed=seed,

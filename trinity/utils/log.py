@@ -9,7 +9,7 @@ import logging
 import logging.handlers
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from trinity.common.constants import LOG_LEVEL_ENV_VAR
 ROOT = "trinity"
 CONSOLE = "console"
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+SHORT_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 MAX_FILE_BYTES = 64 * 1024 * 1024
 BACKUPS = 3
 
@@ -75,16 +76,34 @@ def set_level(level: str) -> None:
     logging.getLogger(ROOT).setLevel(parse_level(os.environ.get(LOG_LEVEL_ENV_VAR, level)))
 
 
-def log_to_console(*, is_quiet: bool = False) -> None:
-    """Send the framework's log to standard error; only warnings and errors if `is_quiet`."""
+class _PrintHandler(logging.Handler):
+    """Hands formatted records to a function, such as the print of a live display."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        super().__init__()
+        self._write = write
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the record."""
+        self._write(self.format(record))
+
+
+def log_to_console(*, is_quiet: bool = False, write: Callable[[str], object] | None = None) -> None:
+    """Send the framework's log to standard error.
+
+    Args:
+        is_quiet: warnings and errors only.
+        write: prints one line instead, for a display that must not be written over.
+    """
     root = logging.getLogger(ROOT)
     root.propagate = False
     for old in [h for h in root.handlers if h.get_name() == CONSOLE]:
         root.removeHandler(old)
-    handler = logging.StreamHandler()
+    handler: logging.Handler = logging.StreamHandler() if write is None else _PrintHandler(write)
     handler.set_name(CONSOLE)
     handler.setLevel(logging.WARNING if is_quiet else logging.DEBUG)
-    handler.setFormatter(RedactingFormatter(FORMAT))
+    is_plain = write is None
+    handler.setFormatter(RedactingFormatter(FORMAT) if is_plain else RedactingFormatter(SHORT_FORMAT, "%H:%M:%S"))
     root.addHandler(handler)
     set_level("INFO")
 

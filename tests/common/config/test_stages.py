@@ -175,3 +175,12 @@ def test_an_escaped_interpolation_is_text(examined: Examine) -> None:
     assert not problems
     taskset = plan.stages[0].config.buffer.explorer_input.taskset
     assert taskset is not None and taskset.path == "a/${b}.jsonl"
+
+
+def test_a_stage_that_others_follow_must_leave_its_weights(examined: Examine) -> None:
+    problem = find(examined(STAGES, "stages[0].trainer.save_hf_checkpoint=never")[1], "E1605",
+                   "stages[0].trainer.save_hf_checkpoint")  # fmt: skip
+    assert "`save_hf_checkpoint: last`" in (problem.suggestion or "") and "sft_warmup" in problem.message
+    assert not [p for p in examined(STAGES, "stages[1].trainer.save_hf_checkpoint=never")[1] if p.is_error]
+    everywhere = [p.key for p in examined(STAGES, "trainer.save_hf_checkpoint=never")[1] if p.is_error]
+    assert everywhere == ["trainer.save_hf_checkpoint"]

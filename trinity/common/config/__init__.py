@@ -1,22 +1,54 @@
 """Configuration: schema, reading, checking and derived values. Imports neither torch nor ray."""
 
+from trinity.common.config.algorithm import AlgorithmConfig
+from trinity.common.config.buffer import (
+    BufferConfig,
+    DataSelectorConfig,
+    ExperienceBufferConfig,
+    FormatConfig,
+    GenerationConfig,
+    TasksetConfig,
+)
 from trinity.common.config.catalogue import Catalogue
 from trinity.common.config.config import Config, StageConfig
 from trinity.common.config.draft import Derived
+from trinity.common.config.explorer import ExplorerConfig
+from trinity.common.config.model import InferenceModelConfig, ModelConfig
+from trinity.common.config.model import LoraConfig as LoRAConfig
 from trinity.common.config.plan import Plan, StagePlan, examine, load_config, load_plan
 from trinity.common.config.plugins import read_plugins, scan_plugins
 from trinity.common.config.problems import ConfigErrors, Problem
+from trinity.common.config.sections import ClusterConfig, LogConfig, MonitorConfig, OperatorConfig
 from trinity.common.config.showing import dump_config, json_schema, origins
+from trinity.common.config.synchronizer import SynchronizerConfig
+from trinity.common.config.trainer import TrainerConfig
 
 __all__ = [
+    "AlgorithmConfig",
+    "BufferConfig",
     "Catalogue",
+    "ClusterConfig",
     "Config",
     "ConfigErrors",
+    "DataSelectorConfig",
     "Derived",
+    "ExperienceBufferConfig",
+    "ExplorerConfig",
+    "FormatConfig",
+    "GenerationConfig",
+    "InferenceModelConfig",
+    "LoRAConfig",
+    "LogConfig",
+    "ModelConfig",
+    "MonitorConfig",
+    "OperatorConfig",
     "Plan",
     "Problem",
     "StageConfig",
     "StagePlan",
+    "SynchronizerConfig",
+    "TasksetConfig",
+    "TrainerConfig",
     "dump_config",
     "examine",
     "json_schema",

@@ -109,7 +109,7 @@ def examine(
         warnings = unique(p for p in found if not p.is_error)
         stages.append(StagePlan(stage.name, stage.config, stage.derived, warnings, stage.tree))
         problems += found
-    problems = unique(problems)
+    problems = unique([*problems, *_check_handover(stages)])
     return Plan(Path(path), stages, [p for p in problems if not p.is_error]), problems
 
 
@@ -164,6 +164,21 @@ def _plan_stage(name: str | None, tree: Tree, *, catalogue: Catalogue, cwd: Path
         config, resolved, catalogue=catalogue, cwd=cwd, stage_name=stage_name, broken=broken
     )
     return StagePlan(stage_name, final, derived, [], resolved), [*problems, *found]
+
+
+def _check_handover(stages: Sequence[StagePlan]) -> list[Problem]:
+    """Return an error for each stage that leaves no weights to the stage after it."""
+    return [
+        stage.tree.problem(
+            "E1605",
+            ("trainer", "save_hf_checkpoint"),
+            f"`trainer.save_hf_checkpoint` is never, but the stage after {stage.name} starts from the weights it leaves",
+            value="never",
+            suggestion="write `save_hf_checkpoint: last` in this stage",
+        )
+        for stage in stages[:-1]
+        if stage.config.trainer.save_hf_checkpoint == "never"
+    ]
 
 
 def _is_missing(tree: Tree, path: tuple[str | int, ...]) -> bool:

@@ -14,6 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trinity.utils.products import linear, matmul
+
 
 class _Linear(torch.autograd.Function):
     """x W^T + b with the gradient of several stacked parameters; W is a copy of them in the number type of x."""
@@ -25,14 +27,14 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.sizes = [parameter.shape[0] for parameter in parameters[:num_weights]]
         ctx.has_bias = bias is not None
-        return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+        return linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        grad_x = torch.mm(grad, weight) if ctx.needs_input_grad[0] else None
-        grads: list[Tensor | None] = list(torch.mm(grad.t(), x).float().split(ctx.sizes))
+        grad_x = matmul(grad, weight) if ctx.needs_input_grad[0] else None
+        grads: list[Tensor | None] = list(matmul(grad.t(), x).float().split(ctx.sizes))
         if ctx.has_bias:
             grads.extend(grad.float().sum(0).split(ctx.sizes))
         return grad_x, None, None, None, *grads
@@ -64,7 +66,7 @@ class FusedLinear:
             self._weight = _stacked(self.weights, self.dtype)
             self._bias = _stacked(self.biases, self.dtype) if self.biases else None
         if not torch.is_grad_enabled():
-            return torch.nn.functional.linear(x, self._weight, self._bias)
+            return linear(x, self._weight, self._bias)
         return _Linear.apply(x, self._weight, self._bias, len(self.weights), *self.weights, *self.biases)
 
 

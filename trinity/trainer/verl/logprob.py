@@ -12,6 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trinity.utils.products import matmul
+
 CHUNK_BYTES = {"cpu": 32 * 2**20, "cuda": 512 * 2**20}
 
 
@@ -63,15 +65,15 @@ class _ChunkedLogprob(torch.autograd.Function):
             of_entropy = (grad_entropy[part], entropy[part]) if ctx.with_entropy else None
             grad = _grad_logits(logp, labels[part], grad_logprob[part], of_entropy)
             grad = grad.div_(ctx.temperature).to(weight.dtype)
-            torch.mm(grad, weight, out=grad_hidden[part])
-            grad_weight += torch.mm(grad.t(), hidden[part])
+            grad_hidden[part] = matmul(grad, weight)
+            grad_weight += matmul(grad.t(), hidden[part])
             if grad_bias is not None:
                 grad_bias += grad.float().sum(0)
         return grad_hidden, None, grad_bias, grad_weight, None, None, None
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    logits = torch.mm(hidden, weight.t()).float()
+    logits = matmul(hidden, weight.t()).float()
     if bias is not None:
         logits += bias
     return torch.log_softmax(logits if temperature == 1.0 else logits.div_(temperature), 1)

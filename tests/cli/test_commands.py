@@ -1,0 +1,83 @@
+"""Commands and options with typing errors, published commands of later versions, both spellings of options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from tests.common.config.conftest import MINIMAL
+from trinity.cli.app import app
+from trinity.cli.later import INSTEAD
+from trinity.common.errors import ExitCode
+
+
+def invoke(*words: str) -> Result:
+    # One wide line: the messages are looked at, not how a terminal breaks them.
+    return CliRunner(env={"COLUMNS": "250", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, list(words))
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("rnu", "--config", "run.yaml"), "'run'"),
+        (("validat",), "'validate'"),
+        (("qickstart",), "'quickstart'"),
+        (("config", "shwo"), "'show'"),
+        (("run", "--conifg", "run.yaml"), "--config"),
+        (("run", "--config", "run.yaml", "--plugin-dri", "."), "--plugin-dir"),
+        (("validate", "--config", "run.yaml", "--shcema-only"), "--schema-only"),
+    ],
+)
+def test_a_typing_error_gets_a_suggestion(words: tuple[str, ...], meant: str) -> None:
+    result = invoke(*words)
+    assert result.exit_code == ExitCode.USAGE
+    assert meant in result.output
+
+
+def test_run_without_a_file_says_what_is_missing() -> None:
+    result = invoke("run")
+    assert result.exit_code == ExitCode.USAGE
+    assert "--config" in result.output
+
+
+@pytest.mark.parametrize("name", INSTEAD)
+def test_a_command_of_a_later_version_says_so_and_what_serves_instead(name: str) -> None:
+    result = invoke(name, "--config", "run.yaml", "--port", "8080", "rest")
+    assert result.exit_code == ExitCode.USAGE
+    assert result.output == (
+        f"error[E1900]: `trinity {name}` is not available yet in this version; {INSTEAD[name]}\n"
+    )
+    assert f" {name} " not in invoke("--help").output
+
+
+def test_debug_knows_its_modules() -> None:
+    words = ("debug", "--config", "run.yaml", "--output_file", "out.jsonl", "--plugin_dir", "plugins", "--module")
+    wrong = invoke(*words, "worflow")
+    assert wrong.exit_code == ExitCode.USAGE
+    assert wrong.output.splitlines()[0] == (
+        "error[E2001]: --module must be one of inference_model, workflow, viewer, got `worflow`; did you mean `workflow`?"
+    )
+    assert "E1900" in wrong.output
+    right = invoke(*words, "workflow")
+    assert right.exit_code == ExitCode.USAGE
+    assert "E2001" not in right.output and "E1900" in right.output
+
+
+@pytest.mark.parametrize("flag", ["--plugin-dir", "--plugin_dir"])
+def test_run_takes_both_spellings_of_the_plugin_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "own.py").write_text('@WORKFLOWS.register_module("own_workflow")\nclass A: ...\n')
+    (tmp_path / "run.yaml").write_text(MINIMAL.replace("math_workflow", "own_workflow"))
+    assert "E1701" in invoke("run", "--config", "run.yaml").output
+    result = invoke("run", "--config", "run.yaml", flag, "mine")
+    # The name of the plugin is known; what stops the run is the model, which is not there.
+    assert "E1701" not in result.output and "E3101" in result.output
+    assert result.exit_code == ExitCode.ENVIRONMENT
+    missing = invoke("run", "--config", "run.yaml", flag, "nowhere")
+    assert "E3901" in missing.output and missing.exit_code == ExitCode.USAGE

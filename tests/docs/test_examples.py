@@ -1,0 +1,175 @@
+"""The examples of the pages run: YAML, the plugin, and the scripts over what a run of the plugin left."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from tests.docs.pages import Page, english_pages, page
+from tests.tiny import tiny_model
+from trinity.buffer.operators import EXPERIENCE_OPERATORS
+from trinity.catalogue import builtin_catalogue
+from trinity.common.config import load_plan
+from trinity.common.errors import ExitCode
+from trinity.common.rewards import REWARD_FUNCTIONS
+from trinity.common.workflows import WORKFLOWS
+from trinity.launch.run import RunOptions, plan_run, run_plan
+from trinity.utils.plugin_loader import PACKAGE
+
+BASE = """\
+model: {model_path: models/my-model, max_model_len: 1024}
+buffer:
+  batch_size: 8
+  explorer_input:
+    default_workflow_type: math_workflow
+    taskset: {path: data/train.jsonl}
+"""
+REGISTRIES = (WORKFLOWS, REWARD_FUNCTIONS, EXPERIENCE_OPERATORS)
+EXAMPLES = [
+    pytest.param(part, code, id=f"{part.name}-{number}")
+    for part in english_pages()
+    for number, code in enumerate(part.code("yaml"))
+]
+# Names that only another algorithm or an evaluation writes.
+NOT_IN_THIS_RUN = {"actor/sft_loss"}
+
+
+def _merged(base: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in part.items():
+        old = result.get(key)
+        result[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return result
+
+
+def _module(path: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("part", "code"), EXAMPLES)
+def test_yaml_examples_are_valid_in_this_version(part: Page, code: str, tmp_path: Path) -> None:
+    example = yaml.safe_load(code)
+    if "model" not in example or not ("stages" in example or "explorer_input" in example.get("buffer", {})):
+        code = yaml.safe_dump(_merged(yaml.safe_load(BASE), example))
+    (tmp_path / "run.yaml").write_text(code, encoding="utf-8")
+    plugins = tmp_path / "plugins"
+    plugins.mkdir()
+    (plugins / "example.py").write_text(page("docs/workflows.md").code("python")[0], encoding="utf-8")
+    plan = load_plan(tmp_path / "run.yaml", catalogue=builtin_catalogue([plugins]), cwd=tmp_path)
+    assert not plan.warnings
+    assert len(plan.stages) == len(example.get("stages", [None]))
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Write the plugin example with a tiny model, run it in this process, and stay in its folder."""
+    folder = tmp_path_factory.mktemp("docs")
+    (folder / "plugins").mkdir()
+    (folder / "data").mkdir()
+    example = page("docs/workflows.md")
+    (folder / "plugins" / "second_thought.py").write_text(example.code("python")[0], encoding="utf-8")
+    (folder / "second_thought.yaml").write_text(example.code("yaml")[0], encoding="utf-8")
+    rows = [{"question": f"{number} + {number + 1} = ?"} for number in range(4)]
+    (folder / "data" / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tiny_model(folder / "models" / "my-model")
+    contents = [dict(registry.contents) for registry in REGISTRIES]
+    environment, threads = dict(os.environ), torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield _run(folder)
+    for registry, before in zip(REGISTRIES, contents, strict=True):
+        registry.contents = before
+    for name in [name for name in sys.modules if name == PACKAGE or name.startswith(f"{PACKAGE}.")]:
+        del sys.modules[name]
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.set_num_threads(threads)
+
+
+def _run(folder: Path) -> Path:
+    store = "buffer.trainer_input.experience_buffer.path=sqlite:///experiences.db"
+    options = RunOptions(overrides=["project=my-project", "name=my-run", store], plugin_dirs=[folder / "plugins"])
+    result = run_plan(plan_run(folder / "second_thought.yaml", options), options)
+    assert result.exit_code == ExitCode.DONE
+    return folder / "checkpoints" / "my-project" / "my-run"
+
+
+def _names(job: Path) -> set[str]:
+    lines = [json.loads(line) for line in (job / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return {name for line in lines for name in line}
+
+
+def test_the_plugin_example_is_used_by_the_run(finished_run: Path) -> None:
+    lines = [json.loads(line) for line in (finished_run / "metrics.jsonl").read_text().splitlines()]
+    explored = next(line for line in lines if line["actor"] == "explorer" and line["step"] == 1)
+    assert explored["rollout/finished_task_count"] == 2
+    assert explored["rollout/failed_run_count"] == explored["rollout/rejected_run_count"] == 0
+    assert explored["experience_pipeline/short_bonus/short_count"] == 4
+    assert 0 <= explored["rollout/digit_share/mean"] <= 1
+    trained = next(line for line in lines if line["actor"] == "trainer")
+    assert trained["sample/experience_count"] == 4
+    assert trained["critic/rewards/mean"] == pytest.approx(explored["rollout/reward/mean"] + 0.1)
+
+
+@pytest.mark.parametrize("name", ["docs/running.md", "docs/architecture.md", "docs/differences.md"])
+def test_documented_metrics_are_written(finished_run: Path, name: str) -> None:
+    families = "rollout|experience_pipeline|sample|actor|training|critic|response_length|time|perf"
+    told = {term for term in page(name).terms if re.fullmatch(rf"({families})(/\w+)+", term)}
+    assert told - NOT_IN_THIS_RUN - _names(finished_run) == set()
+
+
+def test_the_job_folder_is_as_documented(finished_run: Path) -> None:
+    told = page("docs/running.md").code("text")
+    lines = "\n".join(told).replace("<N>", "1").replace("<actor>", "trainer").splitlines()
+    names = [
+        word for line in lines for word in re.split(r"\s{2,}", line.strip())[:2] if re.search(r"\w[./]\w|/$", word)
+    ]
+    elsewhere = "<", " ", "global_step", "experience.db"  # placeholders, remarks, and the store, which this run names
+    expected = [name for name in names if not any(mark in name for mark in elsewhere)]
+    checkpoint = finished_run / "global_step_1"
+    missing = [n for n in expected if not (finished_run / n).exists() and not (checkpoint / n).exists()]
+    assert len(expected) > 12
+    assert not missing
+
+
+def test_the_script_that_tries_a_workflow_runs(finished_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = Path("try.py")
+    script.write_text(page("docs/workflows.md").code("python")[1], encoding="utf-8")
+    module = _module(script, "docs_try")
+    assert len(module.experiences) == 1
+    assert 0 < int(module.experiences[0].action_mask.sum()) < module.experiences[0].response_length
+    assert "Please check your answer." in capsys.readouterr().out
+
+
+def test_the_script_that_reads_experiences_runs(finished_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = Path("read.py")
+    script.write_text(page("docs/running.md").code("python")[0], encoding="utf-8")
+    _module(script, "docs_read")
+    printed = capsys.readouterr().out
+    assert printed.count("row.state='trained'") == 4
+    assert "Are you sure?" in printed
+
+
+def test_the_script_that_loads_a_checkpoint_runs(finished_run: Path) -> None:
+    (finished_run / "global_step_20").symlink_to(finished_run / "global_step_1")
+    script = Path("load.py")
+    script.write_text(page("docs/running.md").code("python")[1], encoding="utf-8")
+    trained = dict(_module(script, "docs_load").model.state_dict())
+    start = _module(script, "docs_load_again").AutoModelForCausalLM.from_pretrained("models/my-model").state_dict()
+    assert trained.keys() == start.keys()
+    assert any(not torch.equal(trained[name], start[name]) for name in start)
