@@ -57,9 +57,9 @@ def test_debug_knows_its_modules() -> None:
     words = ("debug", "--config", "run.yaml", "--output_file", "out.jsonl", "--plugin_dir", "plugins", "--module")
     wrong = invoke(*words, "worflow")
     assert wrong.exit_code == ExitCode.USAGE
-    assert wrong.output.splitlines()[0] == (
-        "error[E2001]: --module must be one of inference_model, workflow, viewer, got `worflow`; did you mean `workflow`?"
-    )
+    first = wrong.output.splitlines()[0]
+    assert first.startswith("error[E2001]: --module must be one of inference_model, workflow, viewer, got `worflow`")
+    assert first.endswith("did you mean `workflow`?")
     assert "E1900" in wrong.output
     right = invoke(*words, "workflow")
     assert right.exit_code == ExitCode.USAGE
@@ -80,4 +80,5 @@ def test_run_takes_both_spellings_of_the_plugin_folder(
     assert "E1701" not in result.output and "E3101" in result.output
     assert result.exit_code == ExitCode.ENVIRONMENT
     missing = invoke("run", "--config", "run.yaml", flag, "nowhere")
-    assert "E3901" in missing.output and missing.exit_code == ExitCode.USAGE
+    assert "E3901" in missing.output and missing.exit_code == ExitCode.ENVIRONMENT
+    assert "resume with" not in missing.output, "nothing was started"

@@ -105,6 +105,17 @@ def _model(folder: Path) -> Path:
     return folder
 
 
+def test_a_template_that_is_missing_or_wrong_is_named_with_its_key(run_yaml: Path, tmp_path: Path) -> None:
+    arguments = ["validate", "-c", str(run_yaml), "--set", f"model.model_path={_model(tmp_path / 'model')}", "--set"]
+    missing = runner.invoke(app, [*arguments, "model.chat_template_path=none.jinja"])
+    assert missing.exit_code == ExitCode.ENVIRONMENT
+    assert "error[E3109]: chat_template_path none.jinja cannot be read" in missing.output
+    assert "--set #2" in missing.output
+    wrong = runner.invoke(app, [*arguments, "model.custom_chat_template='{% if %}'", "--json"])
+    found = {p["code"]: p["key"] for p in json.loads(wrong.output)["problems"]}
+    assert found["E3109"] == "model.custom_chat_template"
+
+
 def test_data_that_lack_the_column_are_a_problem_of_the_data(run_yaml: Path, tmp_path: Path) -> None:
     model = _model(tmp_path / "model")
     (tmp_path / "data.jsonl").write_text('{"question": "1+1", "answer": "2"}\n')

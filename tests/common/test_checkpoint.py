@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from trinity.common import checkpoint
 from trinity.common.checkpoint import LATEST, CheckpointStore, hash_tree, verify_checkpoint
 from trinity.common.errors import CheckpointError
 from trinity.utils import failpoints
@@ -179,11 +180,38 @@ def test_latest_file_is_only_a_hint(tmp_path: Path, content: str) -> None:
     assert store.latest() == path
 
 
-def test_manifest_of_another_step_or_schema_is_refused(tmp_path: Path) -> None:
+def test_manifest_of_another_step_is_refused(tmp_path: Path) -> None:
     path = _write(CheckpointStore(tmp_path), 3)
     moved = path.rename(tmp_path / "global_step_4")
     with pytest.raises(CheckpointError, match="its manifest is of step 3"):
         verify_checkpoint(moved)
+
+
+@pytest.mark.parametrize("schema", [0, 2])
+def test_checkpoint_of_another_version_is_refused_and_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: int
+) -> None:
+    store = CheckpointStore(tmp_path)
+    _write(store, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "SCHEMA", schema)
+        _write(store, 2)
+    with pytest.raises(CheckpointError, match=f"has schema {schema}, this version reads 1") as caught:
+        store.latest()
+    assert caught.value.code == "E7006"
+
+
+def test_an_empty_checkpoint_folder_is_passed_over_or_an_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = CheckpointStore(tmp_path)
+    (tmp_path / "global_step_9").mkdir()
+    with pytest.raises(CheckpointError, match="global_step_9 is damaged: cannot read MANIFEST.json"):
+        store.latest()
+    whole = _write(store, 4)
+    with caplog.at_level(logging.WARNING, "trinity.checkpoint"):
+        assert store.latest() == whole
+    assert "global_step_9 is damaged" in caplog.text
 
 
 def test_hash_of_a_tree_depends_on_names_and_contents(tmp_path: Path) -> None:

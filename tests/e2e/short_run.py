@@ -51,9 +51,10 @@ class ShortRun:
 
     def start(self, *extra: str, failpoints: str = "") -> subprocess.Popen[str]:
         """Start `trinity run` in a session of its own."""
-        command = [sys.executable, "-m", "trinity", "run", "--config", str(self.folder / "quickstart.yaml"), *extra]
+        command = [sys.executable, "-m", "trinity", "run", "--config", str(self.folder / "quickstart.yaml")]
         for override in self.overrides:
             command += ["--set", override]
+        command += extra
         environment = os.environ | {"TRINITY_FAILPOINTS": failpoints, "OMP_NUM_THREADS": "1"} | self.environment
         return subprocess.Popen(
             command,

@@ -91,6 +91,14 @@ def test_another_learning_rate_is_refused_with_both_values_and_accepted_by_name(
     assert status == 0, output
 
 
+def test_a_finished_run_that_is_given_more_steps_goes_on_from_its_end(fresh):
+    assert fresh.finish()[0] == 0
+    status, output = fresh.finish("--set", "stages[1].buffer.total_steps=6")
+    assert status == 0, output
+    assert "stage sft_warmup is already complete" in output
+    assert fresh.outcome()["rft"]["step"] == 12
+
+
 def test_a_failing_stage_ends_the_run_and_no_later_stage_starts(fresh):
     status, output = fresh.finish(failpoints="train.after_step=raise@3")
     assert status == ExitCode.RUNTIME and "failpoint train.after_step" in output

@@ -41,7 +41,7 @@ def test_a_second_process_is_refused_and_told_who_holds_the_folder(tmp_path: Pat
         assert caught.value.exit_code == ExitCode.ALREADY_RUNNING
     finally:
         holder.kill()
-        holder.wait(10)
+        holder.communicate(timeout=10)
     JobLock(tmp_path).release()  # a killed holder leaves nothing behind
 
 
@@ -76,6 +76,26 @@ def test_changes_that_alter_the_run_are_listed_key_by_key_and_safe_ones_are_not(
     old = {"algorithm": {"optimizer": {"lr": 1e-6}, "repeat_times": 8}, "log": {"level": "INFO"}, "seed": 42}
     new = {"algorithm": {"optimizer": {"lr": 1e-5}, "repeat_times": 8}, "log": {"level": "DEBUG"}, "seed": 42}
     assert unsafe_changes(old, new) == [("algorithm.optimizer.lr", 1e-6, 1e-5)]
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["project", "model.model_path", "algorithm.algorithm_type", "buffer.explorer_input.taskset.path"],
+)
+def test_the_folder_of_another_project_model_or_dataset_is_refused(tmp_path: Path, key: str):
+    def nested(value: str) -> dict:
+        tree: dict = {}
+        *parents, last = key.split(".")
+        section = tree
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[last] = value
+        return tree
+
+    (tmp_path / SAVED_CONFIG).write_text(yaml.safe_dump(nested("theirs")))
+    with pytest.raises(CheckpointError, match=f"{key}: 'theirs' -> 'mine'") as caught:
+        check_same_config(tmp_path, yaml.safe_dump(nested("mine")))
+    assert caught.value.code == "E7004" and caught.value.exit_code == ExitCode.CHECKPOINT
 
 
 def test_a_key_that_appears_or_disappears_is_a_change():

@@ -235,7 +235,7 @@ def test_an_unknown_monitor_names_the_nearest(tmp_path: Path) -> None:
 def test_a_missing_package_names_its_extra(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, f"{name}.entities", None)
-    with pytest.raises(EnvironmentProblem, match=rf"\[E3901\] .*pip install 'trinity-rft\[{name}\]'"):
+    with pytest.raises(EnvironmentProblem, match=rf"\[E3301\] .*pip install 'trinity-rft\[{name}\]'"):
         make(tmp_path, name)
 
 

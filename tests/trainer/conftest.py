@@ -15,6 +15,7 @@ from trinity.common.config import Config
 from trinity.common.experience import EID, Experience
 
 VOCABULARY = 20
+FLOAT32 = {"fsdp_config": {"dtype": "float32"}}  # the default follows the processor; exactness is that of float32
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +40,7 @@ def make_config(tmp_path: Path, model_path: Path) -> Callable[..., Config]:
             "model": {"model_path": str(model_path), "max_model_len": 64, "max_response_tokens": 16},
             "algorithm": {"algorithm_type": "grpo", "kl_loss_fn": "none", "optimizer": {"lr": 1e-2}},
             "buffer": {"batch_size": 2, "train_batch_size": 8, "total_steps": 6},
-            "trainer": {},
+            "trainer": {"trainer_config": {"actor_rollout_ref": {"actor": FLOAT32}}},
         }
         return Config.model_validate(_merged(values, sections))
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-
 
 def main() -> None:
     """Run the command line; ends the process with the exit status of the command."""
     from trinity.cli.app import app
+    from trinity.runtime.leaving import leave
 
-    sys.exit(app())
+    try:
+        app()
+        status = 0
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            raise
+        status = end.code or 0
+    leave(status)

@@ -35,6 +35,7 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No live progress, warnings and errors only.")] = False,
 ) -> None:
     """Run the stages of a YAML file; a run that was interrupted continues from its last checkpoint."""
+    from trinity.common.config import ConfigErrors
     from trinity.launch.run import RunOptions
 
     options = RunOptions(
@@ -45,7 +46,7 @@ def run(
     result = run_config(config, options, is_quiet=quiet)
     for line in outcome_lines(result):
         typer.echo(line)
-    if result.exit_code != ExitCode.DONE:
+    if result.exit_code != ExitCode.DONE and not isinstance(result.error, ConfigErrors):
         typer.echo(f"resume with: {resume_command(config, options)}", err=True)
     raise typer.Exit(int(result.exit_code))
 
@@ -92,7 +93,7 @@ def resume_command(path: Path, options: RunOptions) -> str:
     words = ["trinity", "run", "--config", str(path)]
     for folder in options.plugin_dirs:
         words += ["--plugin-dir", str(folder)]
-    for override in options.overrides:
+    for override in (*options.overrides, *options.resume_overrides):
         words += ["--set", override]
     return shlex.join(words)
 
@@ -138,7 +139,7 @@ def _run_with_progress(plan: Plan, options: RunOptions, *, is_quiet: bool) -> Ru
 def _report(error: TrinityError) -> None:
     from trinity.common.config import ConfigErrors
 
-    text = error.format() if isinstance(error, ConfigErrors) else f"error{error}"
+    text = error.format() if isinstance(error, ConfigErrors) else f"error[{error.code}]: {error.args[0]}"
     typer.echo(redact(text), err=True)
 
 

@@ -102,7 +102,9 @@ def _check_model(stage: StagePlan) -> Iterator[Problem]:
         custom_chat_template=model.custom_chat_template,
         chat_template_path=model.chat_template_path,
     ):
-        yield _problem(stage, finding.code, "model.model_path", finding.message)
+        template = "chat_template_path" if model.chat_template_path else "custom_chat_template"
+        is_written = finding.code == "E3109" and (model.chat_template_path or model.custom_chat_template)
+        yield _problem(stage, finding.code, f"model.{template if is_written else 'model_path'}", finding.message)
 
 
 def _check_data(stage: StagePlan) -> Iterator[Problem]:

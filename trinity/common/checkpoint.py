@@ -25,6 +25,7 @@ from trinity.utils.log import get_logger
 logger = get_logger("checkpoint")
 
 SCHEMA = 1
+OTHER_SCHEMA = "E7006"
 MANIFEST = "MANIFEST.json"
 LATEST = "latest_checkpointed_iteration.txt"
 MIN_KEEP = 2
@@ -80,7 +81,8 @@ class CheckpointStore:
         Falls back to an older one, with a warning, where the newest is damaged.
 
         Raises:
-            CheckpointError: there are checkpoints and none verifies.
+            CheckpointError: there are checkpoints and none verifies, or the newest is whole and of another version
+                of the format (E7006): going back behind it would lose what was learnt.
         """
         problems = []
         for step in reversed(self.steps()):
@@ -88,6 +90,8 @@ class CheckpointStore:
             try:
                 verify_checkpoint(path, level=verify)
             except CheckpointError as error:
+                if error.code == OTHER_SCHEMA:
+                    raise
                 problems.append(str(error))
                 continue
             for problem in problems:
@@ -190,10 +194,10 @@ class CheckpointStore:
             return CheckpointError(
                 f"no space left to write the checkpoint of step {step} under {self.job_dir} ({free / 2**20:.0f} MiB "
                 "free); older checkpoints are untouched; free some space or lower trainer.max_checkpoints_to_keep",
-                code="E7003",
+                code="E7020",
             )
         return CheckpointError(
-            f"cannot write the checkpoint of step {step} under {self.job_dir}: {error}", code="E7004"
+            f"cannot write the checkpoint of step {step} under {self.job_dir}: {error}", code="E7021"
         )
 
 
@@ -216,7 +220,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not is_sound:
         raise _damaged(path, f"{MANIFEST} does not match its checksum")
     if document["schema"] != SCHEMA:
-        raise _damaged(path, f"{MANIFEST} has schema {document['schema']}, this version reads {SCHEMA}")
+        raise CheckpointError(
+            f"checkpoint {path} has schema {document['schema']}, this version reads {SCHEMA}; use the version of "
+            "Trinity that wrote it, or set continue_from_checkpoint: false to start anew",
+            code=OTHER_SCHEMA,
+        )
     return document
 
 

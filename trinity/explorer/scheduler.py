@@ -119,7 +119,7 @@ class Scheduler:
                 raise ConfigError(
                     f"explorer.concurrent_mode asynchronous needs a workflow with is_async = True, "
                     f"got {task.workflow.__name__}; use multi-threading or sequential",
-                    code="E1703",
+                    code="E1705",
                 )
             repeats = task.repeat_times or 1
             task = of_batch(task, batch=batch, index=index)

@@ -31,8 +31,6 @@ SAFE_CHANGES = (
     "stages",
     "mode",
     "ray_namespace",
-    "buffer.total_steps",
-    "buffer.total_epochs",
     "buffer.explorer_input.eval_tasksets",
     "buffer.trainer_input.experience_buffer.max_read_timeout",
     "explorer.max_timeout",
@@ -41,11 +39,13 @@ SAFE_CHANGES = (
     "explorer.eval_on_startup",
     "explorer.runner_state_report_interval",
     "synchronizer.sync_timeout",
-    "trainer.total_steps",
     "trainer.save_interval",
     "trainer.save_hf_checkpoint",
     "trainer.max_checkpoints_to_keep",
 )
+
+# The length of a run, wherever it was handed down to.
+SAFE_NAMES = ("total_steps", "total_epochs", "total_training_steps")
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -111,10 +111,10 @@ def read_record(job_dir: Path) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(
             f"{path} is not valid JSON ({error}); restore it, or delete it to continue from the checkpoints alone",
-            code="E7002",
+            code="E7014",
         ) from error
     if not isinstance(record, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, got {type(record).__name__}", code="E7002")
+        raise CheckpointError(f"{path} must hold a JSON object, got {type(record).__name__}", code="E7014")
     return record
 
 
@@ -153,7 +153,7 @@ def unsafe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple
 
 
 def _is_safe(key: str) -> bool:
-    return any(key == safe or key.startswith(f"{safe}.") for safe in SAFE_CHANGES)
+    return key.rsplit(".", 1)[-1] in SAFE_NAMES or any(key == safe or key.startswith(f"{safe}.") for safe in SAFE_CHANGES)
 
 
 def check_same_config(job_dir: Path, new: str, *, accepted: Sequence[str] = ()) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from trinity.common.errors import CheckpointError
 from trinity.utils.log import get_logger
+from trinity.utils.memory import keep_freed_memory
 
 logger = get_logger("launch")
 
@@ -59,6 +60,7 @@ def prepare_process(model_path: str, *, deterministic: bool) -> None:
         defaults |= {"MKL_CBWR": "AUTO", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    keep_freed_memory()
     if "torch" in sys.modules:
         import torch
 
@@ -86,6 +88,8 @@ def use_deterministic_algorithms() -> None:
     import torch
 
     torch.use_deterministic_algorithms(True)
+    # The filling of new tensors is a help for finding code that reads them unwritten; it costs a tenth of a step.
+    torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 def check_same_facts(recorded: Mapping[str, Any], present: Mapping[str, Any], *, deterministic: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from trinity.launch.job import (
 )
 from trinity.launch.process import check_same_facts, prepare_process, process_facts, use_deterministic_algorithms
 from trinity.launch.stop import StopSignal
+from trinity.runtime.event_loop import run_event_loop
 from trinity.utils.log import get_logger, set_level
 from trinity.utils.plugin_loader import load_plugins
 
@@ -42,6 +42,7 @@ class RunOptions:
         accepted_changes: keys whose change a resumed run may have.
         on_metrics: called with actor, step and values of every logged line.
         on_stage: called with each stage's plan before it starts.
+        resume_overrides: what `--set` must add to continue this run; `plan_run` fills it.
     """
 
     overrides: Sequence[str] = ()
@@ -49,6 +50,7 @@ class RunOptions:
     accepted_changes: Sequence[str] = ()
     on_metrics: MetricsListener | None = None
     on_stage: Any = None
+    resume_overrides: Sequence[str] = ()
 
 
 @dataclass
@@ -75,12 +77,15 @@ def plan_run(path: Path, options: RunOptions) -> Plan:
     catalogue = builtin_catalogue(options.plugin_dirs)
     plan = load_plan(path, options.overrides, catalogue=catalogue)
     first = plan.stages[0].config
-    if first.continue_from_checkpoint or not any(has_content(Path(s.config.checkpoint_job_dir)) for s in plan.stages):
+    if first.continue_from_checkpoint:
         return plan
-    base = first.name.split("/")[0]
-    renamed = f"{base}_{time.strftime('%Y%m%d%H%M%S')}"
-    logger.info("continue_from_checkpoint is false and %s holds an earlier run: this one is named %s", base, renamed)
-    return load_plan(path, [*options.overrides, f"name={renamed}"], catalogue=catalogue)
+    name = base = first.name.split("/")[0]
+    if any(has_content(Path(s.config.checkpoint_job_dir)) for s in plan.stages):
+        name = f"{base}_{time.strftime('%Y%m%d%H%M%S')}"
+        logger.info("continue_from_checkpoint is false and %s holds an earlier run: this one is named %s", base, name)
+        plan = load_plan(path, [*options.overrides, f"name={name}"], catalogue=catalogue)
+    options.resume_overrides = (f"name={name}", "continue_from_checkpoint=true")
+    return plan
 
 
 def run_plan(plan: Plan, options: RunOptions) -> RunResult:
@@ -128,24 +133,27 @@ def _after(stage: StagePlan, model: Path | None) -> StagePlan:
 
 
 def _finished_model(config: Config) -> Path | None:
-    """Return the Hugging Face folder that a complete stage left, `None` while it is not complete.
+    """Return the Hugging Face folder that a complete stage left; None while it is not complete, or asks for more.
 
     Raises:
         CheckpointError: the stage is complete but its model is gone.
     """
     job_dir = Path(config.checkpoint_job_dir)
-    if not config.continue_from_checkpoint and not job_dir.exists():
-        return None
-    record = read_record(job_dir) if job_dir.exists() else {}
-    if record.get("status") != "done":
+    record = read_record(job_dir)
+    if record.get("status") != "done" or record.get("length") != _length(config):
         return None
     model = job_dir / f"global_step_{record['training_step']}" / "actor" / "huggingface"
     if not (model / "config.json").is_file():
         raise CheckpointError(
             f"{job_dir} is recorded as complete but {model} does not exist; delete {job_dir} to run it again",
-            code="E7011",
+            code="E7013",
         )
     return model
+
+
+def _length(config: Config) -> list[int | None]:
+    """Return what decides how long a stage runs; a complete stage with a greater length goes on."""
+    return [config.trainer.total_steps, config.buffer.total_steps, config.buffer.total_epochs]
 
 
 def _run_stage(stage: StagePlan, stop: StopSignal, options: RunOptions) -> StageResult:
@@ -166,12 +174,12 @@ def _run_stage(stage: StagePlan, stop: StopSignal, options: RunOptions) -> Stage
 
         from trinity.launch.stage import Stage
 
-        with asyncio.Runner() as runner:
-            outcome = runner.run(Stage(config, name=stage.name, stop=stop, on_metrics=options.on_metrics).run())
+        outcome = run_event_loop(Stage(config, name=stage.name, stop=stop, on_metrics=options.on_metrics).run())
         status = "done" if outcome.stopped is None else "stopped"
         write_record(
             job_dir,
             status=status,
+            length=_length(config),
             training_step=outcome.training_step,
             explore_step=outcome.explore_step,
             seconds=round(read_record(job_dir).get("seconds", 0.0) + outcome.seconds, 3),

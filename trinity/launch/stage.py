@@ -14,6 +14,7 @@ from trinity.common.constants import Mode, StorageType, SyncMethod
 from trinity.common.errors import ExitCode
 from trinity.launch.stop import StopSignal
 from trinity.monitor.monitor import Monitor
+from trinity.runtime.event_loop import LoopWatch
 from trinity.synchronizer.schedule import FixedSchedule
 from trinity.synchronizer.synchronizer import Synchronizer
 from trinity.synchronizer.transport import CheckpointTransport, MemoryTransport, Transport
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from trinity.trainer.trainer import Trainer
 
 logger = get_logger("launch")
+
+LOOP_GRACE_S = 10.0
 
 MetricsListener = Callable[[str, int, Mapping[str, float]], None]
 
@@ -160,7 +163,8 @@ class Stage:
             exploring = asyncio.create_task(explorer.explore(), name=self.config.explorer.name)
             training = asyncio.create_task(trainer.train(), name=self.config.trainer.name)
             self._stop_with(trainer, exploring)
-            await self._join(exploring, training)
+            with self._loop_watch():
+                await self._join(exploring, training)
             if not exploring.cancelled():
                 result.explore_step = exploring.result().step
             result.training_step = training.result().step
@@ -197,6 +201,11 @@ class Stage:
             error = task.exception()
             if error is not None:
                 raise error
+
+    def _loop_watch(self) -> LoopWatch:
+        """Return the watch over asynchronous workflows that block: the deadline of an attempt is kept by the loop."""
+        limit_s = self.config.explorer.max_timeout
+        return LoopWatch(limit_s + LOOP_GRACE_S, what=f"explorer.max_timeout {limit_s:g} s and {LOOP_GRACE_S:g} s")
 
     # -------------------------------------------------------------- components
     def _monitor(self, actor: str) -> Monitor:

@@ -34,7 +34,7 @@ class MlflowMonitor(MonitorBackend):
             raise EnvironmentProblem(
                 "monitor.monitor_type is mlflow and the package is not installed; "
                 "run pip install 'trinity-rft[mlflow]' or set monitor.monitor_type to tensorboard",
-                code="E3901",
+                code="E3301",
             ) from error
         self._metric = Metric
         args = config.monitor.monitor_args

@@ -33,7 +33,7 @@ class WandbMonitor(MonitorBackend):
             raise EnvironmentProblem(
                 "monitor.monitor_type is wandb and the package is not installed; "
                 "run pip install 'trinity-rft[wandb]' or set monitor.monitor_type to tensorboard",
-                code="E3901",
+                code="E3301",
             ) from error
         self._wandb = wandb
         args = config.monitor.monitor_args

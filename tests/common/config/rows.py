@@ -190,6 +190,14 @@ RANGES = {
         14,
         "own name",
     ),
+    "B49 tasksets": (
+        with_("    eval_tasksets: [{name: train, path: e, default_workflow_type: math_workflow}]\n"),
+        "E1305",
+        "buffer.explorer_input.eval_tasksets[0].name",
+        13,
+        "own name",
+    ),
+    "B49 actors": (with_("explorer: {name: trainer}\n"), "E1305", "trainer.name", None, "own name"),
     "B50": (with_("  total_epochs: 1e9\n"), "W1306", "buffer.total_epochs", 13, "meant"),
 }
 
@@ -240,6 +248,13 @@ COMBINATIONS = {
         "one of them",
     ),
     "B58": (with_("algorithm: {algorithm_type: sft}\n"), "E1807", "mode", None, "mode: train"),
+    "B58 dpo": (
+        with_("algorithm: {algorithm_type: dpo, repeat_times: 8}\n"),
+        "E1807",
+        "algorithm.repeat_times",
+        13,
+        "remove",
+    ),
     "B59": (
         with_("explorer: {rollout_model: {engine_num: 9}}\ncluster: {node_num: 1, gpu_per_node: 8}\n"),
         "E1808",

@@ -11,6 +11,9 @@ from tests.common.config.rows import SFT, with_
 from trinity.common.config import Catalogue, Config, ConfigErrors, dump_config, load_config, load_plan
 
 
+BUFFER = {"experience_buffer": {"name": "b"}}
+
+
 def only(examined: Examine, text: str, *overrides: str) -> Config:
     plan, problems = examined(text, *overrides)
     assert not [p.render() for p in problems if p.is_error]
@@ -213,12 +216,22 @@ def test_evaluation_falls_on_synchronisations(examined: Examine) -> None:
 
 
 def test_defaults_of_the_guide() -> None:
-    config = Config()
-    assert config.model.min_response_tokens == 1
-    assert config.trainer.trainer_strategy == "fsdp"
+    config = Config.model_validate({"buffer": {"explorer_input": {"taskset": {}}, "trainer_input": BUFFER}})
+    assert (config.mode, config.seed, config.deterministic) == ("both", 42, False)
+    assert (config.model.min_response_tokens, config.model.enable_prompt_truncation) == (1, True)
+    assert (config.model.custom_chat_template, config.model.chat_template_path) == (None, None)
+    assert (config.trainer.trainer_strategy, config.trainer.save_strategy) == ("fsdp", "unrestricted")
     assert (config.trainer.save_interval, config.trainer.save_hf_checkpoint) == (0, "last")
-    assert (config.seed, config.deterministic) == (42, False)
-    assert config.explorer.rollout_model.engine_type == "auto"
+    explorer = config.explorer
+    assert (explorer.rollout_model.engine_type, explorer.rollout_model.enable_history) == ("auto", False)
+    assert (explorer.over_rollout.ratio, explorer.runner_state_report_interval) == (0.0, 0)
+    assert (explorer.dynamic_timeout.enable, explorer.dynamic_timeout.ratio) == (False, 3.0)
+    taskset, output = config.buffer.explorer_input.taskset, config.buffer.trainer_input.experience_buffer
+    assert taskset is not None and output is not None
+    assert (taskset.split, taskset.subset_name, taskset.storage_type) == ("train", None, "file")
+    assert (output.max_read_timeout, output.replay_buffer.enable) == (1800.0, False)
+    assert output.replay_buffer.reuse_cooldown_time is None
+    assert (config.log.level, config.log.group_by_node, config.monitor.enable_ray_timeline) == ("INFO", False, False)
 
 
 @pytest.mark.parametrize("written", ["yes", "on", "Yes", "true", "True"])

@@ -184,7 +184,7 @@ def test_a_row_of_messages_and_a_started_reply() -> None:
 
 def test_a_missing_prompt_column_is_named() -> None:
     workflow = make_task(raw_task={"query": "3+4=", "answer": "7"}).to_workflow(CannedModel("7"))
-    with pytest.raises(WorkflowError, match=r"E5102.*'question'.*columns: query, answer.*format.prompt_key"):
+    with pytest.raises(WorkflowError, match=r"E5119.*'question'.*columns: query, answer.*format.prompt_key"):
         run(workflow)
 
 
@@ -193,7 +193,7 @@ def test_math_rewards_form_and_answer_by_default_and_simple_asks_for_a_reward() 
     workflow = make_task("math_workflow", reward_fn=None).to_workflow(model)
     workflow.set_repeat_times(2, 0)
     assert [experience.reward for experience in run(workflow)] == [1.1, 0.9]
-    with pytest.raises(WorkflowError, match=r"E5101.*SimpleWorkflow needs a reward function.*default_reward_fn_type"):
+    with pytest.raises(WorkflowError, match=r"E5118.*SimpleWorkflow needs a reward function.*default_reward_fn_type"):
         make_task(reward_fn=None).to_workflow(model)
 
 

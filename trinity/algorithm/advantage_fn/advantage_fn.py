@@ -6,10 +6,13 @@ in the experience pipeline, as an operator does (it has `process`, and needs not
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from trinity.algorithm.statistics import group_mean, group_std
+from trinity.common.errors import DataError
 from trinity.common.experience import Experience, group_by
 
 
@@ -19,7 +22,8 @@ class AdvantageFn:
     @classmethod
     def default_args(cls) -> dict[str, Any]:
         """Return the constructor's arguments and defaults."""
-        return {}
+        parameters = inspect.signature(cls).parameters.values()
+        return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
 
     @classmethod
     def compute_in_trainer(cls) -> bool:
@@ -58,6 +62,44 @@ class GroupAdvantage(AdvantageFn, ABC):
             kept.extend(group_kept)
             rows.append(metrics)
         return kept, summarise_groups(rows) | {"filtered_count": float(len(exps) - len(kept))}
+
+
+class RewardGroupAdvantage(GroupAdvantage):
+    """One number a response, from the rewards of the rollouts of the same task."""
+
+    @abstractmethod
+    def compare(self, rewards: Sequence[float]) -> list[float]:
+        """Return the advantage of each rollout of one group."""
+
+    def calculate_group_advantage(
+        self, group_id: str, exps: list[Experience]
+    ) -> tuple[list[Experience], dict[str, float]]:
+        """Set the advantages of one group; every experience is kept.
+
+        Raises:
+            DataError: an experience has no reward.
+        """
+        rewards = [reward_of(exp) for exp in exps]
+        for exp, value in zip(exps, self.compare(rewards), strict=True):
+            set_advantage(exp, value)
+        return exps, {"reward_mean": group_mean(rewards), "reward_std": group_std(rewards)}
+
+
+def reward_of(exp: Experience) -> float:
+    """Return the reward of an experience.
+
+    Raises:
+        DataError: it has none (E4601).
+    """
+    if exp.reward is None:
+        raise DataError(f"experience {exp.eid.uid}: a group advantage needs a reward, got None", code="E4601")
+    return float(exp.reward)
+
+
+def set_advantage(exp: Experience, value: float) -> None:
+    """Give every token that the policy produced the advantage `value`, every other token 0."""
+    assert exp.action_mask is not None, "Experience fills action_mask"
+    exp.advantages = exp.action_mask.float() * value
 
 
 def summarise_groups(rows: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -56,6 +56,9 @@ LATER_NAMES: dict[str, tuple[str, ...]] = {
     "monitor": ("tensorboard", "wandb", "mlflow", "swanlab"),
 }  # fmt: skip
 
+# Of a registry listed here, the trainer can use these built-ins; the others are there for plugins and scripts.
+SERVED_NAMES: dict[str, frozenset[str]] = {"policy_loss_fn": frozenset({"ppo", "sft"})}
+
 WITH_CRITIC = {("advantage_fn", "ppo"), ("algorithm_type", "ppo")}
 
 _TREE = "trainer.trainer_config"
@@ -219,6 +222,11 @@ WAYS_OUT: dict[str, str] = {
     "cluster.runtime": "use --set cluster.runtime=local",
     "trainer.trainer_strategy": "use --set trainer.trainer_strategy=fsdp",
 }
+
+
+def is_served(registry: str, name: str) -> bool:
+    """Return whether the trainer can use a built-in name of a registry."""
+    return registry not in SERVED_NAMES or name in SERVED_NAMES[registry]
 
 
 def check_available(draft: Draft) -> None:

@@ -172,7 +172,7 @@ def _check_handover(stages: Sequence[StagePlan]) -> list[Problem]:
         stage.tree.problem(
             "E1605",
             ("trainer", "save_hf_checkpoint"),
-            f"`trainer.save_hf_checkpoint` is never, but the stage after {stage.name} starts from the weights it leaves",
+            f"`trainer.save_hf_checkpoint` is never, but the stage after {stage.name} starts from its weights",
             value="never",
             suggestion="write `save_hf_checkpoint: last` in this stage",
         )

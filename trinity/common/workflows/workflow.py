@@ -284,7 +284,7 @@ class SimpleWorkflow(Workflow):
             raise WorkflowError(
                 f"{type(self).__name__} needs a reward function, the task has none; "
                 "set default_reward_fn_type of the taskset",
-                code="E5101",
+                code="E5118",
             )
         return reward_fn(**(self.task.reward_fn_args or {})) if isinstance(reward_fn, type) else reward_fn
 
@@ -307,7 +307,7 @@ class SimpleWorkflow(Workflow):
             raise WorkflowError(
                 f"column {key!r} must hold a text or a list of messages, got {type(prompt).__name__}; "
                 f"the row's columns: {', '.join(map(str, self.raw_task))}; set format.prompt_key of the taskset",
-                code="E5102",
+                code="E5119",
             )
         if self.reply_prefix:
             messages.append({"role": "assistant", "content": self.reply_prefix})

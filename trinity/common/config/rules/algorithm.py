@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trinity.common.config.available import LATER_NAMES, WITH_CRITIC
+from trinity.common.config.available import LATER_NAMES, WITH_CRITIC, is_served
 from trinity.common.config.draft import Draft
 from trinity.common.config.nearest import nearest
 from trinity.common.config.schema_index import default_at
@@ -39,16 +39,18 @@ def resolve_algorithm(draft: Draft) -> None:
 def check_name(draft: Draft, key: str, registry: str, name: str | None, *, unknown: str = "E1701") -> bool:
     """Return whether a name exists and can be used now; otherwise note why not."""
     catalogue = draft.catalogue
-    if name is None or catalogue.knows(registry, name):
+    plugins = catalogue.plugins.get(registry, frozenset())
+    available = [n for n in catalogue.names(registry) if n in plugins or is_served(registry, n)]
+    if name is None or name in available:
         return True
     later = LATER_NAMES.get(registry, ())
-    if name in later:
+    if name in later or catalogue.knows(registry, name):
         needs = ": it needs a critic" if (registry, name) in WITH_CRITIC else ""
         draft.problem(
             "E1900",
             key,
             f"`{key}: {name}` is not available yet in this version{needs}",
-            suggestion=f"available: {', '.join(catalogue.names(registry))}",
+            suggestion=f"available: {', '.join(available)}",
         )
         return False
     names = [*catalogue.names(registry), *later]
@@ -56,11 +58,11 @@ def check_name(draft: Draft, key: str, registry: str, name: str | None, *, unkno
         draft.problem("W1701", key, f"`{key}: {name}` is not known here; a plugin may register it when the run starts")
         return False
     near = nearest(name, names)
-    hint = f"did you mean `{near}`?" if near else f"known: {', '.join(catalogue.names(registry))}"
+    hint = f"did you mean `{near}`?" if near else f"known: {', '.join(available)}"
     draft.problem(
         unknown,
         key,
-        f"unknown {registry} `{name}` in `{key}`; known: {', '.join(catalogue.names(registry))}",
+        f"unknown {registry} `{name}` in `{key}`; known: {', '.join(available)}",
         suggestion=hint,
         rule=f"a known {registry}",
     )

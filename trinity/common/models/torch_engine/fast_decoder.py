@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from trinity.common.models.torch_engine.kv_cache import KVCache, Prefix
+from trinity.utils.products import linear
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -160,7 +161,7 @@ class FastDecoder:
 
     def _qkv(self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries [..., Q, D], keys and values [..., H, D], rotated; `cos` and `sin` are [..., 1, D]."""
-        fused = functional.linear(self._rms_norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias)
+        fused = linear(self._rms_norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias)
         heads = fused.view(*hidden.shape[:-1], -1, self.head_size)
         rotated, values = heads.split((self.num_query_heads + self.num_kv_heads, self.num_kv_heads), dim=-2)
         if layer.query_norm is not None and layer.key_norm is not None:
@@ -172,12 +173,12 @@ class FastDecoder:
         return queries, keys, values
 
     def _after_attention(self, layer: _Layer, hidden: Tensor, attended: Tensor) -> Tensor:
-        hidden = hidden + functional.linear(attended, layer.out, layer.out_bias)
-        gate, up = functional.linear(self._rms_norm(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-        return hidden + functional.linear(functional.silu(gate) * up, layer.down)
+        hidden = hidden + linear(attended, layer.out, layer.out_bias)
+        gate, up = linear(self._rms_norm(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
+        return hidden + linear(functional.silu(gate) * up, layer.down)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return functional.linear(self._rms_norm(hidden, self.norm), self.head).float()
+        return linear(self._rms_norm(hidden, self.norm), self.head).float()
 
     def _forward(self, tokens: Tensor, *, keep: bool) -> tuple[Tensor, Prefix]:
         """Return the last hidden states [G, P, d] and, with `keep`, the cache of [G, P] tokens."""

@@ -1,0 +1,88 @@
+"""Bases of the advantages that the trainer computes from the tensors of a whole batch.
+
+Dimension key: B = responses, T = response positions.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from trinity.algorithm.advantage_fn.advantage_fn import AdvantageFn
+from trinity.algorithm.statistics import masked_zero, rows_by_group
+from trinity.algorithm.utils import masked_sum
+from trinity.common.errors import DataError
+
+Advantages = tuple[Tensor, Tensor, dict[str, float]]
+
+
+class TokenAdvantage(AdvantageFn, ABC):
+    """An advantage per token, from named tensors.
+
+    A subclass names the tensors it needs as parameters of `__call__`: `token_level_rewards` and `action_mask`
+    ([B, T]), `values`, `old_logprob`, `teacher_logprobs`, `sum_pi_squared`, `rollout_is_weights` ([B, T]), `uid`
+    (B strings, equal for the rollouts of one task), `reward_baselines` ([B]), `reward_components` ([B, K]).
+    """
+
+    @abstractmethod
+    def __call__(self, **kwargs: Any) -> Advantages:
+        """Return advantages and returns ([B, T], 0 where `action_mask` is false) and metrics."""
+
+    @property
+    def select_keys(self) -> frozenset[str]:
+        """Names of the tensors that `__call__` asks for."""
+        kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        return frozenset(p.name for p in inspect.signature(self.__call__).parameters.values() if p.kind not in kinds)
+
+
+class GroupedTokenAdvantage(TokenAdvantage):
+    """One number a response, from the scores (sums of token rewards) of the responses to the same task."""
+
+    @abstractmethod
+    def compare(self, scores: Sequence[float]) -> list[float]:
+        """Return the advantage of each response of one group."""
+
+    def __call__(  # type: ignore[override]
+        self,
+        token_level_rewards: Float[Tensor, "B T"],
+        action_mask: Bool[Tensor, "B T"],
+        uid: Sequence[str],
+    ) -> Advantages:
+        """Return the response's number on its counted tokens, as advantages and as returns."""
+        scores = scores_of(token_level_rewards, action_mask)
+        advantages = spread(by_group(scores, uid, self.compare), token_level_rewards, action_mask)
+        return advantages, advantages.clone(), {}
+
+
+def scores_of(token_level_rewards: Float[Tensor, "B T"], action_mask: Bool[Tensor, "B T"]) -> list[float]:
+    """Return the sum of the counted token rewards of each response."""
+    return [float(score) for score in masked_sum(token_level_rewards.double(), action_mask, -1).tolist()]
+
+
+def by_group(scores: Sequence[float], uid: Sequence[str], compare: Any) -> list[float]:
+    """Return what `compare` makes of the scores of each group, in the order of the rows.
+
+    Raises:
+        DataError: `uid` and the batch differ in length.
+    """
+    if len(uid) != len(scores):
+        raise DataError(f"uid must have one entry a response ({len(scores)}), got {len(uid)}", code="E4605")
+    result = [0.0] * len(scores)
+    for rows in rows_by_group(uid):
+        for row, value in zip(rows, compare([scores[row] for row in rows]), strict=True):
+            result[row] = value
+    return result
+
+
+def spread(
+    per_response: Sequence[float], like: Float[Tensor, "B T"], action_mask: Bool[Tensor, "B T"]
+) -> Float[Tensor, "B T"]:
+    """Return the number of each response on its counted tokens, with the dtype and device of `like`."""
+    column = torch.tensor(per_response, dtype=torch.float64).to(like).unsqueeze(-1)
+    return masked_zero(column.expand_as(like), action_mask)

@@ -1,0 +1,79 @@
+"""How far the policy that sampled is from the policy that is trained: metrics by veRL's names.
+
+Dimension key: B = responses, T = response positions.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from trinity.algorithm.aggregation import counted, masked_mean
+
+PREFIX = "rollout_corr"
+MAX_LOG_RATIO = 20.0
+
+
+def mismatch_metrics(
+    old_logprob: Float[Tensor, "B T"], rollout_logprob: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+) -> dict[str, float]:
+    """Return perplexities, divergences (nats a token) and chi-squared distances; none without a counted token.
+
+    Perplexities are means over the responses that have tokens; `kl` estimates KL(rollout, trained) by its log-ratio
+    and `k3_kl` by k3; `chi2_token` and `chi2_seq` are the mean of the squared ratio less 1, of tokens and responses.
+    """
+    rows = mask.any(-1)
+    if not rows.any():
+        return {}
+    log_ratio = counted(old_logprob - rollout_logprob, mask)
+    safe = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    total = log_ratio.sum(-1).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    old, rollout = -masked_mean(old_logprob, mask, -1)[rows], -masked_mean(rollout_logprob, mask, -1)[rows]
+    difference = old - rollout
+    values = {
+        "training_ppl": old.exp().mean(),
+        "training_log_ppl": old.mean(),
+        "rollout_ppl": rollout.exp().mean(),
+        "rollout_log_ppl": rollout.mean(),
+        "log_ppl_diff": difference.mean(),
+        "log_ppl_abs_diff": difference.abs().mean(),
+        "log_ppl_diff_max": difference.max(),
+        "log_ppl_diff_min": difference.min(),
+        "ppl_ratio": difference.exp().mean(),
+        "kl": masked_mean(-log_ratio, mask),
+        "k3_kl": masked_mean(safe.exp() - 1.0 - safe, mask),
+        "chi2_token": masked_mean((2.0 * safe).exp(), mask) - 1.0,
+        "chi2_seq": (2.0 * total[rows]).exp().mean() - 1.0,
+    }
+    return {f"{PREFIX}/{name}": value.item() for name, value in values.items()}
+
+
+def weight_metrics(
+    weights: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, low: float, high: float
+) -> dict[str, float]:
+    """Return the spread of importance weights, and the fractions above `high` and below `low`.
+
+    `eff_sample_size` is mean(w)^2 / mean(w^2), 1 where all weights are equal. None without a counted token.
+    """
+    rows = mask.any(-1)
+    if not rows.any():
+        return {}
+    tokens, responses = weights[mask], masked_mean(weights, mask, -1)[rows]
+    values = {
+        "mean": tokens.mean(),
+        "std": tokens.std(correction=0),
+        "max": tokens.max(),
+        "min": tokens.min(),
+        "eff_sample_size": tokens.mean().square() / tokens.square().mean(),
+        "ratio_fraction_high": (tokens > high).to(tokens.dtype).mean(),
+        "ratio_fraction_low": (tokens < low).to(tokens.dtype).mean(),
+        "seq_mean": responses.mean(),
+        "seq_std": responses.std(correction=0),
+        "seq_max": responses.max(),
+        "seq_min": responses.min(),
+        "seq_max_deviation": (responses - 1.0).abs().max(),
+        "seq_fraction_high": (responses > high).to(responses.dtype).mean(),
+        "seq_fraction_low": (responses < low).to(responses.dtype).mean(),
+    }
+    return {f"{PREFIX}/rollout_is_{name}": torch.nan_to_num(value).item() for name, value in values.items()}

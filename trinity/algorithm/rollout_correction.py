@@ -1,0 +1,170 @@
+"""Correction for the difference between the policy that sampled and the policy that is trained.
+
+Dimension key: B = responses, T = response positions. rho = exp(old_logprob - rollout_logprob) per token: the policy
+before the update, recomputed by the trainer, over the policy that sampled. Truncated weights: arXiv:2510.14128 and
+"Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (Yao et al., 2025); zero outside a band:
+IcePop (Ling team, 2025). Options and thresholds are veRL's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from trinity.algorithm.aggregation import counted, masked_mean, masked_sum
+from trinity.algorithm.mismatch import mismatch_metrics, weight_metrics
+
+MAX_LOG_RATIO = 20.0
+MIN_MEAN_WEIGHT = 1e-8
+LEVELS = ("token", "sequence")
+ESTIMATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "k1": lambda log_ratio: -log_ratio,
+    "k2": lambda log_ratio: 0.5 * log_ratio.square(),
+    "k3": lambda log_ratio: log_ratio.exp() - 1.0 - log_ratio,
+}
+REJECTIONS = (
+    *("token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3"),
+    *("seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3"),
+)
+Threshold = float | int | str
+
+
+def compute_rollout_correction(
+    old_logprob: Float[Tensor, "B T"],
+    rollout_logprob: Float[Tensor, "B T"],
+    action_mask: Bool[Tensor, "B T"],
+    rollout_is: str | None = None,
+    rollout_is_threshold: Threshold = 2.0,
+    rollout_is_batch_normalize: bool = False,
+    rollout_rs: str | None = None,
+    rollout_rs_threshold: Threshold | None = None,
+) -> tuple[Float[Tensor, "B T"] | None, Bool[Tensor, "B T"], dict[str, float]]:
+    """Return importance weights (`None` without `rollout_is`), the mask after rejection, and metrics; no gradient.
+
+    Args:
+        old_logprob: log-probabilities under the policy that is trained.
+        rollout_logprob: those under the policy that sampled.
+        action_mask: true on the tokens that count; elsewhere the weight is 0.
+        rollout_is: `token` for weights rho, `sequence` for their product over the response.
+        rollout_is_threshold: one number, the largest weight; or `low_high`, outside of which a weight is 0.
+        rollout_is_batch_normalize: divide the weights by their mean: over tokens, or over responses.
+        rollout_rs: what rejects tokens (`token_k1`, ...) or responses (`seq_sum_k1`, `seq_mean_k2`, `seq_max_k3`, ...),
+            several separated by commas. k1 = -log rho, k2 = (log rho)^2 / 2, k3 = rho - 1 - log rho.
+        rollout_rs_threshold: one bound, or one for each option separated by commas. For k1 `low_high` (one number u
+            is `1/u_u`), compared, as logarithms, with k1; else the largest value that is kept.
+
+    Raises:
+        ValueError: an unknown option, a threshold that is no positive number or band, or one too few or many.
+    """
+    mask = action_mask.bool()
+    old, rollout = counted(old_logprob.detach(), mask), counted(rollout_logprob.detach(), mask)
+    log_ratio = old - rollout
+    metrics = mismatch_metrics(old, rollout, mask)
+    weights = None
+    if rollout_is is not None:
+        low, high = _band(rollout_is_threshold, "rollout_is_threshold")
+        weights = _raw_weights(log_ratio, mask, rollout_is)
+        metrics |= weight_metrics(weights, mask, low=low or 1.0 / high, high=high)
+        inside = (weights >= low) & (weights <= high) if low is not None else torch.ones_like(mask)
+        weights = torch.where(inside, weights.clamp(max=high), torch.zeros_like(weights))
+        metrics["rollout_corr/rollout_is_oob_ratio"] = masked_mean((~inside).to(weights.dtype), mask).item()
+        if rollout_is_batch_normalize:
+            weights, factor = _normalised(weights, mask, rollout_is)
+            metrics["rollout_corr/rollout_is_batch_norm_factor"] = factor
+    kept = mask
+    if rollout_rs is not None:
+        kept = mask & _kept(log_ratio, mask, rollout_rs, rollout_rs_threshold, metrics)
+        metrics["rollout_corr/rollout_rs_masked_fraction"] = masked_mean((~kept).to(old.dtype), mask).item()
+        lost = mask.any(-1) & ~kept.all(-1).logical_or((~mask | kept).all(-1))
+        metrics["rollout_corr/rollout_rs_seq_masked_fraction"] = masked_mean(lost.to(old.dtype), mask.any(-1)).item()
+    return weights, kept, metrics
+
+
+def _raw_weights(log_ratio: Tensor, mask: Tensor, level: str) -> Tensor:
+    if level not in LEVELS:
+        raise ValueError(f"rollout_is must be one of {', '.join(LEVELS)}, got {level!r}")
+    if level == "sequence":
+        log_ratio = log_ratio.sum(-1, keepdim=True).expand_as(log_ratio)
+    return counted(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), mask)
+
+
+def _normalised(weights: Tensor, mask: Tensor, level: str) -> tuple[Tensor, float]:
+    """Return the weights divided by their mean, and that mean; weights of mean 0 stay as they are."""
+    mean = masked_mean(weights, mask)
+    if level == "sequence":
+        mean = masked_mean(masked_mean(weights, mask, -1), mask.any(-1))
+    factor = mean.item()
+    return (weights / mean, factor) if factor > MIN_MEAN_WEIGHT else (weights, factor)
+
+
+def _kept(
+    log_ratio: Tensor, mask: Tensor, options: str, thresholds: Threshold | None, metrics: dict[str, float]
+) -> Tensor:
+    """Return where all options keep the token, true at masked positions; note what each one rejects."""
+    names = [name.strip() for name in options.split(",")]
+    kept = torch.ones_like(mask)
+    for name, threshold in zip(names, _thresholds(thresholds, len(names)), strict=True):
+        if name not in REJECTIONS:
+            raise ValueError(f"rollout_rs must be made of {', '.join(REJECTIONS)}, got {name!r}")
+        level, _, estimate = name.rpartition("_")
+        low, high = _bounds(estimate, threshold)
+        values = _at_level(ESTIMATES[estimate](log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)), mask, level)
+        keeps = (values >= low) & (values <= high)
+        rejected = masked_mean((~keeps).to(log_ratio.dtype), mask).item()
+        metrics[f"rollout_corr/rollout_rs_{name}_mean"] = masked_mean(values, mask).item()
+        metrics[f"rollout_corr/rollout_rs_{name}_masked_fraction"] = rejected
+        kept &= keeps | ~mask
+    return kept
+
+
+def _at_level(values: Tensor, mask: Tensor, level: str) -> Tensor:
+    """Return the values per token, or the sum, mean or largest of its response at each token."""
+    if level == "token":
+        return values
+    if level == "seq_max":
+        lowest = torch.where(mask, values, torch.full_like(values, -math.inf)).amax(-1, keepdim=True)
+        return lowest.expand_as(values)
+    of_row = masked_sum if level == "seq_sum" else masked_mean
+    return of_row(values, mask, -1).unsqueeze(-1).expand_as(values)
+
+
+def _thresholds(given: Threshold | None, count: int) -> list[Threshold]:
+    if given is None:
+        raise ValueError("rollout_rs needs rollout_rs_threshold, got none")
+    parts: list[Threshold] = [part.strip() for part in given.split(",")] if isinstance(given, str) else [given]
+    if len(parts) == 1:
+        return parts * count
+    if len(parts) != count:
+        raise ValueError(f"rollout_rs_threshold must be one, or one for each of {count} options, got {given!r}")
+    return parts
+
+
+def _bounds(estimate: str, threshold: Threshold) -> tuple[float, float]:
+    low, high = _band(threshold, "rollout_rs_threshold")
+    if estimate == "k1":
+        return math.log(low if low is not None else 1.0 / high), math.log(high)
+    if low is not None:
+        raise ValueError(f"rollout_rs_threshold for {estimate} must be one number, got {threshold!r}")
+    return -math.inf, high
+
+
+def _band(threshold: Threshold, name: str) -> tuple[float | None, float]:
+    """Return the lower bound, `None` without one, and the upper bound.
+
+    Raises:
+        ValueError: anything but one positive number, or two in rising order joined by an underscore.
+    """
+    problem = ValueError(f"{name} must be a positive number, or two in rising order as low_high, got {threshold!r}")
+    if isinstance(threshold, bool):
+        raise problem
+    try:
+        numbers = [float(part) for part in str(threshold).split("_")]
+    except ValueError:
+        raise problem from None
+    if len(numbers) > 2 or not all(0 < number < math.inf for number in numbers) or numbers != sorted(numbers):
+        raise problem
+    return (None, numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[1])

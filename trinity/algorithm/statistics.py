@@ -1,0 +1,81 @@
+"""Masked statistics of token tensors, and statistics of the rewards of a group.
+
+Dimension key: B = responses, T = response positions. A position whose mask is false holds an arbitrary number and
+influences nothing; every result is 0 there.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from trinity.algorithm.utils import masked_mean, masked_sum
+
+WHITEN_EPSILON = 1e-8
+
+
+def masked_zero(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Return `values` with 0 where nothing is counted, also in place of NaN."""
+    return torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device))
+
+
+def masked_var(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
+    """Return the unbiased variance of all counted values; 0 if fewer than two are counted."""
+    count = mask.sum()
+    return masked_sum((values - masked_mean(values, mask)).square(), mask) / (count - 1).clamp(min=1)
+
+
+def masked_whiten(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Return (x - mean) / sqrt(variance + 1e-8) over all counted values, of the unbiased variance.
+
+    Equal values give 0, and so does a single one.
+    """
+    centred = values - masked_mean(values, mask)
+    return masked_zero(centred * torch.rsqrt(masked_var(values, mask) + WHITEN_EPSILON), mask)
+
+
+def reward_to_go(rewards: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], gamma: float = 1.0) -> Float[Tensor, "B T"]:
+    """Return the sum of the counted rewards from each counted token on, each discounted by gamma a counted token."""
+    if gamma == 1.0:
+        return masked_zero(masked_zero(rewards, mask).flip(-1).cumsum(-1).flip(-1), mask)
+    following = torch.zeros_like(rewards[:, 0])
+    returns = torch.zeros_like(rewards)
+    for step in reversed(range(rewards.shape[-1])):
+        following = torch.where(mask[:, step], rewards[:, step] + gamma * following, following)
+        returns[:, step] = following
+    return masked_zero(returns, mask)
+
+
+def rows_by_group(uid: Sequence[str]) -> list[list[int]]:
+    """Return the row numbers of each group, groups and rows in the order of their first appearance."""
+    groups: dict[str, list[int]] = {}
+    for row, name in enumerate(uid):
+        groups.setdefault(name, []).append(row)
+    return list(groups.values())
+
+
+def group_mean(rewards: Sequence[float]) -> float:
+    """Return the mean, which for equal rewards is exactly their value; 0 for a group of one (it has no baseline)."""
+    if len(rewards) == 1:
+        return 0.0
+    return rewards[0] if len(set(rewards)) == 1 else statistics.fmean(rewards)
+
+
+def group_std(rewards: Sequence[float], *, is_population: bool = False) -> float:
+    """Return the standard deviation, unbiased unless `is_population`; 0 for equal rewards, 1 for a group of one."""
+    if len(rewards) == 1:
+        return 1.0
+    if len(set(rewards)) == 1:
+        return 0.0
+    return float(torch.tensor(rewards, dtype=torch.float64).std(correction=0 if is_population else 1))
+
+
+def log_mean_exp(values: Sequence[float]) -> float:
+    """Return ln(mean(exp(values))) without overflow."""
+    highest = max(values)
+    return highest + math.log(statistics.fmean(math.exp(value - highest) for value in values))
