@@ -43,6 +43,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2, help="processes of each side, in turns")
     parser.add_argument("--steps", type=int, default=6, help="steps of a process, the dropped first one included")
     parser.add_argument("--threads", type=int, default=1, help="threads of a matrix product, on every side")
+    parser.add_argument("--dtype", choices=("auto", "float32"), default="auto", help="of our products")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds after which a process has failed")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     small = parser.add_argument_group("sizes, for a quick look at our side alone")
@@ -62,7 +63,7 @@ def _arguments() -> argparse.Namespace:
 def _commands(arguments: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
     common = ["--folder", str(folder), "--steps", str(arguments.steps), "--threads", str(arguments.threads)]
     sizes = ["--prompts", str(arguments.prompts), "--samples", str(arguments.samples), "--new", str(arguments.new)]
-    commands = {"ours": [sys.executable, str(HERE / "our_side.py"), *common, *sizes]}
+    commands = {"ours": [sys.executable, str(HERE / "our_side.py"), *common, *sizes, "--dtype", arguments.dtype]}
     if arguments.trl_python:
         trl = [str(arguments.trl_python), str(HERE / "trl_side.py"), *common, "--variant"]
         commands |= {"trl": [*trl, "default"], "trl_best": [*trl, "best"]}

@@ -72,6 +72,11 @@ trainer:
     actor_rollout_ref:
       model: {{enable_gradient_checkpointing: false}}
 """
+MICRO_BATCH_TOKENS = 32 * 80
+FLOAT32 = {
+    "explorer.rollout_model.dtype": "float32",
+    "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config.dtype": "float32",
+}
 
 
 class Clock:
@@ -122,8 +127,19 @@ def _watch(clock: Clock) -> None:
         clock.wrap(ExperienceStore, name, "store")
 
 
-def measure(folder: Path, job: Path, *, steps: int, prompts: int, samples: int, new_tokens: int) -> dict[str, Any]:
+def measure(
+    folder: Path, job: Path, *, steps: int, prompts: int, samples: int, new_tokens: int, dtype: str = "auto"
+) -> dict[str, Any]:
     """Run `steps` whole steps in the folder `job`; return seconds and facts.
+
+    Args:
+        folder: model, tokenizer and data.
+        job: a folder to write to.
+        steps: training steps.
+        prompts: tasks a step.
+        samples: responses a task.
+        new_tokens: tokens of each response.
+        dtype: `auto` as a run chooses by itself, or `float32`.
 
     Raises:
         RuntimeError: the run failed, or did not train on everything that it was to generate.
@@ -135,10 +151,12 @@ def measure(folder: Path, job: Path, *, steps: int, prompts: int, samples: int, 
     (plugins / "benchmark_reward.py").write_text(REWARD_PLUGIN)
     sequences = prompts * samples
     values = {"prompts": prompts, "samples": samples, "new_tokens": new_tokens, "steps": steps}
-    text = CONFIG.format(folder=folder, job=job / "checkpoints", sequences=sequences, tokens=64 * 80, **values)
+    values["tokens"] = MICRO_BATCH_TOKENS
+    text = CONFIG.format(folder=folder, job=job / "checkpoints", sequences=sequences, **values)
     (job / "grpo_step.yaml").write_text(text)
     clock = Clock()
-    options = RunOptions(plugin_dirs=(plugins,), on_metrics=clock.on_metrics)
+    overrides = tuple(f"{key}={value}" for key, value in FLOAT32.items()) if dtype == "float32" else ()
+    options = RunOptions(overrides=overrides, plugin_dirs=(plugins,), on_metrics=clock.on_metrics)
     plan = plan_run(job / "grpo_step.yaml", options)
     _watch(clock)
     result = run_plan(plan, options)
@@ -174,12 +192,21 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=work.PROMPTS)
     parser.add_argument("--samples", type=int, default=work.SAMPLES)
     parser.add_argument("--new", type=int, default=work.NEW_TOKENS)
+    parser.add_argument("--dtype", choices=("auto", "float32"), default="auto")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
     job = Path(tempfile.mkdtemp(prefix="grpo_step_"))
     try:
-        shape = {"prompts": arguments.prompts, "samples": arguments.samples, "new_tokens": arguments.new}
-        print(json.dumps(measure(arguments.folder.resolve(), job, steps=arguments.steps, **shape)))
+        result = measure(
+            arguments.folder.resolve(),
+            job,
+            steps=arguments.steps,
+            prompts=arguments.prompts,
+            samples=arguments.samples,
+            new_tokens=arguments.new,
+            dtype=arguments.dtype,
+        )
+        print(json.dumps(result))
     finally:
         shutil.rmtree(job)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 PROMPTS, SAMPLES, NEW_TOKENS = 32, 8, 48
 VOCABULARY = 512
+NUM_ROWS = 4096
 SPECIAL = ("<|pad|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -59,16 +60,12 @@ def reward(response: str, answer: str) -> float:
     return score(response, answer) + 0.1 * letters / max(len(response), 1)
 
 
-def build(folder: Path, *, hidden: int = 256) -> None:
-    """Write model, tokenizer and `train.jsonl` into `folder`."""
-    import torch
+def write_tokenizer(folder: Path) -> int:
+    """Write the tokenizer, trained on the problems, into `folder`; return the id of its end-of-sequence token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from transformers import PreTrainedTokenizerFast
 
     folder.mkdir(parents=True, exist_ok=True)
-    problems = rows(4096, seed=1)
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems))
-
     tokenizer = Tokenizer(models.BPE())
     digits = pre_tokenizers.Digits(individual_digits=True)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
@@ -79,14 +76,24 @@ def build(folder: Path, *, hidden: int = 256) -> None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = (f"{row['question']}\n{row['answer']} user assistant" for row in problems)
+    texts = (f"{row['question']}\n{row['answer']} user assistant" for row in rows(NUM_ROWS, seed=1))
     tokenizer.train_from_iterator(texts, trainer)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=SPECIAL[0], eos_token=SPECIAL[2], padding_side="left"
     )
     fast.chat_template = TEMPLATE
     fast.save_pretrained(folder)
+    return int(fast.eos_token_id)
 
+
+def build(folder: Path, *, hidden: int = 256) -> None:
+    """Write model, tokenizer and `train.jsonl` into `folder`."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    end = write_tokenizer(folder)
+    problems = rows(NUM_ROWS, seed=1)
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems))
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(
         Qwen2Config(
@@ -99,10 +106,10 @@ def build(folder: Path, *, hidden: int = 256) -> None:
             max_position_embeddings=1024,
             tie_word_embeddings=True,
             bos_token_id=None,
-            eos_token_id=fast.eos_token_id,
-            pad_token_id=fast.pad_token_id,
+            eos_token_id=end,
+            pad_token_id=0,
         )
     )
-    model.generation_config.eos_token_id = fast.eos_token_id
-    model.generation_config.pad_token_id = fast.pad_token_id
+    model.generation_config.eos_token_id = end
+    model.generation_config.pad_token_id = 0
     model.save_pretrained(folder)

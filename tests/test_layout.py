@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -110,9 +110,10 @@ def test_help_is_there_within_half_a_second() -> None:
     command = ("-c", "import sys; sys.argv = ['trinity', '--help']; from trinity.cli import main; main()")
     seconds = []
     for _ in range(3):
-        begin = time.perf_counter()
+        begin = resource.getrusage(resource.RUSAGE_CHILDREN)
         result = python(*command)
-        seconds.append(time.perf_counter() - begin)
+        end = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime)
         assert "quickstart" in result.stdout
-    # The best of three: the limit is about the program, not about what else the machine does.
+    # Processor time, the best of three: the limit is about the program, not about what else the machine does.
     assert min(seconds) <= HELP_S, seconds

@@ -17,12 +17,13 @@ from trinity.algorithm import (
     POLICY_LOSS_FN,
     SAMPLE_STRATEGY,
     AdvantageFn,
+    AlgorithmType,
     EntropyLossFn,
-    GroupAdvantage,
     KLFn,
     PolicyLossFn,
     SampleStrategy,
 )
+from trinity.common.config.available import LATER_NAMES, SERVED_NAMES
 from trinity.common.errors import ConfigError
 from trinity.utils.registry import Registry
 
@@ -32,6 +33,14 @@ BASES = {
     "kl_fn": (KL_FN, KLFn),
     "entropy_loss_fn": (ENTROPY_LOSS_FN, EntropyLossFn),
     "sample_strategy": (SAMPLE_STRATEGY, SampleStrategy),
+}
+COMPONENTS = {
+    "advantage_fn": ADVANTAGE_FN,
+    "policy_loss_fn": POLICY_LOSS_FN,
+    "kl_loss_fn": KL_FN,
+    "kl_penalty_fn": KL_FN,
+    "entropy_loss_fn": ENTROPY_LOSS_FN,
+    "sample_strategy": SAMPLE_STRATEGY,
 }
 ENTRIES = [(registry, base, name) for registry, base in BASES.values() for name in registry]
 GIVEN_BY_THE_TRAINER = {"backend", "source", "batch_size"}
@@ -47,14 +56,22 @@ def test_entry_lists_the_arguments_of_its_class(registry: Registry, base: type[A
     assert dict(entry.args) == signature == cls.default_args() and entry.doc
 
 
-def test_algorithm_types_name_components_that_exist() -> None:
-    for name in ALGORITHM_TYPE:
-        config = ALGORITHM_TYPE.get(name).default_config()
-        assert ALGORITHM_TYPE.get(name).name() == name
-        assert config["policy_loss_fn"] in POLICY_LOSS_FN and config["sample_strategy"] in SAMPLE_STRATEGY
-        assert config["kl_loss_fn"] in KL_FN and config["kl_penalty_fn"] in KL_FN
-        assert config["entropy_loss_fn"] in ENTROPY_LOSS_FN
-        assert config["advantage_fn"] is None or issubclass(ADVANTAGE_FN.get(config["advantage_fn"]), GroupAdvantage)
+@pytest.mark.parametrize("name", list(ALGORITHM_TYPE))
+def test_algorithm_type_names_components_that_exist(name: str) -> None:
+    cls, config = ALGORITHM_TYPE.get(name), ALGORITHM_TYPE.get(name).default_config()
+    assert issubclass(cls, AlgorithmType) and cls.name() == name and ALGORITHM_TYPE.contents[name].doc
+    for key, registry in COMPONENTS.items():
+        chosen = config[key]
+        is_known = chosen is None or chosen in registry or chosen in LATER_NAMES[registry.name]
+        assert is_known and (chosen in registry or name not in SERVED_NAMES["algorithm_type"] or chosen is None)
+        entry = registry.contents.get(chosen)
+        assert set(config.get(f"{key}_args", {})) <= set(entry.args if entry is not None else {})
+    advantage = ADVANTAGE_FN.get(config["advantage_fn"])
+    assert cls.compute_advantage_in_trainer == (advantage is not None and advantage.compute_in_trainer())
+    needs = ADVANTAGE_FN.contents[config["advantage_fn"]].needs if advantage is not None else frozenset()
+    assert cls.use_critic == ("values" in needs)
+    assert cls.use_reference == (config["kl_loss_fn"] != "none" or cls.schema == "dpo")
+    assert (config["mode"] == "train") == (cls.schema in ("sft", "cpt", "dpo"))
 
 
 def test_tables_need_no_torch() -> None:
@@ -64,6 +81,16 @@ def test_tables_need_no_torch() -> None:
 
 def test_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(
-        ConfigError, match="unknown kl_fn 'low_kl'; did you mean 'low_var_kl'. known: abs, corrected_k3"
+        ConfigError, match="unknown kl_fn 'low_kl'; did you mean 'low_var_kl'. known: abs, abs., corrected_k3"
     ):
         KL_FN.get("low_kl")
+
+
+def test_classes_of_kl_and_advantages_are_importable_from_their_packages() -> None:
+    from trinity.algorithm import advantage_fn, kl_fn
+
+    assert kl_fn.KLFn is KLFn and kl_fn.K2KLFn is KL_FN.get("k2")
+    assert advantage_fn.AdvantageFn is AdvantageFn and issubclass(advantage_fn.TokenAdvantage, AdvantageFn)
+    for package in (kl_fn, advantage_fn):
+        with pytest.raises(AttributeError, match="has no attribute 'Missing'"):
+            package.Missing  # noqa: B018

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,17 @@ from tests.common.config.conftest import MINIMAL
 from trinity.cli.app import app
 from trinity.cli.later import INSTEAD
 from trinity.common.errors import ExitCode
+from trinity.utils.log import ROOT
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:
+    """`run` sends the log to the console of its process; here that is the console of one call."""
+    root = logging.getLogger(ROOT)
+    before = list(root.handlers), root.propagate, root.level
+    yield
+    root.handlers[:], root.propagate = before[:2]
+    root.setLevel(before[2])
 
 
 def invoke(*words: str) -> Result:
@@ -47,9 +60,7 @@ def test_run_without_a_file_says_what_is_missing() -> None:
 def test_a_command_of_a_later_version_says_so_and_what_serves_instead(name: str) -> None:
     result = invoke(name, "--config", "run.yaml", "--port", "8080", "rest")
     assert result.exit_code == ExitCode.USAGE
-    assert result.output == (
-        f"error[E1900]: `trinity {name}` is not available yet in this version; {INSTEAD[name]}\n"
-    )
+    assert result.output == f"error[E1900]: `trinity {name}` is not available yet in this version; {INSTEAD[name]}\n"
     assert f" {name} " not in invoke("--help").output
 
 

@@ -142,6 +142,23 @@ def test_a_root_that_is_a_file_cannot_hold_the_job(run_yaml: Path) -> None:
     assert "is not a folder" in result.output
 
 
+@pytest.mark.parametrize(
+    ("key", "place"),
+    [
+        ("model.model_path", "model.model_path"),
+        ("buffer.explorer_input.taskset.path", "buffer"),
+        ("checkpoint_root_dir", "checkpoint_root_dir"),
+    ],
+)
+def test_a_path_that_the_system_refuses_is_a_problem_and_no_traceback(
+    run_yaml: Path, tmp_path: Path, key: str, place: str
+) -> None:
+    words = ["validate", "-c", str(run_yaml), "--json", "--set", f"model.model_path={_model(tmp_path / 'model')}"]
+    result = runner.invoke(app, [*words, "--set", f"{key}={'x' * 5000}"])
+    assert result.exit_code in (ExitCode.ENVIRONMENT, ExitCode.DATA), result.output
+    assert [p for p in json.loads(result.output)["problems"] if p["key"].startswith(place) and p["severity"] == "error"]
+
+
 def test_text_that_is_no_yaml_is_reported_once(run_yaml: Path) -> None:
     run_yaml.write_text("a: [\n")
     result = runner.invoke(app, ["validate", "-c", str(run_yaml)])
@@ -158,6 +175,10 @@ def test_plugins_are_known_in_both_spellings(run_yaml: Path, tmp_path: Path) -> 
     for flag in ("--plugin-dir", "--plugin_dir"):
         result = runner.invoke(app, ["validate", "-c", str(run_yaml), "--schema-only", flag, str(folder)])
         assert result.exit_code == ExitCode.DONE
+    (folder / "deep").mkdir()
+    (folder / "mine.py").rename(folder / "deep" / "mine.py")
+    result = runner.invoke(app, ["validate", "-c", str(run_yaml), "--schema-only", "--plugin-dir", str(folder)])
+    assert "E1701" in result.output, "a run does not load the files of subfolders"
     (folder / "bad.py").write_text("def f(:\n")
     result = runner.invoke(app, ["validate", "-c", str(run_yaml), "--plugin-dir", str(folder)])
     assert result.exit_code == ExitCode.ENVIRONMENT

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tests.e2e.short_run import ShortRun, comparable_metrics
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.e2e.short_run import ShortRun, comparable_metrics
 from trinity.common.checkpoint import CheckpointStore
 from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
 

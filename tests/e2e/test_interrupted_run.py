@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.e2e.short_run import ShortRun
 
 from trinity.common.errors import ExitCode
 
@@ -67,7 +66,7 @@ def test_continue_from_checkpoint_false_starts_a_renamed_run_and_keeps_the_old_o
     assert len(names[1]) == len("addition_20260101120000") and names[1].startswith("addition_2")
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over_loudly_and_the_result_is_the_same(finished, fresh):
+def test_a_run_whose_only_checkpoint_is_damaged_is_refused_and_not_begun_again(fresh):
     status, _ = fresh.finish(failpoints="train.after_step=kill@11")  # step 6 of the second stage; 3 is saved
     assert status == -signal.SIGKILL
     job = fresh.job("rft")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.e2e.tiny_run import TinyRun
+import torch
 
+from tests.e2e.tiny_run import TinyRun
 from trinity.common.errors import ExitCode
 
 pytestmark = pytest.mark.slow
 
-PLUGIN = '''
+PLUGIN = """
 import asyncio, threading, time
 from trinity.common.rewards import REWARD_FUNCTIONS, RewardFn
 from trinity.common.workflows import WORKFLOWS
@@ -76,13 +77,25 @@ class BlocksTheLoop(AsyncSimpleWorkflow):
 class HangingReward(RewardFn):
     def __call__(self, **kwargs):
         time.sleep(FOREVER)
+"""
 
 
-@REWARD_FUNCTIONS.register_module("nan_reward")
-class NanReward(RewardFn):
-    def __call__(self, **kwargs):
-        return {"accuracy": float("nan")}
-'''
+CLOSING = (
+    PLUGIN
+    + """
+
+from trinity.buffer.operators import EXPERIENCE_OPERATORS, ExperienceOperatorV1
+
+
+@EXPERIENCE_OPERATORS.register_module("will_not_close")
+class WillNotClose(ExperienceOperatorV1):
+    async def process(self, exps):
+        return exps, {}
+
+    async def close(self):
+        raise OSError("the door is stuck")
+"""
+)
 
 
 def made(tmp_path: Path, workflow: str = "simple_workflow") -> TinyRun:
@@ -121,7 +134,6 @@ def test_a_reward_that_hangs_everywhere_ends_the_run(tmp_path: Path):
     run = made(tmp_path).change(buffer__explorer_input__default_reward_fn_type="hanging_reward")
     ended = run.change(explorer__max_timeout=1, buffer__total_steps=9).finish()
     assert ended.status == ExitCode.RUNTIME and "explorer.max_timeout" in ended.output, ended.output
-    assert not list(run.job.glob("global_step_*/actor/model*")) or "nan" not in ended.output
 
 
 @pytest.mark.parametrize("point", ["train.before_step=raise@2", "explore.after_rollout=raise@2"])
@@ -143,3 +155,34 @@ def test_a_store_that_is_removed_while_in_use_is_named(tmp_path: Path):
     ended = run.finish()
     assert ended.status == ExitCode.RUNTIME and "E5209" in ended.output and "was removed" in ended.output
     assert "Traceback" not in ended.output and ended.seconds < 30
+
+
+def test_an_operator_that_will_not_close_hides_no_failure_and_keeps_nothing_open(tmp_path: Path):
+    run = made(tmp_path).change(data_processor__experience_pipeline__operators=[{"name": "will_not_close"}])
+    run.plugin = CLOSING
+    ended = run.finish(failpoints="train.before_step=raise@2")
+    assert ended.status == ExitCode.RUNTIME and "RuntimeError: failpoint train.before_step" in ended.output
+    assert "the door is stuck" in ended.output and ended.output.count("error[") == 1
+
+
+def test_in_deterministic_mode_a_rollout_that_hangs_costs_its_group_alone(tmp_path: Path):
+    run = made(tmp_path, "hangs_in_a_thread").change(deterministic=True)
+    ended = run.finish()
+    assert ended.status == ExitCode.DONE, ended.output
+    second = run.lines("explorer")[1]
+    assert second["rollout/timeout_run_count"] == 2 and second["rollout/failed_run_count"] == 0
+    assert second["rollout/finished_task_count"] == 1 and second["experience_pipeline/experience_count"] == 2
+
+
+def test_gradients_that_are_not_finite_end_the_run_and_reach_no_checkpoint(tmp_path: Path):
+    run = made(tmp_path).change(
+        algorithm__optimizer={"lr": 1.0e38, "optimizer_type": "sgd", "weight_decay": 0.5},
+        algorithm__entropy_loss_fn_args={"entropy_coef": 1.0},
+        trainer__grad_clip=1.0e30,
+        buffer__total_steps=9,
+    )
+    ended = run.finish()
+    assert ended.status == ExitCode.NUMERIC and "E6001" in ended.output, ended.output
+    assert [line["actor/skipped_steps"] for line in run.lines("trainer")] == [0.0, 1.0, 2.0]
+    for file in run.job.glob("global_step_*/actor/model_*.pt"):
+        assert all(bool(tensor.isfinite().all()) for tensor in torch.load(file, weights_only=True).values())

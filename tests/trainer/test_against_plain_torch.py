@@ -142,7 +142,8 @@ def test_a_grpo_step_is_that_of_plain_torch(
     experiences = make_experiences(1, tasks=3)
     for number, exp in enumerate(experiences):
         exp.reward = [0.0, 1.0, 0.25, 0.5, 2.0][number % 5]
-        exp.logprobs = plain_rows(plain.float(), exp, TEMPERATURE)[0].detach() + 0.3 * torch.sin(exp.tokens[-1:].float())
+        shift = 0.3 * torch.sin(exp.tokens[-1:].float())
+        exp.logprobs = plain_rows(plain, exp, TEMPERATURE)[0].detach() + shift
     experiences, _ = GRPOGroupedAdvantage().process(experiences)
     reference = AutoModelForCausalLM.from_pretrained(tmp_path / "model").double()
     plain = plain.double()

@@ -56,6 +56,28 @@ class DefaultEntropyLossFn(EntropyLossFn):
         return loss * self.entropy_coef, {"entropy_loss": loss.item()}
 
 
+class MixEntropyLossFn(EntropyLossFn):
+    """As `default`, over the rows that the policy wrote itself: expert data say nothing about its entropy."""
+
+    def __call__(  # type: ignore[override]
+        self,
+        entropy: Float[Tensor, "B T"],
+        action_mask: Bool[Tensor, "B T"],
+        expert_mask: Bool[Tensor, "B"],
+        loss_agg_mode: str = "token-mean",
+        **kwargs: Any,
+    ) -> tuple[Float[Tensor, ""], dict[str, float]]:
+        """Return the term, and the metric `entropy_loss`; both 0 if all rows are expert data.
+
+        Means over rows are over the rows that are left.
+        """
+        own = ~expert_mask
+        if not bool(own.any()):
+            return entropy.new_zeros(()), {"entropy_loss": 0.0}
+        loss = aggregate_loss(entropy[own], action_mask[own], loss_agg_mode)
+        return loss * self.entropy_coef, {"entropy_loss": loss.item()}
+
+
 class NoneEntropyLossFn(EntropyLossFn):
     """No entropy term; the trainer computes no entropy."""
 

@@ -1,9 +1,9 @@
 """Correction for the difference between the policy that sampled and the policy that is trained.
 
 Dimension key: B = responses, T = response positions. rho = exp(old_logprob - rollout_logprob) per token: the policy
-before the update, recomputed by the trainer, over the policy that sampled. Truncated weights: arXiv:2510.14128 and
-"Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (Yao et al., 2025); zero outside a band:
-IcePop (Ling team, 2025). Options and thresholds are veRL's.
+before the update, recomputed by the trainer, over the policy that sampled. Truncated weights are those of Ionides,
+"Truncated Importance Sampling" (2008), zero outside a band those of IcePop (2025). Options and thresholds are veRL's;
+where every weight is outside the band all are 0 (veRL 0.9.1 raises an error there).
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def compute_rollout_correction(
     if rollout_rs is not None:
         kept = mask & _kept(log_ratio, mask, rollout_rs, rollout_rs_threshold, metrics)
         metrics["rollout_corr/rollout_rs_masked_fraction"] = masked_mean((~kept).to(old.dtype), mask).item()
-        lost = mask.any(-1) & ~kept.all(-1).logical_or((~mask | kept).all(-1))
-        metrics["rollout_corr/rollout_rs_seq_masked_fraction"] = masked_mean(lost.to(old.dtype), mask.any(-1)).item()
+        is_hit = (mask & ~kept).any(-1)
+        metrics["rollout_corr/rollout_rs_seq_masked_fraction"] = masked_mean(is_hit.to(old.dtype), mask.any(-1)).item()
     return weights, kept, metrics
 
 
@@ -126,8 +126,8 @@ def _at_level(values: Tensor, mask: Tensor, level: str) -> Tensor:
     if level == "token":
         return values
     if level == "seq_max":
-        lowest = torch.where(mask, values, torch.full_like(values, -math.inf)).amax(-1, keepdim=True)
-        return lowest.expand_as(values)
+        largest = torch.where(mask, values, torch.full_like(values, -math.inf)).amax(-1, keepdim=True)
+        return largest.expand_as(values)
     of_row = masked_sum if level == "seq_sum" else masked_mean
     return of_row(values, mask, -1).unsqueeze(-1).expand_as(values)
 

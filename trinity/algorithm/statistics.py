@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from trinity.algorithm.utils import masked_mean, masked_sum
+from trinity.common.errors import DataError
 
 WHITEN_EPSILON = 1e-8
 
@@ -51,8 +52,14 @@ def reward_to_go(rewards: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], gamma
     return masked_zero(returns, mask)
 
 
-def rows_by_group(uid: Sequence[str]) -> list[list[int]]:
-    """Return the row numbers of each group, groups and rows in the order of their first appearance."""
+def rows_by_group(uid: Sequence[str], num_rows: int) -> list[list[int]]:
+    """Return the row numbers of each group, groups and rows in the order of their first appearance.
+
+    Raises:
+        DataError: `uid` does not have `num_rows` entries (E4605).
+    """
+    if len(uid) != num_rows:
+        raise DataError(f"uid must have one entry a response ({num_rows}), got {len(uid)}", code="E4605")
     groups: dict[str, list[int]] = {}
     for row, name in enumerate(uid):
         groups.setdefault(name, []).append(row)

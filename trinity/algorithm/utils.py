@@ -1,62 +1,37 @@
-"""Masked aggregation, log-probabilities and entropy.
+"""Log-probabilities and entropy, and the published names of the functions over tensors.
 
-Dimension key: B = responses, T = response positions, V = vocabulary. Logarithms are natural. A position whose
-mask is false holds an arbitrary number and influences nothing.
+Dimension key: V = vocabulary; other dimensions are free. Logarithms are natural.
 """
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-LOSS_AGG_MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+from trinity.algorithm.aggregation import (
+    LOSS_AGG_MODES,
+    VERL_LOSS_AGG_MODES,
+    agg_loss,
+    aggregate_loss,
+    masked_mean,
+    masked_sum,
+)
+from trinity.algorithm.rollout_correction import compute_rollout_correction
+from trinity.algorithm.value_loss import compute_value_loss
 
-
-def masked_sum(
-    values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], axis: int | None = None
-) -> Float[Tensor, "..."]:
-    """Return the sum of the counted `values`, over everything or over `axis`."""
-    counted = torch.where(mask.bool(), values, torch.zeros((), dtype=values.dtype, device=values.device))
-    return counted.sum() if axis is None else counted.sum(axis)
-
-
-def masked_mean(
-    values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], axis: int | None = None
-) -> Float[Tensor, "..."]:
-    """Return the mean of the counted `values`, over everything or over `axis`; 0 where nothing is counted."""
-    count = mask.bool().sum() if axis is None else mask.bool().sum(axis)
-    return masked_sum(values, mask, axis) / count.clamp(min=1)
-
-
-def aggregate_loss(
-    values: Float[Tensor, "B T"],
-    mask: Bool[Tensor, "B T"],
-    loss_agg_mode: str = "token-mean",
-    normalizer: float | None = None,
-) -> Float[Tensor, ""]:
-    """Return one number for the per-token `values`; 0 where nothing is counted.
-
-    Args:
-        values: per-token loss.
-        mask: true on the tokens that count.
-        loss_agg_mode: `token-mean` the mean over tokens; `seq-mean-token-sum` the mean over all rows of row sums;
-            `seq-mean-token-mean` the mean over all rows of row means, a row without tokens adding 0;
-            `seq-mean-token-sum-norm` the sum divided by `normalizer` (Dr. GRPO, arXiv:2503.20783).
-        normalizer: divisor of the last mode; T by default.
-
-    Raises:
-        ValueError: another mode.
-    """
-    if loss_agg_mode == "token-mean":
-        return masked_mean(values, mask)
-    if loss_agg_mode == "seq-mean-token-sum":
-        return masked_sum(values, mask, -1).mean()
-    if loss_agg_mode == "seq-mean-token-mean":
-        return masked_mean(values, mask, -1).mean()
-    if loss_agg_mode == "seq-mean-token-sum-norm":
-        return masked_sum(values, mask) / (values.shape[-1] if normalizer is None else normalizer)
-    raise ValueError(f"loss_agg_mode must be one of {', '.join(LOSS_AGG_MODES)}, got {loss_agg_mode!r}")
+__all__ = [
+    "LOSS_AGG_MODES",
+    "VERL_LOSS_AGG_MODES",
+    "agg_loss",
+    "aggregate_loss",
+    "compute_rollout_correction",
+    "compute_value_loss",
+    "entropy_from_logits",
+    "logprobs_from_logits",
+    "masked_mean",
+    "masked_sum",
+]
 
 
 def logprobs_from_logits(

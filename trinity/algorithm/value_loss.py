@@ -26,8 +26,7 @@ def compute_value_loss(
 ) -> tuple[Float[Tensor, ""], dict[str, float]]:
     """Return half the aggregated max((v - R)^2, (clip(v, V - c, V + c) - R)^2), and the metric `vf_clipfrac`.
 
-    The clipped value loss of the PPO implementation (arXiv:2005.12729, section 3, first point), with the maximum
-    outside, as in veRL. v is trained; R and V are held.
+    The clipped value loss of arXiv:2005.12729, section 3, first point. v is trained; R and V are held.
 
     Args:
         vpreds: v, what the value model predicts now.

@@ -47,7 +47,6 @@ def _run(directory: Path, config: Path, seed: int) -> None:
     from trinity.cli.run import resume_command, run_config
     from trinity.launch.run import RunOptions, plan_run
     from trinity.quickstart import summary as summaries
-    from trinity.quickstart.baseline import initial_accuracy
 
     started = time.time()
     options = RunOptions()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,11 +77,20 @@ def check_machine(plan: Plan) -> list[Problem]:
 
     found: list[Problem] = []
     for stage in plan.stages:
-        found += _check_model(stage)
-        found += _check_data(stage)
-        found += _check_folder(stage)
+        found += _looked_at(stage, "model.model_path", _check_model)
+        found += _looked_at(stage, "buffer", _check_data)
+        found += _looked_at(stage, "checkpoint_root_dir", _check_folder)
         found += _check_devices(stage)
     return unique(found)
+
+
+def _looked_at(stage: StagePlan, key: str, check: Callable[[StagePlan], Iterator[Problem]]) -> list[Problem]:
+    """Return what `check` finds; a path that the system cannot even look at is a problem of `key`."""
+    try:
+        return list(check(stage))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        return [_problem(stage, "E3602", key, f"a path under `{key}` cannot be looked at: {reason}")]
 
 
 def _problem(stage: StagePlan, code: str, key: str, message: str, suggestion: str | None = None) -> Problem:

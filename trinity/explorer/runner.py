@@ -8,6 +8,7 @@ import sysconfig
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,14 +59,27 @@ class WorkflowRunner:
         name: identifies the runner in logs, and as a participant of the engine's rounds.
         model: wrapper of the rollout model; every attempt gets its own clone.
         max_timeout: deadline of an attempt in seconds.
+        is_waiting: whether a participant waits for the others of a deterministic round; that time is not its own, so
+            its deadline is put off.
+        max_wait_s: longest duration of an attempt whose deadline is put off, in seconds.
     """
 
-    def __init__(self, name: str, model: ModelWrapper, *, max_timeout: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: ModelWrapper,
+        *,
+        max_timeout: float,
+        is_waiting: Callable[[str], bool] | None = None,
+        max_wait_s: float = 0.0,
+    ) -> None:
         self.name = name
         self.participant = name
         self.abandoned_count = 0
         self._model = model
         self._max_timeout = max_timeout
+        self._is_waiting = is_waiting
+        self._max_wait_s = max_wait_s
         self._worker = WorkerThread(name)
         self._workflows: dict[type[Workflow], Workflow] = {}
         self._logged: Counter[str] = Counter()
@@ -84,6 +98,8 @@ class WorkflowRunner:
         attempt = asyncio.ensure_future(self._guarded(task, runs))
         try:
             await asyncio.wait({attempt}, timeout=self._max_timeout)
+            while not attempt.done() and self._is_put_off(started):
+                await asyncio.wait({attempt}, timeout=self._max_timeout)
         finally:
             is_late = not attempt.done()
             if is_late:
@@ -97,6 +113,11 @@ class WorkflowRunner:
         if attempt.cancelled():
             return [Failed(f"{task.workflow.__name__} cancelled its own task")] * len(runs), seconds
         return attempt.result(), seconds
+
+    def _is_put_off(self, started: float) -> bool:
+        if self._is_waiting is None or time.monotonic() - started >= self._max_wait_s:
+            return False
+        return self._is_waiting(self.participant)
 
     def start_batch(self) -> None:
         """Forget which errors were logged, so that each batch shows its own."""

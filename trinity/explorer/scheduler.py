@@ -179,7 +179,13 @@ class Scheduler:
         return lanes[:count]
 
     def _new_runner(self, name: str) -> WorkflowRunner:
-        return WorkflowRunner(name, self._model, max_timeout=self._settings.max_timeout)
+        return WorkflowRunner(
+            name,
+            self._model,
+            max_timeout=self._settings.max_timeout,
+            is_waiting=self._engine.waits_in_round if self._settings.is_deterministic else None,
+            max_wait_s=self._model.timeout_s,
+        )
 
     def _abandoned_count(self) -> int:
         return sum(runner.abandoned_count for runner in self._all_runners())

@@ -89,7 +89,7 @@ def use_deterministic_algorithms() -> None:
 
     torch.use_deterministic_algorithms(True)
     # The filling of new tensors is a help for finding code that reads them unwritten; it costs a tenth of a step.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def check_same_facts(recorded: Mapping[str, Any], present: Mapping[str, Any], *, deterministic: bool) -> None:

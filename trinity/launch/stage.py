@@ -111,6 +111,7 @@ class Stage:
         logs = self.job_dir / "log"
         try:
             with (
+                logged_to_file("", logs / "run.log"),
                 logged_to_file("explorer", logs / f"{self.config.explorer.name}.log"),
                 logged_to_file("trainer", logs / f"{self.config.trainer.name}.log"),
             ):
@@ -168,11 +169,47 @@ class Stage:
             if not exploring.cancelled():
                 result.explore_step = exploring.result().step
             result.training_step = training.result().step
-        finally:
-            await explorer.close()
-            await trainer.close()
-            await engine.shutdown()
-            store.close()
+            self._tell_untrained(store)
+        except BaseException:
+            await self._close(explorer, trainer, engine, store, is_failing=True)
+            raise
+        await self._close(explorer, trainer, engine, store, is_failing=False)
+
+    def _tell_untrained(self, store: ExperienceStore) -> None:
+        """Warn of experiences that nobody trained on, so that none is left out silently."""
+        from trinity.explorer.assembly import experience_buffer, store_scope
+
+        if self.stop.code is not None:
+            return
+        counts = store.counts(experience_buffer(self.config), **store_scope(self.config))
+        left = counts["ready"] + counts["claimed"]
+        if left:
+            logger.warning(
+                "%d of %d experiences were explored and not trained: the planned steps ended before; raise "
+                "buffer.train_batch_size (now %s) or trainer.total_steps",
+                left,
+                left + counts["trained"],
+                self.config.buffer.train_batch_size,
+            )
+
+    async def _close(
+        self, explorer: Explorer, trainer: Trainer, engine: InferenceModel, store: ExperienceStore, *, is_failing: bool
+    ) -> None:
+        """Close every component, whatever the others do.
+
+        Raises:
+            Exception: the first failure of a component to close, unless an earlier failure `is_failing` the run.
+        """
+        first: Exception | None = None
+        for close in (explorer.close, trainer.close, engine.shutdown):
+            try:
+                await close()
+            except Exception as error:  # noqa: BLE001  plugins are closed here; the others must be closed all the same
+                logger.warning("%s failed: %s", close.__qualname__, error)
+                first = first or error
+        store.close()
+        if first is not None and not is_failing:
+            raise first
 
     async def _restore(self, resume: Path, trainer: Trainer, synchronizer: Synchronizer) -> None:
         """Give the synchronizer the versions that the explorer can ask for, as at the checkpoint."""

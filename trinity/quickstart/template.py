@@ -109,7 +109,7 @@ stages:
             rollout_args:
               temperature: 0.0    # greedy
     explorer:
-      runner_per_model: 32
+      runner_per_model: 256       # tasks under way at once: an evaluation of 512 problems is two full batches
       rollout_model:
         dtype: float32            # as the trainer, so that both see the same probabilities
       eval_interval: 10

@@ -27,6 +27,7 @@ class BufferSource:
         self.token = token
         self.timeout_s = timeout_s
         self.is_closed = False
+        self._is_complete = True
 
     async def read(self, num_experiences: int, *, trained_version: int) -> list[Experience]:
         """Claim the next experiences; fewer where no more can come before newer weights, none at the end.
@@ -42,6 +43,7 @@ class BufferSource:
             trained_version=trained_version,
         )
         self.is_closed = batch.is_closed
+        self._is_complete = batch.is_complete
         return batch.experiences
 
     async def commit(self, step: int, uids: list[str]) -> None:
@@ -57,8 +59,8 @@ class BufferSource:
         return {}
 
     def metrics(self) -> dict[str, float]:
-        """Return nothing."""
-        return {}
+        """Return whether the last batch had fewer experiences than asked for: 1, else 0."""
+        return {"sample/incomplete_batch_count": float(not self._is_complete)}
 
 
 class DatasetSource:

@@ -334,6 +334,20 @@ COMBINATIONS = {
         14,
         "dataset",
     ),
+    "other database": (
+        with_("  trainer_input: {experience_buffer: {path: 'mysql://me:canary@host/d'}}\n"),
+        "E1829",
+        "buffer.trainer_input.experience_buffer.path",
+        13,
+        "sqlite:///experience.db",
+    ),
+    "database in memory": (
+        with_("  trainer_input: {experience_buffer: {path: 'sqlite:///:memory:'}}\n"),
+        "E1829",
+        "buffer.trainer_input.experience_buffer.path",
+        13,
+        "sqlite:///experience.db",
+    ),
     "task path": (with_("", path="split: train"), "E1827", "buffer.explorer_input.taskset.path", 9, "where"),
     "no workflow": (
         with_("", default_workflow_type="split: train"),

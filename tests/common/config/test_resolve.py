@@ -10,7 +10,6 @@ from tests.common.config.conftest import MINIMAL, Examine
 from tests.common.config.rows import SFT, with_
 from trinity.common.config import Catalogue, Config, ConfigErrors, dump_config, load_config, load_plan
 
-
 BUFFER = {"experience_buffer": {"name": "b"}}
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import random
-import statistics
 from collections.abc import Sequence
-from typing import Any
 
-import torch
-
-from trinity.algorithm.advantage_fn.advantage_fn import GroupAdvantage, summarise_groups
+from trinity.algorithm.advantage_fn.advantage_fn import GroupAdvantage, reward_of, set_advantage, summarise_groups
+from trinity.algorithm.statistics import group_mean, group_std
 from trinity.algorithm.utils import masked_mean
 from trinity.common.errors import DataError
 from trinity.common.experience import Experience
@@ -58,25 +55,22 @@ class GRPOGroupedAdvantage(GroupAdvantage):
         Raises:
             DataError: an experience has no reward.
         """
-        rewards = [_reward(exp) for exp in exps]
+        rewards = [reward_of(exp) for exp in exps]
         shaped = self._penalised(exps, rewards)
-        mean, std = (statistics.fmean(shaped), _std(shaped)) if len(exps) > 1 else (0.0, 1.0)
-        if len(set(shaped)) == 1 and len(exps) > 1:
-            mean = shaped[0]
+        mean, std = group_mean(shaped), group_std(shaped)
         metrics = {"reward_mean": mean, "reward_std": std}
         if self.std_threshold is not None and (len(exps) == 1 or std <= self.std_threshold):
             return [], metrics
         divisor = (std if batch_std is None else batch_std) + self.epsilon
         for exp, reward in zip(exps, rewards, strict=True):
-            assert exp.action_mask is not None, "Experience fills action_mask"
-            exp.advantages = exp.action_mask.float() * ((reward - mean) / divisor)
+            set_advantage(exp, (reward - mean) / divisor)
         return exps, metrics
 
     def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
         """Set the advantages of all experiences; see `GroupAdvantage.process`."""
         batch_std = None
         if self.std_cal_level == "batch":
-            batch_std = _std([_reward(exp) for exp in exps]) if len(exps) > 1 else 1.0
+            batch_std = group_std([reward_of(exp) for exp in exps]) if exps else None
         survivors: list[list[Experience]] = []
         rows: list[dict[str, float]] = []
         groups = self.group_experiences(exps)
@@ -99,33 +93,12 @@ class GRPOGroupedAdvantage(GroupAdvantage):
         rank = {index: position for position, index in enumerate(order)}
         return [reward * (1.0 - rank[i] / len(exps) * self.rank_penalty) for i, reward in enumerate(rewards)]
 
-    @classmethod
-    def default_args(cls) -> dict[str, Any]:
-        """Return the constructor's arguments and defaults."""
-        return {
-            "epsilon": 1e-6,
-            "std_threshold": None,
-            "duplicate_experiences": False,
-            "rank_penalty": None,
-            "std_cal_level": "group",
-        }
-
-
-def _reward(exp: Experience) -> float:
-    if exp.reward is None:
-        raise DataError(f"experience {exp.eid.uid}: a group advantage needs a reward, got None", code="E4601")
-    return float(exp.reward)
-
 
 def _mean_logprob(exp: Experience) -> float:
     if exp.logprobs is None:
         raise DataError(f"experience {exp.eid.uid}: rank_penalty needs logprobs, got None", code="E4602")
     assert exp.action_mask is not None, "Experience fills action_mask"
     return masked_mean(exp.logprobs.double(), exp.action_mask).item()
-
-
-def _std(values: Sequence[float]) -> float:
-    return float(torch.tensor(values, dtype=torch.float64).std()) if len(set(values)) > 1 else 0.0
 
 
 def _duplicates(survivors: list[list[Experience]], count: int) -> list[Experience]:

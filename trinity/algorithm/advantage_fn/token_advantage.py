@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor
 from trinity.algorithm.advantage_fn.advantage_fn import AdvantageFn
 from trinity.algorithm.statistics import masked_zero, rows_by_group
 from trinity.algorithm.utils import masked_sum
-from trinity.common.errors import DataError
 
 Advantages = tuple[Tensor, Tensor, dict[str, float]]
 
@@ -31,7 +30,7 @@ class TokenAdvantage(AdvantageFn, ABC):
     """
 
     @abstractmethod
-    def __call__(self, **kwargs: Any) -> Advantages:
+    def __call__(self, *args: Any, **kwargs: Any) -> Advantages:
         """Return advantages and returns ([B, T], 0 where `action_mask` is false) and metrics."""
 
     @property
@@ -48,7 +47,7 @@ class GroupedTokenAdvantage(TokenAdvantage):
     def compare(self, scores: Sequence[float]) -> list[float]:
         """Return the advantage of each response of one group."""
 
-    def __call__(  # type: ignore[override]
+    def __call__(
         self,
         token_level_rewards: Float[Tensor, "B T"],
         action_mask: Bool[Tensor, "B T"],
@@ -65,16 +64,16 @@ def scores_of(token_level_rewards: Float[Tensor, "B T"], action_mask: Bool[Tenso
     return [float(score) for score in masked_sum(token_level_rewards.double(), action_mask, -1).tolist()]
 
 
-def by_group(scores: Sequence[float], uid: Sequence[str], compare: Any) -> list[float]:
+def by_group(
+    scores: Sequence[float], uid: Sequence[str], compare: Callable[[Sequence[float]], list[float]]
+) -> list[float]:
     """Return what `compare` makes of the scores of each group, in the order of the rows.
 
     Raises:
         DataError: `uid` and the batch differ in length.
     """
-    if len(uid) != len(scores):
-        raise DataError(f"uid must have one entry a response ({len(scores)}), got {len(uid)}", code="E4605")
     result = [0.0] * len(scores)
-    for rows in rows_by_group(uid):
+    for rows in rows_by_group(uid, len(scores)):
         for row, value in zip(rows, compare([scores[row] for row in rows]), strict=True):
             result[row] = value
     return result

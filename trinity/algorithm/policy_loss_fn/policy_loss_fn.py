@@ -12,6 +12,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+_VARIABLE = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+
 
 class PolicyLossFn(ABC):
     """A loss over the policy's log-probabilities.
@@ -38,12 +40,13 @@ class PolicyLossFn(ABC):
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
-        """Return the constructor's arguments and defaults."""
-        return {}
+        """Return the constructor's arguments and defaults; `None` for one without a default."""
+        parameters = inspect.signature(cls).parameters.values()
+        named = [p for p in parameters if p.kind not in _VARIABLE and p.name != "backend"]
+        return {p.name: None if p.default is inspect.Parameter.empty else p.default for p in named}
 
     @property
     def select_keys(self) -> frozenset[str]:
         """Names of the tensors that `__call__` asks for, without `logprob`."""
-        kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-        names = [p.name for p in inspect.signature(self.__call__).parameters.values() if p.kind not in kinds]
+        names = [p.name for p in inspect.signature(self.__call__).parameters.values() if p.kind not in _VARIABLE]
         return frozenset(names) - {"logprob"}

@@ -1,4 +1,4 @@
-"""Clipped surrogate loss.
+"""Clipped surrogate loss, by Trinity's and by veRL's convention.
 
 Dimension key: B = responses, T = response positions.
 """
@@ -11,17 +11,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
-from trinity.algorithm.utils import aggregate_loss, masked_mean
+from trinity.algorithm.aggregation import counted, masked_mean
+from trinity.algorithm.policy_loss_fn.ratio import clamped_log_ratio, clip_bounds
+from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
-MAX_LOG_RATIO = 20.0
 
-
-class PPOPolicyLossFn(PolicyLossFn):
+class PPOPolicyLossFn(TokenLossFn):
     """max(-A r, -A clip(r, 1 - low, 1 + high)), for A < 0 at most -A c.
 
     The clipped surrogate of arXiv:1707.06347, eq. 7, with the dual clip of arXiv:1912.09729, eq. 5.
-    r = exp(logprob - old_logprob), the difference clamped to +-20.
+    r = exp(logprob - old_logprob), the difference clamped to +-20. Sequence masking: arXiv:2512.02556, section 3.1.
 
     Args:
         backend: see `PolicyLossFn`.
@@ -36,7 +35,7 @@ class PPOPolicyLossFn(PolicyLossFn):
         fallback_to_policy_gradient: use r = 1 with its gradient, the plain policy gradient.
 
     Raises:
-        ValueError: no clip range, or `clip_ratio_c` not above 1.
+        ValueError: no clip range, a negative one, or `clip_ratio_c` not above 1.
     """
 
     zero_advantage_is_zero_loss = True
@@ -53,17 +52,12 @@ class PPOPolicyLossFn(PolicyLossFn):
         delta_sequence_masking: float = 0.1,
         fallback_to_policy_gradient: bool = False,
     ) -> None:
-        super().__init__(backend)
-        low = clip_range if clip_range_low is None else clip_range_low
-        high = clip_range if clip_range_high is None else clip_range_high
-        if low is None or high is None:
-            raise ValueError("ppo needs clip_range, or both clip_range_low and clip_range_high")
+        super().__init__(backend, loss_agg_mode)
+        bounds = clip_bounds(clip_range, clip_range_low, clip_range_high, name="clip_range")
         if clip_ratio_c <= 1.0:
             raise ValueError(f"clip_ratio_c must be above 1, got {clip_ratio_c}")
-        self.clip_range_low = low
-        self.clip_range_high = high
+        self.clip_range_low, self.clip_range_high = bounds
         self.clip_ratio_c = clip_ratio_c
-        self.loss_agg_mode = loss_agg_mode
         self.enable_sequence_masking = enable_sequence_masking
         self.delta_sequence_masking = delta_sequence_masking
         self.fallback_to_policy_gradient = fallback_to_policy_gradient
@@ -74,12 +68,14 @@ class PPOPolicyLossFn(PolicyLossFn):
         old_logprob: Float[Tensor, "B T"],
         action_mask: Bool[Tensor, "B T"],
         advantages: Float[Tensor, "B T"],
+        rollout_is_weights: Float[Tensor, "B T"] | None = None,
         **kwargs: Any,
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
         """Return the loss and the metrics `pg_loss`, `pg_clipfrac`, `pg_clipfrac_lower` and `ppo_kl`."""
+        logprob, old_logprob, advantages = (counted(x, action_mask) for x in (logprob, old_logprob, advantages))
         if self.fallback_to_policy_gradient:
             old_logprob = logprob.detach()
-        log_ratio = (logprob - old_logprob).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        log_ratio = clamped_log_ratio(logprob, old_logprob)
         ratio = log_ratio.exp()
         plain = -advantages * ratio
         clipped = -advantages * ratio.clamp(1.0 - self.clip_range_low, 1.0 + self.clip_range_high)
@@ -93,7 +89,7 @@ class PPOPolicyLossFn(PolicyLossFn):
         }
         if self.enable_sequence_masking:
             losses = self._mask_sequences(losses, log_ratio.detach(), action_mask, advantages, metrics)
-        loss = aggregate_loss(losses, action_mask, self.loss_agg_mode)
+        loss = self.aggregate(losses, action_mask, rollout_is_weights)
         return loss, {"pg_loss": loss.item()} | metrics
 
     def _mask_sequences(
@@ -105,16 +101,32 @@ class PPOPolicyLossFn(PolicyLossFn):
         metrics["seq_mask/mean_sequence_kl"] = divergence.mean().item()
         return torch.where(far, torch.zeros_like(losses), losses)
 
-    @classmethod
-    def default_args(cls) -> dict[str, Any]:
-        """Return the constructor's arguments and defaults."""
-        return {
-            "clip_range": 0.2,
-            "clip_range_low": None,
-            "clip_range_high": None,
-            "clip_ratio_c": 3.0,
-            "loss_agg_mode": "token-mean",
-            "enable_sequence_masking": False,
-            "delta_sequence_masking": 0.1,
-            "fallback_to_policy_gradient": False,
-        }
+
+class VerlVanillaPolicyLossFn(PPOPolicyLossFn):
+    """The clipped surrogate loss with dual clip, by veRL's convention of aggregation and names.
+
+    Args:
+        backend: see `PolicyLossFn`.
+        clip_ratio: both bounds of the ratio, as distances from 1.
+        clip_ratio_low: lower bound, if it differs.
+        clip_ratio_high: upper bound, if it differs.
+        clip_ratio_c: dual clip constant c > 1.
+        loss_agg_mode: see `agg_loss`.
+
+    Raises:
+        ValueError: no clip ratio, a negative one, or `clip_ratio_c` not above 1.
+    """
+
+    counts_empty_rows = False
+
+    def __init__(
+        self,
+        backend: str = "verl",
+        clip_ratio: float | None = 0.2,
+        clip_ratio_low: float | None = None,
+        clip_ratio_high: float | None = None,
+        clip_ratio_c: float = 3.0,
+        loss_agg_mode: str = "token-mean",
+    ) -> None:
+        low, high = clip_bounds(clip_ratio, clip_ratio_low, clip_ratio_high, name="clip_ratio")
+        super().__init__(backend, None, low, high, clip_ratio_c, loss_agg_mode)

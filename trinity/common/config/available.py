@@ -57,7 +57,13 @@ LATER_NAMES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 # Of a registry listed here, the trainer can use these built-ins; the others are there for plugins and scripts.
-SERVED_NAMES: dict[str, frozenset[str]] = {"policy_loss_fn": frozenset({"ppo", "sft"})}
+SERVED_NAMES: dict[str, frozenset[str]] = {
+    "algorithm_type": frozenset({"grpo", "sft"}),
+    "advantage_fn": frozenset({"grpo"}),
+    "policy_loss_fn": frozenset({"ppo", "sft"}),
+    "kl_fn": frozenset({"none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3"}),
+    "entropy_loss_fn": frozenset({"default", "none"}),
+}
 
 WITH_CRITIC = {("advantage_fn", "ppo"), ("algorithm_type", "ppo")}
 

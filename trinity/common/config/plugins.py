@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trinity.common.config.problems import Problem
+from trinity.utils.plugin_loader import plugin_files
 
 REGISTRY_NAMES = {
     "ALGORITHM_TYPE": "algorithm_type",
@@ -55,13 +56,13 @@ def read_plugins(dirs: Iterable[Path]) -> PluginScan:
                     "E3901",
                     "error",
                     "--plugin-dir",
-                    f"plugin folder {folder} does not exist",
+                    f"plugin folder {folder} {'is a file' if folder.exists() else 'does not exist'}",
                     value=str(folder),
                     suggestion="give an existing folder",
                 )
             )
             continue
-        for path in sorted(folder.rglob("*.py")):
+        for path in plugin_files(folder):
             _read_file(path, scan)
     return scan
 

@@ -62,11 +62,24 @@ class InferenceModel(Protocol):
     async def leave_round(self, participant: str) -> None:
         """Do not let rounds wait for `participant` any more."""
 
+    def waits_in_round(self, participant: str) -> bool:
+        """Return whether a deterministic round has yet to answer a request of `participant`."""
+
     def stats(self) -> dict[str, float]:
         """Return totals since the start, tokens per second among them."""
 
     async def shutdown(self) -> None:
         """Give everything back; calls under way fail."""
+
+
+def call_timeout_s(config: Config) -> float:
+    """Return the longest wait of one model call in seconds: `explorer.max_timeout`.
+
+    In deterministic mode a round waits for every runner, those that hang among them, so a call may take as long as the
+    explorer may be behind: `synchronizer.sync_timeout`.
+    """
+    timeout_s = config.explorer.max_timeout
+    return max(timeout_s, config.synchronizer.sync_timeout) if config.deterministic else timeout_s
 
 
 class _SyncLoop:
@@ -99,7 +112,7 @@ class ModelWrapper:
         rollout_config: section of the engine; None: the rollout model's.
         generate_kwargs: arguments of every generation, overridden by those of a call.
         enable_history: record the experiences of every call; None: as the configuration says.
-        timeout_s: longest wait of a synchronous call in seconds; None: `explorer.max_timeout`.
+        timeout_s: longest wait of a synchronous call in seconds; None: `call_timeout_s`.
     """
 
     def __init__(
@@ -117,7 +130,7 @@ class ModelWrapper:
         self.model_config = rollout_config or (config.explorer.rollout_model if config else InferenceModelConfig())
         self.generate_kwargs: dict[str, Any] = dict(generate_kwargs or {})
         self.enable_history = self.model_config.enable_history if enable_history is None else enable_history
-        self.timeout_s = timeout_s or (config.explorer.max_timeout if config else _DEFAULT_TIMEOUT_S)
+        self.timeout_s = timeout_s or (call_timeout_s(config) if config else _DEFAULT_TIMEOUT_S)
         self.history: list[Experience] = []
         self.workflow_state: dict[str, Any] = {}
         self._identity: tuple[int | str, int | str, int] | None = None

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from transformers.utils import logging as transformers_logging
 
 from trinity.common.config import Config
-from trinity.common.errors import EnvironmentProblem, OutOfMemoryError
+from trinity.common.errors import EnvironmentProblem, NumericError, OutOfMemoryError
 from trinity.common.experience import Experience
 from trinity.trainer.batch import TrainBatch, collate
 from trinity.trainer.metrics import batch_metrics, speed_metrics
@@ -119,7 +119,18 @@ class ActorWorker:
         return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
 
     def save(self, folder: Path, *, hf: bool) -> None:
-        """Write `actor/` into `folder`; see `TrainerBackend.save`."""
+        """Write `actor/` into `folder`; see `TrainerBackend.save`.
+
+        Raises:
+            NumericError: a weight is not finite; nothing is written.
+        """
+        bad = [name for name, parameter in self.model.named_parameters() if not bool(parameter.isfinite().all())]
+        if bad:
+            raise NumericError(
+                f"the weights of {len(bad)} tensors are not finite (first {bad[0]}) and are not saved; the newest "
+                "checkpoint is untouched: lower algorithm.optimizer.lr or trainer.grad_clip and resume from it",
+                code="E6002",
+            )
         extra = {
             "lr_scheduler": {"base_lr": self.actor.schedule.lr, "last_lr": self.optimizer.param_groups[0]["lr"]},
             "kl_coef": float(self.loss_fn.kl.kl_coef),

@@ -221,6 +221,15 @@ def _resolve_place(draft: Draft, kind: str) -> None:
         draft.derive(f"{OUTPUT}.path", own, "the run's own store; the written path is its backup")
         return
     url = absolute_url(path, draft.cwd)
+    if not _is_database(url):
+        draft.problem(
+            "E1829",
+            f"{OUTPUT}.path",
+            f"`{OUTPUT}.path` is no database that experiences can be stored in",
+            rule="sqlite:///<file> or postgresql://user@host/database",
+            suggestion="write `path: sqlite:///experience.db`",
+        )
+        return
     draft.derive(f"{OUTPUT}.path", url, "a relative database is relative to the working directory")
 
 
@@ -233,6 +242,13 @@ def absolute_url(path: str, cwd: Path) -> str:
         return path
     file, mark, query = rest[1:].partition("?")
     return f"{scheme}:///{os.path.normpath(cwd / file)}{mark}{query}"
+
+
+def _is_database(url: str) -> bool:
+    scheme, _, rest = url.partition("://")
+    backend = scheme.partition("+")[0]
+    file = rest[1:].partition("?")[0]
+    return backend == "postgresql" or (backend == "sqlite" and file not in ("", ":memory:") and file[:5] != "file:")
 
 
 def sqlite_file(url: str | None) -> str | None:

@@ -33,6 +33,9 @@ class Admission(Protocol):
     def leave(self, participant: str) -> None:
         """Do not wait for `participant` any more."""
 
+    def has_open(self, participant: str) -> bool:
+        """Return whether a round holds, or waits with, a request of `participant`."""
+
     def drain(self) -> list[Request]:
         """Return and forget all requests that have a row waiting."""
 
@@ -65,6 +68,10 @@ class FirstCome:
 
     def leave(self, participant: str) -> None:
         """Do nothing: nobody is waited for."""
+
+    def has_open(self, participant: str) -> bool:
+        """Return false: there are no rounds."""
+        return False
 
     def drain(self) -> list[Request]:
         """Return and forget all requests that have a row waiting."""
@@ -115,6 +122,10 @@ class Rounds:
     def leave(self, participant: str) -> None:
         """Do not let rounds wait for `participant` any more."""
         self.participants.discard(participant)
+
+    def has_open(self, participant: str) -> bool:
+        """Return whether `participant` has asked and has not been answered."""
+        return self.open[participant] > 0
 
     def drain(self) -> list[Request]:
         """Return and forget all requests that have a row waiting."""

@@ -280,6 +280,10 @@ class TorchEngine:
         """Do not let rounds wait for `participant` any more."""
         self._ready()[1].leave_round(participant)
 
+    def waits_in_round(self, participant: str) -> bool:
+        """Return whether a round has yet to answer `participant`; false without rounds."""
+        return self._ready()[1].waits_in_round(participant)
+
     async def shutdown(self) -> None:
         """End the engine's thread; calls under way get an EngineError."""
         if self._loaded is not None:

@@ -79,6 +79,11 @@ class EngineLoop:
             self.admission.leave(participant)
             self._changed.notify()
 
+    def waits_in_round(self, participant: str) -> bool:
+        """Return whether a deterministic round has yet to answer `participant`."""
+        with self._changed:
+            return self.admission.has_open(participant)
+
     def cancel(self, request: Request) -> None:
         """Drop a request that nobody waits for."""
         with self._changed:

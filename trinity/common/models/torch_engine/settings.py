@@ -8,6 +8,7 @@ from trinity.common.config import Config
 from trinity.common.config.model import InferenceModelConfig, ModelConfig
 from trinity.common.errors import ConfigError, NotAvailableError
 from trinity.common.models.generate_params import GenerateParams
+from trinity.common.models.model import call_timeout_s
 
 MAX_DEFAULT_SLOTS = 256
 
@@ -80,7 +81,7 @@ def engine_settings(config: Config, rollout: InferenceModelConfig | None = None)
         dtype=rollout.dtype,
         device=str(rollout.extra_engine_args.get("device", "auto")),
         memory_frac=rollout.gpu_memory_utilization,
-        timeout_s=config.explorer.max_timeout,
+        timeout_s=call_timeout_s(config),
         sync_timeout_s=config.synchronizer.sync_timeout,
     )
 

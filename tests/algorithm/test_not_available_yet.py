@@ -1,0 +1,53 @@
+"""What the tables of contents hold beyond what the trainer can use is refused, never silently accepted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.common.config.conftest import MINIMAL
+from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE, ENTROPY_LOSS_FN, KL_FN
+from trinity.catalogue import BUILT_IN
+from trinity.common.config import Problem, examine
+from trinity.common.config.available import SERVED_NAMES
+
+SERVED = {
+    "algorithm_type": "grpo, sft",
+    "advantage_fn": "grpo",
+    "kl_fn": "abs, corrected_k3, k1, k2, k3, low_var_kl, none",
+    "entropy_loss_fn": "default, none",
+}
+KEYS = {
+    "algorithm_type": ALGORITHM_TYPE,
+    "advantage_fn": ADVANTAGE_FN,
+    "kl_loss_fn": KL_FN,
+    "kl_penalty_fn": KL_FN,
+    "entropy_loss_fn": ENTROPY_LOSS_FN,
+}
+LATER = [(k, name) for k, registry in KEYS.items() for name in registry if name not in SERVED_NAMES[registry.name]]
+
+
+def _problems(folder: Path, key: str, name: str) -> list[Problem]:
+    path = folder / "run.yaml"
+    path.write_text(f"{MINIMAL}algorithm:\n  {key}: '{name}'\n", encoding="utf-8")
+    return [p for p in examine(path, (), catalogue=BUILT_IN, cwd=folder, schema_only=True)[1] if p.code != "W1301"]
+
+
+@pytest.mark.parametrize(("key", "name"), LATER)
+def test_function_of_a_later_version_is_answered_with_those_of_this_one(tmp_path: Path, key: str, name: str) -> None:
+    problems = _problems(tmp_path, key, name)
+    problem = next(p for p in problems if p.key == f"algorithm.{key}")
+    assert problem.code == "E1900" and problem.suggestion == f"available: {SERVED[KEYS[key].name]}"
+    assert problem.message.startswith(f"`algorithm.{key}: {name}` is not available yet in this version")
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "meant"),
+    [("algorithm_type", "grop", "grpo"), ("algorithm_type", "gigppo", "gigpo"), ("advantage_fn", "rlo", "rloo"),
+     ("kl_loss_fn", "low_vra_kl", "low_var_kl"), ("entropy_loss_fn", "defalt", "default")],
+)  # fmt: skip
+def test_typing_error_is_answered_with_what_was_meant(tmp_path: Path, key: str, name: str, meant: str) -> None:
+    problem = next(p for p in _problems(tmp_path, key, name) if p.key == f"algorithm.{key}")
+    assert problem.suggestion == f"did you mean `{meant}`?"
+    assert problem.message.endswith(f"known: {SERVED[KEYS[key].name]}")

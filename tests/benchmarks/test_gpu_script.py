@@ -1,0 +1,72 @@
+"""The device benchmark takes the same path on a CPU with tiny shapes; its arithmetic is checked by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "benchmarks" / "gpu.py"
+COUNTS = """\
+import sys
+sys.path.insert(0, "benchmarks")
+import torch
+import gpu
+shape = gpu.Shape(hidden=4, layers=2, heads=2, kv_heads=1, head_size=2, feed_forward=3, vocabulary=10)
+figures = gpu.decode_figures(
+    shape, {"tokens": 8.0, "seconds": 2.0}, rows=2, new_tokens=16, limit_bytes_s=4000.0, dtype=torch.float16
+)
+print(shape.parameters, shape.training_flops(5), shape.cache_bytes(2), figures["tokens_per_s"],
+      figures["limit_tokens_per_s"])
+"""
+
+
+def python(*arguments: str) -> str:
+    """Run the interpreter on one thread; return its standard output."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_tiny_shapes_on_a_cpu_give_every_figure() -> None:
+    result = json.loads(python(str(SCRIPT), "--device", "cpu", "--tiny", "--json"))
+    assert result["limits"]["bandwidth_bytes_s"] > 0 and result["limits"]["product_flops"] > 0
+    assert result["limits"]["published_flops"] is None
+    tiny = result["shapes"]["tiny"]
+    assert [row["rows"] for row in tiny["decode"]] == [1, 4]
+    assert [row["tokens"] for row in tiny["train"]] == [64, 128]
+    assert all(row["tokens_per_s"] > 0 and row["share_of_limit"] > 0 for row in tiny["decode"])
+    assert all(row["seconds"] > 0 and row["mfu_of_measured"] > 0 for row in tiny["train"])
+    assert tiny["sync"]["hold_s"] > 0 and tiny["sync"]["take_s"] > 0
+    # 2 layers of (query, out: 64 x 64 each; key, value: 64 x 32 each; three of 64 x 128), head norms and layer norms
+    # (16 + 16 + 64 + 64), the embedding of 1024 x 64 and the last norm; in float32.
+    layers = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 160)
+    assert tiny["sync"]["trainer_bytes"] == 4 * (layers + 1024 * 64 + 64)
+    assert tiny["parameters"] == layers - 2 * 160 + 1024 * 64
+
+
+def test_arithmetic_of_the_limits() -> None:
+    parameters, flops, cached, rate, limit = python("-c", COUNTS).split()
+    # A layer: query and out 4 x 4 each, key and value 4 x 2 each, gate, up and down 4 x 3 each: 84; the head 10 x 4.
+    assert int(parameters) == 2 * 84 + 40
+    # 6 a parameter and token, and 6 x layers x (2 heads x 2) x tokens squared.
+    assert float(flops) == 6 * 208 * 5 + 6 * 2 * 4 * 25
+    # Keys and values of 2 layers, one head of 2, two bytes each.
+    assert int(cached) == 16
+    assert float(rate) == 4.0
+    # A step reads 208 x 2 bytes of weights and 2 rows x (64 + 8) tokens x 16 bytes, and gives 2 tokens.
+    assert float(limit) == pytest.approx(2 * 4000 / (416 + 2304))

@@ -1,0 +1,102 @@
+"""A YAML file without stages: relative paths, epochs, database and JSON buffers, default rewards, chat templates."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.tiny_run import Ended, TinyRun
+
+pytestmark = pytest.mark.slow
+
+
+def done(run: TinyRun, *, steps: int = 2) -> Ended:
+    """Run to the end, which must be a success with `steps` training steps and a model."""
+    ended = run.finish()
+    assert ended.status == 0, ended.output
+    assert "Traceback" not in ended.output
+    assert [line["step"] for line in run.lines("trainer")] == list(range(1, steps + 1))
+    assert (run.job / f"global_step_{steps}" / "actor" / "huggingface" / "config.json").is_file()
+    return ended
+
+
+def test_epochs_instead_of_steps_and_relative_paths(tmp_path: Path):
+    run = TinyRun(tmp_path)
+    del run.tree["buffer"]["total_steps"]
+    done(run.change(buffer__total_epochs=1))
+    questions = [line["rollout/finished_task_count"] for line in run.lines("explorer")]
+    assert questions == [2, 2], "four rows, two a step, one epoch"
+
+
+def test_a_relative_database_is_relative_to_the_working_directory(tmp_path: Path):
+    run = TinyRun(tmp_path)
+    buffer = {"name": "kept", "storage_type": "sql", "path": "sqlite:///kept.db"}
+    done(run.change(buffer__trainer_input__experience_buffer=buffer))
+    with sqlite3.connect(tmp_path / "kept.db") as database:
+        rows = database.execute("select state, experience_bytes is null from experience").fetchall()
+    assert rows == [("trained", 0)] * 8, "a database that the user named keeps its payloads"
+
+
+def test_a_queue_with_a_json_path_keeps_a_copy_of_every_experience(tmp_path: Path):
+    run = TinyRun(tmp_path)
+    buffer = {"name": "queued", "storage_type": "queue", "path": "backup.jsonl"}
+    done(run.change(buffer__trainer_input__experience_buffer=buffer))
+    lines = [json.loads(line) for line in (tmp_path / "backup.jsonl").read_text().splitlines()]
+    assert len({line["uid"] for line in lines}) == 8
+    assert {line["prompt_text"] for line in lines} == {"0+1=", "1+2=", "2+3=", "3+4="}
+
+
+def test_math_workflow_with_its_own_reward_and_a_chat_template_file(tmp_path: Path):
+    run = TinyRun(tmp_path)
+    (tmp_path / "chat.jinja").write_text(
+        "{% for message in messages if message['role'] != 'system' %}Q{{ message['content'] }}{% endfor %}"
+    )
+    run.change(
+        model__chat_template_path="chat.jinja",
+        model__custom_chat_template="{{ raise_exception('the file wins') }}",
+        buffer__explorer_input__default_workflow_type="math_workflow",
+        buffer__trainer_input__experience_buffer={"name": "queued", "path": "backup.json"},
+    )
+    del run.tree["buffer"]["explorer_input"]["default_reward_fn_type"]
+    done(run)
+    texts = {json.loads(line)["prompt_text"] for line in (tmp_path / "backup.json").read_text().splitlines()}
+    assert texts == {"Q0+1=", "Q1+2=", "Q2+3=", "Q3+4="}
+    assert all("rollout/accuracy/mean" in line for line in run.lines("explorer"))
+
+
+def test_filters_that_drop_every_group_do_not_stop_the_run(tmp_path: Path):
+    run = TinyRun(tmp_path).change(
+        data_processor__experience_pipeline__operators=[{"name": "reward_filter", "args": {"threshold": 2.0}}],
+        synchronizer__sync_timeout=20,
+        buffer__total_steps=3,
+    )
+    done(run, steps=2)  # after the last exploration nothing is left to wait for
+    counts = [line["experience_pipeline/experience_count"] for line in run.lines("explorer")]
+    assert counts == [0, 0, 0]
+    assert [line["sample/experience_count"] for line in run.lines("trainer")] == [0.0, 0.0]
+    assert [line["sample/incomplete_batch_count"] for line in run.lines("trainer")] == [1.0, 1.0]
+
+
+TWO_TURNS = """
+from trinity.common.workflows import WORKFLOWS
+from trinity.common.workflows.workflow import Workflow
+
+
+@WORKFLOWS.register_module("two_turns")
+class TwoTurns(Workflow):
+    def run(self):
+        turns = [self.model.chat([{"role": "user", "content": text}])[0] for text in ("1+1=", "2+2=")]
+        for turn in turns:
+            turn.reward = float(turn.tokens[-1] % 2)
+        return turns
+"""
+
+
+def test_experiences_that_no_training_step_took_are_told(tmp_path: Path):
+    run = TinyRun(tmp_path, plugin=TWO_TURNS)
+    ended = done(run.change(buffer__explorer_input__default_workflow_type="two_turns"))
+    assert "8 of 16 experiences were explored and not trained" in ended.output
+    assert "buffer.train_batch_size (now 4)" in ended.output

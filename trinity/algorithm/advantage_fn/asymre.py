@@ -1,0 +1,47 @@
+"""Asymmetric REINFORCE (arXiv:2506.20520): the reward minus a baseline shifted below the mean.
+
+    A_i = r_i - (mean + baseline_shift)
+
+A negative shift lets good responses weigh more than bad ones, which keeps off-policy learning stable. A group of one
+has baseline 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trinity.algorithm.advantage_fn.advantage_fn import RewardGroupAdvantage
+from trinity.algorithm.advantage_fn.token_advantage import GroupedTokenAdvantage
+from trinity.algorithm.statistics import group_mean
+
+
+class ASYMREGroupAdvantage(RewardGroupAdvantage):
+    """Reward minus the shifted mean, in the experience pipeline. Name: `asymre`.
+
+    Args:
+        baseline_shift: added to the mean, in units of the reward.
+    """
+
+    def __init__(self, baseline_shift: float = -0.1) -> None:
+        self.baseline_shift = baseline_shift
+
+    def compare(self, rewards: Sequence[float]) -> list[float]:
+        """Return the rewards minus the shifted mean."""
+        return asymre_advantages(rewards, self.baseline_shift)
+
+
+class ASYMREAdvantage(GroupedTokenAdvantage):
+    """Score minus the shifted mean, in the trainer. Name: `asymre_verl`. Arguments as `ASYMREGroupAdvantage`."""
+
+    def __init__(self, baseline_shift: float = -0.1) -> None:
+        self.baseline_shift = baseline_shift
+
+    def compare(self, scores: Sequence[float]) -> list[float]:
+        """Return the scores minus the shifted mean."""
+        return asymre_advantages(scores, self.baseline_shift)
+
+
+def asymre_advantages(rewards: Sequence[float], baseline_shift: float) -> list[float]:
+    """Return the rewards of one group minus its shifted mean."""
+    baseline = group_mean(rewards) + baseline_shift if len(rewards) > 1 else 0.0
+    return [reward - baseline for reward in rewards]

@@ -1,0 +1,118 @@
+"""GiGPO: group in group policy optimisation (Feng et al., arXiv:2505.10978, section 4).
+
+    A = A_E + omega A_S
+
+A_E compares the episodes of a task: the sum of a run's step rewards, minus the mean, divided by (F + epsilon). A_S
+compares steps that start from the same state of the environment: the discounted return from that step on, minus the
+mean over the steps of equal state, divided by (F + epsilon). F is 1 (`none`) or the standard deviation (`std`).
+
+A group of one has mean 0 and F 1 in A_E, and 0 in A_S; a step without a state has 0 there too. Where no step of a run
+has a step reward, its last step has the run's reward, the others 0. Where we differ: steps are compared within
+a task, as in the paper; trinity-rft 0.6.0 compares equal states of the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trinity.algorithm.advantage_fn.advantage_fn import GroupAdvantage, reward_of, set_advantage
+from trinity.algorithm.advantage_fn.step_wise_grpo import runs_of
+from trinity.algorithm.statistics import group_mean, group_std
+from trinity.common.errors import DataError
+from trinity.common.experience import Experience
+
+
+class GiGPOAdvantage(GroupAdvantage):
+    """Episode advantage plus omega times step advantage.
+
+    Args:
+        omega: weight of the step advantage.
+        gamma: discount a step, in [0, 1].
+        fnorm: `none` divides by 1, `std` by the unbiased standard deviation.
+        epsilon: added to the divisor.
+        step_reward_key: key of `Experience.info` with the reward of a step.
+        env_state_hash_key: key of `Experience.info` with the identity of the state that a step starts from.
+
+    Raises:
+        ValueError: another `fnorm`.
+    """
+
+    def __init__(
+        self,
+        omega: float = 1.0,
+        gamma: float = 1.0,
+        fnorm: str = "none",
+        epsilon: float = 1e-6,
+        step_reward_key: str = "step_reward",
+        env_state_hash_key: str = "env_state_hash",
+    ) -> None:
+        if fnorm not in ("none", "std"):
+            raise ValueError(f"fnorm must be none or std, got {fnorm!r}")
+        self.omega = omega
+        self.gamma = gamma
+        self.fnorm = fnorm
+        self.epsilon = epsilon
+        self.step_reward_key = step_reward_key
+        self.env_state_hash_key = env_state_hash_key
+
+    def calculate_group_advantage(
+        self, group_id: str, exps: list[Experience]
+    ) -> tuple[list[Experience], dict[str, float]]:
+        """Set the advantages of one task; every experience is kept.
+
+        Raises:
+            DataError: a run has neither step rewards nor a reward, or a step reward is no number.
+        """
+        runs = runs_of(exps)
+        rewards = [self._step_rewards(steps) for steps in runs]
+        episodes = [sum(of_run) for of_run in rewards]
+        episode_advantages = self._normalised(episodes)
+        returns = [value for of_run in rewards for value in _discounted(of_run, self.gamma)]
+        step_advantages = self._step_advantages([exp for steps in runs for exp in steps], returns)
+        number = 0
+        for steps, episode in zip(runs, episode_advantages, strict=True):
+            for exp in steps:
+                set_advantage(exp, episode + self.omega * step_advantages[number])
+                number += 1
+        return exps, {"reward_mean": group_mean(episodes), "reward_std": group_std(episodes)}
+
+    def _step_advantages(self, exps: Sequence[Experience], returns: Sequence[float]) -> list[float]:
+        states: dict[Any, list[int]] = {}
+        for index, exp in enumerate(exps):
+            state = exp.info.get(self.env_state_hash_key)
+            if state is not None:
+                states.setdefault(state, []).append(index)
+        result = [0.0] * len(exps)
+        for members in (indices for indices in states.values() if len(indices) > 1):
+            for index, value in zip(members, self._normalised([returns[i] for i in members]), strict=True):
+                result[index] = value
+        return result
+
+    def _normalised(self, values: Sequence[float]) -> list[float]:
+        mean = group_mean(values)
+        divisor = (group_std(values) if self.fnorm == "std" else 1.0) + self.epsilon
+        return [(value - mean) / divisor for value in values]
+
+    def _step_rewards(self, steps: Sequence[Experience]) -> list[float]:
+        given = [exp.info.get(self.step_reward_key) for exp in steps]
+        if all(reward is None for reward in given):
+            return [0.0] * (len(steps) - 1) + [reward_of(steps[-1])]
+        return [0.0 if reward is None else self._number(exp, reward) for exp, reward in zip(steps, given, strict=True)]
+
+    def _number(self, exp: Experience, reward: Any) -> float:
+        if isinstance(reward, bool) or not isinstance(reward, int | float):
+            raise DataError(
+                f"experience {exp.eid.uid}: info[{self.step_reward_key!r}] must be a number, got {reward!r}",
+                code="E4606",
+            )
+        return float(reward)
+
+
+def _discounted(rewards: Sequence[float], gamma: float) -> list[float]:
+    returns: list[float] = []
+    following = 0.0
+    for reward in reversed(rewards):
+        following = reward + gamma * following
+        returns.append(following)
+    return returns[::-1]

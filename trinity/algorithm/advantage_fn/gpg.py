@@ -1,0 +1,40 @@
+"""GPG: group policy gradient (Chu et al., arXiv:2504.02546).
+
+    A_i = alpha (s_i - mean),   alpha = responses / responses with a nonzero score
+
+alpha makes up for responses that carry no signal. A group of one has mean 0.
+
+Dimension key: B = responses, T = response positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from trinity.algorithm.advantage_fn.token_advantage import Advantages, TokenAdvantage, by_group, scores_of, spread
+from trinity.algorithm.statistics import group_mean
+
+
+class GPGAdvantage(TokenAdvantage):
+    """Score minus the mean of the task, times alpha of the batch. Names: `verl_gpg`, `gpg`."""
+
+    def __call__(
+        self,
+        token_level_rewards: Float[Tensor, "B T"],
+        action_mask: Bool[Tensor, "B T"],
+        uid: Sequence[str],
+    ) -> Advantages:
+        """Return the response's number on its counted tokens, as advantages and as returns; the metric `gpg_alpha`."""
+        scores = scores_of(token_level_rewards, action_mask)
+        alpha = len(scores) / max(sum(score != 0 for score in scores), 1)
+        result = [alpha * value for value in by_group(scores, uid, _centred)]
+        advantages = spread(result, token_level_rewards, action_mask)
+        return advantages, advantages.clone(), {"gpg_alpha": alpha}
+
+
+def _centred(scores: Sequence[float]) -> list[float]:
+    mean = group_mean(scores)
+    return [score - mean for score in scores]

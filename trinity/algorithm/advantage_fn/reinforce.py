@@ -1,0 +1,15 @@
+"""REINFORCE without a baseline (Williams 1992): the advantage is the reward itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trinity.algorithm.advantage_fn.advantage_fn import RewardGroupAdvantage
+
+
+class REINFORCEGroupAdvantage(RewardGroupAdvantage):
+    """The reward, on every token that the policy produced. Rollouts are not compared."""
+
+    def compare(self, rewards: Sequence[float]) -> list[float]:
+        """Return the rewards."""
+        return list(rewards)

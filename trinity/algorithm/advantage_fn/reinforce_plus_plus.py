@@ -1,0 +1,61 @@
+"""REINFORCE++ (Hu et al., arXiv:2501.03262).
+
+    return_t = r_t + gamma return_{t+1},   A = whiten(return)
+
+The whitening is over the counted tokens of the whole batch. With a baseline, the return is instead the score of the
+response minus the mean of its task.
+
+Where we differ: only tokens that the policy produced discount; trinity-rft 0.6.0 discounts over the others too.
+
+Dimension key: B = responses, T = response positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from trinity.algorithm.advantage_fn.token_advantage import (
+    Advantages,
+    GroupedTokenAdvantage,
+    TokenAdvantage,
+)
+from trinity.algorithm.statistics import group_mean, masked_whiten, reward_to_go
+
+
+class REINFORCEPlusPlusAdvantage(TokenAdvantage):
+    """Whitened rewards to go. Names: `reinforceplusplus`, `verl_reinforce_plus_plus`.
+
+    Args:
+        gamma: discount a token, in [0, 1].
+    """
+
+    def __init__(self, gamma: float = 1.0) -> None:
+        self.gamma = gamma
+
+    def __call__(self, token_level_rewards: Float[Tensor, "B T"], action_mask: Bool[Tensor, "B T"]) -> Advantages:
+        """Return the advantages, the returns from before the whitening, and no metrics."""
+        returns = reward_to_go(token_level_rewards, action_mask, self.gamma)
+        return masked_whiten(returns, action_mask), returns, {}
+
+
+class REINFORCEPlusPlusBaselineAdvantage(GroupedTokenAdvantage):
+    """Score minus the mean of the task, whitened over the batch. A group of one keeps its score."""
+
+    def compare(self, scores: Sequence[float]) -> list[float]:
+        """Return the scores minus their mean."""
+        mean = group_mean(scores)
+        return [score - mean for score in scores]
+
+    def __call__(
+        self,
+        token_level_rewards: Float[Tensor, "B T"],
+        action_mask: Bool[Tensor, "B T"],
+        uid: Sequence[str],
+    ) -> Advantages:
+        """Return the whitened numbers, as advantages and as returns."""
+        centred, _, metrics = super().__call__(token_level_rewards, action_mask, uid)
+        advantages = masked_whiten(centred, action_mask)
+        return advantages, advantages.clone(), metrics

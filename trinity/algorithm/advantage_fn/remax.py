@@ -1,0 +1,26 @@
+"""ReMax (Li et al., arXiv:2310.10505): the reward to go minus the reward of a greedy rollout of the same prompt.
+
+Dimension key: B = responses, T = response positions.
+"""
+
+from __future__ import annotations
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from trinity.algorithm.advantage_fn.token_advantage import Advantages, TokenAdvantage
+from trinity.algorithm.statistics import masked_zero, reward_to_go
+
+
+class REMAXAdvantage(TokenAdvantage):
+    """Reward to go, undiscounted, minus the baseline. Names: `remax`, `verl_remax`."""
+
+    def __call__(
+        self,
+        token_level_rewards: Float[Tensor, "B T"],
+        action_mask: Bool[Tensor, "B T"],
+        reward_baselines: Float[Tensor, "B"],
+    ) -> Advantages:
+        """Return the advantages and the rewards to go; `reward_baselines` are the greedy rollouts' scores."""
+        returns = reward_to_go(token_level_rewards, action_mask)
+        return masked_zero(returns - reward_baselines.unsqueeze(-1), action_mask), returns, {}

@@ -1,0 +1,30 @@
+"""REINFORCE leave-one-out (Ahmadian et al., arXiv:2402.14740; Kool et al. 2019).
+
+    A_i = r_i - mean of the others = (r_i - mean) n / (n - 1)
+
+where n is the number of responses to the same prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trinity.algorithm.advantage_fn.token_advantage import GroupedTokenAdvantage
+from trinity.algorithm.statistics import group_mean
+
+
+class RLOOAdvantage(GroupedTokenAdvantage):
+    """Score minus the mean score of the other rollouts; a group of one keeps its score. Names: `rloo`, `verl_rloo`."""
+
+    def compare(self, scores: Sequence[float]) -> list[float]:
+        """Return (score - mean) n / (n - 1)."""
+        size, mean = len(scores), group_mean(scores)
+        return [(score - mean) * size / max(size - 1, 1) for score in scores]
+
+
+class RLOOVectorizedAdvantage(RLOOAdvantage):
+    """As `rloo`, but a group of one gets 0: without another rollout there is nothing to learn from."""
+
+    def compare(self, scores: Sequence[float]) -> list[float]:
+        """Return (score - mean) n / (n - 1), or 0 for one."""
+        return super().compare(scores) if len(scores) > 1 else [0.0]

@@ -1,0 +1,80 @@
+"""GRPO for rollouts of several steps: the last step's reward is compared, and every step gets the result.
+
+    A_run = (r_last - mean over the runs) / (standard deviation + epsilon)
+
+as in GRPO (arXiv:2402.03300, section 4.1.2), with runs in place of responses.
+"""
+
+from __future__ import annotations
+
+from trinity.algorithm.advantage_fn.advantage_fn import GroupAdvantage, reward_of, set_advantage, summarise_groups
+from trinity.algorithm.statistics import group_mean, group_std
+from trinity.common.experience import Experience, group_by
+
+
+class StepWiseGRPOAdvantage(GroupAdvantage):
+    """Normalised reward of the run's last step, on all of its steps. A task with one run has mean 0 and deviation 1.
+
+    Args:
+        epsilon: added to the standard deviation.
+        enable_step_norm: divide by the number of steps of the run, so that long runs do not weigh more.
+        std_threshold: drop tasks whose standard deviation is at or below it, and tasks with one run; None keeps all.
+        std_cal_level: standard deviation over the runs of the task (`group`), or over all runs of the `batch`.
+
+    Raises:
+        ValueError: another `std_cal_level`.
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1e-6,
+        enable_step_norm: bool = False,
+        std_threshold: float | None = None,
+        std_cal_level: str = "group",
+    ) -> None:
+        if std_cal_level not in ("group", "batch"):
+            raise ValueError(f"std_cal_level must be group or batch, got {std_cal_level!r}")
+        self.epsilon = epsilon
+        self.enable_step_norm = enable_step_norm
+        self.std_threshold = std_threshold
+        self.std_cal_level = std_cal_level
+
+    def calculate_group_advantage(
+        self, group_id: str, exps: list[Experience], batch_std: float | None = None
+    ) -> tuple[list[Experience], dict[str, float]]:
+        """Set the advantages of one task; return no experience if `std_threshold` drops it.
+
+        Raises:
+            DataError: the last step of a run has no reward.
+        """
+        runs = runs_of(exps)
+        rewards = [reward_of(steps[-1]) for steps in runs]
+        mean, std = group_mean(rewards), group_std(rewards)
+        metrics = {"reward_mean": mean, "reward_std": std}
+        if self.std_threshold is not None and (len(runs) == 1 or std <= self.std_threshold):
+            return [], metrics
+        divisor = (std if batch_std is None else batch_std) + self.epsilon
+        for steps, reward in zip(runs, rewards, strict=True):
+            share = len(steps) if self.enable_step_norm else 1
+            for exp in steps:
+                set_advantage(exp, (reward - mean) / divisor / share)
+        return exps, metrics
+
+    def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
+        """Set the advantages of all experiences; see `GroupAdvantage.process`."""
+        batch_std = None
+        if self.std_cal_level == "batch":
+            last = [reward_of(steps[-1]) for steps in runs_of(exps)]
+            batch_std = group_std(last) if last else None
+        kept: list[Experience] = []
+        rows: list[dict[str, float]] = []
+        for group_id, group in self.group_experiences(exps).items():
+            group_kept, metrics = self.calculate_group_advantage(group_id, group, batch_std)
+            kept.extend(group_kept)
+            rows.append(metrics)
+        return kept, summarise_groups(rows) | {"filtered_count": float(len(exps) - len(kept))}
+
+
+def runs_of(exps: list[Experience]) -> list[list[Experience]]:
+    """Return the experiences of each run, sorted by step."""
+    return [sorted(steps, key=lambda exp: exp.eid.step) for steps in group_by(exps, "run").values()]

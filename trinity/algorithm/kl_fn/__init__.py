@@ -1,0 +1,51 @@
+"""Divergences from the reference model; a plugin adds its own with `@KL_FN.register_module("name")`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from trinity.utils.registry import Entry
+
+if TYPE_CHECKING:
+    from trinity.algorithm.kl_fn.kl_fn import KLFn as KLFn
+
+_PLACE = "trinity.algorithm.kl_fn.estimators"
+_ARGS: dict[str, Any] = {"adaptive": False, "kl_coef": 0.001, "target_kl": None, "horizon": None}
+
+
+def _entry(name: str, doc: str, *needs: str) -> Entry:
+    return Entry(f"{_PLACE}:{name}", args=_ARGS, needs=frozenset(needs), doc=doc)
+
+
+KL_CONTENTS: dict[str, Entry] = {
+    "none": _entry("NoneKLFn", "no KL term"),
+    "k1": _entry("K1KLFn", "d", "ref_logprob"),
+    "k2": _entry("K2KLFn", "d^2 / 2", "ref_logprob"),
+    "k3": _entry("K3KLFn", "exp(-d) - 1 + d", "ref_logprob"),
+    "low_var_kl": _entry("LowVarKLFn", "k3, clamped", "ref_logprob"),
+    "abs": _entry("AbsKLFn", "|d|", "ref_logprob"),
+    "corrected_k3": _entry("CorrectedK3KLFn", "k3 times the clamped importance ratio", "ref_logprob", "old_logprob"),
+    "kl": _entry("K1KLFn", "veRL's name of k1", "ref_logprob"),
+    "mse": _entry("K2KLFn", "veRL's name of k2", "ref_logprob"),
+    "full": _entry("FullKLFn", "sum of p (ln p - ln q) over the vocabulary", "full_logprob", "full_ref_logprob"),
+    "k1+": _entry("StraightThroughK1KLFn", "value of k1, gradient of k2", "ref_logprob"),
+    "k3+": _entry("StraightThroughLowVarKLFn", "value of the clamped k3, gradient of k2", "ref_logprob"),
+    "abs+": _entry("StraightThroughAbsKLFn", "value of |d|, gradient of k2", "ref_logprob"),
+    "low_var_kl+": _entry("StraightThroughLowVarKLFn", "value of the clamped k3, gradient of k2", "ref_logprob"),
+    "mse+": _entry("K2KLFn", "k2, whose gradient it already has", "ref_logprob"),
+}
+
+_LAZY = {
+    "KLFn": "trinity.algorithm.kl_fn.kl_fn",
+    **{entry.path.partition(":")[2]: _PLACE for entry in KL_CONTENTS.values()},
+}
+
+__all__ = ["KL_CONTENTS", "KLFn"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a class when it is first asked for."""
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,129 @@
+"""The base of divergences from the reference model: a loss term, a penalty in the reward, and the coefficient.
+
+Dimension key: B = responses, T = response positions.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from trinity.algorithm.statistics import masked_zero
+from trinity.algorithm.utils import aggregate_loss, masked_mean
+
+
+class KLFn(ABC):
+    """A divergence per token and the coefficient that weighs it.
+
+    Args:
+        adaptive: move `kl_coef` towards `target_kl` (Ziegler et al., arXiv:1909.08593, section 2.2).
+        kl_coef: coefficient, >= 0.
+        target_kl: divergence (nats a token) that the adaptive coefficient aims at.
+        horizon: number of samples over which the adaptive coefficient moves by a factor of at most 1.2.
+
+    Raises:
+        ValueError: adaptive without a positive `target_kl` and `horizon`.
+    """
+
+    def __init__(
+        self,
+        adaptive: bool = False,
+        kl_coef: float = 0.001,
+        target_kl: float | None = None,
+        horizon: float | None = None,
+    ) -> None:
+        if adaptive and not (target_kl and horizon and target_kl > 0 and horizon > 0):
+            raise ValueError(
+                f"an adaptive KL coefficient needs target_kl > 0 and horizon > 0, got {target_kl} and {horizon}"
+            )
+        self.adaptive = adaptive
+        self.kl_coef = kl_coef
+        self.target_kl = target_kl
+        self.horizon = horizon
+
+    @abstractmethod
+    def calculate_kl(
+        self,
+        logprob: Float[Tensor, "B T"],
+        ref_logprob: Float[Tensor, "B T"],
+        old_logprob: Float[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B T"]:
+        """Return the divergence per token (nats)."""
+
+    def calculate_kl_loss(
+        self,
+        logprob: Float[Tensor, "B T *V"],
+        ref_logprob: Float[Tensor, "B T *V"],
+        response_mask: Bool[Tensor, "B T"] | None = None,
+        loss_agg_mode: str = "token-mean",
+        old_logprob: Float[Tensor, "B T"] | None = None,
+        action_mask: Bool[Tensor, "B T"] | None = None,
+    ) -> tuple[Float[Tensor, ""], dict[str, float]]:
+        """Return `kl_coef` times the aggregated divergence, and the metrics `kl_loss` and `kl_coef`.
+
+        The log-probabilities are those of the tokens ([B, T]), for `full` those of the vocabulary ([B, T, V]).
+
+        Raises:
+            ValueError: neither `response_mask` nor its other name `action_mask` is given.
+        """
+        mask = response_mask if response_mask is not None else action_mask
+        if mask is None:
+            raise ValueError("calculate_kl_loss needs response_mask (or action_mask), got neither")
+        # Not only the value: where a masked log-ratio is huge, exp overflows and 0 times its gradient would be NaN.
+        counted = mask.reshape(*mask.shape, *(1,) * (logprob.dim() - mask.dim()))
+        policy, reference = torch.where(counted, logprob, 0.0), torch.where(counted, ref_logprob, 0.0)
+        old = None if old_logprob is None else torch.where(mask, old_logprob, 0.0)
+        kl_loss = aggregate_loss(self.calculate_kl(policy, reference, old), mask, loss_agg_mode)
+        return kl_loss * self.kl_coef, {"kl_loss": kl_loss.item(), "kl_coef": self.kl_coef}
+
+    def apply_kl_penalty_to_reward(
+        self,
+        token_level_scores: Float[Tensor, "B T"],
+        *,
+        old_logprob: Float[Tensor, "B T"],
+        ref_logprob: Float[Tensor, "B T"],
+        action_mask: Bool[Tensor, "B T"],
+    ) -> tuple[Float[Tensor, "B T"], dict[str, float]]:
+        """Return the token rewards, scores minus `kl_coef` times the divergence, and move an adaptive coefficient.
+
+        The metrics are `kl`, the mean over all responses of their mean divergence (nats a token; a response without
+        counted tokens adds 0), and `kl_coef`, the coefficient that was applied. No gradient flows.
+        """
+        with torch.no_grad():
+            divergence = masked_zero(self.calculate_kl(old_logprob, ref_logprob), action_mask)
+            rewards = masked_zero(token_level_scores, action_mask) - self.kl_coef * divergence
+            current_kl = masked_mean(divergence, action_mask, -1).mean().item() if len(divergence) else 0.0
+        metrics = {"kl": current_kl, "kl_coef": self.kl_coef}
+        self.update_kl_coef(current_kl, len(divergence))
+        return rewards, metrics
+
+    def update_kl_coef(self, current_kl: float, batch_size: int) -> None:
+        """Move an adaptive coefficient after a batch of `batch_size` samples with mean divergence `current_kl`.
+
+        kl_coef *= 1 + clip(current_kl / target_kl - 1, -0.2, 0.2) batch_size / horizon; a fixed one stays. A
+        divergence that is not finite moves nothing: the step that it comes from is skipped.
+        """
+        if self.adaptive and math.isfinite(current_kl):
+            assert self.target_kl is not None and self.horizon is not None, "checked by the constructor"
+            error = min(max(current_kl / self.target_kl - 1.0, -0.2), 0.2)
+            self.kl_coef *= 1.0 + error * batch_size / self.horizon
+
+    def state_dict(self) -> dict[str, float]:
+        """Return what a checkpoint keeps: the coefficient, so that an adaptive one goes on where it was."""
+        return {"kl_coef": self.kl_coef}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Take over the coefficient of a checkpoint; a fixed one stays as configured."""
+        if self.adaptive:
+            self.kl_coef = float(state["kl_coef"])
+
+    @classmethod
+    def default_args(cls) -> dict[str, Any]:
+        """Return the constructor's arguments and defaults."""
+        return {"adaptive": False, "kl_coef": 0.001, "target_kl": None, "horizon": None}

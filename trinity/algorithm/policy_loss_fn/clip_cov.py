@@ -1,0 +1,99 @@
+"""Policy gradient without some of the tokens of high covariance.
+
+Dimension key: B = responses, T = response positions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from trinity.algorithm.aggregation import counted, masked_mean
+from trinity.algorithm.policy_loss_fn.covariance import token_covariance
+from trinity.algorithm.policy_loss_fn.ratio import clip_bounds
+from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
+
+
+class VerlClipCovPolicyLossFn(TokenLossFn):
+    """max(-A r, -A clip(r, 1 - low, 1 + high)), 0 for some tokens whose covariance is between the bounds.
+
+    Clip-Cov of arXiv:2505.22617, eq. 11 and 12. r = exp(logprob - old_logprob); see `token_covariance`. Of the
+    candidates that the ratio does not clip already, max(1, `clip_cov_ratio` of the counted tokens) lose loss and
+    gradient, chosen at random by a generator that depends on the batch's sizes only, so that the same batch gives the
+    same loss. Means and choice are those of the batch given: a micro-batch has its own.
+
+    Args:
+        backend: see `PolicyLossFn`.
+        clip_ratio: both bounds of the ratio, as distances from 1.
+        clip_ratio_low: lower bound, if it differs.
+        clip_ratio_high: upper bound, if it differs.
+        clip_cov_ratio: fraction of the counted tokens to take out, in [0, 1].
+        clip_cov_lb: lower bound of the covariance.
+        clip_cov_ub: upper bound of the covariance.
+        loss_agg_mode: see `agg_loss`.
+
+    Raises:
+        ValueError: no clip ratio or a negative one, or `clip_cov_ratio` outside [0, 1].
+    """
+
+    counts_empty_rows = False
+
+    def __init__(
+        self,
+        backend: str = "verl",
+        clip_ratio: float | None = 0.2,
+        clip_ratio_low: float | None = None,
+        clip_ratio_high: float | None = None,
+        clip_cov_ratio: float = 2e-4,
+        clip_cov_lb: float = 1.0,
+        clip_cov_ub: float = 5.0,
+        loss_agg_mode: str = "token-mean",
+    ) -> None:
+        super().__init__(backend, loss_agg_mode)
+        self.clip_ratio = clip_bounds(clip_ratio, clip_ratio_low, clip_ratio_high, name="clip_ratio")
+        if not 0.0 <= clip_cov_ratio <= 1.0:
+            raise ValueError(f"clip_cov_ratio must be in [0, 1], got {clip_cov_ratio}")
+        self.clip_cov_ratio = clip_cov_ratio
+        self.clip_cov_lb = clip_cov_lb
+        self.clip_cov_ub = clip_cov_ub
+
+    def __call__(  # type: ignore[override]
+        self,
+        logprob: Float[Tensor, "B T"],
+        old_logprob: Float[Tensor, "B T"],
+        action_mask: Bool[Tensor, "B T"],
+        advantages: Float[Tensor, "B T"],
+        rollout_is_weights: Float[Tensor, "B T"] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Float[Tensor, ""], dict[str, float]]:
+        """Return the loss and the metrics `pg_loss`, `pg_clipfrac` (tokens taken out) and `ppo_kl`."""
+        logprob, old_logprob, advantages = (counted(x, action_mask) for x in (logprob, old_logprob, advantages))
+        log_ratio = logprob - old_logprob
+        ratio = log_ratio.exp()
+        plain = -advantages * ratio
+        clipped = -advantages * ratio.clamp(1.0 - self.clip_ratio[0], 1.0 + self.clip_ratio[1])
+        covariance = token_covariance(advantages, logprob, action_mask)
+        between = (covariance > self.clip_cov_lb) & (covariance < self.clip_cov_ub)
+        out = self._chosen(between & action_mask & ~(clipped > plain), action_mask)
+        losses = torch.where(out, torch.zeros_like(plain), torch.maximum(plain, clipped))
+        loss = self.aggregate(losses, action_mask, rollout_is_weights)
+        metrics = {
+            "pg_loss": loss.item(),
+            "pg_clipfrac": masked_mean(out.to(loss.dtype), action_mask).item(),
+            "ppo_kl": masked_mean(-log_ratio.detach(), action_mask).item(),
+        }
+        return loss, metrics
+
+    def _chosen(self, candidates: Tensor, action_mask: Tensor) -> Tensor:
+        """Return where a candidate is taken out."""
+        places = candidates.flatten().nonzero().squeeze(-1)
+        num_tokens = int(action_mask.sum())
+        wanted = max(int(self.clip_cov_ratio * num_tokens), 1)
+        generator = torch.Generator().manual_seed(num_tokens * 1_000_003 + len(places))
+        order = torch.randperm(len(places), generator=generator).to(places.device)
+        out = torch.zeros_like(candidates.flatten())
+        out[places[order[:wanted]]] = True
+        return out.view_as(candidates)

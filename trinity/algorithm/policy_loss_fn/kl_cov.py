@@ -1,0 +1,78 @@
+"""Policy gradient with a penalty on the tokens of highest covariance.
+
+Dimension key: B = responses, T = response positions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from trinity.algorithm.aggregation import counted, masked_mean
+from trinity.algorithm.policy_loss_fn.covariance import token_covariance
+from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
+
+
+class VerlKLCovPolicyLossFn(TokenLossFn):
+    """-A r, plus coef |logprob - old_logprob| on the tokens of highest covariance.
+
+    KL-Cov of arXiv:2505.22617, eq. 13 and 14. r = exp(logprob - old_logprob), not clipped; see `token_covariance`.
+    max(1, `kl_cov_ratio` of the counted tokens) are penalised. Means and choice are those of the batch given.
+
+    Args:
+        backend: see `PolicyLossFn`.
+        kl_cov_ratio: fraction of the counted tokens that are penalised, in [0, 1].
+        ppo_kl_coef: coef, >= 0.
+        loss_agg_mode: see `agg_loss`.
+
+    Raises:
+        ValueError: `kl_cov_ratio` outside [0, 1] or a negative `ppo_kl_coef`.
+    """
+
+    counts_empty_rows = False
+
+    def __init__(
+        self,
+        backend: str = "verl",
+        kl_cov_ratio: float = 2e-4,
+        ppo_kl_coef: float = 0.1,
+        loss_agg_mode: str = "token-mean",
+    ) -> None:
+        super().__init__(backend, loss_agg_mode)
+        if not 0.0 <= kl_cov_ratio <= 1.0 or ppo_kl_coef < 0:
+            raise ValueError(
+                f"kl_cov_ratio must be in [0, 1] and ppo_kl_coef >= 0, got {kl_cov_ratio} and {ppo_kl_coef}"
+            )
+        self.kl_cov_ratio = kl_cov_ratio
+        self.ppo_kl_coef = ppo_kl_coef
+
+    def __call__(  # type: ignore[override]
+        self,
+        logprob: Float[Tensor, "B T"],
+        old_logprob: Float[Tensor, "B T"],
+        action_mask: Bool[Tensor, "B T"],
+        advantages: Float[Tensor, "B T"],
+        rollout_is_weights: Float[Tensor, "B T"] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Float[Tensor, ""], dict[str, float]]:
+        """Return the loss and the metrics `pg_loss` and `ppo_kl` (mean of |logprob - old_logprob|)."""
+        logprob, old_logprob, advantages = (counted(x, action_mask) for x in (logprob, old_logprob, advantages))
+        log_ratio = logprob - old_logprob
+        penalised = self._penalised(token_covariance(advantages, logprob, action_mask), action_mask)
+        penalty = torch.where(penalised, self.ppo_kl_coef * log_ratio.abs(), torch.zeros_like(logprob))
+        losses = -advantages * log_ratio.exp() + penalty
+        loss = self.aggregate(losses, action_mask, rollout_is_weights)
+        distance = masked_mean(log_ratio.detach().abs(), action_mask)
+        return loss, {"pg_loss": loss.item(), "ppo_kl": distance.item()}
+
+    def _penalised(self, covariance: Tensor, action_mask: Tensor) -> Tensor:
+        num_tokens = int(action_mask.sum())
+        wanted = min(max(1, int(num_tokens * self.kl_cov_ratio)), num_tokens)
+        lowest = torch.full_like(covariance, float("-inf"))
+        places = torch.where(action_mask, covariance, lowest).flatten().topk(wanted).indices
+        penalised = torch.zeros_like(action_mask.flatten())
+        penalised[places] = True
+        return penalised.view_as(action_mask)

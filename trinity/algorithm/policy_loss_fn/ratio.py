@@ -1,0 +1,45 @@
+"""Importance ratios and the bounds they are clipped to.
+
+Dimension key: B = responses, T = response positions.
+"""
+
+from __future__ import annotations
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from trinity.algorithm.aggregation import masked_mean
+
+MAX_LOG_RATIO = 20.0
+
+
+def clip_bounds(both: float | None, low: float | None, high: float | None, *, name: str) -> tuple[float, float]:
+    """Return the lower and the upper bound as distances from 1; `low` and `high` go before `both`.
+
+    Args:
+        both: bound on both sides.
+        low: lower bound, if it differs.
+        high: upper bound, if it differs.
+        name: what the argument is called, for messages: `clip_range` or `clip_ratio`.
+
+    Raises:
+        ValueError: a side without a bound, or a negative bound.
+    """
+    low, high = both if low is None else low, both if high is None else high
+    if low is None or high is None:
+        raise ValueError(f"this policy loss needs {name}, or both {name}_low and {name}_high")
+    if low < 0 or high < 0:
+        raise ValueError(f"{name}_low and {name}_high must be >= 0, got {low} and {high}")
+    return low, high
+
+
+def clamped_log_ratio(logprob: Float[Tensor, "B T"], old_logprob: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Return logprob - old_logprob clamped to +-20, so that its exponential stays finite; no gradient beyond."""
+    return (logprob - old_logprob).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def sequence_log_ratio(
+    logprob: Float[Tensor, "B T"], old_logprob: Float[Tensor, "B T"], action_mask: Bool[Tensor, "B T"]
+) -> Float[Tensor, "B 1"]:
+    """Return the mean of logprob - old_logprob over the counted tokens of each response."""
+    return masked_mean(logprob - old_logprob, action_mask, -1).unsqueeze(-1)

@@ -1,0 +1,89 @@
+"""Soft adaptive policy optimisation, by Trinity's and by veRL's convention.
+
+Dimension key: B = responses, T = response positions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from trinity.algorithm.aggregation import counted, masked_mean
+from trinity.algorithm.policy_loss_fn.ratio import clamped_log_ratio
+from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
+
+
+class SAPOPolicyLossFn(TokenLossFn):
+    """-A sigmoid(tau (r - 1)) 4 / tau: a gate that closes smoothly where PPO clips.
+
+    arXiv:2511.20347, eq. 5 and 6. r = exp(logprob - old_logprob), the difference clamped to +-20; tau is `tau_pos`
+    for A > 0, else `tau_neg`. The gradient goes through the ratio, as in the paper; trinity-rft 0.6.0 holds the gate.
+
+    Args:
+        backend: see `PolicyLossFn`.
+        tau_pos: temperature of the gate where the advantage is positive, > 0.
+        tau_neg: temperature elsewhere, > 0; larger closes the gate sooner.
+        loss_agg_mode: see `aggregate_loss`.
+
+    Raises:
+        ValueError: a temperature that is not positive.
+    """
+
+    zero_advantage_is_zero_loss = True
+
+    def __init__(
+        self,
+        backend: str = "verl",
+        tau_pos: float = 1.0,
+        tau_neg: float = 1.05,
+        loss_agg_mode: str = "token-mean",
+    ) -> None:
+        super().__init__(backend, loss_agg_mode)
+        if tau_pos <= 0 or tau_neg <= 0:
+            raise ValueError(f"tau_pos and tau_neg must be > 0, got {tau_pos} and {tau_neg}")
+        self.tau_pos = tau_pos
+        self.tau_neg = tau_neg
+
+    def __call__(  # type: ignore[override]
+        self,
+        logprob: Float[Tensor, "B T"],
+        old_logprob: Float[Tensor, "B T"],
+        action_mask: Bool[Tensor, "B T"],
+        advantages: Float[Tensor, "B T"],
+        rollout_is_weights: Float[Tensor, "B T"] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Float[Tensor, ""], dict[str, float]]:
+        """Return the loss and the metrics `pg_loss`, `ppo_kl` and `gate/mean`, which is 1 at the old policy."""
+        logprob, old_logprob, advantages = (counted(x, action_mask) for x in (logprob, old_logprob, advantages))
+        log_ratio = clamped_log_ratio(logprob, old_logprob)
+        is_positive = advantages > 0
+        tau = torch.full_like(logprob, self.tau_neg, requires_grad=False).masked_fill(is_positive, self.tau_pos)
+        gate = torch.sigmoid(tau * (log_ratio.exp() - 1.0))
+        loss = self.aggregate(-advantages * gate * 4.0 / tau, action_mask, rollout_is_weights)
+        metrics = {
+            "pg_loss": loss.item(),
+            "ppo_kl": masked_mean(-log_ratio.detach(), action_mask).item(),
+            "gate/mean": masked_mean(2.0 * gate.detach(), action_mask).item(),
+        }
+        return loss, metrics
+
+
+class VerlSAPOPolicyLossFn(SAPOPolicyLossFn):
+    """Soft adaptive policy optimisation, always aggregated by veRL's seq-mean-token-mean.
+
+    Args:
+        backend: see `PolicyLossFn`.
+        tau_pos: see `SAPOPolicyLossFn`.
+        tau_neg: see `SAPOPolicyLossFn`.
+
+    Raises:
+        ValueError: a temperature that is not positive.
+    """
+
+    counts_empty_rows = False
+
+    def __init__(self, backend: str = "verl", tau_pos: float = 1.0, tau_neg: float = 1.05) -> None:
+        super().__init__(backend, tau_pos, tau_neg, "seq-mean-token-mean")
