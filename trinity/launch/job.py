@@ -153,7 +153,9 @@ def unsafe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple
 
 
 def _is_safe(key: str) -> bool:
-    return key.rsplit(".", 1)[-1] in SAFE_NAMES or any(key == safe or key.startswith(f"{safe}.") for safe in SAFE_CHANGES)
+    if key.rsplit(".", 1)[-1] in SAFE_NAMES:
+        return True
+    return any(key == safe or key.startswith(f"{safe}.") for safe in SAFE_CHANGES)
 
 
 def check_same_config(job_dir: Path, new: str, *, accepted: Sequence[str] = ()) -> None:
