@@ -38,8 +38,8 @@ def test_a_wrong_option_ends_with_the_status_of_a_configuration_error(tmp_path: 
 
 def test_the_table_shows_what_was_measured_and_dashes_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     stages = (
-        StageSummary("sft_warmup", "/job/a", 40.0, 550, 1e6, None, 0.301, 2.9, 0.012, None),
-        StageSummary("rft", "/job/b", 20.5, 80, 2e5, 0.301, 0.994, 1e-4, 2e-4, None),
+        StageSummary("sft_warmup", "/job/a", 40.0, 550, 1e6, None, 0.301, 2.9, 0.012, False, None),
+        StageSummary("rft", "/job/b", 20.5, 80, 2e5, 0.301, 0.994, 1e-4, 2e-4, True, None),
     )
     show(Summary(42, 0.301, 0.994, 60.5, 19834.0, stages), ["curve  x.png"])
     lines = [" ".join(line.replace("│", " ").split()) for line in capsys.readouterr().out.splitlines()]

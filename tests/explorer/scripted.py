@@ -34,9 +34,7 @@ RETURNS: dict[str, Any] = {"nothing": None, "number": 1.0, "empty": [], "wrong":
 
 def experience(reward: Any = 1.0, **fields: Any) -> Experience:
     """Return an experience of two prompt and three response tokens."""
-    return Experience(
-        tokens=[5, 6, 7, 8, 9], prompt_length=2, logprobs=[-0.1, -0.2, -0.3], reward=reward, **fields
-    )
+    return Experience(tokens=[5, 6, 7, 8, 9], prompt_length=2, logprobs=[-0.1, -0.2, -0.3], reward=reward, **fields)
 
 
 def act(task: Task) -> list[Experience]:

@@ -29,3 +29,13 @@ def test_the_same_product_has_the_same_bits_again() -> None:
     first = linear(x, weight)
     assert torch.equal(first, linear(x.clone(), weight.clone()))
     assert float((first.double() - x.double() @ weight.double().t()).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("inputs", [16, 128, 384])
+def test_a_row_has_the_same_bits_however_many_rows_there_are(inputs: int) -> None:
+    generator = torch.Generator().manual_seed(2)
+    x, weight = torch.randn(600, inputs, generator=generator), torch.randn(48, inputs, generator=generator)
+    every = linear(x, weight)
+    assert torch.equal(linear(x[:1], weight), every[:1])
+    assert torch.equal(linear(x[0], weight), every[0])
+    assert float((every.double() - x.double() @ weight.double().t()).abs().max()) < 1e-3

@@ -62,9 +62,7 @@ class StoreWriter:
     def write(self, experiences: Sequence[Experience]) -> AppendResult:
         """Append the experiences in one transaction."""
         self.step += 1
-        return self.store.append(
-            self.buffer, experiences, run=self.run, producer="writer", explore_step=self.step
-        )
+        return self.store.append(self.buffer, experiences, run=self.run, producer="writer", explore_step=self.step)
 
     def close(self) -> None:
         """Tell readers that no more will come."""

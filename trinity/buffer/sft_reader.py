@@ -71,9 +71,7 @@ class SFTReader:
             raise DataError(f"buffer {config.name!r}: {error.args[0]}", code=error.code) from error
         self.tokenizer = tokenizer
         self.quarantined: list[BadRow] = list(self.table.bad)
-        self.formatter = SFTFormatter(
-            config.format, tokenizer, kind=prompt_type(config.format, self.table.columns)
-        )
+        self.formatter = SFTFormatter(config.format, tokenizer, kind=prompt_type(config.format, self.table.columns))
         self._rows = self._check_rows()
         self._num_rows = len(self.table) + len(self.table.bad)
         self._max_bad_row_ratio = max_bad_row_ratio

@@ -47,6 +47,7 @@ def _run(directory: Path, config: Path, seed: int) -> None:
     from trinity.cli.run import resume_command, run_config
     from trinity.launch.run import RunOptions, plan_run
     from trinity.quickstart import summary as summaries
+    from trinity.quickstart.baseline import initial_accuracy
 
     started = time.time()
     options = RunOptions()
@@ -56,14 +57,16 @@ def _run(directory: Path, config: Path, seed: int) -> None:
         raise typer.Exit(int(result.exit_code))
     # A stage that an earlier run completed has no result of its own; the plan names them all.
     done = {stage.name: stage for stage in result.stages}
+    plan = plan_run(config, options)
     stages = [
         summaries.StageRun(stage.name or "", done[stage.name].job_dir, done[stage.name].seconds)
         if stage.name in done
         else summaries.StageRun(stage.name or "", Path(stage.config.checkpoint_job_dir), 0.0)
-        for stage in plan_run(config, options).stages
+        for stage in plan.stages
     ]
     stages = summaries.keep_known_times(stages, directory, started=started)
-    summary = summaries.summarize(stages, seed=seed)
+    # The plan of the last stage names the model that the first one started from.
+    summary = summaries.summarize(stages, seed=seed, initial_accuracy=initial_accuracy(plan.stages[-1].config))
     curve = summaries.write_curve(summary, directory)
     path = summaries.write_summary(summary, directory)
     show(summary, [f"curve        {curve}", f"summary      {path}", *summaries.next_steps(summary, config)])
@@ -79,8 +82,7 @@ def show(summary: Summary, places: list[str]) -> None:
         table.add_column(column, justify="left" if column == "stage" else "right")
     for stage in summary.stages:
         # The loss of reinforcement says nothing about progress: it is near zero from the first step on.
-        is_imitation = stage.accuracy_before is None
-        loss = _change(stage.loss_first, stage.loss_last, form="{:.3f}") if is_imitation else "-"
+        loss = "-" if stage.has_rollouts else _change(stage.loss_first, stage.loss_last, form="{:.3f}")
         accuracy = _change(stage.accuracy_before, stage.accuracy_after, form="{:.1%}")
         table.add_row(stage.name, str(stage.num_steps), f"{stage.seconds:.1f}", loss, accuracy)
     console = Console()

@@ -155,9 +155,7 @@ class Explorer:
             return True
         started = time.perf_counter()
         await self._io.call(self.store.announce_wait, *self._producer, version, **self._scope)
-        newest = await self.synchronizer.wait_for_version(
-            version, timeout_s=self.config.synchronizer.sync_timeout
-        )
+        newest = await self.synchronizer.wait_for_version(version, timeout_s=self.config.synchronizer.sync_timeout)
         if newest < version:
             logger.info("the trainer has finished with version %d: no explore step %d", newest, step)
             return False

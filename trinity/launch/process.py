@@ -72,12 +72,15 @@ def process_facts() -> dict[str, Any]:
     import torch
     import transformers
 
+    from trinity.utils.products import prefers_onednn
+
     transformers.utils.logging.disable_progress_bar()
     return {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "float32_products": "onednn" if prefers_onednn() else "default",
         "mkl_cbwr": os.environ.get("MKL_CBWR", ""),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }

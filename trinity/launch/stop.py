@@ -48,7 +48,8 @@ class StopSignal:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        for number, handler in self._old.items():
+        # After a stop the process ends: a second signal on the way out must end it too, not raise KeyboardInterrupt.
+        for number, handler in self._old.items() if self.code is None else ():
             signal.signal(number, handler)
         if self._timer is not None:
             self._timer.cancel()

@@ -47,6 +47,7 @@ class StageSummary:
     accuracy_after: float | None
     loss_first: float | None
     loss_last: float | None
+    has_rollouts: bool
     hf_model: str | None
 
 
@@ -126,6 +127,7 @@ def summarize(stages: Sequence[StageRun], *, seed: int, initial_accuracy: float 
                 accuracy_after=after[0][1] if after else None,
                 loss_first=curve.loss[0][1] if curve.loss else None,
                 loss_last=curve.loss[-1][1] if curve.loss else None,
+                has_rollouts=bool(curve.reward),
                 hf_model=str(model) if model else None,
             )
         )

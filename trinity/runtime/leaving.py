@@ -9,6 +9,7 @@ import threading
 from typing import NoReturn
 
 EXIT_HANDLERS_S = 10.0
+SIGNALLED = 128  # exit statuses from here on say that a signal ended the process
 
 left_behind: list[object] = []
 """Calls that ignored their cancellation; collecting one would run its code once more, perhaps for ever."""
@@ -19,9 +20,9 @@ def leave(status: int) -> NoReturn:
 
     The interpreter joins every thread that is no daemon, without a deadline. Where such threads or asynchronous calls
     are left, the exit handlers run (at most `EXIT_HANDLERS_S` seconds), the output is flushed, and the process ends
-    without waiting for them.
+    without waiting for them; so it does after a signal, since a second one would find the handlers gone.
     """
-    if not lingering_threads() and not left_behind:
+    if status < SIGNALLED and not lingering_threads() and not left_behind:
         sys.exit(status)
     handlers = threading.Thread(target=atexit._run_exitfuncs, name="exit-handlers", daemon=True)
     handlers.start()

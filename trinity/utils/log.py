@@ -112,9 +112,7 @@ def log_to_console(*, is_quiet: bool = False, write: Callable[[str], object] | N
 def logged_to_file(component: str, file: Path) -> Iterator[None]:
     """Send what `trinity.<component>` logs to `file` as well, rotated, while the context lasts; "" means everything."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.handlers.RotatingFileHandler(
-        file, maxBytes=MAX_FILE_BYTES, backupCount=BACKUPS, encoding="utf-8"
-    )
+    handler = logging.handlers.RotatingFileHandler(file, maxBytes=MAX_FILE_BYTES, backupCount=BACKUPS, encoding="utf-8")
     handler.setFormatter(RedactingFormatter(FORMAT))
     logger = get_logger(component)
     logger.addHandler(handler)

@@ -32,7 +32,18 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x [..., I] times the transpose of weight [O, I], plus bias [O]; without a gradient."""
+    """Return x [..., I] times the transpose of weight [O, I], plus bias [O]; without a gradient.
+
+    In float32 on a CPU a row's result does not depend on how many rows there are: a single one, for which the
+    libraries have another algorithm with another rounding, is computed as two.
+    """
+    if x.dtype != torch.float32 or x.device.type != "cpu" or x.numel() != x.shape[-1]:
+        return _linear(x, weight, bias)
+    pair = x.reshape(1, -1).expand(2, -1).contiguous()
+    return _linear(pair, weight, bias)[:1].view(*x.shape[:-1], -1)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if _is_ours(x):
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return torch.nn.functional.linear(x, weight, bias)

@@ -62,8 +62,10 @@ def test_dapo_dynamic_sampling_keeps_mixed_groups_only() -> None:
 
 
 def test_mask_response_truncated_takes_only_cut_responses_out_of_the_loss() -> None:
-    exps = group(0, [0.0], truncate_status="response_truncated") + group(1, [1.0]) + group(
-        2, [1.0], truncate_status="prompt_truncated"
+    exps = (
+        group(0, [0.0], truncate_status="response_truncated")
+        + group(1, [1.0])
+        + group(2, [1.0], truncate_status="prompt_truncated")
     )
     left, metrics = run("mask_response_truncated", exps)
     assert len(left) == 3

@@ -213,9 +213,7 @@ class ExperienceStore:
         """
         with self._write() as connection:
             ledger.verify_token(connection, token)
-            rows = ledger.claim(
-                connection, token, n=n, at_least=at_least, lease_s=lease_s, max_version=max_version
-            )
+            rows = ledger.claim(connection, token, n=n, at_least=at_least, lease_s=lease_s, max_version=max_version)
         failpoint("store.claim.after_commit")
         experiences = []
         for row in rows:
@@ -320,9 +318,7 @@ class ExperienceStore:
                 if self._engine is not None:
                     self._changed.wait(min(POLL_S, max(deadline - time.monotonic(), 0.0)))
 
-    def _try_read(
-        self, token: ConsumerToken, n: int, *, is_last: bool, trained_version: int | None
-    ) -> Batch | None:
+    def _try_read(self, token: ConsumerToken, n: int, *, is_last: bool, trained_version: int | None) -> Batch | None:
         scope = Scope.of(token)
         with self._read() as connection:
             # The state of the producers first: what they appended before it is then all visible to the claim.

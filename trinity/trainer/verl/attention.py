@@ -72,13 +72,19 @@ def _manual(
     past: tuple[Tensor, ...] | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Return attention by two products and a softmax; queries come scaled, `past` is seen by every query."""
+    """Return attention by two products and a softmax; queries come scaled, `past` is seen by every query.
+
+    Float32 is widened to float64, as in the engine: sums over differently padded keys then round alike.
+    """
     q, k, v = (_padded(t, block) for t in (queries, keys, values))
     if past is not None:
         k, v = torch.cat([past[0], k], 1), torch.cat([past[1], v], 1)
     batch, length, num_queries, size = q.shape
     heads, width = k.shape[2], k.shape[1]
     repeat = num_queries // heads
+    dtype = q.dtype
+    if dtype == torch.float32:
+        q, k, v = q.double(), k.double(), v.double()
     q = q.view(batch, length, heads, repeat, size).permute(0, 2, 3, 1, 4).reshape(batch * heads, repeat * length, size)
     k = k.permute(0, 2, 3, 1).reshape(batch * heads, size, width)
     v = v.transpose(1, 2).reshape(batch * heads, width, size)
@@ -88,7 +94,7 @@ def _manual(
         scores = scores + functional.pad(bias, (0, length))[:, None, None]
     weights = torch.softmax(scores, -1).view(batch * heads, repeat * length, width)
     out = torch.bmm(weights, v).view(batch, heads, repeat, length, size).permute(0, 3, 1, 2, 4)
-    return collect(out.reshape(batch * length, num_queries * size), block.slots)
+    return collect(out.reshape(batch * length, num_queries * size).to(dtype), block.slots)
 
 
 def _library(queries: Tensor, keys: Tensor, values: Tensor, block: Block) -> Tensor:

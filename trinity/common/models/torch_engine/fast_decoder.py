@@ -72,8 +72,10 @@ def rope_tables(config: PreTrainedConfig, length: int) -> tuple[Tensor, Tensor]:
 class FastDecoder:
     """Llama, Qwen2 or Qwen3 with fused projections; see `Decoder`.
 
-    The cache holds float32 on a CPU even beside bfloat16 weights, because attention over one query is faster there
-    in float32; on a CUDA device it holds the weights' number type.
+    On a CPU the cache is wider than the weights. Beside bfloat16 it holds float32, because attention over one query
+    is faster there in float32. Beside float32 it holds float64, as the trainer's attention does: sums over different
+    numbers of keys then round to the same float32, and rollout and training agree to a few units of the last place.
+    On a CUDA device it holds the weights' number type.
     """
 
     kind = "fast"
@@ -84,7 +86,7 @@ class FastDecoder:
         self.config = config
         self.dtype = dtype
         self.device = device
-        self.cache_dtype = torch.float32 if device.type == "cpu" else dtype
+        self.cache_dtype = dtype if device.type != "cpu" else torch.float64 if dtype == torch.float32 else torch.float32
         self.vocab_size = int(config.vocab_size)
         self.num_query_heads = int(config.num_attention_heads)
         self.num_kv_heads = int(config.num_key_value_heads or self.num_query_heads)
@@ -191,10 +193,13 @@ class FastDecoder:
             if keep:
                 kept.keys.append(keys.to(self.cache_dtype))
                 kept.values.append(values.to(self.cache_dtype))
+            if self.device.type == "cpu":
+                queries, keys, values = (t.to(self.cache_dtype) for t in (queries, keys, values))
             attended = functional.scaled_dot_product_attention(
                 queries, keys, values, is_causal=length > 1, enable_gqa=self.num_query_heads != self.num_kv_heads
             )
-            hidden = self._after_attention(layer, hidden, attended.transpose(1, 2).reshape(groups, length, -1))
+            attended = attended.to(self.dtype).transpose(1, 2).reshape(groups, length, -1)
+            hidden = self._after_attention(layer, hidden, attended)
         return hidden, kept
 
     def prefill(self, tokens: Int[Tensor, "G P"], last: Int[Tensor, "G"]) -> tuple[Float[Tensor, "G V"], Prefix]:
