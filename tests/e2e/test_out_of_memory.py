@@ -58,5 +58,7 @@ def test_the_explorer_ends_with_its_own_keys(tmp_path: Path) -> None:
     assert status == ExitCode.RUNTIME, output
     message = output[output.index("error[E5700]: ") :]
     assert "the explorer's engine ran out of memory" in message
+    rows = [line for line in message.splitlines() if line.startswith("  memory of the device ")]
+    assert len(rows) == 1 and rows[0].endswith(" MiB")
     assert "explorer.rollout_model.tensor_parallel_size" in message and "model.max_model_len" in message
     assert "Traceback" not in output

@@ -1,9 +1,10 @@
-"""How the C library keeps memory that was freed."""
+"""Memory of the process: how the C library keeps what was freed, and tables of what is held."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Mapping
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of mallopt(3)
 _KEPT_BYTES = 2**30
@@ -22,3 +23,8 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     return bool(mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)) and bool(mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD))
+
+
+def memory_lines(table: Mapping[str, int]) -> str:
+    """Return a table of bytes as text, one line a row, in MiB."""
+    return "\n".join(f"  {name:<22}{size / 2**20:>12.1f} MiB" for name, size in table.items())

@@ -17,7 +17,7 @@ from trinity.common.config.model import ModelConfig
 from trinity.common.errors import DeadlineError, EngineError, EnvironmentProblem, OutOfMemoryError
 from trinity.common.models.torch_engine.decoder import load_decoder
 from trinity.common.models.torch_engine.engine import TorchEngine
-from trinity.common.models.torch_engine.loop import explained
+from trinity.common.models.torch_engine.memory import explained
 from trinity.common.models.torch_engine.settings import EngineSettings
 from trinity.utils.device import total_memory_bytes
 
@@ -121,16 +121,20 @@ def test_slots_are_lowered_to_what_fits(tmp_path: Path, caplog: pytest.LogCaptur
         RuntimeError("[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: ..."),
     ],
 )
-def test_out_of_memory_names_the_explorer_keys(error: Exception) -> None:
-    told = explained(error)
+def test_out_of_memory_shows_what_is_held_and_names_the_explorer_keys(llama: Made, error: Exception) -> None:
+    decoder = load_decoder(str(llama[0]), dtype=torch.float32, device=torch.device("cpu"), max_model_len=64)
+    told = explained(error, decoder, num_slots=4, max_length=64)
     assert isinstance(told, OutOfMemoryError) and told.__cause__ is error
     for key in ("tensor_parallel_size", "max_model_len", "gpu_memory_utilization", "runner_per_model"):
         assert key in str(told)
+    # Two layers of keys and values of two heads of 16 in float64: 1024 bytes a token, 64 tokens, 4 sequences.
+    assert "cache of a sequence            0.1 MiB" in str(told)
+    assert "cache of all sequences         0.2 MiB" in str(told)
 
 
 def test_other_errors_stay_themselves() -> None:
     error = RuntimeError("shape mismatch")
-    assert explained(error) is error
+    assert explained(error, None, num_slots=1, max_length=1) is error
 
 
 def test_a_device_that_is_not_there_is_an_environment_problem(llama: Made) -> None:

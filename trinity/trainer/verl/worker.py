@@ -30,6 +30,7 @@ from trinity.utils.device import (
     total_memory_bytes,
 )
 from trinity.utils.log import get_logger
+from trinity.utils.memory import memory_lines
 
 logger = get_logger("trainer")
 
@@ -155,7 +156,8 @@ class ActorWorker:
         table = {
             "parameters": _num_bytes(parameters),
             "gradients": _num_bytes(p.grad for p in parameters if p.grad is not None),
-            "optimizer state": _num_bytes(state),
+            # AdamW's two moments are made in the first step: before it, what they will take.
+            "optimizer state": _num_bytes(state) or 2 * _num_bytes(parameters),
             "reference model": _num_bytes(self.reference.model.parameters()) if self.reference else 0,
             "most held by PyTorch": peak_memory_bytes(self.device),
             "memory of the device": total_memory_bytes(self.device),
@@ -179,7 +181,7 @@ class ActorWorker:
         return Reference(path, model, decoder, settings=self.actor.settings)
 
     def _out_of_memory(self, batch: TrainBatch, step: int) -> OutOfMemoryError:
-        rows = "\n".join(f"  {name:<22}{size / 2**20:>12.1f} MiB" for name, size in self.memory_table().items())
+        rows = memory_lines(self.memory_table())
         split = self.actor.settings
         return OutOfMemoryError(
             f"out of memory on {self.device} in training step {step}: {len(batch)} experiences, {batch.num_tokens} "

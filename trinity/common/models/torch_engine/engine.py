@@ -26,7 +26,8 @@ from trinity.common.models.masking import masked_conversation
 from trinity.common.models.torch_engine.admission import FirstCome, Rounds
 from trinity.common.models.torch_engine.batch import Batch
 from trinity.common.models.torch_engine.decoder import Decoder, load_decoder
-from trinity.common.models.torch_engine.loop import MEMORY_KEYS, EngineLoop, explained
+from trinity.common.models.torch_engine.loop import EngineLoop
+from trinity.common.models.torch_engine.memory import MEMORY_KEYS, explained, weight_bytes
 from trinity.common.models.torch_engine.request import Request, Sample
 from trinity.common.models.torch_engine.sampler import noise_key
 from trinity.common.models.torch_engine.settings import EngineSettings
@@ -72,6 +73,7 @@ class TorchEngine:
             except ValueError as error:
                 raise EnvironmentProblem(f"explorer.rollout_model.extra_engine_args: {error}", code="E3201") from error
             tokenizer = load_tokenizer(model)
+            decoder: Decoder | None = None
             try:
                 decoder = load_decoder(
                     model.model_path,
@@ -85,7 +87,8 @@ class TorchEngine:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                raise explained(error) from error
+                slots, length = settings.max_num_seqs, self._max_model_len
+                raise explained(error, decoder, num_slots=slots, max_length=length) from error
             batch = Batch(
                 decoder,
                 num_slots,
@@ -115,7 +118,7 @@ class TorchEngine:
             with torch.no_grad():
                 decoder.prefill(probe, probe[0])
         total = total_memory_bytes(decoder.device)
-        weights = sum(tensor.numel() * tensor.element_size() for tensor in decoder.targets().values())
+        weights = weight_bytes(decoder)
         is_cpu = decoder.device.type == "cpu"
         room = total * _CPU_CACHE_FRAC if is_cpu else total * self.settings.memory_frac - weights
         fitting = int(room // (decoder.kv_bytes_per_token * self._max_model_len))

@@ -13,18 +13,12 @@ import torch
 from trinity.common.errors import EngineError, OutOfMemoryError
 from trinity.common.models.torch_engine.admission import Admission
 from trinity.common.models.torch_engine.batch import Batch
+from trinity.common.models.torch_engine.memory import explained
 from trinity.common.models.torch_engine.request import Request
-from trinity.utils.device import is_out_of_memory
 from trinity.utils.log import get_logger
 
 _IDLE_WAIT_S = 1.0
 _STOP_WAIT_S = 30.0
-MEMORY_KEYS = (
-    "lower explorer.rollout_model.extra_engine_args.max_num_seqs, explorer.runner_per_model or "
-    "model.max_model_len (explorer.rollout_model.max_model_len), change "
-    "explorer.rollout_model.gpu_memory_utilization, or raise explorer.rollout_model.tensor_parallel_size"
-)
-
 _Job = tuple[Callable[[], Any], "Future[Any]"]
 
 
@@ -175,10 +169,10 @@ class EngineLoop:
                 future.set_result(work())
             # Handed to the caller, who alone knows what a failed job means.
             except Exception as error:  # noqa: BLE001
-                future.set_exception(explained(error))
+                future.set_exception(self._explained(error))
 
     def _fail(self, error: Exception) -> None:
-        failure = explained(error)
+        failure = self._explained(error)
         get_logger("explorer").error("the engine has failed: %s", failure, exc_info=error)
         with self._changed:
             self.failure = failure
@@ -187,6 +181,10 @@ class EngineLoop:
             told = EngineError(f"the engine has failed: {type(error).__name__}: {error}", code="E5601")
             told.__cause__ = error
         self._fail_open(told)
+
+    def _explained(self, error: Exception) -> Exception:
+        batch = self.batch
+        return explained(error, batch.decoder, num_slots=batch.num_slots, max_length=batch.max_length)
 
     def _fail_open(self, error: Exception) -> None:
         with self._changed:
@@ -200,12 +198,3 @@ class EngineLoop:
         for _, future in jobs:
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)
-
-
-def explained(error: Exception) -> Exception:
-    """Return `error`, or for a lack of memory one that names the keys to change."""
-    if not is_out_of_memory(error) or isinstance(error, OutOfMemoryError):
-        return error
-    told = OutOfMemoryError(f"the explorer's engine ran out of memory: {error}; {MEMORY_KEYS}")
-    told.__cause__ = error
-    return told
