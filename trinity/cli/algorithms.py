@@ -56,13 +56,9 @@ def algorithms(
 
 def is_available(name: str) -> bool:
     """Return whether this version trains with an algorithm type, all its default functions included."""
-    from trinity.cli.components import REGISTRIES, components
-    from trinity.common.config.available import is_served
+    from trinity.cli.components import components, missing
 
-    parts = components(name).items()
-    named = [(REGISTRIES[role][0], part.name) for role, part in parts if part.entry is not None]
-    unlisted = [part for role, part in parts if part.entry is None and not part.is_none]
-    return not unlisted and all(is_served(registry, chosen) for registry, chosen in [("algorithm_type", name), *named])
+    return not missing(name, components(name))
 
 
 def facts(name: str) -> dict[str, Any]:
@@ -129,9 +125,9 @@ def page(name: str) -> str:
     blocks = [f"{name}: {entry.doc}\n{available}; repeat_times {entry.args['repeat_times']}, mode {entry.args['mode']}"]
     blocks.append("\n".join(["Formula", *(f"{INDENT}{line}" for line in _sum(parts))]))
     blocks += [_part(part) for part in parts.values() if not part.is_none]
-    missing = [TITLES[role] for role, part in parts.items() if part.is_none]
-    if missing:
-        blocks.append(f"Not used: {', '.join(missing)}")
+    unused = [TITLES[role] for role, part in parts.items() if part.is_none]
+    if unused:
+        blocks.append(f"Not used: {', '.join(unused)}")
     works = all_sources(name, parts)
     blocks.append("\n".join(["Sources", *(f"{INDENT}{work}" for work in works or ["none beside the formula"])]))
     blocks.append(f"YAML, every default written out\n\n{yaml(name, parts)}")

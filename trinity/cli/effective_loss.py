@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.algorithm import ALGORITHM_CONTENTS, ALGORITHM_TYPE
 from trinity.cli.aggregation import aggregation
-from trinity.cli.components import Component, component
+from trinity.cli.components import Component, component, missing
 from trinity.utils.formula import number
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ class EffectiveLoss:
     Attributes:
         stage: name of the stage; None in a file without stages.
         algorithm: its algorithm type.
+        not_yet: what of it this version cannot train with.
         loss: the sum in letters, such as `P + 0.001 K`.
         terms: the meaning of each letter, each with the lines that explain it.
         batch: what a training step does.
@@ -32,6 +33,7 @@ class EffectiveLoss:
 
     stage: str | None
     algorithm: str
+    not_yet: list[str]
     loss: str = ""
     terms: list[list[str]] = field(default_factory=list)
     batch: list[str] = field(default_factory=list)
@@ -41,7 +43,8 @@ class EffectiveLoss:
     def text(self) -> str:
         """Return everything as lines."""
         title = f"stage {self.stage}, " if self.stage else ""
-        lines = [f"{title}algorithm {self.algorithm}", f"loss = {self.loss}"]
+        later = f" (not available yet in this version: {', '.join(self.not_yet)})" if self.not_yet else ""
+        lines = [f"{title}algorithm {self.algorithm}{later}", f"loss = {self.loss}"]
         for first, *others in self.terms:
             lines += [first, *(f"{INDENT}{line}" for line in others)]
         for name, rows in (("training step", self.batch), ("drops out", self.dropped), ("models", self.models)):
@@ -61,7 +64,7 @@ def effective_loss(stage: StagePlan) -> EffectiveLoss:
         role: component(algorithm.algorithm_type, role, vars(algorithm)[role], vars(algorithm)[f"{role}_args"])
         for role in ("policy_loss_fn", "kl_loss_fn", "entropy_loss_fn", "advantage_fn", "kl_penalty_fn")
     }
-    found = EffectiveLoss(stage.name, algorithm.algorithm_type)
+    found = EffectiveLoss(stage.name, algorithm.algorithm_type, missing(algorithm.algorithm_type, parts))
     signs = [_policy(config, parts["policy_loss_fn"], found)]
     signs += _kl(config, parts["kl_loss_fn"], found)
     signs += _entropy(config, parts["entropy_loss_fn"], found)
