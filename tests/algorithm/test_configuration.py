@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from tests.common.config.conftest import MINIMAL
-from trinity.algorithm import ALGORITHM_TYPE
+from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE, POLICY_LOSS_FN
 from trinity.catalogue import BUILT_IN
 from trinity.common.config import Config, Problem, examine
 from trinity.common.config.available import SERVED_NAMES
@@ -118,3 +119,13 @@ def test_raft_without_a_filter_cannot_learn(tmp_path: Path) -> None:
     (problem,) = _problems(tmp_path, {"algorithm_type": "raft"})
     assert problem.code == "E1832" and "from all of its own rollouts it cannot learn" in problem.message
     assert not _problems(tmp_path, {"algorithm_type": "raft"}, data_processor=FILTER)
+
+
+def test_dr_grpo_is_a_mean_over_responses_of_their_sums_and_uses_no_deviation(tmp_path: Path) -> None:
+    algorithm = _resolved(tmp_path, {"algorithm_type": "dr_grpo"}).algorithm
+    advantages = ADVANTAGE_FN.get(algorithm.advantage_fn)(**algorithm.advantage_fn_args or {})
+    assert advantages.compare([1.0, 0.0, 0.0, 1.0]) == [0.5, -0.5, -0.5, 0.5]
+    loss_fn = POLICY_LOSS_FN.get(algorithm.policy_loss_fn)(**algorithm.policy_loss_fn_args or {})
+    zeros, counted = torch.zeros(2, 4), torch.tensor([[True] * 4, [True, False, False, False]])
+    loss, _ = loss_fn(logprob=zeros, old_logprob=zeros, action_mask=counted, advantages=torch.ones(2, 4))
+    assert float(loss) == -(4 + 1) / 2 / 4, "4 is the width here; the trainer divides by max_response_tokens"
