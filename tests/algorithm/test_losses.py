@@ -19,6 +19,7 @@ from trinity.common.config.available import SERVED_NAMES
 
 REQUIRED: dict[str, dict[str, Any]] = {"verl_dro": {"dro_beta": 0.5}, "dro": {"dro_beta": 0.5}}
 LENGTHS = (4, 2, 0, 5, 1, 3)
+SERVED_LOSSES = f"available: {', '.join(sorted(SERVED_NAMES['policy_loss_fn']))}"
 
 
 def make(name: str, **args: Any) -> PolicyLossFn:
@@ -246,7 +247,7 @@ def test_loss_that_the_trainer_cannot_use_yet_is_answered_with_those_it_can(name
     path.write_text(f"{MINIMAL}algorithm:\n  policy_loss_fn: {name}\n", encoding="utf-8")
     problems = examine(path, (), catalogue=BUILT_IN, cwd=tmp_path, schema_only=True)[1]
     found = [(p.code, p.suggestion) for p in problems if p.key == "algorithm.policy_loss_fn"]
-    assert found == ([] if name in SERVED_NAMES["policy_loss_fn"] else [("E1900", "available: ppo, sft")])
+    assert found == ([] if name in SERVED_NAMES["policy_loss_fn"] else [("E1900", SERVED_LOSSES)])
 
 
 def test_plugin_may_take_the_name_of_a_loss_of_a_later_version(tmp_path: Path) -> None:

@@ -21,15 +21,20 @@ ENTROPY_LOSS_CONTENTS: dict[str, Entry] = {
         args={"entropy_coef": 0.0},
         needs=frozenset({"entropy"}),
         doc="entropy_coef times the aggregated entropy, subtracted from the loss",
+        formula="{entropy_coef} H\nH = -sum over the vocabulary of p ln p",
     ),
     "mix": Entry(
         "trinity.algorithm.entropy_loss_fn:MixEntropyLossFn",
         args={"entropy_coef": 0.0},
         needs=frozenset({"entropy", "expert_mask"}),
         doc="as default, over the rows that are no expert data",
+        formula="{entropy_coef} H\nH = -sum over the vocabulary of p ln p, of the rows that are no expert data",
     ),
     "none": Entry(
-        "trinity.algorithm.entropy_loss_fn:NoneEntropyLossFn", args={"entropy_coef": 0.0}, doc="no entropy term"
+        "trinity.algorithm.entropy_loss_fn:NoneEntropyLossFn",
+        args={"entropy_coef": 0.0},
+        doc="no entropy term",
+        formula="0",
     ),
 }
 SAMPLE_STRATEGY_CONTENTS: dict[str, Entry] = {

@@ -61,6 +61,7 @@ ALGORITHM_CONTENTS: dict[str, Entry] = {
         "GRPO without standard deviation and length normalisation (arXiv:2503.20783)",
         advantage_fn="verl_grpo",
         advantage_fn_args={"norm_adv_by_std_in_grpo": False},
+        policy_loss_fn="verl_vanilla",  # its seq-mean-token-sum-norm is the paper's mean over responses
         policy_loss_fn_args={"loss_agg_mode": "seq-mean-token-sum-norm"},
         kl_loss_fn="none",
     ),

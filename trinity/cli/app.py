@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from trinity import __version__
+from trinity.cli.algorithms import algorithms
 from trinity.cli.config import config_app
 from trinity.cli.later import add_later_commands
 from trinity.cli.quickstart import quickstart
@@ -40,5 +41,6 @@ def options(
 app.command()(run)
 app.command()(validate)
 app.command()(quickstart)
+app.command()(algorithms)
 app.add_typer(config_app, name="config")
 add_later_commands(app)

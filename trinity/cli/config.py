@@ -29,6 +29,9 @@ def schema() -> None:
 def show(
     config: Annotated[Path, typer.Option("--config", "-c", help="YAML file to show.")],
     origin: Annotated[bool, typer.Option("--origin", help="Show where each value comes from.")] = False,
+    effective_loss: Annotated[
+        bool, typer.Option("--effective-loss", help="Show the loss that each stage amounts to, with numbers.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override a key: a.b=c or stages[1].a.b=c; may be repeated.")
@@ -50,11 +53,24 @@ def show(
     errors = [problem for problem in problems if problem.is_error]
     for problem in errors:
         typer.echo(problem.render(), err=True)
-    if as_json:
+    if effective_loss and not errors:
+        typer.echo(redact(_losses(plan.stages, as_json=as_json)))
+    elif effective_loss:
+        typer.echo("no effective loss: the file has errors", err=True)
+    elif as_json:
         typer.echo(redact(json.dumps([_rows(stage, origin) for stage in plan.stages], indent=2, ensure_ascii=False)))
     else:
         typer.echo(redact("\n".join(_text(stage, has_origin=origin) for stage in plan.stages)))
     raise typer.Exit(int(errors[0].exit_code if errors else ExitCode.DONE))
+
+
+def _losses(stages: list[StagePlan], *, as_json: bool) -> str:
+    from trinity.cli.effective_loss import effective_loss
+
+    found = [effective_loss(stage) for stage in stages]
+    if as_json:
+        return json.dumps([loss.facts() for loss in found], indent=2, ensure_ascii=False)
+    return "\n\n".join(loss.text() for loss in found)
 
 
 def _rows(stage: StagePlan, has_origin: bool) -> dict[str, object]:

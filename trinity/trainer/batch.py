@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from trinity.common.errors import DataError
@@ -44,7 +44,7 @@ class TrainBatch:
     lengths: Int[Tensor, "B"]
     prompt_lengths: Int[Tensor, "B"]
     action_mask: Bool[Tensor, "B T"]
-    columns: dict[str, Float[Tensor, "B T"]]
+    columns: dict[str, Shaped[Tensor, "B T"]]
     values: dict[str, Tensor]
     model_versions: Int[Tensor, "B"]
     rewards: Float[Tensor, "B"]
@@ -79,7 +79,7 @@ class TrainBatch:
             rewards=self.rewards[index],
         )
 
-    def with_columns(self, **columns: Float[Tensor, "B T"]) -> TrainBatch:
+    def with_columns(self, **columns: Shaped[Tensor, "B T"]) -> TrainBatch:
         """Return the batch with further per-token columns."""
         return dataclasses.replace(self, columns=self.columns | columns)
 

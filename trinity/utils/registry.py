@@ -24,12 +24,16 @@ class Entry:
         args: constructor arguments with their defaults; a test holds them equal to the signature.
         needs: what the component makes the run load: `ref_logprob`, `values`, `entropy`, ...
         doc: one line that says what it is, with its source.
+        formula: what it computes, in the language of `trinity.utils.formula`.
+        source: where it comes from, if `doc` does not say it.
     """
 
     path: str
     args: Mapping[str, Any] = field(default_factory=dict)
     needs: frozenset[str] = frozenset()
     doc: str = ""
+    formula: str = ""
+    source: str = ""
 
 
 class Registry:

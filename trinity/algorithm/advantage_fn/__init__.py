@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from trinity.algorithm.advantage_fn.formulas import ADVANTAGE_FORMULAS
 from trinity.utils.registry import Entry
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def _entry(place: str, doc: str, needs: str = "", **args: Any) -> Entry:
-    return Entry(f"trinity.algorithm.advantage_fn.{place}", args=args, needs=frozenset(needs.split()), doc=doc)
+    path, formula = f"trinity.algorithm.advantage_fn.{place}", ADVANTAGE_FORMULAS[place.partition(":")[2]]
+    return Entry(path, args=args, needs=frozenset(needs.split()), doc=doc, formula=formula)
 
 
 _GAE = _entry("gae:GAEAdvantage", "whitened GAE, in the trainer (arXiv:1506.02438)", "values", gamma=1.0, lam=1.0)

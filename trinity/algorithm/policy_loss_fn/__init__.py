@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from trinity.algorithm.policy_loss_fn.formulas import POLICY_LOSS_FORMULAS
 from trinity.utils.registry import Entry
 
 _HERE = "trinity.algorithm.policy_loss_fn"
@@ -70,7 +71,8 @@ _EXPERT = frozenset({"advantages", "old_logprob", "expert_mask"})
 
 
 def _entry(place: str, doc: str, args: dict[str, Any], needs: frozenset[str] = _RATIO) -> Entry:
-    return Entry(f"{_HERE}.{place}", args=args, needs=needs, doc=doc)
+    formula = POLICY_LOSS_FORMULAS[place.partition(":")[2]]
+    return Entry(f"{_HERE}.{place}", args=args, needs=needs, doc=doc, formula=formula)
 
 
 POLICY_LOSS_CONTENTS: dict[str, Entry] = {

@@ -23,7 +23,8 @@ class VerlClipCovPolicyLossFn(TokenLossFn):
     Clip-Cov of arXiv:2505.22617, eq. 11 and 12. r = exp(logprob - old_logprob); see `token_covariance`. Of the
     candidates that the ratio does not clip already, max(1, `clip_cov_ratio` of the counted tokens) lose loss and
     gradient, chosen at random by a generator that depends on the batch's sizes only, so that the same batch gives the
-    same loss. Means and choice are those of the batch given: a micro-batch has its own.
+    same loss. Means and choice are those of the whole mini-batch, whose choice the trainer hands in as `selected`;
+    without it those of the batch given.
 
     Args:
         backend: see `PolicyLossFn`.
@@ -67,17 +68,16 @@ class VerlClipCovPolicyLossFn(TokenLossFn):
         action_mask: Bool[Tensor, "B T"],
         advantages: Float[Tensor, "B T"],
         rollout_is_weights: Float[Tensor, "B T"] | None = None,
+        selected: Bool[Tensor, "B T"] | None = None,
         **kwargs: Any,
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
         """Return the loss and the metrics `pg_loss`, `pg_clipfrac` (tokens taken out) and `ppo_kl`."""
         logprob, old_logprob, advantages = (counted(x, action_mask) for x in (logprob, old_logprob, advantages))
         log_ratio = logprob - old_logprob
-        ratio = log_ratio.exp()
-        plain = -advantages * ratio
-        clipped = -advantages * ratio.clamp(1.0 - self.clip_ratio[0], 1.0 + self.clip_ratio[1])
-        covariance = token_covariance(advantages, logprob, action_mask)
-        between = (covariance > self.clip_cov_lb) & (covariance < self.clip_cov_ub)
-        out = self._chosen(between & action_mask & ~(clipped > plain), action_mask)
+        plain, clipped = self._surrogates(log_ratio, advantages)
+        out = selected
+        if out is None:
+            out = self.select_tokens(logprob, old_logprob, action_mask, advantages)
         losses = torch.where(out, torch.zeros_like(plain), torch.maximum(plain, clipped))
         loss = self.aggregate(losses, action_mask, rollout_is_weights)
         metrics = {
@@ -86,6 +86,26 @@ class VerlClipCovPolicyLossFn(TokenLossFn):
             "ppo_kl": masked_mean(-log_ratio.detach(), action_mask).item(),
         }
         return loss, metrics
+
+    def select_tokens(
+        self,
+        logprob: Float[Tensor, "B T"],
+        old_logprob: Float[Tensor, "B T"],
+        action_mask: Bool[Tensor, "B T"],
+        advantages: Float[Tensor, "B T"],
+        **kwargs: Any,
+    ) -> Bool[Tensor, "B T"]:
+        """Return the tokens that lose loss and gradient; see `PolicyLossFn`."""
+        logprob, old_logprob, advantages = (counted(x, action_mask) for x in (logprob, old_logprob, advantages))
+        plain, clipped = self._surrogates(logprob.detach() - old_logprob, advantages)
+        covariance = token_covariance(advantages, logprob, action_mask)
+        between = (covariance > self.clip_cov_lb) & (covariance < self.clip_cov_ub)
+        return self._chosen(between & action_mask & ~(clipped > plain), action_mask)
+
+    def _surrogates(self, log_ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
+        ratio = log_ratio.exp()
+        clipped = ratio.clamp(1.0 - self.clip_ratio[0], 1.0 + self.clip_ratio[1])
+        return -advantages * ratio, -advantages * clipped
 
     def _chosen(self, candidates: Tensor, action_mask: Tensor) -> Tensor:
         """Return where a candidate is taken out."""

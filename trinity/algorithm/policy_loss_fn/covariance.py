@@ -16,7 +16,7 @@ def token_covariance(
 ) -> Float[Tensor, "B T"]:
     """Return (A - mean A)(logprob - mean logprob), arXiv:2505.22617, eq. 10; no gradient.
 
-    The means are those of the counted tokens given: a micro-batch has its own. Tokens of high covariance are those
+    The means are those of the counted tokens given. Tokens of high covariance are those
     whose reinforcement lowers the policy's entropy most.
     """
     held, weights = logprob.detach(), advantages.detach()

@@ -20,7 +20,8 @@ class VerlKLCovPolicyLossFn(TokenLossFn):
     """-A r, plus coef |logprob - old_logprob| on the tokens of highest covariance.
 
     KL-Cov of arXiv:2505.22617, eq. 13 and 14. r = exp(logprob - old_logprob), not clipped; see `token_covariance`.
-    max(1, `kl_cov_ratio` of the counted tokens) are penalised. Means and choice are those of the batch given.
+    max(1, `kl_cov_ratio` of the counted tokens) are penalised. Means and choice are those of the whole
+    mini-batch, whose choice the trainer hands in as `selected`; without it those of the batch given.
 
     Args:
         backend: see `PolicyLossFn`.
@@ -56,19 +57,31 @@ class VerlKLCovPolicyLossFn(TokenLossFn):
         action_mask: Bool[Tensor, "B T"],
         advantages: Float[Tensor, "B T"],
         rollout_is_weights: Float[Tensor, "B T"] | None = None,
+        selected: Bool[Tensor, "B T"] | None = None,
         **kwargs: Any,
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
         """Return the loss and the metrics `pg_loss` and `ppo_kl` (mean of |logprob - old_logprob|)."""
         logprob, old_logprob, advantages = (counted(x, action_mask) for x in (logprob, old_logprob, advantages))
         log_ratio = logprob - old_logprob
-        penalised = self._penalised(token_covariance(advantages, logprob, action_mask), action_mask)
+        penalised = selected
+        if penalised is None:
+            penalised = self.select_tokens(logprob, action_mask, advantages)
         penalty = torch.where(penalised, self.ppo_kl_coef * log_ratio.abs(), torch.zeros_like(logprob))
         losses = -advantages * log_ratio.exp() + penalty
         loss = self.aggregate(losses, action_mask, rollout_is_weights)
         distance = masked_mean(log_ratio.detach().abs(), action_mask)
         return loss, {"pg_loss": loss.item(), "ppo_kl": distance.item()}
 
-    def _penalised(self, covariance: Tensor, action_mask: Tensor) -> Tensor:
+    def select_tokens(
+        self,
+        logprob: Float[Tensor, "B T"],
+        action_mask: Bool[Tensor, "B T"],
+        advantages: Float[Tensor, "B T"],
+        **kwargs: Any,
+    ) -> Bool[Tensor, "B T"]:
+        """Return the tokens that are penalised; see `PolicyLossFn`."""
+        logprob, advantages = counted(logprob, action_mask), counted(advantages, action_mask)
+        covariance = token_covariance(advantages, logprob, action_mask)
         num_tokens = int(action_mask.sum())
         wanted = min(max(1, int(num_tokens * self.kl_cov_ratio)), num_tokens)
         lowest = torch.full_like(covariance, float("-inf"))

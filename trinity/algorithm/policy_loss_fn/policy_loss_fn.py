@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 _VARIABLE = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
@@ -27,9 +28,13 @@ class PolicyLossFn(ABC):
     Attributes:
         zero_advantage_is_zero_loss: a response whose advantages are all 0 has neither loss nor gradient, so that the
             trainer may leave out its forward pass.
+        select_tokens: for a loss that compares all tokens of a mini-batch: called by name with the tensors of a whole
+            mini-batch, `logprob` included; the [B, T] bool it returns comes back as the argument `selected`, in
+            micro-batches. None for all others.
     """
 
     zero_advantage_is_zero_loss = False
+    select_tokens: Callable[..., Bool[Tensor, "B T"]] | None = None
 
     def __init__(self, backend: str = "verl") -> None:
         self.backend = backend

@@ -58,12 +58,26 @@ LATER_NAMES: dict[str, tuple[str, ...]] = {
 
 # Of a registry listed here, the trainer can use these built-ins; the others are there for plugins and scripts.
 SERVED_NAMES: dict[str, frozenset[str]] = {
-    "algorithm_type": frozenset({"grpo", "sft"}),
-    "advantage_fn": frozenset({"grpo"}),
-    "policy_loss_fn": frozenset({"ppo", "sft"}),
+    "algorithm_type": frozenset({
+        "grpo", "sft", "asymre", "cispo", "clip_cov", "dapo", "dr_grpo", "geo_mean", "gpg", "grpo_passk", "grpo_verl",
+        "gspo", "kl_cov", "opmd", "opo", "raft", "rec", "reinforce_plus_plus_baseline", "reinforceplusplus", "rloo",
+        "sapo", "sppo", "topr",
+    }),
+    "advantage_fn": frozenset({
+        "asymre", "grpo", "opmd", "rec", "reinforce",
+        "asymre_verl", "gpg", "grpo_passk", "grpo_verl", "opmd_verl", "opo", "reinforce_plus_plus_baseline",
+        "reinforceplusplus", "rloo", "verl_gpg", "verl_grpo", "verl_grpo_passk", "verl_grpo_vectorized", "verl_opo",
+        "verl_reinforce_plus_plus", "verl_reinforce_plus_plus_baseline", "verl_rloo", "verl_rloo_vectorized",
+    }),
+    "policy_loss_fn": frozenset({
+        "cispo", "clip_cov", "dppo_kl", "dppo_tv", "geo_mean", "gpg", "gspo", "importance_sampling", "kl_cov", "opmd",
+        "ppo", "rec", "sapo", "sft", "sft_is", "sft_phi", "sppo", "topr", "verl_cispo", "verl_clip_cov",
+        "verl_dppo_kl", "verl_dppo_tv", "verl_geo_mean", "verl_gpg", "verl_gspo", "verl_kl_cov", "verl_sapo",
+        "verl_vanilla",
+    }),
     "kl_fn": frozenset({"none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3"}),
     "entropy_loss_fn": frozenset({"default", "none"}),
-}
+}  # fmt: skip
 
 WITH_CRITIC = {("advantage_fn", "ppo"), ("algorithm_type", "ppo")}
 

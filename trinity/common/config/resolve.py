@@ -18,7 +18,13 @@ from trinity.common.config.draft import Derived, Draft, plain_value, plain_value
 from trinity.common.config.explorer import ExplorerConfig
 from trinity.common.config.problems import Problem
 from trinity.common.config.rules.algorithm import check_name, resolve_algorithm
-from trinity.common.config.rules.batches import check_intervals, check_micro_batches, resolve_batches, resolve_steps
+from trinity.common.config.rules.batches import (
+    check_groups,
+    check_intervals,
+    check_micro_batches,
+    resolve_batches,
+    resolve_steps,
+)
 from trinity.common.config.rules.buffers import check_unique_names, resolve_experience_buffer, resolve_tasksets
 from trinity.common.config.rules.cluster import (
     resolve_cluster,
@@ -161,6 +167,7 @@ RULES = (
     resolve_cluster,
     check_unique_names,
     check_micro_batches,
+    check_groups,
     check_intervals,
     check_derived_keys,
     check_available,

@@ -101,15 +101,18 @@ class DataParallelPPOActor:
     def _accumulate(self, mini: TrainBatch, metrics: Metrics, difference: _Mismatch | None) -> None:
         """Add the gradient of a mini-batch's loss to the parameters."""
         kept = self._rows_with_signal(mini)
+        mini = self._with_selection(mini)
         settings = self.settings
         for rows in micro_batches(mini, kept, max_tokens=settings.max_tokens, max_rows=settings.max_rows):
             micro = mini.select(rows)
             share = Share(
                 tokens=micro.num_action_tokens,
                 rows=len(micro),
+                counted_rows=_num_counted(micro),
                 width=micro.action_mask.shape[1],
                 all_tokens=mini.num_action_tokens,
                 all_rows=len(mini),
+                all_counted_rows=_num_counted(mini),
                 normalizer=settings.normalizer,
             )
             self._micro_step(micro, share, metrics, difference)
@@ -120,6 +123,16 @@ class DataParallelPPOActor:
         if self.loss_fn.ignores_zero_advantage and "advantages" in mini.columns:
             counted = counted & (mini.columns["advantages"] != 0)
         return torch.nonzero(counted.any(1)).squeeze(-1).tolist()
+
+    def _with_selection(self, mini: TrainBatch) -> TrainBatch:
+        """Add what the loss selects among all tokens of the mini-batch, at the weights before its step."""
+        select = self.loss_fn.policy_loss.select_tokens
+        if select is None:
+            return mini
+        tensors = {"action_mask": mini.action_mask, "logprob": self.scorer.compute_log_prob(mini)} | mini.columns
+        if self.loss_fn.required - tensors.keys():
+            return mini  # the loss says what is missing
+        return mini.with_columns(selected=select(**tensors))
 
     def _micro_step(self, micro: TrainBatch, share: Share, metrics: Metrics, difference: _Mismatch | None) -> None:
         packed = self.scorer.pack(micro)
@@ -170,6 +183,10 @@ class DataParallelPPOActor:
                 "algorithm.optimizer.lr or trainer.grad_clip, or look at rewards and log-probabilities",
                 code="E6001",
             )
+
+
+def _num_counted(batch: TrainBatch) -> int:
+    return int(batch.action_mask.any(1).sum())
 
 
 def _mixed(seed: int, step: int, epoch: int) -> int:

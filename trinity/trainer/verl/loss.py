@@ -18,6 +18,7 @@ from trinity.algorithm import EntropyLossFn, KLFn, PolicyLossFn
 from trinity.common.errors import DataError
 
 TOKEN_MEAN = "token-mean"
+TOKEN_SUM = "token-sum"
 TOKEN_SUM_NORM = "seq-mean-token-sum-norm"
 
 
@@ -28,26 +29,39 @@ class Share:
     Attributes:
         tokens: counted tokens of the micro-batch.
         rows: rows of the micro-batch.
+        counted_rows: those of them that have counted tokens.
         width: longest response of the micro-batch.
         all_tokens: counted tokens of the mini-batch.
         all_rows: rows of the mini-batch.
+        all_counted_rows: those of them that have counted tokens.
         normalizer: fixed divisor of seq-mean-token-sum-norm.
     """
 
     tokens: int
     rows: int
+    counted_rows: int
     width: int
     all_tokens: int
     all_rows: int
+    all_counted_rows: int
     normalizer: float
 
-    def of(self, loss_agg_mode: str) -> float:
-        """Return the factor that makes a micro-batch's loss a summand of its mini-batch's."""
+    def of(self, loss_agg_mode: str, *, counts_empty_rows: bool = True) -> float:
+        """Return the factor that makes a micro-batch's loss a summand of its mini-batch's.
+
+        Args:
+            loss_agg_mode: how the loss was aggregated.
+            counts_empty_rows: rows without counted tokens are in the mean over rows; false for veRL's convention,
+                where seq-mean-token-sum-norm is a mean over rows, too.
+        """
+        if loss_agg_mode == TOKEN_SUM:
+            return 1.0
         if loss_agg_mode == TOKEN_MEAN:
             return self.tokens / max(self.all_tokens, 1)
-        if loss_agg_mode == TOKEN_SUM_NORM:
-            return self.width / self.normalizer
-        return self.rows / max(self.all_rows, 1)
+        scale = self.width / self.normalizer if loss_agg_mode == TOKEN_SUM_NORM else 1.0
+        if not counts_empty_rows:
+            return self.counted_rows / max(self.all_counted_rows, 1) * scale
+        return scale if loss_agg_mode == TOKEN_SUM_NORM else self.rows / max(self.all_rows, 1)
 
 
 class Metrics:
@@ -97,6 +111,7 @@ class LossFn:
         self.entropy = entropy
         self.loss_agg_mode = loss_agg_mode
         self.policy_mode: str = vars(policy_loss).get("loss_agg_mode", loss_agg_mode)
+        self.counts_empty_rows: bool = getattr(policy_loss, "counts_empty_rows", True)
         parameters = inspect.signature(policy_loss.__call__).parameters.values()
         self.takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
         self.required = {p.name for p in parameters if p.kind not in _VARIABLE and p.default is inspect.Parameter.empty}
@@ -140,13 +155,14 @@ class LossFn:
             )
         given = tensors if self.takes_all else {k: tensors[k] for k in self.policy_loss.select_keys & tensors.keys()}
         policy, values = self.policy_loss(logprob=logprob, **given)
-        loss, metrics = policy * share.of(self.policy_mode), Metrics()
-        self._note(metrics, values, share, self.policy_mode)
+        factor = share.of(self.policy_mode, counts_empty_rows=self.counts_empty_rows)
+        loss, metrics = policy * factor, Metrics()
+        self._note(metrics, values, share, factor)
         shared = share.of(self.loss_agg_mode)
         if self.with_entropy:
             term, values = self.entropy(entropy, mask, loss_agg_mode=self.loss_agg_mode)
             loss = loss - term * shared
-            self._note(metrics, values, share, self.loss_agg_mode)
+            self._note(metrics, values, share, shared)
         if self.with_kl:
             term, values = self.kl.calculate_kl_loss(
                 logprob,
@@ -156,14 +172,14 @@ class LossFn:
                 old_logprob=tensors.get("old_logprob"),
             )
             loss = loss + term * shared
-            self._note(metrics, values, share, self.loss_agg_mode)
+            self._note(metrics, values, share, shared)
         metrics.add_sum({"final_loss": float(loss.detach())})
         return loss, metrics
 
     @staticmethod
-    def _note(metrics: Metrics, values: dict[str, Any], share: Share, mode: str) -> None:
+    def _note(metrics: Metrics, values: dict[str, Any], share: Share, factor: float) -> None:
         """Losses add up with the factor of their mode; all else is a mean over tokens."""
-        losses = {name: float(value) * share.of(mode) for name, value in values.items() if name.endswith("loss")}
+        losses = {name: float(value) * factor for name, value in values.items() if name.endswith("loss")}
         metrics.add_sum(losses)
         metrics.add({name: float(v) for name, v in values.items() if name not in losses}, float(share.tokens))
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
-from trinity.algorithm import ALGORITHM_TYPE, ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN
+from trinity.algorithm import ALGORITHM_TYPE, ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN, PolicyLossFn
+from trinity.algorithm.aggregation import LOSS_AGG_MODES
 from trinity.common.config import Config
 from trinity.common.config.verl import ActorConfig
+from trinity.common.errors import ConfigError
 from trinity.trainer.verl.loss import TOKEN_MEAN, LossFn
 from trinity.trainer.verl.optim import Schedule, warmup_steps
 from trinity.trainer.verl.scorer import ActorSettings
@@ -121,7 +123,11 @@ def loss_of(config: Config) -> LossFn:
 
     def build(registry: Registry, key: str, extra: dict[str, Any]) -> Any:
         chosen, args = vars(algorithm)[key], vars(algorithm)[f"{key}_args"] or {}
-        return registry.get(chosen if chosen is not None else defaults.get(key) or "none")(**extra | args)
+        name = chosen if chosen is not None else defaults.get(key) or "none"
+        try:
+            return registry.get(name)(**extra | args)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"algorithm.{key}_args of {name}: {error}", code="E1302") from error
 
     entry = POLICY_LOSS_FN.contents.get(algorithm.policy_loss_fn or defaults.get("policy_loss_fn") or "")
     has_mode = entry is not None and "loss_agg_mode" in entry.args and algorithm.loss_agg_mode is not None
@@ -131,5 +137,11 @@ def loss_of(config: Config) -> LossFn:
         policy_loss,
         build(KL_FN, "kl_loss_fn", {}),
         build(ENTROPY_LOSS_FN, "entropy_loss_fn", {}),
-        loss_agg_mode=algorithm.loss_agg_mode or vars(policy_loss).get("loss_agg_mode") or TOKEN_MEAN,
+        loss_agg_mode=algorithm.loss_agg_mode or _shared_mode(policy_loss),
     )
+
+
+def _shared_mode(policy_loss: PolicyLossFn) -> str:
+    """Return the policy loss's own aggregation where KL and entropy have it too, else the mean over tokens."""
+    own = vars(policy_loss).get("loss_agg_mode")
+    return own if own in LOSS_AGG_MODES else TOKEN_MEAN

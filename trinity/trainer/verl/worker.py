@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 from trinity.common.config import Config
 from trinity.common.errors import EnvironmentProblem, NumericError, OutOfMemoryError
 from trinity.common.experience import Experience
+from trinity.trainer.advantage import batch_advantage_of
 from trinity.trainer.batch import TrainBatch, collate
 from trinity.trainer.metrics import batch_metrics, speed_metrics
 from trinity.trainer.verl import settings
@@ -68,6 +69,7 @@ class ActorWorker:
         self.device = select_device(device)
         self.dtype = settings.products_dtype(config, self.device)
         self.loss_fn = settings.loss_of(config)
+        self.advantage = batch_advantage_of(config)
         self.model = load_model(str(config.model.model_path), self.device, config=config)
         schedule, optimizer = settings.schedule_of(config, total_steps), config.algorithm.optimizer
         self.optimizer = make_optimizer(
@@ -86,7 +88,8 @@ class ActorWorker:
             schedule=schedule,
             settings=settings.actor_settings(config),
         )
-        self.reference = self._load_reference() if self.loss_fn.needs_reference else None
+        penalises = self.advantage is not None and self.advantage.with_kl
+        self.reference = self._load_reference() if self.loss_fn.needs_reference or penalises else None
         logger.info(
             "trainer on %s: %.2f M parameters, products in %s%s",
             self.device,
@@ -102,6 +105,7 @@ class ActorWorker:
         truncated = [exp.truncate_status == "response_truncated" for exp in experiences]
         try:
             batch = self._with_logprobs(batch)
+            batch, of_rewards = self._with_advantages(batch, experiences)
             metrics = self.actor.update_policy(batch, step=step)
             synchronize(self.device)
         except (RuntimeError, MemoryError) as error:
@@ -111,7 +115,7 @@ class ActorWorker:
         if "actor/kl_loss" in metrics:
             self.loss_fn.kl.update_kl_coef(metrics["actor/kl_loss"], len(batch))
         seconds = time.perf_counter() - start
-        metrics |= batch_metrics(batch, truncated)
+        metrics |= batch_metrics(batch, truncated) | of_rewards
         metrics |= speed_metrics(batch.num_tokens, seconds, peak_memory_bytes(self.device))
         return metrics | {"time/train_step": seconds}
 
@@ -135,6 +139,7 @@ class ActorWorker:
         extra = {
             "lr_scheduler": {"base_lr": self.actor.schedule.lr, "last_lr": self.optimizer.param_groups[0]["lr"]},
             "kl_coef": float(self.loss_fn.kl.kl_coef),
+            "kl_penalty": {} if self.advantage is None else self.advantage.kl.state_dict(),
             "num_skipped": self.actor.num_skipped,
             "skipped_in_a_row": self.actor.skipped_in_a_row,
         }
@@ -148,6 +153,8 @@ class ActorWorker:
         self.actor.skipped_in_a_row = extra["skipped_in_a_row"]
         if self.loss_fn.kl.adaptive:
             self.loss_fn.kl.kl_coef = extra["kl_coef"]
+        if self.advantage is not None and extra.get("kl_penalty"):
+            self.advantage.kl.load_state_dict(extra["kl_penalty"])
 
     def memory_table(self) -> dict[str, int]:
         """Return bytes by what holds them, and the memory of the device."""
@@ -173,6 +180,14 @@ class ActorWorker:
         if self.reference is not None:
             batch = batch.with_columns(ref_logprob=self.reference.compute_log_prob(batch))
         return batch
+
+    def _with_advantages(
+        self, batch: TrainBatch, experiences: Sequence[Experience]
+    ) -> tuple[TrainBatch, dict[str, float]]:
+        """Add `advantages` and `returns` of the whole batch, where the trainer computes them; return metrics."""
+        if self.advantage is None:
+            return batch, {}
+        return self.advantage(batch, [exp.eid.tid for exp in experiences])
 
     def _load_reference(self) -> Reference:
         path = str(self.config.model.model_path)

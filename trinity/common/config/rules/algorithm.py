@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
+from trinity.common.config.algorithm import LossAggMode
 from trinity.common.config.available import LATER_NAMES, WITH_CRITIC, is_served
 from trinity.common.config.draft import Draft
 from trinity.common.config.nearest import nearest
@@ -17,8 +18,20 @@ FUNCTIONS = {
     "kl_loss_fn": "kl_fn",
     "entropy_loss_fn": "entropy_loss_fn",
 }
-GROUP_ADVANTAGES = {"grpo"}
+# Advantages that compare the rollouts of a task: in the experience pipeline, and in the trainer.
+GROUPS_IN_PIPELINE = frozenset({"asymre", "gigpo", "grpo", "opmd", "rec", "step_wise_grpo"})
+GROUPS_IN_TRAINER = frozenset({
+    "asymre_verl", "gdpo", "gpg", "grpo_passk", "grpo_verl", "opmd_verl", "opo", "optimal_token_baseline",
+    "reinforce_plus_plus_baseline", "rloo", "tir_optimal_token_baseline", "verl_gdpo", "verl_gpg", "verl_grpo",
+    "verl_grpo_passk", "verl_grpo_vectorized", "verl_opo", "verl_optimal_token_baseline",
+    "verl_reinforce_plus_plus_baseline", "verl_rloo", "verl_rloo_vectorized", "verl_tir_optimal_token_baseline",
+})  # fmt: skip
+# Advantages that the trainer does not compute: it has no rewards of tokens that a penalty could lower.
+WITHOUT_TOKEN_REWARDS = GROUPS_IN_PIPELINE | {"reinforce", None}
 DATASET_ALGORITHMS = {"sft", "dpo", "cpt"}
+
+
+SHARED_AGG_MODES = get_args(LossAggMode)
 
 
 def resolve_algorithm(draft: Draft) -> None:
@@ -33,6 +46,7 @@ def resolve_algorithm(draft: Draft) -> None:
         _resolve_function(draft, name, registry, defaults)
     _resolve_aggregation(draft)
     _check_rollouts(draft, algorithm)
+    _check_kl_penalty(draft)
     _resolve_optimizer(draft)
 
 
@@ -132,7 +146,8 @@ def _resolve_aggregation(draft: Draft) -> None:
     inner = draft.is_given("algorithm.policy_loss_fn_args.loss_agg_mode")
     own = arguments.get("loss_agg_mode")
     if mode is None:
-        draft.derive("algorithm.loss_agg_mode", own or "token-mean", "default of the policy loss")
+        shared = own if own in SHARED_AGG_MODES else "token-mean"
+        draft.derive("algorithm.loss_agg_mode", shared, "default of the policy loss")
     elif inner and own != mode:
         draft.problem(
             "E1815",
@@ -146,13 +161,24 @@ def _resolve_aggregation(draft: Draft) -> None:
 
 def _check_rollouts(draft: Draft, algorithm: str) -> None:
     repeat = draft.get("algorithm.repeat_times") or 1
-    if draft.get("algorithm.advantage_fn") in GROUP_ADVANTAGES and repeat < 2:
+    advantage = draft.get("algorithm.advantage_fn")
+    if advantage in GROUPS_IN_PIPELINE | GROUPS_IN_TRAINER and repeat < 2:
         draft.problem(
             "E1801",
             "algorithm.repeat_times",
-            f"`algorithm.repeat_times` must be >= 2 for {algorithm}, got {repeat}: with 1 the advantage is always 0",
+            f"`algorithm.repeat_times` must be >= 2 for {algorithm}, got {repeat}: advantage_fn {advantage} compares "
+            "the rollouts of a task with each other",
             rule=">= 2",
             suggestion="write `repeat_times: 8`",
+        )
+    if algorithm == "raft" and draft.explores and not draft.get("data_processor.experience_pipeline.operators"):
+        draft.problem(
+            "E1832",
+            "data_processor.experience_pipeline.operators",
+            "`data_processor.experience_pipeline.operators` is empty: raft fine-tunes on the rollouts that operators "
+            "keep, and from all of its own rollouts it cannot learn",
+            involves=("algorithm.algorithm_type",),
+            suggestion="write `operators: [{name: reward_filter, args: {threshold: 1.0}}]`",
         )
     if algorithm in DATASET_ALGORITHMS and draft.explores:
         draft.problem(
@@ -169,6 +195,21 @@ def _check_rollouts(draft: Draft, algorithm: str) -> None:
             f"`algorithm.repeat_times` must be 2 for dpo, got {repeat}",
             rule="2",
             suggestion="remove it",
+        )
+
+
+def _check_kl_penalty(draft: Draft) -> None:
+    """Check that a KL penalty in the reward reaches an advantage that is computed from it."""
+    penalty, advantage = draft.get("algorithm.kl_penalty_fn"), draft.get("algorithm.advantage_fn")
+    is_term = penalty not in (None, "none") and is_served("kl_fn", penalty)
+    if is_term and advantage in WITHOUT_TOKEN_REWARDS:
+        draft.problem(
+            "E1831",
+            "algorithm.kl_penalty_fn",
+            f"`algorithm.kl_penalty_fn: {penalty}` has no effect with advantage_fn {advantage or 'none'}, which is "
+            "computed before the trainer knows log-probabilities",
+            involves=("algorithm.advantage_fn", "algorithm.algorithm_type"),
+            suggestion="use kl_loss_fn, or an advantage_fn of the trainer such as grpo_verl",
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trinity.common.config.draft import Draft
+from trinity.common.config.rules.algorithm import GROUPS_IN_TRAINER
 
 ACTOR = "trainer.trainer_config.actor_rollout_ref.actor"
 SIZE = "buffer.train_batch_size"
@@ -57,6 +58,27 @@ def check_micro_batches(draft: Draft) -> None:
         rule=f"multiple of {micro}",
         involves=(f"{ACTOR}.ppo_micro_batch_size_per_gpu",),
         suggestion=f"use {nearest}",
+    )
+
+
+def check_groups(draft: Draft) -> None:
+    """Check that whole groups fill a batch, where the trainer compares the rollouts of a task with each other."""
+    advantage, size = draft.get("algorithm.advantage_fn"), draft.get(SIZE)
+    if advantage not in GROUPS_IN_TRAINER:
+        return
+    taskset: dict[str, Any] | None = draft.get("buffer.explorer_input.taskset")
+    repeat = (taskset or {}).get("repeat_times") or draft.get("algorithm.repeat_times") or 1
+    if size % repeat == 0:
+        return
+    below, above = size // repeat * repeat, -(-size // repeat) * repeat
+    draft.problem(
+        "E1830",
+        SIZE,
+        f"`{SIZE}` ({size}) must be a multiple of repeat_times ({repeat}): advantage_fn {advantage} compares all "
+        "rollouts of a task in one training batch",
+        rule=f"multiple of {repeat}",
+        involves=("algorithm.repeat_times", "algorithm.advantage_fn", "algorithm.algorithm_type"),
+        suggestion=f"use {below} or {above}" if below else f"use {above}",
     )
 
 

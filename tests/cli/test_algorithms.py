@@ -1,0 +1,293 @@
+"""`trinity algorithms` and `trinity config show --effective-loss`: all from tables and file."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from tests.common.config.conftest import MINIMAL
+from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_CONTENTS, ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN
+from trinity.catalogue import BUILT_IN
+from trinity.cli.algorithms import ALSO_NEEDED, facts, is_available, page
+from trinity.cli.app import app
+from trinity.common.config import examine
+from trinity.common.config.available import SERVED_NAMES
+from trinity.common.errors import ExitCode
+from trinity.trainer.verl.settings import loss_of, temperature
+from trinity.utils.formula import arguments, in_numbers, in_symbols, number
+from trinity.utils.registry import Registry
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 0.5
+REGISTRIES = (ADVANTAGE_FN, POLICY_LOSS_FN, KL_FN, ENTROPY_LOSS_FN)
+ENTRIES = [(registry, name) for registry in REGISTRIES for name in registry]
+# Arguments that a formula does not show: where data lie, how the batch is split, and what every KL term has.
+NOT_IN_FORMULAS = {
+    "step_reward_key", "env_state_hash_key", "chunk_size", "loss_agg_mode", "sft_loss_agg_mode", "grpo_loss_agg_mode",
+    "use_dynamic_bsz", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "ngpus_trainer", "kl_coef",
+    "rollout_is_batch_normalize", "entropy_coef", "adaptive", "target_kl", "horizon",
+}  # fmt: skip
+DATASET = "buffer.trainer_input.experience_buffer.path=data.jsonl"
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner(env={"COLUMNS": "250", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, list(words))
+
+
+def losses(tmp_path: Path, *settings: str) -> dict[str, Any]:
+    (tmp_path / "run.yaml").write_text(MINIMAL)
+    words = [word for setting in settings for word in ("--set", setting)]
+    result = invoke("config", "show", "--config", str(tmp_path / "run.yaml"), "--effective-loss", "--json", *words)
+    assert result.exit_code == ExitCode.DONE, result.output
+    (found,) = json.loads(result.output)
+    return dict(found)
+
+
+@pytest.mark.parametrize(("registry", "name"), ENTRIES, ids=[f"{r.name}:{n}" for r, n in ENTRIES])
+def test_every_entry_has_a_formula_that_reads_its_arguments(registry: Registry, name: str) -> None:
+    entry = registry.contents[name]
+    read = arguments(entry.formula)
+    assert entry.formula and read <= set(entry.args)
+    assert set(entry.args) - read <= NOT_IN_FORMULAS, (
+        "an argument changes the numbers, and the formula does not say how"
+    )
+    assert not any(
+        "{" in line or "?" in line for line in [*in_symbols(entry.formula), *in_numbers(entry.formula, entry.args)]
+    )
+
+
+@pytest.mark.parametrize("name", ALGORITHM_CONTENTS)
+def test_the_page_shows_formulas_components_defaults_sources_and_yaml(name: str) -> None:
+    text, found = page(name), facts(name)
+    for role, part in found["components"].items():
+        if part["name"] == "none":
+            continue
+        assert f"{role} {part['name']}\n" in text
+        assert all(line.removeprefix("= ") in text for line in part["formula"])
+        assert all(f"    {key}: " in found["yaml"] for key in part["args"])
+    assert all(source in text for source in found["sources"])
+    assert found["yaml"] in text and found["description"] in text
+
+
+def test_gspo() -> None:
+    lines = [line.strip() for line in invoke("algorithms", "gspo").output.splitlines()]
+    assert lines[0] == "gspo: ratios of whole sequences (arXiv:2507.18071)"
+    assert "loss = agg[P] + kl_coef agg[K] - agg[E]" in lines
+    assert "P = max(-A s, -A clip(s, 1 - clip_range_low, 1 + clip_range_high))" in lines
+    assert "clip_range_low, where it is null: clip_range, else 0.0003" in lines
+    assert "A = (R - mean(R)) / (std(R) + epsilon)" in lines
+    assert "K = d^2 / 2" in lines
+    assert (
+        "defaults: clip_range null, clip_range_low null, clip_range_high null, loss_agg_mode seq-mean-token-mean"
+        in lines
+    )
+    assert {"arXiv:2507.18071", "arXiv:2402.03300", 'Schulman, "Approximating KL Divergence" (2020)'} <= set(lines)
+    assert {"algorithm_type: gspo", "repeat_times: 8", "kl_coef: 0.001", "epsilon: 1.0e-06"} <= set(lines)
+
+
+def test_the_defaults_of_a_type_are_merged_over_those_of_its_functions() -> None:
+    assert facts("dapo")["components"]["policy_loss_fn"]["args"] == {
+        "clip_range": 0.2,
+        "clip_range_low": 0.2,
+        "clip_range_high": 0.28,
+        "clip_ratio_c": 3.0,
+        "loss_agg_mode": "token-mean",
+        "enable_sequence_masking": False,
+        "delta_sequence_masking": 0.1,
+        "fallback_to_policy_gradient": False,
+    }
+    assert "Not used: KL term K, KL penalty in the reward" in invoke("algorithms", "dapo").output
+
+
+def test_dpo_and_sft() -> None:
+    dpo, sft = page("dpo"), page("sft")
+    assert "arXiv:2305.18290, eq. 7" in dpo and "P = mean over the pairs of l(x)" in dpo
+    assert "with label_smoothing = 0: l(x) = -ln sigmoid(x)" in dpo
+    assert "loss = agg[P]\n" in sft and "P = -logprob\n" in sft and "mode: train\n" in sft
+    assert "advantage_fn:" not in sft and "none beside the formula" in sft
+
+
+def test_the_table_lists_all_types_and_what_this_version_serves() -> None:
+    first, *rows = invoke("algorithms").output.splitlines()
+    assert first.split() == ["name", "available", "advantage", "loss", "KL", "entropy", "repeat_times", "description"]
+    assert [row.split()[0] for row in rows] == list(ALGORITHM_CONTENTS)
+    grpo = next(row for row in rows if row.startswith("grpo "))
+    assert grpo.split()[:7] == ["grpo", "now", "grpo", "ppo", "k2", "default", "8"]
+    assert grpo.endswith("group relative policy optimisation (arXiv:2402.03300)")
+    later = {row.split()[0] for row in rows if " not yet " in row}
+    assert set(ALGORITHM_CONTENTS) - SERVED_NAMES["algorithm_type"] <= later
+
+
+def test_json() -> None:
+    found = json.loads(invoke("algorithms", "--json").output)
+    assert [row["name"] for row in found] == list(ALGORITHM_CONTENTS)
+    one = json.loads(invoke("algorithms", "rloo", "--json").output)
+    assert one == found[list(ALGORITHM_CONTENTS).index("rloo")]
+    assert one["components"]["advantage_fn"]["formula"][0] == "R - mean(R of the other rollouts)"
+    assert one["repeat_times"] == 8 and one["mode"] == "both" and one["sources"][0] == "arXiv:2402.14740"
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_an_unknown_name_gets_the_nearest(flags: tuple[str, ...]) -> None:
+    result = invoke("algorithms", "gsop", *flags)
+    assert result.exit_code == ExitCode.USAGE
+    assert result.output.startswith("error[E1301]: unknown algorithm_type `gsop`; known: sft, ")
+    assert result.output.endswith("did you mean `gspo`?\n")
+    assert "`trinity algorithms` lists all" in invoke("algorithms", "zzzzzzzz").output
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHM_CONTENTS if is_available(name)])
+def test_the_yaml_of_an_available_type_selects_exactly_its_defaults(tmp_path: Path, name: str) -> None:
+    found = facts(name)
+    written, plain = tmp_path / "written.yaml", tmp_path / "plain.yaml"
+    written.write_text(f"{MINIMAL}{found['yaml']}\n")
+    also = "\n".join(ALSO_NEEDED.get(name, ()))
+    plain.write_text(f"{MINIMAL}mode: {found['mode']}\nalgorithm:\n  algorithm_type: {name}\n{also}\n")
+    overrides = (DATASET, "buffer.train_batch_size=4") if found["mode"] == "train" else ()
+    plans = [examine(path, overrides, catalogue=BUILT_IN, schema_only=True) for path in (written, plain)]
+    assert [problem.render() for _, problems in plans for problem in problems if problem.is_error] == []
+    full, short = (plan.stages[0].config.algorithm.model_dump() for plan, _ in plans)
+    assert full == short
+
+
+def test_the_effective_loss_of_grpo(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(MINIMAL)
+    result = invoke("config", "show", "--config", str(tmp_path / "run.yaml"), "--effective-loss")
+    assert result.output.splitlines() == [
+        "algorithm grpo",
+        "loss = P + 0.001 K",
+        "P = mean over the mini-batch's tokens of max(-A r, -A clip(r, 1 - 0.2, 1 + 0.2))",
+        "    where A < 0 at most -A 3 (dual clip)",
+        "    r = exp(logprob - old_logprob)",
+        "K = mean over the mini-batch's tokens of k2(logprob, ref_logprob) = d^2 / 2",
+        "    d = logprob - ref_logprob",
+        "A = (R - mean(R)) / (std(R) + 1e-6), over 8 rollouts of a task",
+        "training step:",
+        "    32 experiences in mini-batches of 32, 1 epoch: 1 optimizer step",
+        "    logprob, ref_logprob and entropy at temperature 1",
+        "    old_logprob is that of the rollout (`bypass_old_logprobs: true`)",
+        "drops out:",
+        "    entropy term default: `entropy_loss_fn_args.entropy_coef` is 0, it is only measured",
+        "    KL penalty in the reward: `kl_penalty_fn: none`",
+        "models:",
+        "    policy: yes, trained",
+        "    reference: yes, the KL term k2 reads it",
+        "    critic: no, nothing reads its values",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        ("algorithm.policy_loss_fn_args.clip_range_high=0.28", "clip(r, 1 - 0.2, 1 + 0.28))"),
+        ("algorithm.policy_loss_fn_args.clip_range=0.3", "clip(r, 1 - 0.3, 1 + 0.3))"),
+        ("algorithm.policy_loss_fn_args.clip_ratio_c=5", "where A < 0 at most -A 5 (dual clip)"),
+        ("algorithm.policy_loss_fn_args.enable_sequence_masking=true", "old_logprob - logprob is above 0.1"),
+        ("algorithm.loss_agg_mode=seq-mean-token-mean", "mean over the mini-batch's responses of their means"),
+        ("algorithm.loss_agg_mode=seq-mean-token-sum-norm", "sum over the mini-batch's tokens, divided by 64, of"),
+        ("algorithm.kl_loss_fn=k3", "k3(logprob, ref_logprob) = exp(-d) - 1 + d"),
+        ("algorithm.kl_loss_fn_args.kl_coef=0.01", "P + 0.01 K"),
+        ("algorithm.kl_loss_fn_args.kl_coef=0", "reference: no, nothing reads it"),
+        ("algorithm.kl_loss_fn=none", "KL term: `kl_loss_fn: none`"),
+        ("algorithm.entropy_loss_fn_args.entropy_coef=0.01", "P + 0.001 K - 0.01 H"),
+        ("algorithm.advantage_fn_args.std_threshold=0.0", "tasks with std <= 0 or one rollout are dropped"),
+        ("algorithm.repeat_times=4", "over 4 rollouts of a task"),
+        ("algorithm.bypass_old_logprobs=false", "every ratio is 1 there: clipping does nothing"),
+        ("model.temperature=0.5", "entropy at temperature 0.5"),
+        ("trainer.trainer_config.actor_rollout_ref.actor.ppo_epochs=2", "2 epochs: 2 optimizer steps"),
+    ],
+)
+def test_a_setting_changes_the_effective_loss(tmp_path: Path, setting: str, line: str) -> None:
+    before, after = json.dumps(losses(tmp_path)), json.dumps(losses(tmp_path, setting))
+    assert line not in before and line in after
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (),
+        ("algorithm.kl_loss_fn_args.kl_coef=0",),
+        ("algorithm.kl_loss_fn=none", "algorithm.entropy_loss_fn=none"),
+        ("model.temperature=0.7",),
+        ("mode=train", "algorithm.algorithm_type=sft", "model.temperature=0.7", DATASET, "buffer.train_batch_size=4"),
+    ],
+)
+def test_what_is_said_of_the_loss_is_what_the_trainer_builds(tmp_path: Path, settings: tuple[str, ...]) -> None:
+    found = losses(tmp_path, *settings)
+    plan, _ = examine(tmp_path / "run.yaml", settings, catalogue=BUILT_IN, schema_only=True)
+    loss = loss_of(plan.stages[0].config)
+    assert ("K" in found["loss"]) is loss.with_kl
+    assert found["batch"][1].endswith(f"at temperature {number(temperature(plan.stages[0].config))}")
+    assert any(line.startswith("reference: yes") for line in found["models"]) is loss.needs_reference
+    assert any("the entropy is not computed" in line for line in found["dropped"]) is not loss.with_entropy
+
+
+def test_a_penalty_in_the_reward_loads_the_reference(tmp_path: Path) -> None:
+    plain = ("algorithm.algorithm_type=rloo", "algorithm.kl_loss_fn=none")
+    found = losses(tmp_path, *plain, "algorithm.kl_penalty_fn=k1", "algorithm.kl_penalty_fn_args.kl_coef=0.05")
+    assert found["terms"][-1][:2] == ["reward of a token = score - 0.05 k1, k1 = d", "d = logprob - ref_logprob"]
+    assert "reference: yes, the KL penalty k1 reads it" in found["models"]
+    assert "reference: no, nothing reads it" in losses(tmp_path, *plain)["models"]
+
+
+def test_what_this_version_cannot_train_with_is_said(tmp_path: Path) -> None:
+    assert losses(tmp_path)["not_yet"] == []
+    settings = ("algorithm.algorithm_type=ppo", "algorithm.entropy_loss_fn=none")
+    assert losses(tmp_path, *settings)["not_yet"] == ["algorithm_type ppo", "advantage_fn ppo"]
+    assert "critic: yes, the advantage reads its values" in losses(tmp_path, *settings)["models"]
+
+
+def test_a_file_with_errors_has_no_effective_loss(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(MINIMAL)
+    words = ("--config", str(tmp_path / "run.yaml"), "--effective-loss", "--set", "algorithm.repeat_times=1")
+    result = invoke("config", "show", *words)
+    assert result.exit_code == ExitCode.USAGE
+    assert "E1801" in result.output and "no effective loss" in result.output and "loss =" not in result.output
+
+
+def test_every_stage_has_its_loss(tmp_path: Path) -> None:
+    stages = "stages:\n- {stage_name: a}\n- {stage_name: b, algorithm: {kl_loss_fn: none}}\n"
+    (tmp_path / "run.yaml").write_text(MINIMAL + stages)
+    text = invoke("config", "show", "--config", str(tmp_path / "run.yaml"), "--effective-loss").output
+    assert "stage a, algorithm grpo\nloss = P + 0.001 K\n" in text
+    assert "stage b, algorithm grpo\nloss = P\n" in text
+
+
+@pytest.mark.parametrize(
+    "words", [("algorithms",), ("algorithms", "gspo"), ("config", "show", "--effective-loss", "--config", "run.yaml")]
+)
+def test_no_torch_and_little_time(tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "run.yaml").write_text(MINIMAL)
+    code = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))\n"
+        f"sys.argv = ['trinity', *{words!r}]\n"
+        "from trinity.cli import main; main()"
+    )
+    seconds = []
+    for _ in range(2):
+        begin = resource.getrusage(resource.RUSAGE_CHILDREN)
+        result = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        end = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime)
+        assert result.stderr.strip() == "False" and "loss" in result.stdout
+    # Reading and checking a file takes as long as `config show` does without the option.
+    if words[0] == "algorithms":
+        assert min(seconds) <= SECONDS, seconds

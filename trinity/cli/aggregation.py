@@ -1,0 +1,18 @@
+"""How token losses become one number, in words."""
+
+from __future__ import annotations
+
+_WORDS = {
+    "token-mean": "mean over the mini-batch's tokens of",
+    "token-sum": "sum over the mini-batch's tokens of",
+    "seq-mean-token-sum": "mean over the mini-batch's responses of their sums over the tokens of",
+    "seq-mean-token-mean": "mean over the mini-batch's responses of their means over the tokens of",
+    "seq-mean-token-sum-norm": "sum over the mini-batch's tokens, divided by {divisor}, of",
+}
+
+
+def aggregation(mode: str, divisor: str = "the longest response allowed", *, is_verl: bool = False) -> str:
+    """Return the words for a `loss_agg_mode`; veRL's convention divides the normed sum by the responses as well."""
+    if mode == "seq-mean-token-sum-norm" and is_verl:
+        return f"mean over the mini-batch's responses of their sums over the tokens, divided by {divisor}, of"
+    return _WORDS[mode].format(divisor=divisor)

@@ -1,0 +1,114 @@
+"""What an algorithm is made of, from the torch-free tables of contents: functions, merged defaults, formulas."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trinity.algorithm import (
+    ADVANTAGE_CONTENTS,
+    ALGORITHM_CONTENTS,
+    ENTROPY_LOSS_CONTENTS,
+    KL_CONTENTS,
+    POLICY_LOSS_CONTENTS,
+    SAMPLE_STRATEGY_CONTENTS,
+)
+from trinity.utils.formula import in_numbers, in_symbols
+from trinity.utils.registry import Entry
+
+REGISTRIES: dict[str, tuple[str, Mapping[str, Entry]]] = {
+    "advantage_fn": ("advantage_fn", ADVANTAGE_CONTENTS),
+    "policy_loss_fn": ("policy_loss_fn", POLICY_LOSS_CONTENTS),
+    "kl_loss_fn": ("kl_fn", KL_CONTENTS),
+    "kl_penalty_fn": ("kl_fn", KL_CONTENTS),
+    "entropy_loss_fn": ("entropy_loss_fn", ENTROPY_LOSS_CONTENTS),
+    "sample_strategy": ("sample_strategy", SAMPLE_STRATEGY_CONTENTS),
+}
+
+
+@dataclass(frozen=True)
+class Component:
+    """A function of an algorithm.
+
+    Attributes:
+        role: key under `algorithm`, such as `kl_loss_fn`.
+        name: its name; `none` where the algorithm has no such function.
+        entry: its line in the table of contents; None for a plugin and for `none` of an advantage.
+        args: all arguments, defaults merged.
+    """
+
+    role: str
+    name: str
+    entry: Entry | None
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_none(self) -> bool:
+        """Whether the algorithm has no such function."""
+        return self.name == "none"
+
+    @property
+    def symbols(self) -> list[str]:
+        """The lines of the formula with names of arguments."""
+        return in_symbols(self.entry.formula) if self.entry is not None else []
+
+    @property
+    def numbers(self) -> list[str]:
+        """The lines of the formula with the values of `args`."""
+        return in_numbers(self.entry.formula, self.args) if self.entry is not None else []
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The tensors that it reads."""
+        return self.entry.needs if self.entry is not None else frozenset()
+
+    @property
+    def is_verl(self) -> bool:
+        """Whether a policy loss aggregates by veRL's convention."""
+        return self.entry is not None and ":Verl" in self.entry.path
+
+    @property
+    def sources(self) -> list[str]:
+        """Where it comes from."""
+        return [] if self.entry is None or self.is_none else sources(self.entry)
+
+
+def component(
+    algorithm: str, role: str, chosen: str | None = None, written: Mapping[str, Any] | None = None
+) -> Component:
+    """Return a function of an algorithm type: the `chosen` one, or that of the type, `written` arguments on top."""
+    known = ALGORITHM_CONTENTS[algorithm].args if algorithm in ALGORITHM_CONTENTS else {}
+    name = chosen if chosen is not None else known.get(role) or "none"
+    entry = REGISTRIES[role][1].get(name)
+    args = dict(entry.args) if entry is not None else {}
+    if known.get(role) == name:
+        args |= known.get(f"{role}_args") or {}
+    return Component(role, name, entry, args | dict(written or {}))
+
+
+def components(algorithm: str) -> dict[str, Component]:
+    """Return all functions of an algorithm type with their defaults, by role."""
+    return {role: component(algorithm, role) for role in REGISTRIES}
+
+
+def missing(algorithm: str, parts: Mapping[str, Component]) -> list[str]:
+    """Return what this version cannot train with: the type, or a function of it; plugins are taken for available."""
+    from trinity.common.config.available import LATER_NAMES, is_served
+
+    names = [("algorithm_type", algorithm), *((REGISTRIES[role][0], part.name) for role, part in parts.items())]
+    contents = dict(REGISTRIES.values()) | {"algorithm_type": ALGORITHM_CONTENTS}
+    found = []
+    for registry, name in names:
+        is_built_in = name in contents[registry]
+        is_later = not is_served(registry, name) if is_built_in else name in LATER_NAMES.get(registry, ())
+        if is_later:
+            found.append(f"{registry} {name}")
+    return list(dict.fromkeys(found))
+
+
+def sources(entry: Entry) -> list[str]:
+    """Return the works that an entry names."""
+    found = re.findall(r"arXiv:\d{4}\.\d{4,5}(?:, eq\. [\d, and]*\d)?", entry.doc)
+    return [*found, *([entry.source] if entry.source else [])]

@@ -1,0 +1,159 @@
+"""Advantages that the trainer computes from the token rewards of a whole training batch.
+
+Dimension key: B = rows (experiences), T = longest response.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from trinity.algorithm import ADVANTAGE_FN, KL_FN, AdvantageFn, KLFn
+from trinity.common.config import Config
+from trinity.common.errors import ConfigError, DataError
+from trinity.trainer.batch import TrainBatch
+from trinity.trainer.metrics import spread_metrics
+
+_VARIABLE = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+
+
+class BatchAdvantage:
+    """Token rewards, the KL penalty in them, and the advantage function, over a whole training batch.
+
+    Args:
+        function: called with the tensors that it names; see `TokenAdvantage`.
+        kl: divergence from the reference that lowers the rewards.
+        group_size: rollouts of a task, to count the groups that lack some.
+    """
+
+    def __init__(self, function: AdvantageFn, kl: KLFn, *, group_size: int) -> None:
+        self.function = function
+        self.kl = kl
+        self.group_size = group_size
+        parameters = [p for p in inspect.signature(_call_of(function)).parameters.values() if p.kind not in _VARIABLE]
+        self.names = {p.name for p in parameters}
+        self.required = {p.name for p in parameters if p.default is inspect.Parameter.empty}
+
+    @property
+    def with_kl(self) -> bool:
+        """Whether a nonzero coefficient lowers the rewards by a divergence from the reference."""
+        return type(self.kl).__name__ != "NoneKLFn" and (self.kl.kl_coef != 0 or self.kl.adaptive)
+
+    def __call__(self, batch: TrainBatch, groups: Sequence[str]) -> tuple[TrainBatch, dict[str, float]]:
+        """Return the batch with `advantages` and `returns`, and metrics; move an adaptive coefficient.
+
+        Args:
+            batch: rows with rewards, and with `old_logprob` and `ref_logprob` where there is a penalty.
+            groups: name of the task of each row.
+
+        Raises:
+            DataError: a row has no reward (E4601), or the function needs a tensor that the rows do not hold (E4604).
+        """
+        mask = reward_mask(batch.action_mask, batch.lengths - batch.prompt_lengths)
+        rewards = token_rewards(batch, mask)
+        metrics: dict[str, float] = {}
+        if self.with_kl:
+            rewards, metrics = self._penalised(rewards, batch)
+        known: dict[str, Any] = batch.columns | batch.values | {"action_mask": mask, "uid": list(groups)}
+        known |= {"token_level_rewards": rewards, "response_mask": mask}
+        missing = sorted(self.required - known.keys())
+        if missing:
+            raise DataError(
+                f"the advantage function {type(self.function).__name__} needs {', '.join(missing)}, which the "
+                "experiences do not hold; choose another algorithm.advantage_fn, or a workflow that sets them",
+                code="E4604",
+            )
+        given = {name: known[name] for name in self.names & known.keys()}
+        advantages, returns, values = _call_of(self.function)(**given)
+        if "uid" in self.names:
+            sizes = Counter(groups)
+            metrics["critic/incomplete_groups"] = float(sum(size < self.group_size for size in sizes.values()))
+        metrics |= {f"critic/{name}": float(value) for name, value in values.items()}
+        counted = batch.action_mask
+        return batch.with_columns(advantages=advantages * counted, returns=returns * counted), metrics
+
+    def _penalised(self, rewards: Tensor, batch: TrainBatch) -> tuple[Tensor, dict[str, float]]:
+        missing = sorted({"old_logprob", "ref_logprob"} - batch.columns.keys())
+        if missing:
+            raise DataError(
+                f"algorithm.kl_penalty_fn needs {', '.join(missing)}, which the experiences do not hold; set "
+                "algorithm.bypass_old_logprobs: false, or kl_penalty_fn: none",
+                code="E4604",
+            )
+        lowered, values = self.kl.apply_kl_penalty_to_reward(
+            rewards,
+            old_logprob=batch.columns["old_logprob"],
+            ref_logprob=batch.columns["ref_logprob"],
+            action_mask=batch.action_mask,
+        )
+        metrics = {"actor/reward_kl_penalty": values["kl"], "actor/reward_kl_penalty_coeff": values["kl_coef"]}
+        # A row without counted tokens holds its reward outside the mask: nothing is taken from it.
+        result = torch.where(batch.action_mask, lowered, rewards)
+        return result, metrics | spread_metrics("critic/rewards", result.sum(-1))
+
+
+def _call_of(function: AdvantageFn) -> Any:
+    return function.__call__
+
+
+def reward_mask(action_mask: Bool[Tensor, "B T"], lengths: Tensor) -> Bool[Tensor, "B T"]:
+    """Return `action_mask`, with the last token of a row that has no counted one.
+
+    Such a row is not trained on, but its reward counts in the baseline of its task as it does in the pipeline.
+    """
+    last = torch.zeros_like(action_mask)
+    last[torch.arange(len(last)), lengths.clamp(min=1) - 1] = True
+    return action_mask | (last & ~action_mask.any(-1, keepdim=True))
+
+
+def token_rewards(batch: TrainBatch, mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Return the rewards of the tokens: those that the workflow set, else the row's reward on its last counted token.
+
+    Raises:
+        DataError: a row has no reward (E4601).
+    """
+    if "token_level_reward" in batch.columns:
+        return batch.columns["token_level_reward"] * mask
+    missing = torch.nonzero(~torch.isfinite(batch.rewards)).flatten().tolist()
+    if missing:
+        raise DataError(
+            f"experience {batch.uids[missing[0]]}: the advantage needs a reward, got {batch.rewards[missing[0]]:g}; "
+            f"{len(missing)} of {len(batch)} experiences have none",
+            code="E4601",
+        )
+    places = torch.arange(mask.shape[1]).expand_as(mask)
+    last = places.masked_fill(~mask, -1).max(-1, keepdim=True).values
+    return torch.zeros(mask.shape).scatter(1, last, batch.rewards.unsqueeze(-1))
+
+
+def batch_advantage_of(config: Config) -> BatchAdvantage | None:
+    """Return what computes the advantages in the trainer; None if the pipeline does, or nothing.
+
+    Raises:
+        ConfigError: arguments that a function does not take (E1302), or a penalty that nothing would read (E1831).
+    """
+    algorithm = config.algorithm
+    penalty = algorithm.kl_penalty_fn or "none"
+    function = ADVANTAGE_FN.get(algorithm.advantage_fn)
+    if function is None or not function.compute_in_trainer():
+        if penalty != "none":
+            raise ConfigError(
+                f"algorithm.kl_penalty_fn {penalty} has no effect: the advantage {algorithm.advantage_fn} is computed "
+                "before the trainer knows log-probabilities; use kl_loss_fn",
+                code="E1831",
+            )
+        return None
+    taskset = config.buffer.explorer_input.taskset
+    repeat = (taskset.repeat_times if taskset is not None else None) or algorithm.repeat_times or 1
+    try:
+        made = function(**algorithm.advantage_fn_args or {})
+        kl = KL_FN.get(penalty)(**algorithm.kl_penalty_fn_args or {})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"algorithm.advantage_fn_args or kl_penalty_fn_args: {error}", code="E1302") from error
+    return BatchAdvantage(made, kl, group_size=repeat)
