@@ -156,10 +156,10 @@ class FastDecoder:
         return frozenset({"lm_head.weight"}) if self.is_tied else frozenset()
 
     def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        if x.dtype == torch.float32:
-            return functional.rms_norm(x, weight.shape, weight, self.eps)
+        # In float32 step by step as the trainer does it: a fused kernel rounds otherwise.
         wide = x.float()
-        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype) * weight
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return normed.to(x.dtype) * weight
 
     def _qkv(self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries [..., Q, D], keys and values [..., H, D], rotated; `cos` and `sin` are [..., 1, D]."""
@@ -170,7 +170,7 @@ class FastDecoder:
             queries, keys = rotated.split((self.num_query_heads, self.num_kv_heads), dim=-2)
             queries = self._rms_norm(queries, layer.query_norm)
             rotated = torch.cat((queries, self._rms_norm(keys, layer.key_norm)), dim=-2)
-        rotated = rotated * cos + rotated.roll(self.head_size // 2, -1) * sin
+        rotated = torch.addcmul(rotated * cos, rotated.roll(self.head_size // 2, -1), sin)
         queries, keys = rotated.split((self.num_query_heads, self.num_kv_heads), dim=-2)
         return queries, keys, values
 
@@ -193,10 +193,12 @@ class FastDecoder:
             if keep:
                 kept.keys.append(keys.to(self.cache_dtype))
                 kept.values.append(values.to(self.cache_dtype))
+            queries = self._scaled(queries)
             if self.device.type == "cpu":
-                queries, keys, values = (t.to(self.cache_dtype) for t in (queries, keys, values))
+                keys, values = keys.to(self.cache_dtype), values.to(self.cache_dtype)
+            is_grouped = self.num_query_heads != self.num_kv_heads
             attended = functional.scaled_dot_product_attention(
-                queries, keys, values, is_causal=length > 1, enable_gqa=self.num_query_heads != self.num_kv_heads
+                queries, keys, values, is_causal=length > 1, enable_gqa=is_grouped, scale=1.0
             )
             attended = attended.to(self.dtype).transpose(1, 2).reshape(groups, length, -1)
             hidden = self._after_attention(layer, hidden, attended)
@@ -223,18 +225,28 @@ class FastDecoder:
             cache.values[index][rows, :, positions] = values.to(self.cache_dtype)
             past_keys = cache.keys[index][: len(tokens), :, :width]
             past_values = cache.values[index][: len(tokens), :, :width]
-            attended = self._attend(queries.to(self.cache_dtype), past_keys, past_values, bias)
+            attended = self._attend(self._scaled(queries), past_keys, past_values, bias)
             hidden = self._after_attention(layer, hidden, attended.to(self.dtype))
         return self._logits(hidden)
+
+    def _scaled(self, queries: Tensor) -> Tensor:
+        """Return the queries over the root of the head size, as the cache's number type.
+
+        Float32 is scaled before it is widened, as in the trainer.
+        """
+        scale = self.head_size**-0.5
+        if self.dtype == torch.float32:
+            return (queries * scale).to(self.cache_dtype)
+        return queries.to(self.cache_dtype) * scale
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
         """Return [B, Q D]: attention of one query a row, the query heads of a key head as rows of one product."""
         batch = len(queries)
         grouped = queries.view(batch, self.num_kv_heads, -1, self.head_size)
         if self.device.type == "cuda":
-            attended = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=bias)
+            attended = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=bias, scale=1.0)
             return attended.reshape(batch, -1)
-        scores = torch.matmul(grouped * self.head_size**-0.5, keys.transpose(-1, -2))
+        scores = torch.matmul(grouped, keys.transpose(-1, -2))
         weights = torch.softmax(scores.add_(bias), dim=-1)
         return torch.matmul(weights, values).view(batch, -1)
 
