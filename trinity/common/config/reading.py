@@ -181,8 +181,8 @@ def _check_depth(text: str, file: str) -> None:
                         "",
                         f"nested deeper than {MAX_DEPTH} levels",
                         file=file,
-                        line=mark.line + 1,
-                        column=mark.column + 1,
+                        line=mark.line + 1 if mark else None,
+                        column=mark.column + 1 if mark else None,
                     )
                 ]
             )
@@ -262,6 +262,7 @@ class _Builder:
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self.build(child, (*path, index)) for index, child in enumerate(node.value)]
+        assert isinstance(node, yaml.ScalarNode), "YAML knows mappings, sequences and scalars"
         return _scalar(node)
 
     def _mapping(self, node: yaml.MappingNode, path: TreePath) -> dict[str, Any]:
