@@ -13,11 +13,46 @@ import os
 import resource
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trl import GRPOConfig
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def grpo_config(folder: Path, variant: str, steps: int) -> GRPOConfig:
+    """Return TRL's configuration of the work: `default`, or `best` in four micro-batches under bf16 autocast."""
+    import work
+    from trl import GRPOConfig
+
+    sequences = work.PROMPTS * work.SAMPLES
+    batch = sequences if variant == "default" else 64
+    return GRPOConfig(
+        output_dir=str(folder / "trl"),
+        use_cpu=True,
+        bf16=variant == "best",
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=sequences // batch,
+        num_generations=work.SAMPLES,
+        max_completion_length=work.NEW_TOKENS,
+        generation_kwargs={"min_new_tokens": work.NEW_TOKENS},
+        gradient_checkpointing=False,
+        loss_type="grpo",
+        beta=0.0,
+        epsilon=0.2,
+        temperature=1.0,
+        learning_rate=1e-5,
+        lr_scheduler_type="constant",
+        max_steps=steps,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        seed=0,
+    )
 
 
 def main() -> None:
@@ -33,7 +68,7 @@ def main() -> None:
     import work
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 
     torch.set_num_threads(arguments.threads)
     marks: list[tuple[float, float]] = []
@@ -50,36 +85,12 @@ def main() -> None:
     dataset = Dataset.from_list(
         [{"prompt": [{"role": "user", "content": row["question"]}], "answer": row["answer"]} for row in problems]
     )
-    sequences = work.PROMPTS * work.SAMPLES
-    batch = sequences if arguments.variant == "default" else 64
-    config = GRPOConfig(
-        output_dir=str(arguments.folder / "trl"),
-        use_cpu=True,
-        bf16=arguments.variant == "best",
-        per_device_train_batch_size=batch,
-        gradient_accumulation_steps=sequences // batch,
-        num_generations=work.SAMPLES,
-        max_completion_length=work.NEW_TOKENS,
-        generation_kwargs={"min_new_tokens": work.NEW_TOKENS},
-        gradient_checkpointing=False,
-        loss_type="grpo",
-        beta=0.0,
-        epsilon=0.2,
-        temperature=1.0,
-        learning_rate=1e-5,
-        lr_scheduler_type="constant",
-        max_steps=arguments.steps,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        seed=0,
-    )
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(arguments.folder, dtype=torch.float32),
         reward_funcs=lambda completions, answer, **_: [
             work.reward(completion[0]["content"], truth) for completion, truth in zip(completions, answer, strict=True)
         ],
-        args=config,
+        args=grpo_config(arguments.folder, arguments.variant, arguments.steps),
         train_dataset=dataset,
         processing_class=AutoTokenizer.from_pretrained(arguments.folder),
         callbacks=[Clock()],
