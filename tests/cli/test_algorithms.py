@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -34,6 +35,7 @@ ENTRIES = [(registry, name) for registry in REGISTRIES for name in registry]
 NOT_IN_FORMULAS = {
     "step_reward_key", "env_state_hash_key", "chunk_size", "loss_agg_mode", "sft_loss_agg_mode", "grpo_loss_agg_mode",
     "use_dynamic_bsz", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "ngpus_trainer", "kl_coef",
+    "train_batch_size_usual", "train_batch_size_expert",
     "rollout_is_batch_normalize", "entropy_coef", "adaptive", "target_kl", "horizon",
 }  # fmt: skip
 DATASET = "buffer.trainer_input.experience_buffer.path=data.jsonl"
@@ -41,6 +43,11 @@ DATASET = "buffer.trainer_input.experience_buffer.path=data.jsonl"
 
 def invoke(*words: str) -> Result:
     return CliRunner(env={"COLUMNS": "250", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, list(words))
+
+
+def _merged(base: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    both = {key: _merged(base[key], part[key]) for key in base.keys() & part.keys() if isinstance(part[key], dict)}
+    return base | part | both
 
 
 def losses(tmp_path: Path, *settings: str) -> dict[str, Any]:
@@ -149,14 +156,15 @@ def test_an_unknown_name_gets_the_nearest(flags: tuple[str, ...]) -> None:
 def test_the_yaml_of_an_available_type_selects_exactly_its_defaults(tmp_path: Path, name: str) -> None:
     found = facts(name)
     written, plain = tmp_path / "written.yaml", tmp_path / "plain.yaml"
-    written.write_text(f"{MINIMAL}{found['yaml']}\n")
     also = "\n".join(ALSO_NEEDED.get(name, ()))
-    plain.write_text(f"{MINIMAL}mode: {found['mode']}\nalgorithm:\n  algorithm_type: {name}\n{also}\n")
+    short = f"mode: {found['mode']}\nalgorithm:\n  algorithm_type: {name}\n{also}\n"
+    for path, text in ((written, found["yaml"]), (plain, short)):
+        path.write_text(yaml.safe_dump(_merged(yaml.safe_load(MINIMAL), yaml.safe_load(text))))
     overrides = (DATASET, "buffer.train_batch_size=4") if found["mode"] == "train" else ()
     plans = [examine(path, overrides, catalogue=BUILT_IN, schema_only=True) for path in (written, plain)]
     assert [problem.render() for _, problems in plans for problem in problems if problem.is_error] == []
-    full, short = (plan.stages[0].config.algorithm.model_dump() for plan, _ in plans)
-    assert full == short
+    full, plain_one = (plan.stages[0].config.algorithm.model_dump() for plan, _ in plans)
+    assert full == plain_one
 
 
 def test_the_effective_loss_of_grpo(tmp_path: Path) -> None:

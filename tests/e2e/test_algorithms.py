@@ -53,6 +53,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sum over tokens": {
         "algorithm_type": "gpg", "policy_loss_fn_args": {"loss_agg_mode": "token-sum"}, "kl_loss_fn": "k2",
     },
+    "mixed, with advantages of the trainer": {
+        "algorithm_type": "mix_chord", "advantage_fn": "rloo", "sample_strategy_args": {"expert_data_ratio": 0.2},
+        "policy_loss_fn_args": {"mu_warmup_steps": 2, "mu_decay_steps": 2, "mu_peak": 0.5},
+        "entropy_loss_fn_args": {"entropy_coef": 0.01},
+    },
 }  # fmt: skip
 
 
@@ -88,6 +93,11 @@ def make_run(folder: Path, algorithm: dict[str, Any]) -> TinyRun:
     )
     if algorithm["algorithm_type"] == "raft":
         run.change(data_processor__experience_pipeline={"operators": FILTER})
+    if algorithm["algorithm_type"] in ("mix", "mix_chord"):
+        run.write_rows([{"question": f"{a}+1=", "answer": str(a + 1)} for a in range(11)], "expert.jsonl")
+        form = {"prompt_key": "question", "response_key": "answer"}
+        expert = {"path": str(folder / "expert.jsonl"), "format": form}
+        run.change(buffer__trainer_input__auxiliary_buffers={"sft_dataset": expert})
     return run
 
 

@@ -6,6 +6,7 @@ Dimension key: B = responses, T = response positions.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -35,6 +36,14 @@ class EntropyLossFn(ABC):
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
         """Return the coefficient times the aggregated entropy (nats), and metrics."""
 
+    def rows(self, values: Mapping[str, Tensor]) -> Bool[Tensor, "B"] | None:
+        """Return true for the rows that the term is over, None for all of them.
+
+        Args:
+            values: tensors of the rows, by the names that `__call__` uses.
+        """
+        return None
+
     @classmethod
     def default_args(cls) -> dict[str, Any]:
         """Return the constructor's arguments and defaults."""
@@ -58,6 +67,10 @@ class DefaultEntropyLossFn(EntropyLossFn):
 
 class MixEntropyLossFn(EntropyLossFn):
     """As `default`, over the rows that the policy wrote itself: expert data say nothing about its entropy."""
+
+    def rows(self, values: Mapping[str, Tensor]) -> Bool[Tensor, "B"] | None:
+        """Return true for the rows that are no expert data."""
+        return ~values["expert_mask"]
 
     def __call__(  # type: ignore[override]
         self,

@@ -28,6 +28,7 @@ class BufferSource:
         self.timeout_s = timeout_s
         self.is_closed = False
         self._is_complete = True
+        self._claimed: set[str] = set()
 
     async def read(self, num_experiences: int, *, trained_version: int) -> list[Experience]:
         """Claim the next experiences; fewer where no more can come before newer weights, none at the end.
@@ -44,11 +45,19 @@ class BufferSource:
         )
         self.is_closed = batch.is_closed
         self._is_complete = batch.is_complete
+        self._claimed.update(exp.eid.uid for exp in batch.experiences)
         return batch.experiences
 
+    async def drop(self, uids: list[str], *, reason: str) -> None:
+        """Record claimed rows as dropped in the step under way; a resume before it reads them again."""
+        await asyncio.to_thread(self.store.drop, self.token, uids, reason)
+        self._claimed.difference_update(uids)
+
     async def commit(self, step: int, uids: list[str]) -> None:
-        """Record that training step `step` used the claimed rows `uids`."""
-        await asyncio.to_thread(self.store.commit_step, self.token, step, uids)
+        """Record that training step `step` used those of the rows `uids` that came from here."""
+        own = [uid for uid in uids if uid in self._claimed]
+        await asyncio.to_thread(self.store.commit_step, self.token, step, own)
+        self._claimed.difference_update(own)
 
     async def prune(self, up_to_step: int) -> None:
         """Drop payloads of rows that no retained checkpoint can ask for again."""
@@ -82,6 +91,9 @@ class DatasetSource:
         experiences = await asyncio.to_thread(self.reader.read, num_experiences)
         self.is_closed = not experiences
         return experiences
+
+    async def drop(self, uids: list[str], *, reason: str) -> None:
+        """Nothing to record: the cursor has passed them."""
 
     async def commit(self, step: int, uids: list[str]) -> None:
         """Nothing to record: the checkpoint holds the cursor."""

@@ -17,7 +17,6 @@ from trinity.common.config.tree import dotted
 DATA = Path(__file__).parent / "data"
 GUIDE = {
     "algorithm.advantage_fn",
-    "buffer.trainer_input.auxiliary_buffers",
     "cluster.gpu_per_node",
     "data_processor.experience_pipeline.operators[0].name",
     "data_processor.experience_pipeline.operators[1].name",
@@ -113,11 +112,8 @@ LATER = {
     "algorithm.algorithm_type=on_policy_distill": "algorithm.algorithm_type",
     "algorithm.algorithm_type=gigpo": "algorithm.algorithm_type",
     "algorithm.algorithm_type=dpo": "algorithm.algorithm_type",
-    "algorithm.algorithm_type=mix": "algorithm.algorithm_type",
     "algorithm.advantage_fn=ppo": "algorithm.advantage_fn",
     "mode=bench": "mode",
-    "algorithm.policy_loss_fn=mix_chord": "algorithm.policy_loss_fn",
-    "algorithm.sample_strategy=mix": "algorithm.sample_strategy",
     "model.lora_configs=[{}]": "model.lora_configs",
     "model.rope_scaling={a: 1}": "model.rope_scaling.a",
     "model.tinker.enable=true": "model.tinker.enable",
@@ -135,7 +131,6 @@ LATER = {
     "explorer.auxiliary_models=[{model_path: m}]": "explorer.auxiliary_models",
     "synchronizer.sync_style=dynamic_by_explorer": "synchronizer.sync_style",
     "buffer.explorer_input.tasksets=[{name: b, path: c}]": "buffer.explorer_input.tasksets",
-    "buffer.trainer_input.auxiliary_buffers={a: {name: a, path: c}}": "buffer.trainer_input.auxiliary_buffers",
     "service.data_juicer.auto_start=true": "service.data_juicer",
     "monitor.enable_ray_timeline=true": "monitor.enable_ray_timeline",
     "synchronizer.sync_style=explorer_driven": "synchronizer.sync_style",

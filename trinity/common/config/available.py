@@ -59,6 +59,7 @@ LATER_NAMES: dict[str, tuple[str, ...]] = {
 # Of a registry listed here, the trainer can use these built-ins; the others are there for plugins and scripts.
 SERVED_NAMES: dict[str, frozenset[str]] = {
     "algorithm_type": frozenset({
+        "mix", "mix_chord",
         "grpo", "sft", "asymre", "cispo", "clip_cov", "dapo", "dr_grpo", "geo_mean", "gpg", "grpo_passk", "grpo_verl",
         "gspo", "kl_cov", "opmd", "opo", "raft", "rec", "reinforce_plus_plus_baseline", "reinforceplusplus", "rloo",
         "sapo", "sppo", "topr",
@@ -72,11 +73,12 @@ SERVED_NAMES: dict[str, frozenset[str]] = {
     "policy_loss_fn": frozenset({
         "cispo", "clip_cov", "dppo_kl", "dppo_tv", "geo_mean", "gpg", "gspo", "importance_sampling", "kl_cov", "opmd",
         "ppo", "rec", "sapo", "sft", "sft_is", "sft_phi", "sppo", "topr", "verl_cispo", "verl_clip_cov",
+        "mix", "mix_chord",
         "verl_dppo_kl", "verl_dppo_tv", "verl_geo_mean", "verl_gpg", "verl_gspo", "verl_kl_cov", "verl_sapo",
         "verl_vanilla",
     }),
     "kl_fn": frozenset({"none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3"}),
-    "entropy_loss_fn": frozenset({"default", "none"}),
+    "entropy_loss_fn": frozenset({"default", "mix", "none"}),
 }  # fmt: skip
 
 WITH_CRITIC = {("advantage_fn", "ppo"), ("algorithm_type", "ppo")}
@@ -116,6 +118,11 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "buffer.trainer_input.experience_buffer.capacity": (),
     "buffer.trainer_input.experience_buffer.max_retry_times": (),
     "buffer.trainer_input.experience_buffer.max_retry_interval": (),
+    "buffer.trainer_input.auxiliary_buffers.*.storage_type": ("file",),
+    "buffer.trainer_input.auxiliary_buffers.*.replay_buffer.enable": (False,),
+    "buffer.trainer_input.auxiliary_buffers.*.capacity": (),
+    "buffer.trainer_input.auxiliary_buffers.*.max_retry_times": (),
+    "buffer.trainer_input.auxiliary_buffers.*.max_retry_interval": (),
     "explorer.runner_prepare_concurrency": (),
     "explorer.runner_prepare_max_retries": (),
     "explorer.max_repeat_times_per_runner": (None,),
@@ -157,7 +164,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
 SECTIONS = (
     "model.lora_configs",
     "buffer.explorer_input.tasksets",
-    "buffer.trainer_input.auxiliary_buffers",
     "explorer.auxiliary_models",
     "service.data_juicer",
     "data_processor.task_pipeline",

@@ -33,6 +33,7 @@ from trinity.common.config.rules.cluster import (
     resolve_synchronizer,
 )
 from trinity.common.config.rules.lengths import hand_down, resolve_lengths
+from trinity.common.config.rules.mixture import check_sampling, resolve_auxiliary_buffers
 from trinity.common.config.rules.names import check_model_paths, derive_names
 from trinity.common.config.rules.training import check_derived_keys, resolve_trainer
 from trinity.common.config.schema_index import variants
@@ -164,6 +165,8 @@ RULES = (
     resolve_evaluation,
     resolve_trainer,
     resolve_experience_buffer,
+    resolve_auxiliary_buffers,
+    check_sampling,
     resolve_cluster,
     check_unique_names,
     check_micro_batches,

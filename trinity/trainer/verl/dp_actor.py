@@ -14,7 +14,7 @@ from trinity.common.errors import NumericError
 from trinity.trainer.batch import TrainBatch, micro_batches, mini_batches
 from trinity.trainer.verl.attention import computing
 from trinity.trainer.verl.decoder import Decoder
-from trinity.trainer.verl.loss import LossFn, Metrics, Share, spread_to_rows
+from trinity.trainer.verl.loss import LossFn, Metrics, Shares, spread_to_rows
 from trinity.trainer.verl.optim import Schedule, gradient_norm, scale_gradients
 from trinity.trainer.verl.scorer import ActorSettings, Scorer
 from trinity.utils.log import get_logger
@@ -105,17 +105,8 @@ class DataParallelPPOActor:
         settings = self.settings
         for rows in micro_batches(mini, kept, max_tokens=settings.max_tokens, max_rows=settings.max_rows):
             micro = mini.select(rows)
-            share = Share(
-                tokens=micro.num_action_tokens,
-                rows=len(micro),
-                counted_rows=_num_counted(micro),
-                width=micro.action_mask.shape[1],
-                all_tokens=mini.num_action_tokens,
-                all_rows=len(mini),
-                all_counted_rows=_num_counted(mini),
-                normalizer=settings.normalizer,
-            )
-            self._micro_step(micro, share, metrics, difference)
+            shares = self.loss_fn.shares(micro, mini, normalizer=settings.normalizer)
+            self._micro_step(micro, shares, metrics, difference)
 
     def _rows_with_signal(self, mini: TrainBatch) -> list[int]:
         """Return the rows whose forward pass can change the gradient; the others still count in every mean."""
@@ -134,7 +125,7 @@ class DataParallelPPOActor:
             return mini  # the loss says what is missing
         return mini.with_columns(selected=select(**tensors))
 
-    def _micro_step(self, micro: TrainBatch, share: Share, metrics: Metrics, difference: _Mismatch | None) -> None:
+    def _micro_step(self, micro: TrainBatch, shares: Shares, metrics: Metrics, difference: _Mismatch | None) -> None:
         packed = self.scorer.pack(micro)
         with computing(packed):
             scored, entropy = self.scorer.score(packed, with_entropy=self.loss_fn.with_entropy)
@@ -143,7 +134,7 @@ class DataParallelPPOActor:
             tensors = {"action_mask": micro.action_mask} | micro.columns | micro.values
             tensors = {name: value.to(self.device) for name, value in tensors.items()}
             spread_entropy = spread_to_rows(entropy, packed.targets, **size)
-            loss, values = self.loss_fn(logprob, spread_entropy, tensors, share)
+            loss, values = self.loss_fn(logprob, spread_entropy, tensors, shares)
             loss.backward()
         if difference is not None:
             difference.add(micro, logprob.detach())
@@ -183,10 +174,6 @@ class DataParallelPPOActor:
                 "algorithm.optimizer.lr or trainer.grad_clip, or look at rewards and log-probabilities",
                 code="E6001",
             )
-
-
-def _num_counted(batch: TrainBatch) -> int:
-    return int(batch.action_mask.any(1).sum())
 
 
 def _mixed(seed: int, step: int, epoch: int) -> int:

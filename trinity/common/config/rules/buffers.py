@@ -9,7 +9,9 @@ from typing import Any
 from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.config.draft import Draft, path_of
 from trinity.common.config.rules.algorithm import DATASET_ALGORITHMS, check_name
+from trinity.common.config.rules.formats import resolve_format
 from trinity.common.config.rules.lengths import tasksets
+from trinity.common.config.rules.mixture import AUXILIARY
 
 TASKSET = "buffer.explorer_input.taskset"
 OUTPUT = "buffer.trainer_input.experience_buffer"
@@ -48,7 +50,7 @@ def _resolve_taskset(draft: Draft, key: str, index: int) -> None:
         draft.problem("E1827", f"{key}.path", f"`{key}.path` is missing", suggestion="write where the tasks are")
     _resolve_repeats(draft, key, is_eval=is_eval)
     _resolve_workflow(draft, key, is_eval=is_eval)
-    _resolve_format(draft, f"{key}.format")
+    resolve_format(draft, f"{key}.format")
     if draft.is_given(f"{key}.task_selector"):
         draft.problem(
             "W1301",
@@ -117,18 +119,6 @@ def _home(draft: Draft, key: str, name: str, sources: list[str]) -> str:
     return f"{key}.{name}"
 
 
-def _resolve_format(draft: Draft, key: str) -> None:
-    """Fill the form of the rows from the columns that are named; if that is open, the reader looks at the rows."""
-    if draft.get(f"{key}.prompt_type") is not None:
-        return
-    has_messages = draft.is_given(f"{key}.messages_key")
-    has_text = draft.is_given(f"{key}.prompt_key") or draft.is_given(f"{key}.response_key")
-    if has_messages and not has_text:
-        draft.derive(f"{key}.prompt_type", "messages", "messages_key is given")
-    elif has_text and not has_messages:
-        draft.derive(f"{key}.prompt_type", "plaintext", "prompt_key or response_key is given")
-
-
 def resolve_experience_buffer(draft: Draft) -> None:
     """Fill storage type and place of the experience buffer, and check that the mode can use it."""
     algorithm = draft.get("algorithm.algorithm_type")
@@ -152,7 +142,7 @@ def resolve_experience_buffer(draft: Draft) -> None:
         )
     _check_storage(draft, draft.get(f"{OUTPUT}.storage_type"), trains_on_data=trains_on_data)
     _resolve_place(draft, draft.get(f"{OUTPUT}.storage_type"))
-    _resolve_format(draft, f"{OUTPUT}.format")
+    resolve_format(draft, f"{OUTPUT}.format")
     selector = f"{OUTPUT}.data_selector.selector_type"
     check_name(draft, selector, "selector", draft.get(selector))
     for name, value, reason in (
@@ -269,6 +259,7 @@ def check_unique_names(draft: Draft) -> None:
         keys += [f"{key}.name" for key in tasksets(draft)]
     if draft.get(OUTPUT):
         keys.append(f"{OUTPUT}.name")
+    keys += [f"{AUXILIARY}.{name}.name" for name in draft.get(AUXILIARY) if draft.is_given(f"{AUXILIARY}.{name}.name")]
     seen: dict[str, str] = {}
     for key in keys:
         name = draft.get(key)
