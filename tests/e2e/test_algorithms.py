@@ -5,6 +5,7 @@ The runs are in this process: a process of its own costs more than the run.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,15 @@ class ShareOfDigits(RewardFn):
     def __call__(self, response, prompt=None, truth=None, **kwargs):
         return {"digits": sum(character.isdigit() for character in response) / max(len(response), 1)}
 '''
+EXPERT = """
+sft_dataset:
+  name: sft_dataset
+  storage_type: file
+  path: ${oc.env:TRINITY_SFT_DATASET_PATH}
+  format:
+    prompt_key: 'question'
+    response_key: 'answer'
+"""
 STEPS = 3
 TYPES = sorted(n for n in SERVED_NAMES["algorithm_type"] if ALGORITHM_TYPE.get(n).schema == "experience")
 ACTOR = {"ppo_micro_batch_size_per_gpu": 2, "fsdp_config": {"dtype": "float32"}}
@@ -69,6 +79,13 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
+def _demonstrations(plugins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = plugins / "expert.jsonl"
+    path.write_text("".join(json.dumps({"question": f"{a}+1=", "answer": str(a + 1)}) + "\n" for a in range(11)))
+    monkeypatch.setenv("TRINITY_SFT_DATASET_PATH", str(path))
+
+
+@pytest.fixture(autouse=True)
 def _process_as_before() -> Iterator[None]:
     threads = torch.get_num_threads()
     yield
@@ -94,10 +111,7 @@ def make_run(folder: Path, algorithm: dict[str, Any]) -> TinyRun:
     if algorithm["algorithm_type"] == "raft":
         run.change(data_processor__experience_pipeline={"operators": FILTER})
     if algorithm["algorithm_type"] in ("mix", "mix_chord"):
-        run.write_rows([{"question": f"{a}+1=", "answer": str(a + 1)} for a in range(11)], "expert.jsonl")
-        form = {"prompt_key": "question", "response_key": "answer"}
-        expert = {"path": str(folder / "expert.jsonl"), "format": form}
-        run.change(buffer__trainer_input__auxiliary_buffers={"sft_dataset": expert})
+        run.change(buffer__trainer_input__auxiliary_buffers=yaml.safe_load(EXPERT))
     return run
 
 
@@ -143,3 +157,20 @@ def test_variant_learns_and_continues(tmp_path: Path, plugins: Path, algorithm: 
         assert lines[0]["actor/reward_kl_penalty"] == pytest.approx(0.0, abs=1e-5)
         assert len({line["actor/reward_kl_penalty_coeff"] for line in lines}) == STEPS, "the coefficient moves"
         assert lines[2]["critic/rewards/mean"] != lines[2]["critic/score/mean"]
+
+
+def test_old_rows_are_dropped_in_every_process_alike(tmp_path: Path, plugins: Path) -> None:
+    algorithm = {"algorithm_type": "grpo", "kl_loss_fn": "none", "sample_strategy": "staleness_control",
+                 "sample_strategy_args": {"max_staleness": 0}}  # fmt: skip
+    whole, parts = (make_run(tmp_path / name, algorithm) for name in ("whole", "parts"))
+    for run in (whole, parts):
+        run.change(synchronizer__sync_interval=2)
+    finish(whole, plugins)
+    finish(parts, plugins, steps=STEPS - 1)
+    finish(parts, plugins)
+    lines = whole.lines("trainer")
+    # Two explore steps are served by the same weights: in the second training step those rows are one step old.
+    assert [line["sample/stale_count"] for line in lines] == [0.0, 8.0, 0.0]
+    assert [line["sample/experience_count"] for line in lines] == [8.0, 0.0, 8.0]
+    assert final_weights(parts, STEPS) == final_weights(whole, STEPS)
+    assert comparable_metrics(parts.job) == comparable_metrics(whole.job)

@@ -9,6 +9,9 @@ from trinity.algorithm.sample_strategy.default import NUM_SHOWN, shown_rows, ver
 from trinity.algorithm.sample_strategy.sample_strategy import ExperienceSource, SampleStrategy
 from trinity.common.errors import StarvedError
 from trinity.common.experience import Experience
+from trinity.utils.log import get_logger
+
+logger = get_logger("trainer")
 
 STALE = "stale"
 
@@ -57,6 +60,11 @@ class StalenessControlStrategy(SampleStrategy):
             kept += [exp for exp in exps if exp.eid.uid not in set(stale)]
             if len(exps) < asked:
                 break
+        if num_stale and not kept:
+            logger.warning(
+                "training step %d: all %d experiences that came are more than %g training steps old and were dropped",
+                step, num_stale, self.max_staleness,
+            )  # fmt: skip
         metrics = {"time/read_experience": time.perf_counter() - start, "sample/stale_count": float(num_stale)}
         return kept, metrics | version_metrics(kept, step), shown_rows(kept[:NUM_SHOWN])
 
