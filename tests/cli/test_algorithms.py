@@ -299,3 +299,15 @@ def test_no_torch_and_little_time(tmp_path: Path, words: tuple[str, ...]) -> Non
     # Reading and checking a file takes as long as `config show` does without the option.
     if words[0] == "algorithms":
         assert min(seconds) <= SECONDS, seconds
+
+
+def test_the_effective_loss_of_a_mixture_says_how_many_rows_are_the_experts(tmp_path: Path) -> None:
+    settings = ("algorithm.algorithm_type=mix_chord", "algorithm.sample_strategy_args.expert_data_ratio=0.2",
+                "buffer.trainer_input.auxiliary_buffers.sft_dataset.path=d.jsonl",
+                "algorithm.policy_loss_fn_args.mu_peak=0.4")  # fmt: skip
+    found = losses(tmp_path, *settings)
+    assert found["batch"][:2] == [
+        "40 experiences in mini-batches of 40, 1 epoch: 1 optimizer step",
+        "of each batch, 8 are demonstrations of sft_dataset",
+    ]
+    assert any("mu rises from 0 to 0.4" in line for line in found["terms"][0]) and found["not_yet"] == []

@@ -24,6 +24,7 @@ from trinity.common.config.mixture import batch_size_for, num_expert_rows
 from trinity.common.errors import CheckpointError, ConfigError, DataError, StarvedError
 from trinity.common.experience import CustomField, Experience
 from trinity.trainer.source import BufferSource
+from trinity.trainer.verl.settings import planned_steps
 from trinity.utils import failpoints
 
 Maker = Callable[..., Config]
@@ -289,3 +290,12 @@ def test_what_cannot_be_read_ends_before_the_first_step(
         demonstrations.write_text("")
     with pytest.raises(error, match=message):
         Run(_mixed_config(make_config, demonstrations, **args)).train(lambda run: run.explore(range(1, 2)))
+
+
+def test_planned_steps_count_the_rollouts(make_config: Maker, demonstrations: Path) -> None:
+    config = _mixed_config(make_config, demonstrations, expert_data_ratio=0.25)
+    values = config.model_dump()
+    values["mode"], values["buffer"]["total_steps"], values["algorithm"]["repeat_times"] = "both", None, 3
+    # Five explore steps make 2 x 3 experiences each, and a training step takes 6 of its 8 from them.
+    assert planned_steps(Config.model_validate(values), 5) == 5
+    assert planned_steps(config, 5) == config.buffer.total_steps
