@@ -78,7 +78,7 @@ def check_unused_critic(draft: Draft) -> None:
     if draft.is_given(PATH) and draft.get(PATH) != draft.get("model.model_path"):
         draft.problem("W1813", PATH, f"`{PATH}` has no effect: this algorithm has no critic", suggestion="remove it")
     written = draft.typed["trainer"]["trainer_config"]["critic"]
-    if draft.is_own(CRITIC) and written != plain_values(CriticConfig()):
+    if draft.is_own(CRITIC) and written | {"enable": None} != plain_values(CriticConfig()):
         draft.problem("W1902", CRITIC, f"`{CRITIC}` has no effect: this algorithm has no critic")
     for key in ("trainer.critic_warmup", f"{TREE}.trainer.critic_warmup"):
         if draft.is_own(key) and draft.get(key):
