@@ -23,7 +23,7 @@ def spread_metrics(name: str, values: Tensor) -> dict[str, float]:
 
 
 def batch_metrics(batch: TrainBatch, truncated: Sequence[bool]) -> dict[str, float]:
-    """Return reward, advantage and length metrics of a batch.
+    """Return reward, advantage, value and length metrics of a batch.
 
     Args:
         batch: the rows.
@@ -39,7 +39,7 @@ def batch_metrics(batch: TrainBatch, truncated: Sequence[bool]) -> dict[str, flo
     counted = batch.action_mask
     if "expert_mask" in batch.values:
         counted = counted & ~batch.values["expert_mask"][:, None]  # an expert's rows have none
-    for name in ("advantages", "returns"):
+    for name in ("advantages", "returns", "values"):
         if name in batch.columns:
             metrics |= spread_metrics(f"critic/{name}", batch.columns[name][counted])
     return metrics
