@@ -274,6 +274,29 @@ def test_a_checkpoint_holds_what_the_last_step_left_though_the_next_batch_was_re
     run.store.close()
 
 
+def test_a_crash_goes_on_at_the_row_of_the_checkpoint(make_config: Maker, demonstrations: Path, tmp_path: Path) -> None:
+    def config(folder: str, **trainer: Any) -> Config:
+        plain = _mixed_config(make_config, demonstrations, expert_data_ratio=0.5).model_dump()
+        plain |= {"checkpoint_job_dir": str(tmp_path / folder)}
+        plain["trainer"] |= {"total_steps": 5, **trainer}
+        return Config.model_validate(plain)
+
+    whole = Run(config("whole"))
+    whole.train(lambda run: run.explore(range(1, 4)))
+    failpoints.configure("train.after_step=raise@4")
+    first = Run(config("halves", save_interval=2))
+    with pytest.raises(RuntimeError, match=r"failpoint train.after_step"):
+        first.train(lambda run: run.explore(range(1, 4)))
+    failpoints.configure("")
+    second = Run(config("halves", save_interval=2), resume=True)
+    assert second.train().step == 5
+    assert_equal_bits(final_state(whole), final_state(second))
+    assert whole.lines() == second.lines()
+    assert [line["sample/experience_count"] for line in whole.lines()] == [8.0] * 5
+    with second.store.open():
+        assert second.store.counts(BUFFER, "p/n") == {"ready": 4, "claimed": 0, "trained": 20, "dropped": {}}
+
+
 @pytest.mark.parametrize(
     ("args", "error", "message"),
     [

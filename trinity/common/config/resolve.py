@@ -25,7 +25,12 @@ from trinity.common.config.rules.batches import (
     resolve_batches,
     resolve_steps,
 )
-from trinity.common.config.rules.buffers import check_unique_names, resolve_experience_buffer, resolve_tasksets
+from trinity.common.config.rules.buffers import (
+    check_unique_names,
+    resolve_auxiliary_buffers,
+    resolve_experience_buffer,
+    resolve_tasksets,
+)
 from trinity.common.config.rules.cluster import (
     resolve_cluster,
     resolve_engine,
@@ -34,7 +39,7 @@ from trinity.common.config.rules.cluster import (
 )
 from trinity.common.config.rules.critic import check_unused_critic, resolve_critic
 from trinity.common.config.rules.lengths import hand_down, resolve_lengths
-from trinity.common.config.rules.mixture import check_sampling, resolve_auxiliary_buffers
+from trinity.common.config.rules.mixture import check_sampling
 from trinity.common.config.rules.names import check_model_paths, derive_names
 from trinity.common.config.rules.training import check_derived_keys, resolve_trainer
 from trinity.common.config.schema_index import variants

@@ -1,22 +1,17 @@
-"""Batches of rollouts and demonstrations, the datasets beside the experience buffer, and sample strategies."""
+"""Batches of rollouts and demonstrations, and what sample strategies go with."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from trinity.common.config.draft import Draft
 from trinity.common.config.mixture import DERIVED_ARGUMENTS, batch_size_for, num_expert_rows
-from trinity.common.config.nearest import nearest
-from trinity.common.config.rules.algorithm import DATASET_ALGORITHMS, check_name
-from trinity.common.config.rules.formats import resolve_format
+from trinity.common.config.rules.algorithm import DATASET_ALGORITHMS
 
-AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
 STRATEGY = "algorithm.sample_strategy"
 LOSS = "algorithm.policy_loss_fn"
 SIZE = "buffer.train_batch_size"
 ACTOR = "trainer.trainer_config.actor_rollout_ref.actor"
-_NAME = re.compile(r"[A-Za-z0-9_+-]{1,120}")
 _MIXED_LOSSES = ("mix", "mix_chord")
 _WORKERS = 1
 
@@ -46,78 +41,6 @@ def train_batch_size(draft: Draft, num_rollouts: int) -> int:
 
 def _is_built_in(draft: Draft, name: str, registry: str = "sample_strategy") -> bool:
     return draft.get(f"algorithm.{registry}") == name and name not in draft.catalogue.plugins.get(registry, ())
-
-
-def resolve_auxiliary_buffers(draft: Draft) -> None:
-    """Fill the auxiliary buffers, and check that the one that the strategy reads is there."""
-    buffers: dict[str, Any] = draft.get(AUXILIARY)
-    read = (draft.get(f"{STRATEGY}_args") or {}).get("sft_dataset_name") if expert_ratio(draft) > 0 else None
-    if read is not None and read not in buffers:
-        near = nearest(str(read), buffers)
-        wanted = f"`{STRATEGY}: mix` reads the demonstrations of `{AUXILIARY}.{read}`, which is missing"
-        draft.problem(
-            "E1843",
-            AUXILIARY,
-            f"{wanted}; there: {', '.join(buffers) or 'none'}",
-            involves=(STRATEGY, f"{STRATEGY}_args"),
-            suggestion=f"did you mean `sft_dataset_name: {near}`?"
-            if near
-            else f"write `auxiliary_buffers: {{{read}: {{path: demonstrations.jsonl}}}}`",
-        )
-    is_plugin = draft.get(STRATEGY) in draft.catalogue.plugins.get("sample_strategy", ())
-    for index, name in enumerate(buffers):
-        if not _NAME.fullmatch(name):
-            draft.problem(
-                "E1304",
-                AUXILIARY,
-                f"`{AUXILIARY}` has the name {name!r}",
-                rule="1 to 120 letters, digits, '_', '-', '+'",
-                suggestion="choose another name",
-            )
-            continue
-        _resolve_buffer(draft, name, index, is_read=name == read or is_plugin)
-
-
-def _resolve_buffer(draft: Draft, name: str, index: int, *, is_read: bool) -> None:
-    key = f"{AUXILIARY}.{name}"
-    if not is_read:
-        if draft.is_own(key):
-            draft.problem(
-                "W1902",
-                key,
-                f"`{key}` has no effect: nothing reads it",
-                suggestion="remove it, or write `algorithm_type: mix`",
-            )
-        return
-    if not draft.is_given(f"{key}.name"):
-        draft.derive(f"{key}.name", name, "its key in auxiliary_buffers")
-    if draft.get(f"{key}.storage_type") is None:
-        draft.derive(f"{key}.storage_type", "file", "an auxiliary buffer is a dataset")
-    if not draft.get(f"{key}.path"):
-        draft.problem(
-            "E1826",
-            f"{key}.path",
-            f"`{key}.path` is missing: an auxiliary buffer is a dataset",
-            suggestion="write the folder or file of the dataset",
-        )
-    if draft.is_given(f"{key}.schema_type") and draft.get(f"{key}.schema_type") != "sft":
-        draft.problem(
-            "E1816",
-            f"{key}.schema_type",
-            f"`{key}.schema_type` is always sft, got {draft.get(f'{key}.schema_type')}",
-            rule="sft",
-            suggestion="remove it",
-        )
-    resolve_format(draft, f"{key}.format")
-    selector = f"{key}.data_selector.selector_type"
-    check_name(draft, selector, "selector", draft.get(selector))
-    for part, value, reason in (
-        ("schema_type", "sft", "demonstrations are conversations to imitate"),
-        ("index", index, "place among the auxiliary buffers"),
-        ("batch_size", num_experts(draft), "expert rows of a training batch"),
-        ("tokenizer_path", draft.get("model.model_path"), "model.model_path"),
-    ):
-        draft.derive(f"{key}.{part}", value, reason)
 
 
 def check_sampling(draft: Draft) -> None:
