@@ -280,6 +280,7 @@ def _prepared(worker: ActorWorker, config: Config) -> GradientRecorder:
     actor = worker.actor
     recorder = GradientRecorder(actor.parameters)
     actor.optimizer = recorder  # type: ignore[assignment]
+    actor.quarantine = None
     recorder.move()  # away from the reference, as in the middle of a training
     actor.decoder.refresh()
     rows = len(dry_experiences(config, vocab_size=worker.model.config.vocab_size))

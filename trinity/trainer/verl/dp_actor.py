@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from trinity.common.errors import NumericError
 from trinity.trainer.batch import TrainBatch, micro_batches, mini_batches
+from trinity.trainer.quarantine import Quarantine
 from trinity.trainer.verl.attention import computing
 from trinity.trainer.verl.decoder import Decoder
 from trinity.trainer.verl.loss import LossFn, Metrics, Share, spread_to_rows
@@ -34,6 +35,7 @@ class DataParallelPPOActor:
         optimizer: over the model's parameters.
         schedule: learning rate of each training step.
         settings: how a batch is split and stepped.
+        quarantine: where batches with a gradient that is not finite are written; None keeps none.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class DataParallelPPOActor:
         optimizer: torch.optim.Optimizer,
         schedule: Schedule,
         settings: ActorSettings,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self.model = model
         self.decoder = decoder
@@ -53,6 +56,7 @@ class DataParallelPPOActor:
         self.optimizer = optimizer
         self.schedule = schedule
         self.settings = settings
+        self.quarantine = quarantine
         self.num_skipped = 0
         self.skipped_in_a_row = 0
         self.device = self.scorer.device
@@ -74,7 +78,7 @@ class DataParallelPPOActor:
         for rows in self._mini_batches(len(batch), step):
             mini = batch.select(rows)
             self._accumulate(mini, metrics, difference if is_first else None)
-            norms.append(self._step_optimizer(step))
+            norms.append(self._step_optimizer(step, mini, number=len(norms) + 1))
             is_first = False
         finite = [norm for norm in norms if math.isfinite(norm)]
         values = {f"actor/{name}": value / len(norms) if name.endswith("loss") else value
@@ -153,8 +157,14 @@ class DataParallelPPOActor:
         """Return the log-probability (nats) of the counted response tokens, 0 elsewhere, on the CPU."""
         return self.scorer.compute_log_prob(batch)
 
-    def _step_optimizer(self, step: int) -> float:
-        """Clip, step and clear the gradients; return their norm. A norm that is not finite skips the step."""
+    def _step_optimizer(self, step: int, mini: TrainBatch, *, number: int) -> float:
+        """Clip, step and clear the gradients; return their norm. A norm that is not finite skips the step.
+
+        Args:
+            step: training step.
+            mini: rows that the gradients are of.
+            number: number of the optimizer step within the training step, from 1.
+        """
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -166,21 +176,28 @@ class DataParallelPPOActor:
             self.decoder.refresh()
             self.skipped_in_a_row = 0
         else:
-            self._skip(step)
+            self._skip(step, mini, number=number, norm=norm)
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 
-    def _skip(self, step: int) -> None:
+    def _skip(self, step: int, mini: TrainBatch, *, number: int, norm: float) -> None:
         self.num_skipped += 1
         self.skipped_in_a_row += 1
         bad = [name for name, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
-        logger.warning("training step %d skipped: the gradient of %s is not finite", step, ", ".join(bad[:3]))
         self.optimizer.zero_grad(set_to_none=True)
+        place = ""
+        if self.quarantine is not None:
+            logprob = self.scorer.compute_log_prob(mini)
+            file = self.quarantine.write(mini, step=step, mini_batch=number, norm=norm, parameters=bad, logprob=logprob)
+            place = f"; the batch is in {file}" if file is not None else ""
+        names = ", ".join(bad[:3]) or "the norm itself"
+        logger.warning("training step %d skipped: the gradient of %s is not finite%s", step, names, place)
         if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise NumericError(
                 f"the gradient norm was not finite in {MAX_SKIPPED_IN_A_ROW} optimizer steps in a row, last in "
-                f"training step {step} (first in {bad[0] if bad else 'the norm itself'}); lower "
-                "algorithm.optimizer.lr or trainer.grad_clip, or look at rewards and log-probabilities",
+                f"training step {step} (first in {bad[0] if bad else 'the norm itself'}){place}; lower "
+                "algorithm.optimizer.lr or trainer.grad_clip, or look at rewards and log-probabilities; the newest "
+                "checkpoints from before are kept",
                 code="E6001",
             )
 

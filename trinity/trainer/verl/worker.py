@@ -17,6 +17,7 @@ from trinity.common.experience import Experience
 from trinity.trainer.advantage import batch_advantage_of
 from trinity.trainer.batch import TrainBatch, collate
 from trinity.trainer.metrics import batch_metrics, speed_metrics
+from trinity.trainer.quarantine import Quarantine
 from trinity.trainer.verl import settings
 from trinity.trainer.verl.checkpoint import load_actor, save_actor
 from trinity.trainer.verl.decoder import make_decoder
@@ -87,6 +88,7 @@ class ActorWorker:
             optimizer=self.optimizer,
             schedule=schedule,
             settings=settings.actor_settings(config),
+            quarantine=Quarantine(Path(config.checkpoint_job_dir) / "quarantine"),
         )
         penalises = self.advantage is not None and self.advantage.with_kl
         self.reference = self._load_reference() if self.loss_fn.needs_reference or penalises else None
@@ -118,6 +120,11 @@ class ActorWorker:
         metrics |= batch_metrics(batch, truncated) | of_rewards
         metrics |= speed_metrics(batch.num_tokens, seconds, peak_memory_bytes(self.device))
         return metrics | {"time/train_step": seconds}
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the last optimizer step was taken; false after a gradient that was not finite."""
+        return self.actor.skipped_in_a_row == 0
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return the live weights; see `TrainerBackend.weights`. A tied output layer is listed once."""
