@@ -23,6 +23,7 @@ from trinity.trainer.verl.checkpoint import load_actor, save_actor
 from trinity.trainer.verl.decoder import make_decoder
 from trinity.trainer.verl.dp_actor import DataParallelPPOActor
 from trinity.trainer.verl.optim import make_optimizer
+from trinity.trainer.verl.plugin_state import function_states, restore_functions
 from trinity.trainer.verl.reference import Reference
 from trinity.utils.device import (
     is_out_of_memory,
@@ -135,6 +136,7 @@ class ActorWorker:
 
         Raises:
             NumericError: a weight is not finite; nothing is written.
+            WorkflowError: a function of a plugin has a state that cannot be saved.
         """
         bad = [name for name, parameter in self.model.named_parameters() if not bool(parameter.isfinite().all())]
         if bad:
@@ -145,8 +147,7 @@ class ActorWorker:
             )
         extra = {
             "lr_scheduler": {"base_lr": self.actor.schedule.lr, "last_lr": self.optimizer.param_groups[0]["lr"]},
-            "kl_coef": float(self.loss_fn.kl.kl_coef),
-            "kl_penalty": {} if self.advantage is None else self.advantage.kl.state_dict(),
+            "functions": function_states(self.loss_fn, self.advantage),
             "num_skipped": self.actor.num_skipped,
             "skipped_in_a_row": self.actor.skipped_in_a_row,
         }
@@ -158,10 +159,7 @@ class ActorWorker:
         self.actor.decoder.refresh()
         self.actor.num_skipped = extra["num_skipped"]
         self.actor.skipped_in_a_row = extra["skipped_in_a_row"]
-        if self.loss_fn.kl.adaptive:
-            self.loss_fn.kl.kl_coef = extra["kl_coef"]
-        if self.advantage is not None and extra.get("kl_penalty"):
-            self.advantage.kl.load_state_dict(extra["kl_penalty"])
+        restore_functions(extra["functions"], self.loss_fn, self.advantage)
 
     def memory_table(self) -> dict[str, int]:
         """Return bytes by what holds them, and the memory of the device."""
