@@ -83,7 +83,9 @@ def test_the_quarantine_names_rows_that_are_not_finite_and_keeps_the_newest(tmp_
     logprob[2, 0] = float("-inf")
     quarantine = Quarantine(tmp_path / "quarantine", max_batches=3)
     for step in (9, 10, 11, 12):
-        file = quarantine.write(batch, step=step, mini_batch=1, norm=float("inf"), parameters=[], logprob=logprob)
+        file = quarantine.write(
+            batch, step=step, mini_batch=1, norm=float("inf"), parameters=[], computed={"logprob": logprob}
+        )
     assert file is not None
     document = json.loads(file.read_text())
     assert document["gradient_norm"] == "inf"
@@ -100,7 +102,7 @@ def test_a_quarantine_that_cannot_be_written_does_not_end_the_run(
     batch = collate(make_experiences(1))
     quarantine = Quarantine(tmp_path / "quarantine")
     logprob = torch.zeros(batch.action_mask.shape)
-    assert quarantine.write(batch, step=1, mini_batch=1, norm=1.0, parameters=[], logprob=logprob) is None
+    assert quarantine.write(batch, step=1, mini_batch=1, norm=1.0, parameters=[], computed={"logprob": logprob}) is None
     assert "the batch of training step 1 cannot be written to" in caplog.text
 
 

@@ -177,7 +177,7 @@ class Probe:
             experiences = self._experiences(config, worker, own)
             loss += worker.train_step(experiences, step)["actor/final_loss"]
         self.num_experiences = len(experiences)
-        if not recorder.gradients or worker.actor.num_skipped:
+        if not recorder.gradients or worker.actor.stepper.num_skipped:
             raise TrinityError("the gradient of the dry batch is not finite", code="E6001")
         return Measurement(loss, torch.cat(recorder.gradients))
 
@@ -263,6 +263,7 @@ def dry_config(config: Config, model_path: str) -> Config:
         f"{fsdp}.dtype": "float32",
         f"{fsdp}.mixed_precision": None,
         "trainer.critic_warmup": 0,
+        "trainer.trainer_config.trainer.critic_warmup": 0,
     }.items():
         changed = replaced(changed, key.split("."), value)
     return changed
@@ -278,9 +279,12 @@ def replaced(section: Any, path: Sequence[str], value: Any) -> Any:
 def _prepared(worker: ActorWorker, config: Config) -> GradientRecorder:
     """Return the recorder in the optimizer's place; a step takes the dry batch in as many parts as the run's do."""
     actor = worker.actor
-    recorder = GradientRecorder(actor.parameters)
-    actor.optimizer = recorder  # type: ignore[assignment]
+    recorder = GradientRecorder(actor.stepper.parameters)
+    actor.stepper.optimizer = recorder  # type: ignore[assignment]
+    actor.stepper.grad_clip = None
     actor.quarantine = None
+    if worker.critic is not None:
+        worker.critic.trained.quarantine = None
     recorder.move()  # away from the reference, as in the middle of a training
     actor.decoder.refresh()
     rows = len(dry_experiences(config, vocab_size=worker.model.config.vocab_size))
@@ -292,7 +296,6 @@ def _prepared(worker: ActorWorker, config: Config) -> GradientRecorder:
         epochs=min(actor.settings.epochs, 2),
         max_tokens=None,
         max_rows=None,
-        grad_clip=None,
     )
     return recorder
 

@@ -1,7 +1,7 @@
 """Batches whose gradient is not finite, written down for inspection.
 
 ```
-quarantine/step_<N>_<M>.safetensors   tensors of mini-batch M of training step N
+quarantine/step_<N>_<M>.safetensors   tensors of mini-batch M of training step N; of the critic `critic_step_<N>_<M>`
            step_<N>_<M>.json          what was wrong, and the rows
 ```
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,13 @@ class Quarantine:
 
     Args:
         folder: made with the first batch.
+        prefix: of the names of the files.
         max_batches: older ones are removed.
     """
 
-    def __init__(self, folder: Path, *, max_batches: int = MAX_BATCHES) -> None:
+    def __init__(self, folder: Path, *, prefix: str = "step", max_batches: int = MAX_BATCHES) -> None:
         self.folder = folder
+        self.prefix = prefix
         self.max_batches = max_batches
 
     def write(
@@ -50,7 +52,7 @@ class Quarantine:
         mini_batch: int,
         norm: float,
         parameters: Sequence[str],
-        logprob: Float[Tensor, "B T"],
+        computed: dict[str, Float[Tensor, "B T"]],
     ) -> Path | None:
         """Write a mini-batch; return the JSON file, or None, with a warning, where it cannot be written.
 
@@ -60,10 +62,10 @@ class Quarantine:
             mini_batch: number of the optimizer step within it, from 1.
             norm: norm of the gradient.
             parameters: names of the parameters whose gradient is not finite.
-            logprob: the policy's log-probabilities (nats) of the rows at the weights that were kept.
+            computed: what the model says of the rows at the weights that were kept: the policy's `logprob` (nats).
         """
-        name = f"step_{step}_{mini_batch}"
-        tensors = _tensors(mini) | {"logprob": logprob}
+        name = f"{self.prefix}_{step}_{mini_batch}"
+        tensors = _tensors(mini) | computed
         document = {
             "step": step,
             "mini_batch": mini_batch,
@@ -71,7 +73,7 @@ class Quarantine:
             "num_bad_parameters": len(parameters),
             "bad_parameters": list(parameters[:MAX_NAMES]),
             "tensors": f"{name}.safetensors",
-            "rows": [_row(mini, index, tensors) for index in range(len(mini))],
+            "rows": [_row(mini, index, tensors, computed) for index in range(len(mini))],
         }
         file = self.folder / f"{name}.json"
         try:
@@ -85,14 +87,14 @@ class Quarantine:
         return file
 
     def _remove_old(self) -> None:
-        files = sorted(self.folder.glob("step_*_*.json"), key=_place)
+        files = sorted(self.folder.glob(f"{self.prefix}_*_*.json"), key=_place)
         for file in files[: max(0, len(files) - self.max_batches)]:
             file.unlink()
             file.with_suffix(".safetensors").unlink(missing_ok=True)
 
 
 def _place(file: Path) -> tuple[int, ...]:
-    return tuple(int(part) for part in file.stem.split("_")[1:])
+    return tuple(int(part) for part in file.stem.split("_")[-2:])
 
 
 def _tensors(mini: TrainBatch) -> dict[str, Tensor]:
@@ -107,7 +109,7 @@ def _tensors(mini: TrainBatch) -> dict[str, Tensor]:
     return own | mini.values | mini.columns
 
 
-def _row(mini: TrainBatch, index: int, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _row(mini: TrainBatch, index: int, tensors: dict[str, Tensor], computed: Iterable[str]) -> dict[str, Any]:
     """Return what a reader wants to know first of a row; `not_finite` names its tensors with such values."""
     bad = [
         name
@@ -123,7 +125,7 @@ def _row(mini: TrainBatch, index: int, tensors: dict[str, Tensor]) -> dict[str, 
         "counted_tokens": int(mini.action_mask[index].sum()),
         "not_finite": bad,
     }
-    for name in ("advantages", "old_logprob", "rollout_logprob", "ref_logprob", "logprob"):
+    for name in ("advantages", "old_logprob", "rollout_logprob", "ref_logprob", "values", *computed):
         if name in tensors:
             counted = tensors[name][index][mini.action_mask[index]]
             row[f"{name}_range"] = (

@@ -22,8 +22,9 @@ class VerlClipCovPolicyLossFn(TokenLossFn):
 
     Clip-Cov of arXiv:2505.22617, eq. 11 and 12. r = exp(logprob - old_logprob); see `token_covariance`. Of the
     candidates that the ratio does not clip already, max(1, `clip_cov_ratio` of the counted tokens) lose loss and
-    gradient, chosen at random by a generator that depends on the batch's sizes only, among candidates in the order of
-    their covariance, so that the same batch gives the same loss in whatever order its rows are. Means and choice are those of the whole mini-batch, whose choice the trainer hands in as `selected`;
+    gradient, chosen at random by a generator that depends on the batch's sizes only, among candidates sorted by their
+    covariance: the same batch gives the same loss, in whatever order its rows are. Means and choice are those of the
+    whole mini-batch, whose choice the trainer hands in as `selected`;
     without it those of the batch given.
 
     Args:
