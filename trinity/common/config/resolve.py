@@ -17,6 +17,7 @@ from trinity.common.config.config import Config
 from trinity.common.config.draft import Derived, Draft, plain_value, plain_values
 from trinity.common.config.explorer import ExplorerConfig
 from trinity.common.config.problems import Problem
+from trinity.common.config.rules.adapter import resolve_adapter
 from trinity.common.config.rules.algorithm import check_name, resolve_algorithm
 from trinity.common.config.rules.batches import (
     check_groups,
@@ -153,6 +154,7 @@ def _check_config_path(draft: Draft) -> None:
 RULES = (
     derive_names,
     check_model_paths,
+    resolve_adapter,
     resolve_algorithm,
     resolve_lengths,
     resolve_engine,

@@ -26,6 +26,7 @@ TOKENIZER_FILES = (
     "tiktoken.model",
     "tekken.json",
 )
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 EMBEDDING_NAMES = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "embedding.weight")
 LANGUAGE_MODEL_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 HEADER_LENGTH_BYTES = 8
@@ -59,6 +60,17 @@ class Finding:
 
 class _Unreadable(Exception):
     """A file that cannot be read as what its name says; the message says why."""
+
+
+def check_adapter_dir(path: Path) -> Iterator[Finding]:
+    """Yield what an adapter's folder lacks (E3112)."""
+    absent = [name for name in ADAPTER_FILES if not (path / name).is_file()]
+    if absent:
+        yield Finding(
+            "E3112",
+            f"model.lora_configs[0].path {path} has no {' and no '.join(absent)}; give the folder of an adapter that "
+            "PEFT saved with safetensors, or null for a new one",
+        )
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from trinity.common.checkpoint import hash_tree
 from trinity.common.config import Config
 from trinity.common.errors import EnvironmentProblem, NumericError, OutOfMemoryError
 from trinity.common.experience import Experience
@@ -32,6 +34,9 @@ from trinity.utils.device import (
 )
 from trinity.utils.log import get_logger
 from trinity.utils.memory import memory_lines
+
+if TYPE_CHECKING:
+    from trinity.trainer.verl.lora import Adapter
 
 logger = get_logger("trainer")
 
@@ -71,9 +76,10 @@ class ActorWorker:
         self.loss_fn = settings.loss_of(config)
         self.advantage = batch_advantage_of(config)
         self.model = load_model(str(config.model.model_path), self.device, config=config)
+        self.adapter = attach_adapter(self.model, config)
         schedule, optimizer = settings.schedule_of(config, total_steps), config.algorithm.optimizer
         self.optimizer = make_optimizer(
-            self.model.parameters(),
+            (parameter for parameter in self.model.parameters() if parameter.requires_grad),
             optimizer.optimizer_type,
             lr=schedule.lr,
             betas=optimizer.betas,
@@ -91,9 +97,12 @@ class ActorWorker:
         penalises = self.advantage is not None and self.advantage.with_kl
         self.reference = self._load_reference() if self.loss_fn.needs_reference or penalises else None
         logger.info(
-            "trainer on %s: %.2f M parameters, products in %s%s",
+            "trainer on %s: %.2f M parameters%s, products in %s%s",
             self.device,
             sum(p.numel() for p in self.model.parameters()) / 1e6,
+            f", of which {sum(p.numel() for p in self.actor.parameters) / 1e6:.3f} M are trained"
+            if self.adapter
+            else "",
             str(self.dtype).removeprefix("torch."),
             ", with a reference model" if self.reference else "",
         )
@@ -120,7 +129,12 @@ class ActorWorker:
         return metrics | {"time/train_step": seconds}
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return the live weights; see `TrainerBackend.weights`. A tied output layer is listed once."""
+        """Return the live weights, with an adapter merged; see `TrainerBackend.weights`.
+
+        A tied output layer is listed once.
+        """
+        if self.adapter is not None:
+            return self.adapter.weights()
         return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
 
     def save(self, folder: Path, *, hf: bool) -> None:
@@ -143,11 +157,19 @@ class ActorWorker:
             "num_skipped": self.actor.num_skipped,
             "skipped_in_a_row": self.actor.skipped_in_a_row,
         }
-        save_actor(folder / "actor", self.model, self.optimizer, extra, tokenizer=self.tokenizer, hf=hf)
+        save_actor(
+            folder / "actor",
+            self.model,
+            self.optimizer,
+            extra,
+            tokenizer=self.tokenizer,
+            hf=hf,
+            adapter=self.adapter,
+        )
 
     def load(self, folder: Path) -> None:
         """Continue from `actor/` in `folder`; see `TrainerBackend.load`."""
-        extra = load_actor(folder / "actor", self.model, self.optimizer)
+        extra = load_actor(folder / "actor", self.model, self.optimizer, adapter=self.adapter)
         self.actor.decoder.refresh()
         self.actor.num_skipped = extra["num_skipped"]
         self.actor.skipped_in_a_row = extra["skipped_in_a_row"]
@@ -159,13 +181,14 @@ class ActorWorker:
     def memory_table(self) -> dict[str, int]:
         """Return bytes by what holds them, and the memory of the device."""
         parameters = list(self.model.parameters())
+        reference = None if self.reference is None else self.reference.model
         state = (t for values in self.optimizer.state.values() for t in values.values() if isinstance(t, Tensor))
         table = {
             "parameters": _num_bytes(parameters),
             "gradients": _num_bytes(p.grad for p in parameters if p.grad is not None),
             # AdamW's two moments are made in the first step: before it, what they will take.
-            "optimizer state": _num_bytes(state) or 2 * _num_bytes(parameters),
-            "reference model": _num_bytes(self.reference.model.parameters()) if self.reference else 0,
+            "optimizer state": _num_bytes(state) or 2 * _num_bytes(p for p in parameters if p.requires_grad),
+            "reference model": 0 if reference is None else _num_bytes(reference.parameters()),
             "most held by PyTorch": peak_memory_bytes(self.device),
             "memory of the device": total_memory_bytes(self.device),
         }
@@ -190,10 +213,32 @@ class ActorWorker:
         return self.advantage(batch, [exp.eid.tid for exp in experiences])
 
     def _load_reference(self) -> Reference:
+        """Return the policy as it is before the stage: what the adapter of the policy leaves, if it starts at zero."""
         path = str(self.config.model.model_path)
-        model = load_model(path, self.device, config=self.config)
-        decoder = make_decoder(model, dtype=self.dtype, recompute=False)
-        return Reference(path, model, decoder, settings=self.actor.settings)
+        fingerprint, model, adapter = model_hash(path), None, self.adapter
+        is_offloaded = self.config.trainer.trainer_config.actor_rollout_ref.ref.fsdp_config.param_offload
+        if adapter is not None and adapter.is_fresh:
+            decoder = make_decoder(self.model, dtype=self.dtype, recompute=False, without=adapter.disabled)
+        else:
+            model = load_model(path, self.device, config=self.config)
+            if adapter is not None:
+                attach_adapter(model, self.config)
+                fingerprint += adapter.path_hash
+            decoder = make_decoder(model, dtype=self.dtype, recompute=False)
+        if is_offloaded and (model is None or self.device.type == "cpu"):
+            logger.warning(
+                "trainer.trainer_config.actor_rollout_ref.ref.fsdp_config.param_offload has no effect: %s",
+                "the reference model has the policy's own weights" if model is None else "the trainer runs on the CPU",
+            )
+        return Reference(
+            path,
+            decoder,
+            settings=self.actor.settings,
+            device=self.device,
+            fingerprint=fingerprint,
+            model=model,
+            is_offloaded=is_offloaded,
+        )
 
     def _out_of_memory(self, batch: TrainBatch, step: int) -> OutOfMemoryError:
         rows = memory_lines(self.memory_table())
@@ -225,6 +270,38 @@ def load_model(path: str, device: torch.device, *, config: Config) -> PreTrained
             module.p = 0.0
     moved: PreTrainedModel = nn.Module.to(model, device)
     return moved
+
+
+def attach_adapter(model: PreTrainedModel, config: Config) -> Adapter | None:
+    """Put the adapter of `model.lora_configs` into `model` and return it; None where there is none to train.
+
+    Raises:
+        ConfigError: it names modules that the model has not.
+        EnvironmentProblem: an existing adapter cannot be read or does not fit.
+    """
+    if not config.model.lora_configs:
+        return None
+    from trinity.trainer.verl.lora import attach  # PEFT takes two seconds to import
+
+    path = str(config.model.model_path)
+    return attach(model, config.model.lora_configs[0], seed=config.seed, base_hash=model_hash(path))
+
+
+def initial_weights(config: Config) -> Mapping[str, Tensor]:
+    """Return the weights from which the training of the adapter starts, on the CPU.
+
+    Raises:
+        EnvironmentProblem: model or adapter cannot be loaded.
+    """
+    model = load_model(str(config.model.model_path), torch.device("cpu"), config=config)
+    adapter = attach_adapter(model, config)
+    assert adapter is not None, "asked for only with model.lora_configs"
+    return adapter.weights()
+
+
+def model_hash(path: str) -> str:
+    """Return the hash of the files of a model's folder; empty where `path` is a hub id."""
+    return hash_tree(Path(path)) if Path(path).is_dir() else ""
 
 
 def _num_bytes(tensors: Iterable[Tensor]) -> int:
