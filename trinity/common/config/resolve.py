@@ -35,7 +35,7 @@ from trinity.common.config.rules.cluster import (
 )
 from trinity.common.config.rules.lengths import hand_down, resolve_lengths
 from trinity.common.config.rules.names import check_model_paths, derive_names
-from trinity.common.config.rules.training import check_derived_keys, resolve_trainer
+from trinity.common.config.rules.training import check_derived_keys, check_schedule, resolve_trainer
 from trinity.common.config.schema_index import variants
 from trinity.common.config.tree import Path, Tree
 from trinity.common.config.verl import CriticConfig
@@ -166,6 +166,7 @@ RULES = (
     resolve_evaluation,
     resolve_trainer,
     resolve_experience_buffer,
+    check_schedule,
     resolve_cluster,
     check_unique_names,
     check_micro_batches,

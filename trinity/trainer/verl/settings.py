@@ -105,11 +105,26 @@ def actor_settings(config: Config) -> ActorSettings:
 
 
 def schedule_of(config: Config, total_steps: int | None) -> Schedule:
-    """Return the learning rate of each training step."""
+    """Return the learning rate of each training step.
+
+    Raises:
+        ConfigError: the rate follows the number of all steps, and `total_steps` is None.
+    """
     optimizer = config.algorithm.optimizer
+    kind = optimizer.warmup_style or optimizer.lr_scheduler_type
+    by_ratio = optimizer.lr_warmup_steps < 0 and optimizer.lr_warmup_steps_ratio > 0
+    if total_steps is None and (kind != "constant" or by_ratio):
+        what = (
+            f"lr_warmup_steps_ratio {optimizer.lr_warmup_steps_ratio:g}" if kind == "constant" else f"schedule {kind}"
+        )
+        raise ConfigError(
+            f"algorithm.optimizer: {what} follows the number of all training steps, which nobody knows in this run; "
+            "write trainer.total_steps",
+            code="E1843",
+        )
     return Schedule(
         lr=optimizer.lr,
-        kind=optimizer.warmup_style or optimizer.lr_scheduler_type,
+        kind=kind,
         warmup_steps=warmup_steps(optimizer.lr_warmup_steps, optimizer.lr_warmup_steps_ratio, total_steps),
         total_steps=total_steps,
         min_lr_ratio=optimizer.min_lr_ratio,

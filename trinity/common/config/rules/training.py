@@ -185,6 +185,28 @@ def _resolve_retention(draft: Draft) -> None:
         draft.derive(key, 2, "a checkpoint is removed only when two newer ones are complete")
 
 
+def check_schedule(draft: Draft) -> None:
+    """Refuse a learning rate that follows the number of all steps where nobody knows it: a queue trained alone."""
+    buffer = draft.get("buffer.trainer_input.experience_buffer") or {}
+    if draft.mode != "train" or buffer.get("storage_type") == "file" or draft.get("trainer.total_steps") is not None:
+        return
+    kind, ratio = (draft.get(f"algorithm.optimizer.{name}") for name in ("lr_scheduler_type", "lr_warmup_steps_ratio"))
+    older = draft.get("algorithm.optimizer.warmup_style")
+    kinds = (("warmup_style", older),) if older is not None else (("lr_scheduler_type", kind),)
+    by_ratio = ratio if draft.get("algorithm.optimizer.lr_warmup_steps") < 0 else 0
+    for name, value in (*kinds, ("lr_warmup_steps_ratio", by_ratio)):
+        if value not in ("constant", 0):
+            key = f"algorithm.optimizer.{name}"
+            draft.problem(
+                "E1843",
+                key,
+                f"`{key}: {value}` follows the number of all training steps, which nobody knows when a buffer of "
+                "experiences is trained in mode train",
+                involves=("trainer.total_steps", "buffer.total_steps", "mode"),
+                suggestion="write `trainer.total_steps`",
+            )
+
+
 def check_derived_keys(draft: Draft) -> None:
     """Refuse veRL keys that are set from other keys, if they were written with another value."""
     for path in draft.tree.leaves():
