@@ -75,3 +75,16 @@ def test_an_adapter_needs_no_more_than_an_empty_entry(examined: Examine) -> None
     adapter = (plan.stages[0].config.model.lora_configs or ())[0]
     assert (adapter.lora_rank, adapter.lora_alpha, adapter.target_modules) == (32, 32, "all-linear")
     assert adapter.is_dummy and plan.stages[0].config.synchronizer.sync_method == "memory"
+
+
+def test_the_two_names_of_an_offload_switch_hold_one_value(examined: Examine) -> None:
+    def values(text: str) -> tuple[bool, bool]:
+        plan, problems = examined(with_(text))
+        assert not [p.render() for p in problems if p.is_error]
+        trainer = plan.stages[0].config.trainer
+        return trainer.param_offload, trainer.trainer_config.actor_rollout_ref.actor.fsdp_config.param_offload
+
+    tree = "trainer: {%strainer_config: {actor_rollout_ref: {actor: {fsdp_config: {param_offload: %s}}}}}\n"
+    assert values("trainer: {param_offload: true}\n") == (True, True)
+    assert values(tree % ("", "true")) == (True, True)
+    assert values(tree % ("param_offload: true, ", "false")) == (False, False)

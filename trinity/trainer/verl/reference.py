@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.verl.decoder import Decoder
+from trinity.trainer.verl.offload import Offload
 from trinity.trainer.verl.scorer import ActorSettings, Scorer
-
-CPU = torch.device("cpu")
 
 
 class Reference:
@@ -42,20 +41,10 @@ class Reference:
         self.model = None if model is None else model.requires_grad_(False)
         self.fingerprint = fingerprint
         self.scorer = Scorer(decoder, settings=settings, device=device)
-        self.is_offloaded = is_offloaded and model is not None and device.type != "cpu"
-        self._move(CPU)
+        self.offload = Offload(device, model=self.model if is_offloaded else None, decoders=(decoder,))
 
     @torch.no_grad()
     def compute_log_prob(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
         """Return the log-probability (nats) of the counted response tokens, 0 elsewhere, on the CPU."""
-        self._move(self.scorer.device)
-        try:
+        with self.offload.loaded():
             return self.scorer.compute_log_prob(batch)
-        finally:
-            self._move(CPU)
-
-    def _move(self, device: torch.device) -> None:
-        """Move the parameters, where they are offloaded; copies that the decoder made are dropped with them."""
-        if self.is_offloaded and self.model is not None:
-            nn.Module.to(self.model, device)
-            self.scorer.decoder.refresh()

@@ -23,6 +23,7 @@ from trinity.trainer.verl import settings
 from trinity.trainer.verl.checkpoint import load_actor, save_actor
 from trinity.trainer.verl.decoder import make_decoder
 from trinity.trainer.verl.dp_actor import DataParallelPPOActor
+from trinity.trainer.verl.offload import Offload
 from trinity.trainer.verl.optim import make_optimizer
 from trinity.trainer.verl.reference import Reference
 from trinity.utils.device import (
@@ -96,6 +97,7 @@ class ActorWorker:
         )
         penalises = self.advantage is not None and self.advantage.with_kl
         self.reference = self._load_reference() if self.loss_fn.needs_reference or penalises else None
+        self.offload = self._offload()
         logger.info(
             "trainer on %s: %.2f M parameters%s, products in %s%s",
             self.device,
@@ -113,10 +115,11 @@ class ActorWorker:
         batch = collate(experiences)
         truncated = [exp.truncate_status == "response_truncated" for exp in experiences]
         try:
-            batch = self._with_logprobs(batch)
-            batch, of_rewards = self._with_advantages(batch, experiences)
-            metrics = self.actor.update_policy(batch, step=step)
-            synchronize(self.device)
+            with self.offload.loaded():
+                batch = self._with_logprobs(batch)
+                batch, of_rewards = self._with_advantages(batch, experiences)
+                metrics = self.actor.update_policy(batch, step=step)
+                synchronize(self.device)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -171,6 +174,7 @@ class ActorWorker:
         """Continue from `actor/` in `folder`; see `TrainerBackend.load`."""
         extra = load_actor(folder / "actor", self.model, self.optimizer, adapter=self.adapter)
         self.actor.decoder.refresh()
+        self.offload.park()
         self.actor.num_skipped = extra["num_skipped"]
         self.actor.skipped_in_a_row = extra["skipped_in_a_row"]
         if self.loss_fn.kl.adaptive:
@@ -216,7 +220,8 @@ class ActorWorker:
         """Return the policy as it is before the stage: what the adapter of the policy leaves, if it starts at zero."""
         path = str(self.config.model.model_path)
         fingerprint, model, adapter = model_hash(path), None, self.adapter
-        is_offloaded = self.config.trainer.trainer_config.actor_rollout_ref.ref.fsdp_config.param_offload
+        tree = self.config.trainer.trainer_config.actor_rollout_ref
+        is_offloaded = tree.ref.fsdp_config.param_offload
         if adapter is not None and adapter.is_fresh:
             decoder = make_decoder(self.model, dtype=self.dtype, recompute=False, without=adapter.disabled)
         else:
@@ -225,11 +230,8 @@ class ActorWorker:
                 attach_adapter(model, self.config)
                 fingerprint += adapter.path_hash
             decoder = make_decoder(model, dtype=self.dtype, recompute=False)
-        if is_offloaded and (model is None or self.device.type == "cpu"):
-            logger.warning(
-                "trainer.trainer_config.actor_rollout_ref.ref.fsdp_config.param_offload has no effect: %s",
-                "the reference model has the policy's own weights" if model is None else "the trainer runs on the CPU",
-            )
+        if is_offloaded:
+            self._tell_idle_offload("trainer.trainer_config.actor_rollout_ref.ref.fsdp_config.param_offload", model)
         return Reference(
             path,
             decoder,
@@ -239,6 +241,25 @@ class ActorWorker:
             model=model,
             is_offloaded=is_offloaded,
         )
+
+    def _offload(self) -> Offload:
+        """Return what holds parameters and optimizer state between two steps."""
+        fsdp = settings.actor_of(self.config).fsdp_config
+        for key, is_on in (("param_offload", fsdp.param_offload), ("optimizer_offload", fsdp.optimizer_offload)):
+            if is_on:
+                self._tell_idle_offload(f"trainer.{key}", self.model)
+        return Offload(
+            self.device,
+            model=self.model if fsdp.param_offload else None,
+            optimizer=self.optimizer if fsdp.optimizer_offload else None,
+            decoders=(self.actor.decoder, *([self.reference.scorer.decoder] if self.reference else ())),
+        )
+
+    def _tell_idle_offload(self, key: str, model: PreTrainedModel | None) -> None:
+        if model is None:
+            logger.warning("%s has no effect: the reference is the policy's model without its adapter", key)
+        elif self.device.type == "cpu":
+            logger.warning("%s has no effect: the trainer computes on the CPU", key)
 
     def _out_of_memory(self, batch: TrainBatch, step: int) -> OutOfMemoryError:
         rows = memory_lines(self.memory_table())

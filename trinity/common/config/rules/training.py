@@ -48,6 +48,8 @@ def resolve_trainer(draft: Draft) -> None:
     _resolve_budget(draft)
     for plain, detailed in _PAIRS:
         _join(draft, plain, detailed)
+    for name in ("param_offload", "optimizer_offload"):
+        _join_switch(draft, f"trainer.{name}", f"{ACTOR}.fsdp_config.{name}")
     _raise_budget(draft)
     _resolve_optimizer(draft)
     older = draft.get(f"{ACTOR}.ppo_micro_batch_size")
@@ -71,6 +73,14 @@ def _join(draft: Draft, plain: str, detailed: str) -> None:
         draft.derive(detailed, draft.get(plain), plain)
     elif draft.get(plain) != value:
         draft.derive(plain, value, f"{detailed} wins")
+
+
+def _join_switch(draft: Draft, plain: str, detailed: str) -> None:
+    """As `_join`, for a switch of the veRL tree that is off unless it is written."""
+    if draft.is_given(detailed):
+        draft.derive(plain, draft.get(detailed), f"{detailed} wins")
+    else:
+        draft.derive(detailed, draft.get(plain), plain)
 
 
 def _resolve_clip(draft: Draft) -> None:
