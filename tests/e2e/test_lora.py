@@ -37,9 +37,9 @@ def check_adapted(run: TinyRun, base: Path, *, step: int) -> None:
     assert all(torch.equal(merged[name], exported[name]) for name in exported)
 
 
-@pytest.mark.parametrize("method", ["auto", "checkpoint"])
-def test_adapter_learns_from_rollouts_and_continues(tmp_path: Path, plugins: Path, method: str) -> None:
-    whole, parts = (make_run(tmp_path / name, GRPO) for name in ("whole", "parts"))
+@pytest.mark.parametrize(("method", "kind"), [("auto", "grpo"), ("checkpoint", "ppo")])
+def test_adapter_learns_from_rollouts_and_continues(tmp_path: Path, plugins: Path, method: str, kind: str) -> None:
+    whole, parts = (make_run(tmp_path / name, GRPO | {"algorithm_type": kind}) for name in ("whole", "parts"))
     for run in (whole, parts):
         run.change(model__lora_configs=LORA, synchronizer__sync_method=method)
     finish(whole, plugins)

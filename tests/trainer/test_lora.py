@@ -26,10 +26,11 @@ from trinity.common.errors import CheckpointError, ConfigError, EnvironmentProbl
 from trinity.trainer.batch import collate
 from trinity.trainer.verl.attention import computing
 from trinity.trainer.verl.decoder import make_decoder
+from trinity.trainer.verl.loading import initial_weights
 from trinity.trainer.verl.logprob import logprob_and_entropy
 from trinity.trainer.verl.lora import Adapter, attach
 from trinity.trainer.verl.packing import pack
-from trinity.trainer.verl.worker import ActorWorker, initial_weights
+from trinity.trainer.verl.worker import ActorWorker
 
 Maker = Callable[..., Config]
 LORA = {"lora_configs": [{"lora_rank": 4, "lora_alpha": 8}]}
@@ -225,7 +226,7 @@ def test_modules_that_cannot_be_adapted_are_refused(make_config: Maker, targets:
     config = make_config(model={"lora_configs": [{"target_modules": targets}]})
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
         worker(config)
-    assert caught.value.code == "E1841" and "model.lora_configs[0].target_modules" in str(caught.value)
+    assert caught.value.code == "E1871" and "model.lora_configs[0].target_modules" in str(caught.value)
 
 
 def test_excluded_modules_get_no_adapter(make_config: Maker) -> None:
@@ -262,17 +263,17 @@ def test_existing_adapters_that_do_not_fit_are_refused(make_config: Maker, model
             worker(make_config(model={"lora_configs": [{"path": str(folder)}]}))
         assert caught.value.code == code
 
-    refused(tmp_path / "none", "E3112", "has no adapter_config.json and no adapter_model.safetensors")
+    refused(tmp_path / "none", "E3118", "has no adapter_config.json and no adapter_model.safetensors")
     adapted(model_path).save(tmp_path)
     folder = tmp_path / "lora_adapter"
     file = folder / "adapter_config.json"
     config = json.loads(file.read_text())
     file.write_text(json.dumps(config | {"r": 5}))
-    refused(folder, "E3113", r"28 tensors differ, first base_model.*: the model takes \(5, 128\), the adapter has \(4,")
+    refused(folder, "E3119", r"28 tensors differ, first base_model.*: the model takes \(5, 128\), the adapter has \(4,")
     file.write_text(json.dumps(config | {"use_dora": True, "bias": "all"}))
-    refused(folder, "E3113", "sets bias, use_dora; only plain LoRA in linear maps")
+    refused(folder, "E3119", "sets bias, use_dora; only plain LoRA in linear maps")
     file.write_text("{")
-    refused(folder, "E3112", "cannot read the adapter")
+    refused(folder, "E3118", "cannot read the adapter")
 
 
 def test_dropout_of_an_existing_adapter_is_left_out_with_a_warning(

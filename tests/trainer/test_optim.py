@@ -97,7 +97,7 @@ def test_schedule_over_an_unknown_number_of_steps_is_refused(
     config = make_config(algorithm={"optimizer": optimizer})
     with pytest.raises(ConfigError, match=f"{words} follows the number of all.*write trainer.total_steps") as caught:
         schedule_of(config, None)
-    assert caught.value.code == "E1843"
+    assert caught.value.code == "E1873"
     assert schedule_of(config, 10).total_steps == 10
     fixed = make_config(algorithm={"optimizer": {"lr_warmup_steps": 3, "lr_warmup_steps_ratio": 0.1, "lr": 1.0}})
     assert schedule_of(fixed, None).at(1) == pytest.approx(1 / 3)

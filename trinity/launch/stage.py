@@ -228,7 +228,7 @@ class Stage:
         """Give the engine, as version 0, the model with the existing adapter from which training starts."""
         if all(adapter.path is None for adapter in self.config.model.lora_configs or ()):
             return
-        from trinity.trainer.verl.worker import initial_weights
+        from trinity.trainer.verl.loading import initial_weights
 
         await engine.update_weights(await asyncio.to_thread(initial_weights, self.config), version=0)
 

@@ -188,7 +188,7 @@ def test_a_stage_that_others_follow_must_leave_its_weights(examined: Examine) ->
 
 def test_a_stage_after_another_adds_no_adapter_that_is_merged_already(examined: Examine) -> None:
     adapters = "model.lora_configs=[{path: old, lora_rank: 8}]"
-    problem = find(examined(STAGES, adapters)[1], "E1844", "model.lora_configs[0].path")
+    problem = find(examined(STAGES, adapters)[1], "E1874", "model.lora_configs[0].path")
     assert "stage rft starts from the weights of the stage before it" in problem.message
     plan, problems = examined(STAGES, "model.lora_configs=[{lora_rank: 8}]", "synchronizer.sync_method=auto")
     assert not [p.render() for p in problems if p.is_error]

@@ -22,10 +22,10 @@ def with_optimizer(text: str) -> str:
 
 
 ROWS = {
-    "two adapters": (with_adapter("[{}, {}]"), "E1840", "model.lora_configs", 6, "one entry"),
+    "two adapters": (with_adapter("[{}, {}]"), "E1870", "model.lora_configs", 6, "one entry"),
     "no rank": (with_adapter("[{lora_rank: 0}]"), "E1302", "model.lora_configs[0].lora_rank", 6, ""),
     "path, and made by the run": (
-        with_adapter("[{path: a, is_dummy: true}]"), "E1842", "model.lora_configs[0].is_dummy", 6, "remove",
+        with_adapter("[{path: a, is_dummy: true}]"), "E1872", "model.lora_configs[0].is_dummy", 6, "remove",
     ),
     "path, and a rank": (
         with_adapter("\n  - path: a\n    lora_rank: 8"), "W1902", "model.lora_configs[0].lora_rank", 8, "",
@@ -38,14 +38,14 @@ ROWS = {
         "trainer.trainer_config.actor_rollout_ref.model.lora_rank", 13, "`model.lora_configs`",
     ),
     "schedule": (
-        with_optimizer("lr_scheduler_type: cosine"), "E1843", "algorithm.optimizer.lr_scheduler_type", 16,
+        with_optimizer("lr_scheduler_type: cosine"), "E1873", "algorithm.optimizer.lr_scheduler_type", 16,
         "trainer.total_steps",
     ),
     "older name of it": (
-        with_optimizer("warmup_style: linear"), "E1843", "algorithm.optimizer.warmup_style", 16, "trainer.total_steps",
+        with_optimizer("warmup_style: linear"), "E1873", "algorithm.optimizer.warmup_style", 16, "trainer.total_steps",
     ),
     "warm-up as a share": (
-        with_optimizer("lr_warmup_steps_ratio: 0.1"), "E1843", "algorithm.optimizer.lr_warmup_steps_ratio", 16,
+        with_optimizer("lr_warmup_steps_ratio: 0.1"), "E1873", "algorithm.optimizer.lr_warmup_steps_ratio", 16,
         "trainer.total_steps",
     ),
 }  # fmt: skip
@@ -66,7 +66,7 @@ def test_schedules_with_an_end_or_without_need_of_one_are_accepted(examined: Exa
         with_optimizer("lr_warmup_steps: 2, lr_warmup_steps_ratio: 0.1"),
         with_("algorithm: {optimizer: {lr_scheduler_type: linear}}\n"),
     ):
-        assert not [p.render() for p in examined(text)[1] if p.code == "E1843"]
+        assert not [p.render() for p in examined(text)[1] if p.code == "E1873"]
 
 
 def test_an_adapter_needs_no_more_than_an_empty_entry(examined: Examine) -> None:

@@ -183,7 +183,7 @@ def _check_handover(stages: Sequence[StagePlan]) -> list[Problem]:
         if any(adapter.path is not None for adapter in stage.config.model.lora_configs or ()):
             problems.append(
                 stage.tree.problem(
-                    "E1844",
+                    "E1874",
                     ("model", "lora_configs", 0, "path"),
                     f"`model.lora_configs[0].path`: stage {stage.name} starts from the weights of the stage before it, "
                     "in which an adapter is merged already; that of path would be added to them",

@@ -1,4 +1,4 @@
-"""The actor's part of a checkpoint, in veRL's layout for one worker.
+"""A trained model's part of a checkpoint, in veRL's layout for one worker: `actor/`, and `critic/` where there is one.
 
 ```
 actor/model_world_size_1_rank_0.pt        weights by Hugging Face name
@@ -34,7 +34,7 @@ HUGGINGFACE = "huggingface"
 LORA_FOLDER = "lora_adapter"
 
 
-def save_actor(
+def save_trained(
     folder: Path,
     model: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
@@ -44,11 +44,11 @@ def save_actor(
     hf: bool,
     adapter: Adapter | None = None,
 ) -> None:
-    """Write the actor's files into the new folder `folder`.
+    """Write the files of a trained model into the new folder `folder`.
 
     Args:
-        folder: `global_step_N/actor`.
-        model: the policy.
+        folder: `global_step_N/actor` or `global_step_N/critic`.
+        model: the policy, or the value model.
         optimizer: over its parameters.
         extra: schedule and other plain state; the random generators are added.
         tokenizer: saved beside the configuration.
@@ -66,15 +66,16 @@ def save_actor(
     (folder / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 1, "world_size": 1}, indent=4))
     target = folder / HUGGINGFACE
     model.config.save_pretrained(target)
-    if model.generation_config is not None:
-        model.generation_config.save_pretrained(target)
+    generation_config = getattr(model, "generation_config", None)  # a value model has none
+    if generation_config is not None:
+        generation_config.save_pretrained(target)
     if tokenizer is not None:
         tokenizer.save_pretrained(target)
     if hf:
         model.save_pretrained(target, state_dict=None if adapter is None else dict(adapter.weights()))
 
 
-def load_actor(
+def load_trained(
     folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, *, adapter: Adapter | None = None
 ) -> dict[str, Any]:
     """Restore weights (those of `adapter`, if there is one), optimizer and random generators; return the extra state.

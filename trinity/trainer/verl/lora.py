@@ -34,7 +34,7 @@ from transformers.pytorch_utils import Conv1D
 from trinity.common.checkpoint import hash_tree
 from trinity.common.config.model import LoraConfig
 from trinity.common.errors import CheckpointError, ConfigError, EnvironmentProblem
-from trinity.common.models.preflight import ADAPTER_FILES, check_adapter_dir
+from trinity.common.models.preflight_adapter import ADAPTER_FILES, check_adapter_dir
 from trinity.trainer.verl.checkpoint import LORA_FOLDER
 from trinity.utils.log import get_logger
 
@@ -225,13 +225,13 @@ def _read(folder: Path) -> tuple[peft.LoraConfig, dict[str, Tensor]]:
         config = peft.PeftConfig.from_pretrained(str(folder))
         tensors = load_file(folder / WEIGHTS)
     except (OSError, ValueError, TypeError, SafetensorError) as error:
-        raise EnvironmentProblem(f"cannot read the adapter {KEY}.path {folder}: {error}", code="E3112") from error
+        raise EnvironmentProblem(f"cannot read the adapter {KEY}.path {folder}: {error}", code="E3118") from error
     values = vars(config)
     more = [name for name, plain in _PLAIN.items() if (values.get(name) or plain) != plain]
     if not isinstance(config, peft.LoraConfig) or more:
         what = f"sets {', '.join(more)}" if more else f"is of type {config.peft_type}"
         raise EnvironmentProblem(
-            f"{KEY}.path {folder} {what}; only plain LoRA in linear maps can be trained here", code="E3113"
+            f"{KEY}.path {folder} {what}; only plain LoRA in linear maps can be trained here", code="E3119"
         )
     if config.lora_dropout:
         logger.warning("%s.path: lora_dropout %g is not used; dropout is 0 in training", KEY, config.lora_dropout)
@@ -249,7 +249,7 @@ def _fill(wrapped: peft.PeftModel, tensors: dict[str, Tensor], path: str) -> Non
         raise EnvironmentProblem(
             f"{KEY}.path {path} does not fit model.model_path: {len(wrong)} tensors differ, first {first}: the model "
             f"takes {tuple(own.get(first, ())) or 'none'}, the adapter has {tuple(given.get(first, ())) or 'none'}",
-            code="E3113",
+            code="E3119",
         )
     set_peft_model_state_dict(wrapped, tensors)
 
@@ -271,7 +271,7 @@ def _check_targets(model: PreTrainedModel, config: peft.LoraConfig) -> bool:
                 raise ConfigError(
                     f"{KEY}.{key}: {pattern!r} matches {wrong[0]}, which is no linear map inside the model; an adapter "
                     f"goes into linear maps: {_names(linear)}",
-                    code="E1841",
+                    code="E1871",
                 )
     return any(isinstance(module, Conv1D) for module in linear.values())
 
@@ -283,7 +283,7 @@ def _matches(pattern: str, name: str, *, is_whole: bool, key: str) -> bool:
     try:
         return re.fullmatch(pattern, name) is not None
     except re.error as error:
-        raise ConfigError(f"{KEY}.{key}: {pattern!r} is not a regular expression ({error})", code="E1841") from error
+        raise ConfigError(f"{KEY}.{key}: {pattern!r} is not a regular expression ({error})", code="E1871") from error
 
 
 def _no_match(key: str, pattern: str, linear: Mapping[str, nn.Module], *, is_regex: bool) -> ConfigError:
@@ -293,7 +293,7 @@ def _no_match(key: str, pattern: str, linear: Mapping[str, nn.Module], *, is_reg
     if is_regex:
         hint = f"; a string is a regular expression of whole names such as {next(iter(linear))}: write a list" + hint
     return ConfigError(
-        f"{KEY}.{key}: {pattern!r} matches no linear map of the model; there are {', '.join(names)}{hint}", code="E1841"
+        f"{KEY}.{key}: {pattern!r} matches no linear map of the model; there are {', '.join(names)}{hint}", code="E1871"
     )
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from trinity.trainer.verl.decoder import Decoder
+from trinity.utils.log import get_logger
+
+logger = get_logger("trainer")
 
 HOST = torch.device("cpu")
 
@@ -18,23 +21,23 @@ class Offload:
 
     Args:
         device: where is computed.
-        model: its parameters are moved; None leaves them where they are.
-        optimizer: its state is moved; None leaves it where it is.
-        decoders: their copies of the parameters are dropped with them.
+        models: their parameters are moved.
+        optimizers: their state is moved.
+        decoders: their copies of the parameters are dropped when these are moved.
     """
 
     def __init__(
         self,
         device: torch.device,
         *,
-        model: nn.Module | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
-        decoders: Iterable[Decoder] = (),
+        models: Sequence[nn.Module] = (),
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+        decoders: Sequence[Decoder] = (),
     ) -> None:
         self.device = device
-        self.is_active = device.type != HOST.type and not (model is None and optimizer is None)
-        self._model = model
-        self._optimizer = optimizer
+        self.is_active = device.type != HOST.type and bool(models or optimizers)
+        self._models = tuple(models)
+        self._optimizers = tuple(optimizers)
         self._decoders = tuple(decoders)
         self.park()
 
@@ -54,11 +57,25 @@ class Offload:
     def _move(self, device: torch.device) -> None:
         if not self.is_active:
             return
-        if self._model is not None:
-            nn.Module.to(self._model, device)
-            for decoder in self._decoders:
-                decoder.refresh()
-        for values in self._optimizer.state.values() if self._optimizer is not None else ():
-            for name, value in values.items():
-                if isinstance(value, Tensor):
-                    values[name] = value.to(device)
+        for model in self._models:
+            nn.Module.to(model, device)
+        for decoder in self._decoders if self._models else ():
+            decoder.refresh()
+        for optimizer in self._optimizers:
+            for values in optimizer.state.values():
+                moved = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+                values.update(moved)
+
+
+def tell_idle_offload(key: str, device: torch.device, *, is_shared: bool = False) -> None:
+    """Warn where an offload switch that is on does nothing.
+
+    Args:
+        key: the switch.
+        device: where is computed.
+        is_shared: the parameters are those of another model.
+    """
+    if is_shared:
+        logger.warning("%s has no effect: the reference is the policy's model without its adapter", key)
+    elif device.type == HOST.type:
+        logger.warning("%s has no effect: the trainer computes on the CPU", key)

@@ -1,31 +1,30 @@
-"""The back end of one worker: policy, optimizer and reference on one device."""
+"""The back end of one worker: policy, optimizer, reference and critic on one device."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
-from trinity.common.checkpoint import hash_tree
 from trinity.common.config import Config
-from trinity.common.errors import EnvironmentProblem, NumericError, OutOfMemoryError
+from trinity.common.errors import NumericError, OutOfMemoryError
 from trinity.common.experience import Experience
 from trinity.trainer.advantage import batch_advantage_of
 from trinity.trainer.batch import TrainBatch, collate
 from trinity.trainer.metrics import batch_metrics, speed_metrics
 from trinity.trainer.verl import settings
-from trinity.trainer.verl.checkpoint import load_actor, save_actor
+from trinity.trainer.verl.checkpoint import load_trained, save_trained
+from trinity.trainer.verl.critic import Critic, reads_values
 from trinity.trainer.verl.decoder import make_decoder
 from trinity.trainer.verl.dp_actor import DataParallelPPOActor
-from trinity.trainer.verl.offload import Offload
+from trinity.trainer.verl.loading import attach_adapter, load_model, num_embeddings
+from trinity.trainer.verl.offload import Offload, tell_idle_offload
 from trinity.trainer.verl.optim import make_optimizer
-from trinity.trainer.verl.reference import Reference
+from trinity.trainer.verl.reference import load_reference
 from trinity.utils.device import (
     is_out_of_memory,
     peak_memory_bytes,
@@ -36,9 +35,6 @@ from trinity.utils.device import (
 from trinity.utils.log import get_logger
 from trinity.utils.memory import memory_lines
 
-if TYPE_CHECKING:
-    from trinity.trainer.verl.lora import Adapter
-
 logger = get_logger("trainer")
 
 OOM_KEYS = (
@@ -47,10 +43,14 @@ OOM_KEYS = (
     "ulysses_sequence_parallel_size",
     "entropy_from_logits_with_chunking",
 )
+CRITIC_OOM = (
+    "; of the critic under trainer.trainer_config.critic: ppo_micro_batch_size_per_gpu, ppo_max_token_len_per_gpu, "
+    "forward_max_token_len_per_gpu"
+)
 
 
 class ActorWorker:
-    """Policy, optimizer and reference of a run with one worker; see `TrainerBackend`.
+    """Policy, optimizer, reference and critic of a run with one worker; see `TrainerBackend`.
 
     Args:
         config: resolved configuration of the stage.
@@ -96,18 +96,26 @@ class ActorWorker:
             settings=settings.actor_settings(config),
         )
         penalises = self.advantage is not None and self.advantage.with_kl
-        self.reference = self._load_reference() if self.loss_fn.needs_reference or penalises else None
-        self.offload = self._offload()
+        self.reference = None
+        if self.loss_fn.needs_reference or penalises:
+            self.reference = load_reference(
+                config,
+                self.model,
+                adapter=self.adapter,
+                settings=self.actor.settings,
+                device=self.device,
+                dtype=self.dtype,
+            )
         logger.info(
-            "trainer on %s: %.2f M parameters%s, products in %s%s",
+            "trainer on %s: %.2f M parameters, %.3f M of them trained, products in %s%s",
             self.device,
             sum(p.numel() for p in self.model.parameters()) / 1e6,
-            f", of which {sum(p.numel() for p in self.actor.parameters) / 1e6:.3f} M are trained"
-            if self.adapter
-            else "",
+            sum(p.numel() for p in self.actor.stepper.parameters) / 1e6,
             str(self.dtype).removeprefix("torch."),
             ", with a reference model" if self.reference else "",
         )
+        self.critic = self._load_critic(total_steps)
+        self.offload = self._offload()
 
     def train_step(self, experiences: Sequence[Experience], step: int) -> dict[str, float]:
         """Train on `experiences`; see `TrainerBackend.train_step`."""
@@ -117,8 +125,10 @@ class ActorWorker:
         try:
             with self.offload.loaded():
                 batch = self._with_logprobs(batch)
+                if self.critic is not None:
+                    batch = self.critic.with_values(batch)
                 batch, of_rewards = self._with_advantages(batch, experiences)
-                metrics = self.actor.update_policy(batch, step=step)
+                metrics = self._update(batch, step)
                 synchronize(self.device)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -131,6 +141,15 @@ class ActorWorker:
         metrics |= speed_metrics(batch.num_tokens, seconds, peak_memory_bytes(self.device))
         return metrics | {"time/train_step": seconds}
 
+    def _update(self, batch: TrainBatch, step: int) -> dict[str, float]:
+        """Train the critic, then the policy once the critic is warm; return metrics."""
+        if self.critic is None:
+            return self.actor.update_policy(batch, step=step)
+        metrics = self.critic.update(batch, step=step)
+        if self.critic.is_warming_up(step):
+            return metrics
+        return metrics | self.actor.update_policy(batch, step=step)
+
     def weights(self) -> Mapping[str, Tensor]:
         """Return the live weights, with an adapter merged; see `TrainerBackend.weights`.
 
@@ -141,42 +160,37 @@ class ActorWorker:
         return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
 
     def save(self, folder: Path, *, hf: bool) -> None:
-        """Write `actor/` into `folder`; see `TrainerBackend.save`.
+        """Write `actor/`, and `critic/` where there is one, into `folder`; see `TrainerBackend.save`.
 
         Raises:
             NumericError: a weight is not finite; nothing is written.
         """
-        bad = [name for name, parameter in self.model.named_parameters() if not bool(parameter.isfinite().all())]
+        parameters = chain(self.model.named_parameters(), self.critic.model.named_parameters() if self.critic else ())
+        bad = [name for name, parameter in parameters if not bool(parameter.isfinite().all())]
         if bad:
             raise NumericError(
                 f"the weights of {len(bad)} tensors are not finite (first {bad[0]}) and are not saved; the newest "
                 "checkpoint is untouched: lower algorithm.optimizer.lr or trainer.grad_clip and resume from it",
                 code="E6002",
             )
-        extra = {
-            "lr_scheduler": {"base_lr": self.actor.schedule.lr, "last_lr": self.optimizer.param_groups[0]["lr"]},
+        extra = self.actor.stepper.state() | {
             "kl_coef": float(self.loss_fn.kl.kl_coef),
             "kl_penalty": {} if self.advantage is None else self.advantage.kl.state_dict(),
-            "num_skipped": self.actor.num_skipped,
-            "skipped_in_a_row": self.actor.skipped_in_a_row,
         }
-        save_actor(
-            folder / "actor",
-            self.model,
-            self.optimizer,
-            extra,
-            tokenizer=self.tokenizer,
-            hf=hf,
-            adapter=self.adapter,
+        save_trained(
+            folder / "actor", self.model, self.optimizer, extra, tokenizer=self.tokenizer, hf=hf, adapter=self.adapter
         )
+        if self.critic is not None:
+            self.critic.save(folder, tokenizer=self.tokenizer, hf=hf)
 
     def load(self, folder: Path) -> None:
-        """Continue from `actor/` in `folder`; see `TrainerBackend.load`."""
-        extra = load_actor(folder / "actor", self.model, self.optimizer, adapter=self.adapter)
+        """Continue from `actor/` and `critic/` in `folder`; see `TrainerBackend.load`."""
+        extra = load_trained(folder / "actor", self.model, self.optimizer, adapter=self.adapter)
         self.actor.decoder.refresh()
+        self.actor.stepper.restore(extra)
+        if self.critic is not None:
+            self.critic.load(folder)
         self.offload.park()
-        self.actor.num_skipped = extra["num_skipped"]
-        self.actor.skipped_in_a_row = extra["skipped_in_a_row"]
         if self.loss_fn.kl.adaptive:
             self.loss_fn.kl.kl_coef = extra["kl_coef"]
         if self.advantage is not None and extra.get("kl_penalty"):
@@ -193,6 +207,7 @@ class ActorWorker:
             # AdamW's two moments are made in the first step: before it, what they will take.
             "optimizer state": _num_bytes(state) or 2 * _num_bytes(p for p in parameters if p.requires_grad),
             "reference model": 0 if reference is None else _num_bytes(reference.parameters()),
+            **(self.critic.memory_table() if self.critic else {}),
             "most held by PyTorch": peak_memory_bytes(self.device),
             "memory of the device": total_memory_bytes(self.device),
         }
@@ -216,50 +231,32 @@ class ActorWorker:
             return batch, {}
         return self.advantage(batch, [exp.eid.tid for exp in experiences])
 
-    def _load_reference(self) -> Reference:
-        """Return the policy as it is before the stage: what the adapter of the policy leaves, if it starts at zero."""
-        path = str(self.config.model.model_path)
-        fingerprint, model, adapter = model_hash(path), None, self.adapter
-        tree = self.config.trainer.trainer_config.actor_rollout_ref
-        is_offloaded = tree.ref.fsdp_config.param_offload
-        if adapter is not None and adapter.is_fresh:
-            decoder = make_decoder(self.model, dtype=self.dtype, recompute=False, without=adapter.disabled)
-        else:
-            model = load_model(path, self.device, config=self.config)
-            if adapter is not None:
-                attach_adapter(model, self.config)
-                fingerprint += adapter.path_hash
-            decoder = make_decoder(model, dtype=self.dtype, recompute=False)
-        if is_offloaded:
-            self._tell_idle_offload("trainer.trainer_config.actor_rollout_ref.ref.fsdp_config.param_offload", model)
-        return Reference(
-            path,
-            decoder,
-            settings=self.actor.settings,
-            device=self.device,
-            fingerprint=fingerprint,
-            model=model,
-            is_offloaded=is_offloaded,
-        )
+    def _load_critic(self, total_steps: int | None) -> Critic | None:
+        """Return the value model if the advantage reads its values."""
+        if self.advantage is None or not reads_values(self.advantage, self.config):
+            return None
+        num_tokens = num_embeddings(self.model) if self.tokenizer is None else len(self.tokenizer)
+        critic = Critic(self.config, device=self.device, total_steps=total_steps, num_tokens=num_tokens)
+        logger.info("critic from %s, actor first trained in step %d", critic.path, critic.warmup + 1)
+        return critic
 
     def _offload(self) -> Offload:
-        """Return what holds parameters and optimizer state between two steps."""
-        fsdp = settings.actor_of(self.config).fsdp_config
+        """Return what holds parameters and optimizer state of policy and critic between two steps."""
+        fsdp, critic = settings.actor_of(self.config).fsdp_config, self.critic
         for key, is_on in (("param_offload", fsdp.param_offload), ("optimizer_offload", fsdp.optimizer_offload)):
             if is_on:
-                self._tell_idle_offload(f"trainer.{key}", self.model)
+                tell_idle_offload(f"trainer.{key}", self.device)
+        models = [self.model, *([critic.model] if critic else [])]
+        optimizers = [self.optimizer, *([critic.optimizer] if critic else [])]
+        decoders = [self.actor.decoder, *([critic.trained.decoder] if critic else [])]
+        if self.reference is not None:
+            decoders.append(self.reference.scorer.decoder)
         return Offload(
             self.device,
-            model=self.model if fsdp.param_offload else None,
-            optimizer=self.optimizer if fsdp.optimizer_offload else None,
-            decoders=(self.actor.decoder, *([self.reference.scorer.decoder] if self.reference else ())),
+            models=models if fsdp.param_offload else (),
+            optimizers=optimizers if fsdp.optimizer_offload else (),
+            decoders=decoders,
         )
-
-    def _tell_idle_offload(self, key: str, model: PreTrainedModel | None) -> None:
-        if model is None:
-            logger.warning("%s has no effect: the reference is the policy's model without its adapter", key)
-        elif self.device.type == "cpu":
-            logger.warning("%s has no effect: the trainer computes on the CPU", key)
 
     def _out_of_memory(self, batch: TrainBatch, step: int) -> OutOfMemoryError:
         rows = memory_lines(self.memory_table())
@@ -269,60 +266,8 @@ class ActorWorker:
             f"tokens, the longest {int(batch.lengths.max())}; micro-batches of at most {split.max_tokens} tokens and "
             f"{split.max_rows} rows\n{rows}\nlower one of {', '.join(OOM_KEYS)} under "
             "trainer.trainer_config.actor_rollout_ref.actor (the third is to be raised), or set "
-            "enable_gradient_checkpointing: true"
+            f"enable_gradient_checkpointing: true{CRITIC_OOM if self.critic else ''}"
         )
-
-
-def load_model(path: str, device: torch.device, *, config: Config) -> PreTrainedModel:
-    """Return the model of the folder `path` in float32 on `device`.
-
-    Raises:
-        EnvironmentProblem: it cannot be loaded.
-    """
-    transformers_logging.disable_progress_bar()
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, trust_remote_code=config.model.trust_remote_code
-        )
-    except (OSError, ValueError) as error:
-        raise EnvironmentProblem(f"cannot load model.model_path {path}: {error}", code="E3101") from error
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    moved: PreTrainedModel = nn.Module.to(model, device)
-    return moved
-
-
-def attach_adapter(model: PreTrainedModel, config: Config) -> Adapter | None:
-    """Put the adapter of `model.lora_configs` into `model` and return it; None where there is none to train.
-
-    Raises:
-        ConfigError: it names modules that the model has not.
-        EnvironmentProblem: an existing adapter cannot be read or does not fit.
-    """
-    if not config.model.lora_configs:
-        return None
-    from trinity.trainer.verl.lora import attach  # PEFT takes two seconds to import
-
-    path = str(config.model.model_path)
-    return attach(model, config.model.lora_configs[0], seed=config.seed, base_hash=model_hash(path))
-
-
-def initial_weights(config: Config) -> Mapping[str, Tensor]:
-    """Return the weights from which the training of the adapter starts, on the CPU.
-
-    Raises:
-        EnvironmentProblem: model or adapter cannot be loaded.
-    """
-    model = load_model(str(config.model.model_path), torch.device("cpu"), config=config)
-    adapter = attach_adapter(model, config)
-    assert adapter is not None, "asked for only with model.lora_configs"
-    return adapter.weights()
-
-
-def model_hash(path: str) -> str:
-    """Return the hash of the files of a model's folder; empty where `path` is a hub id."""
-    return hash_tree(Path(path)) if Path(path).is_dir() else ""
 
 
 def _num_bytes(tensors: Iterable[Tensor]) -> int:

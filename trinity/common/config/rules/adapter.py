@@ -16,7 +16,7 @@ def resolve_adapter(draft: Draft) -> None:
         return
     if len(configs) > 1:
         draft.problem(
-            "E1840",
+            "E1870",
             LORA,
             f"`{LORA}` has {len(configs)} entries, and a run trains one adapter",
             rule="one entry",
@@ -29,7 +29,7 @@ def resolve_adapter(draft: Draft) -> None:
         return
     if draft.get(f"{FIRST}.is_dummy"):
         draft.problem(
-            "E1842",
+            "E1872",
             f"{FIRST}.is_dummy",
             f"`{FIRST}.is_dummy: true` means an adapter that the run makes, but path names {path}",
             involves=(f"{FIRST}.path",),

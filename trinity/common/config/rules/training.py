@@ -208,7 +208,7 @@ def check_schedule(draft: Draft) -> None:
         if value not in ("constant", 0):
             key = f"algorithm.optimizer.{name}"
             draft.problem(
-                "E1843",
+                "E1873",
                 key,
                 f"`{key}: {value}` follows the number of all training steps, which nobody knows when a buffer of "
                 "experiences is trained in mode train",
