@@ -19,10 +19,10 @@ SERVED = {
     "reinforce_plus_plus_baseline, reinforceplusplus, rloo, verl_gpg, verl_grpo, verl_grpo_passk, "
     "verl_grpo_vectorized, verl_opo, verl_reinforce_plus_plus, verl_reinforce_plus_plus_baseline, verl_rloo, "
     "verl_rloo_vectorized",
-    "policy_loss_fn": "cispo, clip_cov, dppo_kl, dppo_tv, geo_mean, gpg, gspo, importance_sampling, kl_cov, opmd, "
-    "ppo, rec, sapo, sft, sft_is, sft_phi, sppo, topr, verl_cispo, verl_clip_cov, verl_dppo_kl, verl_dppo_tv, "
-    "verl_geo_mean, verl_gpg, verl_gspo, verl_kl_cov, verl_sapo, verl_vanilla",
-    "kl_fn": "abs, corrected_k3, k1, k2, k3, low_var_kl, none",
+    "policy_loss_fn": "bypass_mode, cispo, clip_cov, dppo_kl, dppo_tv, dro, geo_mean, gpg, gspo, importance_sampling, "
+    "kl_cov, opmd, ppo, rec, sapo, sft, sft_is, sft_phi, sppo, topr, verl_bypass_mode, verl_cispo, verl_clip_cov, "
+    "verl_dppo_kl, verl_dppo_tv, verl_dro, verl_geo_mean, verl_gpg, verl_gspo, verl_kl_cov, verl_sapo, verl_vanilla",
+    "kl_fn": "abs, abs+, corrected_k3, k1, k1+, k2, k2+, k3, k3+, kl, kl+, low_var_kl, low_var_kl+, mse, mse+, none",
     "entropy_loss_fn": "default, none",
 }
 KEYS = {

@@ -3,7 +3,7 @@
 Dimension key: B = responses, T = response positions, V = vocabulary. d = logprob - ref_logprob. k1, k2 and k3 are the
 estimators of Schulman, "Approximating KL Divergence" (2020). A straight-through form, `<name>+`, has the value of one
 estimator and the gradient of k2, which is that of the divergence itself. Names with the same maths share a class:
-`k1` and `kl`; `k2`, `mse` and `mse+`; `low_var_kl+` and `k3+`.
+`k1` and `kl`; `k1+` and `kl+`; `k2`, `mse`, `k2+` and `mse+`; `low_var_kl+` and `k3+`.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class _StraightThrough(KLFn):
 
 
 class StraightThroughK1KLFn(_StraightThrough, K1KLFn):
-    """`k1+`: the value of k1, the gradient of k2."""
+    """`k1+` and `kl+`: the value of k1, the gradient of k2."""
 
 
 class StraightThroughLowVarKLFn(_StraightThrough, LowVarKLFn):

@@ -73,9 +73,12 @@ SERVED_NAMES: dict[str, frozenset[str]] = {
         "cispo", "clip_cov", "dppo_kl", "dppo_tv", "geo_mean", "gpg", "gspo", "importance_sampling", "kl_cov", "opmd",
         "ppo", "rec", "sapo", "sft", "sft_is", "sft_phi", "sppo", "topr", "verl_cispo", "verl_clip_cov",
         "verl_dppo_kl", "verl_dppo_tv", "verl_geo_mean", "verl_gpg", "verl_gspo", "verl_kl_cov", "verl_sapo",
-        "verl_vanilla",
+        "verl_vanilla", "bypass_mode", "verl_bypass_mode", "dro", "verl_dro",
     }),
-    "kl_fn": frozenset({"none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3"}),
+    "kl_fn": frozenset({
+        "none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3", "kl", "mse", "k1+", "kl+", "k2+", "k3+", "abs+",
+        "low_var_kl+", "mse+",
+    }),
     "entropy_loss_fn": frozenset({"default", "none"}),
 }  # fmt: skip
 
@@ -90,7 +93,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "mode": ("both", "train"),
     "ignore_validator_suggestions": (ANY,),
     "algorithm.enable_router_replay": (False,),
-    "algorithm.rollout_correction": (None, {}),
     "model.logprobs": (0,),
     "model.repetition_penalty": (1.0,),
     "model.enable_thinking": (None,),

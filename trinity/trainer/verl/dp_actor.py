@@ -77,7 +77,7 @@ class DataParallelPPOActor:
             norms.append(self._step_optimizer(step))
             is_first = False
         finite = [norm for norm in norms if math.isfinite(norm)]
-        values = {f"actor/{name}": value / len(norms) if name.endswith("loss") else value
+        values = {_full(name): value / len(norms) if name.endswith("loss") else value
                   for name, value in metrics.means().items()}  # fmt: skip
         return (
             {"actor/final_loss": 0.0}
@@ -103,6 +103,7 @@ class DataParallelPPOActor:
         kept = self._rows_with_signal(mini)
         mini = self._with_selection(mini)
         settings = self.settings
+        counted = mini.columns.get("counted_mask", mini.action_mask)
         for rows in micro_batches(mini, kept, max_tokens=settings.max_tokens, max_rows=settings.max_rows):
             micro = mini.select(rows)
             share = Share(
@@ -110,9 +111,9 @@ class DataParallelPPOActor:
                 rows=len(micro),
                 counted_rows=_num_counted(micro),
                 width=micro.action_mask.shape[1],
-                all_tokens=mini.num_action_tokens,
+                all_tokens=int(counted.sum()),
                 all_rows=len(mini),
-                all_counted_rows=_num_counted(mini),
+                all_counted_rows=int(counted.any(1).sum()),
                 normalizer=settings.normalizer,
             )
             self._micro_step(micro, share, metrics, difference)
@@ -183,6 +184,11 @@ class DataParallelPPOActor:
                 "algorithm.optimizer.lr or trainer.grad_clip, or look at rewards and log-probabilities",
                 code="E6001",
             )
+
+
+def _full(name: str) -> str:
+    """Return the name under which a metric of the loss is logged."""
+    return name if name.startswith("rollout_corr/") else f"actor/{name}"
 
 
 def _num_counted(batch: TrainBatch) -> int:

@@ -70,10 +70,14 @@ class Metrics:
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
         self._weights: dict[str, float] = {}
+        self._extremes: dict[str, float] = {}
 
     def add(self, values: Mapping[str, float], weight: float) -> None:
-        """Add the values of a micro-batch to weighted means."""
+        """Add the values of a micro-batch to weighted means; of `..._max` and `..._min` the extremes are kept."""
         for name, value in values.items():
+            if name.endswith(("_max", "_min")):
+                self._extremes[name] = _extreme(name, value, self._extremes.get(name, value))
+                continue
             self._sums[name] = self._sums.get(name, 0.0) + value * weight
             self._weights[name] = self._weights.get(name, 0.0) + weight
 
@@ -89,10 +93,17 @@ class Metrics:
             is_sum = name.endswith("loss")
             self._sums[name] = self._sums.get(name, 0.0) + total
             self._weights[name] = 1.0 if is_sum else self._weights.get(name, 0.0) + other._weights[name]
+        for name, value in other._extremes.items():
+            self._extremes[name] = _extreme(name, value, self._extremes.get(name, value))
 
     def means(self) -> dict[str, float]:
-        """Return the mean (or sum) of each metric."""
-        return {name: total / self._weights[name] for name, total in self._sums.items() if self._weights[name]}
+        """Return the mean (or sum, or extreme) of each metric."""
+        means = {name: total / self._weights[name] for name, total in self._sums.items() if self._weights[name]}
+        return means | self._extremes
+
+
+def _extreme(name: str, *values: float) -> float:
+    return max(values) if name.endswith("_max") else min(values)
 
 
 class LossFn:

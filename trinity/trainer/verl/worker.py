@@ -16,6 +16,7 @@ from trinity.common.errors import EnvironmentProblem, NumericError, OutOfMemoryE
 from trinity.common.experience import Experience
 from trinity.trainer.advantage import batch_advantage_of
 from trinity.trainer.batch import TrainBatch, collate
+from trinity.trainer.correction import correction_of
 from trinity.trainer.metrics import batch_metrics, speed_metrics
 from trinity.trainer.verl import settings
 from trinity.trainer.verl.checkpoint import load_actor, save_actor
@@ -69,6 +70,7 @@ class ActorWorker:
         self.device = select_device(device)
         self.dtype = settings.products_dtype(config, self.device)
         self.loss_fn = settings.loss_of(config)
+        self.correction = correction_of(config, self.loss_fn)
         self.advantage = batch_advantage_of(config)
         self.model = load_model(str(config.model.model_path), self.device, config=config)
         schedule, optimizer = settings.schedule_of(config, total_steps), config.algorithm.optimizer
@@ -105,6 +107,7 @@ class ActorWorker:
         truncated = [exp.truncate_status == "response_truncated" for exp in experiences]
         try:
             batch = self._with_logprobs(batch)
+            batch, of_rollout = (batch, {}) if self.correction is None else self.correction(batch)
             batch, of_rewards = self._with_advantages(batch, experiences)
             metrics = self.actor.update_policy(batch, step=step)
             synchronize(self.device)
@@ -115,7 +118,7 @@ class ActorWorker:
         if "actor/kl_loss" in metrics:
             self.loss_fn.kl.update_kl_coef(metrics["actor/kl_loss"], len(batch))
         seconds = time.perf_counter() - start
-        metrics |= batch_metrics(batch, truncated) | of_rewards
+        metrics |= batch_metrics(batch, truncated) | of_rollout | of_rewards
         metrics |= speed_metrics(batch.num_tokens, seconds, peak_memory_bytes(self.device))
         return metrics | {"time/train_step": seconds}
 
@@ -179,6 +182,8 @@ class ActorWorker:
             batch = batch.with_columns(old_logprob=batch.columns["rollout_logprob"])
         if self.reference is not None:
             batch = batch.with_columns(ref_logprob=self.reference.compute_log_prob(batch))
+        if "counted_mask" in self.loss_fn.policy_loss.select_keys:
+            batch = batch.with_columns(counted_mask=batch.action_mask)
         return batch
 
     def _with_advantages(

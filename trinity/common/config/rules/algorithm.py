@@ -8,6 +8,7 @@ from trinity.common.config.algorithm import LossAggMode
 from trinity.common.config.available import LATER_NAMES, WITH_CRITIC, is_served
 from trinity.common.config.draft import Draft
 from trinity.common.config.nearest import nearest
+from trinity.common.config.rules.rollout_correction import check_correction, resolve_correction
 from trinity.common.config.schema_index import default_at
 
 FUNCTIONS = {
@@ -29,8 +30,6 @@ GROUPS_IN_TRAINER = frozenset({
 # Advantages that the trainer does not compute: it has no rewards of tokens that a penalty could lower.
 WITHOUT_TOKEN_REWARDS = GROUPS_IN_PIPELINE | {"reinforce", None}
 DATASET_ALGORITHMS = {"sft", "dpo", "cpt"}
-
-
 SHARED_AGG_MODES = get_args(LossAggMode)
 
 
@@ -42,10 +41,12 @@ def resolve_algorithm(draft: Draft) -> None:
     defaults = dict(entry.args) if entry is not None else {}
     if known:
         _fill_type(draft, algorithm, defaults)
+    resolve_correction(draft, defaults.get("policy_loss_fn_args") or {})
     for name, registry in FUNCTIONS.items():
         _resolve_function(draft, name, registry, defaults)
     _resolve_aggregation(draft)
     _check_rollouts(draft, algorithm)
+    check_correction(draft)
     _check_kl_penalty(draft)
     _resolve_optimizer(draft)
 
@@ -157,6 +158,23 @@ def _resolve_aggregation(draft: Draft) -> None:
         )
     elif "loss_agg_mode" in arguments and own != mode:
         draft.derive("algorithm.policy_loss_fn_args", {**arguments, "loss_agg_mode": mode}, "algorithm.loss_agg_mode")
+    elif "loss_agg_mode" not in arguments and draft.is_own("algorithm.loss_agg_mode"):
+        _note_fixed_aggregation(draft, mode)
+
+
+def _note_fixed_aggregation(draft: Draft, mode: str) -> None:
+    """Warn that a policy loss aggregates in its own way, whatever was written."""
+    loss = draft.get("algorithm.policy_loss_fn")
+    entry = draft.catalogue.entry("policy_loss_fn", loss)
+    if entry is not None:
+        draft.problem(
+            "W1902",
+            "algorithm.loss_agg_mode",
+            f"`algorithm.loss_agg_mode: {mode}` has no effect on the policy loss {loss}, which is aggregated in "
+            "its own way; only KL and entropy terms follow it",
+            involves=("algorithm.policy_loss_fn",),
+            suggestion="remove it",
+        )
 
 
 def _check_rollouts(draft: Draft, algorithm: str) -> None:
