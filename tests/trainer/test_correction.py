@@ -260,3 +260,22 @@ def test_a_plugin_loss_that_takes_no_weights_is_refused(make_config: Maker) -> N
         assert caught.value.code == "E1852"
     finally:
         POLICY_LOSS_FN.contents.pop("own_without_weights")
+
+
+def test_statistics_of_distributions_are_those_of_the_weights_before_the_step(
+    make_config: Maker, model_path: Path
+) -> None:
+    algorithm = {"advantage_fn": "optimal_token_baseline", "repeat_times": 4, "bypass_old_logprobs": False}
+    made, experiences = worker(make_config(algorithm=algorithm), max_rows=3, max_tokens=None), make_experiences(1)
+    batch = made._with_logprobs(collate(experiences))
+    assert torch.equal(batch.columns["old_logprob"], made.actor.compute_log_prob(batch))
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    for row, exp in enumerate(experiences):
+        with torch.no_grad():
+            probability = model(exp.tokens[None]).logits[0, exp.prompt_length - 1 : -1].softmax(-1)
+        wanted = probability.square().sum(-1) * exp.action_mask
+        found = batch.columns["sum_pi_squared"][row, : exp.response_length]
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+    for exp in experiences:
+        exp.advantages = None
+    assert made.train_step(experiences, 1)["actor/grad_norm"] > 0

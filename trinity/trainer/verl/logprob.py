@@ -5,6 +5,7 @@ Dimension key: M = scored tokens, d = hidden size, V = vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,6 +15,11 @@ from torch.autograd.function import once_differentiable
 
 from trinity.utils.products import matmul
 
+# What an advantage may ask for beside the log-probability, from the log-probabilities [M V] of the vocabulary.
+STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum_pi_squared": lambda logp: (2.0 * logp).exp().sum(1),
+    "entropys": lambda logp: -(logp.exp() * logp).sum(1),
+}
 CHUNK_BYTES = {"cpu": 32 * 2**20, "cuda": 512 * 2**20}
 
 
@@ -111,3 +117,23 @@ def logprob_and_entropy(
         with_entropy: compute the entropy; zeros otherwise.
     """
     return _ChunkedLogprob.apply(hidden, weight, bias, parameter, labels, temperature, with_entropy)
+
+
+@torch.no_grad()
+def distribution_statistics(
+    hidden: Float[Tensor, "M d"],
+    weight: Float[Tensor, "V d"],
+    names: Iterable[str],
+    *,
+    bias: Float[Tensor, "V"] | None = None,
+    temperature: float = 1.0,
+) -> dict[str, Float[Tensor, "M"]]:
+    """Return `STATISTICS` of the distribution that each hidden state predicts, in float32 and without a gradient."""
+    result = {name: hidden.new_empty(len(hidden), dtype=torch.float32) for name in names}
+    rows = chunk_rows(weight.shape[0], hidden.device)
+    for start in range(0, len(hidden), rows):
+        part = slice(start, start + rows)
+        logp = _log_softmax(hidden[part], weight, bias, temperature)
+        for name, values in result.items():
+            values[part] = STATISTICS[name](logp)
+    return result

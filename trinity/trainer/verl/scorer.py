@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from trinity.trainer.batch import TrainBatch, micro_batches
 from trinity.trainer.verl.attention import computing, is_manual
 from trinity.trainer.verl.decoder import Decoder
-from trinity.trainer.verl.logprob import logprob_and_entropy
+from trinity.trainer.verl.logprob import distribution_statistics, logprob_and_entropy
 from trinity.trainer.verl.loss import spread_to_rows
 from trinity.trainer.verl.packing import Packed, pack
 
@@ -62,7 +63,9 @@ class Scorer:
 
     def score(self, packed: Packed, *, with_entropy: bool) -> tuple[Float[Tensor, "M"], Float[Tensor, "M"]]:
         """Return log-probability and entropy (nats) of the scored tokens; see `logprob_and_entropy`."""
-        hidden = self.decoder.hidden(packed)
+        return self._score(self.decoder.hidden(packed), packed, with_entropy=with_entropy)
+
+    def _score(self, hidden: Tensor, packed: Packed, *, with_entropy: bool) -> tuple[Tensor, Tensor]:
         weight, bias, parameter = self.decoder.head()
         return logprob_and_entropy(
             hidden,
@@ -74,16 +77,31 @@ class Scorer:
             with_entropy=with_entropy,
         )
 
-    @torch.no_grad()
     def compute_log_prob(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
         """Return the log-probability (nats) of the counted response tokens, 0 elsewhere, on the CPU."""
-        result = torch.zeros(batch.action_mask.shape)
+        return self.compute(batch)["logprob"]
+
+    @torch.no_grad()
+    def compute(self, batch: TrainBatch, statistics: Iterable[str] = ()) -> dict[str, Float[Tensor, "B T"]]:
+        """Return `logprob` (nats) and `statistics` of the counted response tokens, 0 elsewhere, on the CPU.
+
+        Args:
+            batch: the rows.
+            statistics: names of `STATISTICS`.
+        """
+        names = sorted(statistics)
+        result = {name: torch.zeros(batch.action_mask.shape) for name in ("logprob", *names)}
         counted = torch.nonzero(batch.action_mask.any(1)).squeeze(-1).tolist()
         settings = self.settings
         for rows in micro_batches(batch, counted, max_tokens=settings.max_tokens, max_rows=settings.max_rows):
             packed = self.pack(batch.select(rows))
             with computing(packed):
-                scored, _ = self.score(packed, with_entropy=False)
-            part = spread_to_rows(scored, packed.targets, num_rows=packed.num_rows, width=packed.width)
-            result[torch.tensor(rows), : packed.width] = part.cpu()
+                hidden = self.decoder.hidden(packed)
+                found = {"logprob": self._score(hidden, packed, with_entropy=False)[0]}
+                if names:
+                    weight, bias, _ = self.decoder.head()
+                    found |= distribution_statistics(hidden, weight, names, bias=bias, temperature=settings.temperature)
+            for name, values in found.items():
+                part = spread_to_rows(values, packed.targets, num_rows=packed.num_rows, width=packed.width)
+                result[name][torch.tensor(rows), : packed.width] = part.cpu()
         return result

@@ -22,6 +22,7 @@ from trinity.trainer.verl import settings
 from trinity.trainer.verl.checkpoint import load_actor, save_actor
 from trinity.trainer.verl.decoder import make_decoder
 from trinity.trainer.verl.dp_actor import DataParallelPPOActor
+from trinity.trainer.verl.logprob import STATISTICS
 from trinity.trainer.verl.optim import make_optimizer
 from trinity.trainer.verl.reference import Reference
 from trinity.utils.device import (
@@ -72,6 +73,7 @@ class ActorWorker:
         self.loss_fn = settings.loss_of(config)
         self.correction = correction_of(config, self.loss_fn)
         self.advantage = batch_advantage_of(config)
+        self.statistics = frozenset() if self.advantage is None else self.advantage.names & STATISTICS.keys()
         self.model = load_model(str(config.model.model_path), self.device, config=config)
         schedule, optimizer = settings.schedule_of(config, total_steps), config.algorithm.optimizer
         self.optimizer = make_optimizer(
@@ -175,9 +177,10 @@ class ActorWorker:
         return {name: size for name, size in table.items() if size}
 
     def _with_logprobs(self, batch: TrainBatch) -> TrainBatch:
-        """Add `old_logprob` and, where it is read, `ref_logprob`."""
-        if not self.config.algorithm.bypass_old_logprobs:
-            batch = batch.with_columns(old_logprob=self.actor.compute_log_prob(batch))
+        """Add `old_logprob` and, where they are read, `ref_logprob` and statistics of the policy's distributions."""
+        if not self.config.algorithm.bypass_old_logprobs or self.statistics:
+            scored = self.actor.scorer.compute(batch, self.statistics)
+            batch = batch.with_columns(old_logprob=scored.pop("logprob"), **scored)
         elif "rollout_logprob" in batch.columns:
             batch = batch.with_columns(old_logprob=batch.columns["rollout_logprob"])
         if self.reference is not None:

@@ -8,7 +8,7 @@ from trinity.common.config.algorithm import LossAggMode
 from trinity.common.config.available import LATER_NAMES, WITH_CRITIC, is_served
 from trinity.common.config.draft import Draft
 from trinity.common.config.nearest import nearest
-from trinity.common.config.rules.rollout_correction import check_correction, resolve_correction
+from trinity.common.config.rules.rollout_correction import check_correction, recompute, resolve_correction
 from trinity.common.config.schema_index import default_at
 
 FUNCTIONS = {
@@ -29,6 +29,8 @@ GROUPS_IN_TRAINER = frozenset({
 })  # fmt: skip
 # Advantages that the trainer does not compute: it has no rewards of tokens that a penalty could lower.
 WITHOUT_TOKEN_REWARDS = GROUPS_IN_PIPELINE | {"reinforce", None}
+# What a forward pass before the step gives beside the old log-probabilities.
+OF_DISTRIBUTIONS = frozenset({"sum_pi_squared", "entropys"})
 DATASET_ALGORITHMS = {"sft", "dpo", "cpt"}
 SHARED_AGG_MODES = get_args(LossAggMode)
 
@@ -118,6 +120,8 @@ def _resolve_function(draft: Draft, name: str, registry: str, defaults: dict[str
             f"`{key}: {chosen}` needs a critic, which is not available yet in this version",
             suggestion="remove it to take the default of the algorithm type",
         )
+    if entry.needs & OF_DISTRIBUTIONS:
+        recompute(draft, key, "reads whole distributions of the weights before the step")
     arguments = dict(entry.args)
     if defaults.get(name) == chosen:
         arguments |= dict(defaults.get(f"{name}_args") or {})
