@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -79,28 +79,36 @@ class Scorer:
 
     def compute_log_prob(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
         """Return the log-probability (nats) of the counted response tokens, 0 elsewhere, on the CPU."""
-        return self.compute(batch)["logprob"]
+        return self.compute(batch, lambda packed: self.score(packed, with_entropy=False)[0])
+
+    def compute(self, batch: TrainBatch, function: Callable[[Packed], Float[Tensor, "M"]]) -> Float[Tensor, "B T"]:
+        """Return what `function` gives the counted response tokens, 0 elsewhere, on the CPU, without gradient."""
+        return self._compute_all(batch, lambda packed: {"": function(packed)})[""]
+
+    def compute_statistics(self, batch: TrainBatch, names: Iterable[str]) -> dict[str, Float[Tensor, "B T"]]:
+        """Return `logprob` (nats) and the `STATISTICS` in `names` of the counted response tokens, as `compute` does."""
+        wanted = sorted(names)
+
+        def of(packed: Packed) -> dict[str, Tensor]:
+            hidden = self.decoder.hidden(packed)
+            weight, bias, _ = self.decoder.head()
+            temperature = self.settings.temperature
+            found = distribution_statistics(hidden, weight, wanted, bias=bias, temperature=temperature)
+            return found | {"logprob": self._score(hidden, packed, with_entropy=False)[0]}
+
+        return self._compute_all(batch, of, names=("logprob", *wanted))
 
     @torch.no_grad()
-    def compute(self, batch: TrainBatch, statistics: Iterable[str] = ()) -> dict[str, Float[Tensor, "B T"]]:
-        """Return `logprob` (nats) and `statistics` of the counted response tokens, 0 elsewhere, on the CPU.
-
-        Args:
-            batch: the rows.
-            statistics: names of `STATISTICS`.
-        """
-        names = sorted(statistics)
-        result = {name: torch.zeros(batch.action_mask.shape) for name in ("logprob", *names)}
+    def _compute_all(
+        self, batch: TrainBatch, function: Callable[[Packed], dict[str, Tensor]], *, names: Iterable[str] = ("",)
+    ) -> dict[str, Float[Tensor, "B T"]]:
+        result = {name: torch.zeros(batch.action_mask.shape) for name in names}
         counted = torch.nonzero(batch.action_mask.any(1)).squeeze(-1).tolist()
         settings = self.settings
         for rows in micro_batches(batch, counted, max_tokens=settings.max_tokens, max_rows=settings.max_rows):
             packed = self.pack(batch.select(rows))
             with computing(packed):
-                hidden = self.decoder.hidden(packed)
-                found = {"logprob": self._score(hidden, packed, with_entropy=False)[0]}
-                if names:
-                    weight, bias, _ = self.decoder.head()
-                    found |= distribution_statistics(hidden, weight, names, bias=bias, temperature=settings.temperature)
+                found = function(packed)
             for name, values in found.items():
                 part = spread_to_rows(values, packed.targets, num_rows=packed.num_rows, width=packed.width)
                 result[name][torch.tensor(rows), : packed.width] = part.cpu()
