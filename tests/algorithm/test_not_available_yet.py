@@ -10,7 +10,7 @@ from tests.common.config.conftest import MINIMAL
 from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE, ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN
 from trinity.catalogue import BUILT_IN
 from trinity.common.config import Problem, examine
-from trinity.common.config.available import SERVED_NAMES
+from trinity.common.config.available import is_served
 
 SERVED = {
     "algorithm_type": "asymre, cispo, clip_cov, dapo, dr_grpo, geo_mean, gpg, grpo, grpo_passk, grpo_verl, gspo, "
@@ -23,7 +23,8 @@ SERVED = {
     "policy_loss_fn": "bypass_mode, cispo, clip_cov, dppo_kl, dppo_tv, dro, geo_mean, gpg, gspo, importance_sampling, "
     "kl_cov, opmd, ppo, rec, sapo, sft, sft_is, sft_phi, sppo, topr, verl_bypass_mode, verl_cispo, verl_clip_cov, "
     "verl_dppo_kl, verl_dppo_tv, verl_dro, verl_geo_mean, verl_gpg, verl_gspo, verl_kl_cov, verl_sapo, verl_vanilla",
-    "kl_fn": "abs, abs+, corrected_k3, k1, k1+, k2, k2+, k3, k3+, kl, kl+, low_var_kl, low_var_kl+, mse, mse+, none",
+    "kl_fn": "abs, abs+, corrected_k3, full, k1, k1+, k2, k2+, k3, k3+, kl, kl+, low_var_kl, "
+    "low_var_kl+, mse, mse+, none",
     "entropy_loss_fn": "default, none",
 }
 KEYS = {
@@ -34,7 +35,7 @@ KEYS = {
     "kl_penalty_fn": KL_FN,
     "entropy_loss_fn": ENTROPY_LOSS_FN,
 }
-LATER = [(k, name) for k, registry in KEYS.items() for name in registry if name not in SERVED_NAMES[registry.name]]
+LATER = [(k, name) for k, registry in KEYS.items() for name in registry if not is_served(registry.name, name)]
 
 
 def _problems(folder: Path, key: str, name: str) -> list[Problem]:

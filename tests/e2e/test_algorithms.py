@@ -52,7 +52,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "optimal baseline of every token": {
         "algorithm_type": "grpo_verl", "advantage_fn": "optimal_token_baseline", "policy_loss_fn": "dro",
-        "policy_loss_fn_args": {"dro_beta": 0.1}, "kl_loss_fn": "k3+",
+        "policy_loss_fn_args": {"dro_beta": 0.1}, "kl_loss_fn": "full",
     },
     "sum over tokens": {
         "algorithm_type": "gpg", "policy_loss_fn_args": {"loss_agg_mode": "token-sum"}, "kl_loss_fn": "k2",

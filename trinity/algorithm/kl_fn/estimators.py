@@ -95,6 +95,8 @@ class FullKLFn(KLFn):
     Where we differ: verl 0.9.1 names it, but does not implement it.
     """
 
+    of_distributions = True
+
     def calculate_kl(
         self,
         logprob: Float[Tensor, "B T V"],

@@ -78,10 +78,6 @@ SERVED_NAMES: dict[str, frozenset[str]] = {
         "verl_dppo_kl", "verl_dppo_tv", "verl_geo_mean", "verl_gpg", "verl_gspo", "verl_kl_cov", "verl_sapo",
         "verl_vanilla", "bypass_mode", "verl_bypass_mode", "dro", "verl_dro",
     }),
-    "kl_fn": frozenset({
-        "none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3", "kl", "mse", "k1+", "kl+", "k2+", "k3+", "abs+",
-        "low_var_kl+", "mse+",
-    }),
     "entropy_loss_fn": frozenset({"default", "none"}),
 }  # fmt: skip
 

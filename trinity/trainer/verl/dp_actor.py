@@ -11,6 +11,7 @@ from trinity.trainer.verl.attention import computing
 from trinity.trainer.verl.decoder import Decoder
 from trinity.trainer.verl.loss import LossFn, Metrics, Share, spread_to_rows
 from trinity.trainer.verl.optim import Schedule
+from trinity.trainer.verl.reference import Reference
 from trinity.trainer.verl.scorer import ActorSettings, Scorer
 from trinity.trainer.verl.stepping import Stepper, mean_norm, passes
 
@@ -25,7 +26,12 @@ class DataParallelPPOActor:
         optimizer: over the model's parameters.
         schedule: learning rate of each training step.
         settings: how a batch is split and stepped.
+
+    Attributes:
+        reference: read by a KL term over whole distributions; the worker sets it.
     """
+
+    reference: Reference | None = None
 
     def __init__(
         self,
@@ -111,11 +117,16 @@ class DataParallelPPOActor:
     def _micro_step(self, micro: TrainBatch, share: Share, metrics: Metrics, difference: _Mismatch | None) -> None:
         packed = self.scorer.pack(micro)
         with computing(packed):
-            scored, entropy = self.scorer.score(packed, with_entropy=self.loss_fn.with_entropy)
+            hidden = self.decoder.hidden(packed)
+            scored, entropy = self.scorer.score_hidden(hidden, packed, with_entropy=self.loss_fn.with_entropy)
             size = {"num_rows": packed.num_rows, "width": packed.width}
             logprob = spread_to_rows(scored, packed.targets, **size)
             tensors = {"action_mask": micro.action_mask} | micro.columns | micro.values
             tensors = {name: value.to(self.device) for name, value in tensors.items()}
+            if self.loss_fn.with_full_kl:
+                assert self.reference is not None, "the worker loads what the loss reads"
+                divergence = self.scorer.divergence(hidden, self.reference.output(packed))
+                tensors["ref_divergence"] = spread_to_rows(divergence, packed.targets, **size)
             spread_entropy = spread_to_rows(entropy, packed.targets, **size)
             loss, values = self.loss_fn(logprob, spread_entropy, tensors, share)
             loss.backward()

@@ -46,7 +46,7 @@ class _ChunkedLogprob(torch.autograd.Function):
         kept = None
         for start in range(0, len(labels), rows):
             part = slice(start, start + rows)
-            logp = _log_softmax(hidden[part], weight, bias, temperature)
+            logp = log_softmax(hidden[part], weight, bias, temperature)
             logprob[part] = logp.gather(1, labels[part, None]).squeeze(1)
             if with_entropy:
                 entropy[part] = -(logp.exp() * logp).sum(1)
@@ -67,7 +67,7 @@ class _ChunkedLogprob(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None else None
         for start in range(0, len(labels), ctx.rows):
             part = slice(start, start + ctx.rows)
-            logp = _log_softmax(hidden[part], weight, bias, ctx.temperature) if kept is None else kept
+            logp = log_softmax(hidden[part], weight, bias, ctx.temperature) if kept is None else kept
             of_entropy = (grad_entropy[part], entropy[part]) if ctx.with_entropy else None
             grad = _grad_logits(logp, labels[part], grad_logprob[part], of_entropy)
             grad = grad.div_(ctx.temperature).to(weight.dtype)
@@ -78,7 +78,10 @@ class _ChunkedLogprob(torch.autograd.Function):
         return grad_hidden, None, grad_bias, grad_weight, None, None, None
 
 
-def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+def log_softmax(
+    hidden: Float[Tensor, "M d"], weight: Float[Tensor, "V d"], bias: Float[Tensor, "V"] | None, temperature: float
+) -> Float[Tensor, "M V"]:
+    """Return the log-probabilities (nats, float32) of the vocabulary; `temperature` divides the logits."""
     logits = matmul(hidden, weight.t()).float()
     if bias is not None:
         logits += bias
@@ -133,7 +136,7 @@ def distribution_statistics(
     rows = chunk_rows(weight.shape[0], hidden.device)
     for start in range(0, len(hidden), rows):
         part = slice(start, start + rows)
-        logp = _log_softmax(hidden[part], weight, bias, temperature)
+        logp = log_softmax(hidden[part], weight, bias, temperature)
         for name, values in result.items():
             values[part] = STATISTICS[name](logp)
     return result

@@ -158,6 +158,11 @@ class LossFn:
         return type(self.kl).__name__ != "NoneKLFn" and (self.kl.kl_coef != 0 or self.kl.adaptive)
 
     @property
+    def with_full_kl(self) -> bool:
+        """Whether the divergence from the reference is that of whole distributions."""
+        return self.with_kl and self.kl.of_distributions
+
+    @property
     def needs_reference(self) -> bool:
         """Whether the reference model has to be loaded."""
         return self.with_kl or "ref_logprob" in self.required
@@ -194,7 +199,11 @@ class LossFn:
             term, values = self.entropy(entropy, mask, loss_agg_mode=self.loss_agg_mode)
             loss = loss - term * shared
             self._note(metrics, values, share, shared)
-        if self.with_kl:
+        if "ref_divergence" in tensors:
+            term, values = self.kl.loss_of(tensors["ref_divergence"], mask, self.loss_agg_mode)
+            loss = loss + term * shared
+            self._note(metrics, values, share, shared)
+        elif self.with_kl:
             term, values = self.kl.calculate_kl_loss(
                 logprob,
                 tensors["ref_logprob"],

@@ -12,6 +12,8 @@ from transformers import PreTrainedModel
 from trinity.common.checkpoint import hash_tree
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.verl.decoder import Decoder
+from trinity.trainer.verl.divergence import Output
+from trinity.trainer.verl.packing import Packed
 from trinity.trainer.verl.scorer import ActorSettings, Scorer
 
 
@@ -35,3 +37,10 @@ class Reference:
     def compute_log_prob(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
         """Return the log-probability (nats) of the counted response tokens, 0 elsewhere, on the CPU."""
         return self.scorer.compute_log_prob(batch)
+
+    @torch.no_grad()
+    def output(self, packed: Packed) -> Output:
+        """Return what gives the reference's logits at the scored positions."""
+        hidden = self.scorer.decoder.hidden(packed)
+        weight, bias, _ = self.scorer.decoder.head()
+        return Output(hidden, weight, bias)

@@ -12,6 +12,7 @@ from torch import Tensor
 from trinity.trainer.batch import TrainBatch, micro_batches
 from trinity.trainer.verl.attention import computing, is_manual
 from trinity.trainer.verl.decoder import Decoder
+from trinity.trainer.verl.divergence import Output, full_divergence
 from trinity.trainer.verl.logprob import distribution_statistics, logprob_and_entropy
 from trinity.trainer.verl.loss import spread_to_rows
 from trinity.trainer.verl.packing import Packed, pack
@@ -63,9 +64,18 @@ class Scorer:
 
     def score(self, packed: Packed, *, with_entropy: bool) -> tuple[Float[Tensor, "M"], Float[Tensor, "M"]]:
         """Return log-probability and entropy (nats) of the scored tokens; see `logprob_and_entropy`."""
-        return self._score(self.decoder.hidden(packed), packed, with_entropy=with_entropy)
+        return self.score_hidden(self.decoder.hidden(packed), packed, with_entropy=with_entropy)
 
-    def _score(self, hidden: Tensor, packed: Packed, *, with_entropy: bool) -> tuple[Tensor, Tensor]:
+    def divergence(self, hidden: Float[Tensor, "M d"], reference: Output) -> Float[Tensor, "M"]:
+        """Return KL(policy, reference) (nats) at the scored tokens whose `hidden` states are given."""
+        weight, bias, parameter = self.decoder.head()
+        policy = Output(hidden, weight, bias)
+        return full_divergence(policy, reference, parameter=parameter, temperature=self.settings.temperature)
+
+    def score_hidden(
+        self, hidden: Float[Tensor, "M d"], packed: Packed, *, with_entropy: bool
+    ) -> tuple[Float[Tensor, "M"], Float[Tensor, "M"]]:
+        """Return what `score` returns, from the decoder's hidden states."""
         weight, bias, parameter = self.decoder.head()
         return logprob_and_entropy(
             hidden,
@@ -94,7 +104,7 @@ class Scorer:
             weight, bias, _ = self.decoder.head()
             temperature = self.settings.temperature
             found = distribution_statistics(hidden, weight, wanted, bias=bias, temperature=temperature)
-            return found | {"logprob": self._score(hidden, packed, with_entropy=False)[0]}
+            return found | {"logprob": self.score_hidden(hidden, packed, with_entropy=False)[0]}
 
         return self._compute_all(batch, of, names=("logprob", *wanted))
 

@@ -99,6 +99,7 @@ class ActorWorker:
         )
         penalises = self.advantage is not None and self.advantage.with_kl
         self.reference = self._load_reference() if self.loss_fn.needs_reference or penalises else None
+        self.actor.reference = self.reference
         logger.info(
             "trainer on %s: %.2f M parameters, products in %s%s",
             self.device,

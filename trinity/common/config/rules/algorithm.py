@@ -214,6 +214,14 @@ def _check_rollouts(draft: Draft, algorithm: str) -> None:
 
 def _check_kl_penalty(draft: Draft) -> None:
     """Check that a KL penalty in the reward reaches an advantage that is computed from it."""
+    if draft.get("algorithm.kl_penalty_fn") == "full":
+        draft.problem(
+            "E1854",
+            "algorithm.kl_penalty_fn",
+            "`algorithm.kl_penalty_fn: full` compares whole distributions, and a reward is lowered by the "
+            "log-probability of its token",
+            suggestion="write `kl_loss_fn: full`, or another kl_penalty_fn such as k3",
+        )
     penalty, advantage = draft.get("algorithm.kl_penalty_fn"), draft.get("algorithm.advantage_fn")
     is_term = penalty not in (None, "none") and is_served("kl_fn", penalty)
     if is_term and advantage in WITHOUT_TOKEN_REWARDS:
