@@ -127,8 +127,8 @@ def test_the_folder_of_the_critic_is_looked_at_like_that_of_the_model(tmp_path: 
     key = "model.critic_model_path"
     assert codes("good") == []
     assert codes("nowhere") == [("E3101", key)]
-    assert codes("small") == codes("other") == [("E3112", key)]
-    assert codes("two") == [("E3111", key)]
+    assert codes("small") == codes("other") == [("E3121", key)]
+    assert codes("two") == [("E3120", key)]
     assert codes("nowhere", "grpo") == [("W1813", key)], "without a critic the folder is not looked at"
 
 

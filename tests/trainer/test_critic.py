@@ -275,11 +275,11 @@ def test_a_critic_that_does_not_fit_is_refused(make_config: Maker, tmp_path: Pat
     with pytest.raises(EnvironmentProblem, match=r"E3101.*model\.critic_model_path .*nowhere"):
         load(tmp_path / "nowhere")
     tiny_model(tmp_path / "small", characters="0123")
-    with pytest.raises(EnvironmentProblem, match=r"E3112.*embeddings of 7 tokens, the policy's tokenizer has \d+"):
+    with pytest.raises(EnvironmentProblem, match=r"E3121.*embeddings of 7 tokens, the policy's tokenizer has \d+"):
         load(tmp_path / "small")
     tiny_model(tmp_path / "two")
     AutoModelForTokenClassification.from_pretrained(tmp_path / "two", num_labels=2).save_pretrained(tmp_path / "two")
-    with pytest.raises(EnvironmentProblem, match=r"E3111.*score.weight of shape \[2, 64\].*one label"):
+    with pytest.raises(EnvironmentProblem, match=r"E3120.*score.weight of shape \[2, 64\].*one label"):
         load(tmp_path / "two")
 
 

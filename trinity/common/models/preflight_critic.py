@@ -37,14 +37,14 @@ def _findings(own: Path, policy: Path) -> Iterator[Finding]:
     for name in HEADS & headers.keys():
         if headers[name][:1] != [1]:
             yield Finding(
-                "E3111", f"{own} has {name} of shape {headers[name]}; a critic needs a head of one output (one label)"
+                "E3120", f"{own} has {name} of shape {headers[name]}; a critic needs a head of one output (one label)"
             )
     if largest is None:
         return
     rows = embedding_rows(read_mapping(own / "config.json"), headers)
     if rows is not None and rows <= largest[0]:
         yield Finding(
-            "E3112",
+            "E3121",
             f"{own} has embeddings of {rows} tokens, and the policy's tokenizer has token {largest[1]!r} with id "
             f"{largest[0]}: the critic reads the policy's tokens, so both need the same vocabulary",
         )
@@ -52,7 +52,7 @@ def _findings(own: Path, policy: Path) -> Iterator[Finding]:
         tokens
     ):
         yield Finding(
-            "E3112",
+            "E3121",
             f"the tokenizer of {own} is not that of {policy}: the critic reads the policy's tokens, so both need the "
             "same vocabulary",
         )
