@@ -120,7 +120,7 @@ def _check_model(stage: StagePlan) -> Iterator[Problem]:
 
 def _check_critic(stage: StagePlan) -> Iterator[Problem]:
     from trinity.common.models.preflight import check_model_dir
-    from trinity.common.models.preflight_critic import check_critic
+    from trinity.common.models.preflight_heads import check_critic
 
     model, critic = stage.config.model, stage.config.trainer.trainer_config.critic
     path = model.critic_model_path
@@ -139,18 +139,21 @@ def _check_critic(stage: StagePlan) -> Iterator[Problem]:
 
 def _check_reward_model(stage: StagePlan) -> Iterator[Problem]:
     from trinity.common.models.preflight import check_model_dir
+    from trinity.common.models.preflight_heads import check_reward_model
 
     section = stage.config.trainer.trainer_config.reward_model
-    if not section.enable or stage.config.mode == "train" or not section.model.path:
+    is_classifier = section.worker == "sequence_classifier"
+    if not section.enable or stage.config.mode == "train" or not section.model.path or not is_classifier:
         return
     switches = section.model.input_tokenizer is not None
-    for finding in check_model_dir(
+    found = check_model_dir(
         section.model.path,
         trust_remote_code=section.model.trust_remote_code,
         need_chat_template=switches,
         need_tokenizer=switches,
         is_classifier=True,
-    ):
+    )
+    for finding in found or check_reward_model(section.model.path):
         yield _problem(stage, finding.code, "trainer.trainer_config.reward_model.model.path", finding.message)
 
 
