@@ -11,6 +11,7 @@ import torch
 import yaml
 from transformers import AutoModelForSequenceClassification
 
+from tests.docs.pages import page
 from tests.e2e.test_algorithms import check, finish, make_run
 from tests.tiny import CHARACTERS, tiny_model
 from trinity.launch.run import RunOptions, plan_run, run_plan
@@ -18,24 +19,6 @@ from trinity.launch.run import RunOptions, plan_run, run_plan
 pytestmark = pytest.mark.slow
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }};{% endfor %}"
-JUDGE = '''
-"""A reward model that is no classifier: it counts what it likes."""
-
-from trinity.common.models.reward_models import REWARD_MODELS, RewardModel
-
-
-@REWARD_MODELS.register_module("likes_letters")
-class LikesLetters(RewardModel):
-    """The share of letters in the answer, times a weight."""
-
-    def __init__(self, config, weight=1.0):
-        super().__init__(config)
-        self.weight = weight
-
-    def score(self, experiences):
-        answers = [experience.messages[-1]["content"] for experience in experiences]
-        return [self.weight * sum(c.isalpha() for c in answer) / max(len(answer), 1) for answer in answers]
-'''
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +65,7 @@ def test_a_model_with_another_tokenizer_gives_the_rewards(
 
 def test_a_reward_model_of_a_plugin(tmp_path: Path, plugins: Path) -> None:
     (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "likes_letters.py").write_text(JUDGE)
+    (tmp_path / "more" / "likes_letters.py").write_text(page("docs/workflows.md").code("python")[-1])
     run = make_run(tmp_path / "run", {"algorithm_type": "grpo"})
     run.change(**settings(run.folder, worker="likes_letters", worker_args={"weight": 2.0}))
     finish(run, plugins, more=(tmp_path / "more",))
