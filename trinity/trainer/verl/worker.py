@@ -185,12 +185,12 @@ class ActorWorker:
 
     def load(self, folder: Path) -> None:
         """Continue from `actor/` and `critic/` in `folder`; see `TrainerBackend.load`."""
-        extra = load_trained(folder / "actor", self.model, self.optimizer, adapter=self.adapter)
+        with self.offload.loaded():  # an optimizer takes its state to where its parameters are
+            extra = load_trained(folder / "actor", self.model, self.optimizer, adapter=self.adapter)
+            if self.critic is not None:
+                self.critic.load(folder)
         self.actor.decoder.refresh()
         self.actor.stepper.restore(extra)
-        if self.critic is not None:
-            self.critic.load(folder)
-        self.offload.park()
         if self.loss_fn.kl.adaptive:
             self.loss_fn.kl.kl_coef = extra["kl_coef"]
         if self.advantage is not None and extra.get("kl_penalty"):
