@@ -127,9 +127,35 @@ def test_the_folder_of_the_critic_is_looked_at_like_that_of_the_model(tmp_path: 
     key = "model.critic_model_path"
     assert codes("good") == []
     assert codes("nowhere") == [("E3101", key)]
-    assert codes("small") == codes("other") == [("E3112", key)]
-    assert codes("two") == [("E3111", key)]
+    assert codes("small") == codes("other") == [("E3121", key)]
+    assert codes("two") == [("E3120", key)]
     assert codes("nowhere", "grpo") == [("W1813", key)], "without a critic the folder is not looked at"
+
+
+def test_the_folder_of_the_reward_model_is_looked_at(tmp_path: Path, run_yaml: Path) -> None:
+    tiny_model(tmp_path / "policy")
+    tiny_model(tmp_path / "mute", chat_template=None)
+    for name, labels in (("mute", 1), ("two", 2)):
+        made = AutoModelForSequenceClassification.from_pretrained(tmp_path / "policy", num_labels=labels)
+        made.save_pretrained(tmp_path / name)
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1=", "response": "2"}\n')
+    text = MINIMAL.replace("/models/tiny", "policy").replace("data.jsonl", "train.jsonl")
+    section = "trainer.trainer_config.reward_model"
+
+    def codes(path: str, *more: str) -> list[tuple[str, str]]:
+        run_yaml.write_text(text)
+        settings = ("cluster.gpu_per_node=0", f"{section}.enable=true", f"{section}.model.path={path}", *more)
+        words = [word for setting in settings for word in ("--set", setting)]
+        problems = json.loads(runner.invoke(app, ["validate", "-c", str(run_yaml), "--json", *words]).output)[
+            "problems"
+        ]
+        return [(p["code"], p["key"]) for p in problems]
+
+    key = f"{section}.model.path"
+    assert codes("nowhere") == [("E3101", key)]
+    assert codes("mute") == []
+    assert codes("policy") == codes("two") == [("E3122", key)]
+    assert codes("mute", f"{section}.model.input_tokenizer=policy") == [("E3107", key)]
 
 
 def test_a_template_that_is_missing_or_wrong_is_named_with_its_key(run_yaml: Path, tmp_path: Path) -> None:
@@ -141,6 +167,15 @@ def test_a_template_that_is_missing_or_wrong_is_named_with_its_key(run_yaml: Pat
     wrong = runner.invoke(app, [*arguments, "model.custom_chat_template='{% if %}'", "--json"])
     found = {p["code"]: p["key"] for p in json.loads(wrong.output)["problems"]}
     assert found["E3109"] == "model.custom_chat_template"
+
+
+def test_an_adapter_that_is_missing_is_named_before_anything_is_loaded(run_yaml: Path, tmp_path: Path) -> None:
+    adapter = f"model.lora_configs=[{{path: '{tmp_path / 'none'}'}}]"
+    arguments = ["--set", f"model.model_path={_model(tmp_path / 'model')}", "--set", adapter]
+    result = runner.invoke(app, ["validate", "-c", str(run_yaml), *arguments])
+    assert result.exit_code == ExitCode.ENVIRONMENT
+    assert "error[E3118]: model.lora_configs[0].path" in result.output and "--set #2" in result.output
+    assert "has no adapter_config.json and no adapter_model.safetensors" in " ".join(result.output.split())
 
 
 def test_data_that_lack_the_column_are_a_problem_of_the_data(run_yaml: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from trinity.common.errors import DataError
 from trinity.common.experience import Experience
 from trinity.trainer.advantage import BatchAdvantage, batch_advantage_of
 from trinity.trainer.batch import collate
+from trinity.trainer.correction import Correction
 from trinity.trainer.verl.worker import ActorWorker
 
 Maker = Callable[..., Config]
@@ -175,3 +176,24 @@ def test_expert_rows_do_not_disturb_advantages_of_the_trainer(make_config: Maker
 def test_rows_that_nobody_marked_are_refused(make_config: Maker) -> None:
     with pytest.raises(DataError, match=r"MIXPolicyLossFn needs expert_mask.*sample_strategy"):
         worker(_config(make_config)).train_step(make_experiences(1), 1)
+
+
+def test_expert_rows_are_not_measured_as_rollouts_of_another_policy(make_config: Maker) -> None:
+    algorithm = {"algorithm_type": "mix", "policy_loss_fn": "mix", "bypass_old_logprobs": False}
+    experiences = _mixed()
+    usual = [exp for exp in experiences if not _is_expert(exp)]
+    alone, both = (worker(make_config(algorithm=algorithm)).train_step(rows, 1) for rows in (usual, experiences))
+    measured = {name for name in alone if name.startswith("rollout_corr/")}
+    assert measured and all(both[name] == pytest.approx(alone[name], rel=1e-5, abs=1e-6) for name in measured)
+
+
+def test_expert_rows_are_neither_weighted_nor_rejected(make_config: Maker) -> None:
+    made = worker(make_config(algorithm={"bypass_old_logprobs": False, "policy_loss_fn": "ppo"}))
+    batch = made._with_logprobs(collate(_mixed()))
+    correct = Correction(rollout_is="token", rollout_rs="token_k1", rollout_rs_threshold="0.9_1.1")
+    corrected, _ = correct(batch)
+    experts = batch.values["expert_mask"]
+    assert torch.equal(corrected.action_mask[experts], batch.action_mask[experts])
+    assert corrected.action_mask[~experts].sum() < batch.action_mask[~experts].sum()
+    assert (corrected.columns["rollout_is_weights"][experts][batch.action_mask[experts]] == 1.0).all()
+    assert torch.equal(corrected.columns["counted_mask"], batch.action_mask)

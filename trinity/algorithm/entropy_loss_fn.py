@@ -44,6 +44,13 @@ class EntropyLossFn(ABC):
         """
         return None
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of a term that remembers something; see `PolicyLossFn.state_dict`."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most terms remember nothing
+        """Continue from what `state_dict` returned."""
+
     @classmethod
     def default_args(cls) -> dict[str, Any]:
         """Return the constructor's arguments and defaults."""

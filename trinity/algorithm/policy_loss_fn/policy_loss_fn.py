@@ -71,6 +71,13 @@ class PolicyLossFn(ABC):
         """
         return ()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of a loss that remembers something: tensors, numbers, texts, lists, dicts."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most losses remember nothing
+        """Continue from what `state_dict` returned."""
+
     @classmethod
     def default_args(cls) -> dict[str, Any]:
         """Return the constructor's arguments and defaults; `None` for one without a default."""

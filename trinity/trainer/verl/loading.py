@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from trinity.common.checkpoint import hash_tree
 from trinity.common.config import Config
 from trinity.common.errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    from trinity.trainer.verl.lora import Adapter
 
 HEAD_NAMES = ("score", "classifier")
 HEAD_STD = 0.02  # initializer_range of the common families
@@ -35,6 +40,38 @@ def load_model(path: str, device: torch.device, *, config: Config) -> PreTrained
     return _ready(model, device)
 
 
+def attach_adapter(model: PreTrainedModel, config: Config) -> Adapter | None:
+    """Put the adapter of `model.lora_configs` into `model` and return it; None where there is none to train.
+
+    Raises:
+        ConfigError: it names modules that the model has not.
+        EnvironmentProblem: an existing adapter cannot be read or does not fit.
+    """
+    if not config.model.lora_configs:
+        return None
+    from trinity.trainer.verl.lora import attach  # PEFT takes two seconds to import
+
+    path = str(config.model.model_path)
+    return attach(model, config.model.lora_configs[0], seed=config.seed, base_hash=model_hash(path))
+
+
+def initial_weights(config: Config) -> Mapping[str, Tensor]:
+    """Return the weights from which the training of the adapter starts, on the CPU.
+
+    Raises:
+        EnvironmentProblem: model or adapter cannot be loaded.
+    """
+    model = load_model(str(config.model.model_path), torch.device("cpu"), config=config)
+    adapter = attach_adapter(model, config)
+    assert adapter is not None, "asked for only with model.lora_configs"
+    return adapter.weights()
+
+
+def model_hash(path: str) -> str:
+    """Return the hash of the files of a model's folder; empty where `path` is a hub id."""
+    return hash_tree(Path(path)) if Path(path).is_dir() else ""
+
+
 def load_value_model(path: str, device: torch.device, *, config: Config) -> PreTrainedModel:
     """Return the model of the folder `path` with one number a token on top, in float32 on `device`.
 
@@ -42,7 +79,7 @@ def load_value_model(path: str, device: torch.device, *, config: Config) -> PreT
     language model, gets a head that depends on `seed` alone; its bias is 0.
 
     Raises:
-        EnvironmentProblem: it cannot be loaded (E3101), or its head is not one of one output (E3111).
+        EnvironmentProblem: it cannot be loaded (E3101), or its head is not one of one output (E3120).
     """
     transformers_logging.disable_progress_bar()
     try:
@@ -58,7 +95,7 @@ def load_value_model(path: str, device: torch.device, *, config: Config) -> PreT
         raise EnvironmentProblem(
             f"model.critic_model_path {path} does not fit a value model: {', '.join(wrong)}; give a classifier with "
             "one label, or a causal language model",
-            code="E3111",
+            code="E3120",
         )
     head = value_head(model)
     missing = {name.rpartition(".")[2] for name in info["missing_keys"] if name.split(".")[0] in HEAD_NAMES}
@@ -76,7 +113,7 @@ def value_head(model: PreTrainedModel) -> nn.Linear:
     """Return the linear map from hidden states to values.
 
     Raises:
-        EnvironmentProblem: the model type has none that is known (E3111).
+        EnvironmentProblem: the model type has none that is known (E3120).
     """
     for name in HEAD_NAMES:
         head = getattr(model, name, None)
@@ -85,7 +122,7 @@ def value_head(model: PreTrainedModel) -> nn.Linear:
     raise EnvironmentProblem(
         f"model.critic_model_path: {type(model).__name__} has no head named {' or '.join(HEAD_NAMES)}, so that it "
         "cannot be a value model; give a model of another type",
-        code="E3111",
+        code="E3120",
     )
 
 

@@ -61,10 +61,18 @@ class Share:
         normalizer: float,
         among: tuple[Bool[Tensor, "b"], Bool[Tensor, "B"]] | None = None,
     ) -> Share:
-        """Return the share of `micro` in its mini-batch, both reduced to the rows `among` theirs, if given."""
+        """Return the share that the rows of `micro` have in their mini-batch; rejected tokens count in the latter.
+
+        Args:
+            micro: some rows of `mini`.
+            mini: the mini-batch.
+            normalizer: see `Share`.
+            among: the rows of both that count, if not all of them.
+        """
         in_micro, in_mini = (None, None) if among is None else among
-        tokens, rows, counted_rows = _sizes(micro, in_micro)
-        all_tokens, all_rows, all_counted_rows = _sizes(mini, in_mini)
+        tokens, rows, counted_rows = _sizes(micro.action_mask, in_micro)
+        counted = mini.columns.get("counted_mask", mini.action_mask)
+        all_tokens, all_rows, all_counted_rows = _sizes(counted, in_mini)
         width = micro.action_mask.shape[1]
         return cls(tokens, rows, counted_rows, width, all_tokens, all_rows, all_counted_rows, normalizer)
 
@@ -86,9 +94,9 @@ class Share:
         return scale if loss_agg_mode == TOKEN_SUM_NORM else self.rows / max(self.all_rows, 1)
 
 
-def _sizes(batch: TrainBatch, rows: Bool[Tensor, "B"] | None) -> tuple[int, int, int]:
+def _sizes(mask: Bool[Tensor, "B T"], rows: Bool[Tensor, "B"] | None) -> tuple[int, int, int]:
     """Return counted tokens, rows, and rows with counted tokens."""
-    mask = batch.action_mask if rows is None else batch.action_mask[rows]
+    mask = mask if rows is None else mask[rows]
     return int(mask.sum()), len(mask), int(mask.any(1).sum())
 
 
@@ -113,10 +121,14 @@ class Metrics:
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
         self._weights: dict[str, float] = {}
+        self._extremes: dict[str, float] = {}
 
     def add(self, values: Mapping[str, float], weight: float) -> None:
-        """Add the values of a micro-batch to weighted means."""
+        """Add the values of a micro-batch to weighted means; of `..._max` and `..._min` the extremes are kept."""
         for name, value in values.items():
+            if name.endswith(("_max", "_min")):
+                self._extremes[name] = _extreme(name, value, self._extremes.get(name, value))
+                continue
             self._sums[name] = self._sums.get(name, 0.0) + value * weight
             self._weights[name] = self._weights.get(name, 0.0) + weight
 
@@ -132,10 +144,17 @@ class Metrics:
             is_sum = name.endswith("loss")
             self._sums[name] = self._sums.get(name, 0.0) + total
             self._weights[name] = 1.0 if is_sum else self._weights.get(name, 0.0) + other._weights[name]
+        for name, value in other._extremes.items():
+            self._extremes[name] = _extreme(name, value, self._extremes.get(name, value))
 
     def means(self) -> dict[str, float]:
-        """Return the mean (or sum) of each metric."""
-        return {name: total / self._weights[name] for name, total in self._sums.items() if self._weights[name]}
+        """Return the mean (or sum, or extreme) of each metric."""
+        means = {name: total / self._weights[name] for name, total in self._sums.items() if self._weights[name]}
+        return means | self._extremes
+
+
+def _extreme(name: str, *values: float) -> float:
+    return max(values) if name.endswith("_max") else min(values)
 
 
 class LossFn:
@@ -169,6 +188,11 @@ class LossFn:
     def with_kl(self) -> bool:
         """Whether a nonzero coefficient reads the reference's log-probabilities."""
         return type(self.kl).__name__ != "NoneKLFn" and (self.kl.kl_coef != 0 or self.kl.adaptive)
+
+    @property
+    def with_full_kl(self) -> bool:
+        """Whether the divergence from the reference is that of whole distributions."""
+        return self.with_kl and self.kl.of_distributions
 
     @property
     def needs_reference(self) -> bool:
@@ -223,7 +247,12 @@ class LossFn:
             factor = shares.entropy.of(self.loss_agg_mode)
             loss = loss - term * factor
             self._note(metrics, values, shares.entropy, factor)
-        if self.with_kl:
+        factor = whole.of(self.loss_agg_mode)
+        if "ref_divergence" in tensors:
+            term, values = self.kl.loss_of(tensors["ref_divergence"], mask, self.loss_agg_mode)
+            loss = loss + term * factor
+            self._note(metrics, values, whole, factor)
+        elif self.with_kl:
             term, values = self.kl.calculate_kl_loss(
                 logprob,
                 tensors["ref_logprob"],
@@ -231,7 +260,6 @@ class LossFn:
                 loss_agg_mode=self.loss_agg_mode,
                 old_logprob=_sampled_logprob(logprob, tensors),
             )
-            factor = whole.of(self.loss_agg_mode)
             loss = loss + term * factor
             self._note(metrics, values, whole, factor)
         metrics.add_sum({"final_loss": float(loss.detach())})
