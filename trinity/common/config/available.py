@@ -232,6 +232,7 @@ MIRRORS: dict[str, str] = {
     f"{_MODEL}.path": "model.model_path",
     f"{_ACTOR}.loss_agg_mode": "algorithm.loss_agg_mode",
     f"{_ACTOR}.use_rollout_log_probs": "algorithm.bypass_old_logprobs",
+    f"{_TREE}.critic.rollout_n": "algorithm.repeat_times",
 }
 
 WAYS_OUT: dict[str, str] = {

@@ -105,6 +105,7 @@ def _resolve_path(draft: Draft) -> None:
 def _fill(draft: Draft) -> None:
     _resolve_schedule(draft)
     _resolve_places(draft)
+    _check_retention(draft)
     longest = draft.get("model.max_model_len")
     size = draft.get("buffer.train_batch_size")
     mini = f"{CRITIC}.ppo_mini_batch_size"
@@ -156,6 +157,21 @@ def _resolve_schedule(draft: Draft) -> None:
     _default(draft, "optim.lr_scheduler_type", draft.get(style), "warmup_style, its older name")
     source = "algorithm.optimizer.lr_scheduler_type"
     _default(draft, "optim.lr_scheduler_type", draft.get(source), source)
+
+
+def _check_retention(draft: Draft) -> None:
+    """Refuse another number of critics than of policies: a checkpoint holds one of each."""
+    own = f"{TREE}.trainer.max_critic_ckpt_to_keep"
+    kept = {draft.get("trainer.max_checkpoints_to_keep"), draft.get(f"{TREE}.trainer.max_actor_ckpt_to_keep")}
+    if draft.get(own) is not None and draft.get(own) not in kept:
+        draft.problem(
+            "E1815",
+            own,
+            f"`{own}` is {draft.get(own)}, but trainer.max_checkpoints_to_keep is "
+            f"{draft.get('trainer.max_checkpoints_to_keep')}: a checkpoint holds policy and critic",
+            involves=("trainer.max_checkpoints_to_keep",),
+            suggestion="keep `trainer.max_checkpoints_to_keep`",
+        )
 
 
 def _resolve_places(draft: Draft) -> None:
