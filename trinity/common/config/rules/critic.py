@@ -41,6 +41,13 @@ def reads_values(draft: Draft) -> bool:
     return "values" in entry.needs
 
 
+def may_read_values(draft: Draft) -> bool:
+    """Return whether the run may have a critic: what the advantage of a plugin reads is known when the run starts."""
+    name = draft.get("algorithm.advantage_fn")
+    is_plugin = name is not None and draft.catalogue.entry("advantage_fn", name) is None
+    return is_plugin or reads_values(draft)
+
+
 def resolve_critic(draft: Draft) -> None:
     """Turn the critic on where the advantage reads values, and fill what its section leaves out from the actor."""
     _resolve_path(draft)
@@ -72,8 +79,7 @@ def resolve_critic(draft: Draft) -> None:
 
 def check_unused_critic(draft: Draft) -> None:
     """Warn about what was written for a critic that this run does not have."""
-    entry = draft.catalogue.entry("advantage_fn", draft.get("algorithm.advantage_fn"))
-    if reads_values(draft) or (entry is None and draft.get("algorithm.advantage_fn") is not None):
+    if may_read_values(draft):
         return
     if draft.is_given(PATH) and draft.get(PATH) != draft.get("model.model_path"):
         draft.problem("W1813", PATH, f"`{PATH}` has no effect: this algorithm has no critic", suggestion="remove it")
