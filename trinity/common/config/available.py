@@ -14,7 +14,7 @@ from trinity.common.config.draft import Draft, path_of
 from trinity.common.config.honoured import ANY, CRITIC_KEYS, REWARD_MODEL_KEYS
 from trinity.common.config.problems import shown_value
 from trinity.common.config.renames import set_from
-from trinity.common.config.rules.critic import reads_values
+from trinity.common.config.rules.critic import may_read_values
 from trinity.common.config.schema_index import default_at
 from trinity.common.config.tree import Path, dotted, value_at
 
@@ -241,6 +241,7 @@ MIRRORS: dict[str, str] = {
     f"{_MODEL}.path": "model.model_path",
     f"{_ACTOR}.loss_agg_mode": "algorithm.loss_agg_mode",
     f"{_ACTOR}.use_rollout_log_probs": "algorithm.bypass_old_logprobs",
+    f"{_TREE}.critic.rollout_n": "algorithm.repeat_times",
 }
 
 WAYS_OUT: dict[str, str] = {
@@ -289,7 +290,7 @@ def _value_path(leaf: Path) -> Path:
 
 def _is_unused(draft: Draft, path: Path) -> bool:
     """Return whether a section is not used: the explorer's in mode train, the critic's without one."""
-    if set_from(path) is not None or (path[:3] == (*_TRUNK, "critic") and not reads_values(draft)):
+    if set_from(path) is not None or (path[:3] == (*_TRUNK, "critic") and not may_read_values(draft)):
         return True
     if path[:3] == (*_TRUNK, "reward_model") and not draft.get("trainer.trainer_config.reward_model.enable"):
         return True
