@@ -252,6 +252,10 @@ def test_excluded_modules_get_no_adapter(make_config: Maker) -> None:
     assert names == {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}
     with pytest.raises(ConfigError, match=r"exclude_modules: 'o_prj' matches no linear map.*did you mean o_proj\?"):
         worker(make_config(model={"lora_configs": [{"exclude_modules": ["o_prj"]}]}))
+    everything = {"target_modules": ["q_proj"], "exclude_modules": ["q_proj"]}
+    with pytest.raises(ConfigError, match="PEFT cannot make this adapter") as caught:
+        worker(make_config(model={"lora_configs": [everything]}))
+    assert caught.value.code == "E1871"
 
 
 def test_checkpoint_of_the_other_kind_is_refused(make_config: Maker, tmp_path: Path) -> None:
@@ -289,6 +293,8 @@ def test_existing_adapters_that_do_not_fit_are_refused(make_config: Maker, model
     refused(folder, "E3119", r"28 tensors differ, first base_model.*: the model takes \(5, 128\), the adapter has \(4,")
     file.write_text(json.dumps(config | {"use_dora": True, "bias": "all"}))
     refused(folder, "E3119", "sets bias, use_dora; only plain LoRA in linear maps")
+    file.write_text(json.dumps(config | {"init_lora_weights": "pissa"}))
+    refused(folder, "E3119", "sets init_lora_weights pissa; only plain LoRA in linear maps")
     file.write_text("{")
     refused(folder, "E3118", "cannot read the adapter")
 
