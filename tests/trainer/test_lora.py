@@ -180,10 +180,13 @@ def test_training_changes_the_adapter_and_no_bit_of_the_model(make_config: Maker
     assert len(changed) == 14 and all(name.endswith("_proj.weight") for name in changed)
 
 
-def test_reference_of_a_new_adapter_is_the_model_without_it(make_config: Maker) -> None:
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_reference_of_a_new_adapter_is_the_model_without_it(make_config: Maker, tmp_path: Path, family: str) -> None:
     batch = collate(make_experiences(4))
-    plain = worker(make_config(algorithm=TERMS))
-    made = adapted_worker(make_config(model=LORA, algorithm=TERMS))
+    model = {"model_path": str(tmp_path / family)}
+    tiny_model(tmp_path / family, family, scale=2.0)
+    plain = worker(make_config(model=model, algorithm=TERMS))
+    made = adapted_worker(make_config(model=model | LORA, algorithm=TERMS))
     expected = plain.reference.compute_log_prob(batch)
     assert torch.equal(made.reference.compute_log_prob(batch), expected)
     assert (made.actor.compute_log_prob(batch) - expected).abs().max().item() > 1e-3

@@ -69,14 +69,15 @@ SERVED_NAMES: dict[str, frozenset[str]] = {
         "asymre_verl", "gpg", "grpo_passk", "grpo_verl", "opmd_verl", "opo", "reinforce_plus_plus_baseline",
         "reinforceplusplus", "rloo", "verl_gpg", "verl_grpo", "verl_grpo_passk", "verl_grpo_vectorized", "verl_opo",
         "verl_reinforce_plus_plus", "verl_reinforce_plus_plus_baseline", "verl_rloo", "verl_rloo_vectorized",
+        "optimal_token_baseline", "tir_optimal_token_baseline", "verl_optimal_token_baseline",
+        "verl_tir_optimal_token_baseline",
     }),
     "policy_loss_fn": frozenset({
         "cispo", "clip_cov", "dppo_kl", "dppo_tv", "geo_mean", "gpg", "gspo", "importance_sampling", "kl_cov", "opmd",
         "ppo", "rec", "sapo", "sft", "sft_is", "sft_phi", "sppo", "topr", "verl_cispo", "verl_clip_cov",
         "verl_dppo_kl", "verl_dppo_tv", "verl_geo_mean", "verl_gpg", "verl_gspo", "verl_kl_cov", "verl_sapo",
-        "verl_vanilla",
+        "verl_vanilla", "bypass_mode", "verl_bypass_mode", "dro", "verl_dro",
     }),
-    "kl_fn": frozenset({"none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3"}),
     "entropy_loss_fn": frozenset({"default", "none"}),
 }  # fmt: skip
 
@@ -89,7 +90,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "mode": ("both", "train"),
     "ignore_validator_suggestions": (ANY,),
     "algorithm.enable_router_replay": (False,),
-    "algorithm.rollout_correction": (None, {}),
     "model.logprobs": (0,),
     "model.repetition_penalty": (1.0,),
     "model.enable_thinking": (None,),

@@ -15,6 +15,7 @@ from trinity.common.config.verl_base import FsdpConfig
 from trinity.common.errors import EnvironmentProblem
 from trinity.trainer.advantage import BatchAdvantage
 from trinity.trainer.batch import TrainBatch
+from trinity.trainer.quarantine import Quarantine
 from trinity.trainer.verl import settings
 from trinity.trainer.verl.checkpoint import load_trained, save_trained
 from trinity.trainer.verl.decoder import make_decoder
@@ -73,6 +74,7 @@ class Critic:
             optimizer=self.optimizer,
             schedule=schedule,
             settings=critic_settings(config),
+            quarantine=Quarantine(Path(config.checkpoint_job_dir) / "quarantine", prefix="critic_step"),
         )
 
     def with_values(self, batch: TrainBatch) -> TrainBatch:

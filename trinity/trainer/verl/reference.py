@@ -12,8 +12,10 @@ from transformers import PreTrainedModel
 from trinity.common.config import Config
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.verl.decoder import Decoder, make_decoder
+from trinity.trainer.verl.divergence import Output
 from trinity.trainer.verl.loading import attach_adapter, load_model, model_hash
 from trinity.trainer.verl.offload import Offload, tell_idle_offload
+from trinity.trainer.verl.packing import Packed
 from trinity.trainer.verl.scorer import ActorSettings, Scorer
 
 if TYPE_CHECKING:
@@ -61,6 +63,15 @@ class Reference:
         if self.model is None:
             self.scorer.decoder.refresh()  # copies of weights that the policy's own decoder has, too
         return result
+
+    @torch.no_grad()
+    def output(self, packed: Packed) -> Output:
+        """Return what gives the reference's logits at the scored positions."""
+        with self.offload.loaded():
+            hidden = self.scorer.decoder.hidden(packed)
+            weight, bias, _ = self.scorer.decoder.head()
+            # Detached, they keep the device's memory when the parameters go back to the host.
+            return Output(hidden, weight.detach(), None if bias is None else bias.detach())
 
 
 def load_reference(

@@ -15,15 +15,19 @@ from trinity.common.errors import NumericError, OutOfMemoryError
 from trinity.common.experience import Experience
 from trinity.trainer.advantage import batch_advantage_of
 from trinity.trainer.batch import TrainBatch, collate
+from trinity.trainer.correction import correction_of
 from trinity.trainer.metrics import batch_metrics, speed_metrics
+from trinity.trainer.quarantine import Quarantine
 from trinity.trainer.verl import settings
 from trinity.trainer.verl.checkpoint import load_trained, save_trained
 from trinity.trainer.verl.critic import Critic, reads_values
 from trinity.trainer.verl.decoder import make_decoder
 from trinity.trainer.verl.dp_actor import DataParallelPPOActor
 from trinity.trainer.verl.loading import attach_adapter, load_model, num_embeddings
+from trinity.trainer.verl.logprob import STATISTICS
 from trinity.trainer.verl.offload import Offload, tell_idle_offload
 from trinity.trainer.verl.optim import make_optimizer
+from trinity.trainer.verl.plugin_state import function_states, restore_functions
 from trinity.trainer.verl.reference import load_reference
 from trinity.utils.device import (
     is_out_of_memory,
@@ -75,7 +79,9 @@ class ActorWorker:
         self.device = select_device(device)
         self.dtype = settings.products_dtype(config, self.device)
         self.loss_fn = settings.loss_of(config)
+        self.correction = correction_of(config, self.loss_fn)
         self.advantage = batch_advantage_of(config)
+        self.statistics = frozenset() if self.advantage is None else self.advantage.names & STATISTICS.keys()
         self.model = load_model(str(config.model.model_path), self.device, config=config)
         self.adapter = attach_adapter(self.model, config)
         schedule, optimizer = settings.schedule_of(config, total_steps), config.algorithm.optimizer
@@ -94,6 +100,7 @@ class ActorWorker:
             optimizer=self.optimizer,
             schedule=schedule,
             settings=settings.actor_settings(config),
+            quarantine=Quarantine(Path(config.checkpoint_job_dir) / "quarantine"),
         )
         penalises = self.advantage is not None and self.advantage.with_kl
         self.reference = None
@@ -106,6 +113,7 @@ class ActorWorker:
                 device=self.device,
                 dtype=self.dtype,
             )
+        self.actor.reference = self.reference
         logger.info(
             "trainer on %s: %.2f M parameters, %.3f M of them trained, products in %s%s",
             self.device,
@@ -125,6 +133,7 @@ class ActorWorker:
         try:
             with self.offload.loaded():
                 batch = self._with_logprobs(batch)
+                batch, of_rollout = (batch, {}) if self.correction is None else self.correction(batch)
                 if self.critic is not None:
                     batch = self.critic.with_values(batch)
                 batch, of_rewards = self._with_advantages(batch, experiences)
@@ -137,7 +146,7 @@ class ActorWorker:
         if "actor/kl_loss" in metrics:
             self.loss_fn.kl.update_kl_coef(metrics["actor/kl_loss"], len(batch))
         seconds = time.perf_counter() - start
-        metrics |= batch_metrics(batch, truncated) | of_rewards
+        metrics |= batch_metrics(batch, truncated) | of_rollout | of_rewards
         metrics |= speed_metrics(batch.num_tokens, seconds, peak_memory_bytes(self.device))
         return metrics | {"time/train_step": seconds}
 
@@ -149,6 +158,12 @@ class ActorWorker:
         if self.critic.is_warming_up(step):
             return metrics
         return metrics | self.actor.update_policy(batch, step=step)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the last optimizer steps were taken; false after a gradient that was not finite."""
+        steppers = [self.actor.stepper, *([self.critic.trained.stepper] if self.critic else [])]
+        return all(stepper.skipped_in_a_row == 0 for stepper in steppers)
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return the live weights, with an adapter merged; see `TrainerBackend.weights`.
@@ -164,6 +179,7 @@ class ActorWorker:
 
         Raises:
             NumericError: a weight is not finite; nothing is written.
+            WorkflowError: a function of a plugin has a state that cannot be saved.
         """
         parameters = chain(self.model.named_parameters(), self.critic.model.named_parameters() if self.critic else ())
         bad = [name for name, parameter in parameters if not bool(parameter.isfinite().all())]
@@ -174,8 +190,7 @@ class ActorWorker:
                 code="E6002",
             )
         extra = self.actor.stepper.state() | {
-            "kl_coef": float(self.loss_fn.kl.kl_coef),
-            "kl_penalty": {} if self.advantage is None else self.advantage.kl.state_dict(),
+            "functions": function_states(self.loss_fn, self.advantage),
         }
         save_trained(
             folder / "actor", self.model, self.optimizer, extra, tokenizer=self.tokenizer, hf=hf, adapter=self.adapter
@@ -191,10 +206,7 @@ class ActorWorker:
                 self.critic.load(folder)
         self.actor.decoder.refresh()
         self.actor.stepper.restore(extra)
-        if self.loss_fn.kl.adaptive:
-            self.loss_fn.kl.kl_coef = extra["kl_coef"]
-        if self.advantage is not None and extra.get("kl_penalty"):
-            self.advantage.kl.load_state_dict(extra["kl_penalty"])
+        restore_functions(extra["functions"], self.loss_fn, self.advantage)
 
     def memory_table(self) -> dict[str, int]:
         """Return bytes by what holds them, and the memory of the device."""
@@ -214,13 +226,16 @@ class ActorWorker:
         return {name: size for name, size in table.items() if size}
 
     def _with_logprobs(self, batch: TrainBatch) -> TrainBatch:
-        """Add `old_logprob` and, where it is read, `ref_logprob`."""
-        if not self.config.algorithm.bypass_old_logprobs:
-            batch = batch.with_columns(old_logprob=self.actor.compute_log_prob(batch))
+        """Add `old_logprob` and, where they are read, `ref_logprob` and statistics of the policy's distributions."""
+        if not self.config.algorithm.bypass_old_logprobs or self.statistics:
+            scored = self.actor.scorer.compute_statistics(batch, self.statistics)
+            batch = batch.with_columns(old_logprob=scored.pop("logprob"), **scored)
         elif "rollout_logprob" in batch.columns:
             batch = batch.with_columns(old_logprob=batch.columns["rollout_logprob"])
         if self.reference is not None:
             batch = batch.with_columns(ref_logprob=self.reference.compute_log_prob(batch))
+        if "counted_mask" in self.loss_fn.policy_loss.select_keys:
+            batch = batch.with_columns(counted_mask=batch.action_mask)
         return batch
 
     def _with_advantages(
