@@ -174,8 +174,8 @@ def test_the_effective_loss_of_grpo(tmp_path: Path) -> None:
         "training step:",
         "    32 experiences in mini-batches of 32, 1 epoch: 1 optimizer step",
         "    logprob, ref_logprob and entropy at temperature 1",
-        "    a mini-batch is computed in parts of at most 256 tokens, each with its share: means and sums are of the whole "
-        "mini-batch",
+        "    a mini-batch is computed in parts of at most 256 tokens, each with its share: means and sums are of the "
+        "whole mini-batch",
         "    the gradient is clipped to a norm of 1; AdamW at a learning rate of 1e-6 (constant), weight decay 0.01",
         "    old_logprob is that of the rollout (`bypass_old_logprobs: true`)",
         "drops out:",
