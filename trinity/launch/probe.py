@@ -153,7 +153,6 @@ class Probe:
     def __init__(self, path: Path, overrides: Sequence[str], *, catalogue: Catalogue, index: int, folder: Path) -> None:
         self.path, self.overrides, self.catalogue, self.index = path, tuple(overrides), catalogue, index
         self.stage = self._plan(())
-        self.prefix = f"stages[{index}]." if self.stage.name is not None else ""
         self.model_path, self.model = probe_model(str(self.stage.config.model.model_path or ""), folder)
         self.num_experiences = 0
 
@@ -161,13 +160,17 @@ class Probe:
         plan = load_plan(self.path, (*self.overrides, *changes), catalogue=self.catalogue, schema_only=True)
         return plan.stages[self.index]
 
+    def _prefix(self, key: str) -> str:
+        """Return where a key is changed: in its stage, but for the model, which stages share."""
+        return "" if self.stage.name is None or key.startswith("model.") else f"stages[{self.index}]."
+
     def measure(self, *changes: tuple[str, Any]) -> Measurement:
         """Return loss and gradients with settings changed.
 
         Raises:
             TrinityError: the configuration does not allow it, or the dry batch cannot be trained on.
         """
-        stage = self._plan([f"{self.prefix}{as_override(key, value)}" for key, value in changes])
+        stage = self._plan([f"{self._prefix(key)}{as_override(key, value)}" for key, value in changes])
         config = dry_config(stage.config, self.model_path)
         worker = ActorWorker(config, tokenizer=None, total_steps=TRAIN_STEPS, device="cpu")
         recorder = _prepared(worker, config)

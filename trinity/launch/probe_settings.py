@@ -106,11 +106,11 @@ def _all(stage: StagePlan) -> Iterator[Setting]:
             yield Setting(f"algorithm.{role}_args.{argument}", value, role, is_optional=is_optional)
     yield Setting("algorithm.loss_agg_mode", config.algorithm.loss_agg_mode)
     yield Setting("algorithm.bypass_old_logprobs", config.algorithm.bypass_old_logprobs)
-    if not is_supervised(config):
-        taskset = config.buffer.explorer_input.taskset
-        own = None if taskset is None else taskset.rollout_args.temperature
-        is_own = own not in (None, config.model.temperature)
-        yield Setting(_TASKSET if is_own else "model.temperature", own if is_own else config.model.temperature)
+    taskset = config.buffer.explorer_input.taskset
+    if taskset is not None and taskset.rollout_args.temperature is not None:
+        yield Setting(_TASKSET, taskset.rollout_args.temperature)
+    elif not is_supervised(config):
+        yield Setting("model.temperature", config.model.temperature)
     yield Setting(_DIVISOR, config.trainer.trainer_config.actor_rollout_ref.actor.loss_scale_factor)
     correction = config.algorithm.rollout_correction
     if isinstance(correction, dict):
