@@ -122,8 +122,13 @@ def _problem(stage: StagePlan, code: str, key: str, message: str, suggestion: st
 
 def _check_model(stage: StagePlan) -> Iterator[Problem]:
     from trinity.common.models.preflight import check_model_dir
+    from trinity.common.models.preflight_adapter import check_adapter_dir
 
     model = stage.config.model
+    for adapter in model.lora_configs or ():
+        if adapter.path is not None:
+            for finding in check_adapter_dir(Path(adapter.path).expanduser()):
+                yield _problem(stage, finding.code, "model.lora_configs[0].path", finding.message)
     if not model.model_path:
         return
     for finding in check_model_dir(

@@ -197,7 +197,7 @@ class CheckpointStore:
             return CheckpointError(
                 f"no space left to write the checkpoint of step {step} under {self.job_dir} ({free / 2**20:.0f} MiB "
                 "free); older checkpoints are untouched; free some space or lower trainer.max_checkpoints_to_keep",
-                code="E7020",
+                code="E7022",
             )
         return CheckpointError(
             f"cannot write the checkpoint of step {step} under {self.job_dir}: {error}", code="E7021"

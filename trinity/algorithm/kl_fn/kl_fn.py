@@ -21,6 +21,9 @@ from trinity.algorithm.utils import aggregate_loss, masked_mean
 class KLFn(ABC):
     """A divergence per token and the coefficient that weighs it.
 
+    Attributes:
+        of_distributions: it compares whole distributions: the trainer computes it and calls `loss_of`.
+
     Args:
         adaptive: move `kl_coef` towards `target_kl` (Ziegler et al., arXiv:1909.08593, section 2.2).
         kl_coef: coefficient, >= 0.
@@ -30,6 +33,8 @@ class KLFn(ABC):
     Raises:
         ValueError: adaptive without a positive `target_kl` and `horizon`.
     """
+
+    of_distributions = False
 
     def __init__(
         self,
@@ -79,7 +84,13 @@ class KLFn(ABC):
         counted = mask.reshape(*mask.shape, *(1,) * (logprob.dim() - mask.dim()))
         policy, reference = torch.where(counted, logprob, 0.0), torch.where(counted, ref_logprob, 0.0)
         old = None if old_logprob is None else torch.where(mask, old_logprob, 0.0)
-        kl_loss = aggregate_loss(self.calculate_kl(policy, reference, old), mask, loss_agg_mode)
+        return self.loss_of(self.calculate_kl(policy, reference, old), mask, loss_agg_mode)
+
+    def loss_of(
+        self, divergence: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], loss_agg_mode: str = "token-mean"
+    ) -> tuple[Float[Tensor, ""], dict[str, float]]:
+        """Return `kl_coef` times the aggregated divergence of tokens, and the metrics `kl_loss` and `kl_coef`."""
+        kl_loss = aggregate_loss(divergence, mask, loss_agg_mode)
         return kl_loss * self.kl_coef, {"kl_loss": kl_loss.item(), "kl_coef": self.kl_coef}
 
     def apply_kl_penalty_to_reward(
