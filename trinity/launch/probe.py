@@ -23,6 +23,7 @@ from trinity.explorer.assembly import build_advantage_fn
 from trinity.launch.dry_batch import SEED, add_logprobs, dry_experiences, probe_model
 from trinity.launch.probe_settings import Setting, as_override, candidates, settings_of
 from trinity.trainer.batch import collate
+from trinity.trainer.verl.logprob import STATISTICS
 from trinity.trainer.verl.worker import ActorWorker
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 MOVED = 1e-6  # smallest relative change that is not rounding
 NOISE = 0.05  # of the weights' own size: policy and reference differ, and ratios leave 1 after a step
+NOISE_OF_ZEROS = 0.02  # of weights that begin at 0, such as an adapter's
 TRAIN_STEPS = 2
 _USER_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 
@@ -130,8 +132,9 @@ class GradientRecorder:
         """Add noise of a fixed share of each weight's own size."""
         with torch.no_grad():
             for parameter in self.parameters:
+                size = float(parameter.std(correction=0))
                 noise = torch.randn(parameter.shape, generator=self._generator)
-                parameter.add_(noise * NOISE * parameter.std().nan_to_num() if parameter.numel() > 1 else noise * NOISE)
+                parameter.add_(noise * (NOISE * size or NOISE_OF_ZEROS))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients."""
@@ -253,6 +256,7 @@ class Probe:
 _OF_THE_TRAINER = frozenset({
     "logprob", "old_logprob", "ref_logprob", "rollout_logprob", "action_mask", "response_mask", "advantages", "returns",
     "token_level_rewards", "values", "uid", "selected", "step", "rollout_is_weights", "teacher_logprobs",
+    *STATISTICS,
 })  # fmt: skip
 
 
