@@ -13,6 +13,7 @@ from trinity.buffer.task_reader import TaskReader
 from trinity.common.errors import ConfigError
 from trinity.common.models.model import ModelWrapper
 from trinity.explorer.evaluator import EvalTaskset, Evaluator
+from trinity.explorer.needs import Needs, needs_of
 from trinity.explorer.scheduler import Scheduler, SchedulerSettings
 from trinity.utils.log import get_logger
 
@@ -32,12 +33,14 @@ class ExplorerParts:
         scheduler: runs them.
         evaluator: evaluates the model.
         pipeline: what happens to experiences before they are stored.
+        needs: what the advantage function asks of the rollouts.
     """
 
     reader: TaskReader
     scheduler: Scheduler
     evaluator: Evaluator
     pipeline: ExperiencePipeline
+    needs: Needs = Needs()
 
 
 def build_parts(config: Config, engine: InferenceModel) -> ExplorerParts:
@@ -48,9 +51,8 @@ def build_parts(config: Config, engine: InferenceModel) -> ExplorerParts:
         DataError: a dataset that cannot be used.
     """
     scheduler = build_scheduler(config, engine)
-    return ExplorerParts(
-        build_reader(config), scheduler, Evaluator(build_eval_tasksets(config), scheduler), build_pipeline(config)
-    )
+    evaluator = Evaluator(build_eval_tasksets(config), scheduler)
+    return ExplorerParts(build_reader(config), scheduler, evaluator, build_pipeline(config), needs_of(config))
 
 
 def build_scheduler(config: Config, engine: InferenceModel) -> Scheduler:

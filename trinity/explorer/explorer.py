@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from trinity.common.constants import Mode
 from trinity.common.errors import WorkflowError
 from trinity.explorer.assembly import ExplorerParts, build_parts, experience_buffer, store_scope
+from trinity.explorer.baseline import attach_baselines
 from trinity.explorer.metrics import prefixed, rollout_metrics
 from trinity.explorer.outcome import BatchResult
 from trinity.explorer.state import ExplorerState
@@ -165,8 +166,8 @@ class Explorer:
 
     async def _explore_step(self, step: int, tasks: list[Task]) -> None:
         started = time.perf_counter()
-        result = await self.parts.scheduler.schedule(tasks, batch=step)
-        metrics = rollout_metrics(result)
+        result = await self.parts.scheduler.schedule(tasks, batch=step, with_baseline=self.parts.needs.baseline)
+        metrics = rollout_metrics(result) | attach_baselines(result)
         metrics["rollout/model_version"] = self.engine.model_version
         experiences, own = await self.parts.pipeline.process(result.experiences)
         metrics |= prefixed("experience_pipeline", own)

@@ -84,18 +84,19 @@ class WorkflowRunner:
         self._workflows: dict[type[Workflow], Workflow] = {}
         self._logged: Counter[str] = Counter()
 
-    async def attempt(self, task: Task, runs: range) -> tuple[list[Outcome], float]:
+    async def attempt(self, task: Task, runs: range, *, is_greedy: bool = False) -> tuple[list[Outcome], float]:
         """Return the outcome of each of `runs` and the duration of the attempt in seconds.
 
         Args:
             task: the task, with `batch_id` and `task_id`.
             runs: run numbers to do in one call; more than one only for a workflow that repeats itself.
+            is_greedy: sample with temperature 0; the experiences are not meant for training.
 
         Raises:
             OutOfMemoryError: the engine ran out of memory, which no other attempt can mend.
         """
         started = time.monotonic()
-        attempt = asyncio.ensure_future(self._guarded(task, runs))
+        attempt = asyncio.ensure_future(self._guarded(task, runs, is_greedy=is_greedy))
         try:
             await asyncio.wait({attempt}, timeout=self._max_timeout)
             while not attempt.done() and self._is_put_off(started):
@@ -127,9 +128,9 @@ class WorkflowRunner:
         """Let the thread end after its present call; wait for nothing."""
         self._worker.close()
 
-    async def _guarded(self, task: Task, runs: range) -> list[Outcome]:
+    async def _guarded(self, task: Task, runs: range, *, is_greedy: bool) -> list[Outcome]:
         try:
-            return await self._execute(task, runs)
+            return await self._execute(task, runs, is_greedy=is_greedy)
         except OutOfMemoryError:
             raise
         except RewardError as error:
@@ -142,8 +143,8 @@ class WorkflowRunner:
             self._log(place, f"{task.workflow.__name__} failed on {_called(task, runs)}: {message}", error)
             return [Failed(message)] * len(runs)
 
-    async def _execute(self, task: Task, runs: range) -> list[Outcome]:
-        model = self._model.for_run(task.batch_id, task.task_id, runs.start, self.participant)
+    async def _execute(self, task: Task, runs: range, *, is_greedy: bool) -> list[Outcome]:
+        model = self._model.for_run(task.batch_id, task.task_id, runs.start, self.participant, is_greedy=is_greedy)
         workflow = await self._worker.call(self._prepare, task, model)
         traits = describe(workflow)
         if traits.can_repeat:

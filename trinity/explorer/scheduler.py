@@ -54,6 +54,7 @@ class _Part:
     index: int
     runs: range
     can_repeat: bool
+    is_baseline: bool = False
 
 
 class Scheduler:
@@ -77,20 +78,23 @@ class Scheduler:
                 settings.concurrent_mode,
             )
 
-    async def schedule(self, tasks: Sequence[Task], *, batch: int | str) -> BatchResult:
+    async def schedule(self, tasks: Sequence[Task], *, batch: int | str, with_baseline: bool = False) -> BatchResult:
         """Return the outcomes of all runs of all tasks.
 
         Args:
             tasks: the tasks; `repeat_times` of each is the number of its runs.
             batch: first part of the ids: the explore step, or `<step>/<taskset>` in an evaluation.
+            with_baseline: one more run of each task, numbered after the others, with temperature 0.
 
         Raises:
             ConfigError: `concurrent_mode` does not fit a workflow.
             OutOfMemoryError: the engine ran out of memory.
         """
         started = time.monotonic()
-        result = BatchResult(len(tasks))
+        result = BatchResult(len(tasks), baselines={} if with_baseline else None)
         parts = self._split(tasks, batch)
+        if with_baseline:
+            parts += self._baselines(tasks, batch)
         queues = self._queues(parts)
         workers = list(zip(self._runners, queues, strict=False))
         for runner in self._all_runners():
@@ -128,6 +132,15 @@ class Scheduler:
                 parts.append(_Part(task, index, runs, traits.can_repeat))
         return parts
 
+    def _baselines(self, tasks: Sequence[Task], batch: int | str) -> list[_Part]:
+        parts = []
+        for index, task in enumerate(tasks):
+            run = task.repeat_times or 1
+            can_repeat = describe(task.workflow).can_repeat
+            task = of_batch(task, batch=batch, index=index)
+            parts.append(_Part(task, index, range(run, run + 1), can_repeat, is_baseline=True))
+        return parts
+
     def _queues(self, parts: list[_Part]) -> list[deque[_Part]]:
         """Return one queue a busy runner: each its own in deterministic mode, otherwise all the same one."""
         busy = min(self._settings.num_runners, len(parts))
@@ -163,14 +176,17 @@ class Scheduler:
         for attempt in range(self._settings.max_retry_times + 1):
             result.retry_count += attempt > 0
             participant = runner.participant
-            outcomes, seconds = await runner.attempt(part.task, runs)
+            outcomes, seconds = await runner.attempt(part.task, runs, is_greedy=part.is_baseline)
             if self._settings.is_deterministic and runner.participant != participant:
                 await self._engine.join_round(runner.participant)
                 await self._engine.leave_round(participant)
             if not is_retried(outcomes):
                 break
-        for run, outcome in zip(runs, outcomes, strict=True):
-            result.results.append(RunResult(part.index, run, outcome, seconds))
+        done = [RunResult(part.index, run, outcome, seconds) for run, outcome in zip(runs, outcomes, strict=True)]
+        if part.is_baseline and result.baselines is not None:
+            result.baselines[part.index] = done[0]
+        else:
+            result.results += done
 
     def _lanes_of(self, runner: WorkflowRunner, count: int) -> list[WorkflowRunner]:
         lanes = self._lanes.setdefault(runner.name, [runner])

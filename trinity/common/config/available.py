@@ -62,9 +62,11 @@ SERVED_NAMES: dict[str, frozenset[str]] = {
         "grpo", "sft", "asymre", "cispo", "clip_cov", "dapo", "dr_grpo", "geo_mean", "gpg", "grpo_passk", "grpo_verl",
         "gspo", "kl_cov", "opmd", "opo", "raft", "rec", "reinforce_plus_plus_baseline", "reinforceplusplus", "rloo",
         "sapo", "sppo", "topr",
+        "gigpo", "jsd", "multi_step_grpo", "on_policy_distill", "remax",
     }),
     "advantage_fn": frozenset({
         "asymre", "grpo", "opmd", "rec", "reinforce",
+        "gdpo", "gigpo", "jsd", "on_policy_distill", "remax", "step_wise_grpo", "verl_gdpo", "verl_remax",
         "asymre_verl", "gpg", "grpo_passk", "grpo_verl", "opmd_verl", "opo", "reinforce_plus_plus_baseline",
         "reinforceplusplus", "rloo", "verl_gpg", "verl_grpo", "verl_grpo_passk", "verl_grpo_vectorized", "verl_opo",
         "verl_reinforce_plus_plus", "verl_reinforce_plus_plus_baseline", "verl_rloo", "verl_rloo_vectorized",

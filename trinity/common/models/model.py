@@ -136,6 +136,7 @@ class ModelWrapper:
         self._identity: tuple[int | str, int | str, int] | None = None
         self._participant: str | None = None
         self._turn = 0
+        self._is_greedy = False
         self._loop = _running_loop()
 
     def for_run(
@@ -145,6 +146,8 @@ class ModelWrapper:
         run_id_base: int = 0,
         participant: str | None = None,
         generate_kwargs: Mapping[str, Any] | None = None,
+        *,
+        is_greedy: bool = False,
     ) -> ModelWrapper:
         """Return a clone for one rollout of a task (or for `n` of them that one call makes).
 
@@ -157,12 +160,14 @@ class ModelWrapper:
             run_id_base: number of the first rollout.
             participant: name for deterministic rounds; two rollouts that wait independently need two names.
             generate_kwargs: added to the defaults.
+            is_greedy: sample with temperature 0, whatever a call asks for.
         """
         clone = self.clone_with_isolated_history()
         clone.generate_kwargs |= generate_kwargs or {}
         clone._identity = batch, task, run_id_base
         clone._participant = participant
         clone._turn = 0
+        clone._is_greedy = is_greedy
         return clone
 
     def clone_with_isolated_history(self) -> ModelWrapper:
@@ -176,6 +181,7 @@ class ModelWrapper:
             timeout_s=self.timeout_s,
         )
         clone._identity, clone._participant, clone._turn = self._identity, self._participant, self._turn
+        clone._is_greedy = self._is_greedy
         clone._loop = clone._loop or self._loop
         return clone
 
@@ -306,6 +312,8 @@ class ModelWrapper:
     def _arguments(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of the next engine call: defaults, the caller's, and the identity of its samples."""
         arguments = self.generate_kwargs | {name: value for name, value in kwargs.items() if value is not None}
+        if self._is_greedy:
+            arguments["temperature"] = 0.0
         arguments.setdefault("participant", self._participant)
         if self._identity is not None and "sample_ids" not in arguments:
             batch, task, first = self._identity
