@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from tests.e2e.short_run import comparable_metrics
 from tests.e2e.test_resume import final_weights
 from tests.e2e.tiny_run import TinyRun
+from tests.tiny import tiny_model
 from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE
 from trinity.common.config.available import SERVED_NAMES
 from trinity.launch.run import RunOptions, plan_run, run_plan
@@ -34,11 +35,37 @@ class ShareOfDigits(RewardFn):
     """The share of digits in the response."""
 
     def __call__(self, response, prompt=None, truth=None, **kwargs):
-        return {"digits": sum(character.isdigit() for character in response) / max(len(response), 1)}
+        digits = sum(character.isdigit() for character in response) / max(len(response), 1)
+        return {"digits": digits, "brevity": -0.01 * len(response.strip())}
+'''
+STEPWISE = '''
+"""A rollout of one to three steps: it goes on while the answer ends early."""
+
+from trinity.common.workflows import WORKFLOWS
+from trinity.common.workflows.step_wise_workflow import StepWiseRewardWorkflow
+
+
+@WORKFLOWS.register_module("digits_step_by_step")
+class DigitsStepByStep(StepWiseRewardWorkflow):
+    """Asks for digits again and again; a step is rewarded for its share of them."""
+
+    max_step_num = 3
+
+    def step(self, step_num):
+        question = self.task.task_desc + "?" * step_num
+        (answer,) = self.model.chat([{"role": "user", "content": question}], n=1, stop=list("acegikmoqsuwy"))
+        answer.info["env_state_hash"] = question
+        return True
+
+    def reward(self, exps, step_num):
+        text = exps[0].response_text
+        return sum(character.isdigit() for character in text) / max(len(text), 1)
 '''
 STEPS = 3
 TYPES = sorted(n for n in SERVED_NAMES["algorithm_type"] if ALGORITHM_TYPE.get(n).schema == "experience")
 ACTOR = {"ppo_micro_batch_size_per_gpu": 2, "fsdp_config": {"dtype": "float32"}}
+DISTILLATION = {"jsd", "on_policy_distill"}
+SEVERAL_STEPS = {"gigpo", "multi_step_grpo"}
 FILTER = [{"name": "reward_filter", "args": {"threshold": 0.1}}]
 VARIANTS: dict[str, dict[str, Any]] = {
     "kl in the reward": {
@@ -50,6 +77,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "algorithm_type": "grpo", "advantage_fn": "verl_rloo_vectorized", "policy_loss_fn": "verl_cispo",
         "policy_loss_fn_args": {"loss_agg_mode": "seq-mean-token-sum"},
     },
+    "components of the reward": {
+        "algorithm_type": "grpo_verl", "advantage_fn": "gdpo",
+        "advantage_fn_args": {"gdpo_reward_keys": ["digits", "brevity"], "gdpo_reward_weights": [1.0, 0.5]},
+    },
     "sum over tokens": {
         "algorithm_type": "gpg", "policy_loss_fn_args": {"loss_agg_mode": "token-sum"}, "kl_loss_fn": "k2",
     },
@@ -60,6 +91,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plugins_of_algorithms")
     (folder / "share_of_digits.py").write_text(REWARD)
+    (folder / "digits_step_by_step.py").write_text(STEPWISE)
     return folder
 
 
@@ -88,6 +120,11 @@ def make_run(folder: Path, algorithm: dict[str, Any]) -> TinyRun:
     )
     if algorithm["algorithm_type"] == "raft":
         run.change(data_processor__experience_pipeline={"operators": FILTER})
+    if algorithm["algorithm_type"] in DISTILLATION:
+        tiny_model(folder / "teacher", "qwen2", seed=2, scale=3.0)
+        run.change(explorer__auxiliary_models=[{"model_path": str(folder / "teacher"), "dtype": "float32"}])
+    if algorithm["algorithm_type"] in SEVERAL_STEPS:
+        run.change(buffer__explorer_input__default_workflow_type="digits_step_by_step")
     return run
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,6 +60,7 @@ class Explorer:
         synchronizer: source of newer weights.
         monitor: metrics of the explorer.
         resume: checkpoint to continue from.
+        auxiliary_models: engines of `explorer.auxiliary_models`; their weights stay as loaded.
     """
 
     def __init__(
@@ -70,9 +72,11 @@ class Explorer:
         synchronizer: Synchronizer,
         monitor: Monitor,
         resume: Path | None = None,
+        auxiliary_models: Sequence[InferenceModel] = (),
     ) -> None:
         self.config = config
         self.engine = model
+        self.auxiliary_models = tuple(auxiliary_models)
         self.store = store
         self.synchronizer = synchronizer
         self.monitor = monitor
@@ -98,7 +102,7 @@ class Explorer:
             DataError: a dataset that cannot be used.
         """
         os.environ.update(self.config.explorer.env_vars)
-        parts = self._parts = await self._io.call(build_parts, self.config, self.engine)
+        parts = self._parts = await self._io.call(build_parts, self.config, self.engine, self.auxiliary_models)
         await parts.pipeline.prepare()
         if self.state.readers:
             parts.reader.load_state_dict(self.state.readers[TASKSET])

@@ -8,7 +8,7 @@ import sysconfig
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
     from trinity.common.models.model import ModelWrapper
+    from trinity.explorer.supply import Supply
 
 logger = get_logger("explorer")
 
@@ -62,6 +63,8 @@ class WorkflowRunner:
         is_waiting: whether a participant waits for the others of a deterministic round; that time is not its own, so
             its deadline is put off.
         max_wait_s: longest duration of an attempt whose deadline is put off, in seconds.
+        auxiliary_models: wrappers of further models; every attempt gets its own clones.
+        supply: adds to the experiences of a run what the advantage function asks for.
     """
 
     def __init__(
@@ -72,6 +75,8 @@ class WorkflowRunner:
         max_timeout: float,
         is_waiting: Callable[[str], bool] | None = None,
         max_wait_s: float = 0.0,
+        auxiliary_models: Sequence[ModelWrapper] = (),
+        supply: Supply | None = None,
     ) -> None:
         self.name = name
         self.participant = name
@@ -80,6 +85,8 @@ class WorkflowRunner:
         self._max_timeout = max_timeout
         self._is_waiting = is_waiting
         self._max_wait_s = max_wait_s
+        self._auxiliary_models = tuple(auxiliary_models)
+        self._supply = supply
         self._worker = WorkerThread(name)
         self._workflows: dict[type[Workflow], Workflow] = {}
         self._logged: Counter[str] = Counter()
@@ -145,7 +152,9 @@ class WorkflowRunner:
 
     async def _execute(self, task: Task, runs: range, *, is_greedy: bool) -> list[Outcome]:
         model = self._model.for_run(task.batch_id, task.task_id, runs.start, self.participant, is_greedy=is_greedy)
-        workflow = await self._worker.call(self._prepare, task, model)
+        # No participant: a round of the rollout model must not wait for one of another engine.
+        others = [other.for_run(task.batch_id, task.task_id, runs.start) for other in self._auxiliary_models]
+        workflow = await self._worker.call(self._prepare, task, model, others)
         traits = describe(workflow)
         if traits.can_repeat:
             workflow.set_repeat_times(len(runs), runs.start)
@@ -156,7 +165,7 @@ class WorkflowRunner:
         if traits.can_reset:
             self._workflows[task.workflow] = workflow
         dropped = vars(workflow).get("dropped") or ()
-        return accept(
+        outcomes = accept(
             returned,
             task,
             runs=runs,
@@ -164,12 +173,16 @@ class WorkflowRunner:
             model_version=self._model.model_version,
             dropped=dropped,
         )
+        if self._supply is None or task.is_eval or is_greedy:
+            return outcomes
+        return [await self._supply.complete(outcome, task) for outcome in outcomes]
 
-    def _prepare(self, task: Task, model: ModelWrapper) -> Workflow:
+    def _prepare(self, task: Task, model: ModelWrapper, others: list[ModelWrapper]) -> Workflow:
         workflow = self._workflows.pop(task.workflow, None)
         if workflow is None:
-            return task.to_workflow(model)
+            return task.to_workflow(model, others)
         workflow.model = model
+        workflow.auxiliary_models = workflow.auxiliary_model_wrappers = others
         reset_workflow(workflow, task)
         return workflow
 

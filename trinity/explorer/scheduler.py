@@ -19,6 +19,7 @@ from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
     from trinity.common.models.model import InferenceModel, ModelWrapper
+    from trinity.explorer.supply import Supply
 
 logger = get_logger("explorer")
 
@@ -64,11 +65,23 @@ class Scheduler:
         engine: the rollout engine, for its rounds.
         model: wrapper of the engine that runners clone.
         settings: how tasks are attempted.
+        auxiliary_models: wrappers of further models for the workflows.
+        supply: adds to the experiences of a run what the advantage function asks for.
     """
 
-    def __init__(self, engine: InferenceModel, model: ModelWrapper, *, settings: SchedulerSettings) -> None:
+    def __init__(
+        self,
+        engine: InferenceModel,
+        model: ModelWrapper,
+        *,
+        settings: SchedulerSettings,
+        auxiliary_models: Sequence[ModelWrapper] = (),
+        supply: Supply | None = None,
+    ) -> None:
         self._engine = engine
         self._model = model
+        self._auxiliary_models = tuple(auxiliary_models)
+        self._supply = supply
         self._settings = settings
         self._runners = [self._new_runner(f"runner_{i:04d}") for i in range(settings.num_runners)]
         self._lanes: dict[str, list[WorkflowRunner]] = {}
@@ -201,6 +214,8 @@ class Scheduler:
             max_timeout=self._settings.max_timeout,
             is_waiting=self._engine.waits_in_round if self._settings.is_deterministic else None,
             max_wait_s=self._model.timeout_s,
+            auxiliary_models=self._auxiliary_models,
+            supply=self._supply,
         )
 
     def _abandoned_count(self) -> int:

@@ -53,6 +53,9 @@ class InferenceModel(Protocol):
     async def get_message_token_len(self, messages: Messages) -> int:
         """Return the number of tokens of a conversation as a prompt."""
 
+    def vocabulary(self) -> Mapping[str, int]:
+        """Return the id of each token of the tokenizer; there after `prepare`."""
+
     async def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
         """Copy `weights` by Hugging Face names into the engine and set its version."""
 
@@ -208,6 +211,13 @@ class ModelWrapper:
     async def model_version_async(self) -> int:
         """Version of the weights that the next sample is made with; awaitable."""
         return self.model.model_version
+
+    @property
+    def temperature(self) -> float:
+        """Temperature of a call that names none."""
+        own = self.generate_kwargs.get("temperature", self.model_config.temperature)
+        shared = self.config.model.temperature if self.config else 1.0
+        return float(shared if own is None else own)
 
     @property
     def api_key(self) -> str:

@@ -49,7 +49,7 @@ def planned_steps(config: Config, explore_steps: int | None = None) -> int | Non
 
 
 def train_batch_size(config: Config) -> int:
-    """Return the experiences of a training step."""
+    """Return the rollouts of a training step; of demonstrations the experiences."""
     return int(config.buffer.train_batch_size or config.buffer.batch_size * (config.algorithm.repeat_times or 1))
 
 
@@ -92,7 +92,8 @@ def actor_settings(config: Config) -> ActorSettings:
     clip = trainer.grad_clip if actor.grad_clip is None else actor.grad_clip
     return ActorSettings(
         temperature=temperature(config),
-        mini_batch_size=actor.ppo_mini_batch_size,
+        # A rollout may have several experiences: a step of train_batch_size rollouts is one mini-batch.
+        mini_batch_size=None if actor.ppo_mini_batch_size == train_batch_size(config) else actor.ppo_mini_batch_size,
         max_tokens=limit if is_dynamic else None,
         max_rows=None if is_dynamic else rows,
         epochs=actor.ppo_epochs,
