@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trinity.cli.components import Component
 
 INDENT = "    "
+_TEACHER = ("explorer:", "  auxiliary_models:", "    - model_path: /models/teacher")
 LOSS_ROLES = {"policy_loss_fn": "P", "kl_loss_fn": "K", "entropy_loss_fn": "E", "advantage_fn": "A"}
 # What a type needs outside `algorithm`, with a value to start from.
 ALSO_NEEDED = {
@@ -23,7 +24,9 @@ ALSO_NEEDED = {
         "    operators:",
         "      - name: reward_filter",
         "        args: {threshold: 1.0}",
-    )
+    ),
+    "on_policy_distill": _TEACHER,
+    "jsd": _TEACHER,
 }
 TITLES = {
     "advantage_fn": "advantage A",

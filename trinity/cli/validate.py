@@ -114,6 +114,12 @@ def _check_model(stage: StagePlan) -> Iterator[Problem]:
         template = "chat_template_path" if model.chat_template_path else "custom_chat_template"
         is_written = finding.code == "E3109" and (model.chat_template_path or model.custom_chat_template)
         yield _problem(stage, finding.code, f"model.{template if is_written else 'model_path'}", finding.message)
+    for index, auxiliary in enumerate(stage.config.explorer.auxiliary_models if stage.config.mode != "train" else ()):
+        key = f"explorer.auxiliary_models[{index}].model_path"
+        trusts = bool(auxiliary.trust_remote_code)
+        path = auxiliary.model_path or model.model_path
+        for finding in check_model_dir(path, trust_remote_code=trusts, need_chat_template=False):
+            yield _problem(stage, finding.code, key, finding.message)
 
 
 def _check_data(stage: StagePlan) -> Iterator[Problem]:

@@ -22,7 +22,6 @@ GUIDE = {
     "data_processor.experience_pipeline.operators[0].name",
     "data_processor.experience_pipeline.operators[1].name",
     "data_processor.task_pipeline",
-    "explorer.auxiliary_models",
     "explorer.rollout_model.engine_type",
     "monitor.monitor_type",
     "service.data_juicer",
@@ -110,8 +109,6 @@ LATER = {
     "mode=explore": "mode",
     "mode=serve": "mode",
     "algorithm.algorithm_type=ppo": "algorithm.algorithm_type",
-    "algorithm.algorithm_type=on_policy_distill": "algorithm.algorithm_type",
-    "algorithm.algorithm_type=gigpo": "algorithm.algorithm_type",
     "algorithm.algorithm_type=dpo": "algorithm.algorithm_type",
     "algorithm.algorithm_type=mix": "algorithm.algorithm_type",
     "algorithm.advantage_fn=ppo": "algorithm.advantage_fn",
@@ -132,7 +129,13 @@ LATER = {
     "explorer.over_rollout.wait_after_min=5": "explorer.over_rollout.wait_after_min",
     "explorer.over_rollout.ratio=0.5": "explorer.over_rollout.ratio",
     "explorer.runner_state_report_interval=10": "explorer.runner_state_report_interval",
-    "explorer.auxiliary_models=[{model_path: m}]": "explorer.auxiliary_models",
+    "explorer.auxiliary_models=[{model_path: m, engine_type: vllm}]": "explorer.auxiliary_models[0].engine_type",
+    "explorer.auxiliary_models=[{model_path: m, tensor_parallel_size: 2}]": (
+        "explorer.auxiliary_models[0].tensor_parallel_size"
+    ),
+    "explorer.auxiliary_models=[{model_path: m}, {model_path: n, logprobs: 2}]": (
+        "explorer.auxiliary_models[1].logprobs"
+    ),
     "synchronizer.sync_style=dynamic_by_explorer": "synchronizer.sync_style",
     "buffer.explorer_input.tasksets=[{name: b, path: c}]": "buffer.explorer_input.tasksets",
     "buffer.trainer_input.auxiliary_buffers={a: {name: a, path: c}}": "buffer.trainer_input.auxiliary_buffers",
