@@ -19,6 +19,7 @@ from tests.e2e.test_resume import final_weights
 from tests.e2e.tiny_run import TinyRun
 from tests.tiny import tiny_model
 from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE
+from trinity.buffer.store import ExperienceStore
 from trinity.common.config.available import SERVED_NAMES
 from trinity.launch.run import RunOptions, plan_run, run_plan
 
@@ -161,6 +162,49 @@ def test_algorithm_learns_and_continues(tmp_path: Path, plugins: Path, name: str
     line = run.lines("trainer")[0]
     assert ("critic/advantages/max" in line) == (advantage is not None)
     assert ("critic/returns/max" in line) == (advantage is not None and advantage.compute_in_trainer())
+    if name in SEVERAL_STEPS:
+        check_whole_rollouts(run)
+    if name == "remax":
+        check_remax(run)
+
+
+def check_whole_rollouts(run: TinyRun) -> None:
+    """Every training step took all experiences of its eight rollouts, in one optimizer step."""
+    lines = run.lines("trainer")
+    assert [line["sample/rollout_count"] for line in lines] == [8] * STEPS
+    assert [line["sample/experience_count"] for line in lines] == [
+        line["experience_pipeline/experience_count"] for line in run.lines("explorer")
+    ]
+    assert sum(line["sample/experience_count"] for line in lines) > 8 * STEPS, "some rollouts have several steps"
+    with stored(run) as store:
+        counts = store.counts("experience_buffer", "tiny/run")
+    assert (counts["ready"], counts["claimed"], counts["dropped"]) == (0, 0, {})
+
+
+def check_remax(run: TinyRun) -> None:
+    """The advantage is the reward minus that of the task's greedy rollout, by hand from what is stored."""
+    with stored(run) as store:
+        token = store.open_consumer("experience_buffer", "auditor", run="tiny/run", cut=0)
+        held = store.open_consumer("experience_buffer", "trainer", run="tiny/run", cut=STEPS - 1)
+        rows = store.read_batch(held, 8, timeout_s=0).experiences
+        assert not store.claim(token, 1), "the greedy rollouts are not stored"
+    assert len(rows) == 8 and {exp.eid.run for exp in rows} == {0, 1, 2, 3}
+    advantages = [(exp.reward or 0.0) - exp.info["reward_baseline"] for exp in rows for _ in range(exp.response_length)]
+    line = run.lines("trainer")[STEPS - 1]
+    assert line["critic/advantages/mean"] == pytest.approx(sum(advantages) / len(advantages), abs=1e-6)
+    assert line["critic/advantages/max"] == pytest.approx(max(advantages), abs=1e-6)
+    assert line["critic/advantages/min"] == pytest.approx(min(advantages), abs=1e-6)
+    baselines = {exp.eid.task: exp.info["reward_baseline"] for exp in rows}
+    assert any(baselines.values()), "a baseline of 0 would prove nothing"
+    explored = run.lines("explorer")[STEPS - 1]
+    assert explored["rollout/baseline_reward/mean"] == pytest.approx(sum(baselines.values()) / 2)
+    assert explored["rollout/failed_baseline_count"] == 0
+
+
+def stored(run: TinyRun) -> ExperienceStore:
+    """Return the store that the run left, open within a `with` block."""
+    (file,) = run.job.glob("buffer/*.db")
+    return ExperienceStore(f"sqlite:///{file}")
 
 
 @pytest.mark.parametrize("algorithm", VARIANTS.values(), ids=VARIANTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +183,28 @@ def test_components_without_names_are_refused(rollouts: Rollouts) -> None:
     with pytest.raises(ConfigError, match="needs the names of the reward's components") as caught:
         _run(_config(rollouts, advantage_fn="gdpo"))
     assert caught.value.code == "E1843"
+
+
+class Judged(Workflow):
+    """Lets an auxiliary model continue what the rollout model said, after a pause that no seed decides."""
+
+    is_async = True
+
+    async def run_async(self) -> list[Experience]:
+        await asyncio.sleep(int.from_bytes(os.urandom(1)) / 255 * 0.02)
+        question = [{"role": "user", "content": (self.task.raw_task or {})["question"]}]
+        (answer,) = await self.model.chat_async(question, n=1, temperature=1.0, max_tokens=3)
+        said = await self.auxiliary_model_wrappers[0].chat_async(question, n=3, temperature=1.0, max_tokens=4)
+        (second,) = await self.auxiliary_models[1].chat_async(question, n=1, temperature=1.0, max_tokens=4)
+        answer.reward, answer.info["said"] = 1.0, [e.tokens.tolist() for e in [*said, second]]
+        return [answer]
+
+
+def test_what_auxiliary_models_say_does_not_depend_on_timing(rollouts: Rollouts, teacher: Path) -> None:
+    section = {"model_path": str(teacher), "extra_engine_args": {"max_num_seqs": 2}}
+    config = _config(rollouts, section, section | {"seed": 9}, advantage_fn="grpo")
+    config = config.model_copy(update={"deterministic": True})
+    tasks = [make(Judged, 3, question=question) for question in ("1+1=", "12+34=", "abc")]
+    said = [[e.info["said"] for e in _run(config, *tasks).experiences] for _ in range(2)]
+    assert said[0] == said[1] and len(said[0]) == 9
+    assert len({str(tokens) for answers in said[0] for tokens in answers}) > 20, "each run has noise of its own"
