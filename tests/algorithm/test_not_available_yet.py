@@ -14,12 +14,12 @@ from trinity.common.config.available import SERVED_NAMES
 
 SERVED = {
     "algorithm_type": "asymre, cispo, clip_cov, dapo, dr_grpo, geo_mean, gigpo, gpg, grpo, grpo_passk, grpo_verl, "
-    "gspo, jsd, kl_cov, multi_step_grpo, on_policy_distill, opmd, opo, raft, rec, reinforce_plus_plus_baseline, "
+    "gspo, jsd, kl_cov, multi_step_grpo, on_policy_distill, opmd, opo, ppo, raft, rec, reinforce_plus_plus_baseline, "
     "reinforceplusplus, remax, rloo, sapo, sft, sppo, topr",
-    "advantage_fn": "asymre, asymre_verl, gdpo, gigpo, gpg, grpo, grpo_passk, grpo_verl, jsd, on_policy_distill, opmd, "
-    "opmd_verl, opo, rec, reinforce, reinforce_plus_plus_baseline, reinforceplusplus, remax, rloo, step_wise_grpo, "
-    "verl_gdpo, verl_gpg, verl_grpo, verl_grpo_passk, verl_grpo_vectorized, verl_opo, verl_reinforce_plus_plus, "
-    "verl_reinforce_plus_plus_baseline, verl_remax, verl_rloo, verl_rloo_vectorized",
+    "advantage_fn": "asymre, asymre_verl, gae, gdpo, gigpo, gpg, grpo, grpo_passk, grpo_verl, jsd, on_policy_distill, "
+    "opmd, opmd_verl, opo, ppo, rec, reinforce, reinforce_plus_plus_baseline, reinforceplusplus, remax, rloo, "
+    "step_wise_grpo, verl_gae, verl_gdpo, verl_gpg, verl_grpo, verl_grpo_passk, verl_grpo_vectorized, verl_opo, "
+    "verl_reinforce_plus_plus, verl_reinforce_plus_plus_baseline, verl_remax, verl_rloo, verl_rloo_vectorized",
     "policy_loss_fn": "cispo, clip_cov, dppo_kl, dppo_tv, geo_mean, gpg, gspo, importance_sampling, kl_cov, opmd, "
     "ppo, rec, sapo, sft, sft_is, sft_phi, sppo, topr, verl_cispo, verl_clip_cov, verl_dppo_kl, verl_dppo_tv, "
     "verl_geo_mean, verl_gpg, verl_gspo, verl_kl_cov, verl_sapo, verl_vanilla",

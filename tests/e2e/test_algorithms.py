@@ -37,7 +37,7 @@ class ShareOfDigits(RewardFn):
 
     def __call__(self, response, prompt=None, truth=None, **kwargs):
         digits = sum(character.isdigit() for character in response) / max(len(response), 1)
-        return {"digits": digits, "brevity": -0.01 * len(response.strip())}
+        return {"digits": digits, "variety": 0.01 * len(set(response))}
 '''
 STEPWISE = '''
 """A rollout of one to three steps: it goes on while the answer ends early."""
@@ -80,7 +80,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "components of the reward": {
         "algorithm_type": "grpo_verl", "advantage_fn": "gdpo",
-        "advantage_fn_args": {"gdpo_reward_keys": ["digits", "brevity"], "gdpo_reward_weights": [1.0, 0.5]},
+        "advantage_fn_args": {"gdpo_reward_keys": ["digits", "variety"], "gdpo_reward_weights": [1.0, 0.5]},
     },
     "sum over tokens": {
         "algorithm_type": "gpg", "policy_loss_fn_args": {"loss_agg_mode": "token-sum"}, "kl_loss_fn": "k2",
@@ -152,7 +152,16 @@ def check(folder: Path, algorithm: dict[str, Any], plugins: Path) -> TinyRun:
     assert any(not torch.equal(tensor, load_file(last)[name]) for name, tensor in load_file(first).items())
     assert final_weights(parts, STEPS) == final_weights(whole, STEPS)
     assert comparable_metrics(parts.job) == comparable_metrics(whole.job)
+    assert critic_weights(parts) == critic_weights(whole)
     return whole
+
+
+def critic_weights(run: TinyRun) -> dict[str, list[float]]:
+    """Return the weights of the last checkpoint's critic; empty where there is none."""
+    file = run.job / f"global_step_{STEPS}" / "critic" / "model_world_size_1_rank_0.pt"
+    if not file.is_file():
+        return {}
+    return {name: tensor.flatten().tolist() for name, tensor in torch.load(file, weights_only=True).items()}
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -162,6 +171,8 @@ def test_algorithm_learns_and_continues(tmp_path: Path, plugins: Path, name: str
     line = run.lines("trainer")[0]
     assert ("critic/advantages/max" in line) == (advantage is not None)
     assert ("critic/returns/max" in line) == (advantage is not None and advantage.compute_in_trainer())
+    has_critic = ALGORITHM_TYPE.get(name).use_critic
+    assert bool(critic_weights(run)) == has_critic == ("critic/vf_loss" in line)
     if name in SEVERAL_STEPS:
         check_whole_rollouts(run)
     if name == "remax":
