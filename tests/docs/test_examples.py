@@ -69,7 +69,9 @@ def test_yaml_examples_are_valid_in_this_version(part: Page, code: str, tmp_path
     (tmp_path / "run.yaml").write_text(code, encoding="utf-8")
     plugins = tmp_path / "plugins"
     plugins.mkdir()
-    (plugins / "example.py").write_text(page("docs/workflows.md").code("python")[0], encoding="utf-8")
+    for number in (0, 2):
+        code_of_plugin = page("docs/workflows.md").code("python")[number]
+        (plugins / f"example_{number}.py").write_text(code_of_plugin, encoding="utf-8")
     plan = load_plan(tmp_path / "run.yaml", catalogue=builtin_catalogue([plugins]), cwd=tmp_path)
     assert not plan.warnings
     assert len(plan.stages) == len(example.get("stages", [None]))
@@ -154,6 +156,21 @@ def test_the_script_that_tries_a_workflow_runs(finished_run: Path, capsys: pytes
     assert len(module.experiences) == 1
     assert 0 < int(module.experiences[0].action_mask.sum()) < module.experiences[0].response_length
     assert "Please check your answer." in capsys.readouterr().out
+
+
+def test_the_agent_of_several_steps_trains(finished_run: Path) -> None:
+    example = page("docs/workflows.md")
+    folder = finished_run.parents[2]
+    (folder / "agent").mkdir()
+    (folder / "agent" / "guess.py").write_text(example.code("python")[2], encoding="utf-8")
+    (folder / "guess.yaml").write_text(example.code("yaml")[1], encoding="utf-8")
+    rows = [{"question": f"Guess {number}.", "secret": str(number)} for number in range(2)]
+    (folder / "data" / "numbers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = RunOptions(plugin_dirs=[folder / "agent"])
+    assert run_plan(plan_run(folder / "guess.yaml", options), options).exit_code == ExitCode.DONE
+    metrics = (folder / "checkpoints" / "docs" / "guess" / "metrics.jsonl").read_text().splitlines()
+    trained = next(line for line in map(json.loads, metrics) if line["actor"] == "trainer")
+    assert trained["sample/rollout_count"] == 8 and trained["sample/experience_count"] >= 8
 
 
 def test_the_script_that_reads_experiences_runs(finished_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
