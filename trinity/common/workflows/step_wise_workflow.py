@@ -6,6 +6,7 @@ The calls of a step are those that the model's wrapper recorded while the step r
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -210,8 +211,8 @@ def _is_cut(exps: Sequence[Experience]) -> bool:
 def _set_step_reward(exps: Sequence[Experience], reward: float) -> None:
     for exp in exps:
         exp.reward = reward
-    if exps:
-        exps[-1].info.setdefault(STEP_REWARD_KEY, reward)
+    if exps and isinstance(reward, numbers.Real):  # anything else is rejected with its run
+        exps[-1].info.setdefault(STEP_REWARD_KEY, float(reward))
 
 
 def _with_reward(exps: list[Experience], reward: float, num_steps: int) -> list[Experience]:
