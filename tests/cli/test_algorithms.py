@@ -201,6 +201,9 @@ def test_the_effective_loss_of_grpo(tmp_path: Path) -> None:
         ("algorithm.entropy_loss_fn_args.entropy_coef=0.01", "P + 0.001 K - 0.01 H"),
         ("algorithm.advantage_fn_args.std_threshold=0.0", "tasks with std <= 0 or one rollout are dropped"),
         ("algorithm.repeat_times=4", "over 4 rollouts of a task"),
+        ("algorithm.rollout_correction.preset=decoupled_token_is", "multiplied by rho, at most 2.0"),
+        ("algorithm.rollout_correction.preset=decoupled_k3_rs", "seq_mean_k3 rejects (bounds 0.01) have a loss of 0"),
+        ("algorithm.rollout_correction.preset=bypass_pg_is", "importance weights w by sequence, bound 2.0"),
         ("algorithm.bypass_old_logprobs=false", "every ratio is 1 there: clipping does nothing"),
         ("model.temperature=0.5", "entropy at temperature 0.5"),
         ("trainer.trainer_config.actor_rollout_ref.actor.ppo_epochs=2", "2 epochs: 2 optimizer steps"),
@@ -271,8 +274,8 @@ def test_the_page_of_ppo_shows_the_value_loss() -> None:
 
 def test_what_this_version_cannot_train_with_is_said(tmp_path: Path) -> None:
     assert losses(tmp_path)["not_yet"] == []
-    settings = ("algorithm.advantage_fn=optimal_token_baseline", "algorithm.entropy_loss_fn=none")
-    assert losses(tmp_path, *settings)["not_yet"] == ["advantage_fn optimal_token_baseline"]
+    settings = ("algorithm.policy_loss_fn=mix", "algorithm.entropy_loss_fn=none")
+    assert losses(tmp_path, *settings)["not_yet"] == ["policy_loss_fn mix"]
 
 
 def test_a_file_with_errors_has_no_effective_loss(tmp_path: Path) -> None:

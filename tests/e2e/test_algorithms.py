@@ -82,6 +82,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "algorithm_type": "grpo_verl", "advantage_fn": "gdpo",
         "advantage_fn_args": {"gdpo_reward_keys": ["digits", "variety"], "gdpo_reward_weights": [1.0, 0.5]},
     },
+    "optimal baseline of every token": {
+        "algorithm_type": "grpo_verl", "advantage_fn": "optimal_token_baseline", "policy_loss_fn": "dro",
+        "policy_loss_fn_args": {"dro_beta": 0.1}, "kl_loss_fn": "full",
+    },
     "sum over tokens": {
         "algorithm_type": "gpg", "policy_loss_fn_args": {"loss_agg_mode": "token-sum"}, "kl_loss_fn": "k2",
     },
