@@ -69,9 +69,8 @@ def test_yaml_examples_are_valid_in_this_version(part: Page, code: str, tmp_path
     (tmp_path / "run.yaml").write_text(code, encoding="utf-8")
     plugins = tmp_path / "plugins"
     plugins.mkdir()
-    for number in (0, 2):
-        code_of_plugin = page("docs/workflows.md").code("python")[number]
-        (plugins / f"example_{number}.py").write_text(code_of_plugin, encoding="utf-8")
+    for number, plugin in enumerate(page("docs/workflows.md").code("python")):
+        (plugins / f"example_{number}.py").write_text(plugin, encoding="utf-8")
     plan = load_plan(tmp_path / "run.yaml", catalogue=builtin_catalogue([plugins]), cwd=tmp_path)
     assert not plan.warnings
     assert len(plan.stages) == len(example.get("stages", [None]))
@@ -162,8 +161,8 @@ def test_the_agent_of_several_steps_trains(finished_run: Path) -> None:
     example = page("docs/workflows.md")
     folder = finished_run.parents[2]
     (folder / "agent").mkdir()
-    (folder / "agent" / "guess.py").write_text(example.code("python")[2], encoding="utf-8")
-    (folder / "guess.yaml").write_text(example.code("yaml")[1], encoding="utf-8")
+    (folder / "agent" / "guess.py").write_text(example.code("python")[3], encoding="utf-8")
+    (folder / "guess.yaml").write_text(example.code("yaml")[2], encoding="utf-8")
     rows = [{"question": f"Guess {number}.", "secret": str(number)} for number in range(2)]
     (folder / "data" / "numbers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = RunOptions(plugin_dirs=[folder / "agent"])

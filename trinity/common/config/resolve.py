@@ -36,6 +36,7 @@ from trinity.common.config.rules.cluster import (
 from trinity.common.config.rules.critic import check_unused_critic, resolve_critic
 from trinity.common.config.rules.lengths import hand_down, resolve_lengths
 from trinity.common.config.rules.names import check_model_paths, derive_names
+from trinity.common.config.rules.reward_model import resolve_reward_model
 from trinity.common.config.rules.rollouts import check_auxiliary_models, check_components, check_reshaping
 from trinity.common.config.rules.training import check_derived_keys, check_schedule, resolve_trainer
 from trinity.common.config.schema_index import variants
@@ -160,6 +161,7 @@ RULES = (
     resolve_evaluation,
     resolve_trainer,
     resolve_critic,
+    resolve_reward_model,
     resolve_experience_buffer,
     check_schedule,
     resolve_cluster,
