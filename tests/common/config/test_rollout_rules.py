@@ -82,21 +82,26 @@ def test_components_of_the_reward_are_named(tmp_path: Path, name: str, args: dic
 @pytest.mark.parametrize(
     ("algorithm", "taken"),
     [
-        ({"algorithm_type": "remax"}, "reward_baselines"),
+        ({"algorithm_type": "remax"}, "the rewards of greedy rollouts"),
+        ({"algorithm_type": "gigpo"}, "the rewards of the steps"),
         (
             {"algorithm_type": "grpo_verl", "advantage_fn": "gdpo", "advantage_fn_args": {"gdpo_reward_keys": ["a"]}},
-            "reward_components",
+            "the components of the reward",
         ),
     ],
 )
-def test_a_reward_that_is_shaped_after_its_baseline_was_taken_is_refused(
+def test_a_reward_that_is_changed_after_a_part_of_it_was_taken_is_refused(
     tmp_path: Path, algorithm: dict[str, Any], taken: str
 ) -> None:
     shaping = {"experience_pipeline": {"operators": [{"name": "reward_shaping_mapper"}]}}
     (problem,) = _examined(tmp_path, algorithm, data_processor=shaping)[1]
     assert problem.code == "E1844" and problem.key == "data_processor.experience_pipeline.operators[0].name"
-    assert taken in problem.message and problem.suggestion == "shape the reward in the reward function"
-    assert not _codes(tmp_path, {"algorithm_type": "rloo"}, data_processor=shaping)
+    assert f"reads {taken}, which would stay as they were" in problem.message
+    assert problem.suggestion == "give the reward its final form in the reward function"
+    model = {"trainer_config": {"reward_model": {"enable": True, "model": {"path": "m"}}}}
+    (problem,) = _examined(tmp_path, algorithm, trainer=model)[1]
+    assert problem.code == "E1844" and problem.key == "trainer.trainer_config.reward_model.enable"
+    assert not _codes(tmp_path, {"algorithm_type": "rloo"}, data_processor=shaping, trainer=model)
 
 
 @pytest.mark.parametrize("name", ["on_policy_distill", "jsd"])

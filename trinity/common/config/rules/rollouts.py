@@ -5,11 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from trinity.common.config.draft import Draft
+from trinity.common.config.rules.reward_model import SECTION as REWARD_MODEL
+from trinity.common.config.rules.reward_model import has_reward_model
 
 MODELS = "explorer.auxiliary_models"
 ARGS = "algorithm.advantage_fn_args"
-# Operators that change a reward after the explorer took it as a baseline or as components.
+# Operators that change a reward after the explorer took it as a baseline, as components, or of a step.
 _RESHAPERS = ("reward_shaping_mapper",)
+TAKEN = {
+    "reward_baselines": "the rewards of greedy rollouts",
+    "reward_components": "the components of the reward",
+    "step_reward": "the rewards of the steps",
+}
 
 
 def check_auxiliary_models(draft: Draft) -> None:
@@ -78,21 +85,25 @@ def check_components(draft: Draft) -> None:
 
 
 def check_reshaping(draft: Draft) -> None:
-    """Refuse an operator that would change the reward and leave its baseline or components as they were."""
-    taken = _needs(draft) & {"reward_baselines", "reward_components"}
-    operators = draft.get("data_processor.experience_pipeline.operators") if draft.explores else []
+    """Refuse what would change the reward and leave its baseline, its components or its steps as they were."""
     advantage = draft.get("algorithm.advantage_fn")
-    for index, operator in enumerate(operators):
-        if taken and operator["name"] in _RESHAPERS:
-            key = f"data_processor.experience_pipeline.operators[{index}].name"
-            draft.problem(
-                "E1844",
-                key,
-                f"`{key}: {operator['name']}` changes the reward, but advantage_fn {advantage} also reads "
-                f"{', '.join(sorted(taken))}, which would stay as they were",
-                involves=("algorithm.advantage_fn", "algorithm.algorithm_type"),
-                suggestion="shape the reward in the reward function",
-            )
+    taken = sorted(_needs(draft) & TAKEN.keys()) or (["step_reward"] if advantage == "gigpo" else [])
+    if not taken or not draft.explores:
+        return
+    operators = draft.get("data_processor.experience_pipeline.operators")
+    names = [f"data_processor.experience_pipeline.operators[{index}].name" for index in range(len(operators))]
+    found = [key for key, operator in zip(names, operators, strict=True) if operator["name"] in _RESHAPERS]
+    if has_reward_model(draft):
+        found.append(f"{REWARD_MODEL}.enable")
+    for key in found:
+        draft.problem(
+            "E1844",
+            key,
+            f"`{key}: {str(draft.get(key)).lower()}` changes the reward, but advantage_fn {advantage} also reads "
+            f"{TAKEN[taken[0]]}, which would stay as they were",
+            involves=("algorithm.advantage_fn", "algorithm.algorithm_type"),
+            suggestion="give the reward its final form in the reward function",
+        )
 
 
 def _needs(draft: Draft) -> frozenset[str]:
