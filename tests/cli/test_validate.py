@@ -177,7 +177,7 @@ def test_the_folders_of_auxiliary_models_are_looked_at_and_the_teachers_vocabula
     key = "explorer.auxiliary_models[0].model_path"
     assert codes("good") == [] and codes("good", "grpo") == []
     assert codes("nowhere") == codes("nowhere", "grpo") == [("E3101", key)]
-    assert codes("other") == [("E1852", key)]
+    assert codes("other") == [("E1882", key)]
     assert codes("other", "grpo") == [], "a judge may have another vocabulary"
 
 

@@ -178,7 +178,7 @@ def resolve_auxiliary_buffers(draft: Draft) -> None:
         near = nearest(str(read), buffers)
         wanted = f"`{STRATEGY}: mix` reads the demonstrations of `{AUXILIARY}.{read}`, which is missing"
         draft.problem(
-            "E1853",
+            "E1843",
             AUXILIARY,
             f"{wanted}; there: {', '.join(buffers) or 'none'}",
             involves=(STRATEGY, f"{STRATEGY}_args"),
