@@ -15,7 +15,7 @@ from trinity.common.config.available import is_served
 SERVED = {
     "algorithm_type": "asymre, cispo, clip_cov, dapo, dr_grpo, geo_mean, gpg, grpo, grpo_passk, grpo_verl, gspo, "
     "kl_cov, opmd, opo, ppo, raft, rec, reinforce_plus_plus_baseline, reinforceplusplus, rloo, sapo, sft, sppo, topr",
-    "advantage_fn": "asymre, asymre_verl, gae, gpg, grpo, grpo_passk, grpo_verl, opmd, opmd_verl, opo, "
+    "advantage_fn": "asymre, asymre_verl, clipb, clipv, gae, gpg, grpo, grpo_passk, grpo_verl, opmd, opmd_verl, opo, "
     "optimal_token_baseline, ppo, rec, reinforce, reinforce_plus_plus_baseline, reinforceplusplus, rloo, "
     "tir_optimal_token_baseline, verl_gae, verl_gpg, verl_grpo, verl_grpo_passk, verl_grpo_vectorized, "
     "verl_opo, verl_optimal_token_baseline, verl_reinforce_plus_plus, verl_reinforce_plus_plus_baseline, verl_rloo, "
