@@ -125,11 +125,11 @@ class KLFn(ABC):
             error = min(max(current_kl / self.target_kl - 1.0, -0.2), 0.2)
             self.kl_coef *= 1.0 + error * batch_size / self.horizon
 
-    def state_dict(self) -> dict[str, float]:
+    def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps: the coefficient, so that an adaptive one goes on where it was."""
         return {"kl_coef": self.kl_coef}
 
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the coefficient of a checkpoint; a fixed one stays as configured."""
         if self.adaptive:
             self.kl_coef = float(state["kl_coef"])

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from trinity.trainer.batch import TrainBatch, micro_batches
+from trinity.trainer.quarantine import Quarantine
 from trinity.trainer.verl.attention import computing
 from trinity.trainer.verl.decoder import Decoder
 from trinity.trainer.verl.loss import LossFn, Metrics, Share, spread_to_rows
 from trinity.trainer.verl.optim import Schedule
 from trinity.trainer.verl.reference import Reference
 from trinity.trainer.verl.scorer import ActorSettings, Scorer
-from trinity.trainer.verl.stepping import Stepper, mean_norm, passes
+from trinity.trainer.verl.stepping import Reporter, Stepper, mean_norm, passes
 
 
 class DataParallelPPOActor:
@@ -26,6 +29,7 @@ class DataParallelPPOActor:
         optimizer: over the model's parameters.
         schedule: learning rate of each training step.
         settings: how a batch is split and stepped.
+        quarantine: where batches with a gradient that is not finite are written; None keeps none.
 
     Attributes:
         reference: read by a KL term over whole distributions; the worker sets it.
@@ -42,12 +46,14 @@ class DataParallelPPOActor:
         optimizer: torch.optim.Optimizer,
         schedule: Schedule,
         settings: ActorSettings,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self.model = model
         self.decoder = decoder
         self.scorer = Scorer(decoder, settings=settings, device=next(model.parameters()).device)
         self.loss_fn = loss_fn
         self.settings = settings
+        self.quarantine = quarantine
         self.stepper = Stepper(
             model,
             decoder,
@@ -72,7 +78,7 @@ class DataParallelPPOActor:
         for rows in passes(len(batch), self.settings, step=step):
             mini = batch.select(rows)
             self._accumulate(mini, metrics, difference if is_first else None)
-            norms.append(self.stepper.step(step))
+            norms.append(self.stepper.step(step, report=self._reporter(mini, step, len(norms) + 1)))
             is_first = False
         values = {_full(name): value / len(norms) if name.endswith("loss") else value
                   for name, value in metrics.means().items()}  # fmt: skip
@@ -133,6 +139,20 @@ class DataParallelPPOActor:
         if difference is not None:
             difference.add(micro, logprob.detach())
         metrics.merge(values)
+
+    def _reporter(self, mini: TrainBatch, step: int, number: int) -> Reporter | None:
+        """Return what writes a mini-batch down if its optimizer step, number `number` of `step`, is skipped."""
+        quarantine = self.quarantine
+        if quarantine is None:
+            return None
+
+        def report(norm: float, parameters: list[str]) -> Path | None:
+            computed = {"logprob": self.scorer.compute_log_prob(mini)}
+            return quarantine.write(
+                mini, step=step, mini_batch=number, norm=norm, parameters=parameters, computed=computed
+            )
+
+        return report
 
     def compute_log_prob(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
         """Return the log-probability (nats) of the counted response tokens, 0 elsewhere, on the CPU."""

@@ -64,8 +64,10 @@ class _ChunkedLogprob(torch.autograd.Function):
         bias = rest.pop(0) if ctx.has[0] else None
         kept = rest.pop(0) if ctx.has[1] else None
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None else None
+        of_bias, of_weight = ctx.needs_input_grad[2:4]  # both are frozen where only an adapter is trained
+        shape = {"dtype": torch.float32, "device": weight.device}
+        grad_weight = torch.zeros(weight.shape, **shape) if of_weight else None
+        grad_bias = torch.zeros(bias.shape, **shape) if bias is not None and of_bias else None
         for start in range(0, len(labels), ctx.rows):
             part = slice(start, start + ctx.rows)
             logp = log_softmax(hidden[part], weight, bias, ctx.temperature) if kept is None else kept
@@ -73,7 +75,8 @@ class _ChunkedLogprob(torch.autograd.Function):
             grad = _grad_logits(logp, labels[part], grad_logprob[part], of_entropy)
             grad = grad.div_(ctx.temperature).to(weight.dtype)
             grad_hidden[part] = matmul(grad, weight)
-            grad_weight += matmul(grad.t(), hidden[part])
+            if grad_weight is not None:
+                grad_weight += matmul(grad.t(), hidden[part])
             if grad_bias is not None:
                 grad_bias += grad.float().sum(0)
         return grad_hidden, None, grad_bias, grad_weight, None, None, None
