@@ -122,6 +122,13 @@ def test_ratios_that_are_always_1_are_the_reason_only_with_one_optimizer_step(tm
     assert not row_of(probed(tmp_path / "run.yaml", "clip_range", overrides=(twice,)), "clip_range").is_inert
 
 
+def test_the_settings_of_a_correction_move_something(tmp_path: Path) -> None:
+    correction = {"preset": "decoupled_k3_rs_token_tis", "rollout_is_threshold": 1.01, "rollout_rs_threshold": 0.2}
+    file = written(tmp_path, {"algorithm_type": "grpo", "rollout_correction": correction})
+    report = probed(file, "rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs_threshold")
+    assert len(report.rows) == 4 and not [row.key for row in report.rows if row.is_inert or row.gradient is None]
+
+
 def test_the_probe_repeats_and_what_it_writes_is_removed(tmp_path: Path) -> None:
     file = written(tmp_path, {"algorithm_type": "grpo_verl", "kl_penalty_fn": "k1", "kl_loss_fn": "none"})
     before = sorted(path for path in tmp_path.rglob("*"))

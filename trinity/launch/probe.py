@@ -250,6 +250,7 @@ class Probe:
 _OF_THE_TRAINER = frozenset({
     "logprob", "old_logprob", "ref_logprob", "rollout_logprob", "action_mask", "response_mask", "advantages", "returns",
     "token_level_rewards", "values", "uid", "selected", "step", "rollout_is_weights", "teacher_logprobs",
+    "sum_pi_squared", "entropys", "necs",
 })  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -113,9 +114,8 @@ def _all(stage: StagePlan) -> Iterator[Setting]:
         yield Setting(_TASKSET if is_own else "model.temperature", own if is_own else config.model.temperature)
     yield Setting(_DIVISOR, config.trainer.trainer_config.actor_rollout_ref.actor.loss_scale_factor)
     correction = config.algorithm.rollout_correction
-    if isinstance(correction, dict):
-        for name, value in correction.items():
-            yield Setting(f"algorithm.rollout_correction.{name}", value, "rollout_correction", is_optional=True)
+    for name, value in () if correction is None else correction.model_dump(exclude={"preset"}).items():
+        yield Setting(f"algorithm.rollout_correction.{name}", value, "rollout_correction", is_optional=True)
 
 
 def _is_written(stage: StagePlan, setting: Setting) -> bool:
@@ -137,6 +137,8 @@ def candidates(setting: Setting) -> list[Any]:
     value = setting.value
     if setting.is_term:
         return ["none"]
+    if setting.name.endswith("_threshold") and isinstance(value, str):
+        return _other_bounds(value)
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int):
@@ -145,6 +147,17 @@ def candidates(setting: Setting) -> list[Any]:
         tried = (1.25 * value, 0.5 * value, value + 0.1, 10.0 * value + 1.0, 0.1 * value)
         return [each for each in dict.fromkeys(float(f"{one:.6g}") for one in tried) if each != value]
     return [choice for choice in CHOICES.get(setting.name, ()) if choice != value]
+
+
+def _other_bounds(text: str) -> list[str]:
+    """Return other bounds of the rollout correction: nearer to 1 where they are bands, else smaller and larger."""
+
+    def changed(change: Callable[[float], float]) -> str:
+        return re.sub(r"[0-9.]+", lambda found: f"{change(float(found[0])):.6g}", text)
+
+    if "_" in text:
+        return [changed(lambda bound: bound**0.25)]
+    return [changed(lambda bound: 0.5 * bound), changed(lambda bound: 0.1 * bound), changed(lambda bound: 10.0 * bound)]
 
 
 def as_override(key: str, value: Any) -> str:
