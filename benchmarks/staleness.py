@@ -50,8 +50,14 @@ class Watch:
                 found[step] = values[f"eval/{kind}/accuracy/mean@1"]
 
 
-def warm_up(folder: Path, *, seed: int) -> Path:
-    """Run the imitation stage of the quickstart of `seed` below `folder`, if that is not done; return its model."""
+def warm_up(folder: Path, *, seed: int, steps: int | None = None) -> Path:
+    """Run the imitation stage of the quickstart of `seed` below `folder`, if that is not done; return its model.
+
+    Args:
+        folder: the folder of the table.
+        seed: of the data, the weights and the run.
+        steps: fewer steps than the quickstart's, for a try.
+    """
     import yaml
 
     from trinity.quickstart.folder import prepare
@@ -60,6 +66,8 @@ def warm_up(folder: Path, *, seed: int) -> Path:
     quickstart = prepare(directory, seed=seed)
     tree = yaml.safe_load(quickstart.config.read_text(encoding="utf-8"))
     tree["stages"] = tree["stages"][:1]
+    if steps is not None:
+        tree["stages"][0]["trainer"] |= {"total_steps": steps}
     job = run(tree, directory / "warm_up.yaml", None)
     return max(job.glob("global_step_*/actor/huggingface"))
 

@@ -30,6 +30,7 @@ def _tensors(dtype: torch.dtype = torch.float64) -> dict[str, Any]:
         "token_level_rewards": draw(6, 5), "values": draw(6, 5), "old_logprob": -draw(6, 5).abs(),
         "teacher_logprobs": -draw(6, 5).abs(), "sum_pi_squared": torch.rand(6, 5, generator=generator, dtype=dtype),
         "rollout_is_weights": draw(6, 5).exp(), "reward_baselines": draw(6), "reward_components": draw(6, 2),
+        "entropys": draw(6, 5).abs(), "necs": draw(6, 5),
         "action_mask": MASK, "uid": UID,
     }  # fmt: skip
 

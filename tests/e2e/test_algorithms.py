@@ -59,6 +59,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "algorithm_type": "grpo_verl", "advantage_fn": "optimal_token_baseline", "policy_loss_fn": "dro",
         "policy_loss_fn_args": {"dro_beta": 0.1}, "kl_loss_fn": "full",
     },
+    "entropy clip": {
+        "algorithm_type": "grpo", "advantage_fn": "clipv", "advantage_fn_args": {"mu": 0.1, "max_frac": 0.5},
+    },
     "sum over tokens": {
         "algorithm_type": "gpg", "policy_loss_fn_args": {"loss_agg_mode": "token-sum"}, "kl_loss_fn": "k2",
     },

@@ -138,6 +138,13 @@ def test_an_adapter_is_moved_away_from_its_zeros(tmp_path: Path) -> None:
     assert row_of(report, "kl_coef").gradient > 1e-7, "policy and reference differ"
 
 
+def test_the_settings_of_a_correction_move_something(tmp_path: Path) -> None:
+    correction = {"preset": "decoupled_k3_rs_token_tis", "rollout_is_threshold": 1.01, "rollout_rs_threshold": 0.2}
+    file = written(tmp_path, {"algorithm_type": "grpo", "rollout_correction": correction})
+    report = probed(file, "rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs_threshold")
+    assert len(report.rows) == 4 and not [row.key for row in report.rows if row.is_inert or row.gradient is None]
+
+
 def test_the_probe_repeats_and_what_it_writes_is_removed(tmp_path: Path) -> None:
     file = written(tmp_path, {"algorithm_type": "grpo_verl", "kl_penalty_fn": "k1", "kl_loss_fn": "none"})
     before = sorted(path for path in tmp_path.rglob("*"))

@@ -266,6 +266,8 @@ def test_statistics_of_distributions_are_those_of_the_weights_before_the_step(
     make_config: Maker, model_path: Path
 ) -> None:
     algorithm = {"advantage_fn": "optimal_token_baseline", "repeat_times": 4, "bypass_old_logprobs": False}
+    clipped = worker(make_config(algorithm=algorithm | {"advantage_fn": "clipv"}))
+    assert clipped.statistics == {"entropys", "necs"}
     made, experiences = worker(make_config(algorithm=algorithm), max_rows=3, max_tokens=None), make_experiences(1)
     batch = made._with_logprobs(collate(experiences))
     assert torch.equal(batch.columns["old_logprob"], made.actor.compute_log_prob(batch))
@@ -276,6 +278,15 @@ def test_statistics_of_distributions_are_those_of_the_weights_before_the_step(
         wanted = probability.square().sum(-1) * exp.action_mask
         found = batch.columns["sum_pi_squared"][row, : exp.response_length]
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+        entropy = -(probability * probability.log()).sum(-1)
+        expected = {
+            "entropys": entropy,
+            "necs": (probability.square() * (entropy[:, None] + probability.log())).sum(-1),
+        }
+        columns = clipped._with_logprobs(collate(experiences)).columns
+        for name, values in expected.items():
+            found = columns[name][row, : exp.response_length]
+            torch.testing.assert_close(found, values * exp.action_mask, atol=1e-5, rtol=1e-4)
     for exp in experiences:
         exp.advantages = None
     assert made.train_step(experiences, 1)["actor/grad_norm"] > 0

@@ -116,9 +116,8 @@ def _all(stage: StagePlan) -> Iterator[Setting]:
         yield Setting("model.temperature", config.model.temperature)
     yield Setting(_DIVISOR, config.trainer.trainer_config.actor_rollout_ref.actor.loss_scale_factor)
     correction = config.algorithm.rollout_correction
-    if correction is not None:
-        for name, value in vars(correction).items():
-            yield Setting(f"algorithm.rollout_correction.{name}", value, "rollout_correction", is_optional=True)
+    for name, value in () if correction is None else correction.model_dump(exclude={"preset"}).items():
+        yield Setting(f"algorithm.rollout_correction.{name}", value, "rollout_correction", is_optional=True)
 
 
 def _is_written(stage: StagePlan, setting: Setting) -> bool:

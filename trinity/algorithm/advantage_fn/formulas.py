@@ -24,6 +24,7 @@ _OTB = (
     "\nW = sum up to the token of 1 - 2 p + sum over the vocabulary of p^2, p = exp(old_logprob)"
 )
 _GRPO_TOKENS = "(R - mean(R)) / (std(R) + {epsilon})"
+_CHANGE = "\nS = p (H + ln p), p = exp(old_logprob), H the entropy of the policy before the step"
 
 ADVANTAGE_FORMULAS: dict[str, str] = {
     "GRPOGroupedAdvantage": (
@@ -84,6 +85,15 @@ ADVANTAGE_FORMULAS: dict[str, str] = {
     "GPGAdvantage": "alpha (R - mean(R))\nalpha = rollouts of the batch / those whose reward is not 0",
     "OptimalTokenBaselineAdvantage": _OTB,
     "TIROptimalTokenBaselineAdvantage": f"{_OTB}\npositions are counted over the tokens that the policy produced",
+    "ClipBAdvantage": (
+        "G, and 0 where G < 0 and S < mean(S) - {mu} std(S), over the tokens of the batch"
+        f"\nG = {_GRPO_TOKENS}{_CHANGE}"
+    ),
+    "ClipVAdvantage": (
+        "G, and 0 where G <= 0 and E - S > {mu} std(E - S), over the tokens of the batch, for at most a share of "
+        f"{{max_frac}} of them\nG = {_GRPO_TOKENS}{_CHANGE}"
+        "\nE = sum over the vocabulary of p^2 (H + ln p)"
+    ),
     "OnPolicyDistillAdvantage": "{kl_coef} (teacher_logprob - old_logprob)",
     "JSDAdvantage": (
         "-{kl_coef} ({lambda_coef} (t - m) + (1 - {lambda_coef}) (s - m))"

@@ -71,7 +71,7 @@ SERVED_NAMES: dict[str, frozenset[str]] = {
         "asymre_verl", "gpg", "grpo_passk", "grpo_verl", "opmd_verl", "opo", "reinforce_plus_plus_baseline",
         "reinforceplusplus", "rloo", "verl_gpg", "verl_grpo", "verl_grpo_passk", "verl_grpo_vectorized", "verl_opo",
         "verl_reinforce_plus_plus", "verl_reinforce_plus_plus_baseline", "verl_rloo", "verl_rloo_vectorized",
-        "optimal_token_baseline", "tir_optimal_token_baseline", "verl_optimal_token_baseline",
+        "clipb", "clipv", "optimal_token_baseline", "tir_optimal_token_baseline", "verl_optimal_token_baseline",
         "verl_tir_optimal_token_baseline",
     }),
     "policy_loss_fn": frozenset({

@@ -19,6 +19,7 @@ from trinity.utils.products import matmul
 STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum_pi_squared": lambda logp: (2.0 * logp).exp().sum(1),
     "entropys": lambda logp: -(logp.exp() * logp).sum(1),
+    "necs": lambda logp: ((2.0 * logp).exp() * (logp - (logp.exp() * logp).sum(1, keepdim=True))).sum(1),
 }
 CHUNK_BYTES = {"cpu": 32 * 2**20, "cuda": 512 * 2**20}
 

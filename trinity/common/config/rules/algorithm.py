@@ -22,9 +22,9 @@ FUNCTIONS = {
 # Advantages that compare the rollouts of a task: in the experience pipeline, and in the trainer.
 GROUPS_IN_PIPELINE = frozenset({"asymre", "gigpo", "grpo", "opmd", "rec", "step_wise_grpo"})
 GROUPS_IN_TRAINER = frozenset({
-    "asymre_verl", "gdpo", "gpg", "grpo_passk", "grpo_verl", "opmd_verl", "opo", "optimal_token_baseline",
-    "reinforce_plus_plus_baseline", "rloo", "tir_optimal_token_baseline", "verl_gdpo", "verl_gpg", "verl_grpo",
-    "verl_grpo_passk", "verl_grpo_vectorized", "verl_opo", "verl_optimal_token_baseline",
+    "asymre_verl", "clipb", "clipv", "gdpo", "gpg", "grpo_passk", "grpo_verl", "opmd_verl", "opo",
+    "optimal_token_baseline", "reinforce_plus_plus_baseline", "rloo", "tir_optimal_token_baseline", "verl_gdpo",
+    "verl_gpg", "verl_grpo", "verl_grpo_passk", "verl_grpo_vectorized", "verl_opo", "verl_optimal_token_baseline",
     "verl_reinforce_plus_plus_baseline", "verl_rloo", "verl_rloo_vectorized", "verl_tir_optimal_token_baseline",
 })  # fmt: skip
 # Advantages of the trainer that read something else than the rewards of tokens.
@@ -32,7 +32,7 @@ OTHER_REWARDS = frozenset({"gdpo", "jsd", "on_policy_distill", "verl_gdpo"})
 # Advantages without rewards of tokens that a penalty could lower.
 WITHOUT_TOKEN_REWARDS = GROUPS_IN_PIPELINE | OTHER_REWARDS | {"reinforce", None}
 # What a forward pass before the step gives beside the old log-probabilities.
-OF_DISTRIBUTIONS = frozenset({"sum_pi_squared", "entropys"})
+OF_DISTRIBUTIONS = frozenset({"sum_pi_squared", "entropys", "necs"})
 DATASET_ALGORITHMS = {"sft", "dpo", "cpt"}
 SHARED_AGG_MODES = get_args(LossAggMode)
 
