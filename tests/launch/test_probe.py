@@ -71,6 +71,8 @@ def written(folder: Path, algorithm: dict[str, Any], **changes: Any) -> Path:
         run.change(buffer__trainer_input__auxiliary_buffers={"sft_dataset": SFT_DATA})
     if name == "raft":
         run.change(data_processor__experience_pipeline__operators=[{"name": "reward_filter"}])
+    if name in ("jsd", "on_policy_distill"):
+        run.change(explorer__auxiliary_models=[{"model_path": str(folder / "model")}])
     file = folder / "run.yaml"
     file.write_text(yaml.safe_dump(run.tree))
     return file
@@ -96,6 +98,13 @@ def test_the_main_settings_of_every_algorithm_move_something(tmp_path: Path, nam
     fixed = {"geo_mean", "dpo"}  # their aggregation is part of the loss, and there is no other term
     inert = {row.key for row in report.rows if row.is_inert}
     assert inert <= ({"algorithm.loss_agg_mode"} if name in fixed else set())
+
+
+def test_the_components_of_a_reward_are_as_many_as_are_named(tmp_path: Path) -> None:
+    args = {"gdpo_reward_keys": ["a", "b", "c"], "gdpo_reward_weights": [1.0, 0.5, 0.25]}
+    algorithm = {"algorithm_type": "grpo_verl", "advantage_fn": "gdpo", "advantage_fn_args": args}
+    report = probed(written(tmp_path, algorithm), "clip_range")
+    assert report.failure == "" and report.gradient_norm is not None and report.gradient_norm > 1e-3
 
 
 def test_a_setting_that_another_hides_is_named_with_the_other(tmp_path: Path) -> None:

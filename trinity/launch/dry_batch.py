@@ -95,9 +95,17 @@ def dry_experiences(config: Config, *, vocab_size: int, extra: Iterable[str] = (
             for turn in range(turns):
                 made = _experience(EID(1, task, run, turn), prompt, vocab_size=vocab_size, generator=generator)
                 made.custom_fields = copy.copy(fields)
-                made.info |= {name: float(torch.rand((), generator=generator)) for name in extra}
+                made.info |= {name: _random(name, config, generator) for name in extra}
                 experiences.append(made if is_rollout else _demonstration(made))
     return experiences
+
+
+def _random(name: str, config: Config, generator: torch.Generator) -> float | list[float]:
+    """Return a number, or of the components of the reward as many as are named."""
+    keys = (config.algorithm.advantage_fn_args or {}).get("gdpo_reward_keys")
+    shape = (len(keys),) if name == "reward_components" and keys else ()
+    values: float | list[float] = torch.rand(shape, generator=generator).tolist()
+    return values
 
 
 def _experience(eid: EID, prompt: torch.Tensor, *, vocab_size: int, generator: torch.Generator) -> Experience:
@@ -122,14 +130,20 @@ def _demonstration(made: Experience) -> Experience:
 
 
 def add_logprobs(experiences: list[Experience], own: torch.Tensor) -> None:
-    """Set the rollout's log-probabilities near the policy's `own` ones [B, T], at distances of all sizes."""
+    """Set the rollout's log-probabilities, and a teacher's, near the policy's `own` ones [B, T].
+
+    Their distances are of all sizes.
+    """
     generator = torch.Generator().manual_seed(SEED + 1)
+    of_teacher = torch.Generator().manual_seed(SEED + 2)
     offsets = torch.tensor(OFFSETS)
     for row, exp in enumerate(experiences):
         chosen = torch.randint(0, len(offsets), (exp.response_length,), generator=generator)
         # Every third row keeps within a narrow band, so that whole responses stay within their trust region.
         scale = 0.01 if row % 3 == 0 else 1.0
         exp.logprobs = own[row, : exp.response_length].float() - offsets[chosen] * scale
+        chosen = torch.randint(0, len(offsets), (exp.response_length,), generator=of_teacher)
+        exp.teacher_logprobs = own[row, : exp.response_length].float() - offsets[chosen]
 
 
 def with_experts(experiences: list[Experience], *, step: int) -> list[Experience]:
