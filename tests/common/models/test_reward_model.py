@@ -10,9 +10,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    PreTrainedModel,
+)
 
-from tests.tiny import CHARACTERS, tiny_model
+from tests.tiny import CHARACTERS, tiny_model, tiny_tokenizer
 from trinity.buffer.operators.mappers import RewardShapingMapper
 from trinity.buffer.pipelines.reward_model import RewardModelScores
 from trinity.common.config import Config
@@ -72,6 +78,20 @@ def test_the_score_is_the_logit_at_the_last_token(folders: Path, tmp_path: Path,
     assert max(expected) - min(expected) > 0.1
 
 
+def test_an_encoder_pools_in_its_own_way(folders: Path, tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer(tmp_path)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, num_labels=1, **sizes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        plain = BertForSequenceClassification(config).eval()
+    plain.save_pretrained(tmp_path)
+    made = SequenceClassifier(config_of(folders, str(tmp_path)))
+    expected = [float(plain(exp.tokens[None]).logits.detach()) for exp in rollouts(folders)]
+    assert made.score(rollouts(folders)) == pytest.approx(expected, abs=1e-5)
+    assert made.max_length == 64 and max(expected) > min(expected)
+
+
 def test_an_end_token_that_is_also_padding_is_not_passed_over(folders: Path, tmp_path: Path) -> None:
     plain = make_reward_model(tmp_path / "m")
     plain.config.pad_token_id = plain.config.eos_token_id
@@ -129,6 +149,8 @@ def test_what_is_no_reward_model_of_this_policy_is_refused(folders: Path, tmp_pa
         load("other", model={"input_tokenizer": str(folders / "other")})
     with pytest.raises(ConfigError, match=r"E1860.*reward_model\.model\.path is missing"):
         load("same", model={"path": None})
+    with pytest.raises(ConfigError, match=r"E1863.*names the module no_such_module"):
+        load("same", model={"external_lib": ["json", "no_such_module"]})
     make_reward_model(tmp_path / "mute", chat_template=None)
     with pytest.raises(EnvironmentProblem, match=r"E3107.*has no chat template, which input_tokenizer asks"):
         load(str(tmp_path / "mute"), model={"input_tokenizer": str(folders / "policy")})

@@ -5,7 +5,7 @@ Dimension key: B = conversations, T = tokens of the longest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,8 @@ class SequenceClassifier(RewardModel):
     Raises:
         EnvironmentProblem: the model cannot be loaded (E3101), has no head of one output (E3122), or does not read
             the policy's tokens (E3123).
-        ConfigError: no `model.path` (E1860), or an `input_tokenizer` that is not the policy's (E3124).
+        ConfigError: no `model.path` (E1860), an `external_lib` that cannot be imported (E1863), or an
+            `input_tokenizer` that is not the policy's (E3124).
     """
 
     def __init__(self, config: Config) -> None:
@@ -49,8 +50,7 @@ class SequenceClassifier(RewardModel):
         own = self.settings.model
         if own.path is None:
             raise ConfigError(f"{SECTION}.model.path is missing: give the folder of a reward model", code="E1860")
-        for name in (own.external_lib,) if isinstance(own.external_lib, str) else own.external_lib or ():
-            import_module(name)
+        _import_all((own.external_lib,) if isinstance(own.external_lib, str) else own.external_lib or ())
         self.device = select_device()
         dtype = compute_dtype(self.settings.dtype, self.device)
         self.path = str(Path(own.path).expanduser())
@@ -176,6 +176,16 @@ class SequenceClassifier(RewardModel):
                 f"{len(tokenizer)}; if the vocabularies differ, set {SECTION}.model.input_tokenizer to the policy's",
                 code="E3123",
             )
+
+
+def _import_all(names: Iterable[str]) -> None:
+    for name in names:
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise ConfigError(
+                f"{SECTION}.model.external_lib names the module {name}, which cannot be imported: {error}", code="E1863"
+            ) from error
 
 
 def load_classifier(path: str, device: torch.device, *, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
