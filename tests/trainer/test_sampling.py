@@ -22,7 +22,7 @@ from trinity.common.config import Config
 from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.config.mixture import batch_size_for, num_expert_rows
 from trinity.common.errors import CheckpointError, ConfigError, DataError, StarvedError
-from trinity.common.experience import CustomField, Experience
+from trinity.common.experience import EID, CustomField, Experience
 from trinity.trainer.source import BufferSource
 from trinity.trainer.verl.settings import planned_steps
 from trinity.utils import failpoints
@@ -84,6 +84,17 @@ def test_rows_that_are_too_old_are_dropped_and_the_batch_is_filled_up(store: Exp
     assert [exp.eid.uid for exp in exps] == [second[1], second[3]] and metrics["sample/stale_count"] == 2.0
     assert strategy.source.metrics()["sample/incomplete_batch_count"] == 1.0
     assert store.counts(BUFFER, "p/n") == {"ready": 0, "claimed": 2, "trained": 4, "dropped": {"stale": 4}}
+
+
+def test_a_rollout_of_which_one_turn_is_too_old_is_dropped_as_a_whole(store: ExperienceStore) -> None:
+    rows = make_experiences(1, tasks=1, repeats=4)
+    for place, row in enumerate(rows):
+        row.eid = EID(1, 0, run=place // 2, step=place % 2)
+        row.info = {"model_version": 3 if place else 0}
+    store.append(BUFFER, rows, producer="explorer", explore_step=1, **SCOPE)
+    store.close_producer(BUFFER, "explorer", **SCOPE)
+    exps, metrics = _sample(StalenessControlStrategy(_source(store), batch_size=4, max_staleness=1), 5)
+    assert [exp.eid.uid for exp in exps] == ["1/0/1/0/", "1/0/1/1/"] and metrics["sample/stale_count"] == 2.0
 
 
 def test_dropped_rows_stay_dropped_after_a_resume_and_come_again_before_it(store: ExperienceStore) -> None:

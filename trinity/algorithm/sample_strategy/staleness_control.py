@@ -20,9 +20,9 @@ class StalenessControlStrategy(SampleStrategy):
     """The next `batch_size` experiences that are at most `max_staleness` training steps old.
 
     Step s trains with the weights of version s - 1. An experience whose `model_version` is below
-    s - 1 - `max_staleness` is dropped: recorded as such in the buffer, counted in `sample/stale_count`, and not
-    read again. Reading goes on until the batch is full or no more can come before newer weights; then the batch
-    is incomplete. An experience without a version is kept.
+    s - 1 - `max_staleness` is dropped, and with it the others of its rollout: recorded as such in the buffer, counted
+    in `sample/stale_count`, and not read again. Reading goes on until the batch is full or no more can come before
+    newer weights; then the batch is incomplete. An experience without a version is kept.
 
     Args:
         source: see `SampleStrategy`.
@@ -45,20 +45,22 @@ class StalenessControlStrategy(SampleStrategy):
         oldest = max(step - self.max_staleness - 1, 0)
         kept: list[Experience] = []
         num_stale = 0
-        while len(kept) < self.batch_size:
-            asked = self.batch_size - len(kept)
+        while _num_rollouts(kept) < self.batch_size:
+            asked = self.batch_size - _num_rollouts(kept)
             try:
                 exps = await self.source.read(asked, trained_version=step - 1)
             except StarvedError:
                 if not kept:
                     raise
                 break  # as at the deadline of any read, the incomplete batch is trained
-            stale = [exp.eid.uid for exp in exps if _version(exp) is not None and exp.info["model_version"] < oldest]
+            versions = [(exp.eid.rid, exp.info.get("model_version")) for exp in exps]
+            old = {rollout for rollout, version in versions if version is not None and version < oldest}
+            stale = [exp.eid.uid for exp in exps if exp.eid.rid in old]
             if stale:
                 await self.source.drop(stale, reason=STALE)
             num_stale += len(stale)
-            kept += [exp for exp in exps if exp.eid.uid not in set(stale)]
-            if len(exps) < asked:
+            kept += [exp for exp in exps if exp.eid.rid not in old]
+            if _num_rollouts(exps) < asked:
                 break
         if num_stale and not kept:
             logger.warning(
@@ -74,5 +76,5 @@ class StalenessControlStrategy(SampleStrategy):
         return {"max_staleness": None}
 
 
-def _version(exp: Experience) -> Any:
-    return exp.info.get("model_version")
+def _num_rollouts(exps: list[Experience]) -> int:
+    return len({exp.eid.rid for exp in exps})
