@@ -197,7 +197,7 @@ def test_the_score_is_the_reward_and_that_of_the_function_stays_at_hand(folders:
 def test_scores_that_are_not_finite_are_dropped_and_counted(folders: Path) -> None:
     exps, metrics = step_of(lambda exp: float("nan") if exp.eid.run == 2 else 1.0).process(rollouts(folders))
     assert [exp.eid.run for exp in exps] == [0, 1, 3, 4] and metrics["not_finite_count"] == 1
-    with pytest.raises(WorkflowError, match=r"E5141.*Fixed gave none of 5 experiences a finite score"):
+    with pytest.raises(WorkflowError, match=r"E5151.*Fixed gave none of 5 experiences a finite score"):
         step_of(lambda exp: float("inf")).process(rollouts(folders))
     assert step_of(lambda exp: 0.0).process([]) == ([], {})
 
@@ -207,7 +207,7 @@ def test_a_reward_model_must_score_every_experience(folders: Path) -> None:
         def score(self, experiences: Sequence[Experience]) -> list[float]:
             return super().score(experiences)[:-1]
 
-    with pytest.raises(WorkflowError, match=r"E5140.*Short must return one score an experience \(5\), got 4"):
+    with pytest.raises(WorkflowError, match=r"E5150.*Short must return one score an experience \(5\), got 4"):
         RewardModelScores(Short(Config(), lambda exp: 0.0)).process(rollouts(folders))
 
 

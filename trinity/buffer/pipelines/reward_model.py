@@ -53,7 +53,7 @@ class RewardModelScores:
             raise WorkflowError(
                 f"the reward model {type(self.model).__name__} gave none of {len(exps)} experiences a finite score; "
                 "look at trainer.trainer_config.reward_model (model.path, dtype)",
-                code="E5141",
+                code="E5151",
             )
         if len(kept) < len(exps):
             logger.warning("reward model: %d of %d scores are not finite, dropped", len(exps) - len(kept), len(exps))
@@ -70,7 +70,7 @@ class RewardModelScores:
             raise WorkflowError(
                 f"the reward model {type(self.model).__name__} must return one score an experience ({len(exps)}), got "
                 f"{len(scores)}",
-                code="E5140",
+                code="E5150",
             )
         return scores
 
