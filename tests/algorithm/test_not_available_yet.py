@@ -17,7 +17,8 @@ SERVED = {
     "gspo, jsd, kl_cov, mix, mix_chord, multi_step_grpo, on_policy_distill, opmd, opo, ppo, raft, rec, "
     "reinforce_plus_plus_baseline, reinforceplusplus, remax, rloo, sapo, sft, sppo, topr",
     "advantage_fn": "asymre, asymre_verl, clipb, clipv, gae, gdpo, gigpo, gpg, grpo, grpo_passk, grpo_verl, jsd, "
-    "on_policy_distill, opmd, opmd_verl, opo, optimal_token_baseline, ppo, rec, reinforce, reinforce_plus_plus_baseline, "
+    "on_policy_distill, opmd, opmd_verl, opo, optimal_token_baseline, ppo, rec, reinforce, "
+    "reinforce_plus_plus_baseline, "
     "reinforceplusplus, remax, rloo, step_wise_grpo, tir_optimal_token_baseline, verl_gae, verl_gdpo, verl_gpg, "
     "verl_grpo, verl_grpo_passk, verl_grpo_vectorized, verl_opo, verl_optimal_token_baseline, "
     "verl_reinforce_plus_plus, verl_reinforce_plus_plus_baseline, verl_remax, verl_rloo, verl_rloo_vectorized, "
