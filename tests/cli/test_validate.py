@@ -177,7 +177,7 @@ def test_the_folders_of_auxiliary_models_are_looked_at_and_the_teachers_vocabula
     key = "explorer.auxiliary_models[0].model_path"
     assert codes("good") == [] and codes("good", "grpo") == []
     assert codes("nowhere") == codes("nowhere", "grpo") == [("E3101", key)]
-    assert codes("other") == [("E1842", key)]
+    assert codes("other") == [("E1882", key)]
     assert codes("other", "grpo") == [], "a judge may have another vocabulary"
 
 
@@ -326,3 +326,15 @@ def test_validate_is_quick_and_imports_nothing_heavy(run_yaml: Path, tmp_path: P
     took, rest = done.stdout.split(" ", 1)
     assert rest.strip() == "[] 0"
     assert float(took) < 1.5
+
+
+@pytest.mark.parametrize(("row", "code"), [(None, "E4001"), ({"question": "1+1="}, "E4004")])
+def test_the_demonstrations_of_a_mixed_run_are_looked_at(run_yaml: Path, row: dict[str, str] | None, code: str) -> None:
+    form = "format: {prompt_key: question, response_key: answer}"
+    experts = f"  trainer_input: {{auxiliary_buffers: {{sft_dataset: {{path: experts.jsonl, {form}}}}}}}\n"
+    run_yaml.write_text(f"{MINIMAL}{experts}algorithm: {{algorithm_type: mix}}\n")
+    if row is not None:
+        (run_yaml.parent / "experts.jsonl").write_text(json.dumps(row) + "\n")
+    result = runner.invoke(app, ["validate", "-c", str(run_yaml), "--json"])
+    found = [(p["code"], p["key"]) for p in json.loads(result.output)["problems"]]
+    assert (code, "buffer.trainer_input.auxiliary_buffers.sft_dataset.path") in found

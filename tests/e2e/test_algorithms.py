@@ -5,6 +5,7 @@ The runs are in this process: a process of its own costs more than the run.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,15 @@ from trinity.launch.run import RunOptions, plan_run, run_plan
 
 pytestmark = pytest.mark.slow
 
+EXPERT = """
+sft_dataset:
+  name: sft_dataset
+  storage_type: file
+  path: ${oc.env:TRINITY_SFT_DATASET_PATH}
+  format:
+    prompt_key: 'question'
+    response_key: 'answer'
+"""
 STEPS = 3
 TYPES = sorted(n for n in SERVED_NAMES["algorithm_type"] if ALGORITHM_TYPE.get(n).schema == "experience")
 ACTOR = {"ppo_micro_batch_size_per_gpu": 2, "fsdp_config": {"dtype": "float32"}}
@@ -52,6 +62,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sum over tokens": {
         "algorithm_type": "gpg", "policy_loss_fn_args": {"loss_agg_mode": "token-sum"}, "kl_loss_fn": "k2",
     },
+    "mixed, with advantages of the trainer": {
+        "algorithm_type": "mix_chord", "advantage_fn": "rloo", "sample_strategy_args": {"expert_data_ratio": 0.2},
+        "policy_loss_fn_args": {"mu_warmup_steps": 2, "mu_decay_steps": 2, "mu_peak": 0.5},
+        "entropy_loss_fn_args": {"entropy_coef": 0.01},
+    },
 }  # fmt: skip
 
 
@@ -61,6 +76,13 @@ Changes = Callable[[Path], dict[str, Any]]
 def no_changes(folder: Path) -> dict[str, Any]:
     """Return the keys to change for the run in `folder`: none."""
     return {}
+
+
+@pytest.fixture(autouse=True)
+def _demonstrations(plugins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = plugins / "expert.jsonl"
+    path.write_text("".join(json.dumps({"question": f"{a}+1=", "answer": str(a + 1)}) + "\n" for a in range(11)))
+    monkeypatch.setenv("TRINITY_SFT_DATASET_PATH", str(path))
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +110,8 @@ def make_run(folder: Path, algorithm: dict[str, Any]) -> TinyRun:
     )
     if algorithm["algorithm_type"] == "raft":
         run.change(data_processor__experience_pipeline={"operators": FILTER})
+    if algorithm["algorithm_type"] in ("mix", "mix_chord"):
+        run.change(buffer__trainer_input__auxiliary_buffers=yaml.safe_load(EXPERT))
     if algorithm["algorithm_type"] in DISTILLATION:
         tiny_model(folder / "teacher", "qwen2", seed=2, scale=3.0)
         run.change(explorer__auxiliary_models=[{"model_path": str(folder / "teacher"), "dtype": "float32"}])
@@ -194,3 +218,20 @@ def test_variant_learns_and_continues(tmp_path: Path, plugins: Path, algorithm: 
         assert lines[0]["actor/reward_kl_penalty"] == pytest.approx(0.0, abs=1e-5)
         assert len({line["actor/reward_kl_penalty_coeff"] for line in lines}) == STEPS, "the coefficient moves"
         assert lines[2]["critic/rewards/mean"] != lines[2]["critic/score/mean"]
+
+
+def test_old_rows_are_dropped_in_every_process_alike(tmp_path: Path, plugins: Path) -> None:
+    algorithm = {"algorithm_type": "grpo", "kl_loss_fn": "none", "sample_strategy": "staleness_control",
+                 "sample_strategy_args": {"max_staleness": 0}}  # fmt: skip
+    whole, parts = (make_run(tmp_path / name, algorithm) for name in ("whole", "parts"))
+    for run in (whole, parts):
+        run.change(synchronizer__sync_interval=2)
+    finish(whole, plugins)
+    finish(parts, plugins, steps=STEPS - 1)
+    finish(parts, plugins)
+    lines = whole.lines("trainer")
+    # Two explore steps are served by the same weights: in the second training step those rows are one step old.
+    assert [line["sample/stale_count"] for line in lines] == [0.0, 8.0, 0.0]
+    assert [line["sample/experience_count"] for line in lines] == [8.0, 0.0, 8.0]
+    assert final_weights(parts, STEPS) == final_weights(whole, STEPS)
+    assert comparable_metrics(parts.job) == comparable_metrics(whole.job)

@@ -155,14 +155,14 @@ def test_a_teacher_of_another_vocabulary_is_refused_with_both_sizes(rollouts: Ro
         with pytest.raises(ConfigError) as caught:
             _run(_config(rollouts, {"model_path": str(tmp_path / name)}))
         message = str(caught.value)
-        assert caught.value.code == "E1842" and f"({sizes} tokens) must be that of the student" in message
+        assert caught.value.code == "E1882" and f"({sizes} tokens) must be that of the student" in message
         assert f"({own} tokens); they differ in {token!r}" in message
 
 
 def test_an_advantage_that_needs_a_teacher_and_finds_none_says_what_to_write(rollouts: Rollouts) -> None:
     with pytest.raises(ConfigError, match=r"needs a teacher.*write explorer.auxiliary_models: \[") as caught:
         _run(_config(rollouts))
-    assert caught.value.code == "E1840"
+    assert caught.value.code == "E1880"
 
 
 def test_components_of_the_reward_are_columns_in_the_order_written(rollouts: Rollouts) -> None:
@@ -182,7 +182,7 @@ def test_components_of_the_reward_are_columns_in_the_order_written(rollouts: Rol
 def test_components_without_names_are_refused(rollouts: Rollouts) -> None:
     with pytest.raises(ConfigError, match="needs the names of the reward's components") as caught:
         _run(_config(rollouts, advantage_fn="gdpo"))
-    assert caught.value.code == "E1843"
+    assert caught.value.code == "E1883"
 
 
 class Judged(Workflow):

@@ -226,6 +226,9 @@ def _datasets(config: Config) -> Iterator[tuple[str, Any, bool]]:
     output = config.buffer.trainer_input.experience_buffer
     if output is not None and output.storage_type == "file" and config.mode == "train":
         yield "buffer.trainer_input.experience_buffer", output, True
+    for name, dataset in config.buffer.trainer_input.auxiliary_buffers.items():
+        if dataset.schema_type == "sft":
+            yield f"buffer.trainer_input.auxiliary_buffers.{name}", dataset, True
 
 
 def _check_folder(stage: StagePlan) -> Iterator[Problem]:

@@ -86,20 +86,20 @@ def supply_of(config: Config, needs: Needs, *, student: ModelWrapper, others: Se
     """Return what adds the tensors that `needs` names; None where there is nothing to add.
 
     Raises:
-        ConfigError: no auxiliary model is there to be the teacher (E1840), its vocabulary is not the student's (E1842),
-            or no component is named (E1843).
+        ConfigError: no auxiliary model is there to be the teacher (E1880), its vocabulary is not the student's (E1882),
+            or no component is named (E1883).
     """
     if needs.components is not None and not needs.components:
         raise ConfigError(
             f"algorithm.advantage_fn {config.algorithm.advantage_fn} needs the names of the reward's components, got "
             "none; write algorithm.advantage_fn_args.gdpo_reward_keys: [<metric>, ...]",
-            code="E1843",
+            code="E1883",
         )
     if needs.teacher and not others:
         raise ConfigError(
             f"algorithm.advantage_fn {config.algorithm.advantage_fn} needs a teacher, the first of "
             "explorer.auxiliary_models, got none; write explorer.auxiliary_models: [{model_path: <folder>}]",
-            code="E1840",
+            code="E1880",
         )
     if not needs.teacher and needs.components is None:
         return None
@@ -113,7 +113,7 @@ def check_vocabulary(student: ModelWrapper, teacher: ModelWrapper) -> None:
     """Check that every token has one id in both models, without which a teacher would score other tokens.
 
     Raises:
-        ConfigError: the vocabularies differ (E1842).
+        ConfigError: the vocabularies differ (E1882).
     """
     own, other = student.model.vocabulary(), teacher.model.vocabulary()
     if own == other:
@@ -123,5 +123,5 @@ def check_vocabulary(student: ModelWrapper, teacher: ModelWrapper) -> None:
         f"explorer.auxiliary_models[0]: the vocabulary of the teacher {teacher.model_path} ({len(other)} tokens) must "
         f"be that of the student {student.model_path} ({len(own)} tokens); they differ in {differing!r} (teacher "
         f"{other.get(differing)}, student {own.get(differing)}); use a teacher of the same family",
-        code="E1842",
+        code="E1882",
     )

@@ -16,7 +16,6 @@ from trinity.common.config.tree import dotted
 
 DATA = Path(__file__).parent / "data"
 GUIDE = {
-    "buffer.trainer_input.auxiliary_buffers",
     "cluster.gpu_per_node",
     "data_processor.experience_pipeline.operators[0].name",
     "data_processor.experience_pipeline.operators[1].name",
@@ -105,11 +104,8 @@ LATER = {
     "mode=explore": "mode",
     "mode=serve": "mode",
     "algorithm.algorithm_type=dpo": "algorithm.algorithm_type",
-    "algorithm.algorithm_type=mix": "algorithm.algorithm_type",
     "algorithm.advantage_fn=clipb": "algorithm.advantage_fn",
     "mode=bench": "mode",
-    "algorithm.policy_loss_fn=mix_chord": "algorithm.policy_loss_fn",
-    "algorithm.sample_strategy=mix": "algorithm.sample_strategy",
     "model.lora_configs=[{lora_dtype: bfloat16}]": "model.lora_configs[0].lora_dtype",
     "explorer.rollout_model.lora_configs=[{}]": "explorer.rollout_model.lora_configs",
     "model.rope_scaling={a: 1}": "model.rope_scaling.a",
@@ -134,7 +130,6 @@ LATER = {
     ),
     "synchronizer.sync_style=dynamic_by_explorer": "synchronizer.sync_style",
     "buffer.explorer_input.tasksets=[{name: b, path: c}]": "buffer.explorer_input.tasksets",
-    "buffer.trainer_input.auxiliary_buffers={a: {name: a, path: c}}": "buffer.trainer_input.auxiliary_buffers",
     "service.data_juicer.auto_start=true": "service.data_juicer",
     "monitor.enable_ray_timeline=true": "monitor.enable_ray_timeline",
     "synchronizer.sync_style=explorer_driven": "synchronizer.sync_style",

@@ -30,7 +30,7 @@ def _codes(folder: Path, algorithm: dict[str, Any], **sections: Any) -> list[str
 @pytest.mark.parametrize("name", ["on_policy_distill", "jsd"])
 def test_distillation_without_a_teacher_says_what_to_write(tmp_path: Path, name: str) -> None:
     (problem,) = _examined(tmp_path, {"algorithm_type": name})[1]
-    assert (problem.code, problem.key) == ("E1840", "explorer.auxiliary_models")
+    assert (problem.code, problem.key) == ("E1880", "explorer.auxiliary_models")
     assert problem.message == (
         f"`explorer.auxiliary_models` is empty: advantage_fn {name} needs a teacher, which is the first of them"
     )
@@ -43,7 +43,7 @@ def test_distillation_without_a_teacher_says_what_to_write(tmp_path: Path, name:
 def test_a_teacher_reads_at_least_what_the_student_writes(tmp_path: Path) -> None:
     explorer = {"auxiliary_models": [{"model_path": "t", "max_model_len": 127}]}
     (problem,) = _examined(tmp_path, {"algorithm_type": "jsd"}, explorer=explorer)[1]
-    assert problem.code == "E1841" and problem.key == "explorer.auxiliary_models[0].max_model_len"
+    assert problem.code == "E1881" and problem.key == "explorer.auxiliary_models[0].max_model_len"
     assert "(127) must be at least model.max_model_len (128)" in problem.message
     assert not _codes(tmp_path, {"algorithm_type": "grpo"}, explorer=explorer), "no teacher: any length will do"
 
@@ -73,7 +73,7 @@ def test_auxiliary_models_share_the_one_gpu_of_the_rollout_model_and_the_trainer
 def test_components_of_the_reward_are_named(tmp_path: Path, name: str, args: dict[str, Any], key: str) -> None:
     algorithm = {"algorithm_type": "grpo_verl", "advantage_fn": name, "advantage_fn_args": args}
     (problem,) = _examined(tmp_path, algorithm)[1]
-    assert (problem.code, problem.key) == ("E1843", f"algorithm.advantage_fn_args.{key}")
+    assert (problem.code, problem.key) == ("E1883", f"algorithm.advantage_fn_args.{key}")
     assert "got" in problem.message
     fine = algorithm | {"advantage_fn_args": {"gdpo_reward_keys": ["a"], "gdpo_reward_weights": [2.0]}}
     assert not _codes(tmp_path, fine)
@@ -95,12 +95,12 @@ def test_a_reward_that_is_changed_after_a_part_of_it_was_taken_is_refused(
 ) -> None:
     shaping = {"experience_pipeline": {"operators": [{"name": "reward_shaping_mapper"}]}}
     (problem,) = _examined(tmp_path, algorithm, data_processor=shaping)[1]
-    assert problem.code == "E1844" and problem.key == "data_processor.experience_pipeline.operators[0].name"
+    assert problem.code == "E1884" and problem.key == "data_processor.experience_pipeline.operators[0].name"
     assert f"reads {taken}, which would stay as they were" in problem.message
     assert problem.suggestion == "give the reward its final form in the reward function"
     model = {"trainer_config": {"reward_model": {"enable": True, "model": {"path": "m"}}}}
     (problem,) = _examined(tmp_path, algorithm, trainer=model)[1]
-    assert problem.code == "E1844" and problem.key == "trainer.trainer_config.reward_model.enable"
+    assert problem.code == "E1884" and problem.key == "trainer.trainer_config.reward_model.enable"
     assert not _codes(tmp_path, {"algorithm_type": "rloo"}, data_processor=shaping, trainer=model)
 
 

@@ -64,7 +64,7 @@ def check_teacher(path: str | Path, student: str | Path) -> list[Finding]:
     sizes = [len(vocabulary or ()) + len(added) for vocabulary, added in (own, other)]
     return [
         Finding(
-            "E1842",
+            "E1882",
             f"the tokenizer of the teacher {path} ({sizes[0]} entries) is not that of the student {student} "
             f"({sizes[1]} entries): the teacher scores the student's tokens; use a teacher of the same family",
         )

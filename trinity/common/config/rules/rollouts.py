@@ -37,7 +37,7 @@ def check_auxiliary_models(draft: Draft) -> None:
     advantage = draft.get("algorithm.advantage_fn")
     if not models:
         draft.problem(
-            "E1840",
+            "E1880",
             MODELS,
             f"`{MODELS}` is empty: advantage_fn {advantage} needs a teacher, which is the first of them",
             rule="at least one model",
@@ -48,7 +48,7 @@ def check_auxiliary_models(draft: Draft) -> None:
     longest, own = models[0]["max_model_len"], draft.get("model.max_model_len")
     if longest is not None and own is not None and longest < own:
         draft.problem(
-            "E1841",
+            "E1881",
             f"{MODELS}[0].max_model_len",
             f"`{MODELS}[0].max_model_len` ({longest}) must be at least model.max_model_len ({own}): the teacher scores "
             "what the student wrote",
@@ -66,7 +66,7 @@ def check_components(draft: Draft) -> None:
     keys, weights = arguments.get("gdpo_reward_keys"), arguments.get("gdpo_reward_weights")
     if not isinstance(keys, list | tuple) or not keys or not all(isinstance(key, str) for key in keys):
         draft.problem(
-            "E1843",
+            "E1883",
             f"{ARGS}.gdpo_reward_keys",
             f"`{ARGS}.gdpo_reward_keys` must be a list of metrics, such as the scores of the reward function, got "
             f"{keys}",
@@ -75,7 +75,7 @@ def check_components(draft: Draft) -> None:
         )
     elif weights is not None and (not isinstance(weights, list | tuple) or len(weights) != len(keys)):
         draft.problem(
-            "E1843",
+            "E1883",
             f"{ARGS}.gdpo_reward_weights",
             f"`{ARGS}.gdpo_reward_weights` must be a list of {len(keys)} numbers, one for each of gdpo_reward_keys, "
             f"got {weights}",
@@ -97,7 +97,7 @@ def check_reshaping(draft: Draft) -> None:
         found.append(f"{REWARD_MODEL}.enable")
     for key in found:
         draft.problem(
-            "E1844",
+            "E1884",
             key,
             f"`{key}: {str(draft.get(key)).lower()}` changes the reward, but advantage_fn {advantage} also reads "
             f"{TAKEN[taken[0]]}, which would stay as they were",
