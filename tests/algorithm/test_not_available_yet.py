@@ -27,8 +27,8 @@ SERVED = {
     "kl_cov, mix, mix_chord, opmd, ppo, rec, sapo, sft, sft_is, sft_phi, sppo, topr, verl_bypass_mode, verl_cispo, "
     "verl_clip_cov, verl_dppo_kl, verl_dppo_tv, verl_dro, verl_geo_mean, verl_gpg, verl_gspo, verl_kl_cov, verl_sapo, "
     "verl_vanilla",
-    "kl_fn": "abs, abs+, corrected_k3, full, k1, k1+, k2, k2+, k3, k3+, kl, kl+, low_var_kl, "
-    "low_var_kl+, mse, mse+, none",
+    "kl_fn": "abs, abs+, corrected_k3, full, k1, k1+, k2, k2+, k3, k3+, kl, kl+, low_var_kl, low_var_kl+, mse, mse+, "
+    "none",
     "entropy_loss_fn": "default, mix, none",
 }
 KEYS = {

@@ -97,6 +97,18 @@ def test_a_rollout_of_which_one_turn_is_too_old_is_dropped_as_a_whole(store: Exp
     assert [exp.eid.uid for exp in exps] == ["1/0/1/0/", "1/0/1/1/"] and metrics["sample/stale_count"] == 2.0
 
 
+def test_a_batch_is_filled_up_with_rollouts_however_many_steps_they_have(store: ExperienceStore) -> None:
+    rows = [make_experiences(1, tasks=1, repeats=4) for _ in range(3)]
+    for step, turn in enumerate(rows):
+        for row in turn:
+            row.eid.step = step
+            row.info = {"model_version": 0 if row.eid.run == 0 else 4}
+    store.append(BUFFER, [row for turn in rows for row in turn], producer="explorer", explore_step=1, **SCOPE)
+    exps, metrics = _sample(StalenessControlStrategy(_source(store), batch_size=2, max_staleness=0), 5)
+    assert [exp.eid.rid for exp in exps] == ["1/0/1"] * 3 + ["1/0/2"] * 3, "three steps each, and two rollouts"
+    assert metrics["sample/stale_count"] == 3.0 and metrics["sample/rollout_count"] == 2.0
+
+
 def test_dropped_rows_stay_dropped_after_a_resume_and_come_again_before_it(store: ExperienceStore) -> None:
     uids = _append(store, 1, [0, 2, 0, 2])
     source = _source(store)

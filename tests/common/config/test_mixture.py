@@ -152,7 +152,7 @@ def test_the_arithmetic_counts_rollouts_and_the_hint_counts_the_expert_rows_in(t
         return next(p for p in _examine(tmp_path, *overrides)[1] if p.code in ("E1824", "E1830"))
 
     found = problem("buffer.train_batch_size=16")
-    assert "explorer makes 16 experiences" in found.message and "the trainer takes 8" in found.message
+    assert "explorer makes 16 rollouts" in found.message and "the trainer takes 8" in found.message
     assert "train_batch_size (16 - 8 expert rows)" in found.message
     assert found.suggestion == "write `train_batch_size: 32`"
     assert _problems(tmp_path, "buffer.train_batch_size=16", f"{SYNC}=2") == []

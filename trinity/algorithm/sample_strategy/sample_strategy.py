@@ -21,7 +21,10 @@ class ExperienceSource(Protocol):
     is_closed: bool
 
     async def read(self, num_experiences: int, *, trained_version: int) -> list[Experience]:
-        """Return up to `num_experiences`; fewer if no more can come now, none at the end."""
+        """Return up to `num_experiences` rollouts (rows of a dataset); fewer if no more can come now, none at the end.
+
+        A rollout comes with all of its experiences.
+        """
         ...
 
     async def drop(self, uids: list[str], *, reason: str) -> None:
@@ -55,7 +58,7 @@ class SampleStrategy(ABC):
 
     Args:
         source: the trainer's experience buffer.
-        batch_size: experiences a training step (`buffer.train_batch_size`).
+        batch_size: rollouts a training step, or rows of a dataset (`buffer.train_batch_size`).
 
     Attributes:
         auxiliary: the readers that `auxiliary_buffers` asked for, by name; filled before the first step.

@@ -7,6 +7,7 @@ from typing import Any
 
 from trinity.algorithm.sample_strategy.default import NUM_SHOWN, shown_rows, version_metrics
 from trinity.algorithm.sample_strategy.sample_strategy import ExperienceSource, SampleStrategy
+from trinity.buffer.store.types import num_rollouts
 from trinity.common.errors import StarvedError
 from trinity.common.experience import Experience
 from trinity.utils.log import get_logger
@@ -17,7 +18,7 @@ STALE = "stale"
 
 
 class StalenessControlStrategy(SampleStrategy):
-    """The next `batch_size` experiences that are at most `max_staleness` training steps old.
+    """The next `batch_size` rollouts, of experiences that are at most `max_staleness` training steps old.
 
     Step s trains with the weights of version s - 1. An experience whose `model_version` is below
     s - 1 - `max_staleness` is dropped, and with it the others of its rollout: recorded as such in the buffer, counted
@@ -45,8 +46,8 @@ class StalenessControlStrategy(SampleStrategy):
         oldest = max(step - self.max_staleness - 1, 0)
         kept: list[Experience] = []
         num_stale = 0
-        while _num_rollouts(kept) < self.batch_size:
-            asked = self.batch_size - _num_rollouts(kept)
+        while num_rollouts(kept) < self.batch_size:
+            asked = self.batch_size - num_rollouts(kept)
             try:
                 exps = await self.source.read(asked, trained_version=step - 1)
             except StarvedError:
@@ -60,7 +61,7 @@ class StalenessControlStrategy(SampleStrategy):
                 await self.source.drop(stale, reason=STALE)
             num_stale += len(stale)
             kept += [exp for exp in exps if exp.eid.rid not in old]
-            if _num_rollouts(exps) < asked:
+            if num_rollouts(exps) < asked:
                 break
         if num_stale and not kept:
             logger.warning(
@@ -74,7 +75,3 @@ class StalenessControlStrategy(SampleStrategy):
     def default_args(cls) -> dict[str, Any]:
         """Return the constructor's further arguments and defaults."""
         return {"max_staleness": None}
-
-
-def _num_rollouts(exps: list[Experience]) -> int:
-    return len({exp.eid.rid for exp in exps})

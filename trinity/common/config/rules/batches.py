@@ -172,7 +172,7 @@ def check_intervals(draft: Draft) -> None:
     draft.problem(
         "E1824",
         SIZE,
-        f"between two synchronisations the explorer makes {made} experiences (batch_size {batch} x repeat_times "
+        f"between two synchronisations the explorer makes {made} rollouts (batch_size {batch} x repeat_times "
         f"{repeat} x explorer_sync_interval {theirs}) and the trainer takes {taken} (train_batch_size {rollouts} x "
         f"trainer_sync_interval {ours})",
         rule=f"the trainer's number is {relation} the explorer's",
