@@ -18,7 +18,7 @@ from trinity.common.config.rules.algorithm import GROUPS_IN_PIPELINE, GROUPS_IN_
 from trinity.launch.run import RunOptions, plan_run
 
 ONLINE = sorted(n for n in SERVED_NAMES["algorithm_type"] if ALGORITHM_TYPE.get(n).schema == "experience")
-SERVED_GROUPS = sorted((GROUPS_IN_PIPELINE | GROUPS_IN_TRAINER) & SERVED_NAMES["advantage_fn"])
+SERVED_GROUPS = sorted(GROUPS_IN_PIPELINE | GROUPS_IN_TRAINER)
 FILTER = {"experience_pipeline": {"operators": [{"name": "reward_filter", "args": {"threshold": 1.0}}]}}
 
 EXPERT = {"trainer_input": {"auxiliary_buffers": {"sft_dataset": {"path": "expert.jsonl"}}}}

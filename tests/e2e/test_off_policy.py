@@ -24,6 +24,10 @@ CASES: dict[str, dict[str, Any]] = {
             "preset": "decoupled_k3_rs_seq_tis", "rollout_is_batch_normalize": True, "rollout_rs_threshold": 0.05,
         },
     },
+    "values of a critic": {
+        "algorithm_type": "ppo",
+        "rollout_correction": {"preset": "decoupled_geo_rs_token_tis", "rollout_rs_threshold": "0.9_1.1"},
+    },
     "bypass": {
         "algorithm_type": "dapo",
         "rollout_correction": {"preset": "bypass_pg_geo_rs_token_tis", "rollout_rs_threshold": "0.9_1.1"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from tests.trainer.conftest import make_experiences
 from tests.trainer.test_update import assert_same, gradients, worker
 from trinity.common.config import Config
 from trinity.common.errors import ConfigError
+from trinity.common.experience import Experience
 from trinity.trainer.verl.divergence import Output, full_divergence
 from trinity.trainer.verl.logprob import CHUNK_BYTES
 from trinity.trainer.verl.worker import ActorWorker
@@ -65,15 +66,11 @@ def test_value_and_gradient_in_pieces_are_those_of_autograd(monkeypatch: pytest.
         torch.testing.assert_close(right.grad, left.grad, atol=1e-5, rtol=1e-4)
 
 
-def test_the_term_is_that_of_plain_torch(make_config: Maker, model_path: Path) -> None:
-    experiences = make_experiences(1)
-    for exp in experiences:
-        exp.advantages = torch.zeros_like(exp.advantages)
-    made = _moved(worker(make_config(algorithm=FULL), max_rows=3, max_tokens=None))
-    found = gradients(made, experiences)
+def _plain(model_path: Path, weights: Mapping[str, Tensor], experiences: list[Experience]) -> tuple[nn.Module, Tensor]:
+    """Return a policy with `weights` in float64, and its mean divergence from the model of the folder."""
     reference = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float64)
     policy = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float64)
-    policy.load_state_dict({name: tensor.double() for name, tensor in made.model.state_dict().items()})
+    policy.load_state_dict({name: tensor.double() for name, tensor in weights.items()}, strict=False)
 
     def logp(model: nn.Module, tokens: Tensor, start: int) -> Tensor:
         return model(tokens[None]).logits[0, start - 1 : -1].log_softmax(-1)
@@ -85,12 +82,30 @@ def test_the_term_is_that_of_plain_torch(make_config: Maker, model_path: Path) -
             other = logp(reference, exp.tokens, exp.prompt_length)
         total = total + (own.exp() * (own - other)).sum(-1)[exp.action_mask].sum()
         count += int(exp.action_mask.sum())
-    loss = 0.5 * total / count
-    loss.backward()
+    return policy, total / count
+
+
+def test_the_term_is_that_of_plain_torch(make_config: Maker, model_path: Path) -> None:
+    experiences = make_experiences(1)
+    for exp in experiences:
+        exp.advantages = torch.zeros_like(exp.advantages)
+    made = _moved(worker(make_config(algorithm=FULL), max_rows=3, max_tokens=None))
+    found = gradients(made, experiences)
+    policy, total = _plain(model_path, dict(made.model.state_dict()), experiences)
+    (0.5 * total).backward()
     wanted = {name: parameter.grad.float() for name, parameter in policy.named_parameters()}
     assert_same(wanted, found, tolerance=1e-5)
     metrics = _moved(worker(make_config(algorithm=FULL))).train_step(experiences, 1)
-    assert metrics["actor/kl_loss"] == pytest.approx(float(total.detach()) / count, rel=1e-4)
+    assert metrics["actor/kl_loss"] == pytest.approx(float(total.detach()), rel=1e-4)
+
+
+def test_an_adapter_is_compared_with_the_model_without_it(make_config: Maker, model_path: Path) -> None:
+    experiences = make_experiences(1)
+    made = worker(make_config(algorithm=FULL, model={"lora_configs": [{"lora_rank": 4, "lora_alpha": 8}]}))
+    assert made.train_step(experiences, 1)["actor/kl_loss"] == pytest.approx(0.0, abs=1e-7)
+    _, divergence = _plain(model_path, made.weights(), experiences)
+    found = made.train_step(experiences, 2)["actor/kl_loss"]
+    assert found == pytest.approx(float(divergence.detach()), rel=1e-3) and found > 1e-5
 
 
 def test_the_split_does_not_change_the_gradient(make_config: Maker) -> None:

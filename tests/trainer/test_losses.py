@@ -13,7 +13,7 @@ from tests.trainer.conftest import make_experiences
 from tests.trainer.test_update import assert_same, gradients, worker
 from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE, POLICY_LOSS_FN
 from trinity.common.config import Config
-from trinity.common.config.available import SERVED_NAMES
+from trinity.common.config.available import SERVED_NAMES, is_served
 from trinity.common.config.rules.algorithm import (
     GROUPS_IN_PIPELINE,
     GROUPS_IN_TRAINER,
@@ -141,7 +141,7 @@ def test_every_served_type_is_made_of_served_parts() -> None:
     for name in SERVED_NAMES["algorithm_type"]:
         args = ALGORITHM_TYPE.contents[name].args
         for key in ("advantage_fn", "policy_loss_fn"):
-            assert args[key] is None or args[key] in SERVED_NAMES[key], (name, key)
+            assert args[key] is None or is_served(key, args[key]), (name, key)
 
 
 @pytest.mark.parametrize(

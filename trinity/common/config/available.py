@@ -65,15 +65,6 @@ SERVED_NAMES: dict[str, frozenset[str]] = {
         "sapo", "sppo", "topr",
         "gigpo", "jsd", "multi_step_grpo", "on_policy_distill", "remax",
     }),
-    "advantage_fn": frozenset({
-        "asymre", "gae", "grpo", "opmd", "ppo", "rec", "reinforce", "verl_gae",
-        "gdpo", "gigpo", "jsd", "on_policy_distill", "remax", "step_wise_grpo", "verl_gdpo", "verl_remax",
-        "asymre_verl", "gpg", "grpo_passk", "grpo_verl", "opmd_verl", "opo", "reinforce_plus_plus_baseline",
-        "reinforceplusplus", "rloo", "verl_gpg", "verl_grpo", "verl_grpo_passk", "verl_grpo_vectorized", "verl_opo",
-        "verl_reinforce_plus_plus", "verl_reinforce_plus_plus_baseline", "verl_rloo", "verl_rloo_vectorized",
-        "clipb", "clipv", "optimal_token_baseline", "tir_optimal_token_baseline", "verl_optimal_token_baseline",
-        "verl_tir_optimal_token_baseline",
-    }),
     "policy_loss_fn": frozenset({
         "cispo", "clip_cov", "dppo_kl", "dppo_tv", "geo_mean", "gpg", "gspo", "importance_sampling", "kl_cov", "opmd",
         "ppo", "rec", "sapo", "sft", "sft_is", "sft_phi", "sppo", "topr", "verl_cispo", "verl_clip_cov",
@@ -81,7 +72,6 @@ SERVED_NAMES: dict[str, frozenset[str]] = {
         "verl_dppo_kl", "verl_dppo_tv", "verl_geo_mean", "verl_gpg", "verl_gspo", "verl_kl_cov", "verl_sapo",
         "verl_vanilla", "bypass_mode", "verl_bypass_mode", "dro", "verl_dro",
     }),
-    "entropy_loss_fn": frozenset({"default", "mix", "none"}),
 }  # fmt: skip
 
 _TREE = "trainer.trainer_config"
