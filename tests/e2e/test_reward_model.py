@@ -64,8 +64,9 @@ def test_a_model_with_another_tokenizer_gives_the_rewards(
 
 
 def test_a_reward_model_of_a_plugin(tmp_path: Path, plugins: Path) -> None:
+    example = next(code for code in page("docs/workflows.md").code("python") if "REWARD_MODELS" in code)
     (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "likes_letters.py").write_text(page("docs/workflows.md").code("python")[2])
+    (tmp_path / "more" / "likes_letters.py").write_text(example)
     run = make_run(tmp_path / "run", {"algorithm_type": "grpo"})
     run.change(**settings(run.folder, worker="likes_letters", worker_args={"weight": 2.0}))
     finish(run, plugins, more=(tmp_path / "more",))
