@@ -51,6 +51,8 @@ def test_an_algorithm_brings_its_own_defaults(tmp_path: Path, name: str) -> None
     sections: dict[str, Any] = {"data_processor": FILTER} if name == "raft" else {}
     if name in ("mix", "mix_chord"):
         sections["buffer"] = EXPERT
+    if "teacher_logprobs" in ADVANTAGE_FN.contents[ALGORITHM_TYPE.contents[name].args["advantage_fn"] or "grpo"].needs:
+        sections = {"explorer": {"auxiliary_models": [{"model_path": str(tmp_path / "model")}]}}
     config = _resolved(tmp_path, {"algorithm_type": name}, **sections)
     defaults = ALGORITHM_TYPE.contents[name].args
     algorithm = config.algorithm
@@ -87,7 +89,8 @@ def test_a_sum_over_tokens_is_the_policy_losss_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("advantage", SERVED_GROUPS)
 def test_one_rollout_a_task_has_nothing_to_be_compared_with(tmp_path: Path, advantage: str) -> None:
-    algorithm = {"algorithm_type": "grpo", "advantage_fn": advantage, "repeat_times": 1}
+    components = {"advantage_fn_args": {"gdpo_reward_keys": ["a"]}} if "gdpo" in advantage else {}
+    algorithm = {"algorithm_type": "grpo", "advantage_fn": advantage, "repeat_times": 1} | components
     (problem,) = _problems(tmp_path, algorithm)
     assert problem.code == "E1801" and problem.suggestion == "write `repeat_times: 8`"
     assert problem.message == (

@@ -13,14 +13,15 @@ from trinity.common.config import Problem, examine
 from trinity.common.config.available import is_served
 
 SERVED = {
-    "algorithm_type": "asymre, cispo, clip_cov, dapo, dr_grpo, geo_mean, gpg, grpo, grpo_passk, grpo_verl, gspo, "
-    "kl_cov, mix, mix_chord, opmd, opo, ppo, raft, rec, reinforce_plus_plus_baseline, reinforceplusplus, rloo, sapo, "
-    "sft, sppo, topr",
-    "advantage_fn": "asymre, asymre_verl, gae, gpg, grpo, grpo_passk, grpo_verl, opmd, opmd_verl, opo, "
-    "optimal_token_baseline, ppo, rec, reinforce, reinforce_plus_plus_baseline, reinforceplusplus, rloo, "
-    "tir_optimal_token_baseline, verl_gae, verl_gpg, verl_grpo, verl_grpo_passk, verl_grpo_vectorized, "
-    "verl_opo, verl_optimal_token_baseline, verl_reinforce_plus_plus, verl_reinforce_plus_plus_baseline, verl_rloo, "
-    "verl_rloo_vectorized, verl_tir_optimal_token_baseline",
+    "algorithm_type": "asymre, cispo, clip_cov, dapo, dr_grpo, geo_mean, gigpo, gpg, grpo, grpo_passk, grpo_verl, "
+    "gspo, jsd, kl_cov, mix, mix_chord, multi_step_grpo, on_policy_distill, opmd, opo, ppo, raft, rec, "
+    "reinforce_plus_plus_baseline, reinforceplusplus, remax, rloo, sapo, sft, sppo, topr",
+    "advantage_fn": "asymre, asymre_verl, gae, gdpo, gigpo, gpg, grpo, grpo_passk, grpo_verl, jsd, on_policy_distill, "
+    "opmd, opmd_verl, opo, optimal_token_baseline, ppo, rec, reinforce, reinforce_plus_plus_baseline, "
+    "reinforceplusplus, remax, rloo, step_wise_grpo, tir_optimal_token_baseline, verl_gae, verl_gdpo, verl_gpg, "
+    "verl_grpo, verl_grpo_passk, verl_grpo_vectorized, verl_opo, verl_optimal_token_baseline, "
+    "verl_reinforce_plus_plus, verl_reinforce_plus_plus_baseline, verl_remax, verl_rloo, verl_rloo_vectorized, "
+    "verl_tir_optimal_token_baseline",
     "policy_loss_fn": "bypass_mode, cispo, clip_cov, dppo_kl, dppo_tv, dro, geo_mean, gpg, gspo, importance_sampling, "
     "kl_cov, mix, mix_chord, opmd, ppo, rec, sapo, sft, sft_is, sft_phi, sppo, topr, verl_bypass_mode, verl_cispo, "
     "verl_clip_cov, verl_dppo_kl, verl_dppo_tv, verl_dro, verl_geo_mean, verl_gpg, verl_gspo, verl_kl_cov, verl_sapo, "

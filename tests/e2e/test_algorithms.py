@@ -18,7 +18,9 @@ from safetensors.torch import load_file
 from tests.e2e.short_run import comparable_metrics
 from tests.e2e.test_resume import final_weights
 from tests.e2e.tiny_run import TinyRun
+from tests.tiny import tiny_model
 from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE
+from trinity.buffer.store import ExperienceStore
 from trinity.common.config.available import SERVED_NAMES
 from trinity.launch.run import RunOptions, plan_run, run_plan
 
@@ -36,6 +38,8 @@ sft_dataset:
 STEPS = 3
 TYPES = sorted(n for n in SERVED_NAMES["algorithm_type"] if ALGORITHM_TYPE.get(n).schema == "experience")
 ACTOR = {"ppo_micro_batch_size_per_gpu": 2, "fsdp_config": {"dtype": "float32"}}
+DISTILLATION = {"jsd", "on_policy_distill"}
+SEVERAL_STEPS = {"gigpo", "multi_step_grpo"}
 FILTER = [{"name": "reward_filter", "args": {"threshold": 0.1}}]
 VARIANTS: dict[str, dict[str, Any]] = {
     "kl in the reward": {
@@ -46,6 +50,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "functions of veRL": {
         "algorithm_type": "grpo", "advantage_fn": "verl_rloo_vectorized", "policy_loss_fn": "verl_cispo",
         "policy_loss_fn_args": {"loss_agg_mode": "seq-mean-token-sum"},
+    },
+    "components of the reward": {
+        "algorithm_type": "grpo_verl", "advantage_fn": "gdpo",
+        "advantage_fn_args": {"gdpo_reward_keys": ["digits", "variety"], "gdpo_reward_weights": [1.0, 0.5]},
     },
     "optimal baseline of every token": {
         "algorithm_type": "grpo_verl", "advantage_fn": "optimal_token_baseline", "policy_loss_fn": "dro",
@@ -104,6 +112,11 @@ def make_run(folder: Path, algorithm: dict[str, Any]) -> TinyRun:
         run.change(data_processor__experience_pipeline={"operators": FILTER})
     if algorithm["algorithm_type"] in ("mix", "mix_chord"):
         run.change(buffer__trainer_input__auxiliary_buffers=yaml.safe_load(EXPERT))
+    if algorithm["algorithm_type"] in DISTILLATION:
+        tiny_model(folder / "teacher", "qwen2", seed=2, scale=3.0)
+        run.change(explorer__auxiliary_models=[{"model_path": str(folder / "teacher"), "dtype": "float32"}])
+    if algorithm["algorithm_type"] in SEVERAL_STEPS:
+        run.change(buffer__explorer_input__default_workflow_type="digits_step_by_step")
     return run
 
 
@@ -153,6 +166,49 @@ def test_algorithm_learns_and_continues(tmp_path: Path, plugins: Path, name: str
     assert ("critic/returns/max" in line) == (advantage is not None and advantage.compute_in_trainer())
     has_critic = ALGORITHM_TYPE.get(name).use_critic
     assert bool(critic_weights(run)) == has_critic == ("critic/vf_loss" in line)
+    if name in SEVERAL_STEPS:
+        check_whole_rollouts(run)
+    if name == "remax":
+        check_remax(run)
+
+
+def check_whole_rollouts(run: TinyRun) -> None:
+    """Every training step took all experiences of its eight rollouts, in one optimizer step."""
+    lines = run.lines("trainer")
+    assert [line["sample/rollout_count"] for line in lines] == [8] * STEPS
+    assert [line["sample/experience_count"] for line in lines] == [
+        line["experience_pipeline/experience_count"] for line in run.lines("explorer")
+    ]
+    assert sum(line["sample/experience_count"] for line in lines) > 8 * STEPS, "some rollouts have several steps"
+    with stored(run) as store:
+        counts = store.counts("experience_buffer", "tiny/run")
+    assert (counts["ready"], counts["claimed"], counts["dropped"]) == (0, 0, {})
+
+
+def check_remax(run: TinyRun) -> None:
+    """The advantage is the reward minus that of the task's greedy rollout, by hand from what is stored."""
+    with stored(run) as store:
+        token = store.open_consumer("experience_buffer", "auditor", run="tiny/run", cut=0)
+        held = store.open_consumer("experience_buffer", "trainer", run="tiny/run", cut=STEPS - 1)
+        rows = store.read_batch(held, 8, timeout_s=0).experiences
+        assert not store.claim(token, 1), "the greedy rollouts are not stored"
+    assert len(rows) == 8 and {exp.eid.run for exp in rows} == {0, 1, 2, 3}
+    advantages = [(exp.reward or 0.0) - exp.info["reward_baseline"] for exp in rows for _ in range(exp.response_length)]
+    line = run.lines("trainer")[STEPS - 1]
+    assert line["critic/advantages/mean"] == pytest.approx(sum(advantages) / len(advantages), abs=1e-6)
+    assert line["critic/advantages/max"] == pytest.approx(max(advantages), abs=1e-6)
+    assert line["critic/advantages/min"] == pytest.approx(min(advantages), abs=1e-6)
+    baselines = {exp.eid.task: exp.info["reward_baseline"] for exp in rows}
+    assert any(baselines.values()), "a baseline of 0 would prove nothing"
+    explored = run.lines("explorer")[STEPS - 1]
+    assert explored["rollout/baseline_reward/mean"] == pytest.approx(sum(baselines.values()) / 2)
+    assert explored["rollout/failed_baseline_count"] == 0
+
+
+def stored(run: TinyRun) -> ExperienceStore:
+    """Return the store that the run left, open within a `with` block."""
+    (file,) = run.job.glob("buffer/*.db")
+    return ExperienceStore(f"sqlite:///{file}")
 
 
 @pytest.mark.parametrize("algorithm", VARIANTS.values(), ids=VARIANTS)

@@ -124,6 +124,20 @@ def test_ratios_that_are_always_1_are_the_reason_only_with_one_optimizer_step(tm
     assert not row_of(probed(tmp_path / "run.yaml", "clip_range", overrides=(twice,)), "clip_range").is_inert
 
 
+def test_a_correction_of_old_rollouts_is_probed_with_its_bounds(tmp_path: Path) -> None:
+    correction = {"rollout_is": "token", "rollout_is_threshold": "0.5_2.0"}
+    algorithm = {"algorithm_type": "grpo", "bypass_old_logprobs": False, "rollout_correction": correction}
+    report = probed(written(tmp_path, algorithm), *correction)
+    assert len(report.rows) == 2 and not any(row.is_inert for row in report.rows)
+    assert row_of(report, "rollout_is_threshold").perturbed == "0.625_2.5"
+
+
+def test_an_adapter_is_moved_away_from_its_zeros(tmp_path: Path) -> None:
+    lora = [{"name": "a", "lora_rank": 4, "lora_alpha": 8, "target_modules": "all-linear"}]
+    report = probed(written(tmp_path, {"algorithm_type": "grpo"}, model__lora_configs=lora), "kl_coef")
+    assert row_of(report, "kl_coef").gradient > 1e-7, "policy and reference differ"
+
+
 def test_the_probe_repeats_and_what_it_writes_is_removed(tmp_path: Path) -> None:
     file = written(tmp_path, {"algorithm_type": "grpo_verl", "kl_penalty_fn": "k1", "kl_loss_fn": "none"})
     before = sorted(path for path in tmp_path.rglob("*"))

@@ -14,7 +14,12 @@ from tests.trainer.test_update import assert_same, gradients, worker
 from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE, POLICY_LOSS_FN
 from trinity.common.config import Config
 from trinity.common.config.available import SERVED_NAMES
-from trinity.common.config.rules.algorithm import GROUPS_IN_PIPELINE, GROUPS_IN_TRAINER, WITHOUT_TOKEN_REWARDS
+from trinity.common.config.rules.algorithm import (
+    GROUPS_IN_PIPELINE,
+    GROUPS_IN_TRAINER,
+    OTHER_REWARDS,
+    WITHOUT_TOKEN_REWARDS,
+)
 from trinity.common.errors import ConfigError
 from trinity.common.experience import Experience
 from trinity.trainer.verl.loss import Share
@@ -125,10 +130,11 @@ def test_tables_of_the_configuration_agree_with_the_advantages() -> None:
     for name in ADVANTAGE_FN:
         function = ADVANTAGE_FN.get(name)
         in_trainer = function.compute_in_trainer()
-        assert (name in WITHOUT_TOKEN_REWARDS) == (not in_trainer)
         names = inspect.signature(function.__call__).parameters if in_trainer else {}
+        assert (name in WITHOUT_TOKEN_REWARDS) == ("token_level_rewards" not in names)
+        assert (name in OTHER_REWARDS) == (in_trainer and "token_level_rewards" not in names)
         assert (name in GROUPS_IN_TRAINER) == ("uid" in names), name
-    assert GROUPS_IN_PIPELINE | {"reinforce", None} == WITHOUT_TOKEN_REWARDS
+    assert GROUPS_IN_PIPELINE | OTHER_REWARDS | {"reinforce", None} == WITHOUT_TOKEN_REWARDS
 
 
 def test_every_served_type_is_made_of_served_parts() -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trinity.cli.components import Component
 
 INDENT = "    "
+_TEACHER = ("explorer:", "  auxiliary_models:", "    - model_path: /models/teacher")
 LOSS_ROLES = {"policy_loss_fn": "P", "kl_loss_fn": "K", "entropy_loss_fn": "E", "advantage_fn": "A"}
 # What a type needs outside `algorithm`, with a value to start from.
 _EXPERT_DATA = (
@@ -33,6 +34,8 @@ ALSO_NEEDED = {
     ),
     "mix": _EXPERT_DATA,
     "mix_chord": _EXPERT_DATA,
+    "on_policy_distill": _TEACHER,
+    "jsd": _TEACHER,
 }
 TITLES = {
     "advantage_fn": "advantage A",

@@ -9,6 +9,7 @@ from trinity.algorithm import ALGORITHM_CONTENTS, ALGORITHM_TYPE
 from trinity.cli import critic
 from trinity.cli.aggregation import aggregation
 from trinity.cli.components import Component, component, missing
+from trinity.cli.effective_step import optimizer, parts
 from trinity.common.config.mixture import num_expert_rows
 from trinity.utils.formula import number
 
@@ -160,6 +161,8 @@ def _batch(config: Config, *, reads_old: bool) -> list[str]:
     lines = [
         f"{rows} experiences in mini-batches of {size}, {epochs}: {steps} optimizer step{'s' if steps != 1 else ''}",
         f"logprob, ref_logprob and entropy at temperature {number(_temperature(config))}",
+        parts(config),
+        optimizer(config),
     ]
     mixture = (config.algorithm.sample_strategy_args or {}) if config.algorithm.sample_strategy == "mix" else {}
     if mixture:

@@ -23,6 +23,7 @@ from trinity.explorer.assembly import build_advantage_fn
 from trinity.launch.dry_batch import SEED, add_logprobs, dry_experiences, probe_model, with_experts
 from trinity.launch.probe_settings import Setting, as_override, candidates, settings_of
 from trinity.trainer.batch import collate
+from trinity.trainer.verl.logprob import STATISTICS
 from trinity.trainer.verl.worker import ActorWorker
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 MOVED = 1e-6  # smallest relative change that is not rounding
 NOISE = 0.05  # of the weights' own size: policy and reference differ, and ratios leave 1 after a step
+NOISE_OF_ZEROS = 0.02  # of weights that begin at 0, such as an adapter's
 TRAIN_STEPS = 2
 _USER_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 
@@ -130,8 +132,9 @@ class GradientRecorder:
         """Add noise of a fixed share of each weight's own size."""
         with torch.no_grad():
             for parameter in self.parameters:
+                size = float(parameter.std(correction=0))
                 noise = torch.randn(parameter.shape, generator=self._generator)
-                parameter.add_(noise * NOISE * parameter.std().nan_to_num() if parameter.numel() > 1 else noise * NOISE)
+                parameter.add_(noise * (NOISE * size or NOISE_OF_ZEROS))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients."""
@@ -153,7 +156,6 @@ class Probe:
     def __init__(self, path: Path, overrides: Sequence[str], *, catalogue: Catalogue, index: int, folder: Path) -> None:
         self.path, self.overrides, self.catalogue, self.index = path, tuple(overrides), catalogue, index
         self.stage = self._plan(())
-        self.prefix = f"stages[{index}]." if self.stage.name is not None else ""
         self.model_path, self.model = probe_model(str(self.stage.config.model.model_path or ""), folder)
         self.num_experiences = 0
 
@@ -161,13 +163,17 @@ class Probe:
         plan = load_plan(self.path, (*self.overrides, *changes), catalogue=self.catalogue, schema_only=True)
         return plan.stages[self.index]
 
+    def _prefix(self, key: str) -> str:
+        """Return where a key is changed: in its stage, but for the model, which stages share."""
+        return "" if self.stage.name is None or key.startswith("model.") else f"stages[{self.index}]."
+
     def measure(self, *changes: tuple[str, Any]) -> Measurement:
         """Return loss and gradients with settings changed.
 
         Raises:
             TrinityError: the configuration does not allow it, or the dry batch cannot be trained on.
         """
-        stage = self._plan([f"{self.prefix}{as_override(key, value)}" for key, value in changes])
+        stage = self._plan([f"{self._prefix(key)}{as_override(key, value)}" for key, value in changes])
         config = dry_config(stage.config, self.model_path)
         worker = ActorWorker(config, tokenizer=None, total_steps=TRAIN_STEPS, device="cpu")
         recorder = _prepared(worker, config)
@@ -253,6 +259,7 @@ _OF_THE_TRAINER = frozenset({
     "logprob", "old_logprob", "ref_logprob", "rollout_logprob", "action_mask", "response_mask", "advantages", "returns",
     "token_level_rewards", "values", "uid", "selected", "step", "rollout_is_weights", "teacher_logprobs",
     "expert_mask",
+    *STATISTICS,
 })  # fmt: skip
 
 

@@ -32,7 +32,9 @@ class BufferSource:
         self._has_dropped = False
 
     async def read(self, num_experiences: int, *, trained_version: int) -> list[Experience]:
-        """Claim the next experiences; fewer where no more can come before newer weights, none at the end.
+        """Claim the next `num_experiences` rollouts with all of their experiences.
+
+        Fewer come where no more can come before newer weights, none at the end.
 
         Raises:
             StarvedError: nothing at the deadline although producers are open.
@@ -72,7 +74,7 @@ class BufferSource:
         return {}
 
     def metrics(self) -> dict[str, float]:
-        """Return whether the last batch had fewer experiences than asked for: 1, else 0."""
+        """Return whether the last batch had fewer rollouts than asked for: 1, else 0."""
         return {"sample/incomplete_batch_count": float(not self._is_complete)}
 
 

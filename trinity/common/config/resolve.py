@@ -43,6 +43,7 @@ from trinity.common.config.rules.lengths import hand_down, resolve_lengths
 from trinity.common.config.rules.mixture import check_sampling
 from trinity.common.config.rules.names import check_model_paths, derive_names
 from trinity.common.config.rules.reward_model import resolve_reward_model
+from trinity.common.config.rules.rollouts import check_auxiliary_models, check_components, check_reshaping
 from trinity.common.config.rules.training import check_derived_keys, check_schedule, resolve_trainer
 from trinity.common.config.schema_index import variants
 from trinity.common.config.tree import Path, Tree
@@ -176,6 +177,9 @@ RULES = (
     check_micro_batches,
     check_groups,
     check_intervals,
+    check_auxiliary_models,
+    check_components,
+    check_reshaping,
     check_derived_keys,
     check_available,
     _check_config_path,
