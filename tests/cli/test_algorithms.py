@@ -258,6 +258,8 @@ def test_the_effective_loss_of_every_served_type_is_the_one_that_is_built(tmp_pa
         settings += ["mode=train", DATASET, "buffer.train_batch_size=4"]
     if name == "raft":
         settings.append("data_processor.experience_pipeline.operators=[{name: reward_filter}]")
+    if name in ("mix", "mix_chord"):
+        settings.append("buffer.trainer_input.auxiliary_buffers.sft_dataset.path=d.jsonl")
     found = losses(tmp_path, *settings)
     plan, _ = examine(tmp_path / "run.yaml", tuple(settings), catalogue=BUILT_IN, schema_only=True)
     config = plan.stages[0].config
