@@ -314,8 +314,8 @@ def test_the_page_of_ppo_shows_the_value_loss() -> None:
 
 def test_what_this_version_cannot_train_with_is_said(tmp_path: Path) -> None:
     assert losses(tmp_path)["not_yet"] == []
-    settings = ("algorithm.policy_loss_fn=mix", "algorithm.entropy_loss_fn=none")
-    assert losses(tmp_path, *settings)["not_yet"] == ["policy_loss_fn mix"]
+    settings = ("algorithm.policy_loss_fn=dpo", "algorithm.entropy_loss_fn=none")
+    assert losses(tmp_path, *settings)["not_yet"] == ["policy_loss_fn dpo"]
 
 
 def test_a_file_with_errors_has_no_effective_loss(tmp_path: Path) -> None:
