@@ -258,6 +258,8 @@ def test_the_effective_loss_of_every_served_type_is_the_one_that_is_built(tmp_pa
         settings += ["mode=train", DATASET, "buffer.train_batch_size=4"]
     if name == "raft":
         settings.append("data_processor.experience_pipeline.operators=[{name: reward_filter}]")
+    if name in ("mix", "mix_chord"):
+        settings.append("buffer.trainer_input.auxiliary_buffers.sft_dataset.path=d.jsonl")
     found = losses(tmp_path, *settings)
     plan, _ = examine(tmp_path / "run.yaml", tuple(settings), catalogue=BUILT_IN, schema_only=True)
     config = plan.stages[0].config
@@ -312,8 +314,8 @@ def test_the_page_of_ppo_shows_the_value_loss() -> None:
 
 def test_what_this_version_cannot_train_with_is_said(tmp_path: Path) -> None:
     assert losses(tmp_path)["not_yet"] == []
-    settings = ("algorithm.policy_loss_fn=mix", "algorithm.entropy_loss_fn=none")
-    assert losses(tmp_path, *settings)["not_yet"] == ["policy_loss_fn mix"]
+    settings = ("algorithm.policy_loss_fn=dpo", "algorithm.entropy_loss_fn=none")
+    assert losses(tmp_path, *settings)["not_yet"] == ["policy_loss_fn dpo"]
 
 
 def test_a_file_with_errors_has_no_effective_loss(tmp_path: Path) -> None:
