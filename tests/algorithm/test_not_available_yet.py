@@ -13,13 +13,13 @@ from trinity.common.config import Problem, examine
 from trinity.common.config.available import SERVED_NAMES
 
 SERVED = {
-    "algorithm_type": "asymre, cispo, clip_cov, dapo, dr_grpo, geo_mean, gpg, grpo, grpo_passk, grpo_verl, gspo, "
-    "kl_cov, opmd, opo, raft, rec, reinforce_plus_plus_baseline, reinforceplusplus, rloo, sapo, sft, sppo, topr",
+    "algorithm_type": "asymre, cispo, clip_cov, cpt, dapo, dpo, dr_grpo, geo_mean, gpg, grpo, grpo_passk, grpo_verl, "
+    "gspo, kl_cov, opmd, opo, raft, rec, reinforce_plus_plus_baseline, reinforceplusplus, rloo, sapo, sft, sppo, topr",
     "advantage_fn": "asymre, asymre_verl, gpg, grpo, grpo_passk, grpo_verl, opmd, opmd_verl, opo, rec, reinforce, "
     "reinforce_plus_plus_baseline, reinforceplusplus, rloo, verl_gpg, verl_grpo, verl_grpo_passk, "
     "verl_grpo_vectorized, verl_opo, verl_reinforce_plus_plus, verl_reinforce_plus_plus_baseline, verl_rloo, "
     "verl_rloo_vectorized",
-    "policy_loss_fn": "cispo, clip_cov, dppo_kl, dppo_tv, geo_mean, gpg, gspo, importance_sampling, kl_cov, opmd, "
+    "policy_loss_fn": "cispo, clip_cov, dpo, dppo_kl, dppo_tv, geo_mean, gpg, gspo, importance_sampling, kl_cov, opmd, "
     "ppo, rec, sapo, sft, sft_is, sft_phi, sppo, topr, verl_cispo, verl_clip_cov, verl_dppo_kl, verl_dppo_tv, "
     "verl_geo_mean, verl_gpg, verl_gspo, verl_kl_cov, verl_sapo, verl_vanilla",
     "kl_fn": "abs, corrected_k3, k1, k2, k3, low_var_kl, none",

@@ -119,7 +119,7 @@ def _check_model(stage: StagePlan) -> Iterator[Problem]:
 def _check_data(stage: StagePlan) -> Iterator[Problem]:
     from trinity.buffer.preflight import check_taskset
 
-    for key, source, needs_truth in _datasets(stage.config):
+    for key, source, needs_truth, schema in _datasets(stage.config):
         for code, message in check_taskset(
             source.path,
             split=source.split,
@@ -127,11 +127,13 @@ def _check_data(stage: StagePlan) -> Iterator[Problem]:
             fmt=source.format,
             where=key,
             needs_truth=needs_truth,
+            schema=schema,
         ):
             yield _problem(stage, code, f"{key}.path", message)
 
 
-def _datasets(config: Config) -> Iterator[tuple[str, Any, bool]]:
+def _datasets(config: Config) -> Iterator[tuple[str, Any, bool, str | None]]:
+    """Yield key and configuration of each dataset, whether a reward needs the truth, and the kind of training."""
     explorer_input = config.buffer.explorer_input
     if config.mode != "train":
         sources = [("taskset", explorer_input.taskset)] if explorer_input.taskset else []
@@ -139,10 +141,11 @@ def _datasets(config: Config) -> Iterator[tuple[str, Any, bool]]:
         for name, taskset in sources:
             reward = taskset.default_reward_fn_type
             is_math = "math" in (taskset.default_workflow_type or "")
-            yield f"buffer.explorer_input.{name}", taskset, reward in TRUTH_REWARDS or (reward is None and is_math)
+            needs_truth = reward in TRUTH_REWARDS or (reward is None and is_math)
+            yield f"buffer.explorer_input.{name}", taskset, needs_truth, None
     output = config.buffer.trainer_input.experience_buffer
     if output is not None and output.storage_type == "file" and config.mode == "train":
-        yield "buffer.trainer_input.experience_buffer", output, True
+        yield "buffer.trainer_input.experience_buffer", output, True, output.schema_type
 
 
 def _check_folder(stage: StagePlan) -> Iterator[Problem]:

@@ -112,7 +112,6 @@ LATER = {
     "algorithm.algorithm_type=ppo": "algorithm.algorithm_type",
     "algorithm.algorithm_type=on_policy_distill": "algorithm.algorithm_type",
     "algorithm.algorithm_type=gigpo": "algorithm.algorithm_type",
-    "algorithm.algorithm_type=dpo": "algorithm.algorithm_type",
     "algorithm.algorithm_type=mix": "algorithm.algorithm_type",
     "algorithm.advantage_fn=ppo": "algorithm.advantage_fn",
     "mode=bench": "mode",

@@ -61,7 +61,7 @@ SERVED_NAMES: dict[str, frozenset[str]] = {
     "algorithm_type": frozenset({
         "grpo", "sft", "asymre", "cispo", "clip_cov", "dapo", "dr_grpo", "geo_mean", "gpg", "grpo_passk", "grpo_verl",
         "gspo", "kl_cov", "opmd", "opo", "raft", "rec", "reinforce_plus_plus_baseline", "reinforceplusplus", "rloo",
-        "sapo", "sppo", "topr",
+        "sapo", "sppo", "topr", "dpo", "cpt",
     }),
     "advantage_fn": frozenset({
         "asymre", "grpo", "opmd", "rec", "reinforce",
@@ -70,8 +70,8 @@ SERVED_NAMES: dict[str, frozenset[str]] = {
         "verl_reinforce_plus_plus", "verl_reinforce_plus_plus_baseline", "verl_rloo", "verl_rloo_vectorized",
     }),
     "policy_loss_fn": frozenset({
-        "cispo", "clip_cov", "dppo_kl", "dppo_tv", "geo_mean", "gpg", "gspo", "importance_sampling", "kl_cov", "opmd",
-        "ppo", "rec", "sapo", "sft", "sft_is", "sft_phi", "sppo", "topr", "verl_cispo", "verl_clip_cov",
+        "dpo", "cispo", "clip_cov", "dppo_kl", "dppo_tv", "geo_mean", "gpg", "gspo", "importance_sampling", "kl_cov",
+        "opmd", "ppo", "rec", "sapo", "sft", "sft_is", "sft_phi", "sppo", "topr", "verl_cispo", "verl_clip_cov",
         "verl_dppo_kl", "verl_dppo_tv", "verl_geo_mean", "verl_gpg", "verl_gspo", "verl_kl_cov", "verl_sapo",
         "verl_vanilla",
     }),

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from trinity.common.errors import NumericError
-from trinity.trainer.batch import TrainBatch, micro_batches, mini_batches
+from trinity.trainer.batch import TrainBatch, counted_rows, micro_batches, mini_batches
 from trinity.trainer.verl.attention import computing
 from trinity.trainer.verl.decoder import Decoder
 from trinity.trainer.verl.loss import LossFn, Metrics, Share, spread_to_rows
@@ -71,7 +71,7 @@ class DataParallelPPOActor:
         metrics, difference = Metrics(), _Mismatch(trained_version=step - 1)
         norms: list[float] = []
         is_first = True
-        for rows in self._mini_batches(len(batch), step):
+        for rows in self._mini_batches(batch, step):
             mini = batch.select(rows)
             self._accumulate(mini, metrics, difference if is_first else None)
             norms.append(self._step_optimizer(step))
@@ -90,13 +90,18 @@ class DataParallelPPOActor:
             }
         )
 
-    def _mini_batches(self, num_rows: int, step: int) -> Iterator[list[int]]:
+    def _mini_batches(self, batch: TrainBatch, step: int) -> Iterator[list[int]]:
         settings = self.settings
         for epoch in range(settings.epochs):
             generator = None
             if settings.shuffle_seed is not None:
                 generator = torch.Generator().manual_seed(_mixed(settings.shuffle_seed, step, epoch))
-            yield from mini_batches(num_rows, size=settings.mini_batch_size, generator=generator)
+            yield from mini_batches(
+                batch.num_experiences,
+                size=settings.mini_batch_size,
+                generator=generator,
+                rows_per_experience=batch.rows_per_experience,
+            )
 
     def _accumulate(self, mini: TrainBatch, metrics: Metrics, difference: _Mismatch | None) -> None:
         """Add the gradient of a mini-batch's loss to the parameters."""
@@ -122,7 +127,7 @@ class DataParallelPPOActor:
         counted = mini.action_mask
         if self.loss_fn.ignores_zero_advantage and "advantages" in mini.columns:
             counted = counted & (mini.columns["advantages"] != 0)
-        return torch.nonzero(counted.any(1)).squeeze(-1).tolist()
+        return counted_rows(mini, counted)
 
     def _with_selection(self, mini: TrainBatch) -> TrainBatch:
         """Add what the loss selects among all tokens of the mini-batch, at the weights before its step."""

@@ -157,12 +157,13 @@ class LossFn:
         policy, values = self.policy_loss(logprob=logprob, **given)
         factor = share.of(self.policy_mode, counts_empty_rows=self.counts_empty_rows)
         loss, metrics = policy * factor, Metrics()
-        self._note(metrics, values, share, factor)
+        is_by_rows = self.policy_loss.metrics_are_of_rows
+        self._note(metrics, values, share.rows if is_by_rows else share.tokens, factor)
         shared = share.of(self.loss_agg_mode)
         if self.with_entropy:
             term, values = self.entropy(entropy, mask, loss_agg_mode=self.loss_agg_mode)
             loss = loss - term * shared
-            self._note(metrics, values, share, shared)
+            self._note(metrics, values, share.tokens, shared)
         if self.with_kl:
             term, values = self.kl.calculate_kl_loss(
                 logprob,
@@ -172,16 +173,16 @@ class LossFn:
                 old_logprob=tensors.get("old_logprob"),
             )
             loss = loss + term * shared
-            self._note(metrics, values, share, shared)
+            self._note(metrics, values, share.tokens, shared)
         metrics.add_sum({"final_loss": float(loss.detach())})
         return loss, metrics
 
     @staticmethod
-    def _note(metrics: Metrics, values: dict[str, Any], share: Share, factor: float) -> None:
-        """Losses add up with the factor of their mode; all else is a mean over tokens."""
+    def _note(metrics: Metrics, values: dict[str, Any], weight: int, factor: float) -> None:
+        """Losses add up with the factor of their mode; all else is a mean with this weight."""
         losses = {name: float(value) * factor for name, value in values.items() if name.endswith("loss")}
         metrics.add_sum(losses)
-        metrics.add({name: float(v) for name, v in values.items() if name not in losses}, float(share.tokens))
+        metrics.add({name: float(v) for name, v in values.items() if name not in losses}, float(weight))
 
 
 _VARIABLE = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)

@@ -196,6 +196,23 @@ def _check_rollouts(draft: Draft, algorithm: str) -> None:
             rule="2",
             suggestion="remove it",
         )
+    _check_pairs(draft, algorithm)
+
+
+def _check_pairs(draft: Draft, algorithm: str) -> None:
+    """Check that a loss over pairs gets pairs, and that pairs get one; of a plugin only its author knows."""
+    loss = draft.get("algorithm.policy_loss_fn")
+    is_built_in = draft.catalogue.entry("policy_loss_fn", loss) is not None
+    if not is_built_in or (loss == "dpo") == (algorithm == "dpo"):
+        return
+    needs = "a loss over pairs" if algorithm == "dpo" else "algorithm_type dpo, whose rows are pairs"
+    draft.problem(
+        "E1833",
+        "algorithm.policy_loss_fn",
+        f"`algorithm.policy_loss_fn: {loss}` does not fit algorithm_type {algorithm}: it needs {needs}",
+        involves=("algorithm.algorithm_type",),
+        suggestion="remove it",
+    )
 
 
 def _check_kl_penalty(draft: Draft) -> None:
