@@ -44,16 +44,18 @@ def form_of(schema: str, fmt: FormatConfig, columns: Iterable[str]) -> str:
 def decoded(fmt: FormatConfig, values: Mapping[str, Any], *, kind: str) -> dict[str, Any]:
     """Return the row with messages and tools that are written as JSON texts as the lists that they are.
 
-    Arrow gives all mappings of a column the same keys and fills them up with null: these are taken out of tools.
+    Arrow gives all mappings of a column the same keys and fills them up with null. These are taken out, so that a chat
+    template sees what was written; only the content of a message may be null.
     """
     row = dict(values)
     keys = [fmt.tools_key]
     keys += [fmt.messages_key, fmt.chosen_key, fmt.rejected_key] if kind == "messages" else []
     for key in keys:
-        if isinstance(row.get(key), str):
-            row[key] = _parsed(row[key])
-        elif key == fmt.tools_key and row.get(key) is not None:
-            row[key] = _without_null(row[key])
+        value = row.get(key)
+        if isinstance(value, str):
+            row[key] = _parsed(value)
+        elif isinstance(value, list | Mapping):
+            row[key] = _without_null(value, kept="" if key == fmt.tools_key else "content")
     return row
 
 
@@ -64,10 +66,11 @@ def _parsed(text: str) -> Any:
         return text
 
 
-def _without_null(value: Any) -> Any:
+def _without_null(value: Any, *, kept: str = "") -> Any:
+    """Return `value` without entries that are null, at any depth; `kept` of the outer mappings stays."""
     if isinstance(value, Mapping):
-        return {key: _without_null(inner) for key, inner in value.items() if inner is not None}
-    return [_without_null(inner) for inner in value] if isinstance(value, list) else value
+        return {key: _without_null(inner) for key, inner in value.items() if inner is not None or key == kept}
+    return [_without_null(inner, kept=kept) for inner in value] if isinstance(value, list) else value
 
 
 def sample_faults(schema: str, fmt: FormatConfig, values: Mapping[str, Any], *, kind: str) -> Iterator[Fault]:
@@ -148,10 +151,8 @@ def _pair_of_messages(fmt: FormatConfig, values: Mapping[str, Any]) -> Pair | Fa
             reason = f"must be a list of messages, as prompt_type messages says, got {_kind_of(value)}"
             return Fault(key, f"{reason}; write `prompt_type: plaintext` for texts", "E4022")
         sides.append([dict(message) for message in value])
-    prompt = values.get(fmt.messages_key)
-    if prompt is None:
-        prompt = _common_beginning(*sides)
-    elif not isinstance(prompt, list):
+    prompt = values[fmt.messages_key] if fmt.messages_key in values else _common_beginning(*sides)
+    if not isinstance(prompt, list):
         return Fault(fmt.messages_key, f"must be a list of messages, got {_kind_of(prompt)}", "E4020")
     answers = [side[len(prompt) :] if side[: len(prompt)] == prompt else side for side in sides]
     for key, answer in zip((fmt.chosen_key, fmt.rejected_key), answers, strict=True):

@@ -19,8 +19,10 @@ from trinity.utils.log import redact
 
 if TYPE_CHECKING:
     from trinity.common.config import Config, Plan, Problem, StagePlan
+    from trinity.common.config.buffer import ExperienceBufferConfig
 
 BYTES_PER_WEIGHT_BYTE = 6
+OUTPUT = "buffer.trainer_input.experience_buffer"
 TRUTH_REWARDS = ("math_reward", "accuracy_reward", "countdown_reward")
 
 
@@ -100,9 +102,13 @@ def _problem(stage: StagePlan, code: str, key: str, message: str, suggestion: st
 
 
 def _check_model(stage: StagePlan) -> Iterator[Problem]:
-    from trinity.common.models.preflight import check_model_dir
+    from trinity.common.models.preflight import check_model_dir, syntax_findings
 
     model = stage.config.model
+    dataset = _dataset(stage.config)
+    own_template = dataset.format.chat_template if dataset is not None else None
+    for finding in syntax_findings("format.chat_template", own_template) if own_template else ():
+        yield _problem(stage, finding.code, f"{OUTPUT}.format.chat_template", finding.message)
     if not model.model_path:
         return
     for finding in check_model_dir(
@@ -110,6 +116,7 @@ def _check_model(stage: StagePlan) -> Iterator[Problem]:
         trust_remote_code=model.trust_remote_code,
         custom_chat_template=model.custom_chat_template,
         chat_template_path=model.chat_template_path,
+        need_chat_template=own_template is None and (dataset is None or dataset.schema_type != "cpt"),
     ):
         template = "chat_template_path" if model.chat_template_path else "custom_chat_template"
         is_written = finding.code == "E3109" and (model.chat_template_path or model.custom_chat_template)
@@ -143,9 +150,15 @@ def _datasets(config: Config) -> Iterator[tuple[str, Any, bool, str | None]]:
             is_math = "math" in (taskset.default_workflow_type or "")
             needs_truth = reward in TRUTH_REWARDS or (reward is None and is_math)
             yield f"buffer.explorer_input.{name}", taskset, needs_truth, None
+    output = _dataset(config)
+    if output is not None:
+        yield OUTPUT, output, True, output.schema_type
+
+
+def _dataset(config: Config) -> ExperienceBufferConfig | None:
+    """Return the dataset that is trained on, if there is one."""
     output = config.buffer.trainer_input.experience_buffer
-    if output is not None and output.storage_type == "file" and config.mode == "train":
-        yield "buffer.trainer_input.experience_buffer", output, True, output.schema_type
+    return output if output is not None and output.storage_type == "file" and config.mode == "train" else None
 
 
 def _check_folder(stage: StagePlan) -> Iterator[Problem]:

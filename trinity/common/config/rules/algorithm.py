@@ -201,7 +201,16 @@ def _check_rollouts(draft: Draft, algorithm: str) -> None:
 
 def _check_pairs(draft: Draft, algorithm: str) -> None:
     """Check that a loss over pairs gets pairs, and that pairs get one; of a plugin only its author knows."""
-    loss = draft.get("algorithm.policy_loss_fn")
+    loss, kl = draft.get("algorithm.policy_loss_fn"), draft.get("algorithm.kl_loss_fn")
+    if algorithm == "dpo" and kl != "none" and draft.is_own("algorithm.kl_loss_fn"):
+        draft.problem(
+            "W1835",
+            "algorithm.kl_loss_fn",
+            f"`algorithm.kl_loss_fn: {kl}` is a second pull to the reference on top of DPO's own, whose strength is "
+            "policy_loss_fn_args.beta",
+            involves=("algorithm.algorithm_type",),
+            suggestion="write `kl_loss_fn: none`",
+        )
     is_built_in = draft.catalogue.entry("policy_loss_fn", loss) is not None
     if not is_built_in or (loss == "dpo") == (algorithm == "dpo"):
         return
