@@ -14,9 +14,10 @@ from trinity.common.config.available import SERVED_NAMES
 
 SERVED = {
     "algorithm_type": "asymre, cispo, clip_cov, cpt, dapo, dpo, dr_grpo, geo_mean, gpg, grpo, grpo_passk, grpo_verl, "
-    "gspo, kl_cov, opmd, opo, raft, rec, reinforce_plus_plus_baseline, reinforceplusplus, rloo, sapo, sft, sppo, topr",
-    "advantage_fn": "asymre, asymre_verl, gpg, grpo, grpo_passk, grpo_verl, opmd, opmd_verl, opo, rec, reinforce, "
-    "reinforce_plus_plus_baseline, reinforceplusplus, rloo, verl_gpg, verl_grpo, verl_grpo_passk, "
+    "gspo, kl_cov, opmd, opo, ppo, raft, rec, reinforce_plus_plus_baseline, reinforceplusplus, rloo, sapo, sft, sppo, "
+    "topr",
+    "advantage_fn": "asymre, asymre_verl, gae, gpg, grpo, grpo_passk, grpo_verl, opmd, opmd_verl, opo, ppo, rec, "
+    "reinforce, reinforce_plus_plus_baseline, reinforceplusplus, rloo, verl_gae, verl_gpg, verl_grpo, verl_grpo_passk, "
     "verl_grpo_vectorized, verl_opo, verl_reinforce_plus_plus, verl_reinforce_plus_plus_baseline, verl_rloo, "
     "verl_rloo_vectorized",
     "policy_loss_fn": "cispo, clip_cov, dpo, dppo_kl, dppo_tv, geo_mean, gpg, gspo, importance_sampling, kl_cov, opmd, "

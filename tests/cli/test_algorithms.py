@@ -239,11 +239,40 @@ def test_a_penalty_in_the_reward_loads_the_reference(tmp_path: Path) -> None:
     assert "reference: no, nothing reads it" in losses(tmp_path, *plain)["models"]
 
 
+def test_the_effective_loss_of_ppo(tmp_path: Path) -> None:
+    critic = "trainer.trainer_config.critic"
+    found = losses(
+        tmp_path, "algorithm.algorithm_type=ppo", "algorithm.advantage_fn_args.lam=0.95", f"{critic}.ppo_epochs=2",
+        f"{critic}.cliprange_value=0.3", f"{critic}.optim.lr=2e-5", "trainer.critic_warmup=4",
+    )  # fmt: skip
+    assert found["terms"][-2:] == [
+        [
+            "A = whiten(sum over k of (1 0.95)^k delta(t + k))",
+            "delta(t) = reward(t) + 1 value(t + 1) - value(t)",
+            *found["terms"][-2][2:],
+        ],
+        [
+            "value loss of the critic = mean over the mini-batch's tokens of "
+            "max((v - G)^2, (clip(v, value - 0.3, value + 0.3) - G)^2) / 2",
+            "v: prediction, value: prediction before the update, G = A before whitening + value",
+        ],
+    ]
+    steps = "critic: 4 experiences, 2 optimizer steps at lr 2e-5; the first 4 training steps train it alone"
+    assert found["batch"][-1] == steps
+    assert "critic: yes, the advantage reads its values" in found["models"]
+
+
+def test_the_page_of_ppo_shows_the_value_loss() -> None:
+    text = page("ppo")
+    assert "(clip(v, value - cliprange_value, value + cliprange_value) - G)^2) / 2]" in text
+    assert "defaults: cliprange_value 0.5, optim.lr 1e-5" in text and "arXiv:2005.12729" in text
+    assert facts("ppo")["critic"] and not facts("grpo")["critic"] and "value loss" not in page("grpo")
+
+
 def test_what_this_version_cannot_train_with_is_said(tmp_path: Path) -> None:
     assert losses(tmp_path)["not_yet"] == []
-    settings = ("algorithm.algorithm_type=ppo", "algorithm.entropy_loss_fn=none")
-    assert losses(tmp_path, *settings)["not_yet"] == ["algorithm_type ppo", "advantage_fn ppo"]
-    assert "critic: yes, the advantage reads its values" in losses(tmp_path, *settings)["models"]
+    settings = ("algorithm.algorithm_type=remax", "algorithm.entropy_loss_fn=none")
+    assert losses(tmp_path, *settings)["not_yet"] == ["algorithm_type remax", "advantage_fn remax"]
 
 
 def test_a_file_with_errors_has_no_effective_loss(tmp_path: Path) -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import typer
+from transformers import AutoModelForSequenceClassification
 from typer.testing import CliRunner
 
 from tests.common.config.conftest import MINIMAL
+from tests.tiny import CHARACTERS, tiny_model
 from trinity.cli.config import config_app
 from trinity.cli.validate import validate
 from trinity.common.errors import ExitCode
@@ -103,6 +105,31 @@ def _model(folder: Path) -> Path:
     ).encode()
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(24))
     return folder
+
+
+def test_the_folder_of_the_critic_is_looked_at_like_that_of_the_model(tmp_path: Path, run_yaml: Path) -> None:
+    tiny_model(tmp_path / "policy")
+    tiny_model(tmp_path / "good", seed=3)
+    (tmp_path / "good" / "tokenizer.json").unlink()
+    tiny_model(tmp_path / "small", characters="0123456789")
+    tiny_model(tmp_path / "other", characters=CHARACTERS[::-1])
+    two = AutoModelForSequenceClassification.from_pretrained(tmp_path / "policy", num_labels=2)
+    two.save_pretrained(tmp_path / "two")
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1=", "response": "2"}\n')
+    text = MINIMAL.replace("/models/tiny", "policy\n  critic_model_path: CRITIC").replace("data.jsonl", "train.jsonl")
+
+    def codes(folder: str, algorithm: str = "ppo") -> list[tuple[str, str]]:
+        run_yaml.write_text(f"{text.replace('CRITIC', folder)}algorithm: {{algorithm_type: {algorithm}}}\n")
+        arguments = ["validate", "-c", str(run_yaml), "--json", "--set", "cluster.gpu_per_node=0"]
+        problems = json.loads(runner.invoke(app, arguments).output)["problems"]
+        return [(p["code"], p["key"]) for p in problems]
+
+    key = "model.critic_model_path"
+    assert codes("good") == []
+    assert codes("nowhere") == [("E3101", key)]
+    assert codes("small") == codes("other") == [("E3112", key)]
+    assert codes("two") == [("E3111", key)]
+    assert codes("nowhere", "grpo") == [("W1813", key)], "without a critic the folder is not looked at"
 
 
 def test_a_template_that_is_missing_or_wrong_is_named_with_its_key(run_yaml: Path, tmp_path: Path) -> None:

@@ -114,7 +114,16 @@ def check(folder: Path, algorithm: dict[str, Any], plugins: Path) -> TinyRun:
     assert any(not torch.equal(tensor, load_file(last)[name]) for name, tensor in load_file(first).items())
     assert final_weights(parts, STEPS) == final_weights(whole, STEPS)
     assert comparable_metrics(parts.job) == comparable_metrics(whole.job)
+    assert critic_weights(parts) == critic_weights(whole)
     return whole
+
+
+def critic_weights(run: TinyRun) -> dict[str, list[float]]:
+    """Return the weights of the last checkpoint's critic; empty where there is none."""
+    file = run.job / f"global_step_{STEPS}" / "critic" / "model_world_size_1_rank_0.pt"
+    if not file.is_file():
+        return {}
+    return {name: tensor.flatten().tolist() for name, tensor in torch.load(file, weights_only=True).items()}
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -124,6 +133,8 @@ def test_algorithm_learns_and_continues(tmp_path: Path, plugins: Path, name: str
     line = run.lines("trainer")[0]
     assert ("critic/advantages/max" in line) == (advantage is not None)
     assert ("critic/returns/max" in line) == (advantage is not None and advantage.compute_in_trainer())
+    has_critic = ALGORITHM_TYPE.get(name).use_critic
+    assert bool(critic_weights(run)) == has_critic == ("critic/vf_loss" in line)
 
 
 @pytest.mark.parametrize("algorithm", VARIANTS.values(), ids=VARIANTS)

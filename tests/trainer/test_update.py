@@ -204,7 +204,7 @@ def test_gradient_that_is_not_finite_skips_the_step_and_ends_after_three(make_co
     with pytest.raises(NumericError, match="in 3 optimizer steps in a row, last in training step 4"):
         made.train_step(experiences, 4)
     handle.remove()
-    made.actor.skipped_in_a_row = 0
+    made.actor.stepper.skipped_in_a_row = 0
     assert made.train_step(experiences, 5)["actor/grad_norm"] > 0.0
 
 

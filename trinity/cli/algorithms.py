@@ -64,6 +64,7 @@ def is_available(name: str) -> bool:
 def facts(name: str) -> dict[str, Any]:
     """Return all that is known of an algorithm type, ready for JSON."""
     from trinity.algorithm import ALGORITHM_CONTENTS
+    from trinity.cli import critic
     from trinity.cli.components import components
 
     entry, parts = ALGORITHM_CONTENTS[name], components(name)
@@ -82,6 +83,7 @@ def facts(name: str) -> dict[str, Any]:
             }
             for role, part in parts.items()
         },
+        "critic": critic.in_symbols() if critic.has_critic(parts) else [],
         "sources": all_sources(name, parts),
         "yaml": yaml(name, parts),
     }
@@ -90,9 +92,11 @@ def facts(name: str) -> dict[str, Any]:
 def all_sources(name: str, parts: dict[str, Component]) -> list[str]:
     """Return the works that an algorithm type and its functions name, each once."""
     from trinity.algorithm import ALGORITHM_CONTENTS
+    from trinity.cli import critic
     from trinity.cli.components import sources
 
     found = [*sources(ALGORITHM_CONTENTS[name]), *(work for part in parts.values() for work in part.sources)]
+    found += [critic.SOURCE] if critic.has_critic(parts) else []
     return [work for work in dict.fromkeys(found) if not any(other.startswith(f"{work},") for other in found)]
 
 
@@ -118,6 +122,7 @@ def table(names: list[str]) -> str:
 def page(name: str) -> str:
     """Return all that is known of an algorithm type, as text."""
     from trinity.algorithm import ALGORITHM_CONTENTS
+    from trinity.cli import critic
     from trinity.cli.components import components
 
     entry, parts = ALGORITHM_CONTENTS[name], components(name)
@@ -125,6 +130,8 @@ def page(name: str) -> str:
     blocks = [f"{name}: {entry.doc}\n{available}; repeat_times {entry.args['repeat_times']}, mode {entry.args['mode']}"]
     blocks.append("\n".join(["Formula", *(f"{INDENT}{line}" for line in _sum(parts))]))
     blocks += [_part(part) for part in parts.values() if not part.is_none]
+    if critic.has_critic(parts):
+        blocks.append(f"\n{INDENT}".join(critic.in_symbols()))
     unused = [TITLES[role] for role, part in parts.items() if part.is_none]
     if unused:
         blocks.append(f"Not used: {', '.join(unused)}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trinity.algorithm import ALGORITHM_CONTENTS, ALGORITHM_TYPE
+from trinity.cli import critic
 from trinity.cli.aggregation import aggregation
 from trinity.cli.components import Component, component, missing
 from trinity.utils.formula import number
@@ -72,7 +73,10 @@ def effective_loss(stage: StagePlan) -> EffectiveLoss:
     has_penalty = _advantage(config, parts, found)
     reads_old = has_penalty or any("old_logprob" in parts[role].needs for role in ("policy_loss_fn", "kl_loss_fn"))
     found.batch = _batch(config, reads_old=reads_old)
-    found.models = _models(parts, has_penalty=has_penalty)
+    if critic.has_critic(parts, config):
+        found.terms.append(critic.in_numbers(config))
+        found.batch.append(critic.in_batch(config))
+    found.models = _models(config, parts, has_penalty=has_penalty)
     return found
 
 
@@ -128,9 +132,9 @@ def _advantage(config: Config, parts: dict[str, Component], found: EffectiveLoss
     if policy.entry is not None and "advantages" not in policy.needs:
         found.dropped.append(f"advantage: the policy loss {policy.name} reads none")
         return False
-    rollouts = f"over {config.algorithm.repeat_times} rollouts of a task"
+    rollouts = f", over {config.algorithm.repeat_times} rollouts of a task" if "values" not in part.needs else ""
     first, *others = part.numbers or [f"{part.name}, a plugin, which states no formula"]
-    found.terms.append([f"A = {first}, {rollouts}", *others])
+    found.terms.append([f"A = {first}{rollouts}", *others])
     if penalty.is_none:
         found.dropped.append("KL penalty in the reward: `kl_penalty_fn: none`")
     elif not is_weighted(penalty):
@@ -175,7 +179,7 @@ def _temperature(config: Config) -> float:
     return float(config.model.temperature if value is None else value) or 1.0
 
 
-def _models(parts: dict[str, Component], *, has_penalty: bool) -> list[str]:
+def _models(config: Config, parts: dict[str, Component], *, has_penalty: bool) -> list[str]:
     reasons = []
     if "ref_logprob" in parts["policy_loss_fn"].needs:
         reasons.append(f"the policy loss {parts['policy_loss_fn'].name} reads it")
@@ -183,12 +187,12 @@ def _models(parts: dict[str, Component], *, has_penalty: bool) -> list[str]:
         reasons.append(f"the KL term {parts['kl_loss_fn'].name} reads it")
     if has_penalty:
         reasons.append(f"the KL penalty {parts['kl_penalty_fn'].name} reads it")
-    has_critic = "values" in parts["advantage_fn"].needs
     lines = [
         "policy: yes, trained",
         f"reference: {'yes, ' + ', '.join(reasons) if reasons else 'no, nothing reads it'}",
     ]
-    lines.append(f"critic: {'yes, the advantage reads its values' if has_critic else 'no, nothing reads its values'}")
+    reads_values = critic.has_critic(parts, config)
+    lines.append(f"critic: {'yes, the advantage reads its values' if reads_values else 'no, nothing reads its values'}")
     if "teacher_logprobs" in parts["advantage_fn"].needs:
         lines.append(f"teacher: yes, the advantage {parts['advantage_fn'].name} reads it")
     return lines

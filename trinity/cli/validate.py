@@ -80,6 +80,7 @@ def check_machine(plan: Plan) -> list[Problem]:
     found: list[Problem] = []
     for stage in plan.stages:
         found += _looked_at(stage, "model.model_path", _check_model)
+        found += _looked_at(stage, "model.critic_model_path", _check_critic)
         found += _looked_at(stage, "buffer", _check_data)
         found += _looked_at(stage, "checkpoint_root_dir", _check_folder)
         found += _check_devices(stage)
@@ -121,6 +122,25 @@ def _check_model(stage: StagePlan) -> Iterator[Problem]:
         template = "chat_template_path" if model.chat_template_path else "custom_chat_template"
         is_written = finding.code == "E3109" and (model.chat_template_path or model.custom_chat_template)
         yield _problem(stage, finding.code, f"model.{template if is_written else 'model_path'}", finding.message)
+
+
+def _check_critic(stage: StagePlan) -> Iterator[Problem]:
+    from trinity.common.models.preflight import check_model_dir
+    from trinity.common.models.preflight_critic import check_critic
+
+    model, critic = stage.config.model, stage.config.trainer.trainer_config.critic
+    path = model.critic_model_path
+    if not critic.enable or not path or path == model.model_path:
+        return
+    found = check_model_dir(
+        path,
+        trust_remote_code=model.trust_remote_code,
+        need_chat_template=False,
+        need_tokenizer=False,
+        is_classifier=True,
+    )
+    for finding in found or check_critic(path, model.model_path):
+        yield _problem(stage, finding.code, "model.critic_model_path", finding.message)
 
 
 def _check_data(stage: StagePlan) -> Iterator[Problem]:
@@ -174,8 +194,10 @@ def _check_folder(stage: StagePlan) -> Iterator[Problem]:
             "choose another checkpoint_root_dir",
         )
         return
-    model = Path(stage.config.model.model_path)
-    weights = sum(file.stat().st_size for file in model.glob("*.safetensors")) if model.is_dir() else 0
+    folders = [Path(stage.config.model.model_path)]
+    if stage.config.trainer.trainer_config.critic.enable:
+        folders.append(Path(stage.config.model.critic_model_path or folders[0]))
+    weights = sum(file.stat().st_size for model in folders if model.is_dir() for file in model.glob("*.safetensors"))
     needed, free = 2 * BYTES_PER_WEIGHT_BYTE * weights, shutil.disk_usage(there).free
     if needed > free:
         yield _problem(

@@ -60,8 +60,10 @@ class BatchAdvantage:
         metrics: dict[str, float] = {}
         if self.with_kl:
             rewards, metrics = self._penalised(rewards, batch)
-        known: dict[str, Any] = batch.columns | batch.values | {"action_mask": mask, "uid": list(groups)}
-        known |= {"token_level_rewards": rewards, "response_mask": mask}
+        # With a critic no row is the baseline of another: one that is not trained on stays out of the whitening.
+        counted = batch.action_mask if "values" in batch.columns else mask
+        known: dict[str, Any] = batch.columns | batch.values | {"action_mask": counted, "uid": list(groups)}
+        known |= {"token_level_rewards": rewards, "response_mask": counted}
         missing = sorted(self.required - known.keys())
         if missing:
             raise DataError(
@@ -75,8 +77,8 @@ class BatchAdvantage:
             sizes = Counter(groups)
             metrics["critic/incomplete_groups"] = float(sum(size < self.group_size for size in sizes.values()))
         metrics |= {f"critic/{name}": float(value) for name, value in values.items()}
-        counted = batch.action_mask
-        return batch.with_columns(advantages=advantages * counted, returns=returns * counted), metrics
+        trained = batch.action_mask
+        return batch.with_columns(advantages=advantages * trained, returns=returns * trained), metrics
 
     def _penalised(self, rewards: Tensor, batch: TrainBatch) -> tuple[Tensor, dict[str, float]]:
         missing = sorted({"old_logprob", "ref_logprob"} - batch.columns.keys())

@@ -23,7 +23,7 @@ def spread_metrics(name: str, values: Tensor) -> dict[str, float]:
 
 
 def batch_metrics(batch: TrainBatch, truncated: Sequence[bool]) -> dict[str, float]:
-    """Return reward, advantage and length metrics of a batch.
+    """Return reward, advantage, value and length metrics of a batch.
 
     Args:
         batch: the rows.
@@ -36,7 +36,7 @@ def batch_metrics(batch: TrainBatch, truncated: Sequence[bool]) -> dict[str, flo
     metrics |= spread_metrics("global_seqlen", batch.lengths.float())
     metrics |= spread_metrics("critic/score", batch.rewards)
     metrics |= spread_metrics("critic/rewards", batch.rewards)
-    for name in ("advantages", "returns"):
+    for name in ("advantages", "returns", "values"):
         if name in batch.columns:
             metrics |= spread_metrics(f"critic/{name}", batch.columns[name][batch.action_mask])
     return metrics

@@ -60,8 +60,14 @@ def make_catalogue() -> Catalogue:
                     "sample_strategy": "default",
                 },
             ),
+            "ppo": Entry(
+                "x:C", {"repeat_times": 1, "advantage_fn": "ppo", "policy_loss_fn": "ppo", "kl_loss_fn": "k2"}
+            ),
         },
-        advantage_fn={"grpo": Entry("x:A", {"epsilon": 1e-6, "std_threshold": None})},
+        advantage_fn={
+            "grpo": Entry("x:A", {"epsilon": 1e-6, "std_threshold": None}),
+            "ppo": Entry("x:V", {"gamma": 1.0, "lam": 1.0}, needs=frozenset({"values"})),
+        },
         policy_loss_fn={
             "ppo": Entry("x:P", {"clip_range": 0.2, "clip_range_low": None, "loss_agg_mode": "token-mean"}),
             "sft": Entry("x:F", {"loss_agg_mode": "token-mean"}),

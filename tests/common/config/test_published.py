@@ -16,7 +16,6 @@ from trinity.common.config.tree import dotted
 
 DATA = Path(__file__).parent / "data"
 GUIDE = {
-    "algorithm.advantage_fn",
     "buffer.trainer_input.auxiliary_buffers",
     "cluster.gpu_per_node",
     "data_processor.experience_pipeline.operators[0].name",
@@ -69,9 +68,6 @@ def test_the_veRL_file_is_read_in_place_of_trainer_config(catalogue: Catalogue) 
 def test_the_way_out_of_missing_hardware_is_a_set_argument(catalogue: Catalogue) -> None:
     _, problems = examine(DATA / "guide.yaml", catalogue=catalogue)
     hints = {p.key: p.suggestion for p in problems}
-    assert [p.message for p in problems if p.key == "algorithm.advantage_fn"] == [
-        "`algorithm.advantage_fn: ppo` is not available yet in this version: it needs a critic"
-    ]
     assert hints["explorer.rollout_model.engine_type"] == "use --set explorer.rollout_model.engine_type=torch"
     assert hints["cluster.gpu_per_node"] == "use --set cluster.gpu_per_node=1"
 
@@ -109,11 +105,10 @@ VERL_MODEL = "trainer.trainer_config.actor_rollout_ref.model"
 LATER = {
     "mode=explore": "mode",
     "mode=serve": "mode",
-    "algorithm.algorithm_type=ppo": "algorithm.algorithm_type",
     "algorithm.algorithm_type=on_policy_distill": "algorithm.algorithm_type",
     "algorithm.algorithm_type=gigpo": "algorithm.algorithm_type",
     "algorithm.algorithm_type=mix": "algorithm.algorithm_type",
-    "algorithm.advantage_fn=ppo": "algorithm.advantage_fn",
+    "algorithm.advantage_fn=remax": "algorithm.advantage_fn",
     "mode=bench": "mode",
     "algorithm.policy_loss_fn=mix_chord": "algorithm.policy_loss_fn",
     "algorithm.sample_strategy=mix": "algorithm.sample_strategy",

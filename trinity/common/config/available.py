@@ -11,12 +11,12 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from trinity.common.config.draft import Draft, path_of
+from trinity.common.config.honoured import ANY, CRITIC_KEYS
 from trinity.common.config.problems import shown_value
 from trinity.common.config.renames import set_from
+from trinity.common.config.rules.critic import reads_values
 from trinity.common.config.schema_index import default_at
 from trinity.common.config.tree import Path, dotted, value_at
-
-ANY = object()
 
 LATER_NAMES: dict[str, tuple[str, ...]] = {
     "algorithm_type": (
@@ -59,12 +59,13 @@ LATER_NAMES: dict[str, tuple[str, ...]] = {
 # Of a registry listed here, the trainer can use these built-ins; the others are there for plugins and scripts.
 SERVED_NAMES: dict[str, frozenset[str]] = {
     "algorithm_type": frozenset({
-        "grpo", "sft", "asymre", "cispo", "clip_cov", "dapo", "dr_grpo", "geo_mean", "gpg", "grpo_passk", "grpo_verl",
-        "gspo", "kl_cov", "opmd", "opo", "raft", "rec", "reinforce_plus_plus_baseline", "reinforceplusplus", "rloo",
-        "sapo", "sppo", "topr", "dpo", "cpt",
+        "grpo", "ppo", "sft", "dpo", "cpt",
+        "asymre", "cispo", "clip_cov", "dapo", "dr_grpo", "geo_mean", "gpg", "grpo_passk", "grpo_verl", "gspo",
+        "kl_cov", "opmd", "opo", "raft", "rec", "reinforce_plus_plus_baseline", "reinforceplusplus", "rloo",
+        "sapo", "sppo", "topr",
     }),
     "advantage_fn": frozenset({
-        "asymre", "grpo", "opmd", "rec", "reinforce",
+        "asymre", "gae", "grpo", "opmd", "ppo", "rec", "reinforce", "verl_gae",
         "asymre_verl", "gpg", "grpo_passk", "grpo_verl", "opmd_verl", "opo", "reinforce_plus_plus_baseline",
         "reinforceplusplus", "rloo", "verl_gpg", "verl_grpo", "verl_grpo_passk", "verl_grpo_vectorized", "verl_opo",
         "verl_reinforce_plus_plus", "verl_reinforce_plus_plus_baseline", "verl_rloo", "verl_rloo_vectorized",
@@ -78,8 +79,6 @@ SERVED_NAMES: dict[str, frozenset[str]] = {
     "kl_fn": frozenset({"none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3"}),
     "entropy_loss_fn": frozenset({"default", "none"}),
 }  # fmt: skip
-
-WITH_CRITIC = {("advantage_fn", "ppo"), ("algorithm_type", "ppo")}
 
 _TREE = "trainer.trainer_config"
 _ACTOR = f"{_TREE}.actor_rollout_ref.actor"
@@ -135,7 +134,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "trainer.ulysses_sequence_parallel_size": (1,),
     "trainer.enable_preview": (False,),
     "trainer.use_remove_padding": (True,),
-    "trainer.critic_warmup": (0,),
     "trainer.param_offload": (False,),
     "trainer.optimizer_offload": (False,),
     "trainer.grad_offload": (ANY,),
@@ -219,11 +217,12 @@ HONOURED: dict[str, tuple[Any, ...]] = {
     f"{_REF}.fsdp_config.fsdp_size": (ANY,),
     f"{_REF}.fsdp_config.forward_prefetch": (ANY,),
     f"{_TREE}.trainer.balance_batch": (ANY,),
-    f"{_TREE}.trainer.critic_warmup": (0,),
+    f"{_TREE}.trainer.critic_warmup": (ANY,),
     f"{_TREE}.trainer.remove_previous_ckpt_in_save": (ANY,),
     f"{_TREE}.trainer.del_local_ckpt_after_load": (ANY,),
     f"{_TREE}.trainer.max_actor_ckpt_to_keep": (ANY,),
     f"{_TREE}.trainer.max_critic_ckpt_to_keep": (ANY,),
+    **CRITIC_KEYS,
 }
 
 MIRRORS: dict[str, str] = {
@@ -277,7 +276,7 @@ def _value_path(leaf: Path) -> Path:
 
 def _is_unused(draft: Draft, path: Path) -> bool:
     """Return whether a section is not used: the explorer's in mode train, the critic's without one."""
-    if path[:3] == ("trainer", "trainer_config", "critic") or set_from(path) is not None:
+    if set_from(path) is not None or (path[:3] == ("trainer", "trainer_config", "critic") and not reads_values(draft)):
         return True
     return not draft.explores and (path[0] == "explorer" or path[:2] == ("buffer", "explorer_input"))
 

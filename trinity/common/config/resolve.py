@@ -32,12 +32,12 @@ from trinity.common.config.rules.cluster import (
     resolve_evaluation,
     resolve_synchronizer,
 )
+from trinity.common.config.rules.critic import check_unused_critic, resolve_critic
 from trinity.common.config.rules.lengths import hand_down, resolve_lengths
 from trinity.common.config.rules.names import check_model_paths, derive_names
 from trinity.common.config.rules.training import check_derived_keys, resolve_trainer
 from trinity.common.config.schema_index import variants
 from trinity.common.config.tree import Path, Tree
-from trinity.common.config.verl import CriticConfig
 from trinity.utils.log import is_secret_name
 
 RULES: tuple[Callable[[Draft], None], ...]
@@ -124,13 +124,6 @@ def _check_secrets(draft: Draft) -> None:
 
 def _check_unused(draft: Draft) -> None:
     """Warn about sections that were written for this very run and that nothing reads."""
-    critic = draft.typed["trainer"]["trainer_config"]["critic"]
-    if draft.is_own("trainer.trainer_config.critic") and critic != plain_values(CriticConfig()):
-        draft.problem(
-            "W1902",
-            "trainer.trainer_config.critic",
-            "`trainer.trainer_config.critic` has no effect: this algorithm has no critic",
-        )
     is_idle = draft.mode == "train" and draft.is_own("explorer")
     if is_idle and draft.typed["explorer"] != plain_values(ExplorerConfig()):
         draft.problem("W1902", "explorer", "`explorer` has no effect in mode train")
@@ -163,6 +156,7 @@ RULES = (
     resolve_tasksets,
     resolve_evaluation,
     resolve_trainer,
+    resolve_critic,
     resolve_experience_buffer,
     resolve_cluster,
     check_unique_names,
@@ -175,4 +169,5 @@ RULES = (
     _check_names,
     _check_secrets,
     _check_unused,
+    check_unused_critic,
 )

@@ -128,7 +128,9 @@ class CriticConfig(Section):
     ulysses_sequence_parallel_size: Count | None = key(None, "Devices per sequence; null: 1.", GUIDE)
     ppo_epochs: Count | None = key(None, "Passes over a batch; null: as the actor.", GUIDE)
     shuffle: bool | None = key(None, "Shuffle each pass; null: as the actor.", GUIDE)
-    grad_clip: NonNegative | None = key(1.0, "Largest gradient norm.", GUIDE)
+    grad_clip: NonNegative | None = key(
+        None, "Largest gradient norm; 0: no clipping; null: as the actor (the guide writes 1.0).", GUIDE
+    )
     cliprange_value: NonNegative = key(0.5, "Clip range of the value loss.", GUIDE)
     loss_agg_mode: LossAggMode | None = key(None, "Aggregation; null: as the actor.", VERL)
     checkpoint: CheckpointContents = section(CheckpointContents, "What a checkpoint holds.", VERL)

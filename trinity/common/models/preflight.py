@@ -57,7 +57,7 @@ class Finding:
         return f"[{self.code}] {self.message}"
 
 
-class _Unreadable(Exception):
+class Unreadable(Exception):
     """A file that cannot be read as what its name says; the message says why."""
 
 
@@ -81,6 +81,8 @@ def check_model_dir(
     custom_chat_template: str | None = None,
     chat_template_path: str | Path | None = None,
     need_chat_template: bool = True,
+    need_tokenizer: bool = True,
+    is_classifier: bool = False,
     supported: Collection[str] | None = None,
 ) -> list[Finding]:
     """Return everything that is wrong with the model in a directory; empty if it can be used.
@@ -91,18 +93,23 @@ def check_model_dir(
         custom_chat_template: template of the configuration, as text.
         chat_template_path: file of a template; wins over `custom_chat_template`.
         need_chat_template: whether the run formats messages.
+        need_tokenizer: whether the run reads the model's own tokenizer.
+        is_classifier: the model gives numbers, no text: a critic or a reward model.
         supported: values of `model_type` that can be loaded; `None` means those of the installed transformers.
     """
     root = Path(path).expanduser()
     templates = list(_configured_template_findings(custom_chat_template, chat_template_path))
     if not root.is_dir():
         return [_missing_path(str(path), root), *templates]
-    findings = [*_missing_files(root), *templates]
+    findings = [*_missing_files(root, need_tokenizer=need_tokenizer), *templates]
     config = _read_config(root, findings)
-    headers = _read_headers(root, findings)
+    headers = read_headers(root, findings)
     if config is not None:
-        findings += _architecture_findings(config, trust_remote_code=trust_remote_code, supported=supported)
-    findings += _tokenizer_findings(root, config or {}, headers=headers)
+        findings += _architecture_findings(
+            config, trust_remote_code=trust_remote_code, is_classifier=is_classifier, supported=supported
+        )
+    if need_tokenizer:
+        findings += _tokenizer_findings(root, config or {}, headers=headers)
     if need_chat_template and not custom_chat_template and not chat_template_path:
         findings += _own_template_findings(root)
     return findings
@@ -120,9 +127,9 @@ def _missing_path(given: str, root: Path) -> Finding:
     return Finding("E3101", f"model_path {given} {what}{hint or '; give the directory of a model'}")
 
 
-def _missing_files(root: Path) -> Iterator[Finding]:
+def _missing_files(root: Path, *, need_tokenizer: bool) -> Iterator[Finding]:
     missing = [] if (root / "config.json").is_file() else ["config.json"]
-    if not any((root / name).is_file() for name in TOKENIZER_FILES):
+    if need_tokenizer and not any((root / name).is_file() for name in TOKENIZER_FILES):
         missing.append(f"a tokenizer ({', '.join(TOKENIZER_FILES[:2])}, ...)")
     has_pickle = any(root.glob("*.bin")) or any(root.glob("*.pt")) or any(root.glob("*.pth"))
     has_weights = any(root.glob("*.safetensors")) or (root / "model.safetensors.index.json").is_file()
@@ -142,13 +149,18 @@ def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise _Unreadable(f"{path} cannot be read as JSON: {error}") from error
+        raise Unreadable(f"{path} cannot be read as JSON: {error}") from error
 
 
-def _read_mapping(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file.
+
+    Raises:
+        Unreadable: it cannot be read, or holds something else.
+    """
     data = _read_json(path)
     if not isinstance(data, dict):
-        raise _Unreadable(f"{path} must hold a JSON object, got {type(data).__name__}")
+        raise Unreadable(f"{path} must hold a JSON object, got {type(data).__name__}")
     return data
 
 
@@ -156,8 +168,8 @@ def _read_config(root: Path, findings: list[Finding]) -> dict[str, Any] | None:
     if not (root / "config.json").is_file():
         return None
     try:
-        return _read_mapping(root / "config.json")
-    except _Unreadable as error:
+        return read_mapping(root / "config.json")
+    except Unreadable as error:
         findings.append(Finding("E3102", str(error)))
         return None
 
@@ -168,7 +180,7 @@ def _read_header(path: Path) -> _Header:
         length = int.from_bytes(file.read(HEADER_LENGTH_BYTES), "little")
         start = HEADER_LENGTH_BYTES + length
         if size < HEADER_LENGTH_BYTES or length > MAX_HEADER_BYTES or start > size:
-            raise _Unreadable(
+            raise Unreadable(
                 f"{path.name} is truncated or no safetensors file: its header ends at byte {start}, the file has {size}"
             )
         try:
@@ -177,11 +189,11 @@ def _read_header(path: Path) -> _Header:
             end = max((int(entry["data_offsets"][1]) for entry in tensors.values()), default=0)
             shapes = {name: list(entry["shape"]) for name, entry in tensors.items()}
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-            raise _Unreadable(f"{path.name} has a broken safetensors header: {error}") from error
+            raise Unreadable(f"{path.name} has a broken safetensors header: {error}") from error
     return _Header(shapes, start + end)
 
 
-def _read_headers(root: Path, findings: list[Finding]) -> dict[str, list[int]]:
+def read_headers(root: Path, findings: list[Finding]) -> dict[str, list[int]]:
     """Return the shape of every tensor of the model; append what is wrong with its weight files."""
     names, missing = _weight_files(root, findings)
     shapes: dict[str, list[int]] = {}
@@ -190,7 +202,7 @@ def _read_headers(root: Path, findings: list[Finding]) -> dict[str, list[int]]:
     for name in names:
         try:
             header = _read_header(root / name)
-        except (_Unreadable, OSError) as error:
+        except (Unreadable, OSError) as error:
             findings.append(Finding("E3103", str(error)))
             continue
         actual = (root / name).stat().st_size
@@ -207,8 +219,8 @@ def _weight_files(root: Path, findings: list[Finding]) -> tuple[list[str], list[
     if not index.is_file():
         return sorted(path.name for path in root.glob("*.safetensors")), []
     try:
-        weight_map = _read_mapping(index).get("weight_map")
-    except _Unreadable as error:
+        weight_map = read_mapping(index).get("weight_map")
+    except Unreadable as error:
         findings.append(Finding("E3103", str(error)))
         return [], []
     if not isinstance(weight_map, dict):
@@ -236,7 +248,7 @@ def known_model_types() -> frozenset[str]:
 
 
 def _architecture_findings(
-    config: dict[str, Any], *, trust_remote_code: bool, supported: Collection[str] | None
+    config: dict[str, Any], *, trust_remote_code: bool, is_classifier: bool, supported: Collection[str] | None
 ) -> Iterator[Finding]:
     has_code = bool(config.get("auto_map"))
     if has_code and not trust_remote_code:
@@ -253,7 +265,7 @@ def _architecture_findings(
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         yield Finding("E3110", f"config.json must list its architectures, got {names!r}")
-    elif not has_code and not any(name.endswith(LANGUAGE_MODEL_SUFFIXES) for name in names):
+    elif not is_classifier and not has_code and not any(name.endswith(LANGUAGE_MODEL_SUFFIXES) for name in names):
         yield Finding("E3110", f"architecture {', '.join(names)} generates no text; use a causal language model")
 
 
@@ -270,7 +282,8 @@ def _unknown_type(kind: str, *, supported: Collection[str] | None) -> Iterator[F
     )
 
 
-def _embedding_rows(config: dict[str, Any], headers: dict[str, list[int]]) -> int | None:
+def embedding_rows(config: dict[str, Any], headers: dict[str, list[int]]) -> int | None:
+    """Return how many tokens a model's embedding knows, if its weights or its configuration say so."""
     for name, shape in headers.items():
         if name.endswith(EMBEDDING_NAMES) and len(shape) == 2:
             return shape[0]
@@ -278,7 +291,8 @@ def _embedding_rows(config: dict[str, Any], headers: dict[str, list[int]]) -> in
     return rows if isinstance(rows, int) else None
 
 
-def _largest_token(tokenizer: dict[str, Any]) -> tuple[int, str] | None:
+def largest_token(tokenizer: dict[str, Any]) -> tuple[int, str] | None:
+    """Return the largest id of a `tokenizer.json`, and its token."""
     model = tokenizer.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     tokens: list[tuple[int, str]] = []
@@ -294,15 +308,15 @@ def _largest_token(tokenizer: dict[str, Any]) -> tuple[int, str] | None:
 def _tokenizer_findings(root: Path, config: dict[str, Any], *, headers: dict[str, list[int]]) -> Iterator[Finding]:
     tokenizer_path, settings_path = root / "tokenizer.json", root / "tokenizer_config.json"
     try:
-        largest = _largest_token(_read_mapping(tokenizer_path)) if tokenizer_path.is_file() else None
-        settings = _read_mapping(settings_path) if settings_path.is_file() else {}
-    except _Unreadable as error:
+        largest = largest_token(read_mapping(tokenizer_path)) if tokenizer_path.is_file() else None
+        settings = read_mapping(settings_path) if settings_path.is_file() else {}
+    except Unreadable as error:
         yield Finding("E3102", str(error))
         return
     except (TypeError, ValueError, KeyError, IndexError) as error:
         yield Finding("E3102", f"{tokenizer_path} is no tokenizer: {type(error).__name__} {error}")
         return
-    rows = _embedding_rows(config, headers)
+    rows = embedding_rows(config, headers)
     if largest is not None and rows is not None and largest[0] >= rows:
         yield Finding(
             "E3106",
@@ -317,15 +331,15 @@ def _tokenizer_findings(root: Path, config: dict[str, Any], *, headers: dict[str
 def _special(root: Path) -> dict[str, Any]:
     path = root / "special_tokens_map.json"
     try:
-        return _read_mapping(path) if path.is_file() else {}
-    except _Unreadable:
+        return read_mapping(path) if path.is_file() else {}
+    except Unreadable:
         return {}  # an optional file that newer tokenizers no longer write
 
 
 def _own_template_findings(root: Path) -> Iterator[Finding]:
     try:
         sources = _own_templates(root)
-    except (_Unreadable, OSError, UnicodeDecodeError):
+    except (Unreadable, OSError, UnicodeDecodeError):
         return  # already reported as an unreadable tokenizer
     if not sources:
         yield Finding(
@@ -341,7 +355,7 @@ def _own_templates(root: Path) -> Sequence[tuple[str, str]]:
     if file.is_file():
         return [(str(file), file.read_text("utf-8"))]
     for path in (root / "tokenizer_config.json", root / "chat_template.json"):
-        given = _read_mapping(path).get(TEMPLATE_CONFIG_KEY) if path.is_file() else None
+        given = read_mapping(path).get(TEMPLATE_CONFIG_KEY) if path.is_file() else None
         if isinstance(given, str):
             return [(str(path), given)]
         if isinstance(given, list) and given:

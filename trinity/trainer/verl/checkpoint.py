@@ -1,4 +1,4 @@
-"""The actor's part of a checkpoint, in veRL's layout for one worker.
+"""A trained model's part of a checkpoint, in veRL's layout for one worker: `actor/`, and `critic/` where there is one.
 
 ```
 actor/model_world_size_1_rank_0.pt        weights by Hugging Face name
@@ -29,7 +29,7 @@ SUFFIX = "world_size_1_rank_0.pt"
 HUGGINGFACE = "huggingface"
 
 
-def save_actor(
+def save_trained(
     folder: Path,
     model: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
@@ -38,11 +38,11 @@ def save_actor(
     tokenizer: PreTrainedTokenizerBase | None,
     hf: bool,
 ) -> None:
-    """Write the actor's files into the new folder `folder`.
+    """Write the files of a trained model into the new folder `folder`.
 
     Args:
-        folder: `global_step_N/actor`.
-        model: the policy.
+        folder: `global_step_N/actor` or `global_step_N/critic`.
+        model: the policy, or the value model.
         optimizer: over its parameters.
         extra: schedule and other plain state; the random generators are added.
         tokenizer: saved beside the configuration.
@@ -56,15 +56,16 @@ def save_actor(
     (folder / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 1, "world_size": 1}, indent=4))
     target = folder / HUGGINGFACE
     model.config.save_pretrained(target)
-    if model.generation_config is not None:
-        model.generation_config.save_pretrained(target)
+    generation_config = getattr(model, "generation_config", None)  # a value model has none
+    if generation_config is not None:
+        generation_config.save_pretrained(target)
     if tokenizer is not None:
         tokenizer.save_pretrained(target)
     if hf:
         model.save_pretrained(target)
 
 
-def load_actor(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def load_trained(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Restore weights, optimizer and random generators from `folder`; return the extra state.
 
     Raises:

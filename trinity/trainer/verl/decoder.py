@@ -21,6 +21,7 @@ from trinity.utils.log import get_logger
 logger = get_logger("trainer")
 
 FAMILIES = ("llama", "qwen2", "qwen3")
+HEADS = ("ForCausalLM", "ForTokenClassification")  # what lies on top of the same layers
 
 
 @runtime_checkable
@@ -192,7 +193,7 @@ def is_common(model: PreTrainedModel) -> bool:
     rope = getattr(config, "rope_parameters", None) or {}
     return (
         config.model_type in FAMILIES
-        and type(model).__name__.endswith("ForCausalLM")
+        and type(model).__name__.endswith(HEADS)
         and config.hidden_act == "silu"
         and not windows
         and not getattr(config, "attention_dropout", 0.0)

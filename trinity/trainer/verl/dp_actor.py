@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections.abc import Iterator
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from trinity.common.errors import NumericError
-from trinity.trainer.batch import TrainBatch, counted_rows, micro_batches, mini_batches
+from trinity.trainer.batch import TrainBatch, counted_rows, micro_batches
 from trinity.trainer.verl.attention import computing
 from trinity.trainer.verl.decoder import Decoder
 from trinity.trainer.verl.loss import LossFn, Metrics, Share, spread_to_rows
-from trinity.trainer.verl.optim import Schedule, gradient_norm, scale_gradients
+from trinity.trainer.verl.optim import Schedule
 from trinity.trainer.verl.scorer import ActorSettings, Scorer
-from trinity.utils.log import get_logger
-
-logger = get_logger("trainer")
-
-MAX_SKIPPED_IN_A_ROW = 3
+from trinity.trainer.verl.stepping import Stepper, mean_norm, passes
 
 
 class DataParallelPPOActor:
@@ -50,13 +41,16 @@ class DataParallelPPOActor:
         self.decoder = decoder
         self.scorer = Scorer(decoder, settings=settings, device=next(model.parameters()).device)
         self.loss_fn = loss_fn
-        self.optimizer = optimizer
-        self.schedule = schedule
         self.settings = settings
-        self.num_skipped = 0
-        self.skipped_in_a_row = 0
+        self.stepper = Stepper(
+            model,
+            decoder,
+            optimizer=optimizer,
+            schedule=schedule,
+            grad_clip=settings.grad_clip,
+            keys="algorithm.optimizer.lr or trainer.grad_clip",
+        )
         self.device = self.scorer.device
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
 
     # ------------------------------------------------------------------ update
     def update_policy(self, batch: TrainBatch, *, step: int) -> dict[str, float]:
@@ -65,18 +59,15 @@ class DataParallelPPOActor:
         Raises:
             NumericError: the gradient norm was not finite in three optimizer steps in a row.
         """
-        lr = self.schedule.at(step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        lr = self.stepper.begin(step)
         metrics, difference = Metrics(), _Mismatch(trained_version=step - 1)
         norms: list[float] = []
         is_first = True
-        for rows in self._mini_batches(batch, step):
+        for rows in passes(batch, self.settings, step=step):
             mini = batch.select(rows)
             self._accumulate(mini, metrics, difference if is_first else None)
-            norms.append(self._step_optimizer(step))
+            norms.append(self.stepper.step(step))
             is_first = False
-        finite = [norm for norm in norms if math.isfinite(norm)]
         values = {f"actor/{name}": value / len(norms) if name.endswith("loss") else value
                   for name, value in metrics.means().items()}  # fmt: skip
         return (
@@ -84,24 +75,11 @@ class DataParallelPPOActor:
             | values
             | difference.metrics()
             | {
-                "actor/grad_norm": sum(finite) / len(finite) if finite else 0.0,
+                "actor/grad_norm": mean_norm(norms),
                 "actor/lr": lr,
-                "actor/skipped_steps": float(self.num_skipped),
+                "actor/skipped_steps": float(self.stepper.num_skipped),
             }
         )
-
-    def _mini_batches(self, batch: TrainBatch, step: int) -> Iterator[list[int]]:
-        settings = self.settings
-        for epoch in range(settings.epochs):
-            generator = None
-            if settings.shuffle_seed is not None:
-                generator = torch.Generator().manual_seed(_mixed(settings.shuffle_seed, step, epoch))
-            yield from mini_batches(
-                batch.num_experiences,
-                size=settings.mini_batch_size,
-                generator=generator,
-                rows_per_experience=batch.rows_per_experience,
-            )
 
     def _accumulate(self, mini: TrainBatch, metrics: Metrics, difference: _Mismatch | None) -> None:
         """Add the gradient of a mini-batch's loss to the parameters."""
@@ -110,16 +88,7 @@ class DataParallelPPOActor:
         settings = self.settings
         for rows in micro_batches(mini, kept, max_tokens=settings.max_tokens, max_rows=settings.max_rows):
             micro = mini.select(rows)
-            share = Share(
-                tokens=micro.num_action_tokens,
-                rows=len(micro),
-                counted_rows=_num_counted(micro),
-                width=micro.action_mask.shape[1],
-                all_tokens=mini.num_action_tokens,
-                all_rows=len(mini),
-                all_counted_rows=_num_counted(mini),
-                normalizer=settings.normalizer,
-            )
+            share = Share.of_rows(micro, mini, normalizer=settings.normalizer)
             self._micro_step(micro, share, metrics, difference)
 
     def _rows_with_signal(self, mini: TrainBatch) -> list[int]:
@@ -157,47 +126,6 @@ class DataParallelPPOActor:
     def compute_log_prob(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
         """Return the log-probability (nats) of the counted response tokens, 0 elsewhere, on the CPU."""
         return self.scorer.compute_log_prob(batch)
-
-    def _step_optimizer(self, step: int) -> float:
-        """Clip, step and clear the gradients; return their norm. A norm that is not finite skips the step."""
-        for parameter in self.parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        norm = gradient_norm(self.parameters)
-        if math.isfinite(norm):
-            if self.settings.grad_clip:
-                scale_gradients(self.parameters, norm, max_norm=self.settings.grad_clip)
-            self.optimizer.step()
-            self.decoder.refresh()
-            self.skipped_in_a_row = 0
-        else:
-            self._skip(step)
-        self.optimizer.zero_grad(set_to_none=True)
-        return norm
-
-    def _skip(self, step: int) -> None:
-        self.num_skipped += 1
-        self.skipped_in_a_row += 1
-        bad = [name for name, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
-        logger.warning("training step %d skipped: the gradient of %s is not finite", step, ", ".join(bad[:3]))
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            raise NumericError(
-                f"the gradient norm was not finite in {MAX_SKIPPED_IN_A_ROW} optimizer steps in a row, last in "
-                f"training step {step} (first in {bad[0] if bad else 'the norm itself'}); lower "
-                "algorithm.optimizer.lr or trainer.grad_clip, or look at rewards and log-probabilities",
-                code="E6001",
-            )
-
-
-def _num_counted(batch: TrainBatch) -> int:
-    return int(batch.action_mask.any(1).sum())
-
-
-def _mixed(seed: int, step: int, epoch: int) -> int:
-    """Return a seed that differs for every pass of every step."""
-    digest = hashlib.sha256(f"{seed}/{step}/{epoch}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
 
 
 class _Mismatch:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trinity.algorithm import EntropyLossFn, KLFn, PolicyLossFn
 from trinity.common.errors import DataError
+from trinity.trainer.batch import TrainBatch
 
 TOKEN_MEAN = "token-mean"
 TOKEN_SUM = "token-sum"
@@ -46,6 +47,20 @@ class Share:
     all_counted_rows: int
     normalizer: float
 
+    @classmethod
+    def of_rows(cls, micro: TrainBatch, mini: TrainBatch, *, normalizer: float) -> Share:
+        """Return the share that the rows of `micro` have in their mini-batch."""
+        return cls(
+            tokens=micro.num_action_tokens,
+            rows=len(micro),
+            counted_rows=_num_counted(micro),
+            width=micro.action_mask.shape[1],
+            all_tokens=mini.num_action_tokens,
+            all_rows=len(mini),
+            all_counted_rows=_num_counted(mini),
+            normalizer=normalizer,
+        )
+
     def of(self, loss_agg_mode: str, *, counts_empty_rows: bool = True) -> float:
         """Return the factor that makes a micro-batch's loss a summand of its mini-batch's.
 
@@ -62,6 +77,10 @@ class Share:
         if not counts_empty_rows:
             return self.counted_rows / max(self.all_counted_rows, 1) * scale
         return scale if loss_agg_mode == TOKEN_SUM_NORM else self.rows / max(self.all_rows, 1)
+
+
+def _num_counted(batch: TrainBatch) -> int:
+    return int(batch.action_mask.any(1).sum())
 
 
 class Metrics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -74,16 +75,20 @@ class Scorer:
             with_entropy=with_entropy,
         )
 
-    @torch.no_grad()
     def compute_log_prob(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
         """Return the log-probability (nats) of the counted response tokens, 0 elsewhere, on the CPU."""
+        return self.compute(batch, lambda packed: self.score(packed, with_entropy=False)[0])
+
+    @torch.no_grad()
+    def compute(self, batch: TrainBatch, function: Callable[[Packed], Float[Tensor, "M"]]) -> Float[Tensor, "B T"]:
+        """Return what `function` gives the counted response tokens, 0 elsewhere, on the CPU, without gradient."""
         result = torch.zeros(batch.action_mask.shape)
         counted = counted_rows(batch, batch.action_mask)
         settings = self.settings
         for rows in micro_batches(batch, counted, max_tokens=settings.max_tokens, max_rows=settings.max_rows):
             packed = self.pack(batch.select(rows))
             with computing(packed):
-                scored, _ = self.score(packed, with_entropy=False)
+                scored = function(packed)
             part = spread_to_rows(scored, packed.targets, num_rows=packed.num_rows, width=packed.width)
             result[torch.tensor(rows), : packed.width] = part.cpu()
         return result

@@ -10,6 +10,7 @@ from trinity.algorithm import ALGORITHM_TYPE, ENTROPY_LOSS_FN, KL_FN, POLICY_LOS
 from trinity.algorithm.aggregation import LOSS_AGG_MODES
 from trinity.common.config import Config
 from trinity.common.config.verl import ActorConfig
+from trinity.common.config.verl_base import FsdpConfig
 from trinity.common.errors import ConfigError
 from trinity.trainer.verl.loss import TOKEN_MEAN, LossFn
 from trinity.trainer.verl.optim import Schedule, warmup_steps
@@ -78,7 +79,11 @@ def products_dtype(config: Config, device: torch.device) -> torch.dtype:
     A type that the configuration writes (`actor.fsdp_config.mixed_precision.param_dtype`, else `.dtype`) is used as
     it is; the default is bfloat16 where the device has units for it, else float32.
     """
-    fsdp = actor_of(config).fsdp_config
+    return dtype_of(actor_of(config).fsdp_config, device)
+
+
+def dtype_of(fsdp: FsdpConfig, device: torch.device) -> torch.dtype:
+    """Return the number type that a model's section asks for on `device`; see `products_dtype`."""
     if fsdp.mixed_precision is not None:
         return _FLOATS[fsdp.mixed_precision.param_dtype]
     wanted = _FLOATS[fsdp.dtype]
@@ -87,11 +92,16 @@ def products_dtype(config: Config, device: torch.device) -> torch.dtype:
     return torch.float32
 
 
+def token_limit(config: Config) -> int:
+    """Return the most tokens of a micro-batch of the actor, where micro-batches are made by tokens."""
+    written = actor_of(config).ppo_max_token_len_per_gpu or config.trainer.max_token_len_per_gpu
+    return int(written or 2 * (config.model.max_model_len or 4096))
+
+
 def actor_settings(config: Config) -> ActorSettings:
     """Return how a batch is split and stepped."""
     actor, trainer = actor_of(config), config.trainer
     is_dynamic = trainer.use_dynamic_bsz if actor.use_dynamic_bsz is None else actor.use_dynamic_bsz
-    limit = actor.ppo_max_token_len_per_gpu or trainer.max_token_len_per_gpu or 2 * (config.model.max_model_len or 4096)
     size = actor.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size or DEFAULT_MICRO_ROWS
     # Sizes count experiences, and a pair is one of two rows.
     rows = 2 * size if schema_of(config) == "dpo" else size
@@ -100,7 +110,7 @@ def actor_settings(config: Config) -> ActorSettings:
     return ActorSettings(
         temperature=temperature(config),
         mini_batch_size=actor.ppo_mini_batch_size,
-        max_tokens=limit if is_dynamic else None,
+        max_tokens=token_limit(config) if is_dynamic else None,
         max_rows=None if is_dynamic else rows,
         epochs=actor.ppo_epochs,
         shuffle_seed=seed if actor.shuffle else None,

@@ -1,26 +1,27 @@
-"""The back end of one worker: policy, optimizer and reference on one device."""
+"""The back end of one worker: policy, optimizer, reference and critic on one device."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from trinity.common.config import Config
-from trinity.common.errors import EnvironmentProblem, NumericError, OutOfMemoryError
+from trinity.common.errors import NumericError, OutOfMemoryError
 from trinity.common.experience import Experience
 from trinity.trainer.advantage import batch_advantage_of
 from trinity.trainer.batch import TrainBatch, collate
 from trinity.trainer.metrics import batch_metrics, speed_metrics
 from trinity.trainer.verl import settings
-from trinity.trainer.verl.checkpoint import load_actor, save_actor
+from trinity.trainer.verl.checkpoint import load_trained, save_trained
+from trinity.trainer.verl.critic import Critic, reads_values
 from trinity.trainer.verl.decoder import make_decoder
 from trinity.trainer.verl.dp_actor import DataParallelPPOActor
+from trinity.trainer.verl.loading import load_model, num_embeddings
 from trinity.trainer.verl.optim import make_optimizer
 from trinity.trainer.verl.reference import Reference
 from trinity.utils.device import (
@@ -41,10 +42,14 @@ OOM_KEYS = (
     "ulysses_sequence_parallel_size",
     "entropy_from_logits_with_chunking",
 )
+CRITIC_OOM = (
+    "; of the critic under trainer.trainer_config.critic: ppo_micro_batch_size_per_gpu, ppo_max_token_len_per_gpu, "
+    "forward_max_token_len_per_gpu"
+)
 
 
 class ActorWorker:
-    """Policy, optimizer and reference of a run with one worker; see `TrainerBackend`.
+    """Policy, optimizer, reference and critic of a run with one worker; see `TrainerBackend`.
 
     Args:
         config: resolved configuration of the stage.
@@ -97,6 +102,7 @@ class ActorWorker:
             str(self.dtype).removeprefix("torch."),
             ", with a reference model" if self.reference else "",
         )
+        self.critic = self._load_critic(total_steps)
 
     def train_step(self, experiences: Sequence[Experience], step: int) -> dict[str, float]:
         """Train on `experiences`; see `TrainerBackend.train_step`."""
@@ -105,8 +111,10 @@ class ActorWorker:
         truncated = [exp.truncate_status == "response_truncated" for exp in experiences]
         try:
             batch = self._with_logprobs(batch)
+            if self.critic is not None:
+                batch = self.critic.with_values(batch)
             batch, of_rewards = self._with_advantages(batch, experiences)
-            metrics = self.actor.update_policy(batch, step=step)
+            metrics = self._update(batch, step)
             synchronize(self.device)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -119,38 +127,48 @@ class ActorWorker:
         metrics |= speed_metrics(batch.num_tokens, seconds, peak_memory_bytes(self.device))
         return metrics | {"time/train_step": seconds}
 
+    def _update(self, batch: TrainBatch, step: int) -> dict[str, float]:
+        """Train the critic, then the policy once the critic is warm; return metrics."""
+        if self.critic is None:
+            return self.actor.update_policy(batch, step=step)
+        metrics = self.critic.update(batch, step=step)
+        if self.critic.is_warming_up(step):
+            return metrics
+        return metrics | self.actor.update_policy(batch, step=step)
+
     def weights(self) -> Mapping[str, Tensor]:
         """Return the live weights; see `TrainerBackend.weights`. A tied output layer is listed once."""
         return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
 
     def save(self, folder: Path, *, hf: bool) -> None:
-        """Write `actor/` into `folder`; see `TrainerBackend.save`.
+        """Write `actor/`, and `critic/` where there is one, into `folder`; see `TrainerBackend.save`.
 
         Raises:
             NumericError: a weight is not finite; nothing is written.
         """
-        bad = [name for name, parameter in self.model.named_parameters() if not bool(parameter.isfinite().all())]
+        parameters = chain(self.model.named_parameters(), self.critic.model.named_parameters() if self.critic else ())
+        bad = [name for name, parameter in parameters if not bool(parameter.isfinite().all())]
         if bad:
             raise NumericError(
                 f"the weights of {len(bad)} tensors are not finite (first {bad[0]}) and are not saved; the newest "
                 "checkpoint is untouched: lower algorithm.optimizer.lr or trainer.grad_clip and resume from it",
                 code="E6002",
             )
-        extra = {
-            "lr_scheduler": {"base_lr": self.actor.schedule.lr, "last_lr": self.optimizer.param_groups[0]["lr"]},
+        extra = self.actor.stepper.state() | {
             "kl_coef": float(self.loss_fn.kl.kl_coef),
             "kl_penalty": {} if self.advantage is None else self.advantage.kl.state_dict(),
-            "num_skipped": self.actor.num_skipped,
-            "skipped_in_a_row": self.actor.skipped_in_a_row,
         }
-        save_actor(folder / "actor", self.model, self.optimizer, extra, tokenizer=self.tokenizer, hf=hf)
+        save_trained(folder / "actor", self.model, self.optimizer, extra, tokenizer=self.tokenizer, hf=hf)
+        if self.critic is not None:
+            self.critic.save(folder, tokenizer=self.tokenizer, hf=hf)
 
     def load(self, folder: Path) -> None:
-        """Continue from `actor/` in `folder`; see `TrainerBackend.load`."""
-        extra = load_actor(folder / "actor", self.model, self.optimizer)
+        """Continue from `actor/` and `critic/` in `folder`; see `TrainerBackend.load`."""
+        extra = load_trained(folder / "actor", self.model, self.optimizer)
         self.actor.decoder.refresh()
-        self.actor.num_skipped = extra["num_skipped"]
-        self.actor.skipped_in_a_row = extra["skipped_in_a_row"]
+        self.actor.stepper.restore(extra)
+        if self.critic is not None:
+            self.critic.load(folder)
         if self.loss_fn.kl.adaptive:
             self.loss_fn.kl.kl_coef = extra["kl_coef"]
         if self.advantage is not None and extra.get("kl_penalty"):
@@ -166,6 +184,7 @@ class ActorWorker:
             # AdamW's two moments are made in the first step: before it, what they will take.
             "optimizer state": _num_bytes(state) or 2 * _num_bytes(parameters),
             "reference model": _num_bytes(self.reference.model.parameters()) if self.reference else 0,
+            **(self.critic.memory_table() if self.critic else {}),
             "most held by PyTorch": peak_memory_bytes(self.device),
             "memory of the device": total_memory_bytes(self.device),
         }
@@ -189,6 +208,15 @@ class ActorWorker:
             return batch, {}
         return self.advantage(batch, [exp.eid.tid for exp in experiences])
 
+    def _load_critic(self, total_steps: int | None) -> Critic | None:
+        """Return the value model if the advantage reads its values."""
+        if self.advantage is None or not reads_values(self.advantage, self.config):
+            return None
+        num_tokens = num_embeddings(self.model) if self.tokenizer is None else len(self.tokenizer)
+        critic = Critic(self.config, device=self.device, total_steps=total_steps, num_tokens=num_tokens)
+        logger.info("critic from %s, actor first trained in step %d", critic.path, critic.warmup + 1)
+        return critic
+
     def _load_reference(self) -> Reference:
         path = str(self.config.model.model_path)
         model = load_model(path, self.device, config=self.config)
@@ -203,28 +231,8 @@ class ActorWorker:
             f"{batch.num_tokens} tokens, the longest {int(batch.lengths.max())}; micro-batches of at most "
             f"{split.max_tokens} tokens and {split.max_rows} rows\n{rows}\nlower one of {', '.join(OOM_KEYS)} under "
             "trainer.trainer_config.actor_rollout_ref.actor (the third is to be raised), or set "
-            "enable_gradient_checkpointing: true"
+            f"enable_gradient_checkpointing: true{CRITIC_OOM if self.critic else ''}"
         )
-
-
-def load_model(path: str, device: torch.device, *, config: Config) -> PreTrainedModel:
-    """Return the model of the folder `path` in float32 on `device`.
-
-    Raises:
-        EnvironmentProblem: it cannot be loaded.
-    """
-    transformers_logging.disable_progress_bar()
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, trust_remote_code=config.model.trust_remote_code
-        )
-    except (OSError, ValueError) as error:
-        raise EnvironmentProblem(f"cannot load model.model_path {path}: {error}", code="E3101") from error
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    moved: PreTrainedModel = nn.Module.to(model, device)
-    return moved
 
 
 def _num_bytes(tensors: Iterable[Tensor]) -> int:

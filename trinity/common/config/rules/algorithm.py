@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from trinity.common.config.algorithm import LossAggMode
-from trinity.common.config.available import LATER_NAMES, WITH_CRITIC, is_served
+from trinity.common.config.available import LATER_NAMES, is_served
 from trinity.common.config.draft import Draft
 from trinity.common.config.nearest import nearest
 from trinity.common.config.schema_index import default_at
@@ -59,11 +59,10 @@ def check_name(draft: Draft, key: str, registry: str, name: str | None, *, unkno
         return True
     later = LATER_NAMES.get(registry, ())
     if name in later or catalogue.knows(registry, name):
-        needs = ": it needs a critic" if (registry, name) in WITH_CRITIC else ""
         draft.problem(
             "E1900",
             key,
-            f"`{key}: {name}` is not available yet in this version{needs}",
+            f"`{key}: {name}` is not available yet in this version",
             suggestion=f"available: {', '.join(available)}",
         )
         return False
@@ -110,13 +109,6 @@ def _resolve_function(draft: Draft, name: str, registry: str, defaults: dict[str
     if entry is None:
         _merge_arguments(draft, f"{key}_args", chosen, {}, is_closed=False)
         return
-    if "values" in entry.needs:
-        draft.problem(
-            "E1900",
-            key,
-            f"`{key}: {chosen}` needs a critic, which is not available yet in this version",
-            suggestion="remove it to take the default of the algorithm type",
-        )
     arguments = dict(entry.args)
     if defaults.get(name) == chosen:
         arguments |= dict(defaults.get(f"{name}_args") or {})

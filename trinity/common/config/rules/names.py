@@ -28,7 +28,7 @@ def derive_names(draft: Draft) -> None:
 
 
 def check_model_paths(draft: Draft) -> None:
-    """Refuse a run without a model, and a separate critic that nothing reads."""
+    """Refuse a run without a model."""
     if not draft.get("model.model_path"):
         draft.problem(
             "E1821",
@@ -36,13 +36,3 @@ def check_model_paths(draft: Draft) -> None:
             "`model.model_path` is missing",
             suggestion="write the folder of a Hugging Face model",
         )
-    critic = draft.get("model.critic_model_path")
-    if draft.is_given("model.critic_model_path") and critic != draft.get("model.model_path"):
-        draft.problem(
-            "W1813",
-            "model.critic_model_path",
-            "`model.critic_model_path` has no effect: this algorithm has no critic",
-            suggestion="remove it",
-        )
-    if not critic:
-        draft.derive("model.critic_model_path", draft.get("model.model_path"), "model.model_path")

@@ -1,0 +1,168 @@
+"""The critic: whether there is one, and what its section leaves out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trinity.common.config.draft import Draft, plain_values
+from trinity.common.config.verl import CriticConfig
+
+TREE = "trainer.trainer_config"
+ACTOR = f"{TREE}.actor_rollout_ref.actor"
+MODEL = f"{TREE}.actor_rollout_ref.model"
+CRITIC = f"{TREE}.critic"
+PATH = "model.critic_model_path"
+DATASET_ALGORITHMS = {"sft", "dpo", "cpt"}
+_AS_ACTOR = (
+    ("strategy", f"{ACTOR}.strategy"),
+    ("use_dynamic_bsz", f"{ACTOR}.use_dynamic_bsz"),
+    ("ppo_epochs", f"{ACTOR}.ppo_epochs"),
+    ("shuffle", f"{ACTOR}.shuffle"),
+    ("grad_clip", f"{ACTOR}.grad_clip"),
+    ("loss_agg_mode", f"{ACTOR}.loss_agg_mode"),
+    ("model.use_remove_padding", f"{MODEL}.use_remove_padding"),
+    ("optim.lr_warmup_steps", "algorithm.optimizer.lr_warmup_steps"),
+    ("optim.lr_warmup_steps_ratio", "algorithm.optimizer.lr_warmup_steps_ratio"),
+    ("optim.min_lr_ratio", "algorithm.optimizer.min_lr_ratio"),
+    ("optim.weight_decay", "algorithm.optimizer.weight_decay"),
+    ("optim.betas", "algorithm.optimizer.betas"),
+    ("model.path", PATH),
+    ("model.trust_remote_code", "model.trust_remote_code"),
+    ("optim.total_training_steps", f"{ACTOR}.optim.total_training_steps"),
+)
+
+
+def reads_values(draft: Draft) -> bool:
+    """Return whether the run has a critic: the advantage asks for `values`, or is a plugin beside `enable: true`."""
+    name = draft.get("algorithm.advantage_fn")
+    entry = draft.catalogue.entry("advantage_fn", name)
+    if entry is None:
+        return name is not None and draft.get(f"{CRITIC}.enable") is True
+    return "values" in entry.needs
+
+
+def resolve_critic(draft: Draft) -> None:
+    """Turn the critic on where the advantage reads values, and fill what its section leaves out from the actor."""
+    _resolve_path(draft)
+    name, is_on = draft.get("algorithm.advantage_fn"), reads_values(draft)
+    written = draft.get(f"{CRITIC}.enable")
+    if written is not None and written != is_on:
+        draft.problem(
+            "E1816",
+            f"{CRITIC}.enable",
+            f"`{CRITIC}.enable` is set from algorithm.advantage_fn: {name} {'reads' if is_on else 'reads no'} values",
+            involves=("algorithm.advantage_fn", "algorithm.algorithm_type"),
+            suggestion="remove it" if is_on else "write `algorithm.advantage_fn: ppo`, or remove it",
+        )
+    if not is_on:
+        return
+    if draft.get("algorithm.algorithm_type") in DATASET_ALGORITHMS:
+        draft.problem(
+            "E1807",
+            "algorithm.advantage_fn",
+            f"`algorithm.advantage_fn: {name}` does not fit algorithm_type {draft.get('algorithm.algorithm_type')}, "
+            "which trains on a dataset without rewards",
+            involves=("algorithm.algorithm_type",),
+            suggestion="remove it",
+        )
+        return
+    draft.derive(f"{CRITIC}.enable", True, f"advantage_fn {name} reads values")
+    _fill(draft)
+
+
+def check_unused_critic(draft: Draft) -> None:
+    """Warn about what was written for a critic that this run does not have."""
+    entry = draft.catalogue.entry("advantage_fn", draft.get("algorithm.advantage_fn"))
+    if reads_values(draft) or (entry is None and draft.get("algorithm.advantage_fn") is not None):
+        return
+    if draft.is_given(PATH) and draft.get(PATH) != draft.get("model.model_path"):
+        draft.problem("W1813", PATH, f"`{PATH}` has no effect: this algorithm has no critic", suggestion="remove it")
+    written = draft.typed["trainer"]["trainer_config"]["critic"]
+    if draft.is_own(CRITIC) and written | {"enable": None} != plain_values(CriticConfig()):
+        draft.problem("W1902", CRITIC, f"`{CRITIC}` has no effect: this algorithm has no critic")
+    for key in ("trainer.critic_warmup", f"{TREE}.trainer.critic_warmup"):
+        if draft.is_own(key) and draft.get(key):
+            draft.problem("W1902", key, f"`{key}` has no effect: this algorithm has no critic")
+
+
+def _resolve_path(draft: Draft) -> None:
+    other = f"{CRITIC}.model.path"
+    path, theirs = draft.get(PATH), draft.get(other)
+    if theirs is not None and path is not None and path != theirs:
+        draft.problem(
+            "E1815",
+            other,
+            f"`{other}` is {theirs}, but {PATH} is {path}",
+            involves=(PATH,),
+            suggestion=f"keep `{PATH}`",
+        )
+    elif theirs is not None and path is None:
+        draft.derive(PATH, theirs, f"{other}, its veRL name")
+    elif path is None:
+        draft.derive(PATH, draft.get("model.model_path"), "model.model_path")
+
+
+def _fill(draft: Draft) -> None:
+    _resolve_schedule(draft)
+    _resolve_places(draft)
+    longest = draft.get("model.max_model_len")
+    size = draft.get("buffer.train_batch_size")
+    mini = f"{CRITIC}.ppo_mini_batch_size"
+    if draft.is_given(mini) and draft.get(mini) != size:
+        draft.problem(
+            "E1816",
+            mini,
+            f"`{mini}` is always buffer.train_batch_size ({size}), got {draft.get(mini)}",
+            rule=f"{size}",
+            involves=("buffer.train_batch_size",),
+            suggestion="remove it, or write `buffer.train_batch_size`",
+        )
+    draft.derive(mini, size, "buffer.train_batch_size")
+    _default(draft, "optim.lr", 1e-5, "default of the guide")
+    for key, source in _AS_ACTOR:
+        _default(draft, key, draft.get(source), source)
+    if not draft.is_given(f"{CRITIC}.model.enable_gradient_checkpointing"):
+        source = f"{MODEL}.enable_gradient_checkpointing"
+        draft.derive(f"{CRITIC}.model.enable_gradient_checkpointing", draft.get(source), source)
+    budget = draft.get(f"{ACTOR}.ppo_max_token_len_per_gpu")
+    _default(draft, "ppo_max_token_len_per_gpu", budget and 2 * budget, "twice the actor's")
+    older = draft.get(f"{CRITIC}.ppo_micro_batch_size")
+    _default(
+        draft, "ppo_micro_batch_size_per_gpu", older or 8, "ppo_micro_batch_size" if older else "default of the guide"
+    )
+    older = draft.get(f"{CRITIC}.forward_micro_batch_size")
+    _default(draft, "forward_micro_batch_size_per_gpu", older, f"{CRITIC}.forward_micro_batch_size")
+    for name in ("micro_batch_size_per_gpu", "max_token_len_per_gpu"):
+        _default(draft, f"forward_{name}", draft.get(f"{CRITIC}.ppo_{name}"), f"{CRITIC}.ppo_{name}")
+    for key in (f"{CRITIC}.ppo_max_token_len_per_gpu", f"{CRITIC}.forward_max_token_len_per_gpu"):
+        if longest and draft.get(key) is not None and draft.get(key) < longest:
+            reason = f"raised from {draft.get(key)}: one sequence may have max_model_len ({longest}) tokens"
+            draft.derive(key, longest, reason)
+
+
+def _default(draft: Draft, key: str, value: Any, reason: str) -> None:
+    if draft.get(f"{CRITIC}.{key}") in (None, -1) and value is not None:
+        draft.derive(f"{CRITIC}.{key}", value, reason)
+
+
+def _resolve_schedule(draft: Draft) -> None:
+    """Give the schedule one value, whichever of its names was written."""
+    style, kind = f"{CRITIC}.optim.warmup_style", f"{CRITIC}.optim.lr_scheduler_type"
+    if draft.get(style) is not None and draft.get(kind) is not None and draft.get(style) != draft.get(kind):
+        draft.problem(
+            "E1815", style, f"`{style}` is {draft.get(style)}, but lr_scheduler_type is {draft.get(kind)}",
+            suggestion="keep lr_scheduler_type",
+        )  # fmt: skip
+    _default(draft, "optim.lr_scheduler_type", draft.get(style), "warmup_style, its older name")
+    source = "algorithm.optimizer.lr_scheduler_type"
+    _default(draft, "optim.lr_scheduler_type", draft.get(source), source)
+
+
+def _resolve_places(draft: Draft) -> None:
+    """Refuse two places of the number types: `fsdp` is the newer one of `model.fsdp_config`."""
+    newer, older = f"{CRITIC}.fsdp", f"{CRITIC}.model.fsdp_config"
+    if draft.is_given(newer) and draft.is_given(older):
+        draft.problem(
+            "E1815", newer, f"`{newer}` and {older} are two places of one thing", involves=(older,),
+            suggestion=f"keep `{older}`",
+        )  # fmt: skip

@@ -1,0 +1,190 @@
+"""The critic of a run with one worker: value model, optimizer, its values in a batch, its part of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from trinity.common.config import Config
+from trinity.common.config.verl import CriticConfig
+from trinity.common.config.verl_base import FsdpConfig
+from trinity.common.errors import EnvironmentProblem
+from trinity.trainer.advantage import BatchAdvantage
+from trinity.trainer.batch import TrainBatch
+from trinity.trainer.verl import settings
+from trinity.trainer.verl.checkpoint import load_trained, save_trained
+from trinity.trainer.verl.decoder import make_decoder
+from trinity.trainer.verl.dp_critic import CriticSettings, DataParallelPPOCritic
+from trinity.trainer.verl.loading import load_value_model, num_embeddings, value_head
+from trinity.trainer.verl.optim import Schedule, make_optimizer, warmup_steps
+from trinity.trainer.verl.scorer import ActorSettings
+from trinity.utils.log import get_logger
+
+logger = get_logger("trainer")
+
+DEFAULT_LR = 1e-5
+DEFAULT_MICRO_ROWS = 8
+FOLDER = "critic"
+
+
+class Critic:
+    """A value model beside the policy.
+
+    Args:
+        config: resolved configuration of the stage.
+        device: where it computes.
+        total_steps: training steps of the run, for the learning-rate schedule.
+        num_tokens: tokens that the policy's embedding knows; the value model must know as many.
+
+    Raises:
+        EnvironmentProblem: the model cannot be loaded, or does not fit the policy.
+    """
+
+    def __init__(self, config: Config, *, device: torch.device, total_steps: int | None, num_tokens: int) -> None:
+        self.config = config
+        self.path = str(config.model.critic_model_path or config.model.model_path)
+        self.model = load_value_model(self.path, device, config=config)
+        own = num_embeddings(self.model)
+        if own < num_tokens:
+            raise EnvironmentProblem(
+                f"model.critic_model_path {self.path} has embeddings of {own} tokens, the policy's tokenizer has "
+                f"{num_tokens}: the critic reads the policy's tokens, so both need the same vocabulary",
+                code="E3112",
+            )
+        critic, optimizer = critic_of(config), config.algorithm.optimizer
+        schedule = schedule_of(config, total_steps)
+        self.warmup = critic_warmup(config)
+        self.optimizer = make_optimizer(
+            self.model.parameters(),
+            optimizer.optimizer_type,
+            lr=schedule.lr,
+            betas=optimizer.betas if critic.optim.betas is None else critic.optim.betas,
+            weight_decay=optimizer.weight_decay if critic.optim.weight_decay is None else critic.optim.weight_decay,
+        )
+        recompute = critic.model.enable_gradient_checkpointing
+        self.trained = DataParallelPPOCritic(
+            self.model,
+            make_decoder(self.model, dtype=dtype_of(config, device), recompute=recompute),
+            head=value_head(self.model),
+            optimizer=self.optimizer,
+            schedule=schedule,
+            settings=critic_settings(config),
+        )
+
+    def with_values(self, batch: TrainBatch) -> TrainBatch:
+        """Return the batch with `values`, as the weights are before the update."""
+        return batch.with_columns(values=self.trained.compute_values(batch))
+
+    def update(self, batch: TrainBatch, *, step: int) -> dict[str, float]:
+        """Train on a batch with `values` and `returns`; see `DataParallelPPOCritic.update_critic`."""
+        return self.trained.update_critic(batch, step=step)
+
+    def is_warming_up(self, step: int) -> bool:
+        """Return whether training step `step` (1-based) leaves the policy as it is."""
+        return step <= self.warmup
+
+    def save(self, folder: Path, *, tokenizer: PreTrainedTokenizerBase | None, hf: bool) -> None:
+        """Write `critic/` into `folder`, in the layout of `actor/`."""
+        extra = self.trained.stepper.state()
+        save_trained(folder / FOLDER, self.model, self.optimizer, extra, tokenizer=tokenizer, hf=hf)
+
+    def load(self, folder: Path) -> None:
+        """Continue from `critic/` in `folder`.
+
+        Raises:
+            CheckpointError: it is missing, or of another model.
+        """
+        extra = load_trained(folder / FOLDER, self.model, self.optimizer)
+        self.trained.decoder.refresh()
+        self.trained.stepper.restore(extra)
+
+    def memory_table(self) -> dict[str, int]:
+        """Return bytes by what holds them."""
+        parameters = list(self.model.parameters())
+        state = (t for values in self.optimizer.state.values() for t in values.values() if isinstance(t, Tensor))
+        return {
+            "critic parameters": _num_bytes(parameters),
+            "critic gradients": _num_bytes(p.grad for p in parameters if p.grad is not None),
+            "critic optimizer state": _num_bytes(state) or 2 * _num_bytes(parameters),
+        }
+
+
+def reads_values(advantage: BatchAdvantage, config: Config) -> bool:
+    """Return whether an advantage function needs a critic: it asks for `values`, or takes those of an enabled one."""
+    return "values" in advantage.required or ("values" in advantage.names and bool(critic_of(config).enable))
+
+
+def critic_of(config: Config) -> CriticConfig:
+    """Return the critic's part of the veRL tree."""
+    return config.trainer.trainer_config.critic
+
+
+def critic_warmup(config: Config) -> int:
+    """Return how many training steps at the start leave the policy as it is."""
+    detailed = config.trainer.trainer_config.trainer.critic_warmup
+    return config.trainer.critic_warmup if detailed is None else detailed
+
+
+def fsdp_of(config: Config) -> FsdpConfig:
+    """Return the number types of the critic, at their newer place or the older one."""
+    critic = critic_of(config)
+    return critic.model.fsdp_config if critic.fsdp is None else critic.fsdp
+
+
+def dtype_of(config: Config, device: torch.device) -> torch.dtype:
+    """Return the number type of matrix products: what the critic's section writes, else as the actor."""
+    fsdp = fsdp_of(config)
+    is_written = fsdp.mixed_precision is not None or "dtype" in fsdp.model_fields_set
+    return settings.dtype_of(fsdp, device) if is_written else settings.products_dtype(config, device)
+
+
+def schedule_of(config: Config, total_steps: int | None) -> Schedule:
+    """Return the learning rate of each training step; what the critic's section leaves out is that of the actor."""
+    own, actor = critic_of(config).optim, config.algorithm.optimizer
+    steps = actor.lr_warmup_steps if own.lr_warmup_steps is None else own.lr_warmup_steps
+    ratio = actor.lr_warmup_steps_ratio if own.lr_warmup_steps_ratio is None else own.lr_warmup_steps_ratio
+    return Schedule(
+        lr=DEFAULT_LR if own.lr is None else own.lr,
+        kind=own.lr_scheduler_type or own.warmup_style or actor.warmup_style or actor.lr_scheduler_type,
+        warmup_steps=warmup_steps(steps, ratio, total_steps),
+        total_steps=total_steps,
+        min_lr_ratio=actor.min_lr_ratio if own.min_lr_ratio is None else own.min_lr_ratio,
+    )
+
+
+def critic_settings(config: Config) -> CriticSettings:
+    """Return how the value model is trained; what the critic's section leaves out is that of the actor."""
+    critic, actor = critic_of(config), settings.actor_of(config)
+    of_actor = settings.actor_settings(config)
+    is_dynamic = of_actor.max_tokens is not None if critic.use_dynamic_bsz is None else critic.use_dynamic_bsz
+    tokens = critic.ppo_max_token_len_per_gpu or 2 * settings.token_limit(config)
+    rows = critic.ppo_micro_batch_size_per_gpu or critic.ppo_micro_batch_size or DEFAULT_MICRO_ROWS
+    is_shuffled = actor.shuffle if critic.shuffle is None else critic.shuffle
+    seed = config.seed if actor.data_loader_seed is None else actor.data_loader_seed
+
+    def split(limit: int, most: int) -> ActorSettings:
+        return ActorSettings(
+            mini_batch_size=critic.ppo_mini_batch_size or of_actor.mini_batch_size,
+            max_tokens=limit if is_dynamic else None,
+            max_rows=None if is_dynamic else most,
+            epochs=critic.ppo_epochs or of_actor.epochs,
+            shuffle_seed=seed if is_shuffled else None,
+            grad_clip=of_actor.grad_clip if critic.grad_clip is None else critic.grad_clip,
+            normalizer=of_actor.normalizer,
+        )
+
+    forward_rows = critic.forward_micro_batch_size_per_gpu or critic.forward_micro_batch_size or rows
+    return CriticSettings(
+        update=split(tokens, rows),
+        forward=split(critic.forward_max_token_len_per_gpu or tokens, forward_rows),
+        cliprange_value=critic.cliprange_value,
+        loss_agg_mode=critic.loss_agg_mode or config.algorithm.loss_agg_mode or "token-mean",
+    )
+
+
+def _num_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,143 @@
+"""The value model's update: mini-batches, micro-batches, clipped value loss, backward, optimizer step.
+
+Dimension key: B = rows, T = response positions, M = scored positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from trinity.algorithm.aggregation import masked_mean
+from trinity.algorithm.statistics import masked_var
+from trinity.algorithm.value_loss import compute_value_loss
+from trinity.trainer.batch import TrainBatch, micro_batches
+from trinity.trainer.verl.attention import computing
+from trinity.trainer.verl.decoder import Decoder
+from trinity.trainer.verl.loss import Metrics, Share, spread_to_rows
+from trinity.trainer.verl.optim import Schedule
+from trinity.trainer.verl.packing import Packed
+from trinity.trainer.verl.scorer import ActorSettings, Scorer
+from trinity.trainer.verl.stepping import Stepper, mean_norm, passes
+
+VARIANCE_EPSILON = 1e-5
+
+
+@dataclass(frozen=True)
+class CriticSettings:
+    """How the value model is trained.
+
+    Attributes:
+        update: how a batch is split and stepped.
+        forward: how a batch is split for values without gradient.
+        cliprange_value: how far a prediction may move from the value before the update.
+        loss_agg_mode: how token losses become one number.
+    """
+
+    update: ActorSettings
+    forward: ActorSettings
+    cliprange_value: float = 0.5
+    loss_agg_mode: str = "token-mean"
+
+
+class DataParallelPPOCritic:
+    """Trains a value model towards returns.
+
+    The value of a token is read where the token is predicted: from the hidden state of the token before it.
+
+    Args:
+        model: parameters in float32, those of `head` among them.
+        decoder: computes the model's hidden states.
+        head: linear map from a hidden state to a value.
+        optimizer: over the model's parameters.
+        schedule: learning rate of each training step.
+        settings: how a batch is split and stepped, and the loss.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        decoder: Decoder,
+        *,
+        head: nn.Linear,
+        optimizer: torch.optim.Optimizer,
+        schedule: Schedule,
+        settings: CriticSettings,
+    ) -> None:
+        self.model = model
+        self.decoder = decoder
+        self.head = head
+        self.settings = settings
+        self.scorer = Scorer(decoder, settings=settings.forward, device=next(model.parameters()).device)
+        self.stepper = Stepper(
+            model,
+            decoder,
+            optimizer=optimizer,
+            schedule=schedule,
+            grad_clip=settings.update.grad_clip,
+            keys="trainer.trainer_config.critic.optim.lr or critic.grad_clip",
+        )
+
+    def compute_values(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
+        """Return the value of every counted response token, 0 elsewhere, on the CPU, without gradient."""
+        return self.scorer.compute(batch, self._values)
+
+    def update_critic(self, batch: TrainBatch, *, step: int) -> dict[str, float]:
+        """Train on `batch`, which has `values` and `returns`, as training step `step`; return metrics `critic/...`.
+
+        Raises:
+            NumericError: the gradient norm was not finite in three optimizer steps in a row.
+        """
+        lr = self.stepper.begin(step)
+        metrics, norms = Metrics(), []
+        for rows in passes(batch, self.settings.update, step=step):
+            self._accumulate(batch.select(rows), metrics)
+            norms.append(self.stepper.step(step))
+        values = {"vf_loss": 0.0} | {name: value / len(norms) if name.endswith("loss") else value
+                  for name, value in metrics.means().items()}  # fmt: skip
+        values["vf_explained_var"] = explained_variance(
+            batch.columns["values"], batch.columns["returns"], mask=batch.action_mask
+        )
+        values |= {"grad_norm": mean_norm(norms), "lr": lr, "skipped_steps": float(self.stepper.num_skipped)}
+        return {f"critic/{name}": value for name, value in values.items()}
+
+    def _values(self, packed: Packed) -> Float[Tensor, "M"]:
+        """Return the values of the scored positions, computed in float32 from the hidden states."""
+        hidden = self.decoder.hidden(packed).float()
+        return nn.functional.linear(hidden, self.head.weight, self.head.bias).squeeze(-1)
+
+    def _accumulate(self, mini: TrainBatch, metrics: Metrics) -> None:
+        """Add the gradient of a mini-batch's loss to the parameters."""
+        split = self.settings.update
+        counted = torch.nonzero(mini.action_mask.any(1)).squeeze(-1).tolist()
+        for rows in micro_batches(mini, counted, max_tokens=split.max_tokens, max_rows=split.max_rows):
+            micro = mini.select(rows)
+            self._micro_step(micro, Share.of_rows(micro, mini, normalizer=split.normalizer), metrics)
+
+    def _micro_step(self, micro: TrainBatch, share: Share, metrics: Metrics) -> None:
+        packed = self.scorer.pack(micro)
+        device, mode = self.scorer.device, self.settings.loss_agg_mode
+        mask = micro.action_mask.to(device)
+        returns, old = (micro.columns[name].to(device) for name in ("returns", "values"))
+        with computing(packed):
+            scored = self._values(packed)
+            predicted = spread_to_rows(scored, packed.targets, num_rows=packed.num_rows, width=packed.width)
+            loss, values = compute_value_loss(
+                predicted, returns, old, mask, cliprange_value=self.settings.cliprange_value, loss_agg_mode=mode
+            )
+            loss = loss * share.of(mode, counts_empty_rows=False)
+            loss.backward()
+        values["vpred_mean"] = float(masked_mean(predicted.detach(), mask))
+        metrics.add_sum({"vf_loss": float(loss.detach())})
+        metrics.add(values, float(share.tokens))
+
+
+def explained_variance(
+    values: Float[Tensor, "B T"], returns: Float[Tensor, "B T"], *, mask: Bool[Tensor, "B T"]
+) -> float:
+    """Return 1 - var(returns - values) / (var(returns) + 1e-5) over the counted tokens; 1 is a perfect critic."""
+    left, whole = masked_var(returns - values, mask), masked_var(returns, mask)
+    return float(1.0 - left / (whole + VARIANCE_EPSILON))

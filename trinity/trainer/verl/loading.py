@@ -1,0 +1,129 @@
+"""Models for the trainer: the causal language model, and the value model with its head."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from trinity.common.config import Config
+from trinity.common.errors import EnvironmentProblem
+
+HEAD_NAMES = ("score", "classifier")
+HEAD_STD = 0.02  # initializer_range of the common families
+
+
+def load_model(path: str, device: torch.device, *, config: Config) -> PreTrainedModel:
+    """Return the model of the folder `path` in float32 on `device`.
+
+    Raises:
+        EnvironmentProblem: it cannot be loaded (E3101).
+    """
+    transformers_logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, trust_remote_code=config.model.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise EnvironmentProblem(f"cannot load model.model_path {path}: {error}", code="E3101") from error
+    return _ready(model, device)
+
+
+def load_value_model(path: str, device: torch.device, *, config: Config) -> PreTrainedModel:
+    """Return the model of the folder `path` with one number a token on top, in float32 on `device`.
+
+    The head of a token or sequence classifier with one label is taken as it is. Another model, such as a causal
+    language model, gets a head that depends on `seed` alone; its bias is 0.
+
+    Raises:
+        EnvironmentProblem: it cannot be loaded (E3101), or its head is not one of one output (E3111).
+    """
+    transformers_logging.disable_progress_bar()
+    try:
+        with torch.random.fork_rng(devices=[]), _without_report():
+            model, info = _classifier(path, config, names={})
+            if "score.weight" in info["unexpected_keys"] and not hasattr(model, "score"):
+                # The families disagree in the head's name between token and sequence classifiers.
+                model, info = _classifier(path, config, names={r"^score\.": "classifier."})
+    except (OSError, ValueError) as error:
+        raise EnvironmentProblem(f"cannot load model.critic_model_path {path}: {error}", code="E3101") from error
+    wrong = sorted(f"{name} of shape {list(shape)}" for name, shape, _ in info["mismatched_keys"])
+    if wrong:
+        raise EnvironmentProblem(
+            f"model.critic_model_path {path} does not fit a value model: {', '.join(wrong)}; give a classifier with "
+            "one label, or a causal language model",
+            code="E3111",
+        )
+    head = value_head(model)
+    missing = {name.rpartition(".")[2] for name in info["missing_keys"] if name.split(".")[0] in HEAD_NAMES}
+    if "weight" in missing:
+        digest = hashlib.sha256(f"value head/{config.seed}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        nn.init.normal_(head.weight, std=HEAD_STD, generator=generator)
+    if "bias" in missing and head.bias is not None:
+        nn.init.zeros_(head.bias)
+    model.config.architectures = [type(model).__name__]
+    return _ready(model, device)
+
+
+def value_head(model: PreTrainedModel) -> nn.Linear:
+    """Return the linear map from hidden states to values.
+
+    Raises:
+        EnvironmentProblem: the model type has none that is known (E3111).
+    """
+    for name in HEAD_NAMES:
+        head = getattr(model, name, None)
+        if isinstance(head, nn.Linear):
+            return head
+    raise EnvironmentProblem(
+        f"model.critic_model_path: {type(model).__name__} has no head named {' or '.join(HEAD_NAMES)}, so that it "
+        "cannot be a value model; give a model of another type",
+        code="E3111",
+    )
+
+
+def num_embeddings(model: PreTrainedModel) -> int:
+    """Return how many tokens a model's embedding knows."""
+    table = model.get_input_embeddings().weight
+    assert isinstance(table, Tensor), "token embeddings are a table"
+    return len(table)
+
+
+def _classifier(path: str, config: Config, *, names: dict[str, str]) -> tuple[PreTrainedModel, dict[str, Any]]:
+    loaded: tuple[PreTrainedModel, dict[str, Any]] = AutoModelForTokenClassification.from_pretrained(
+        path,
+        num_labels=1,
+        dtype=torch.float32,
+        trust_remote_code=config.model.trust_remote_code,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+        **{"key_mapping": names} if names else {},
+    )
+    return loaded
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """Keep transformers from telling that a head is new: it is meant to be."""
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+
+
+def _ready(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    """Return the model on `device`, without dropout."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    moved: PreTrainedModel = nn.Module.to(model, device)
+    return moved

@@ -1,0 +1,136 @@
+"""What policy and critic share in an update: the passes over a batch, and the optimizer step with its guard."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from trinity.common.errors import NumericError
+from trinity.trainer.batch import TrainBatch, mini_batches
+from trinity.trainer.verl.decoder import Decoder
+from trinity.trainer.verl.optim import Schedule, gradient_norm, scale_gradients
+from trinity.trainer.verl.scorer import ActorSettings
+from trinity.utils.log import get_logger
+
+logger = get_logger("trainer")
+
+MAX_SKIPPED_IN_A_ROW = 3
+
+
+class Stepper:
+    """Optimizer steps over the parameters of one model.
+
+    Args:
+        model: parameters in float32.
+        decoder: forgets its copies of the parameters when they change.
+        optimizer: over the model's parameters.
+        schedule: learning rate of each training step.
+        grad_clip: largest gradient norm; None or 0 means no clipping.
+        keys: the settings to lower where gradients are not finite.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        decoder: Decoder,
+        *,
+        optimizer: torch.optim.Optimizer,
+        schedule: Schedule,
+        grad_clip: float | None,
+        keys: str,
+    ) -> None:
+        self.model = model
+        self.decoder = decoder
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.grad_clip = grad_clip
+        self.keys = keys
+        self.num_skipped = 0
+        self.skipped_in_a_row = 0
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def begin(self, step: int) -> float:
+        """Set the learning rate of training step `step` (1-based) and return it."""
+        lr = self.schedule.at(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        return lr
+
+    def step(self, step: int) -> float:
+        """Clip, step and clear the gradients; return their norm. A norm that is not finite skips the step.
+
+        Raises:
+            NumericError: the norm was not finite in three optimizer steps in a row (E6001).
+        """
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        norm = gradient_norm(self.parameters)
+        if math.isfinite(norm):
+            if self.grad_clip:
+                scale_gradients(self.parameters, norm, max_norm=self.grad_clip)
+            self.optimizer.step()
+            self.decoder.refresh()
+            self.skipped_in_a_row = 0
+        else:
+            self._skip(step)
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds beside the optimizer: the schedule, and the count of skipped steps."""
+        return {
+            "lr_scheduler": {"base_lr": self.schedule.lr, "last_lr": self.optimizer.param_groups[0]["lr"]},
+            "num_skipped": self.num_skipped,
+            "skipped_in_a_row": self.skipped_in_a_row,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue the count of skipped steps of `state`."""
+        self.num_skipped = state["num_skipped"]
+        self.skipped_in_a_row = state["skipped_in_a_row"]
+
+    def _skip(self, step: int) -> None:
+        self.num_skipped += 1
+        self.skipped_in_a_row += 1
+        bad = [name for name, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+        logger.warning("training step %d skipped: the gradient of %s is not finite", step, ", ".join(bad[:3]))
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise NumericError(
+                f"the gradient norm was not finite in {MAX_SKIPPED_IN_A_ROW} optimizer steps in a row, last in "
+                f"training step {step} (first in {bad[0] if bad else 'the norm itself'}); lower "
+                f"{self.keys}, or look at rewards and log-probabilities",
+                code="E6001",
+            )
+
+
+def passes(batch: TrainBatch, settings: ActorSettings, *, step: int) -> Iterator[list[int]]:
+    """Yield the rows of each mini-batch of training step `step`, pass by pass over `batch`; pairs stay whole."""
+    for epoch in range(settings.epochs):
+        generator = None
+        if settings.shuffle_seed is not None:
+            generator = torch.Generator().manual_seed(_mixed(settings.shuffle_seed, step, epoch))
+        yield from mini_batches(
+            batch.num_experiences,
+            size=settings.mini_batch_size,
+            generator=generator,
+            rows_per_experience=batch.rows_per_experience,
+        )
+
+
+def mean_norm(norms: list[float]) -> float:
+    """Return the mean of the finite norms; 0 where there is none."""
+    finite = [norm for norm in norms if math.isfinite(norm)]
+    return sum(finite) / len(finite) if finite else 0.0
+
+
+def _mixed(seed: int, step: int, epoch: int) -> int:
+    """Return a seed that differs for every pass of every step."""
+    digest = hashlib.sha256(f"{seed}/{step}/{epoch}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
