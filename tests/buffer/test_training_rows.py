@@ -209,6 +209,16 @@ def test_tools_reach_the_template_as_they_were_written_from_every_file(tmp_path:
     assert not tokenizer.decode(tokens[0][2]).startswith("[")
 
 
+def test_an_answer_that_is_no_text_is_set_aside_and_a_number_is_learnt(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    columns = {"prompt_key": "question", "response_key": "answer"}
+    path = write_jsonl(tmp_path / "d.jsonl", [{"question": "q", "answer": ["a"]}, {"question": "q", "answer": 42}])
+    reader = reader_of(tokenizer, path, columns, schema="sft")
+    assert [exp.response_text for exp in reader.read(5)] == ["42<|im_end|>"]
+    assert str(reader.quarantined[0]).endswith("d.jsonl:1: answer: must be text, got a list with str")
+
+
 def test_a_tool_that_is_no_mapping_is_set_aside(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "d.jsonl", [chat("q", "a") | {"tools": ["add"]}, chat("q", "a")])
     reader = reader_of(tokenizer, path, MESSAGES, schema="sft")

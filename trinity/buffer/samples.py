@@ -56,6 +56,8 @@ def decoded(fmt: FormatConfig, values: Mapping[str, Any], *, kind: str) -> dict[
             row[key] = _parsed(value)
         elif isinstance(value, list | Mapping):
             row[key] = _without_null(value, kept="" if key == fmt.tools_key else "content")
+    if isinstance(row.get(fmt.prompt_key), list):
+        row[fmt.prompt_key] = _without_null(row[fmt.prompt_key], kept="content")
     return row
 
 
@@ -93,6 +95,9 @@ def sample_faults(schema: str, fmt: FormatConfig, values: Mapping[str, Any], *, 
             yield pair
     else:
         yield from row_faults(fmt, values, kind=kind, has_prompt=True, needs_truth=True)
+        answer = values.get(fmt.response_key)
+        if kind == "plaintext" and isinstance(answer, list | Mapping):
+            yield Fault(fmt.response_key, f"must be text, got {_kind_of(answer)}", "E4011")
     fault = tools_fault(fmt.tools_key, values.get(fmt.tools_key))
     if fault is not None:
         yield fault

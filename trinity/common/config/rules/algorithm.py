@@ -180,6 +180,15 @@ def _check_rollouts(draft: Draft, algorithm: str) -> None:
             involves=("algorithm.algorithm_type",),
             suggestion="write `mode: train`",
         )
+    if algorithm in DATASET_ALGORITHMS and advantage is not None and draft.is_own("algorithm.advantage_fn"):
+        draft.problem(
+            "E1836",
+            "algorithm.advantage_fn",
+            f"`algorithm.advantage_fn: {advantage}` does not fit algorithm_type {algorithm}: a dataset has no rewards "
+            "to compute advantages from",
+            involves=("algorithm.algorithm_type",),
+            suggestion="remove it",
+        )
     if algorithm == "dpo" and draft.is_given("algorithm.repeat_times") and repeat != 2:
         draft.problem(
             "E1807",
