@@ -133,8 +133,7 @@ def test_a_key_of_the_global_part_is_no_mistake_of_a_stage(tmp_path: Path) -> No
         ("algorithm.policy_loss_fn=sft", "E1833", "sft` does not fit algorithm_type dpo: it needs a loss over pairs"),
         ("algorithm.kl_loss_fn=k2", "W1835", "a second pull to the reference on top of DPO's own"),
         ("algorithm.repeat_times=1", "E1807", "must be 2 for dpo, got 1"),
-        ("algorithm.advantage_fn=rloo", "E1836", "does not fit algorithm_type dpo: a dataset has no rewards"),
-        ("algorithm.advantage_fn=none", "E1701", "unknown advantage_fn"),
+        ("algorithm.advantage_fn=grpo", "E1807", "does not fit algorithm_type dpo, which trains on a dataset without"),
         ("algorithm.policy_loss_fn_args.betta=1", "E1703", "`dpo` has no argument `betta`; known: beta, label_smoo"),
     ],
 )

@@ -182,10 +182,10 @@ def _check_rollouts(draft: Draft, algorithm: str) -> None:
         )
     if algorithm in DATASET_ALGORITHMS and advantage is not None and draft.is_own("algorithm.advantage_fn"):
         draft.problem(
-            "E1836",
+            "E1807",
             "algorithm.advantage_fn",
-            f"`algorithm.advantage_fn: {advantage}` does not fit algorithm_type {algorithm}: a dataset has no rewards "
-            "to compute advantages from",
+            f"`algorithm.advantage_fn: {advantage}` does not fit algorithm_type {algorithm}, which trains on a dataset "
+            "without rewards",
             involves=("algorithm.algorithm_type",),
             suggestion="remove it",
         )
