@@ -129,3 +129,12 @@ def test_dr_grpo_is_a_mean_over_responses_of_their_sums_and_uses_no_deviation(tm
     zeros, counted = torch.zeros(2, 4), torch.tensor([[True] * 4, [True, False, False, False]])
     loss, _ = loss_fn(logprob=zeros, old_logprob=zeros, action_mask=counted, advantages=torch.ones(2, 4))
     assert float(loss) == -(4 + 1) / 2 / 4, "4 is the width here; the trainer divides by max_response_tokens"
+
+
+def test_a_penalty_over_whole_distributions_is_refused(tmp_path: Path) -> None:
+    (problem,) = _problems(tmp_path, {"algorithm_type": "grpo_verl", "kl_penalty_fn": "full"})
+    assert (
+        problem.code == "E1854"
+        and problem.suggestion == "write `kl_loss_fn: full`, or another kl_penalty_fn such as k3"
+    )
+    assert not _problems(tmp_path, {"algorithm_type": "grpo_verl", "kl_loss_fn": "full"})

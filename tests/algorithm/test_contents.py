@@ -56,6 +56,12 @@ def test_entry_lists_the_arguments_of_its_class(registry: Registry, base: type[A
     assert dict(entry.args) == signature == cls.default_args() and entry.doc
 
 
+@pytest.mark.parametrize("name", list(POLICY_LOSS_FN))
+def test_a_loss_that_takes_weights_of_the_rollout_says_so(name: str) -> None:
+    takes = "rollout_is_weights" in inspect.signature(POLICY_LOSS_FN.get(name).__call__).parameters
+    assert ("rollout_is_weights" in POLICY_LOSS_FN.contents[name].takes) == takes
+
+
 @pytest.mark.parametrize("name", list(ALGORITHM_TYPE))
 def test_algorithm_type_names_components_that_exist(name: str) -> None:
     cls, config = ALGORITHM_TYPE.get(name), ALGORITHM_TYPE.get(name).default_config()

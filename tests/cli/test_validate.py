@@ -143,6 +143,15 @@ def test_a_template_that_is_missing_or_wrong_is_named_with_its_key(run_yaml: Pat
     assert found["E3109"] == "model.custom_chat_template"
 
 
+def test_an_adapter_that_is_missing_is_named_before_anything_is_loaded(run_yaml: Path, tmp_path: Path) -> None:
+    adapter = f"model.lora_configs=[{{path: '{tmp_path / 'none'}'}}]"
+    arguments = ["--set", f"model.model_path={_model(tmp_path / 'model')}", "--set", adapter]
+    result = runner.invoke(app, ["validate", "-c", str(run_yaml), *arguments])
+    assert result.exit_code == ExitCode.ENVIRONMENT
+    assert "error[E3118]: model.lora_configs[0].path" in result.output and "--set #2" in result.output
+    assert "has no adapter_config.json and no adapter_model.safetensors" in " ".join(result.output.split())
+
+
 def test_data_that_lack_the_column_are_a_problem_of_the_data(run_yaml: Path, tmp_path: Path) -> None:
     model = _model(tmp_path / "model")
     (tmp_path / "data.jsonl").write_text('{"question": "1+1", "answer": "2"}\n')

@@ -223,3 +223,13 @@ def test_hash_of_a_tree_depends_on_names_and_contents(tmp_path: Path) -> None:
     renamed = hash_tree(tmp_path)
     (tmp_path / "a" / "y").write_text("2")
     assert len({before, renamed, hash_tree(tmp_path)}) == 3
+
+
+def test_retention_keeps_the_newest_two_healthy_ones(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    for step in range(1, 7):
+        store.write(step, _fill(), meta={"run": "r", "is_healthy": step < 4}, keep=2)
+    assert store.steps() == [2, 3, 5, 6]
+    for step in (7, 8):
+        store.write(step, _fill(), meta={"run": "r", "is_healthy": True}, keep=2)
+    assert store.steps() == [7, 8]

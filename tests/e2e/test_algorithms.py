@@ -50,6 +50,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "algorithm_type": "grpo", "advantage_fn": "verl_rloo_vectorized", "policy_loss_fn": "verl_cispo",
         "policy_loss_fn_args": {"loss_agg_mode": "seq-mean-token-sum"},
     },
+    "optimal baseline of every token": {
+        "algorithm_type": "grpo_verl", "advantage_fn": "optimal_token_baseline", "policy_loss_fn": "dro",
+        "policy_loss_fn_args": {"dro_beta": 0.1}, "kl_loss_fn": "full",
+    },
     "sum over tokens": {
         "algorithm_type": "gpg", "policy_loss_fn_args": {"loss_agg_mode": "token-sum"}, "kl_loss_fn": "k2",
     },

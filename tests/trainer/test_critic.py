@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
@@ -289,6 +291,12 @@ def test_gradients_of_the_critic_that_are_not_finite_skip_its_step(make_config: 
     handle = value_head(critic_of(made).model).weight.register_hook(lambda grad: grad * float("nan"))
     metrics = made.train_step(make_experiences(1), 1)
     assert metrics["critic/skipped_steps"] == 1.0 and metrics["actor/skipped_steps"] == 0.0
+    quarantine = Path(made.config.checkpoint_job_dir) / "quarantine"
+    document = json.loads((quarantine / "critic_step_1_1.json").read_text())
+    assert document["bad_parameters"] == ["score.weight"] and len(document["rows"]) == 8 and not made.is_healthy
+    predicted = load_file(quarantine / document["tensors"])["predicted_values"]
+    values = critic_of(made).trained.compute_values(collate(make_experiences(1)))
+    assert bool(values.any()) and torch.equal(predicted, values)
     made.train_step(make_experiences(1), 2)
     assert all(torch.equal(before[name], t) for name, t in weights_of(critic_of(made).model).items())
     with pytest.raises(NumericError, match=r"E6001.*lower trainer\.trainer_config\.critic\.optim\.lr"):

@@ -24,7 +24,8 @@ LOSSES = sorted(SERVED_NAMES["policy_loss_fn"] - {"dpo"})  # of single responses
 SPLITS = ({"max_rows": 1, "max_tokens": None}, {"max_rows": 5, "max_tokens": None}, {"max_tokens": 40})
 VERL_MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 # Enough tokens are selected for the choice to matter, and bounds that random numbers reach.
-ARGS = {"clip_cov": {"clip_cov_ratio": 0.1, "clip_cov_lb": 0.1}, "kl_cov": {"kl_cov_ratio": 0.2, "ppo_kl_coef": 1.0}}
+ARGS = {"clip_cov": {"clip_cov_ratio": 0.1, "clip_cov_lb": 0.1}, "kl_cov": {"kl_cov_ratio": 0.2, "ppo_kl_coef": 1.0},
+        "dro": {"dro_beta": 0.5}, "bypass_mode": {"rollout_rs": "token_k2", "rollout_rs_threshold": 0.003}}  # fmt: skip
 
 
 def _config(make_config: Maker, name: str, **args: Any) -> Config:

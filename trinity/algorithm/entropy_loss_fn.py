@@ -6,6 +6,7 @@ Dimension key: B = responses, T = response positions.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -34,6 +35,13 @@ class EntropyLossFn(ABC):
         **kwargs: Any,
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
         """Return the coefficient times the aggregated entropy (nats), and metrics."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of a term that remembers something; see `PolicyLossFn.state_dict`."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most terms remember nothing
+        """Continue from what `state_dict` returned."""
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:

@@ -49,6 +49,29 @@ def mismatch_metrics(
     return {f"{PREFIX}/{name}": value.item() for name, value in values.items()}
 
 
+def probability_metrics(
+    old_logprob: Float[Tensor, "B T"], rollout_logprob: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+) -> dict[str, float]:
+    """Return how far the probabilities of the sampled tokens are apart; none without a counted token.
+
+    `training/rollout_probs_diff_{max,mean,std}` are of the absolute differences (one token has std 0), and
+    `training/rollout_actor_probs_pearson_corr` is their correlation, 0 where one side is constant.
+    """
+    if not mask.any():
+        return {}
+    old, rollout = old_logprob[mask].double().exp(), rollout_logprob[mask].double().exp()
+    difference = (old - rollout).abs()
+    left, right = old - old.mean(), rollout - rollout.mean()
+    norm = (left.square().sum() * right.square().sum()).sqrt()
+    return {
+        "training/rollout_probs_diff_valid": 1.0,
+        "training/rollout_probs_diff_max": difference.max().item(),
+        "training/rollout_probs_diff_mean": difference.mean().item(),
+        "training/rollout_probs_diff_std": difference.std(correction=int(len(difference) > 1)).item(),
+        "training/rollout_actor_probs_pearson_corr": ((left * right).sum() / norm).item() if norm > 0 else 0.0,
+    }
+
+
 def weight_metrics(
     weights: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, low: float, high: float
 ) -> dict[str, float]:

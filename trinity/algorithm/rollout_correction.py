@@ -17,20 +17,15 @@ from torch import Tensor
 
 from trinity.algorithm.aggregation import counted, masked_mean, masked_sum
 from trinity.algorithm.mismatch import mismatch_metrics, weight_metrics
+from trinity.utils.correction_options import LEVELS, Threshold, band, rejection_bounds
 
 MAX_LOG_RATIO = 20.0
 MIN_MEAN_WEIGHT = 1e-8
-LEVELS = ("token", "sequence")
 ESTIMATES: dict[str, Callable[[Tensor], Tensor]] = {
     "k1": lambda log_ratio: -log_ratio,
     "k2": lambda log_ratio: 0.5 * log_ratio.square(),
     "k3": lambda log_ratio: log_ratio.exp() - 1.0 - log_ratio,
 }
-REJECTIONS = (
-    *("token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3"),
-    *("seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3"),
-)
-Threshold = float | int | str
 
 
 def compute_rollout_correction(
@@ -66,7 +61,7 @@ def compute_rollout_correction(
     metrics = mismatch_metrics(old, rollout, mask)
     weights = None
     if rollout_is is not None:
-        low, high = _band(rollout_is_threshold, "rollout_is_threshold")
+        low, high = band(rollout_is_threshold, "rollout_is_threshold")
         weights = _raw_weights(log_ratio, mask, rollout_is)
         metrics |= weight_metrics(weights, mask, low=low or 1.0 / high, high=high)
         inside = (weights >= low) & (weights <= high) if low is not None else torch.ones_like(mask)
@@ -105,13 +100,9 @@ def _kept(
     log_ratio: Tensor, mask: Tensor, options: str, thresholds: Threshold | None, metrics: dict[str, float]
 ) -> Tensor:
     """Return where all options keep the token, true at masked positions; note what each one rejects."""
-    names = [name.strip() for name in options.split(",")]
     kept = torch.ones_like(mask)
-    for name, threshold in zip(names, _thresholds(thresholds, len(names)), strict=True):
-        if name not in REJECTIONS:
-            raise ValueError(f"rollout_rs must be made of {', '.join(REJECTIONS)}, got {name!r}")
+    for name, low, high in rejection_bounds(options, thresholds):
         level, _, estimate = name.rpartition("_")
-        low, high = _bounds(estimate, threshold)
         values = _at_level(ESTIMATES[estimate](log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)), mask, level)
         keeps = (values >= low) & (values <= high)
         rejected = masked_mean((~keeps).to(log_ratio.dtype), mask).item()
@@ -130,41 +121,3 @@ def _at_level(values: Tensor, mask: Tensor, level: str) -> Tensor:
         return largest.expand_as(values)
     of_row = masked_sum if level == "seq_sum" else masked_mean
     return of_row(values, mask, -1).unsqueeze(-1).expand_as(values)
-
-
-def _thresholds(given: Threshold | None, count: int) -> list[Threshold]:
-    if given is None:
-        raise ValueError("rollout_rs needs rollout_rs_threshold, got none")
-    parts: list[Threshold] = [part.strip() for part in given.split(",")] if isinstance(given, str) else [given]
-    if len(parts) == 1:
-        return parts * count
-    if len(parts) != count:
-        raise ValueError(f"rollout_rs_threshold must be one, or one for each of {count} options, got {given!r}")
-    return parts
-
-
-def _bounds(estimate: str, threshold: Threshold) -> tuple[float, float]:
-    low, high = _band(threshold, "rollout_rs_threshold")
-    if estimate == "k1":
-        return math.log(low if low is not None else 1.0 / high), math.log(high)
-    if low is not None:
-        raise ValueError(f"rollout_rs_threshold for {estimate} must be one number, got {threshold!r}")
-    return -math.inf, high
-
-
-def _band(threshold: Threshold, name: str) -> tuple[float | None, float]:
-    """Return the lower bound, `None` without one, and the upper bound.
-
-    Raises:
-        ValueError: anything but one positive number, or two in rising order joined by an underscore.
-    """
-    problem = ValueError(f"{name} must be a positive number, or two in rising order as low_high, got {threshold!r}")
-    if isinstance(threshold, bool):
-        raise problem
-    try:
-        numbers = [float(part) for part in str(threshold).split("_")]
-    except ValueError:
-        raise problem from None
-    if len(numbers) > 2 or not all(0 < number < math.inf for number in numbers) or numbers != sorted(numbers):
-        raise problem
-    return (None, numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[1])

@@ -168,7 +168,28 @@ def _batch(config: Config, *, reads_old: bool) -> list[str]:
     lines.append("old_logprob is computed again before the step (`bypass_old_logprobs: false`)")
     if steps == 1:
         lines.append("with one optimizer step, every ratio is 1 there: clipping does nothing")
-    return lines
+    return lines + _correction(config)
+
+
+def _correction(config: Config) -> list[str]:
+    """Return what is done about rollouts that another policy sampled; in bypass_mode the policy loss says it."""
+    chosen = config.algorithm.rollout_correction
+    if chosen is None or chosen.bypass_mode:
+        return []
+    lines = []
+    if chosen.rollout_is:
+        over = "rho" if chosen.rollout_is == "token" else "the product of rho over the response"
+        bound = f"at most {chosen.rollout_is_threshold}"
+        if "_" in str(chosen.rollout_is_threshold):
+            bound = f"0 outside of {str(chosen.rollout_is_threshold).replace('_', ' to ')}"
+        mean = ", divided by its mean over the batch" if chosen.rollout_is_batch_normalize else ""
+        lines.append(f"the loss of a token is multiplied by {over}, {bound}{mean}")
+    if chosen.rollout_rs:
+        lines.append(
+            f"tokens that {chosen.rollout_rs} rejects (bounds {chosen.rollout_rs_threshold}) have a loss of 0 and "
+            "still count in the mean"
+        )
+    return [*lines, "rho = exp(old_logprob - rollout_logprob)"] if lines else []
 
 
 def _temperature(config: Config) -> float:

@@ -1,6 +1,7 @@
 """`trinity validate`: everything that is wrong with a YAML file, before anything is started.
 
-Needs no GPU and no network, imports neither torch nor transformers, and writes nothing.
+Needs no GPU and no network, imports neither torch nor transformers, and writes nothing. Only `--probe` computes: it
+imports both, and the plugins, and writes a small model into a temporary folder.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from trinity.utils.log import redact
 if TYPE_CHECKING:
     from trinity.common.config import Config, Plan, Problem, StagePlan
     from trinity.common.config.buffer import ExperienceBufferConfig
+    from trinity.launch.probe import ProbeReport
 
 BYTES_PER_WEIGHT_BYTE = 6
 OUTPUT = "buffer.trainer_input.experience_buffer"
@@ -32,6 +34,10 @@ def validate(
     schema_only: Annotated[
         bool, typer.Option("--schema-only", help="Leave out what depends on this machine and this version.")
     ] = False,
+    probe: Annotated[
+        bool,
+        typer.Option("--probe", help="Change each setting of the loss on a dry batch and report what moves nothing."),
+    ] = False,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override a key: a.b=c or stages[1].a.b=c; may be repeated.")
     ] = None,
@@ -43,13 +49,27 @@ def validate(
     """Check a YAML file and show what follows from it; nothing is started."""
     from trinity.common.config import ConfigErrors
 
+    overrides, folders = tuple(set_ or ()), tuple(plugin_dir or ())
     try:
-        plan, problems = check(config, tuple(set_ or ()), plugin_dirs=tuple(plugin_dir or ()), schema_only=schema_only)
+        plan, problems = check(config, overrides, plugin_dirs=folders, schema_only=schema_only)
     except ConfigErrors as error:
         plan, problems = None, error.problems
-    typer.echo(_as_json(plan, problems) if as_json else _as_text(config, plan, problems))
+    reports: list[ProbeReport] | None = None
+    if probe and plan is not None and not any(problem.is_error for problem in problems):
+        reports, found = _probed(plan, overrides, folders)
+        problems += found
+    typer.echo(_as_json(plan, problems, reports) if as_json else _as_text(config, plan, problems, reports))
     errors = [problem for problem in problems if problem.is_error]
     raise typer.Exit(int(errors[0].exit_code if errors else ExitCode.DONE))
+
+
+def _probed(
+    plan: Plan, overrides: tuple[str, ...], plugin_dirs: tuple[Path, ...]
+) -> tuple[list[ProbeReport], list[Problem]]:
+    """Return the reports of the gradient probe and their warnings; unlike the rest this imports plugins and torch."""
+    from trinity.cli.probe import probe_plan
+
+    return probe_plan(plan, overrides, plugin_dirs=plugin_dirs)
 
 
 def check(
@@ -104,8 +124,13 @@ def _problem(stage: StagePlan, code: str, key: str, message: str, suggestion: st
 
 def _check_model(stage: StagePlan) -> Iterator[Problem]:
     from trinity.common.models.preflight import check_model_dir, syntax_findings
+    from trinity.common.models.preflight_adapter import check_adapter_dir
 
     model = stage.config.model
+    for adapter in model.lora_configs or ():
+        if adapter.path is not None:
+            for finding in check_adapter_dir(Path(adapter.path).expanduser()):
+                yield _problem(stage, finding.code, "model.lora_configs[0].path", finding.message)
     dataset = _dataset(stage.config)
     own_template = dataset.format.chat_template if dataset is not None else None
     for finding in syntax_findings("format.chat_template", own_template) if own_template else ():
@@ -226,7 +251,7 @@ def has_gpu() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*")) and visible not in ("", "-1")
 
 
-def _as_json(plan: Plan | None, problems: list[Problem]) -> str:
+def _as_json(plan: Plan | None, problems: list[Problem], reports: list[ProbeReport] | None) -> str:
     from trinity.common.config.problems import shown_value
 
     stages = [
@@ -241,16 +266,25 @@ def _as_json(plan: Plan | None, problems: list[Problem]) -> str:
         for stage in (plan.stages if plan is not None else ())
     ]
     is_valid = not any(problem.is_error for problem in problems)
-    result = {"valid": is_valid, "problems": [problem.to_dict() for problem in problems], "stages": stages}
+    result: dict[str, Any] = {"valid": is_valid, "problems": [problem.to_dict() for problem in problems]}
+    result["stages"] = stages
+    if reports is not None:
+        from trinity.cli.probe import facts
+
+        result["probe"] = [facts(report) for report in reports]
     return redact(json.dumps(result, indent=2, ensure_ascii=False))
 
 
-def _as_text(path: Path, plan: Plan | None, problems: list[Problem]) -> str:
+def _as_text(path: Path, plan: Plan | None, problems: list[Problem], reports: list[ProbeReport] | None) -> str:
     errors = sum(problem.is_error for problem in problems)
     warnings = len(problems) - errors
     blocks = [problem.render() for problem in problems]
     if plan is not None and not errors:
         blocks += [_stage_text(stage) for stage in plan.stages]
+    if reports is not None:
+        from trinity.cli.probe import text
+
+        blocks += [text(report) for report in reports]
     verdict = "valid" if not errors else f"{errors} error{'s' if errors != 1 else ''}"
     noted = f", {warnings} warning{'s' if warnings != 1 else ''}" if warnings else ""
     return redact("\n\n".join([*blocks, f"{path}: {verdict}{noted}"]))

@@ -52,8 +52,10 @@ class CheckpointStore:
         Args:
             step: training step.
             fill: writes the files into the directory that it is given.
-            meta: JSON-able facts for the manifest; `run` names the run.
-            keep: checkpoints to keep, this one included; at least 2 are kept, and 0 keeps all.
+            meta: JSON-able facts for the manifest; `run` names the run, and `is_healthy: false` says that the last
+                step was skipped.
+            keep: checkpoints to keep, this one included; at least 2 are kept, and 0 keeps all. The newest 2 healthy
+                ones stay beyond that.
 
         Raises:
             CheckpointError: no space left, or another error of the file system.
@@ -177,8 +179,9 @@ class CheckpointStore:
             return
         sound = [step for step in self.steps() if _is_sound(self._place(step))]
         kept = sound[-max(keep, MIN_KEEP) :]
+        healthy = [step for step in sound if self.manifest(self._place(step))["meta"].get("is_healthy", True)]
         for step in self.steps():
-            if kept and step < kept[0] and len(kept) >= MIN_KEEP:
+            if kept and step < kept[0] and len(kept) >= MIN_KEEP and step not in healthy[-MIN_KEEP:]:
                 failpoint("ckpt.retention")
                 self._remove(self._place(step))
 
@@ -194,7 +197,7 @@ class CheckpointStore:
             return CheckpointError(
                 f"no space left to write the checkpoint of step {step} under {self.job_dir} ({free / 2**20:.0f} MiB "
                 "free); older checkpoints are untouched; free some space or lower trainer.max_checkpoints_to_keep",
-                code="E7020",
+                code="E7022",
             )
         return CheckpointError(
             f"cannot write the checkpoint of step {step} under {self.job_dir}: {error}", code="E7021"

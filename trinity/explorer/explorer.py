@@ -103,6 +103,7 @@ class Explorer:
             parts.reader.load_state_dict(self.state.readers[TASKSET])
         else:
             self.state.readers = {TASKSET: parts.reader.state_dict()}
+        parts.pipeline.load_state_dict(self.state.pipeline)
         self.monitor.truncate(self.state.monitor)
         await self._io.call(self.store.open_producer, *self._producer, **self._scope)
         await self._snapshot()
@@ -202,6 +203,7 @@ class Explorer:
 
     async def _snapshot(self) -> None:
         self.state.model_version = self.engine.model_version
+        self.state.pipeline = self.parts.pipeline.state_dict()
         self.state.monitor = dict(self.monitor.state_dict())
         await self.synchronizer.report_explorer(self.state.as_json())
 

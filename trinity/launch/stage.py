@@ -157,6 +157,7 @@ class Stage:
         trainer = self._trainer(store, synchronizer, resume)
         try:
             await engine.prepare()
+            await self._serve_adapter(engine)
             await explorer.prepare()
             await trainer.prepare(explore_steps=explorer.planned_steps)
             if resume is not None:
@@ -222,6 +223,14 @@ class Stage:
         if newest == step:
             weights[step] = trainer.weights()
         await synchronizer.restore(newest, ExplorerState.load(resume).as_json(), weights=weights)
+
+    async def _serve_adapter(self, engine: InferenceModel) -> None:
+        """Give the engine, as version 0, the model with the existing adapter from which training starts."""
+        if all(adapter.path is None for adapter in self.config.model.lora_configs or ()):
+            return
+        from trinity.trainer.verl.loading import initial_weights
+
+        await engine.update_weights(await asyncio.to_thread(initial_weights, self.config), version=0)
 
     async def _join(self, exploring: asyncio.Task[Any], training: asyncio.Task[Any]) -> None:
         """Wait for both loops; when one fails, end the other and raise the first failure."""

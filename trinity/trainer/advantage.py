@@ -138,7 +138,8 @@ def batch_advantage_of(config: Config) -> BatchAdvantage | None:
     """Return what computes the advantages in the trainer; None if the pipeline does, or nothing.
 
     Raises:
-        ConfigError: arguments that a function does not take (E1302), or a penalty that nothing would read (E1831).
+        ConfigError: arguments that a function does not take (E1302), a penalty that nothing would read (E1831), or
+            one over whole distributions (E1854).
     """
     algorithm = config.algorithm
     penalty = algorithm.kl_penalty_fn or "none"
@@ -158,4 +159,10 @@ def batch_advantage_of(config: Config) -> BatchAdvantage | None:
         kl = KL_FN.get(penalty)(**algorithm.kl_penalty_fn_args or {})
     except (TypeError, ValueError) as error:
         raise ConfigError(f"algorithm.advantage_fn_args or kl_penalty_fn_args: {error}", code="E1302") from error
+    if kl.of_distributions:
+        raise ConfigError(
+            f"algorithm.kl_penalty_fn {penalty} compares whole distributions, and a reward is lowered by the "
+            "log-probability of its token; use kl_loss_fn, or another kl_penalty_fn such as k3",
+            code="E1854",
+        )
     return BatchAdvantage(made, kl, group_size=repeat)

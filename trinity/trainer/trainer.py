@@ -295,6 +295,7 @@ class Trainer:
             write_explorer_part(folder, explorer_state, served)
 
         meta = {"run": self.run_name, "ledger_cut": self.step, "has_hf_weights": hf}
+        meta["is_healthy"] = self.backend.is_healthy
         keep = self.config.trainer.max_checkpoints_to_keep
         self._checkpoint = await self._thread.call(self.checkpoints.write, self.step, fill, meta=meta, keep=keep)
         self._saved = (self.step, hf)

@@ -23,6 +23,7 @@ class Entry:
         path: `package.module:Class`, imported on first use.
         args: constructor arguments with their defaults; a test holds them equal to the signature.
         needs: what the component makes the run load: `ref_logprob`, `values`, `entropy`, ...
+        takes: what it uses where the run has it: `rollout_is_weights`.
         doc: one line that says what it is, with its source.
         formula: what it computes, in the language of `trinity.utils.formula`.
         source: where it comes from, if `doc` does not say it.
@@ -31,6 +32,7 @@ class Entry:
     path: str
     args: Mapping[str, Any] = field(default_factory=dict)
     needs: frozenset[str] = frozenset()
+    takes: frozenset[str] = frozenset()
     doc: str = ""
     formula: str = ""
     source: str = ""

@@ -184,3 +184,14 @@ def test_a_stage_that_others_follow_must_leave_its_weights(examined: Examine) ->
     assert not [p for p in examined(STAGES, "stages[1].trainer.save_hf_checkpoint=never")[1] if p.is_error]
     everywhere = [p.key for p in examined(STAGES, "trainer.save_hf_checkpoint=never")[1] if p.is_error]
     assert everywhere == ["trainer.save_hf_checkpoint"]
+
+
+def test_a_stage_after_another_adds_no_adapter_that_is_merged_already(examined: Examine) -> None:
+    adapters = "model.lora_configs=[{path: old, lora_rank: 8}]"
+    problem = find(examined(STAGES, adapters)[1], "E1874", "model.lora_configs[0].path")
+    assert "stage rft starts from the weights of the stage before it" in problem.message
+    plan, problems = examined(STAGES, "model.lora_configs=[{lora_rank: 8}]", "synchronizer.sync_method=auto")
+    assert not [p.render() for p in problems if p.is_error]
+    derived = {d.key: d.value for d in plan.stages[1].derived}
+    assert derived["model.lora_configs[0].is_dummy"] is True
+    assert [a.lora_rank for a in plan.stages[1].config.model.lora_configs or ()] == [8]

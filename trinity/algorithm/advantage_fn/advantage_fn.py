@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trinity.algorithm.statistics import group_mean, group_std
@@ -29,6 +29,16 @@ class AdvantageFn:
     def compute_in_trainer(cls) -> bool:
         """Return whether the trainer calls it with tensors; if not, the experience pipeline calls `process`."""
         return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of a function that remembers something.
+
+        Tensors, numbers, texts, lists and dicts; without tensors for one that the experience pipeline calls.
+        """
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
 
 
 class GroupAdvantage(AdvantageFn, ABC):

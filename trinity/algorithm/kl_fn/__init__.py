@@ -76,6 +76,7 @@ KL_CONTENTS: dict[str, Entry] = {
     ),
     "mse+": _entry("K2KLFn", "k2, whose gradient it already has", "d^2 / 2", "ref_logprob"),
 }
+KL_CONTENTS |= {"kl+": KL_CONTENTS["k1+"], "k2+": KL_CONTENTS["mse+"]}
 
 _LAZY = {
     "KLFn": "trinity.algorithm.kl_fn.kl_fn",

@@ -3,7 +3,7 @@
 Dimension key: B = responses, T = response positions, V = vocabulary. d = logprob - ref_logprob. k1, k2 and k3 are the
 estimators of Schulman, "Approximating KL Divergence" (2020). A straight-through form, `<name>+`, has the value of one
 estimator and the gradient of k2, which is that of the divergence itself. Names with the same maths share a class:
-`k1` and `kl`; `k2`, `mse` and `mse+`; `low_var_kl+` and `k3+`.
+`k1` and `kl`; `k1+` and `kl+`; `k2`, `mse`, `k2+` and `mse+`; `low_var_kl+` and `k3+`.
 """
 
 from __future__ import annotations
@@ -95,6 +95,8 @@ class FullKLFn(KLFn):
     Where we differ: verl 0.9.1 names it, but does not implement it.
     """
 
+    of_distributions = True
+
     def calculate_kl(
         self,
         logprob: Float[Tensor, "B T V"],
@@ -117,7 +119,7 @@ class _StraightThrough(KLFn):
 
 
 class StraightThroughK1KLFn(_StraightThrough, K1KLFn):
-    """`k1+`: the value of k1, the gradient of k2."""
+    """`k1+` and `kl+`: the value of k1, the gradient of k2."""
 
 
 class StraightThroughLowVarKLFn(_StraightThrough, LowVarKLFn):

@@ -21,6 +21,9 @@ from trinity.algorithm.utils import aggregate_loss, masked_mean
 class KLFn(ABC):
     """A divergence per token and the coefficient that weighs it.
 
+    Attributes:
+        of_distributions: it compares whole distributions: the trainer computes it and calls `loss_of`.
+
     Args:
         adaptive: move `kl_coef` towards `target_kl` (Ziegler et al., arXiv:1909.08593, section 2.2).
         kl_coef: coefficient, >= 0.
@@ -30,6 +33,8 @@ class KLFn(ABC):
     Raises:
         ValueError: adaptive without a positive `target_kl` and `horizon`.
     """
+
+    of_distributions = False
 
     def __init__(
         self,
@@ -79,7 +84,13 @@ class KLFn(ABC):
         counted = mask.reshape(*mask.shape, *(1,) * (logprob.dim() - mask.dim()))
         policy, reference = torch.where(counted, logprob, 0.0), torch.where(counted, ref_logprob, 0.0)
         old = None if old_logprob is None else torch.where(mask, old_logprob, 0.0)
-        kl_loss = aggregate_loss(self.calculate_kl(policy, reference, old), mask, loss_agg_mode)
+        return self.loss_of(self.calculate_kl(policy, reference, old), mask, loss_agg_mode)
+
+    def loss_of(
+        self, divergence: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], loss_agg_mode: str = "token-mean"
+    ) -> tuple[Float[Tensor, ""], dict[str, float]]:
+        """Return `kl_coef` times the aggregated divergence of tokens, and the metrics `kl_loss` and `kl_coef`."""
+        kl_loss = aggregate_loss(divergence, mask, loss_agg_mode)
         return kl_loss * self.kl_coef, {"kl_loss": kl_loss.item(), "kl_coef": self.kl_coef}
 
     def apply_kl_penalty_to_reward(
@@ -114,11 +125,11 @@ class KLFn(ABC):
             error = min(max(current_kl / self.target_kl - 1.0, -0.2), 0.2)
             self.kl_coef *= 1.0 + error * batch_size / self.horizon
 
-    def state_dict(self) -> dict[str, float]:
+    def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps: the coefficient, so that an adaptive one goes on where it was."""
         return {"kl_coef": self.kl_coef}
 
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the coefficient of a checkpoint; a fixed one stays as configured."""
         if self.adaptive:
             self.kl_coef = float(state["kl_coef"])

@@ -70,9 +70,19 @@ _RATIO = frozenset({"advantages", "old_logprob"})
 _EXPERT = frozenset({"advantages", "old_logprob", "expert_mask"})
 
 
+# The losses that multiply the loss of a token by its weight of `algorithm.rollout_correction`.
+_WEIGHTED = frozenset({
+    "PPOPolicyLossFn", "GSPOPolicyLossFn", "CISPOPolicyLossFn", "SAPOPolicyLossFn", "VerlVanillaPolicyLossFn",
+    "VerlGSPOPolicyLossFn", "VerlCISPOPolicyLossFn", "VerlSAPOPolicyLossFn", "VerlGPGPolicyLossFn",
+    "VerlGeoMeanPolicyLossFn", "VerlClipCovPolicyLossFn", "VerlKLCovPolicyLossFn", "VerlDPPOTVPolicyLossFn",
+    "VerlDPPOKLPolicyLossFn", "VerlDROPolicyLossFn",
+})  # fmt: skip
+
+
 def _entry(place: str, doc: str, args: dict[str, Any], needs: frozenset[str] = _RATIO) -> Entry:
-    formula = POLICY_LOSS_FORMULAS[place.partition(":")[2]]
-    return Entry(f"{_HERE}.{place}", args=args, needs=needs, doc=doc, formula=formula)
+    name = place.partition(":")[2]
+    takes = frozenset({"rollout_is_weights"}) if name in _WEIGHTED else frozenset()
+    return Entry(f"{_HERE}.{place}", args=args, needs=needs, takes=takes, doc=doc, formula=POLICY_LOSS_FORMULAS[name])
 
 
 POLICY_LOSS_CONTENTS: dict[str, Entry] = {

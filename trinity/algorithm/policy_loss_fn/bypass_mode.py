@@ -15,8 +15,7 @@ from trinity.algorithm.policy_loss_fn.gpg import VerlGPGPolicyLossFn
 from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
 from trinity.algorithm.policy_loss_fn.ppo import VerlVanillaPolicyLossFn
 from trinity.algorithm.rollout_correction import compute_rollout_correction
-
-LOSS_TYPES = ("ppo_clip", "reinforce")
+from trinity.utils.correction_options import LOSS_TYPES
 
 
 class VerlBypassModePolicyLossFn(PolicyLossFn):
@@ -24,7 +23,7 @@ class VerlBypassModePolicyLossFn(PolicyLossFn):
 
     `old_logprob` holds the rollout's log-probabilities; weights and rejection come from logprob - old_logprob without
     its gradient, see `compute_rollout_correction`. `ppo_clip` takes no weights: its ratio corrects already.
-    Rejected tokens leave the denominators of the aggregation too.
+    Rejected tokens leave the denominators of the aggregation too, unless `counted_mask` says what is divided by.
 
     Args:
         backend: see `PolicyLossFn`.
@@ -85,6 +84,7 @@ class VerlBypassModePolicyLossFn(PolicyLossFn):
         old_logprob: Float[Tensor, "B T"],
         action_mask: Bool[Tensor, "B T"],
         advantages: Float[Tensor, "B T"],
+        counted_mask: Bool[Tensor, "B T"] | None = None,
         **kwargs: Any,
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
         """Return the loss and the metrics of the loss and of the correction (`rollout_corr/...`)."""
@@ -93,7 +93,16 @@ class VerlBypassModePolicyLossFn(PolicyLossFn):
             loss, of_loss = self.reinforce(logprob, kept, advantages, weights)
         else:
             loss, of_loss = self.clipped(logprob, old_logprob, kept, advantages)
-        return loss, metrics | of_loss
+        share = 1.0 if counted_mask is None else self._share(kept, counted_mask)
+        return loss * share, metrics | of_loss | {"pg_loss": loss.item() * share}
+
+    def _share(self, kept: Tensor, counted_mask: Tensor) -> float:
+        """Return the kept part of what the aggregation divides by."""
+        if self.loss_agg_mode == "token-sum":
+            return 1.0
+        if self.loss_agg_mode != "token-mean":
+            kept, counted_mask = kept.any(-1), counted_mask.any(-1)
+        return float(kept.sum()) / max(float(counted_mask.sum()), 1.0)
 
     def _correct(
         self, logprob: Tensor, old_logprob: Tensor, action_mask: Tensor

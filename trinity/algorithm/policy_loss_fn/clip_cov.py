@@ -22,8 +22,9 @@ class VerlClipCovPolicyLossFn(TokenLossFn):
 
     Clip-Cov of arXiv:2505.22617, eq. 11 and 12. r = exp(logprob - old_logprob); see `token_covariance`. Of the
     candidates that the ratio does not clip already, max(1, `clip_cov_ratio` of the counted tokens) lose loss and
-    gradient, chosen at random by a generator that depends on the batch's sizes only, so that the same batch gives the
-    same loss. Means and choice are those of the whole mini-batch, whose choice the trainer hands in as `selected`;
+    gradient, chosen at random by a generator that depends on the batch's sizes only, among candidates sorted by their
+    covariance: the same batch gives the same loss, in whatever order its rows are. Means and choice are those of the
+    whole mini-batch, whose choice the trainer hands in as `selected`;
     without it those of the batch given.
 
     Args:
@@ -100,16 +101,17 @@ class VerlClipCovPolicyLossFn(TokenLossFn):
         plain, clipped = self._surrogates(logprob.detach() - old_logprob, advantages)
         covariance = token_covariance(advantages, logprob, action_mask)
         between = (covariance > self.clip_cov_lb) & (covariance < self.clip_cov_ub)
-        return self._chosen(between & action_mask & ~(clipped > plain), action_mask)
+        return self._chosen(between & action_mask & ~(clipped > plain), action_mask, covariance)
 
     def _surrogates(self, log_ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1.0 - self.clip_ratio[0], 1.0 + self.clip_ratio[1])
         return -advantages * ratio, -advantages * clipped
 
-    def _chosen(self, candidates: Tensor, action_mask: Tensor) -> Tensor:
-        """Return where a candidate is taken out."""
+    def _chosen(self, candidates: Tensor, action_mask: Tensor, covariance: Tensor) -> Tensor:
+        """Return where a candidate is taken out; the order of the rows does not matter."""
         places = candidates.flatten().nonzero().squeeze(-1)
+        places = places[covariance.flatten()[places].argsort()]
         num_tokens = int(action_mask.sum())
         wanted = max(int(self.clip_cov_ratio * num_tokens), 1)
         generator = torch.Generator().manual_seed(num_tokens * 1_000_003 + len(places))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxtyping import Bool, Float
@@ -44,6 +44,13 @@ class PolicyLossFn(ABC):
     @abstractmethod
     def __call__(self, logprob: Float[Tensor, "B T"], **kwargs: Any) -> tuple[Float[Tensor, ""], dict[str, float]]:
         """Return the loss and its metrics."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of a loss that remembers something: tensors, numbers, texts, lists, dicts."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most losses remember nothing
+        """Continue from what `state_dict` returned."""
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:

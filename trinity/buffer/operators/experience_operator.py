@@ -23,6 +23,13 @@ class ExperienceOperatorV1(ABC):
             exps: the experiences of one explore step; may be empty.
         """
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of an operator that remembers something, as JSON values."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - most operators remember nothing
+        """Continue from what `state_dict` returned; called after `prepare`."""
+
     async def close(self) -> None:  # noqa: B027 - most operators hold nothing
         """Release what `prepare` acquired."""
 
@@ -37,6 +44,13 @@ class ExperienceOperator(ABC):
     @abstractmethod
     def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, Any]]:
         """Return the experiences to go on with, in order, and metrics by name."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of an operator that remembers something, as JSON values."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - most operators remember nothing
+        """Continue from what `state_dict` returned."""
 
     def close(self) -> None:  # noqa: B027 - most operators hold nothing
         """Release what the constructor acquired."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import time
 from collections.abc import Sequence
@@ -13,8 +14,13 @@ from trinity.common.errors import ConfigError, TrinityError, WorkflowError
 from trinity.common.experience import Experience
 from trinity.runtime.worker_thread import WorkerThread
 from trinity.utils.deadline import bounded
+from trinity.utils.log import get_logger
+from trinity.utils.stateful import Stateful
+
+logger = get_logger("explorer")
 
 DEFAULT_TIMEOUT_S = 1800.0
+ADVANTAGE = "advantage"
 
 
 class PipelineStep(Protocol):
@@ -85,6 +91,39 @@ class ExperiencePipeline:
             if isinstance(operator, ExperienceOperatorV1):
                 operator.set_auxiliary_model(models)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the operators and of the advantage function that have one, by name, as JSON values.
+
+        Raises:
+            WorkflowError: a state is no JSON value (E5140).
+        """
+        found = {}
+        for name, step in self._stateful():
+            try:
+                state = json.loads(json.dumps(step.state_dict()))
+            except (TypeError, ValueError) as error:
+                raise WorkflowError(
+                    f"state_dict of the experience operator {name} must return a dict of JSON values: {error}; write "
+                    "tensors as lists",
+                    code="E5140",
+                ) from error
+            if state:
+                found[name] = state
+        return found
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` returned; an operator that is no longer there is left out, with a warning."""
+        steps = dict(self._stateful())
+        for name, own in state.items():
+            if name in steps:
+                steps[name].load_state_dict(own)
+            else:
+                logger.warning("the checkpoint holds a state of the experience operator %s, which is not used", name)
+
+    def _stateful(self) -> list[tuple[str, Stateful]]:
+        steps = [*self._steps, (ADVANTAGE, self._advantage_fn)]
+        return [(name, step) for name, step in steps if isinstance(step, Stateful)]
+
     async def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
         """Return the experiences to store and metrics (names without a prefix).
 
@@ -109,7 +148,7 @@ class ExperiencePipeline:
         exps = usable
         if self._advantage_fn is not None:
             before = len(exps)
-            exps, own, metrics["time/advantage"] = await self._step("advantage", self._advantage_fn, exps)
+            exps, own, metrics["time/advantage"] = await self._step(ADVANTAGE, self._advantage_fn, exps)
             metrics |= own
             dropped += max(0, before - len(exps))
         metrics["filtered_count"] = dropped

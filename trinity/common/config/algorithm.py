@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from trinity.common.config.base import GUIDE, TRINITY, Args, Count, Fraction, Int, NonNegative, Section, key, section
+from trinity.common.config.rollout_correction import RolloutCorrectionConfig
 
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 SchedulerType = Literal["constant", "linear", "cosine"]
@@ -58,4 +59,6 @@ class AlgorithmConfig(Section):
     )
     enable_router_replay: bool = key(False, "Replay the expert routing of the rollout (mixture of experts).", TRINITY)
     bypass_old_logprobs: bool = key(True, "Take the rollout's logprobs as old logprobs; false: recompute.", TRINITY)
-    rollout_correction: Args | None = key(None, "Importance weights of rollout against trainer.", TRINITY)
+    rollout_correction: RolloutCorrectionConfig | None = key(
+        None, "Weights and rejection of rollouts that another policy sampled; null: none.", TRINITY
+    )

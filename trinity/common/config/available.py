@@ -69,14 +69,15 @@ SERVED_NAMES: dict[str, frozenset[str]] = {
         "asymre_verl", "gpg", "grpo_passk", "grpo_verl", "opmd_verl", "opo", "reinforce_plus_plus_baseline",
         "reinforceplusplus", "rloo", "verl_gpg", "verl_grpo", "verl_grpo_passk", "verl_grpo_vectorized", "verl_opo",
         "verl_reinforce_plus_plus", "verl_reinforce_plus_plus_baseline", "verl_rloo", "verl_rloo_vectorized",
+        "optimal_token_baseline", "tir_optimal_token_baseline", "verl_optimal_token_baseline",
+        "verl_tir_optimal_token_baseline",
     }),
     "policy_loss_fn": frozenset({
         "dpo", "cispo", "clip_cov", "dppo_kl", "dppo_tv", "geo_mean", "gpg", "gspo", "importance_sampling", "kl_cov",
         "opmd", "ppo", "rec", "sapo", "sft", "sft_is", "sft_phi", "sppo", "topr", "verl_cispo", "verl_clip_cov",
         "verl_dppo_kl", "verl_dppo_tv", "verl_geo_mean", "verl_gpg", "verl_gspo", "verl_kl_cov", "verl_sapo",
-        "verl_vanilla",
+        "verl_vanilla", "bypass_mode", "verl_bypass_mode", "dro", "verl_dro",
     }),
-    "kl_fn": frozenset({"none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3"}),
     "entropy_loss_fn": frozenset({"default", "none"}),
 }  # fmt: skip
 
@@ -89,10 +90,10 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "mode": ("both", "train"),
     "ignore_validator_suggestions": (ANY,),
     "algorithm.enable_router_replay": (False,),
-    "algorithm.rollout_correction": (None, {}),
     "model.logprobs": (0,),
     "model.repetition_penalty": (1.0,),
     "model.enable_thinking": (None,),
+    "model.lora_configs.*.lora_dtype": ("auto", "float32"),
     "model.fully_sharded_loras": (False,),
     "model.max_cpu_loras": (None,),
     "model.rope_scaling*": (None, {}),
@@ -134,8 +135,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "trainer.ulysses_sequence_parallel_size": (1,),
     "trainer.enable_preview": (False,),
     "trainer.use_remove_padding": (True,),
-    "trainer.param_offload": (False,),
-    "trainer.optimizer_offload": (False,),
+    "trainer.param_offload": (ANY,),
+    "trainer.optimizer_offload": (ANY,),
     "trainer.grad_offload": (ANY,),
     "trainer.offload_policy": (False,),
     "trainer.megatron.*": (),
@@ -153,7 +154,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
 }
 
 SECTIONS = (
-    "model.lora_configs",
     "buffer.explorer_input.tasksets",
     "buffer.trainer_input.auxiliary_buffers",
     "explorer.auxiliary_models",
@@ -191,6 +191,8 @@ HONOURED: dict[str, tuple[Any, ...]] = {
     f"{_ACTOR}.fsdp_config.wrap_policy.*": (ANY,),
     f"{_ACTOR}.fsdp_config.fsdp_size": (ANY,),
     f"{_ACTOR}.fsdp_config.forward_prefetch": (ANY,),
+    f"{_ACTOR}.fsdp_config.param_offload": (ANY,),
+    f"{_ACTOR}.fsdp_config.optimizer_offload": (ANY,),
     f"{_ACTOR}.fsdp_config.grad_offload": (ANY,),
     f"{_ACTOR}.fsdp_config.reshard_after_forward": (ANY,),
     f"{_ACTOR}.fsdp_config.dtype": (ANY,),
@@ -213,6 +215,7 @@ HONOURED: dict[str, tuple[Any, ...]] = {
     f"{_REF}.ulysses_sequence_parallel_size": (1,),
     f"{_REF}.entropy_from_logits_with_chunking": (ANY,),
     f"{_REF}.entropy_checkpointing": (ANY,),
+    f"{_REF}.fsdp_config.param_offload": (ANY,),
     f"{_REF}.fsdp_config.wrap_policy.*": (ANY,),
     f"{_REF}.fsdp_config.fsdp_size": (ANY,),
     f"{_REF}.fsdp_config.forward_prefetch": (ANY,),
@@ -240,6 +243,8 @@ WAYS_OUT: dict[str, str] = {
     "cluster.node_num": "use --set cluster.node_num=1",
     "cluster.runtime": "use --set cluster.runtime=local",
     "trainer.trainer_strategy": "use --set trainer.trainer_strategy=fsdp",
+    **{f"{_MODEL}.{name}": "write `model.lora_configs`" for name in ("lora_rank", "lora_alpha", "lora_adapter_path")},
+    "explorer.rollout_model.lora_configs": "write `model.lora_configs`",
 }
 
 

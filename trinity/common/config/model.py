@@ -29,15 +29,23 @@ TopK = Annotated[Int, Field(ge=-1)]
 class LoraConfig(Section):
     """One low-rank adapter."""
 
-    name: str | None = key(None, "Name of the adapter.", TRINITY)
-    path: str | None = key(None, "Folder of an existing adapter; null: a new one.", TRINITY)
-    base_model_name: str | None = key(None, "Model that the adapter belongs to.", TRINITY)
+    name: str | None = key(None, "Name of the adapter in lora_train_meta.json; null: lora_adapter.", TRINITY)
+    path: str | None = key(None, "Folder of an existing adapter to start from; null: a new one.", TRINITY)
+    base_model_name: str | None = key(
+        None, "Model that adapter_config.json says the adapter belongs to; null: model_path.", TRINITY
+    )
     lora_rank: Count = key(32, "Rank, >= 1.", TRINITY)
     lora_alpha: Count = key(32, "Scale numerator, >= 1.", TRINITY)
-    lora_dtype: str = key("auto", "Number type of the adapter.", TRINITY)
-    target_modules: str | tuple[str, ...] = key("all-linear", "Modules that get an adapter.", TRINITY)
-    exclude_modules: str | tuple[str, ...] | None = key(None, "Modules that get none.", TRINITY)
-    is_dummy: bool = key(False, "The adapter is empty and made by the run.", TRINITY)
+    lora_dtype: str = key("auto", "Number type of the adapter's parameters; auto: float32.", TRINITY)
+    target_modules: str | tuple[str, ...] = key(
+        "all-linear",
+        "Linear maps that get an adapter: a list of names, or a regular expression of whole names; all-linear: all.",
+        TRINITY,
+    )
+    exclude_modules: str | tuple[str, ...] | None = key(
+        None, "Linear maps that get none, as target_modules; null: none is excluded.", TRINITY
+    )
+    is_dummy: bool = key(False, "The adapter is made by the run; filled in from path.", TRINITY)
 
 
 class TinkerConfig(Section):

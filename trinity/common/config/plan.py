@@ -167,8 +167,8 @@ def _plan_stage(name: str | None, tree: Tree, *, catalogue: Catalogue, cwd: Path
 
 
 def _check_handover(stages: Sequence[StagePlan]) -> list[Problem]:
-    """Return an error for each stage that leaves no weights to the stage after it."""
-    return [
+    """Return an error for each stage that leaves no weights to the stage after it, or that adds an adapter twice."""
+    problems = [
         stage.tree.problem(
             "E1605",
             ("trainer", "save_hf_checkpoint"),
@@ -179,6 +179,18 @@ def _check_handover(stages: Sequence[StagePlan]) -> list[Problem]:
         for stage in stages[:-1]
         if stage.config.trainer.save_hf_checkpoint == "never"
     ]
+    for stage in stages[1:]:
+        if any(adapter.path is not None for adapter in stage.config.model.lora_configs or ()):
+            problems.append(
+                stage.tree.problem(
+                    "E1874",
+                    ("model", "lora_configs", 0, "path"),
+                    f"`model.lora_configs[0].path`: stage {stage.name} starts from the weights of the stage before it, "
+                    "in which an adapter is merged already; that of path would be added to them",
+                    suggestion="write `model.lora_configs` without path in this stage",
+                )
+            )
+    return problems
 
 
 def _is_missing(tree: Tree, path: tuple[str | int, ...]) -> bool:

@@ -17,6 +17,7 @@ from trinity.common.config.config import Config
 from trinity.common.config.draft import Derived, Draft, plain_value, plain_values
 from trinity.common.config.explorer import ExplorerConfig
 from trinity.common.config.problems import Problem
+from trinity.common.config.rules.adapter import resolve_adapter
 from trinity.common.config.rules.algorithm import check_name, resolve_algorithm
 from trinity.common.config.rules.batches import (
     check_groups,
@@ -35,7 +36,7 @@ from trinity.common.config.rules.cluster import (
 from trinity.common.config.rules.critic import check_unused_critic, resolve_critic
 from trinity.common.config.rules.lengths import hand_down, resolve_lengths
 from trinity.common.config.rules.names import check_model_paths, derive_names
-from trinity.common.config.rules.training import check_derived_keys, resolve_trainer
+from trinity.common.config.rules.training import check_derived_keys, check_schedule, resolve_trainer
 from trinity.common.config.schema_index import variants
 from trinity.common.config.tree import Path, Tree
 from trinity.utils.log import is_secret_name
@@ -146,6 +147,7 @@ def _check_config_path(draft: Draft) -> None:
 RULES = (
     derive_names,
     check_model_paths,
+    resolve_adapter,
     resolve_algorithm,
     resolve_lengths,
     resolve_engine,
@@ -158,6 +160,7 @@ RULES = (
     resolve_trainer,
     resolve_critic,
     resolve_experience_buffer,
+    check_schedule,
     resolve_cluster,
     check_unique_names,
     check_micro_batches,

@@ -4,6 +4,7 @@
 actor/model_world_size_1_rank_0.pt        weights by Hugging Face name
       optim_world_size_1_rank_0.pt        optimizer state
       extra_state_world_size_1_rank_0.pt  schedule and random generators, as tensors and integers
+      lora_adapter/                       with an adapter, in the place of model_...: see `lora`
       fsdp_config.json                    world size
       huggingface/                        config and tokenizer; model.safetensors on request
 ```
@@ -15,7 +16,7 @@ import json
 import random
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,8 +26,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trinity.common.errors import CheckpointError
 
+if TYPE_CHECKING:
+    from trinity.trainer.verl.lora import Adapter
+
 SUFFIX = "world_size_1_rank_0.pt"
 HUGGINGFACE = "huggingface"
+LORA_FOLDER = "lora_adapter"
 
 
 def save_trained(
@@ -37,6 +42,7 @@ def save_trained(
     *,
     tokenizer: PreTrainedTokenizerBase | None,
     hf: bool,
+    adapter: Adapter | None = None,
 ) -> None:
     """Write the files of a trained model into the new folder `folder`.
 
@@ -46,11 +52,15 @@ def save_trained(
         optimizer: over its parameters.
         extra: schedule and other plain state; the random generators are added.
         tokenizer: saved beside the configuration.
-        hf: write the weights as safetensors too, in their own number type.
+        hf: write the weights as safetensors too, in their own number type and with the adapter merged.
+        adapter: what is trained of the model, if that is an adapter.
     """
     folder.mkdir(parents=True)
-    weights = OrderedDict((name, tensor.detach().cpu()) for name, tensor in model.state_dict().items())
-    torch.save(weights, folder / f"model_{SUFFIX}")
+    if adapter is None:
+        weights = OrderedDict((name, tensor.detach().cpu()) for name, tensor in model.state_dict().items())
+        torch.save(weights, folder / f"model_{SUFFIX}")
+    else:
+        adapter.save(folder)
     torch.save(optimizer.state_dict(), folder / f"optim_{SUFFIX}")
     torch.save(extra | {"rng": random_state()}, folder / f"extra_state_{SUFFIX}")
     (folder / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 1, "world_size": 1}, indent=4))
@@ -62,17 +72,24 @@ def save_trained(
     if tokenizer is not None:
         tokenizer.save_pretrained(target)
     if hf:
-        model.save_pretrained(target)
+        model.save_pretrained(target, state_dict=None if adapter is None else dict(adapter.weights()))
 
 
-def load_trained(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Restore weights, optimizer and random generators from `folder`; return the extra state.
+def load_trained(
+    folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, *, adapter: Adapter | None = None
+) -> dict[str, Any]:
+    """Restore weights (those of `adapter`, if there is one), optimizer and random generators; return the extra state.
 
     Raises:
-        CheckpointError: a file cannot be read, or is of another model or another number of workers.
+        CheckpointError: a file cannot be read, is of another model or another number of workers, or holds an adapter
+            where whole weights are trained, or the other way round.
     """
+    _check_kind(folder, has_adapter=adapter is not None)
     try:
-        model.load_state_dict(_load(folder / f"model_{SUFFIX}"))
+        if adapter is None:
+            model.load_state_dict(_load(folder / f"model_{SUFFIX}"))
+        else:
+            adapter.load(folder)
         optimizer.load_state_dict(_load(folder / f"optim_{SUFFIX}"))
         extra: dict[str, Any] = _load(folder / f"extra_state_{SUFFIX}")
         restore_random_state(extra.pop("rng"))
@@ -83,6 +100,18 @@ def load_trained(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Op
             code="E7008",
         ) from error
     return extra
+
+
+def _check_kind(folder: Path, *, has_adapter: bool) -> None:
+    if (folder / LORA_FOLDER).is_dir() == has_adapter:
+        return
+    held, wanted = ("whole weights", "an adapter") if has_adapter else ("an adapter", "whole weights")
+    way = "remove model.lora_configs" if has_adapter else "write model.lora_configs as it was"
+    raise CheckpointError(
+        f"cannot continue from {folder}: it holds {held} and this run trains {wanted}; {way}, choose another `name`, "
+        "or set continue_from_checkpoint: false",
+        code="E7020",
+    )
 
 
 def _load(path: Path) -> Any:

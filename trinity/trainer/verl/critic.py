@@ -15,12 +15,13 @@ from trinity.common.config.verl_base import FsdpConfig
 from trinity.common.errors import EnvironmentProblem
 from trinity.trainer.advantage import BatchAdvantage
 from trinity.trainer.batch import TrainBatch
+from trinity.trainer.quarantine import Quarantine
 from trinity.trainer.verl import settings
 from trinity.trainer.verl.checkpoint import load_trained, save_trained
 from trinity.trainer.verl.decoder import make_decoder
 from trinity.trainer.verl.dp_critic import CriticSettings, DataParallelPPOCritic
 from trinity.trainer.verl.loading import load_value_model, num_embeddings, value_head
-from trinity.trainer.verl.optim import Schedule, make_optimizer, warmup_steps
+from trinity.trainer.verl.optim import Schedule, make_optimizer, make_schedule
 from trinity.trainer.verl.scorer import ActorSettings
 from trinity.utils.log import get_logger
 
@@ -73,6 +74,7 @@ class Critic:
             optimizer=self.optimizer,
             schedule=schedule,
             settings=critic_settings(config),
+            quarantine=Quarantine(Path(config.checkpoint_job_dir) / "quarantine", prefix="critic_step"),
         )
 
     def with_values(self, batch: TrainBatch) -> TrainBatch:
@@ -143,15 +145,21 @@ def dtype_of(config: Config, device: torch.device) -> torch.dtype:
 
 
 def schedule_of(config: Config, total_steps: int | None) -> Schedule:
-    """Return the learning rate of each training step; what the critic's section leaves out is that of the actor."""
+    """Return the learning rate of each training step; what the critic's section leaves out is that of the actor.
+
+    Raises:
+        ConfigError: the rate follows the number of all steps, and `total_steps` is None.
+    """
     own, actor = critic_of(config).optim, config.algorithm.optimizer
     steps = actor.lr_warmup_steps if own.lr_warmup_steps is None else own.lr_warmup_steps
     ratio = actor.lr_warmup_steps_ratio if own.lr_warmup_steps_ratio is None else own.lr_warmup_steps_ratio
-    return Schedule(
+    return make_schedule(
+        "trainer.trainer_config.critic.optim",
+        total_steps,
         lr=DEFAULT_LR if own.lr is None else own.lr,
         kind=own.lr_scheduler_type or own.warmup_style or actor.warmup_style or actor.lr_scheduler_type,
-        warmup_steps=warmup_steps(steps, ratio, total_steps),
-        total_steps=total_steps,
+        steps=steps,
+        ratio=ratio,
         min_lr_ratio=actor.min_lr_ratio if own.min_lr_ratio is None else own.min_lr_ratio,
     )
 

@@ -5,7 +5,9 @@ Dimension key: M = scored positions, d = hidden size, V = vocabulary.
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -14,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from trinity.trainer.verl.attention import attend, computing, register
-from trinity.trainer.verl.layers import FusedLinear, rms_norm, rotate, swiglu
+from trinity.trainer.verl.layers import FusedLinear, LowRank, rms_norm, rotate, swiglu
 from trinity.trainer.verl.packing import Packed
 from trinity.utils.log import get_logger
 
@@ -22,6 +24,8 @@ logger = get_logger("trainer")
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 HEADS = ("ForCausalLM", "ForTokenClassification")  # what lies on top of the same layers
+
+Without = Callable[[], AbstractContextManager[None]]
 
 
 @runtime_checkable
@@ -46,13 +50,16 @@ class Decoder(Protocol):
 class _Layer:
     """One decoder layer over the parameters of a Hugging Face layer."""
 
-    def __init__(self, layer: nn.Module, *, head_size: int, eps: float, dtype: torch.dtype) -> None:
-        tensors = dict(layer.named_parameters())
+    def __init__(
+        self, layer: nn.Module, *, head_size: int, eps: float, dtype: torch.dtype, is_adapted: bool = True
+    ) -> None:
+        tensors = {name.replace(".base_layer.", "."): tensor for name, tensor in layer.named_parameters()}
 
         def fused(*names: str) -> FusedLinear:
             weights = [tensors[f"{name}.weight"] for name in names]
             biases = [tensors[f"{name}.bias"] for name in names if f"{name}.bias" in tensors]
-            return FusedLinear(weights, biases, dtype=dtype)
+            additions = [_addition(layer, name, tensors) if is_adapted else None for name in names]
+            return FusedLinear(weights, biases, dtype=dtype, low_rank=additions)
 
         self.head_size, self.eps, self.dtype = head_size, eps, dtype
         self.num_queries = tensors["self_attn.q_proj.weight"].shape[0] // head_size
@@ -88,6 +95,15 @@ class _Layer:
         return hidden + self.down(swiglu(self.gate_up(normed)))
 
 
+def _addition(layer: nn.Module, name: str, tensors: Mapping[str, Tensor]) -> LowRank | None:
+    """Return what an adapter adds to the linear map `name`; None where it has none."""
+    down = tensors.get(f"{name}.lora_A.default.weight")
+    if down is None:
+        return None
+    module: Any = layer.get_submodule(name)
+    return LowRank(down, tensors[f"{name}.lora_B.default.weight"], module.scaling["default"])
+
+
 class FastDecoder:
     """Llama, Qwen2 and Qwen3 over the parameters of the Hugging Face model.
 
@@ -98,17 +114,18 @@ class FastDecoder:
         model: parameters in float32.
         dtype: number type of the products.
         recompute: recompute each layer in the backward pass, which needs less memory.
+        is_adapted: compute with the adapter, where the model has one.
     """
 
     can_share_prompts = True
 
-    def __init__(self, model: PreTrainedModel, *, dtype: torch.dtype, recompute: bool) -> None:
+    def __init__(self, model: PreTrainedModel, *, dtype: torch.dtype, recompute: bool, is_adapted: bool = True) -> None:
         config = model.config
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.model, self.dtype, self.recompute = model, dtype, recompute
         self.eps = config.rms_norm_eps
-        layers = [_Layer(layer, head_size=size, eps=self.eps, dtype=dtype) for layer in model.model.layers]
-        self.layers = layers
+        sizes: dict[str, Any] = {"head_size": size, "eps": self.eps, "dtype": dtype, "is_adapted": is_adapted}
+        self.layers = [_Layer(layer, **sizes) for layer in model.model.layers]
         self._head: Tensor | None = None
 
     def hidden(self, packed: Packed) -> Float[Tensor, "M d"]:
@@ -149,12 +166,15 @@ class HFDecoder:
         model: parameters in float32; its attention function is replaced.
         dtype: number type of autocast.
         recompute: gradient checkpointing.
+        without: makes the context in which the forward pass leaves the adapter out; None: with the adapter.
     """
 
     can_share_prompts = False
 
-    def __init__(self, model: PreTrainedModel, *, dtype: torch.dtype, recompute: bool) -> None:
-        self.model, self.dtype = model, dtype
+    def __init__(
+        self, model: PreTrainedModel, *, dtype: torch.dtype, recompute: bool, without: Without | None = None
+    ) -> None:
+        self.model, self.dtype, self.context = model, dtype, without or nullcontext
         model.set_attn_implementation(register())
         if recompute:
             model.train()  # Hugging Face recomputes in training mode only; dropout is 0
@@ -163,7 +183,7 @@ class HFDecoder:
     def hidden(self, packed: Packed) -> Float[Tensor, "M d"]:
         """Return the last hidden states; see `Decoder`. The caller stays inside `computing` for the backward pass."""
         device = packed.tokens.device
-        with torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32):
+        with self.context(), torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32):
             output = self.model.base_model(
                 input_ids=packed.tokens[None], position_ids=packed.positions[None], use_cache=False, return_dict=True
             )
@@ -178,12 +198,21 @@ class HFDecoder:
         """Nothing is copied."""
 
 
-def make_decoder(model: PreTrainedModel, *, dtype: torch.dtype, recompute: bool) -> Decoder:
-    """Return our own decoder where it computes the same as the model's forward, else Hugging Face's."""
+def make_decoder(
+    model: PreTrainedModel, *, dtype: torch.dtype, recompute: bool, without: Without | None = None
+) -> Decoder:
+    """Return our own decoder where it computes the same as the model's forward, else Hugging Face's.
+
+    Args:
+        model: parameters in float32.
+        dtype: number type of the products.
+        recompute: recompute each layer in the backward pass.
+        without: makes the context in which the model's forward leaves its adapter out; None: with the adapter.
+    """
     if is_common(model):
-        return FastDecoder(model, dtype=dtype, recompute=recompute)
+        return FastDecoder(model, dtype=dtype, recompute=recompute, is_adapted=without is None)
     logger.info("model type %s is computed by Hugging Face's own forward", model.config.model_type)
-    return HFDecoder(model, dtype=dtype, recompute=recompute)
+    return HFDecoder(model, dtype=dtype, recompute=recompute, without=without)
 
 
 def is_common(model: PreTrainedModel) -> bool:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from trinity.trainer.batch import TrainBatch, counted_rows, micro_batches
+from trinity.trainer.quarantine import Quarantine
 from trinity.trainer.verl.attention import computing
 from trinity.trainer.verl.decoder import Decoder
 from trinity.trainer.verl.loss import LossFn, Metrics, Share, spread_to_rows
 from trinity.trainer.verl.optim import Schedule
+from trinity.trainer.verl.reference import Reference
 from trinity.trainer.verl.scorer import ActorSettings, Scorer
-from trinity.trainer.verl.stepping import Stepper, mean_norm, passes
+from trinity.trainer.verl.stepping import Reporter, Stepper, mean_norm, passes
 
 
 class DataParallelPPOActor:
@@ -25,7 +29,13 @@ class DataParallelPPOActor:
         optimizer: over the model's parameters.
         schedule: learning rate of each training step.
         settings: how a batch is split and stepped.
+        quarantine: where batches with a gradient that is not finite are written; None keeps none.
+
+    Attributes:
+        reference: read by a KL term over whole distributions; the worker sets it.
     """
+
+    reference: Reference | None = None
 
     def __init__(
         self,
@@ -36,12 +46,14 @@ class DataParallelPPOActor:
         optimizer: torch.optim.Optimizer,
         schedule: Schedule,
         settings: ActorSettings,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self.model = model
         self.decoder = decoder
         self.scorer = Scorer(decoder, settings=settings, device=next(model.parameters()).device)
         self.loss_fn = loss_fn
         self.settings = settings
+        self.quarantine = quarantine
         self.stepper = Stepper(
             model,
             decoder,
@@ -66,9 +78,9 @@ class DataParallelPPOActor:
         for rows in passes(batch, self.settings, step=step):
             mini = batch.select(rows)
             self._accumulate(mini, metrics, difference if is_first else None)
-            norms.append(self.stepper.step(step))
+            norms.append(self.stepper.step(step, report=self._reporter(mini, step, len(norms) + 1)))
             is_first = False
-        values = {f"actor/{name}": value / len(norms) if name.endswith("loss") else value
+        values = {_full(name): value / len(norms) if name.endswith("loss") else value
                   for name, value in metrics.means().items()}  # fmt: skip
         return (
             {"actor/final_loss": 0.0}
@@ -111,11 +123,16 @@ class DataParallelPPOActor:
     def _micro_step(self, micro: TrainBatch, share: Share, metrics: Metrics, difference: _Mismatch | None) -> None:
         packed = self.scorer.pack(micro)
         with computing(packed):
-            scored, entropy = self.scorer.score(packed, with_entropy=self.loss_fn.with_entropy)
+            hidden = self.decoder.hidden(packed)
+            scored, entropy = self.scorer.score_hidden(hidden, packed, with_entropy=self.loss_fn.with_entropy)
             size = {"num_rows": packed.num_rows, "width": packed.width}
             logprob = spread_to_rows(scored, packed.targets, **size)
             tensors = {"action_mask": micro.action_mask} | micro.columns | micro.values
             tensors = {name: value.to(self.device) for name, value in tensors.items()}
+            if self.loss_fn.with_full_kl:
+                assert self.reference is not None, "the worker loads what the loss reads"
+                divergence = self.scorer.divergence(hidden, self.reference.output(packed))
+                tensors["ref_divergence"] = spread_to_rows(divergence, packed.targets, **size)
             spread_entropy = spread_to_rows(entropy, packed.targets, **size)
             loss, values = self.loss_fn(logprob, spread_entropy, tensors, share)
             loss.backward()
@@ -123,9 +140,28 @@ class DataParallelPPOActor:
             difference.add(micro, logprob.detach())
         metrics.merge(values)
 
+    def _reporter(self, mini: TrainBatch, step: int, number: int) -> Reporter | None:
+        """Return what writes a mini-batch down if its optimizer step, number `number` of `step`, is skipped."""
+        quarantine = self.quarantine
+        if quarantine is None:
+            return None
+
+        def report(norm: float, parameters: list[str]) -> Path | None:
+            computed = {"logprob": self.scorer.compute_log_prob(mini)}
+            return quarantine.write(
+                mini, step=step, mini_batch=number, norm=norm, parameters=parameters, computed=computed
+            )
+
+        return report
+
     def compute_log_prob(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
         """Return the log-probability (nats) of the counted response tokens, 0 elsewhere, on the CPU."""
         return self.scorer.compute_log_prob(batch)
+
+
+def _full(name: str) -> str:
+    """Return the name under which a metric of the loss is logged."""
+    return name if name.startswith("rollout_corr/") else f"actor/{name}"
 
 
 class _Mismatch:

@@ -6,6 +6,7 @@ Dimension key: B = rows, T = response positions, M = scored positions.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,13 +16,14 @@ from trinity.algorithm.aggregation import masked_mean
 from trinity.algorithm.statistics import masked_var
 from trinity.algorithm.value_loss import compute_value_loss
 from trinity.trainer.batch import TrainBatch, micro_batches
+from trinity.trainer.quarantine import Quarantine
 from trinity.trainer.verl.attention import computing
 from trinity.trainer.verl.decoder import Decoder
 from trinity.trainer.verl.loss import Metrics, Share, spread_to_rows
 from trinity.trainer.verl.optim import Schedule
 from trinity.trainer.verl.packing import Packed
 from trinity.trainer.verl.scorer import ActorSettings, Scorer
-from trinity.trainer.verl.stepping import Stepper, mean_norm, passes
+from trinity.trainer.verl.stepping import Reporter, Stepper, mean_norm, passes
 
 VARIANCE_EPSILON = 1e-5
 
@@ -55,6 +57,7 @@ class DataParallelPPOCritic:
         optimizer: over the model's parameters.
         schedule: learning rate of each training step.
         settings: how a batch is split and stepped, and the loss.
+        quarantine: where batches with a gradient that is not finite are written; None keeps none.
     """
 
     def __init__(
@@ -66,11 +69,13 @@ class DataParallelPPOCritic:
         optimizer: torch.optim.Optimizer,
         schedule: Schedule,
         settings: CriticSettings,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self.model = model
         self.decoder = decoder
         self.head = head
         self.settings = settings
+        self.quarantine = quarantine
         self.scorer = Scorer(decoder, settings=settings.forward, device=next(model.parameters()).device)
         self.stepper = Stepper(
             model,
@@ -92,10 +97,12 @@ class DataParallelPPOCritic:
             NumericError: the gradient norm was not finite in three optimizer steps in a row.
         """
         lr = self.stepper.begin(step)
-        metrics, norms = Metrics(), []
+        metrics = Metrics()
+        norms: list[float] = []
         for rows in passes(batch, self.settings.update, step=step):
-            self._accumulate(batch.select(rows), metrics)
-            norms.append(self.stepper.step(step))
+            mini = batch.select(rows)
+            self._accumulate(mini, metrics)
+            norms.append(self.stepper.step(step, report=self._reporter(mini, step, len(norms) + 1)))
         values = {"vf_loss": 0.0} | {name: value / len(norms) if name.endswith("loss") else value
                   for name, value in metrics.means().items()}  # fmt: skip
         values["vf_explained_var"] = explained_variance(
@@ -103,6 +110,20 @@ class DataParallelPPOCritic:
         )
         values |= {"grad_norm": mean_norm(norms), "lr": lr, "skipped_steps": float(self.stepper.num_skipped)}
         return {f"critic/{name}": value for name, value in values.items()}
+
+    def _reporter(self, mini: TrainBatch, step: int, number: int) -> Reporter | None:
+        """Return what writes a mini-batch down if its optimizer step, number `number` of `step`, is skipped."""
+        quarantine = self.quarantine
+        if quarantine is None:
+            return None
+
+        def report(norm: float, parameters: list[str]) -> Path | None:
+            computed = {"predicted_values": self.compute_values(mini)}
+            return quarantine.write(
+                mini, step=step, mini_batch=number, norm=norm, parameters=parameters, computed=computed
+            )
+
+        return report
 
     def _values(self, packed: Packed) -> Float[Tensor, "M"]:
         """Return the values of the scored positions, computed in float32 from the hidden states."""

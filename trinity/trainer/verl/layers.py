@@ -1,12 +1,14 @@
 """Building blocks of the decoder with their backward passes.
 
-Dimension key: N = packed tokens, I = inputs, O = outputs, H = heads, D = head size. Written out because the general
-implementations save and copy more: on a CPU these are memory-bound.
+Dimension key: N = packed tokens, I = inputs, O = outputs, r = rank, H = heads, D = head size. Written out because the
+general implementations save and copy more: on a CPU these are memory-bound.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,10 +36,59 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         grad_x = matmul(grad, weight) if ctx.needs_input_grad[0] else None
+        if not any(ctx.needs_input_grad[4:]):
+            return grad_x, *(None for _ in ctx.needs_input_grad[1:])
         grads: list[Tensor | None] = list(matmul(grad.t(), x).float().split(ctx.sizes))
         if ctx.has_bias:
             grads.extend(grad.float().sum(0).split(ctx.sizes))
         return grad_x, None, None, None, *grads
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """The addition `scale * up @ down` to a frozen weight [O, I] (arXiv:2106.09685, section 4.1: s B A).
+
+    Attributes:
+        down: parameter A [r, I] in float32.
+        up: parameter B [O, r] in float32.
+        scale: s, for plain LoRA alpha / r.
+    """
+
+    down: Tensor
+    up: Tensor
+    scale: float
+
+    def merged(self, weight: Float[Tensor, "O I"]) -> Float[Tensor, "O I"]:
+        """Return `weight` with the addition."""
+        return weight + (self.up @ self.down) * self.scale
+
+
+class _LowRankLinear(torch.autograd.Function):
+    """x W^T + b with W = W0 + s B A; the gradient goes to A and B and needs no product of the size of W."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        parts: Sequence[tuple[int, int, float]],
+        *parameters: Tensor,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, *parameters)
+        ctx.parts = parts
+        return linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, *parameters = ctx.saved_tensors
+        grads: list[Tensor] = []
+        for (start, size, scale), down, up in zip(ctx.parts, parameters[::2], parameters[1::2], strict=True):
+            part = grad.narrow(1, start, size).contiguous()
+            grads.append(matmul(matmul(part, up.to(part.dtype)).t(), x).float() * scale)
+            grads.append(matmul(part.t(), matmul(x, down.to(x.dtype).t())).float() * scale)
+        return matmul(grad, weight) if ctx.needs_input_grad[0] else None, None, None, None, *grads
 
 
 class FusedLinear:
@@ -47,12 +98,25 @@ class FusedLinear:
         weights: parameters [O_i, I] in float32; the gradient goes to each.
         biases: parameters [O_i], or nothing.
         dtype: number type of the product.
+        low_rank: addition to each weight, None where there is none; with one, only additions get a gradient.
     """
 
-    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), *, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor] = (),
+        *,
+        dtype: torch.dtype,
+        low_rank: Sequence[LowRank | None] = (),
+    ) -> None:
         self.weights = tuple(weights)
         self.biases = tuple(biases)
         self.dtype = dtype
+        self.low_rank = tuple(low_rank) or (None,) * len(self.weights)
+        starts = itertools.accumulate((weight.shape[0] for weight in self.weights), initial=0)
+        added = [(a, s, w.shape[0]) for a, s, w in zip(self.low_rank, starts, self.weights, strict=False) if a]
+        self._parts = tuple((start, size, addition.scale) for addition, start, size in added)
+        self._adapters = tuple(tensor for addition, *_ in added for tensor in (addition.down, addition.up))
         self._weight: Tensor | None = None
         self._bias: Tensor | None = None
 
@@ -63,11 +127,17 @@ class FusedLinear:
     def __call__(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N O"]:
         """Return the outputs of all maps, side by side."""
         if self._weight is None:
-            self._weight = _stacked(self.weights, self.dtype)
+            self._weight = _stacked(self._merged(), self.dtype)
             self._bias = _stacked(self.biases, self.dtype) if self.biases else None
         if not torch.is_grad_enabled():
             return linear(x, self._weight, self._bias)
+        if self._parts:
+            return _LowRankLinear.apply(x, self._weight, self._bias, self._parts, *self._adapters)
         return _Linear.apply(x, self._weight, self._bias, len(self.weights), *self.weights, *self.biases)
+
+    @torch.no_grad()
+    def _merged(self) -> list[Tensor]:
+        return [w if a is None else a.merged(w) for w, a in zip(self.weights, self.low_rank, strict=True)]
 
 
 def _stacked(parameters: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
@@ -89,12 +159,12 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         normed, scale, weight = ctx.saved_tensors
         grad = grad.float()
         size = weight.shape[0]
         inner = grad * normed
-        grad_weight = inner.reshape(-1, size).sum(0)
+        grad_weight = inner.reshape(-1, size).sum(0) if ctx.needs_input_grad[1] else None
         projection = torch.mv(inner.reshape(-1, size), weight).view(scale.shape) / size
         grad_x = grad.mul(weight).addcmul_(normed, projection, value=-1.0).mul_(scale)
         return grad_x.to(ctx.dtype), grad_weight, None, None

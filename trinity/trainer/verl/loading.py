@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from trinity.common.checkpoint import hash_tree
 from trinity.common.config import Config
 from trinity.common.errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    from trinity.trainer.verl.lora import Adapter
 
 HEAD_NAMES = ("score", "classifier")
 HEAD_STD = 0.02  # initializer_range of the common families
@@ -33,6 +38,38 @@ def load_model(path: str, device: torch.device, *, config: Config) -> PreTrained
     except (OSError, ValueError) as error:
         raise EnvironmentProblem(f"cannot load model.model_path {path}: {error}", code="E3101") from error
     return _ready(model, device)
+
+
+def attach_adapter(model: PreTrainedModel, config: Config) -> Adapter | None:
+    """Put the adapter of `model.lora_configs` into `model` and return it; None where there is none to train.
+
+    Raises:
+        ConfigError: it names modules that the model has not.
+        EnvironmentProblem: an existing adapter cannot be read or does not fit.
+    """
+    if not config.model.lora_configs:
+        return None
+    from trinity.trainer.verl.lora import attach  # PEFT takes two seconds to import
+
+    path = str(config.model.model_path)
+    return attach(model, config.model.lora_configs[0], seed=config.seed, base_hash=model_hash(path))
+
+
+def initial_weights(config: Config) -> Mapping[str, Tensor]:
+    """Return the weights from which the training of the adapter starts, on the CPU.
+
+    Raises:
+        EnvironmentProblem: model or adapter cannot be loaded.
+    """
+    model = load_model(str(config.model.model_path), torch.device("cpu"), config=config)
+    adapter = attach_adapter(model, config)
+    assert adapter is not None, "asked for only with model.lora_configs"
+    return adapter.weights()
+
+
+def model_hash(path: str) -> str:
+    """Return the hash of the files of a model's folder; empty where `path` is a hub id."""
+    return hash_tree(Path(path)) if Path(path).is_dir() else ""
 
 
 def load_value_model(path: str, device: torch.device, *, config: Config) -> PreTrainedModel:

@@ -5,6 +5,7 @@ Dimension key: M = scored tokens, d = hidden size, V = vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,6 +15,11 @@ from torch.autograd.function import once_differentiable
 
 from trinity.utils.products import matmul
 
+# What an advantage may ask for beside the log-probability, from the log-probabilities [M V] of the vocabulary.
+STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum_pi_squared": lambda logp: (2.0 * logp).exp().sum(1),
+    "entropys": lambda logp: -(logp.exp() * logp).sum(1),
+}
 CHUNK_BYTES = {"cpu": 32 * 2**20, "cuda": 512 * 2**20}
 
 
@@ -40,7 +46,7 @@ class _ChunkedLogprob(torch.autograd.Function):
         kept = None
         for start in range(0, len(labels), rows):
             part = slice(start, start + rows)
-            logp = _log_softmax(hidden[part], weight, bias, temperature)
+            logp = log_softmax(hidden[part], weight, bias, temperature)
             logprob[part] = logp.gather(1, labels[part, None]).squeeze(1)
             if with_entropy:
                 entropy[part] = -(logp.exp() * logp).sum(1)
@@ -57,22 +63,28 @@ class _ChunkedLogprob(torch.autograd.Function):
         bias = rest.pop(0) if ctx.has[0] else None
         kept = rest.pop(0) if ctx.has[1] else None
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None else None
+        of_bias, of_weight = ctx.needs_input_grad[2:4]  # both are frozen where only an adapter is trained
+        shape = {"dtype": torch.float32, "device": weight.device}
+        grad_weight = torch.zeros(weight.shape, **shape) if of_weight else None
+        grad_bias = torch.zeros(bias.shape, **shape) if bias is not None and of_bias else None
         for start in range(0, len(labels), ctx.rows):
             part = slice(start, start + ctx.rows)
-            logp = _log_softmax(hidden[part], weight, bias, ctx.temperature) if kept is None else kept
+            logp = log_softmax(hidden[part], weight, bias, ctx.temperature) if kept is None else kept
             of_entropy = (grad_entropy[part], entropy[part]) if ctx.with_entropy else None
             grad = _grad_logits(logp, labels[part], grad_logprob[part], of_entropy)
             grad = grad.div_(ctx.temperature).to(weight.dtype)
             grad_hidden[part] = matmul(grad, weight)
-            grad_weight += matmul(grad.t(), hidden[part])
+            if grad_weight is not None:
+                grad_weight += matmul(grad.t(), hidden[part])
             if grad_bias is not None:
                 grad_bias += grad.float().sum(0)
         return grad_hidden, None, grad_bias, grad_weight, None, None, None
 
 
-def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+def log_softmax(
+    hidden: Float[Tensor, "M d"], weight: Float[Tensor, "V d"], bias: Float[Tensor, "V"] | None, temperature: float
+) -> Float[Tensor, "M V"]:
+    """Return the log-probabilities (nats, float32) of the vocabulary; `temperature` divides the logits."""
     logits = matmul(hidden, weight.t()).float()
     if bias is not None:
         logits += bias
@@ -111,3 +123,23 @@ def logprob_and_entropy(
         with_entropy: compute the entropy; zeros otherwise.
     """
     return _ChunkedLogprob.apply(hidden, weight, bias, parameter, labels, temperature, with_entropy)
+
+
+@torch.no_grad()
+def distribution_statistics(
+    hidden: Float[Tensor, "M d"],
+    weight: Float[Tensor, "V d"],
+    names: Iterable[str],
+    *,
+    bias: Float[Tensor, "V"] | None = None,
+    temperature: float = 1.0,
+) -> dict[str, Float[Tensor, "M"]]:
+    """Return `STATISTICS` of the distribution that each hidden state predicts, in float32 and without a gradient."""
+    result = {name: hidden.new_empty(len(hidden), dtype=torch.float32) for name in names}
+    rows = chunk_rows(weight.shape[0], hidden.device)
+    for start in range(0, len(hidden), rows):
+        part = slice(start, start + rows)
+        logp = log_softmax(hidden[part], weight, bias, temperature)
+        for name, values in result.items():
+            values[part] = STATISTICS[name](logp)
+    return result

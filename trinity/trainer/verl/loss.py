@@ -49,15 +49,16 @@ class Share:
 
     @classmethod
     def of_rows(cls, micro: TrainBatch, mini: TrainBatch, *, normalizer: float) -> Share:
-        """Return the share that the rows of `micro` have in their mini-batch."""
+        """Return the share that the rows of `micro` have in their mini-batch; rejected tokens count in the latter."""
+        counted = mini.columns.get("counted_mask", mini.action_mask)
         return cls(
             tokens=micro.num_action_tokens,
             rows=len(micro),
             counted_rows=_num_counted(micro),
             width=micro.action_mask.shape[1],
-            all_tokens=mini.num_action_tokens,
+            all_tokens=int(counted.sum()),
             all_rows=len(mini),
-            all_counted_rows=_num_counted(mini),
+            all_counted_rows=int(counted.any(1).sum()),
             normalizer=normalizer,
         )
 
@@ -89,10 +90,14 @@ class Metrics:
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
         self._weights: dict[str, float] = {}
+        self._extremes: dict[str, float] = {}
 
     def add(self, values: Mapping[str, float], weight: float) -> None:
-        """Add the values of a micro-batch to weighted means."""
+        """Add the values of a micro-batch to weighted means; of `..._max` and `..._min` the extremes are kept."""
         for name, value in values.items():
+            if name.endswith(("_max", "_min")):
+                self._extremes[name] = _extreme(name, value, self._extremes.get(name, value))
+                continue
             self._sums[name] = self._sums.get(name, 0.0) + value * weight
             self._weights[name] = self._weights.get(name, 0.0) + weight
 
@@ -108,10 +113,17 @@ class Metrics:
             is_sum = name.endswith("loss")
             self._sums[name] = self._sums.get(name, 0.0) + total
             self._weights[name] = 1.0 if is_sum else self._weights.get(name, 0.0) + other._weights[name]
+        for name, value in other._extremes.items():
+            self._extremes[name] = _extreme(name, value, self._extremes.get(name, value))
 
     def means(self) -> dict[str, float]:
-        """Return the mean (or sum) of each metric."""
-        return {name: total / self._weights[name] for name, total in self._sums.items() if self._weights[name]}
+        """Return the mean (or sum, or extreme) of each metric."""
+        means = {name: total / self._weights[name] for name, total in self._sums.items() if self._weights[name]}
+        return means | self._extremes
+
+
+def _extreme(name: str, *values: float) -> float:
+    return max(values) if name.endswith("_max") else min(values)
 
 
 class LossFn:
@@ -144,6 +156,11 @@ class LossFn:
     def with_kl(self) -> bool:
         """Whether a nonzero coefficient reads the reference's log-probabilities."""
         return type(self.kl).__name__ != "NoneKLFn" and (self.kl.kl_coef != 0 or self.kl.adaptive)
+
+    @property
+    def with_full_kl(self) -> bool:
+        """Whether the divergence from the reference is that of whole distributions."""
+        return self.with_kl and self.kl.of_distributions
 
     @property
     def needs_reference(self) -> bool:
@@ -183,7 +200,11 @@ class LossFn:
             term, values = self.entropy(entropy, mask, loss_agg_mode=self.loss_agg_mode)
             loss = loss - term * shared
             self._note(metrics, values, share.tokens, shared)
-        if self.with_kl:
+        if "ref_divergence" in tensors:
+            term, values = self.kl.loss_of(tensors["ref_divergence"], mask, self.loss_agg_mode)
+            loss = loss + term * shared
+            self._note(metrics, values, share.tokens, shared)
+        elif self.with_kl:
             term, values = self.kl.calculate_kl_loss(
                 logprob,
                 tensors["ref_logprob"],

@@ -10,6 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from trinity.common.errors import ConfigError
+
 Scheduler = Literal["constant", "linear", "cosine"]
 
 
@@ -44,6 +46,46 @@ class Schedule:
         progress = min(max((step - self.warmup_steps) / span, 0.0), 1.0)
         share = 1.0 - progress if self.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
         return self.lr * (self.min_lr_ratio + (1.0 - self.min_lr_ratio) * share)
+
+
+def make_schedule(
+    section: str,
+    total_steps: int | None,
+    *,
+    lr: float,
+    kind: Scheduler,
+    steps: int,
+    ratio: float,
+    min_lr_ratio: float,
+) -> Schedule:
+    """Return the learning rate of each training step.
+
+    Args:
+        section: the configuration's section, for the message.
+        total_steps: training steps of the run; None where nobody knows them.
+        lr: peak learning rate.
+        kind: what follows the warm-up.
+        steps: warm-up in training steps; negative: the share `ratio` of all steps.
+        ratio: warm-up as a share of all training steps.
+        min_lr_ratio: final learning rate as a share of the peak.
+
+    Raises:
+        ConfigError: the rate follows the number of all steps, and nobody knows it (E1873).
+    """
+    if total_steps is None and (kind != "constant" or (steps < 0 and ratio > 0)):
+        what = f"lr_warmup_steps_ratio {ratio:g}" if kind == "constant" else f"schedule {kind}"
+        raise ConfigError(
+            f"{section}: {what} follows the number of all training steps, which nobody knows in this run; "
+            "write trainer.total_steps",
+            code="E1873",
+        )
+    return Schedule(
+        lr=lr,
+        kind=kind,
+        warmup_steps=warmup_steps(steps, ratio, total_steps),
+        total_steps=total_steps,
+        min_lr_ratio=min_lr_ratio,
+    )
 
 
 def warmup_steps(steps: int, ratio: float, total_steps: int | None) -> int:

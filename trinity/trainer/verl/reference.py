@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trinity.common.checkpoint import hash_tree
+from trinity.common.config import Config
 from trinity.trainer.batch import TrainBatch
-from trinity.trainer.verl.decoder import Decoder
+from trinity.trainer.verl.decoder import Decoder, make_decoder
+from trinity.trainer.verl.divergence import Output
+from trinity.trainer.verl.loading import attach_adapter, load_model, model_hash
+from trinity.trainer.verl.offload import Offload, tell_idle_offload
+from trinity.trainer.verl.packing import Packed
 from trinity.trainer.verl.scorer import ActorSettings, Scorer
+
+if TYPE_CHECKING:
+    from trinity.trainer.verl.lora import Adapter
+
+OFFLOAD = "trainer.trainer_config.actor_rollout_ref.ref.fsdp_config.param_offload"
 
 
 class Reference:
@@ -20,18 +29,86 @@ class Reference:
 
     Args:
         path: folder of the model, never changed by the run.
-        model: its parameters, frozen here.
         decoder: computes its hidden states.
         settings: temperature and size of micro-batches.
+        device: where it is computed.
+        fingerprint: hash of the model's files.
+        model: parameters of its own, frozen here; None where the decoder leaves out the policy's adapter.
+        is_offloaded: keep the model's parameters in host memory between two batches.
     """
 
-    def __init__(self, path: str, model: PreTrainedModel, decoder: Decoder, *, settings: ActorSettings) -> None:
+    def __init__(
+        self,
+        path: str,
+        decoder: Decoder,
+        *,
+        settings: ActorSettings,
+        device: torch.device,
+        fingerprint: str,
+        model: PreTrainedModel | None,
+        is_offloaded: bool = False,
+    ) -> None:
         self.path = path
-        self.model = model.requires_grad_(False)
-        self.fingerprint = hash_tree(Path(path)) if Path(path).is_dir() else ""
-        self.scorer = Scorer(decoder, settings=settings, device=next(model.parameters()).device)
+        self.model = None if model is None else model.requires_grad_(False)
+        self.fingerprint = fingerprint
+        self.scorer = Scorer(decoder, settings=settings, device=device)
+        moved = [self.model] if self.model is not None and is_offloaded else []
+        self.offload = Offload(device, models=moved, decoders=[decoder])
 
     @torch.no_grad()
     def compute_log_prob(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
         """Return the log-probability (nats) of the counted response tokens, 0 elsewhere, on the CPU."""
-        return self.scorer.compute_log_prob(batch)
+        with self.offload.loaded():
+            return self.scorer.compute_log_prob(batch)
+
+    @torch.no_grad()
+    def output(self, packed: Packed) -> Output:
+        """Return what gives the reference's logits at the scored positions."""
+        with self.offload.loaded():
+            hidden = self.scorer.decoder.hidden(packed)
+            weight, bias, _ = self.scorer.decoder.head()
+            # Detached, they keep the device's memory when the parameters go back to the host.
+            return Output(hidden, weight.detach(), None if bias is None else bias.detach())
+
+
+def load_reference(
+    config: Config,
+    policy: PreTrainedModel,
+    *,
+    adapter: Adapter | None,
+    settings: ActorSettings,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Reference:
+    """Return the policy as it is before the stage.
+
+    Args:
+        config: resolved configuration of the stage.
+        policy: the trained model; without its adapter it is the reference, if the adapter starts at zero.
+        adapter: what is trained of the policy, if that is an adapter.
+        settings: temperature and size of micro-batches.
+        device: where it is computed.
+        dtype: number type of the products.
+    """
+    path = str(config.model.model_path)
+    fingerprint, model = model_hash(path), None
+    if adapter is not None and adapter.is_fresh:
+        decoder = make_decoder(policy, dtype=dtype, recompute=False, without=adapter.disabled)
+    else:
+        model = load_model(path, device, config=config)
+        if adapter is not None:
+            attach_adapter(model, config)
+            fingerprint += adapter.path_hash
+        decoder = make_decoder(model, dtype=dtype, recompute=False)
+    is_offloaded = config.trainer.trainer_config.actor_rollout_ref.ref.fsdp_config.param_offload
+    if is_offloaded:
+        tell_idle_offload(OFFLOAD, device, is_shared=model is None)
+    return Reference(
+        path,
+        decoder,
+        settings=settings,
+        device=device,
+        fingerprint=fingerprint,
+        model=model,
+        is_offloaded=is_offloaded,
+    )

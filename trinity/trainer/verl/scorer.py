@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor
 from trinity.trainer.batch import TrainBatch, counted_rows, micro_batches
 from trinity.trainer.verl.attention import computing, is_manual
 from trinity.trainer.verl.decoder import Decoder
-from trinity.trainer.verl.logprob import logprob_and_entropy
+from trinity.trainer.verl.divergence import Output, full_divergence
+from trinity.trainer.verl.logprob import distribution_statistics, logprob_and_entropy
 from trinity.trainer.verl.loss import spread_to_rows
 from trinity.trainer.verl.packing import Packed, pack
 
@@ -63,7 +64,18 @@ class Scorer:
 
     def score(self, packed: Packed, *, with_entropy: bool) -> tuple[Float[Tensor, "M"], Float[Tensor, "M"]]:
         """Return log-probability and entropy (nats) of the scored tokens; see `logprob_and_entropy`."""
-        hidden = self.decoder.hidden(packed)
+        return self.score_hidden(self.decoder.hidden(packed), packed, with_entropy=with_entropy)
+
+    def divergence(self, hidden: Float[Tensor, "M d"], reference: Output) -> Float[Tensor, "M"]:
+        """Return KL(policy, reference) (nats) at the scored tokens whose `hidden` states are given."""
+        weight, bias, parameter = self.decoder.head()
+        policy = Output(hidden, weight, bias)
+        return full_divergence(policy, reference, parameter=parameter, temperature=self.settings.temperature)
+
+    def score_hidden(
+        self, hidden: Float[Tensor, "M d"], packed: Packed, *, with_entropy: bool
+    ) -> tuple[Float[Tensor, "M"], Float[Tensor, "M"]]:
+        """Return what `score` returns, from the decoder's hidden states."""
         weight, bias, parameter = self.decoder.head()
         return logprob_and_entropy(
             hidden,
@@ -79,16 +91,35 @@ class Scorer:
         """Return the log-probability (nats) of the counted response tokens, 0 elsewhere, on the CPU."""
         return self.compute(batch, lambda packed: self.score(packed, with_entropy=False)[0])
 
-    @torch.no_grad()
     def compute(self, batch: TrainBatch, function: Callable[[Packed], Float[Tensor, "M"]]) -> Float[Tensor, "B T"]:
         """Return what `function` gives the counted response tokens, 0 elsewhere, on the CPU, without gradient."""
-        result = torch.zeros(batch.action_mask.shape)
+        return self._compute_all(batch, lambda packed: {"": function(packed)})[""]
+
+    def compute_statistics(self, batch: TrainBatch, names: Iterable[str]) -> dict[str, Float[Tensor, "B T"]]:
+        """Return `logprob` (nats) and the `STATISTICS` in `names` of the counted response tokens, as `compute` does."""
+        wanted = sorted(names)
+
+        def of(packed: Packed) -> dict[str, Tensor]:
+            hidden = self.decoder.hidden(packed)
+            weight, bias, _ = self.decoder.head()
+            temperature = self.settings.temperature
+            found = distribution_statistics(hidden, weight, wanted, bias=bias, temperature=temperature)
+            return found | {"logprob": self.score_hidden(hidden, packed, with_entropy=False)[0]}
+
+        return self._compute_all(batch, of, names=("logprob", *wanted))
+
+    @torch.no_grad()
+    def _compute_all(
+        self, batch: TrainBatch, function: Callable[[Packed], dict[str, Tensor]], *, names: Iterable[str] = ("",)
+    ) -> dict[str, Float[Tensor, "B T"]]:
+        result = {name: torch.zeros(batch.action_mask.shape) for name in names}
         counted = counted_rows(batch, batch.action_mask)
         settings = self.settings
         for rows in micro_batches(batch, counted, max_tokens=settings.max_tokens, max_rows=settings.max_rows):
             packed = self.pack(batch.select(rows))
             with computing(packed):
-                scored = function(packed)
-            part = spread_to_rows(scored, packed.targets, num_rows=packed.num_rows, width=packed.width)
-            result[torch.tensor(rows), : packed.width] = part.cpu()
+                found = function(packed)
+            for name, values in found.items():
+                part = spread_to_rows(values, packed.targets, num_rows=packed.num_rows, width=packed.width)
+                result[name][torch.tensor(rows), : packed.width] = part.cpu()
         return result

@@ -13,7 +13,7 @@ from trinity.common.config.verl import ActorConfig
 from trinity.common.config.verl_base import FsdpConfig
 from trinity.common.errors import ConfigError
 from trinity.trainer.verl.loss import TOKEN_MEAN, LossFn
-from trinity.trainer.verl.optim import Schedule, warmup_steps
+from trinity.trainer.verl.optim import Schedule, make_schedule
 from trinity.trainer.verl.scorer import ActorSettings
 from trinity.utils.device import has_bf16_units
 from trinity.utils.registry import Registry
@@ -122,13 +122,19 @@ def actor_settings(config: Config) -> ActorSettings:
 
 
 def schedule_of(config: Config, total_steps: int | None) -> Schedule:
-    """Return the learning rate of each training step."""
+    """Return the learning rate of each training step.
+
+    Raises:
+        ConfigError: the rate follows the number of all steps, and `total_steps` is None.
+    """
     optimizer = config.algorithm.optimizer
-    return Schedule(
+    return make_schedule(
+        "algorithm.optimizer",
+        total_steps,
         lr=optimizer.lr,
         kind=optimizer.warmup_style or optimizer.lr_scheduler_type,
-        warmup_steps=warmup_steps(optimizer.lr_warmup_steps, optimizer.lr_warmup_steps_ratio, total_steps),
-        total_steps=total_steps,
+        steps=optimizer.lr_warmup_steps,
+        ratio=optimizer.lr_warmup_steps_ratio,
         min_lr_ratio=optimizer.min_lr_ratio,
     )
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from trinity.utils.log import get_logger
 logger = get_logger("trainer")
 
 MAX_SKIPPED_IN_A_ROW = 3
+
+# Writes the rows of a skipped step down, given the norm and the names of the parameters; returns the file.
+Reporter = Callable[[float, list[str]], Path | None]
 
 
 class Stepper:
@@ -61,8 +65,12 @@ class Stepper:
             group["lr"] = lr
         return lr
 
-    def step(self, step: int) -> float:
+    def step(self, step: int, *, report: Reporter | None = None) -> float:
         """Clip, step and clear the gradients; return their norm. A norm that is not finite skips the step.
+
+        Args:
+            step: training step, 1-based.
+            report: called if the step is skipped.
 
         Raises:
             NumericError: the norm was not finite in three optimizer steps in a row (E6001).
@@ -78,7 +86,7 @@ class Stepper:
             self.decoder.refresh()
             self.skipped_in_a_row = 0
         else:
-            self._skip(step)
+            self._skip(step, norm, report)
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 
@@ -95,17 +103,20 @@ class Stepper:
         self.num_skipped = state["num_skipped"]
         self.skipped_in_a_row = state["skipped_in_a_row"]
 
-    def _skip(self, step: int) -> None:
+    def _skip(self, step: int, norm: float, report: Reporter | None) -> None:
         self.num_skipped += 1
         self.skipped_in_a_row += 1
         bad = [name for name, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
-        logger.warning("training step %d skipped: the gradient of %s is not finite", step, ", ".join(bad[:3]))
         self.optimizer.zero_grad(set_to_none=True)
+        file = None if report is None else report(norm, bad)
+        place = f"; the batch is in {file}" if file is not None else ""
+        names = ", ".join(bad[:3]) or "the norm itself"
+        logger.warning("training step %d skipped: the gradient of %s is not finite%s", step, names, place)
         if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise NumericError(
                 f"the gradient norm was not finite in {MAX_SKIPPED_IN_A_ROW} optimizer steps in a row, last in "
-                f"training step {step} (first in {bad[0] if bad else 'the norm itself'}); lower "
-                f"{self.keys}, or look at rewards and log-probabilities",
+                f"training step {step} (first in {bad[0] if bad else 'the norm itself'}){place}; lower "
+                f"{self.keys}, or look at rewards and log-probabilities; the checkpoints from before are kept",
                 code="E6001",
             )
 

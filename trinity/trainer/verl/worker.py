@@ -15,15 +15,20 @@ from trinity.common.errors import NumericError, OutOfMemoryError
 from trinity.common.experience import Experience
 from trinity.trainer.advantage import batch_advantage_of
 from trinity.trainer.batch import TrainBatch, collate
+from trinity.trainer.correction import correction_of
 from trinity.trainer.metrics import batch_metrics, speed_metrics
+from trinity.trainer.quarantine import Quarantine
 from trinity.trainer.verl import settings
 from trinity.trainer.verl.checkpoint import load_trained, save_trained
 from trinity.trainer.verl.critic import Critic, reads_values
 from trinity.trainer.verl.decoder import make_decoder
 from trinity.trainer.verl.dp_actor import DataParallelPPOActor
-from trinity.trainer.verl.loading import load_model, num_embeddings
+from trinity.trainer.verl.loading import attach_adapter, load_model, num_embeddings
+from trinity.trainer.verl.logprob import STATISTICS
+from trinity.trainer.verl.offload import Offload, tell_idle_offload
 from trinity.trainer.verl.optim import make_optimizer
-from trinity.trainer.verl.reference import Reference
+from trinity.trainer.verl.plugin_state import function_states, restore_functions
+from trinity.trainer.verl.reference import load_reference
 from trinity.utils.device import (
     is_out_of_memory,
     peak_memory_bytes,
@@ -74,11 +79,14 @@ class ActorWorker:
         self.device = select_device(device)
         self.dtype = settings.products_dtype(config, self.device)
         self.loss_fn = settings.loss_of(config)
+        self.correction = correction_of(config, self.loss_fn)
         self.advantage = batch_advantage_of(config)
+        self.statistics = frozenset() if self.advantage is None else self.advantage.names & STATISTICS.keys()
         self.model = load_model(str(config.model.model_path), self.device, config=config)
+        self.adapter = attach_adapter(self.model, config)
         schedule, optimizer = settings.schedule_of(config, total_steps), config.algorithm.optimizer
         self.optimizer = make_optimizer(
-            self.model.parameters(),
+            (parameter for parameter in self.model.parameters() if parameter.requires_grad),
             optimizer.optimizer_type,
             lr=schedule.lr,
             betas=optimizer.betas,
@@ -92,17 +100,30 @@ class ActorWorker:
             optimizer=self.optimizer,
             schedule=schedule,
             settings=settings.actor_settings(config),
+            quarantine=Quarantine(Path(config.checkpoint_job_dir) / "quarantine"),
         )
         penalises = self.advantage is not None and self.advantage.with_kl
-        self.reference = self._load_reference() if self.loss_fn.needs_reference or penalises else None
+        self.reference = None
+        if self.loss_fn.needs_reference or penalises:
+            self.reference = load_reference(
+                config,
+                self.model,
+                adapter=self.adapter,
+                settings=self.actor.settings,
+                device=self.device,
+                dtype=self.dtype,
+            )
+        self.actor.reference = self.reference
         logger.info(
-            "trainer on %s: %.2f M parameters, products in %s%s",
+            "trainer on %s: %.2f M parameters, %.3f M of them trained, products in %s%s",
             self.device,
             sum(p.numel() for p in self.model.parameters()) / 1e6,
+            sum(p.numel() for p in self.actor.stepper.parameters) / 1e6,
             str(self.dtype).removeprefix("torch."),
             ", with a reference model" if self.reference else "",
         )
         self.critic = self._load_critic(total_steps)
+        self.offload = self._offload()
 
     def train_step(self, experiences: Sequence[Experience], step: int) -> dict[str, float]:
         """Train on `experiences`; see `TrainerBackend.train_step`."""
@@ -110,12 +131,14 @@ class ActorWorker:
         batch = collate(experiences)
         truncated = [exp.truncate_status == "response_truncated" for exp in experiences]
         try:
-            batch = self._with_logprobs(batch)
-            if self.critic is not None:
-                batch = self.critic.with_values(batch)
-            batch, of_rewards = self._with_advantages(batch, experiences)
-            metrics = self._update(batch, step)
-            synchronize(self.device)
+            with self.offload.loaded():
+                batch = self._with_logprobs(batch)
+                batch, of_rollout = (batch, {}) if self.correction is None else self.correction(batch)
+                if self.critic is not None:
+                    batch = self.critic.with_values(batch)
+                batch, of_rewards = self._with_advantages(batch, experiences)
+                metrics = self._update(batch, step)
+                synchronize(self.device)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -123,7 +146,7 @@ class ActorWorker:
         if "actor/kl_loss" in metrics:
             self.loss_fn.kl.update_kl_coef(metrics["actor/kl_loss"], len(batch))
         seconds = time.perf_counter() - start
-        metrics |= batch_metrics(batch, truncated) | of_rewards
+        metrics |= batch_metrics(batch, truncated) | of_rollout | of_rewards
         metrics |= speed_metrics(batch.num_tokens, seconds, peak_memory_bytes(self.device))
         return metrics | {"time/train_step": seconds}
 
@@ -136,8 +159,19 @@ class ActorWorker:
             return metrics
         return metrics | self.actor.update_policy(batch, step=step)
 
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the last optimizer steps were taken; false after a gradient that was not finite."""
+        steppers = [self.actor.stepper, *([self.critic.trained.stepper] if self.critic else [])]
+        return all(stepper.skipped_in_a_row == 0 for stepper in steppers)
+
     def weights(self) -> Mapping[str, Tensor]:
-        """Return the live weights; see `TrainerBackend.weights`. A tied output layer is listed once."""
+        """Return the live weights, with an adapter merged; see `TrainerBackend.weights`.
+
+        A tied output layer is listed once.
+        """
+        if self.adapter is not None:
+            return self.adapter.weights()
         return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
 
     def save(self, folder: Path, *, hf: bool) -> None:
@@ -145,6 +179,7 @@ class ActorWorker:
 
         Raises:
             NumericError: a weight is not finite; nothing is written.
+            WorkflowError: a function of a plugin has a state that cannot be saved.
         """
         parameters = chain(self.model.named_parameters(), self.critic.model.named_parameters() if self.critic else ())
         bad = [name for name, parameter in parameters if not bool(parameter.isfinite().all())]
@@ -155,35 +190,35 @@ class ActorWorker:
                 code="E6002",
             )
         extra = self.actor.stepper.state() | {
-            "kl_coef": float(self.loss_fn.kl.kl_coef),
-            "kl_penalty": {} if self.advantage is None else self.advantage.kl.state_dict(),
+            "functions": function_states(self.loss_fn, self.advantage),
         }
-        save_trained(folder / "actor", self.model, self.optimizer, extra, tokenizer=self.tokenizer, hf=hf)
+        save_trained(
+            folder / "actor", self.model, self.optimizer, extra, tokenizer=self.tokenizer, hf=hf, adapter=self.adapter
+        )
         if self.critic is not None:
             self.critic.save(folder, tokenizer=self.tokenizer, hf=hf)
 
     def load(self, folder: Path) -> None:
         """Continue from `actor/` and `critic/` in `folder`; see `TrainerBackend.load`."""
-        extra = load_trained(folder / "actor", self.model, self.optimizer)
+        extra = load_trained(folder / "actor", self.model, self.optimizer, adapter=self.adapter)
         self.actor.decoder.refresh()
         self.actor.stepper.restore(extra)
         if self.critic is not None:
             self.critic.load(folder)
-        if self.loss_fn.kl.adaptive:
-            self.loss_fn.kl.kl_coef = extra["kl_coef"]
-        if self.advantage is not None and extra.get("kl_penalty"):
-            self.advantage.kl.load_state_dict(extra["kl_penalty"])
+        restore_functions(extra["functions"], self.loss_fn, self.advantage)
+        self.offload.park()
 
     def memory_table(self) -> dict[str, int]:
         """Return bytes by what holds them, and the memory of the device."""
         parameters = list(self.model.parameters())
+        reference = None if self.reference is None else self.reference.model
         state = (t for values in self.optimizer.state.values() for t in values.values() if isinstance(t, Tensor))
         table = {
             "parameters": _num_bytes(parameters),
             "gradients": _num_bytes(p.grad for p in parameters if p.grad is not None),
             # AdamW's two moments are made in the first step: before it, what they will take.
-            "optimizer state": _num_bytes(state) or 2 * _num_bytes(parameters),
-            "reference model": _num_bytes(self.reference.model.parameters()) if self.reference else 0,
+            "optimizer state": _num_bytes(state) or 2 * _num_bytes(p for p in parameters if p.requires_grad),
+            "reference model": 0 if reference is None else _num_bytes(reference.parameters()),
             **(self.critic.memory_table() if self.critic else {}),
             "most held by PyTorch": peak_memory_bytes(self.device),
             "memory of the device": total_memory_bytes(self.device),
@@ -191,13 +226,16 @@ class ActorWorker:
         return {name: size for name, size in table.items() if size}
 
     def _with_logprobs(self, batch: TrainBatch) -> TrainBatch:
-        """Add `old_logprob` and, where it is read, `ref_logprob`."""
-        if not self.config.algorithm.bypass_old_logprobs:
-            batch = batch.with_columns(old_logprob=self.actor.compute_log_prob(batch))
+        """Add `old_logprob` and, where they are read, `ref_logprob` and statistics of the policy's distributions."""
+        if not self.config.algorithm.bypass_old_logprobs or self.statistics:
+            scored = self.actor.scorer.compute_statistics(batch, self.statistics)
+            batch = batch.with_columns(old_logprob=scored.pop("logprob"), **scored)
         elif "rollout_logprob" in batch.columns:
             batch = batch.with_columns(old_logprob=batch.columns["rollout_logprob"])
         if self.reference is not None:
             batch = batch.with_columns(ref_logprob=self.reference.compute_log_prob(batch))
+        if "counted_mask" in self.loss_fn.policy_loss.select_keys:
+            batch = batch.with_columns(counted_mask=batch.action_mask)
         return batch
 
     def _with_advantages(
@@ -217,11 +255,23 @@ class ActorWorker:
         logger.info("critic from %s, actor first trained in step %d", critic.path, critic.warmup + 1)
         return critic
 
-    def _load_reference(self) -> Reference:
-        path = str(self.config.model.model_path)
-        model = load_model(path, self.device, config=self.config)
-        decoder = make_decoder(model, dtype=self.dtype, recompute=False)
-        return Reference(path, model, decoder, settings=self.actor.settings)
+    def _offload(self) -> Offload:
+        """Return what holds parameters and optimizer state of policy and critic between two steps."""
+        fsdp, critic = settings.actor_of(self.config).fsdp_config, self.critic
+        for key, is_on in (("param_offload", fsdp.param_offload), ("optimizer_offload", fsdp.optimizer_offload)):
+            if is_on:
+                tell_idle_offload(f"trainer.{key}", self.device)
+        models = [self.model, *([critic.model] if critic else [])]
+        optimizers = [self.optimizer, *([critic.optimizer] if critic else [])]
+        decoders = [self.actor.decoder, *([critic.trained.decoder] if critic else [])]
+        if self.reference is not None:
+            decoders.append(self.reference.scorer.decoder)
+        return Offload(
+            self.device,
+            models=models if fsdp.param_offload else (),
+            optimizers=optimizers if fsdp.optimizer_offload else (),
+            decoders=decoders,
+        )
 
     def _out_of_memory(self, batch: TrainBatch, step: int) -> OutOfMemoryError:
         rows = memory_lines(self.memory_table())

@@ -8,6 +8,7 @@ from trinity.common.config.algorithm import LossAggMode
 from trinity.common.config.available import LATER_NAMES, is_served
 from trinity.common.config.draft import Draft
 from trinity.common.config.nearest import nearest
+from trinity.common.config.rules.rollout_correction import check_correction, recompute, resolve_correction
 from trinity.common.config.schema_index import default_at
 
 FUNCTIONS = {
@@ -28,9 +29,9 @@ GROUPS_IN_TRAINER = frozenset({
 })  # fmt: skip
 # Advantages that the trainer does not compute: it has no rewards of tokens that a penalty could lower.
 WITHOUT_TOKEN_REWARDS = GROUPS_IN_PIPELINE | {"reinforce", None}
+# What a forward pass before the step gives beside the old log-probabilities.
+OF_DISTRIBUTIONS = frozenset({"sum_pi_squared", "entropys"})
 DATASET_ALGORITHMS = {"sft", "dpo", "cpt"}
-
-
 SHARED_AGG_MODES = get_args(LossAggMode)
 
 
@@ -42,10 +43,12 @@ def resolve_algorithm(draft: Draft) -> None:
     defaults = dict(entry.args) if entry is not None else {}
     if known:
         _fill_type(draft, algorithm, defaults)
+    resolve_correction(draft, defaults.get("policy_loss_fn_args") or {})
     for name, registry in FUNCTIONS.items():
         _resolve_function(draft, name, registry, defaults)
     _resolve_aggregation(draft)
     _check_rollouts(draft, algorithm)
+    check_correction(draft)
     _check_kl_penalty(draft)
     _resolve_optimizer(draft)
 
@@ -109,6 +112,8 @@ def _resolve_function(draft: Draft, name: str, registry: str, defaults: dict[str
     if entry is None:
         _merge_arguments(draft, f"{key}_args", chosen, {}, is_closed=False)
         return
+    if entry.needs & OF_DISTRIBUTIONS:
+        recompute(draft, key, "reads whole distributions of the weights before the step")
     arguments = dict(entry.args)
     if defaults.get(name) == chosen:
         arguments |= dict(defaults.get(f"{name}_args") or {})
@@ -149,6 +154,23 @@ def _resolve_aggregation(draft: Draft) -> None:
         )
     elif "loss_agg_mode" in arguments and own != mode:
         draft.derive("algorithm.policy_loss_fn_args", {**arguments, "loss_agg_mode": mode}, "algorithm.loss_agg_mode")
+    elif "loss_agg_mode" not in arguments and draft.is_own("algorithm.loss_agg_mode"):
+        _note_fixed_aggregation(draft, mode)
+
+
+def _note_fixed_aggregation(draft: Draft, mode: str) -> None:
+    """Warn that a policy loss aggregates in its own way, whatever was written."""
+    loss = draft.get("algorithm.policy_loss_fn")
+    entry = draft.catalogue.entry("policy_loss_fn", loss)
+    if entry is not None:
+        draft.problem(
+            "W1902",
+            "algorithm.loss_agg_mode",
+            f"`algorithm.loss_agg_mode: {mode}` has no effect on the policy loss {loss}, which is aggregated in "
+            "its own way; only KL and entropy terms follow it",
+            involves=("algorithm.policy_loss_fn",),
+            suggestion="remove it",
+        )
 
 
 def _check_rollouts(draft: Draft, algorithm: str) -> None:
@@ -227,6 +249,14 @@ def _check_pairs(draft: Draft, algorithm: str) -> None:
 
 def _check_kl_penalty(draft: Draft) -> None:
     """Check that a KL penalty in the reward reaches an advantage that is computed from it."""
+    if draft.get("algorithm.kl_penalty_fn") == "full":
+        draft.problem(
+            "E1854",
+            "algorithm.kl_penalty_fn",
+            "`algorithm.kl_penalty_fn: full` compares whole distributions, and a reward is lowered by the "
+            "log-probability of its token",
+            suggestion="write `kl_loss_fn: full`, or another kl_penalty_fn such as k3",
+        )
     penalty, advantage = draft.get("algorithm.kl_penalty_fn"), draft.get("algorithm.advantage_fn")
     is_term = penalty not in (None, "none") and is_served("kl_fn", penalty)
     if is_term and advantage in WITHOUT_TOKEN_REWARDS:

@@ -75,8 +75,10 @@ def resolve_synchronizer(draft: Draft) -> None:
         draft.problem(
             "E1812",
             METHOD,
-            f"`{METHOD}: nccl` carries whole models, not adapters",
-            suggestion="write `sync_method: checkpoint`",
+            f"`{METHOD}: nccl` sends the trained tensors to engines on other devices, and with model.lora_configs "
+            "these are an adapter's; the engine takes merged weights from memory or from files",
+            involves=("model.lora_configs",),
+            suggestion="write `sync_method: auto` or `sync_method: checkpoint`",
         )
     if draft.get("explorer.over_rollout.ratio") > 0 and draft.get("synchronizer.sync_style") == "fixed":
         draft.problem(

@@ -48,6 +48,8 @@ def resolve_trainer(draft: Draft) -> None:
     _resolve_budget(draft)
     for plain, detailed in _PAIRS:
         _join(draft, plain, detailed)
+    for name in ("param_offload", "optimizer_offload"):
+        _join_switch(draft, f"trainer.{name}", f"{ACTOR}.fsdp_config.{name}")
     _raise_budget(draft)
     _resolve_optimizer(draft)
     older = draft.get(f"{ACTOR}.ppo_micro_batch_size")
@@ -71,6 +73,14 @@ def _join(draft: Draft, plain: str, detailed: str) -> None:
         draft.derive(detailed, draft.get(plain), plain)
     elif draft.get(plain) != value:
         draft.derive(plain, value, f"{detailed} wins")
+
+
+def _join_switch(draft: Draft, plain: str, detailed: str) -> None:
+    """As `_join`, for a switch of the veRL tree that is off unless it is written."""
+    if draft.is_given(detailed):
+        draft.derive(plain, draft.get(detailed), f"{detailed} wins")
+    else:
+        draft.derive(detailed, draft.get(plain), plain)
 
 
 def _resolve_clip(draft: Draft) -> None:
@@ -185,6 +195,28 @@ def _resolve_retention(draft: Draft) -> None:
             suggestion="write 2 or more",
         )
         draft.derive(key, 2, "a checkpoint is removed only when two newer ones are complete")
+
+
+def check_schedule(draft: Draft) -> None:
+    """Refuse a learning rate that follows the number of all steps where nobody knows it: a queue trained alone."""
+    buffer = draft.get("buffer.trainer_input.experience_buffer") or {}
+    if draft.mode != "train" or buffer.get("storage_type") == "file" or draft.get("trainer.total_steps") is not None:
+        return
+    kind, ratio = (draft.get(f"algorithm.optimizer.{name}") for name in ("lr_scheduler_type", "lr_warmup_steps_ratio"))
+    older = draft.get("algorithm.optimizer.warmup_style")
+    kinds = (("warmup_style", older),) if older is not None else (("lr_scheduler_type", kind),)
+    by_ratio = ratio if draft.get("algorithm.optimizer.lr_warmup_steps") < 0 else 0
+    for name, value in (*kinds, ("lr_warmup_steps_ratio", by_ratio)):
+        if value not in ("constant", 0):
+            key = f"algorithm.optimizer.{name}"
+            draft.problem(
+                "E1873",
+                key,
+                f"`{key}: {value}` follows the number of all training steps, which nobody knows when a buffer of "
+                "experiences is trained in mode train",
+                involves=("trainer.total_steps", "buffer.total_steps", "mode"),
+                suggestion="write `trainer.total_steps`",
+            )
 
 
 def check_derived_keys(draft: Draft) -> None:

@@ -63,6 +63,8 @@ def engine_settings(config: Config, rollout: InferenceModelConfig | None = None)
     if model.max_model_len is None:
         raise ConfigError("model.max_model_len must be set or derived before an engine starts, got null", code="E1612")
     check_available(model)
+    if rollout.lora_configs:
+        raise NotAvailableError("an engine's own lora_configs are not available; the adapter is that of section model")
     slots = min(MAX_DEFAULT_SLOTS, config.explorer.runner_per_model * (config.algorithm.repeat_times or 1))
     return EngineSettings(
         model=model,
@@ -92,7 +94,7 @@ def check_available(model: ModelConfig) -> None:
     Raises:
         NotAvailableError: the message names the key and the value to use.
     """
-    plain = {"repetition_penalty": 1.0, "rope_scaling": None, "rope_theta": None, "lora_configs": None}
+    plain = {"repetition_penalty": 1.0, "rope_scaling": None, "rope_theta": None}
     for name, value in plain.items():
         got = model.__dict__[name]
         if got != value and got != ():

@@ -1,0 +1,90 @@
+"""Adapters and schedules that cannot be what was meant: the code, the key, the line and a part of the way out."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.common.config.conftest import Examine
+from tests.common.config.rows import with_
+from tests.common.config.test_bad_input import find
+
+QUEUE = with_("  train_batch_size: 8\n  trainer_input: {experience_buffer: {name: q}}\nmode: train\n")
+
+
+def with_adapter(text: str) -> str:
+    """Return the minimal file with `text` as `model.lora_configs`, from line 6 on."""
+    return with_("", max_model_len=f"max_model_len: 128\n  lora_configs: {text}")
+
+
+def with_optimizer(text: str) -> str:
+    """Return a file that trains a queue alone, with `text` in the optimizer's section, in line 16."""
+    return QUEUE + f"algorithm: {{optimizer: {{{text}}}}}\n"
+
+
+ROWS = {
+    "two adapters": (with_adapter("[{}, {}]"), "E1870", "model.lora_configs", 6, "one entry"),
+    "no rank": (with_adapter("[{lora_rank: 0}]"), "E1302", "model.lora_configs[0].lora_rank", 6, ""),
+    "path, and made by the run": (
+        with_adapter("[{path: a, is_dummy: true}]"), "E1872", "model.lora_configs[0].is_dummy", 6, "remove",
+    ),
+    "path, and a rank": (
+        with_adapter("\n  - path: a\n    lora_rank: 8"), "W1902", "model.lora_configs[0].lora_rank", 8, "",
+    ),
+    "lora_dtype": (
+        with_adapter("[{lora_dtype: bfloat16}]"), "E1900", "model.lora_configs[0].lora_dtype", 6, "auto, float32",
+    ),
+    "adapter by veRL's key": (
+        with_("trainer: {trainer_config: {actor_rollout_ref: {model: {lora_rank: 8}}}}\n"), "E1900",
+        "trainer.trainer_config.actor_rollout_ref.model.lora_rank", 13, "`model.lora_configs`",
+    ),
+    "schedule": (
+        with_optimizer("lr_scheduler_type: cosine"), "E1873", "algorithm.optimizer.lr_scheduler_type", 16,
+        "trainer.total_steps",
+    ),
+    "older name of it": (
+        with_optimizer("warmup_style: linear"), "E1873", "algorithm.optimizer.warmup_style", 16, "trainer.total_steps",
+    ),
+    "warm-up as a share": (
+        with_optimizer("lr_warmup_steps_ratio: 0.1"), "E1873", "algorithm.optimizer.lr_warmup_steps_ratio", 16,
+        "trainer.total_steps",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "code", "key", "line", "hint"), ROWS.values(), ids=ROWS)
+def test_what_cannot_be_meant_is_named_with_place_and_way_out(
+    examined: Examine, text: str, code: str, key: str, line: int, hint: str
+) -> None:
+    problem = find(examined(text)[1], code, key)
+    assert (problem.line, problem.is_error) == (line, code.startswith("E"))
+    assert hint in (problem.suggestion or "")
+
+
+def test_schedules_with_an_end_or_without_need_of_one_are_accepted(examined: Examine) -> None:
+    for text in (
+        with_optimizer("lr_scheduler_type: cosine") + "trainer: {total_steps: 9}\n",
+        with_optimizer("lr_warmup_steps: 2, lr_warmup_steps_ratio: 0.1"),
+        with_("algorithm: {optimizer: {lr_scheduler_type: linear}}\n"),
+    ):
+        assert not [p.render() for p in examined(text)[1] if p.code == "E1873"]
+
+
+def test_an_adapter_needs_no_more_than_an_empty_entry(examined: Examine) -> None:
+    plan, problems = examined(with_adapter("[{}]"))
+    assert not [p.render() for p in problems if p.is_error]
+    adapter = (plan.stages[0].config.model.lora_configs or ())[0]
+    assert (adapter.lora_rank, adapter.lora_alpha, adapter.target_modules) == (32, 32, "all-linear")
+    assert adapter.is_dummy and plan.stages[0].config.synchronizer.sync_method == "memory"
+
+
+def test_the_two_names_of_an_offload_switch_hold_one_value(examined: Examine) -> None:
+    def values(text: str) -> tuple[bool, bool]:
+        plan, problems = examined(with_(text))
+        assert not [p.render() for p in problems if p.is_error]
+        trainer = plan.stages[0].config.trainer
+        return trainer.param_offload, trainer.trainer_config.actor_rollout_ref.actor.fsdp_config.param_offload
+
+    tree = "trainer: {%strainer_config: {actor_rollout_ref: {actor: {fsdp_config: {param_offload: %s}}}}}\n"
+    assert values("trainer: {param_offload: true}\n") == (True, True)
+    assert values(tree % ("", "true")) == (True, True)
+    assert values(tree % ("param_offload: true, ", "false")) == (False, False)

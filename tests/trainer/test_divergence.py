@@ -1,0 +1,107 @@
+"""The KL term over whole distributions: its value, its gradient, and that pieces and splits change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from tests.trainer.conftest import make_experiences
+from tests.trainer.test_update import assert_same, gradients, worker
+from trinity.common.config import Config
+from trinity.common.errors import ConfigError
+from trinity.trainer.verl.divergence import Output, full_divergence
+from trinity.trainer.verl.logprob import CHUNK_BYTES
+from trinity.trainer.verl.worker import ActorWorker
+
+Maker = Callable[..., Config]
+FULL = {"kl_loss_fn": "full", "kl_loss_fn_args": {"kl_coef": 0.5}}
+
+
+def _moved(made: ActorWorker) -> ActorWorker:
+    """Move the policy away from the reference, the same way each time."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in made.model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    made.actor.decoder.refresh()
+    return made
+
+
+def _random(bias: bool, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor | None]:
+    hidden, weight = (torch.randn(n, 5, generator=generator) for n in (7, 11))
+    return hidden, weight, torch.randn(11, generator=generator) if bias else None
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_value_and_gradient_in_pieces_are_those_of_autograd(monkeypatch: pytest.MonkeyPatch, bias: bool) -> None:
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", 4 * 11 * 3)  # three rows a piece
+    generator = torch.Generator().manual_seed(1)
+    policy, reference = _random(bias, generator), _random(bias, generator)
+    tensors = [t.clone().requires_grad_() for t in policy if t is not None]
+    again = [t.clone().requires_grad_() for t in policy if t is not None]
+    factors = torch.randn(7, generator=generator)
+
+    def logp(hidden: Tensor, weight: Tensor, of_bias: Tensor | None = None) -> Tensor:
+        logits = hidden @ weight.t() + (0 if of_bias is None else of_bias)
+        return (logits / 0.7).log_softmax(-1)
+
+    known = [t for t in reference if t is not None]
+    plain = (logp(*tensors).exp() * (logp(*tensors) - logp(*known))).sum(-1)
+    (plain * factors).sum().backward()
+    found = full_divergence(
+        Output(again[0], again[1].detach(), again[2] if bias else None),
+        Output(*reference),
+        parameter=again[1],
+        temperature=0.7,
+    )
+    (found * factors).sum().backward()
+    torch.testing.assert_close(found, plain, atol=1e-5, rtol=1e-5)
+    for left, right in zip(tensors, again, strict=True):
+        torch.testing.assert_close(right.grad, left.grad, atol=1e-5, rtol=1e-4)
+
+
+def test_the_term_is_that_of_plain_torch(make_config: Maker, model_path: Path) -> None:
+    experiences = make_experiences(1)
+    for exp in experiences:
+        exp.advantages = torch.zeros_like(exp.advantages)
+    made = _moved(worker(make_config(algorithm=FULL), max_rows=3, max_tokens=None))
+    found = gradients(made, experiences)
+    reference = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float64)
+    policy = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float64)
+    policy.load_state_dict({name: tensor.double() for name, tensor in made.model.state_dict().items()})
+
+    def logp(model: nn.Module, tokens: Tensor, start: int) -> Tensor:
+        return model(tokens[None]).logits[0, start - 1 : -1].log_softmax(-1)
+
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for exp in experiences:
+        own = logp(policy, exp.tokens, exp.prompt_length)
+        with torch.no_grad():
+            other = logp(reference, exp.tokens, exp.prompt_length)
+        total = total + (own.exp() * (own - other)).sum(-1)[exp.action_mask].sum()
+        count += int(exp.action_mask.sum())
+    loss = 0.5 * total / count
+    loss.backward()
+    wanted = {name: parameter.grad.float() for name, parameter in policy.named_parameters()}
+    assert_same(wanted, found, tolerance=1e-5)
+    metrics = _moved(worker(make_config(algorithm=FULL))).train_step(experiences, 1)
+    assert metrics["actor/kl_loss"] == pytest.approx(float(total.detach()) / count, rel=1e-4)
+
+
+def test_the_split_does_not_change_the_gradient(make_config: Maker) -> None:
+    config, experiences = make_config(algorithm=FULL), make_experiences(1, tasks=3)
+    whole = gradients(_moved(worker(config, max_tokens=None, max_rows=None)), experiences)
+    for split in ({"max_rows": 1, "max_tokens": None}, {"max_tokens": 40}):
+        assert_same(whole, gradients(_moved(worker(config, **split)), experiences))
+
+
+def test_a_reward_cannot_be_lowered_by_whole_distributions(make_config: Maker) -> None:
+    algorithm = {"advantage_fn": "grpo_verl", "repeat_times": 4, "kl_penalty_fn": "full"}
+    with pytest.raises(ConfigError, match="kl_penalty_fn full compares whole distributions") as caught:
+        worker(make_config(algorithm=algorithm))
+    assert caught.value.code == "E1854"

@@ -1,0 +1,301 @@
+"""Low-rank adapters through PEFT: made from the seed or read from a folder, merged for the rollouts, saved.
+
+An adapter adds `scale * B A` to the weight of a linear map (arXiv:2106.09685, section 4.1). The model's own weights are
+frozen; everybody but the trainer sees merged weights under the model's own names.
+
+```
+actor/lora_adapter/adapter_config.json         as PEFT writes it
+                   adapter_model.safetensors   A and B
+      lora_train_meta.json                     rank, alpha, name, and the hash of the base model
+```
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from peft.tuners.lora import LoraLayer
+from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from trinity.common.checkpoint import hash_tree
+from trinity.common.config.model import LoraConfig
+from trinity.common.errors import CheckpointError, ConfigError, EnvironmentProblem
+from trinity.common.models.preflight_adapter import ADAPTER_FILES, check_adapter_dir
+from trinity.trainer.verl.checkpoint import LORA_FOLDER
+from trinity.utils.log import get_logger
+
+logger = get_logger("trainer")
+
+KEY = "model.lora_configs[0]"
+META = "lora_train_meta.json"
+CONFIG, WEIGHTS = ADAPTER_FILES
+ADAPTER = "default"
+ALL_LINEAR = "all-linear"
+
+# What an adapter may have that is more than `scale * B A` in linear maps, and the value that means it has not.
+_PLAIN: dict[str, Any] = {
+    "bias": "none", "use_dora": False, "lora_bias": False, "modules_to_save": None, "layer_replication": None,
+    "target_parameters": None, "trainable_token_indices": None,
+}  # fmt: skip
+
+
+class MergedWeights(Mapping[str, Tensor]):
+    """The weights by Hugging Face name, each merged with the adapter when it is read; the next step changes them.
+
+    Args:
+        model: a model with an adapter in its linear maps.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._adapted: dict[str, Any] = {
+            f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, LoraLayer)
+        }
+        self._own = {
+            name.replace(".base_layer.", "."): parameter
+            for name, parameter in model.named_parameters()
+            if not is_adapter_tensor(name)
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        weight = self._own[name].detach()
+        if name not in self._adapted:
+            return weight
+        with torch.no_grad():
+            merged: Tensor = weight + self._adapted[name].get_delta_weight(ADAPTER)
+            return merged
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._own)
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The adapter in a model.
+
+    Attributes:
+        wrapped: PEFT's view of the model.
+        model: the model itself, whose linear maps hold the adapter.
+        name: name that the configuration gives it.
+        is_fresh: made by this run, so that at its start it adds nothing.
+        base_hash: hash of the base model's files; empty where the model is not a folder.
+        path_hash: hash of the files of the adapter that it started from; empty for a fresh one.
+    """
+
+    wrapped: peft.PeftModel
+    model: PreTrainedModel
+    name: str
+    is_fresh: bool
+    base_hash: str
+    path_hash: str
+
+    @property
+    def config(self) -> peft.LoraConfig:
+        """PEFT's configuration of the adapter."""
+        config = self.wrapped.peft_config[ADAPTER]
+        assert isinstance(config, peft.LoraConfig), "attach() makes no other"
+        return config
+
+    def weights(self) -> MergedWeights:
+        """Return the live weights with the adapter merged in."""
+        return MergedWeights(self.model)
+
+    def disabled(self) -> AbstractContextManager[None]:
+        """Return a context in which the model's own forward pass leaves the adapter out."""
+        context: AbstractContextManager[None] = self.wrapped.disable_adapter()
+        return context
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return A and B of each linear map under PEFT's names, on the CPU."""
+        state = get_peft_model_state_dict(self.wrapped, save_embedding_layers=False)
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+
+    def save(self, folder: Path) -> None:
+        """Write the adapter into the actor's folder of a checkpoint; `PeftModel.from_pretrained` reads it."""
+        target = folder / LORA_FOLDER
+        target.mkdir(parents=True)
+        save_file(self.tensors(), target / WEIGHTS, metadata={"format": "pt"})
+        config = self.config
+        values = {k: sorted(v) if isinstance(v, set) else v for k, v in config.to_dict().items()}
+        text = json.dumps(values | {"inference_mode": True}, indent=2, sort_keys=True, default=str)
+        (target / CONFIG).write_text(text, encoding="utf-8")
+        meta = {"r": config.r, "lora_alpha": config.lora_alpha, "task_type": "CAUSAL_LM", "name": self.name}
+        text = json.dumps(meta | {"base_model_hash": self.base_hash}, indent=4)
+        (folder / META).write_text(text, encoding="utf-8")
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote into the actor's folder `folder`.
+
+        Raises:
+            CheckpointError: the checkpoint is of another base model or another adapter.
+        """
+        meta = json.loads((folder / META).read_text(encoding="utf-8"))
+        if meta["base_model_hash"] != self.base_hash:
+            raise CheckpointError(
+                f"{folder / LORA_FOLDER} was trained on other weights than those of model.model_path: its files "
+                "changed; restore them, or set continue_from_checkpoint: false",
+                code="E7020",
+            )
+        saved, own = load_file(folder / LORA_FOLDER / WEIGHTS), self.tensors()
+        if {n: t.shape for n, t in saved.items()} != {n: t.shape for n, t in own.items()}:
+            raise CheckpointError(
+                f"{folder / LORA_FOLDER} is an adapter of rank {meta['r']} in {len(saved) // 2} linear maps; {KEY} "
+                f"makes one of rank {self.config.r} in {len(own) // 2}; write lora_rank and "
+                "target_modules as they were, or set continue_from_checkpoint: false",
+                code="E7020",
+            )
+        set_peft_model_state_dict(self.wrapped, saved)
+
+
+def is_adapter_tensor(name: str) -> bool:
+    """Return whether a parameter's name is that of an adapter's A or B."""
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def attach(model: PreTrainedModel, settings: LoraConfig, *, seed: int, base_hash: str) -> Adapter:
+    """Freeze `model` and put an adapter into its linear maps; return the adapter.
+
+    Args:
+        model: weights in float32; its linear maps are replaced in place.
+        settings: the adapter's section of the configuration.
+        seed: of the initial A of a new adapter; its B is 0.
+        base_hash: hash of the model's files.
+
+    Raises:
+        ConfigError: `target_modules` or `exclude_modules` names what is no linear map of the model.
+        EnvironmentProblem: the adapter of `path` cannot be read or does not fit.
+    """
+    path = None if settings.path is None else Path(settings.path).expanduser()
+    config, tensors = (_new(settings), None) if path is None else _read(path)
+    config.base_model_name_or_path = settings.base_model_name or model.config.name_or_path
+    config.fan_in_fan_out = _check_targets(model, config)
+    model.requires_grad_(False)
+    device = next(model.parameters()).device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        wrapped = peft.get_peft_model(model, config, adapter_name=ADAPTER)
+    if tensors is not None:
+        _fill(wrapped, tensors, str(path))
+    return Adapter(
+        wrapped,
+        model,
+        settings.name or LORA_FOLDER,
+        is_fresh=path is None,
+        base_hash=base_hash,
+        path_hash="" if path is None else hash_tree(path),
+    )
+
+
+def _new(settings: LoraConfig) -> peft.LoraConfig:
+    def listed(value: str | tuple[str, ...] | None) -> str | list[str] | None:
+        return list(value) if isinstance(value, tuple) else value
+
+    return peft.LoraConfig(
+        r=settings.lora_rank,
+        lora_alpha=settings.lora_alpha,
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+        target_modules=listed(settings.target_modules),
+        exclude_modules=listed(settings.exclude_modules),
+    )
+
+
+def _read(folder: Path) -> tuple[peft.LoraConfig, dict[str, Tensor]]:
+    """Return configuration and tensors of the adapter in `folder`."""
+    for finding in check_adapter_dir(folder):
+        raise EnvironmentProblem(finding.message, code=finding.code)
+    try:
+        config = peft.PeftConfig.from_pretrained(str(folder))
+        tensors = load_file(folder / WEIGHTS)
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        raise EnvironmentProblem(f"cannot read the adapter {KEY}.path {folder}: {error}", code="E3118") from error
+    values = vars(config)
+    more = [name for name, plain in _PLAIN.items() if (values.get(name) or plain) != plain]
+    if not isinstance(config, peft.LoraConfig) or more:
+        what = f"sets {', '.join(more)}" if more else f"is of type {config.peft_type}"
+        raise EnvironmentProblem(
+            f"{KEY}.path {folder} {what}; only plain LoRA in linear maps can be trained here", code="E3119"
+        )
+    if config.lora_dropout:
+        logger.warning("%s.path: lora_dropout %g is not used; dropout is 0 in training", KEY, config.lora_dropout)
+        config.lora_dropout = 0.0
+    config.inference_mode = False
+    return config, tensors
+
+
+def _fill(wrapped: peft.PeftModel, tensors: dict[str, Tensor], path: str) -> None:
+    own = {name: tensor.shape for name, tensor in get_peft_model_state_dict(wrapped).items()}
+    given = {name: tensor.shape for name, tensor in tensors.items()}
+    wrong = sorted(name for name in own.keys() | given.keys() if own.get(name) != given.get(name))
+    if wrong:
+        first = wrong[0]
+        raise EnvironmentProblem(
+            f"{KEY}.path {path} does not fit model.model_path: {len(wrong)} tensors differ, first {first}: the model "
+            f"takes {tuple(own.get(first, ())) or 'none'}, the adapter has {tuple(given.get(first, ())) or 'none'}",
+            code="E3119",
+        )
+    set_peft_model_state_dict(wrapped, tensors)
+
+
+def _check_targets(model: PreTrainedModel, config: peft.LoraConfig) -> bool:
+    """Check the names of target and excluded modules; return whether the linear maps hold transposed weights."""
+    output = model.get_output_embeddings()
+    linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not output}
+    others = [n for n, m in model.named_modules() if n and not isinstance(m, nn.Linear | Conv1D) or m is output]
+    for key, written in (("target_modules", config.target_modules), ("exclude_modules", config.exclude_modules)):
+        for pattern in [written] if isinstance(written, str) else sorted(written or ()):
+            if pattern == ALL_LINEAR and key == "target_modules":
+                continue
+            is_whole = isinstance(written, str)
+            if not any(_matches(pattern, name, is_whole=is_whole, key=key) for name in linear):
+                raise _no_match(key, pattern, linear, is_regex=is_whole)
+            wrong = [name for name in others if _matches(pattern, name, is_whole=is_whole, key=key)]
+            if wrong and key == "target_modules":
+                raise ConfigError(
+                    f"{KEY}.{key}: {pattern!r} matches {wrong[0]}, which is no linear map inside the model; an adapter "
+                    f"goes into linear maps: {_names(linear)}",
+                    code="E1871",
+                )
+    return any(isinstance(module, Conv1D) for module in linear.values())
+
+
+def _matches(pattern: str, name: str, *, is_whole: bool, key: str) -> bool:
+    """Return whether a module is meant, by PEFT's rule: a string is a regular expression, a list holds last parts."""
+    if not is_whole:
+        return name == pattern or name.endswith(f".{pattern}")
+    try:
+        return re.fullmatch(pattern, name) is not None
+    except re.error as error:
+        raise ConfigError(f"{KEY}.{key}: {pattern!r} is not a regular expression ({error})", code="E1871") from error
+
+
+def _no_match(key: str, pattern: str, linear: Mapping[str, nn.Module], *, is_regex: bool) -> ConfigError:
+    names = sorted({name.rpartition(".")[2] for name in linear})
+    near = get_close_matches(pattern, names, n=1)
+    hint = f"; did you mean {near[0]}?" if near and near[0] != pattern else ""
+    if is_regex:
+        hint = f"; a string is a regular expression of whole names such as {next(iter(linear))}: write a list" + hint
+    return ConfigError(
+        f"{KEY}.{key}: {pattern!r} matches no linear map of the model; there are {', '.join(names)}{hint}", code="E1871"
+    )
+
+
+def _names(linear: Mapping[str, nn.Module]) -> str:
+    return ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
