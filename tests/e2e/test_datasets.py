@@ -70,6 +70,11 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
         pair_of_messages,
         MESSAGES,
     ),
+    "dpo of an adapter": (
+        {"algorithm_type": "dpo", "optimizer": {"lr": 5.0e-3}, "policy_loss_fn_args": {"beta": 0.5}},
+        pair_of_texts,
+        {"prompt_key": "question", "chosen_key": "good", "rejected_key": "bad"},
+    ),
     "sft": ({"algorithm_type": "sft"}, conversation, MESSAGES | {"enable_concatenated_multi_turn": True}),
 }
 
@@ -82,6 +87,8 @@ def make_run(folder: Path, name: str) -> TinyRun:
     run.write_rows([make_row(a) for a in range(10, 10 + ROWS)], "data.jsonl")
     run.tree["algorithm"] = {"optimizer": {"lr": 2.0e-3}} | algorithm
     run.tree["buffer"] = {}
+    if name == "dpo of an adapter":  # the reference is the model without it
+        run.change(model__lora_configs=[{"lora_rank": 8, "lora_alpha": 32}])
     for section in ("explorer", "synchronizer"):
         del run.tree[section]
     run.change(
