@@ -18,6 +18,7 @@ from trinity.buffer.operators import OPERATOR_CONTENTS
 from trinity.buffer.selector import SELECTOR_CONTENTS
 from trinity.common.config import Catalogue, ConfigErrors, read_plugins
 from trinity.common.constants import PLUGIN_DIRS_ENV_VAR
+from trinity.common.models.reward_models import REWARD_MODEL_CONTENTS
 from trinity.common.rewards import REWARD_CONTENTS
 from trinity.common.workflows import WORKFLOW_CONTENTS
 from trinity.monitor import MONITOR_CONTENTS
@@ -31,6 +32,7 @@ BUILT_IN = Catalogue(
     sample_strategy=SAMPLE_STRATEGY_CONTENTS,
     workflow=WORKFLOW_CONTENTS,
     reward_fn=REWARD_CONTENTS,
+    reward_model=REWARD_MODEL_CONTENTS,
     operator=OPERATOR_CONTENTS,
     selector=SELECTOR_CONTENTS,
     monitor=MONITOR_CONTENTS,

@@ -127,9 +127,35 @@ def test_the_folder_of_the_critic_is_looked_at_like_that_of_the_model(tmp_path: 
     key = "model.critic_model_path"
     assert codes("good") == []
     assert codes("nowhere") == [("E3101", key)]
-    assert codes("small") == codes("other") == [("E3112", key)]
-    assert codes("two") == [("E3111", key)]
+    assert codes("small") == codes("other") == [("E3121", key)]
+    assert codes("two") == [("E3120", key)]
     assert codes("nowhere", "grpo") == [("W1813", key)], "without a critic the folder is not looked at"
+
+
+def test_the_folder_of_the_reward_model_is_looked_at(tmp_path: Path, run_yaml: Path) -> None:
+    tiny_model(tmp_path / "policy")
+    tiny_model(tmp_path / "mute", chat_template=None)
+    for name, labels in (("mute", 1), ("two", 2)):
+        made = AutoModelForSequenceClassification.from_pretrained(tmp_path / "policy", num_labels=labels)
+        made.save_pretrained(tmp_path / name)
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1=", "response": "2"}\n')
+    text = MINIMAL.replace("/models/tiny", "policy").replace("data.jsonl", "train.jsonl")
+    section = "trainer.trainer_config.reward_model"
+
+    def codes(path: str, *more: str) -> list[tuple[str, str]]:
+        run_yaml.write_text(text)
+        settings = ("cluster.gpu_per_node=0", f"{section}.enable=true", f"{section}.model.path={path}", *more)
+        words = [word for setting in settings for word in ("--set", setting)]
+        problems = json.loads(runner.invoke(app, ["validate", "-c", str(run_yaml), "--json", *words]).output)[
+            "problems"
+        ]
+        return [(p["code"], p["key"]) for p in problems]
+
+    key = f"{section}.model.path"
+    assert codes("nowhere") == [("E3101", key)]
+    assert codes("mute") == []
+    assert codes("policy") == codes("two") == [("E3122", key)]
+    assert codes("mute", f"{section}.model.input_tokenizer=policy") == [("E3107", key)]
 
 
 def test_a_template_that_is_missing_or_wrong_is_named_with_its_key(run_yaml: Path, tmp_path: Path) -> None:

@@ -138,8 +138,9 @@ def test_full_disk_leaves_older_checkpoints(tmp_path: Path, point: str) -> None:
     store = CheckpointStore(tmp_path)
     first = _write(store, 1)
     failpoints.configure(f"{point}=enospc")
-    with pytest.raises(CheckpointError, match="no space left to write the checkpoint of step 2"):
+    with pytest.raises(CheckpointError, match="no space left to write the checkpoint of step 2") as caught:
         _write(store, 2)
+    assert caught.value.code == "E7022"
     failpoints.configure("")
     assert store.latest() in (first, tmp_path / "global_step_2")
     assert not list(tmp_path.glob(".global_step_*"))

@@ -69,7 +69,8 @@ def test_yaml_examples_are_valid_in_this_version(part: Page, code: str, tmp_path
     (tmp_path / "run.yaml").write_text(code, encoding="utf-8")
     plugins = tmp_path / "plugins"
     plugins.mkdir()
-    (plugins / "example.py").write_text(page("docs/workflows.md").code("python")[0], encoding="utf-8")
+    for number, plugin in enumerate(page("docs/workflows.md").code("python")):
+        (plugins / f"example_{number}.py").write_text(plugin, encoding="utf-8")
     plan = load_plan(tmp_path / "run.yaml", catalogue=builtin_catalogue([plugins]), cwd=tmp_path)
     assert not plan.warnings
     assert len(plan.stages) == len(example.get("stages", [None]))

@@ -5,7 +5,7 @@ The runs are in this process: a process of its own costs more than the run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +23,6 @@ from trinity.launch.run import RunOptions, plan_run, run_plan
 
 pytestmark = pytest.mark.slow
 
-REWARD = '''
-"""A reward that a random model earns, too."""
-
-from trinity.common.rewards import REWARD_FUNCTIONS, RewardFn
-
-
-@REWARD_FUNCTIONS.register_module("share_of_digits")
-class ShareOfDigits(RewardFn):
-    """The share of digits in the response."""
-
-    def __call__(self, response, prompt=None, truth=None, **kwargs):
-        return {"digits": sum(character.isdigit() for character in response) / max(len(response), 1)}
-'''
 STEPS = 3
 TYPES = sorted(n for n in SERVED_NAMES["algorithm_type"] if ALGORITHM_TYPE.get(n).schema == "experience")
 ACTOR = {"ppo_micro_batch_size_per_gpu": 2, "fsdp_config": {"dtype": "float32"}}
@@ -60,11 +47,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("plugins_of_algorithms")
-    (folder / "share_of_digits.py").write_text(REWARD)
-    return folder
+Changes = Callable[[Path], dict[str, Any]]
+
+
+def no_changes(folder: Path) -> dict[str, Any]:
+    """Return the keys to change for the run in `folder`: none."""
+    return {}
 
 
 @pytest.fixture(autouse=True)
@@ -95,17 +83,19 @@ def make_run(folder: Path, algorithm: dict[str, Any]) -> TinyRun:
     return run
 
 
-def finish(run: TinyRun, plugins: Path, steps: int = STEPS) -> None:
+def finish(run: TinyRun, plugins: Path, steps: int = STEPS, more: tuple[Path, ...] = ()) -> None:
     """Run in this process until `steps` training steps are done."""
     (run.folder / "run.yaml").write_text(yaml.safe_dump(run.tree))
-    options = RunOptions(overrides=(f"buffer.total_steps={steps}",), plugin_dirs=(plugins,))
+    options = RunOptions(overrides=(f"buffer.total_steps={steps}",), plugin_dirs=(plugins, *more))
     result = run_plan(plan_run(run.folder / "run.yaml", options), options)
     assert result.error is None and result.stages[-1].training_step == steps
 
 
-def check(folder: Path, algorithm: dict[str, Any], plugins: Path) -> TinyRun:
+def check(folder: Path, algorithm: dict[str, Any], plugins: Path, changes: Changes = no_changes) -> TinyRun:
     """Run as a whole and in two parts; both must learn, serve what they learnt, and end the same."""
     whole, parts = make_run(folder / "whole", algorithm), make_run(folder / "parts", algorithm)
+    for run in (whole, parts):
+        run.change(**changes(run.folder))
     finish(whole, plugins)
     finish(parts, plugins, steps=STEPS - 1)
     finish(parts, plugins)

@@ -18,7 +18,7 @@ from tests.tiny import tiny_model
 from tests.trainer.conftest import FLOAT32, make_experiences
 from tests.trainer.test_against_plain_torch import plain_rows
 from trinity.common.config import Config
-from trinity.common.errors import EnvironmentProblem, NumericError, OutOfMemoryError
+from trinity.common.errors import CheckpointError, EnvironmentProblem, NumericError, OutOfMemoryError
 from trinity.common.experience import Experience
 from trinity.trainer.batch import collate
 from trinity.trainer.verl.critic import Critic
@@ -277,11 +277,11 @@ def test_a_critic_that_does_not_fit_is_refused(make_config: Maker, tmp_path: Pat
     with pytest.raises(EnvironmentProblem, match=r"E3101.*model\.critic_model_path .*nowhere"):
         load(tmp_path / "nowhere")
     tiny_model(tmp_path / "small", characters="0123")
-    with pytest.raises(EnvironmentProblem, match=r"E3112.*embeddings of 7 tokens, the policy's tokenizer has \d+"):
+    with pytest.raises(EnvironmentProblem, match=r"E3121.*embeddings of 7 tokens, the policy's tokenizer has \d+"):
         load(tmp_path / "small")
     tiny_model(tmp_path / "two")
     AutoModelForTokenClassification.from_pretrained(tmp_path / "two", num_labels=2).save_pretrained(tmp_path / "two")
-    with pytest.raises(EnvironmentProblem, match=r"E3111.*score.weight of shape \[2, 64\].*one label"):
+    with pytest.raises(EnvironmentProblem, match=r"E3120.*score.weight of shape \[2, 64\].*one label"):
         load(tmp_path / "two")
 
 
@@ -311,6 +311,13 @@ def test_values_that_are_not_finite_are_not_saved(make_config: Maker, tmp_path: 
     with pytest.raises(NumericError, match=r"E6002.*first score\.weight"):
         made.save(tmp_path / "bad", hf=False)
     assert not (tmp_path / "bad").exists()
+
+
+def test_a_checkpoint_without_the_critic_is_refused(make_config: Maker, tmp_path: Path) -> None:
+    without = worker(make_config())
+    without.save(tmp_path / "old", hf=False)
+    with pytest.raises(CheckpointError, match=r"E7008.*critic"):
+        worker(ppo_config(make_config)).load(tmp_path / "old")
 
 
 def test_out_of_memory_in_the_critic_shows_its_share_and_its_keys(make_config: Maker) -> None:

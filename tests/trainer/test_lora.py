@@ -83,6 +83,23 @@ def test_gradients_of_the_adapter_equal_those_of_peft(
     assert all(float((found[n] - wanted[n]).abs().max()) < 1e-6 * scale for n in wanted)
 
 
+def test_bf16_products_give_the_adapter_gradients_in_float32(tmp_path: Path) -> None:
+    tiny_model(tmp_path, "qwen2", scale=1.0)
+    packed = pack(collate(make_experiences(1, tasks=3)), share_prompts=True)
+    found: list[dict[str, Tensor]] = []
+    for dtype in (torch.float32, torch.bfloat16):
+        adapter = adapted(tmp_path)
+        decoder = make_decoder(adapter.model, dtype=dtype, recompute=False)
+        weight, bias, parameter = decoder.head()
+        hidden = decoder.hidden(packed)
+        scores = logprob_and_entropy(hidden, weight, packed.labels, parameter=parameter, bias=bias)
+        found.append(adapter_gradients(adapter.model, scores))
+    scale = max(float(g.abs().max()) for g in found[0].values())
+    for name, gradient in found[0].items():
+        assert found[1][name].dtype == torch.float32
+        assert 0.0 < float((gradient - found[1][name]).abs().max()) < 0.05 * scale, name
+
+
 def plain_copy(path: Path, adapter: Adapter) -> PreTrainedModel:
     """Return a plain model with the merged weights of `adapter`."""
     plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)

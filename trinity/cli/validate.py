@@ -101,6 +101,7 @@ def check_machine(plan: Plan) -> list[Problem]:
     for stage in plan.stages:
         found += _looked_at(stage, "model.model_path", _check_model)
         found += _looked_at(stage, "model.critic_model_path", _check_critic)
+        found += _looked_at(stage, "trainer.trainer_config.reward_model.model.path", _check_reward_model)
         found += _looked_at(stage, "buffer", _check_data)
         found += _looked_at(stage, "checkpoint_root_dir", _check_folder)
         found += _check_devices(stage)
@@ -151,7 +152,7 @@ def _check_model(stage: StagePlan) -> Iterator[Problem]:
 
 def _check_critic(stage: StagePlan) -> Iterator[Problem]:
     from trinity.common.models.preflight import check_model_dir
-    from trinity.common.models.preflight_critic import check_critic
+    from trinity.common.models.preflight_heads import check_critic
 
     model, critic = stage.config.model, stage.config.trainer.trainer_config.critic
     path = model.critic_model_path
@@ -166,6 +167,26 @@ def _check_critic(stage: StagePlan) -> Iterator[Problem]:
     )
     for finding in found or check_critic(path, model.model_path):
         yield _problem(stage, finding.code, "model.critic_model_path", finding.message)
+
+
+def _check_reward_model(stage: StagePlan) -> Iterator[Problem]:
+    from trinity.common.models.preflight import check_model_dir
+    from trinity.common.models.preflight_heads import check_reward_model
+
+    section = stage.config.trainer.trainer_config.reward_model
+    is_classifier = section.worker == "sequence_classifier"
+    if not section.enable or stage.config.mode == "train" or not section.model.path or not is_classifier:
+        return
+    switches = section.model.input_tokenizer is not None
+    found = check_model_dir(
+        section.model.path,
+        trust_remote_code=section.model.trust_remote_code,
+        need_chat_template=switches,
+        need_tokenizer=switches,
+        is_classifier=True,
+    )
+    for finding in found or check_reward_model(section.model.path):
+        yield _problem(stage, finding.code, "trainer.trainer_config.reward_model.model.path", finding.message)
 
 
 def _check_data(stage: StagePlan) -> Iterator[Problem]:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.algorithm import ADVANTAGE_FN
 from trinity.buffer.pipelines.experience_pipeline import ExperiencePipeline, build_operators
+from trinity.buffer.pipelines.reward_model import NAME, RewardModelScores
 from trinity.buffer.task_reader import TaskReader
 from trinity.common.errors import ConfigError
 from trinity.common.models.model import ModelWrapper
+from trinity.common.models.reward_models import REWARD_MODELS
 from trinity.explorer.evaluator import EvalTaskset, Evaluator
 from trinity.explorer.scheduler import Scheduler, SchedulerSettings
 from trinity.utils.log import get_logger
@@ -19,6 +21,7 @@ from trinity.utils.log import get_logger
 if TYPE_CHECKING:
     from trinity.common.config import Config
     from trinity.common.models.model import InferenceModel
+    from trinity.common.models.reward_models import RewardModel
 
 logger = get_logger("explorer")
 
@@ -68,13 +71,37 @@ def build_scheduler(config: Config, engine: InferenceModel) -> Scheduler:
 
 
 def build_pipeline(config: Config) -> ExperiencePipeline:
-    """Return the pipeline of the configured operators, and of the advantage function if it works on groups.
+    """Return the pipeline of reward model, configured operators, and advantage function if it works on groups.
 
     Raises:
         ConfigError: an unknown operator or advantage function, or arguments that it does not take.
     """
     operators = build_operators(config.data_processor.experience_pipeline.operators)
+    reward_model = build_reward_model(config)
+    if reward_model is not None:
+        operators.insert(0, (NAME, RewardModelScores(reward_model)))
     return ExperiencePipeline(operators, build_advantage_fn(config), timeout_s=config.explorer.max_timeout)
+
+
+def build_reward_model(config: Config) -> RewardModel | None:
+    """Return the reward model; None if none is enabled.
+
+    Raises:
+        ConfigError: an unknown worker, or arguments that it does not take.
+        EnvironmentProblem: its model cannot be used.
+    """
+    section = config.trainer.trainer_config.reward_model
+    if not section.enable:
+        return None
+    model_class = REWARD_MODELS.get(section.worker)
+    try:
+        inspect.signature(model_class).bind(config, **section.worker_args)
+    except TypeError as error:
+        raise ConfigError(
+            f"trainer.trainer_config.reward_model.worker_args of {section.worker}: {error}", code="E1861"
+        ) from error
+    made: RewardModel = model_class(config, **section.worker_args)
+    return made
 
 
 def build_advantage_fn(config: Config) -> Any:

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from trinity.common.config.draft import Draft, path_of
-from trinity.common.config.honoured import ANY, CRITIC_KEYS
+from trinity.common.config.honoured import ANY, CRITIC_KEYS, REWARD_MODEL_KEYS
 from trinity.common.config.problems import shown_value
 from trinity.common.config.renames import set_from
 from trinity.common.config.rules.critic import reads_values
@@ -82,6 +82,7 @@ SERVED_NAMES: dict[str, frozenset[str]] = {
 }  # fmt: skip
 
 _TREE = "trainer.trainer_config"
+_TRUNK = ("trainer", "trainer_config")
 _ACTOR = f"{_TREE}.actor_rollout_ref.actor"
 _MODEL = f"{_TREE}.actor_rollout_ref.model"
 _REF = f"{_TREE}.actor_rollout_ref.ref"
@@ -226,6 +227,7 @@ HONOURED: dict[str, tuple[Any, ...]] = {
     f"{_TREE}.trainer.max_actor_ckpt_to_keep": (ANY,),
     f"{_TREE}.trainer.max_critic_ckpt_to_keep": (ANY,),
     **CRITIC_KEYS,
+    **REWARD_MODEL_KEYS,
 }
 
 MIRRORS: dict[str, str] = {
@@ -281,7 +283,9 @@ def _value_path(leaf: Path) -> Path:
 
 def _is_unused(draft: Draft, path: Path) -> bool:
     """Return whether a section is not used: the explorer's in mode train, the critic's without one."""
-    if set_from(path) is not None or (path[:3] == ("trainer", "trainer_config", "critic") and not reads_values(draft)):
+    if set_from(path) is not None or (path[:3] == (*_TRUNK, "critic") and not reads_values(draft)):
+        return True
+    if path[:3] == (*_TRUNK, "reward_model") and not draft.get("trainer.trainer_config.reward_model.enable"):
         return True
     return not draft.explores and (path[0] == "explorer" or path[:2] == ("buffer", "explorer_input"))
 

@@ -27,6 +27,7 @@ class Catalogue:
     sample_strategy: Contents = field(default_factory=dict)
     workflow: Contents = field(default_factory=dict)
     reward_fn: Contents = field(default_factory=dict)
+    reward_model: Contents = field(default_factory=dict)
     operator: Contents = field(default_factory=dict)
     selector: Contents = field(default_factory=dict)
     monitor: Contents = field(default_factory=dict)
@@ -68,6 +69,7 @@ REGISTRIES = (
     "sample_strategy",
     "workflow",
     "reward_fn",
+    "reward_model",
     "operator",
     "selector",
     "monitor",

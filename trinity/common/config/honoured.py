@@ -27,6 +27,24 @@ _NUMBER_TYPES: dict[str, tuple[Any, ...]] = {
     "model_dtype": (None, "fp32", "float32"),
 }
 
+_REWARD_MODEL = "trainer.trainer_config.reward_model"
+
+REWARD_MODEL_KEYS: dict[str, tuple[Any, ...]] = {
+    f"{_REWARD_MODEL}.strategy": ("fsdp", "fsdp2"),
+    f"{_REWARD_MODEL}.ulysses_sequence_parallel_size": (1,),
+    f"{_REWARD_MODEL}.reward_manager": ("naive",),
+    **{
+        f"{_REWARD_MODEL}.{name}": (ANY,)
+        for name in (
+            "enable", "model.path", "model.input_tokenizer", "model.external_lib", "model.trust_remote_code",
+            "model.use_remove_padding", "worker", "worker_args*", "dtype", "micro_batch_size",
+            "micro_batch_size_per_gpu", "use_dynamic_bsz", "forward_max_token_len_per_gpu", "max_length",
+            "model.fsdp_config.min_num_params", "model.fsdp_config.wrap_policy.*", "model.fsdp_config.fsdp_size",
+            "model.fsdp_config.forward_prefetch", "model.fsdp_config.reshard_after_forward",
+        )
+    },
+}  # fmt: skip
+
 CRITIC_KEYS: dict[str, tuple[Any, ...]] = {
     f"{_CRITIC}.strategy": ("fsdp", "fsdp2"),
     f"{_CRITIC}.ulysses_sequence_parallel_size": (1,),

@@ -19,6 +19,7 @@ REGISTRY_NAMES = {
     "SAMPLE_STRATEGY": "sample_strategy",
     "WORKFLOWS": "workflow",
     "REWARD_FUNCTIONS": "reward_fn",
+    "REWARD_MODELS": "reward_model",
     "EXPERIENCE_OPERATORS": "operator",
     "SELECTORS": "selector",
     "MONITOR": "monitor",

@@ -36,6 +36,7 @@ from trinity.common.config.rules.cluster import (
 from trinity.common.config.rules.critic import check_unused_critic, resolve_critic
 from trinity.common.config.rules.lengths import hand_down, resolve_lengths
 from trinity.common.config.rules.names import check_model_paths, derive_names
+from trinity.common.config.rules.reward_model import resolve_reward_model
 from trinity.common.config.rules.training import check_derived_keys, check_schedule, resolve_trainer
 from trinity.common.config.schema_index import variants
 from trinity.common.config.tree import Path, Tree
@@ -159,6 +160,7 @@ RULES = (
     resolve_evaluation,
     resolve_trainer,
     resolve_critic,
+    resolve_reward_model,
     resolve_experience_buffer,
     check_schedule,
     resolve_cluster,

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field
 
 from trinity.common.config.algorithm import LossAggMode
 from trinity.common.config.base import GUIDE, VERL, Args, Count, Int, Natural, NonNegative, Section, key, section
+from trinity.common.config.reward_model import RewardModelConfig
 from trinity.common.config.verl_base import (
     CheckpointContents,
     FsdpConfig,
@@ -212,6 +213,7 @@ class VerlConfig(Section):
 
     actor_rollout_ref: ActorRolloutRefConfig = section(ActorRolloutRefConfig, "Policy and reference.")
     critic: CriticConfig = section(CriticConfig, "Value function.")
+    reward_model: RewardModelConfig = section(RewardModelConfig, "A model that scores rollouts.")
     trainer: VerlTrainerConfig = section(VerlTrainerConfig, "Training loop.")
     data: VerlDataConfig = section(VerlDataConfig, "Data keys of a trainer.", VERL)
     algorithm: VerlAlgorithmConfig = section(VerlAlgorithmConfig, "Algorithm keys.", VERL)

@@ -17,6 +17,7 @@ from trinity.common.config import Config
 from trinity.common.config.model import InferenceModelConfig
 from trinity.common.errors import DeadlineError, EngineError, NotAvailableError
 from trinity.common.experience import Experience
+from trinity.common.models.conversation import with_answer
 
 R = TypeVar("R")
 Messages = Sequence[dict[str, Any]]
@@ -219,8 +220,13 @@ class ModelWrapper:
         return self._wait(self.generate_async(prompts, **kwargs))
 
     async def chat_async(self, messages: Messages, **kwargs: Any) -> list[Experience]:
-        """Return `n` answers to a conversation."""
-        return self._record(await self.model.chat(messages, **self._arguments(kwargs)))
+        """Return `n` answers to a conversation; where a reward model will read it, each holds the conversation."""
+        experiences = await self.model.chat(messages, **self._arguments(kwargs))
+        if self.config is not None and self.config.trainer.trainer_config.reward_model.enable:
+            for experience in experiences:
+                experience.messages = with_answer(messages, experience.response_text or "")
+                experience.tools = kwargs.get("tools")
+        return self._record(experiences)
 
     def chat(self, messages: Messages, **kwargs: Any) -> list[Experience]:
         """Return `n` answers to a conversation; blocks."""

@@ -36,6 +36,9 @@ REWARD_CONTENTS: dict[str, Entry] = {
         args={"pattern": None, "deadline_s": 5.0},
         doc="Plus or minus 0.1 for the think/answer form.",
     ),
+    "no_reward": Entry(
+        f"{_HERE}.no_reward:NoReward", doc="No score of its own; for tasksets that a reward model scores."
+    ),
     "countdown_reward": Entry(
         f"{_HERE}.countdown_reward:CountDownRewardFn",
         doc="1 for an equation that uses the numbers and reaches the target, 0.1 for a wrong one, 0 for none.",

@@ -54,7 +54,7 @@ class Critic:
             raise EnvironmentProblem(
                 f"model.critic_model_path {self.path} has embeddings of {own} tokens, the policy's tokenizer has "
                 f"{num_tokens}: the critic reads the policy's tokens, so both need the same vocabulary",
-                code="E3112",
+                code="E3121",
             )
         critic, optimizer = critic_of(config), config.algorithm.optimizer
         schedule = schedule_of(config, total_steps)

@@ -79,7 +79,7 @@ def load_value_model(path: str, device: torch.device, *, config: Config) -> PreT
     language model, gets a head that depends on `seed` alone; its bias is 0.
 
     Raises:
-        EnvironmentProblem: it cannot be loaded (E3101), or its head is not one of one output (E3111).
+        EnvironmentProblem: it cannot be loaded (E3101), or its head is not one of one output (E3120).
     """
     transformers_logging.disable_progress_bar()
     try:
@@ -95,7 +95,7 @@ def load_value_model(path: str, device: torch.device, *, config: Config) -> PreT
         raise EnvironmentProblem(
             f"model.critic_model_path {path} does not fit a value model: {', '.join(wrong)}; give a classifier with "
             "one label, or a causal language model",
-            code="E3111",
+            code="E3120",
         )
     head = value_head(model)
     missing = {name.rpartition(".")[2] for name in info["missing_keys"] if name.split(".")[0] in HEAD_NAMES}
@@ -113,7 +113,7 @@ def value_head(model: PreTrainedModel) -> nn.Linear:
     """Return the linear map from hidden states to values.
 
     Raises:
-        EnvironmentProblem: the model type has none that is known (E3111).
+        EnvironmentProblem: the model type has none that is known (E3120).
     """
     for name in HEAD_NAMES:
         head = getattr(model, name, None)
@@ -122,7 +122,7 @@ def value_head(model: PreTrainedModel) -> nn.Linear:
     raise EnvironmentProblem(
         f"model.critic_model_path: {type(model).__name__} has no head named {' or '.join(HEAD_NAMES)}, so that it "
         "cannot be a value model; give a model of another type",
-        code="E3111",
+        code="E3120",
     )
 
 

@@ -59,7 +59,10 @@ class Reference:
     def compute_log_prob(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
         """Return the log-probability (nats) of the counted response tokens, 0 elsewhere, on the CPU."""
         with self.offload.loaded():
-            return self.scorer.compute_log_prob(batch)
+            result = self.scorer.compute_log_prob(batch)
+        if self.model is None:
+            self.scorer.decoder.refresh()  # copies of weights that the policy's own decoder has, too
+        return result
 
     @torch.no_grad()
     def output(self, packed: Packed) -> Output:

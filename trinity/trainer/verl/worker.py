@@ -200,13 +200,13 @@ class ActorWorker:
 
     def load(self, folder: Path) -> None:
         """Continue from `actor/` and `critic/` in `folder`; see `TrainerBackend.load`."""
-        extra = load_trained(folder / "actor", self.model, self.optimizer, adapter=self.adapter)
+        with self.offload.loaded():  # an optimizer takes its state to where its parameters are
+            extra = load_trained(folder / "actor", self.model, self.optimizer, adapter=self.adapter)
+            if self.critic is not None:
+                self.critic.load(folder)
         self.actor.decoder.refresh()
         self.actor.stepper.restore(extra)
-        if self.critic is not None:
-            self.critic.load(folder)
         restore_functions(extra["functions"], self.loss_fn, self.advantage)
-        self.offload.park()
 
     def memory_table(self) -> dict[str, int]:
         """Return bytes by what holds them, and the memory of the device."""

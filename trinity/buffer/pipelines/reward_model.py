@@ -1,0 +1,79 @@
+"""The first step of the experience pipeline where a reward model is enabled: its scores become the rewards."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from trinity.common.errors import WorkflowError
+from trinity.common.experience import Experience
+from trinity.common.models.reward_models.reward_model import RewardModel
+from trinity.utils.log import get_logger
+
+logger = get_logger("explorer")
+
+NAME = "reward_model"
+REWARD_FN_KEY = "reward_fn"
+
+
+class RewardModelScores:
+    """Puts a reward model's score in the place of the reward; what the reward function gave stays in `info`.
+
+    Args:
+        model: scores the experiences.
+    """
+
+    def __init__(self, model: RewardModel) -> None:
+        self.model = model
+
+    def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, Any]]:
+        """Return the experiences that were scored, in their order, and metrics.
+
+        An experience whose score is not finite is dropped and counted in `not_finite_count`.
+
+        Raises:
+            WorkflowError: another number of scores than of experiences, or no finite score at all.
+        """
+        if not exps:
+            return exps, {}
+        # In the order of their identities: how floats round in a forward pass depends on what it holds.
+        ordered = sorted(exps, key=lambda exp: exp.eid.uid)
+        scores = dict(zip((exp.eid.uid for exp in ordered), self._scores(ordered), strict=True))
+        kept = []
+        for exp in exps:
+            score = scores[exp.eid.uid]
+            if not math.isfinite(score):
+                continue
+            exp.info[REWARD_FN_KEY] = exp.reward
+            exp.reward, exp.token_level_reward = score, None
+            kept.append(exp)
+        if not kept:
+            raise WorkflowError(
+                f"the reward model {type(self.model).__name__} gave none of {len(exps)} experiences a finite score; "
+                "look at trainer.trainer_config.reward_model (model.path, dtype)",
+                code="E5141",
+            )
+        if len(kept) < len(exps):
+            logger.warning("reward model: %d of %d scores are not finite, dropped", len(exps) - len(kept), len(exps))
+        metrics = {"not_finite_count": len(exps) - len(kept), "truncated_count": self.model.num_truncated}
+        return kept, metrics | _spread("score", [exp.reward for exp in kept if exp.reward is not None])
+
+    def close(self) -> None:
+        """Release the model."""
+        self.model.close()
+
+    def _scores(self, exps: Sequence[Experience]) -> list[float]:
+        scores = [float(score) for score in self.model.score(exps)]
+        if len(scores) != len(exps):
+            raise WorkflowError(
+                f"the reward model {type(self.model).__name__} must return one score an experience ({len(exps)}), got "
+                f"{len(scores)}",
+                code="E5140",
+            )
+        return scores
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    return {f"{name}/mean": statistics.fmean(values), f"{name}/max": max(values), f"{name}/min": min(values)}

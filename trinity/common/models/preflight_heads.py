@@ -1,0 +1,84 @@
+"""Checks of models that give numbers, critic and reward model: head and vocabulary; loads no tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trinity.common.models.preflight import (
+    Finding,
+    Unreadable,
+    embedding_rows,
+    largest_token,
+    read_headers,
+    read_mapping,
+)
+
+HEADS = ("score", "classifier")
+
+
+def check_critic(path: str | Path, policy: str | Path) -> list[Finding]:
+    """Return why the model of the folder `path` cannot be the critic of that of `policy`; empty if it can.
+
+    Folders that are not complete models are for `check_model_dir` and give nothing here.
+    """
+    own, other = Path(path).expanduser(), Path(policy).expanduser()
+    try:
+        headers = read_headers(own, [])
+        return [*_several_outputs(own, headers, code="E3120"), *_other_vocabulary(own, other, headers)]
+    except (Unreadable, OSError, TypeError, ValueError, KeyError, IndexError):
+        return []
+
+
+def check_reward_model(path: str | Path) -> list[Finding]:
+    """Return why the model of the folder `path` is no sequence classifier with one label; empty if it is one."""
+    own = Path(path).expanduser()
+    try:
+        headers = read_headers(own, [])
+    except (Unreadable, OSError):
+        return []
+    if headers and not any(name.split(".")[0] in HEADS for name in headers):
+        return [
+            Finding(
+                "E3122",
+                f"{own} has no head ({' or '.join(HEADS)}): it is no sequence classifier; other kinds of reward models "
+                "are plugins, named in reward_model.worker",
+            )
+        ]
+    return list(_several_outputs(own, headers, code="E3122"))
+
+
+def _several_outputs(own: Path, headers: dict[str, list[int]], *, code: str) -> Iterator[Finding]:
+    for name in (f"{head}.weight" for head in HEADS):
+        if name in headers and headers[name][:1] != [1]:
+            yield Finding(
+                code, f"{own} has {name} of shape {headers[name]}; a head of one output (one label) is needed"
+            )
+
+
+def _other_vocabulary(own: Path, policy: Path, headers: dict[str, list[int]]) -> Iterator[Finding]:
+    tokens = read_mapping(policy / "tokenizer.json") if (policy / "tokenizer.json").is_file() else {}
+    largest = largest_token(tokens)
+    if largest is None:
+        return
+    rows = embedding_rows(read_mapping(own / "config.json"), headers)
+    if rows is not None and rows <= largest[0]:
+        yield Finding(
+            "E3121",
+            f"{own} has embeddings of {rows} tokens, and the policy's tokenizer has token {largest[1]!r} with id "
+            f"{largest[0]}: the critic reads the policy's tokens, so both need the same vocabulary",
+        )
+        return
+    theirs = own / "tokenizer.json"
+    if theirs.is_file() and _vocabulary(read_mapping(theirs)) != _vocabulary(tokens):
+        yield Finding(
+            "E3121",
+            f"the tokenizer of {own} is not that of {policy}: the critic reads the policy's tokens, so both need the "
+            "same vocabulary",
+        )
+
+
+def _vocabulary(tokenizer: dict[str, Any]) -> tuple[Any, set[tuple[int, str]]]:
+    added = {(int(item["id"]), str(item["content"])) for item in tokenizer.get("added_tokens") or []}
+    return (tokenizer.get("model") or {}).get("vocab"), added

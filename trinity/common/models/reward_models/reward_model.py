@@ -1,0 +1,51 @@
+"""The base class of reward models, and the conversation that an experience is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from trinity.common.config import Config
+from trinity.common.experience import Experience
+from trinity.common.models.chat_template import decode_tokens
+
+
+class RewardModel(ABC):
+    """Scores the experiences of an explore step, in a thread of its own.
+
+    Args:
+        config: resolved configuration; `trainer.trainer_config.reward_model` is the section.
+
+    A subclass gets `reward_model.worker_args` as keyword arguments.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.settings = config.trainer.trainer_config.reward_model
+        self.num_truncated = 0
+
+    @abstractmethod
+    def score(self, experiences: Sequence[Experience]) -> Sequence[float]:
+        """Return one score an experience, in order; NaN for one that could not be scored."""
+
+    def close(self) -> None:  # noqa: B027 - most reward models hold nothing
+        """Release what the constructor acquired."""
+
+
+def conversation_of(experience: Experience, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+    """Return the messages of an experience, its response the last; without messages, those of its decoded tokens.
+
+    Args:
+        experience: a rollout.
+        tokenizer: the one that made its tokens.
+    """
+    if experience.messages:
+        return [dict(message) for message in experience.messages]
+    tokens, cut = experience.tokens.tolist(), experience.prompt_length
+    return [
+        {"role": "user", "content": decode_tokens(tokenizer, tokens[:cut], skip_special=True)},
+        {"role": "assistant", "content": decode_tokens(tokenizer, tokens[cut:], skip_special=True)},
+    ]
