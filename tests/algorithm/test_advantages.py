@@ -160,8 +160,9 @@ def test_data_that_do_not_fit_are_named() -> None:
     for name in ("step_wise_grpo", "gigpo", "opmd", "rec"):
         with pytest.raises(DataError, match="E4601.*1/0/0/0/: a group advantage needs a reward"):
             ADVANTAGE_FN.get(name)().process(_steps([[None], [1.0]]))
-    with pytest.raises(DataError, match=r"E4606.*info\['step_reward'\] must be a number, got True"):
-        ADVANTAGE_FN.get("gigpo")().process(_steps([[1.0]], step_reward=True))
+    for reward in (True, float("nan")):
+        with pytest.raises(DataError, match=rf"E4606.*info\['step_reward'\] must be a finite number, got {reward}"):
+            ADVANTAGE_FN.get("gigpo")().process(_steps([[1.0]], step_reward=reward))
 
 
 def test_token_advantage_names_the_tensors_it_asks_for() -> None:

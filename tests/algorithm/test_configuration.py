@@ -21,6 +21,8 @@ ONLINE = sorted(n for n in SERVED_NAMES["algorithm_type"] if ALGORITHM_TYPE.get(
 SERVED_GROUPS = sorted((GROUPS_IN_PIPELINE | GROUPS_IN_TRAINER) & SERVED_NAMES["advantage_fn"])
 FILTER = {"experience_pipeline": {"operators": [{"name": "reward_filter", "args": {"threshold": 1.0}}]}}
 
+EXPERT = {"trainer_input": {"auxiliary_buffers": {"sft_dataset": {"path": "expert.jsonl"}}}}
+
 
 def _write(folder: Path, algorithm: dict[str, Any], **sections: Any) -> Path:
     tree = yaml.safe_load(MINIMAL) | {"algorithm": algorithm}
@@ -46,12 +48,16 @@ def _resolved(folder: Path, algorithm: dict[str, Any], **sections: Any) -> Confi
 
 @pytest.mark.parametrize("name", ONLINE)
 def test_an_algorithm_brings_its_own_defaults(tmp_path: Path, name: str) -> None:
-    sections = {"data_processor": FILTER} if name == "raft" else {}
+    sections: dict[str, Any] = {"data_processor": FILTER} if name == "raft" else {}
+    if name in ("mix", "mix_chord"):
+        sections["buffer"] = EXPERT
+    if "teacher_logprobs" in ADVANTAGE_FN.contents[ALGORITHM_TYPE.contents[name].args["advantage_fn"] or "grpo"].needs:
+        sections = {"explorer": {"auxiliary_models": [{"model_path": str(tmp_path / "model")}]}}
     config = _resolved(tmp_path, {"algorithm_type": name}, **sections)
     defaults = ALGORITHM_TYPE.contents[name].args
     algorithm = config.algorithm
     assert algorithm.repeat_times == defaults["repeat_times"]
-    assert config.buffer.train_batch_size == 4 * defaults["repeat_times"]
+    assert config.buffer.train_batch_size == 4 * defaults["repeat_times"] * (2 if "buffer" in sections else 1)
     for key in ("advantage_fn", "policy_loss_fn", "kl_loss_fn", "kl_penalty_fn", "entropy_loss_fn"):
         assert vars(algorithm)[key] == defaults[key]
         assert (defaults.get(f"{key}_args") or {}).items() <= (vars(algorithm)[f"{key}_args"] or {}).items()
@@ -83,7 +89,8 @@ def test_a_sum_over_tokens_is_the_policy_losss_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("advantage", SERVED_GROUPS)
 def test_one_rollout_a_task_has_nothing_to_be_compared_with(tmp_path: Path, advantage: str) -> None:
-    algorithm = {"algorithm_type": "grpo", "advantage_fn": advantage, "repeat_times": 1}
+    components = {"advantage_fn_args": {"gdpo_reward_keys": ["a"]}} if "gdpo" in advantage else {}
+    algorithm = {"algorithm_type": "grpo", "advantage_fn": advantage, "repeat_times": 1} | components
     (problem,) = _problems(tmp_path, algorithm)
     assert problem.code == "E1801" and problem.suggestion == "write `repeat_times: 8`"
     assert problem.message == (

@@ -94,6 +94,11 @@ def test_default_strategy_reads_batches_and_reports_staleness() -> None:
     import asyncio
 
     class Source:
+        is_closed = False
+
+        async def drop(self, uids: list[str], *, reason: str) -> None:
+            raise AssertionError("nothing is dropped")
+
         async def read(self, num_experiences: int, *, trained_version: int) -> list[Experience]:
             exps = _group([1.0] * num_experiences)
             for version, exp in enumerate(exps):

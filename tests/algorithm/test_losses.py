@@ -185,7 +185,7 @@ REFUSED = [
     ("rec", {"regularizer": "k1"}, "regularizer must be one of none, k2, forward-kl, got 'k1'"),
     ("rec", {"temp": 0.0}, "temp must be > 0"),
     ("mix", {"mu": 1.5}, r"mu must be in \[0, 1\], got 1.5"),
-    ("mix", {"ngpus_trainer": 2}, "train_batch_size_expert >= ngpus_trainer, got 1, 1, 2, 1, 1"),
+    ("mix", {"ngpus_trainer": 2}, "train_batch_size_expert >= ngpus_trainer or 0, got 1, 1, 2, 1, 1"),
     ("mix_chord", {"mu_peak": 2.0}, r"mu_peak and mu_valley must be in \[0, 1\]"),
     ("mix_chord", {"mu_decay_steps": -1}, "mu steps must be >= 0"),
     ("verl_clip_cov", {"clip_cov_ratio": 2.0}, r"clip_cov_ratio must be in \[0, 1\]"),
@@ -247,7 +247,7 @@ def test_loss_that_the_trainer_cannot_use_yet_is_answered_with_those_it_can(name
     path = tmp_path / "run.yaml"
     path.write_text(f"{MINIMAL}algorithm:\n  policy_loss_fn: {name}\n", encoding="utf-8")
     problems = examine(path, (), catalogue=BUILT_IN, cwd=tmp_path, schema_only=True)[1]
-    found = [(p.code, p.suggestion) for p in problems if p.key == "algorithm.policy_loss_fn"]
+    found = [(p.code, p.suggestion) for p in problems if p.key == "algorithm.policy_loss_fn" and p.code != "E1842"]
     served = [("E1833", "remove it")] if name == "dpo" else []  # pairs: not with the algorithm of this file
     assert found == (served if name in SERVED_NAMES["policy_loss_fn"] else [("E1900", SERVED_LOSSES)])
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -22,7 +23,7 @@ from trinity.cli.app import app
 from trinity.common.config import examine
 from trinity.common.config.available import SERVED_NAMES
 from trinity.common.errors import ExitCode
-from trinity.trainer.verl.settings import loss_of, temperature
+from trinity.trainer.verl.settings import actor_settings, loss_of, temperature
 from trinity.utils.formula import arguments, in_numbers, in_symbols, number
 from trinity.utils.registry import Registry
 
@@ -34,6 +35,7 @@ ENTRIES = [(registry, name) for registry in REGISTRIES for name in registry]
 NOT_IN_FORMULAS = {
     "step_reward_key", "env_state_hash_key", "chunk_size", "loss_agg_mode", "sft_loss_agg_mode", "grpo_loss_agg_mode",
     "use_dynamic_bsz", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "ngpus_trainer", "kl_coef",
+    "train_batch_size_usual", "train_batch_size_expert",
     "rollout_is_batch_normalize", "entropy_coef", "adaptive", "target_kl", "horizon",
 }  # fmt: skip
 DATASET = "buffer.trainer_input.experience_buffer.path=data.jsonl"
@@ -41,6 +43,11 @@ DATASET = "buffer.trainer_input.experience_buffer.path=data.jsonl"
 
 def invoke(*words: str) -> Result:
     return CliRunner(env={"COLUMNS": "250", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, list(words))
+
+
+def _merged(base: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    both = {key: _merged(base[key], part[key]) for key in base.keys() & part.keys() if isinstance(part[key], dict)}
+    return base | part | both
 
 
 def losses(tmp_path: Path, *settings: str) -> dict[str, Any]:
@@ -149,14 +156,15 @@ def test_an_unknown_name_gets_the_nearest(flags: tuple[str, ...]) -> None:
 def test_the_yaml_of_an_available_type_selects_exactly_its_defaults(tmp_path: Path, name: str) -> None:
     found = facts(name)
     written, plain = tmp_path / "written.yaml", tmp_path / "plain.yaml"
-    written.write_text(f"{MINIMAL}{found['yaml']}\n")
     also = "\n".join(ALSO_NEEDED.get(name, ()))
-    plain.write_text(f"{MINIMAL}mode: {found['mode']}\nalgorithm:\n  algorithm_type: {name}\n{also}\n")
+    short = f"mode: {found['mode']}\nalgorithm:\n  algorithm_type: {name}\n{also}\n"
+    for path, text in ((written, found["yaml"]), (plain, short)):
+        path.write_text(yaml.safe_dump(_merged(yaml.safe_load(MINIMAL), yaml.safe_load(text))))
     overrides = (DATASET, "buffer.train_batch_size=4") if found["mode"] == "train" else ()
     plans = [examine(path, overrides, catalogue=BUILT_IN, schema_only=True) for path in (written, plain)]
     assert [problem.render() for _, problems in plans for problem in problems if problem.is_error] == []
-    full, short = (plan.stages[0].config.algorithm.model_dump() for plan, _ in plans)
-    assert full == short
+    full, plain_one = (plan.stages[0].config.algorithm.model_dump() for plan, _ in plans)
+    assert full == plain_one
 
 
 def test_the_effective_loss_of_grpo(tmp_path: Path) -> None:
@@ -174,6 +182,9 @@ def test_the_effective_loss_of_grpo(tmp_path: Path) -> None:
         "training step:",
         "    32 experiences in mini-batches of 32, 1 epoch: 1 optimizer step",
         "    logprob, ref_logprob and entropy at temperature 1",
+        "    a mini-batch is computed in parts of at most 256 tokens, each with its share: means and sums are of the "
+        "whole mini-batch",
+        "    the gradient is clipped to a norm of 1; AdamW at a learning rate of 1e-6 (constant), weight decay 0.01",
         "    old_logprob is that of the rollout (`bypass_old_logprobs: true`)",
         "drops out:",
         "    entropy term default: `entropy_loss_fn_args.entropy_coef` is 0, it is only measured",
@@ -207,6 +218,12 @@ def test_the_effective_loss_of_grpo(tmp_path: Path) -> None:
         ("algorithm.bypass_old_logprobs=false", "every ratio is 1 there: clipping does nothing"),
         ("model.temperature=0.5", "entropy at temperature 0.5"),
         ("trainer.trainer_config.actor_rollout_ref.actor.ppo_epochs=2", "2 epochs: 2 optimizer steps"),
+        ("trainer.use_dynamic_bsz=false", "in parts of at most 4 experiences, each with its share"),
+        ("trainer.max_token_len_per_gpu=512", "in parts of at most 512 tokens"),
+        ("trainer.grad_clip=0.5", "clipped to a norm of 0.5"),
+        ("algorithm.optimizer.clip_grad=0", "the gradient is not clipped"),
+        ("algorithm.optimizer.lr=3.0e-5", "AdamW at a learning rate of 3e-5 (constant)"),
+        ("algorithm.optimizer.lr_scheduler_type=cosine", "(cosine)"),
     ],
 )
 def test_a_setting_changes_the_effective_loss(tmp_path: Path, setting: str, line: str) -> None:
@@ -232,6 +249,27 @@ def test_what_is_said_of_the_loss_is_what_the_trainer_builds(tmp_path: Path, set
     assert found["batch"][1].endswith(f"at temperature {number(temperature(plan.stages[0].config))}")
     assert any(line.startswith("reference: yes") for line in found["models"]) is loss.needs_reference
     assert any("the entropy is not computed" in line for line in found["dropped"]) is not loss.with_entropy
+
+
+@pytest.mark.parametrize("name", sorted(SERVED_NAMES["algorithm_type"]))
+def test_the_effective_loss_of_every_served_type_is_the_one_that_is_built(tmp_path: Path, name: str) -> None:
+    settings = [f"algorithm.algorithm_type={name}"]
+    if ALGORITHM_CONTENTS[name].args["mode"] == "train":
+        settings += ["mode=train", DATASET, "buffer.train_batch_size=4"]
+    if name == "raft":
+        settings.append("data_processor.experience_pipeline.operators=[{name: reward_filter}]")
+    found = losses(tmp_path, *settings)
+    plan, _ = examine(tmp_path / "run.yaml", tuple(settings), catalogue=BUILT_IN, schema_only=True)
+    config = plan.stages[0].config
+    loss, split = loss_of(config), actor_settings(config)
+    letters = "P" + "K" * loss.with_kl + "H" * (loss.entropy.entropy_coef != 0)
+    assert "".join(letter for letter in found["loss"] if letter.isupper()) == letters and found["not_yet"] == []
+    assert any(f"at most {split.max_tokens} tokens" in line for line in found["batch"])
+    assert any(f"clipped to a norm of {number(float(split.grad_clip or 0))}" in line for line in found["batch"])
+    reads_advantages = "advantages" in loss.required
+    assert any(term[0].startswith("A = ") for term in found["terms"]) is reads_advantages
+    if "seq-mean-token-sum-norm" in (loss.policy_mode, loss.loss_agg_mode):
+        assert f"divided by {number(split.normalizer)}" in found["terms"][0][0]
 
 
 def test_a_penalty_in_the_reward_loads_the_reference(tmp_path: Path) -> None:
@@ -274,8 +312,8 @@ def test_the_page_of_ppo_shows_the_value_loss() -> None:
 
 def test_what_this_version_cannot_train_with_is_said(tmp_path: Path) -> None:
     assert losses(tmp_path)["not_yet"] == []
-    settings = ("algorithm.algorithm_type=remax", "algorithm.entropy_loss_fn=none")
-    assert losses(tmp_path, *settings)["not_yet"] == ["algorithm_type remax", "advantage_fn remax"]
+    settings = ("algorithm.policy_loss_fn=mix", "algorithm.entropy_loss_fn=none")
+    assert losses(tmp_path, *settings)["not_yet"] == ["policy_loss_fn mix"]
 
 
 def test_a_file_with_errors_has_no_effective_loss(tmp_path: Path) -> None:
@@ -323,3 +361,15 @@ def test_no_torch_and_little_time(tmp_path: Path, words: tuple[str, ...]) -> Non
     # Reading and checking a file takes as long as `config show` does without the option.
     if words[0] == "algorithms":
         assert min(seconds) <= SECONDS, seconds
+
+
+def test_the_effective_loss_of_a_mixture_says_how_many_rows_are_the_experts(tmp_path: Path) -> None:
+    settings = ("algorithm.algorithm_type=mix_chord", "algorithm.sample_strategy_args.expert_data_ratio=0.2",
+                "buffer.trainer_input.auxiliary_buffers.sft_dataset.path=d.jsonl",
+                "algorithm.policy_loss_fn_args.mu_peak=0.4")  # fmt: skip
+    found = losses(tmp_path, *settings)
+    assert found["batch"][:2] == [
+        "40 experiences in mini-batches of 40, 1 epoch: 1 optimizer step",
+        "of each batch, 8 are demonstrations of sft_dataset",
+    ]
+    assert any("mu rises from 0 to 0.4" in line for line in found["terms"][0]) and found["not_yet"] == []

@@ -158,6 +158,29 @@ def test_the_folder_of_the_reward_model_is_looked_at(tmp_path: Path, run_yaml: P
     assert codes("mute", f"{section}.model.input_tokenizer=policy") == [("E3107", key)]
 
 
+def test_the_folders_of_auxiliary_models_are_looked_at_and_the_teachers_vocabulary(
+    tmp_path: Path, run_yaml: Path
+) -> None:
+    tiny_model(tmp_path / "policy")
+    tiny_model(tmp_path / "good", "qwen2", seed=3, chat_template=None)
+    tiny_model(tmp_path / "other", characters=CHARACTERS[::-1])
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1=", "response": "2"}\n')
+    text = MINIMAL.replace("/models/tiny", "policy").replace("data.jsonl", "train.jsonl")
+
+    def codes(folder: str, algorithm: str = "jsd") -> list[tuple[str, str]]:
+        models = f"explorer: {{auxiliary_models: [{{model_path: {folder}}}]}}"
+        run_yaml.write_text(f"{text}algorithm: {{algorithm_type: {algorithm}}}\n{models}\n")
+        arguments = ["validate", "-c", str(run_yaml), "--json", "--set", "cluster.gpu_per_node=0"]
+        problems = json.loads(runner.invoke(app, arguments).output)["problems"]
+        return [(p["code"], p["key"]) for p in problems]
+
+    key = "explorer.auxiliary_models[0].model_path"
+    assert codes("good") == [] and codes("good", "grpo") == []
+    assert codes("nowhere") == codes("nowhere", "grpo") == [("E3101", key)]
+    assert codes("other") == [("E1882", key)]
+    assert codes("other", "grpo") == [], "a judge may have another vocabulary"
+
+
 def test_a_template_that_is_missing_or_wrong_is_named_with_its_key(run_yaml: Path, tmp_path: Path) -> None:
     arguments = ["validate", "-c", str(run_yaml), "--set", f"model.model_path={_model(tmp_path / 'model')}", "--set"]
     missing = runner.invoke(app, [*arguments, "model.chat_template_path=none.jinja"])
@@ -352,3 +375,15 @@ def test_the_loss_of_pairs_counts_pairs(run_yaml: Path, tmp_path: Path) -> None:
     assert "2 pairs in mini-batches of 2" in result.output
     assert "logprob, ref_logprob and entropy at temperature 1" in result.output
     assert "reference: yes, the policy loss dpo reads it" in result.output
+
+
+@pytest.mark.parametrize(("row", "code"), [(None, "E4001"), ({"question": "1+1="}, "E4004")])
+def test_the_demonstrations_of_a_mixed_run_are_looked_at(run_yaml: Path, row: dict[str, str] | None, code: str) -> None:
+    form = "format: {prompt_key: question, response_key: answer}"
+    experts = f"  trainer_input: {{auxiliary_buffers: {{sft_dataset: {{path: experts.jsonl, {form}}}}}}}\n"
+    run_yaml.write_text(f"{MINIMAL}{experts}algorithm: {{algorithm_type: mix}}\n")
+    if row is not None:
+        (run_yaml.parent / "experts.jsonl").write_text(json.dumps(row) + "\n")
+    result = runner.invoke(app, ["validate", "-c", str(run_yaml), "--json"])
+    found = [(p["code"], p["key"]) for p in json.loads(result.output)["problems"]]
+    assert (code, "buffer.trainer_input.auxiliary_buffers.sft_dataset.path") in found

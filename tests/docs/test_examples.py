@@ -157,6 +157,21 @@ def test_the_script_that_tries_a_workflow_runs(finished_run: Path, capsys: pytes
     assert "Please check your answer." in capsys.readouterr().out
 
 
+def test_the_agent_of_several_steps_trains(finished_run: Path) -> None:
+    example = page("docs/workflows.md")
+    folder = finished_run.parents[2]
+    (folder / "agent").mkdir()
+    (folder / "agent" / "guess.py").write_text(example.code("python")[3], encoding="utf-8")
+    (folder / "guess.yaml").write_text(example.code("yaml")[2], encoding="utf-8")
+    rows = [{"question": f"Guess {number}.", "secret": str(number)} for number in range(2)]
+    (folder / "data" / "numbers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = RunOptions(plugin_dirs=[folder / "agent"])
+    assert run_plan(plan_run(folder / "guess.yaml", options), options).exit_code == ExitCode.DONE
+    metrics = (folder / "checkpoints" / "docs" / "guess" / "metrics.jsonl").read_text().splitlines()
+    trained = next(line for line in map(json.loads, metrics) if line["actor"] == "trainer")
+    assert trained["sample/rollout_count"] == 8 and trained["sample/experience_count"] >= 8
+
+
 def test_the_script_that_reads_experiences_runs(finished_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = Path("read.py")
     script.write_text(page("docs/running.md").code("python")[0], encoding="utf-8")

@@ -19,7 +19,31 @@ class ShareOfDigits(RewardFn):
     """The share of digits in the response."""
 
     def __call__(self, response, prompt=None, truth=None, **kwargs):
-        return {"digits": sum(character.isdigit() for character in response) / max(len(response), 1)}
+        digits = sum(character.isdigit() for character in response) / max(len(response), 1)
+        return {"digits": digits, "variety": 0.01 * len(set(response))}
+'''
+STEPWISE = '''
+"""A rollout of one to three steps: it goes on while the answer ends early."""
+
+from trinity.common.workflows import WORKFLOWS
+from trinity.common.workflows.step_wise_workflow import StepWiseRewardWorkflow
+
+
+@WORKFLOWS.register_module("digits_step_by_step")
+class DigitsStepByStep(StepWiseRewardWorkflow):
+    """Asks for digits again and again; a step is rewarded for its share of them."""
+
+    max_step_num = 3
+
+    def step(self, step_num):
+        question = self.task.task_desc + "?" * step_num
+        (answer,) = self.model.chat([{"role": "user", "content": question}], n=1, stop=list("acegikmoqsuwy"))
+        answer.info["env_state_hash"] = question
+        return True
+
+    def reward(self, exps, step_num):
+        text = exps[0].response_text
+        return sum(character.isdigit() for character in text) / max(len(text), 1)
 '''
 
 
@@ -28,6 +52,7 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the reward function `share_of_digits`; one folder, because a process loads a plugin once."""
     folder = tmp_path_factory.mktemp("plugins_of_algorithms")
     (folder / "share_of_digits.py").write_text(REWARD)
+    (folder / "digits_step_by_step.py").write_text(STEPWISE)
     return folder
 
 

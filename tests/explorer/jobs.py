@@ -42,7 +42,7 @@ class Job:
         rows: of the taskset.
         workflow: of the taskset.
         steps: that the trainer trains; None: until the explorer is finished.
-        train_batch_size: experiences that the trainer asks for.
+        train_batch_size: rollouts that the trainer asks for.
         sections: further configuration.
     """
 
@@ -51,7 +51,7 @@ class Job:
     rows: list[dict[str, Any]] = field(default_factory=lambda: [{"question": q} for q in QUESTIONS])
     workflow: str = "test_chatting"
     steps: int | None = None
-    train_batch_size: int = 8
+    train_batch_size: int = 4
     sections: dict[str, Any] = field(default_factory=dict)
     seen: list[list[Experience]] = field(default_factory=list)
     snapshots: list[dict[str, Any]] = field(default_factory=list)

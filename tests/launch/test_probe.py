@@ -47,7 +47,7 @@ MAIN = {
     "dr_grpo": "norm_adv_by_std_in_grpo", "geo_mean": "clip_ratio", "grpo": "clip_range", "grpo_verl": "clip_range",
     "grpo_passk": "norm_adv_by_std_in_grpo", "gspo": "std_cal_level", "kl_cov": "ppo_kl_coef", "opmd": "opmd_baseline",
     "rec": "clip_mode", "reinforceplusplus": "gamma", "sapo": "tau_pos", "sppo": "epsilon",
-    "topr": "advantage_threshold", "mix": "mu", "mix_chord": "mu_peak", "dpo": "beta", "ppo": "clip_range",
+    "topr": "advantage_threshold", "mix": "mu", "mix_chord": "mu_valley", "dpo": "beta", "ppo": "clip_range",
     "on_policy_distill": "kl_coef", "jsd": "lambda_coef", "gigpo": "clip_range", "multi_step_grpo": "clip_range",
 }  # fmt: skip
 SFT_DATA = {
@@ -67,6 +67,8 @@ def written(folder: Path, algorithm: dict[str, Any], **changes: Any) -> Path:
         run.tree["mode"] = "train"
         del run.tree["explorer"], run.tree["synchronizer"]
         run.tree["buffer"] = {"total_steps": 2, "train_batch_size": 4, "trainer_input": {"experience_buffer": SFT_DATA}}
+    if name in ("mix", "mix_chord"):
+        run.change(buffer__trainer_input__auxiliary_buffers={"sft_dataset": SFT_DATA})
     if name == "raft":
         run.change(data_processor__experience_pipeline__operators=[{"name": "reward_filter"}])
     file = folder / "run.yaml"
@@ -120,6 +122,20 @@ def test_ratios_that_are_always_1_are_the_reason_only_with_one_optimizer_step(tm
     assert row_of(one, "clip_range").is_inert and "every ratio is 1" in row_of(one, "clip_range").reason
     twice = "trainer.trainer_config.actor_rollout_ref.actor.ppo_epochs=2"
     assert not row_of(probed(tmp_path / "run.yaml", "clip_range", overrides=(twice,)), "clip_range").is_inert
+
+
+def test_a_correction_of_old_rollouts_is_probed_with_its_bounds(tmp_path: Path) -> None:
+    correction = {"rollout_is": "token", "rollout_is_threshold": "0.5_2.0"}
+    algorithm = {"algorithm_type": "grpo", "bypass_old_logprobs": False, "rollout_correction": correction}
+    report = probed(written(tmp_path, algorithm), *correction)
+    assert len(report.rows) == 2 and not any(row.is_inert for row in report.rows)
+    assert row_of(report, "rollout_is_threshold").perturbed == "0.625_2.5"
+
+
+def test_an_adapter_is_moved_away_from_its_zeros(tmp_path: Path) -> None:
+    lora = [{"name": "a", "lora_rank": 4, "lora_alpha": 8, "target_modules": "all-linear"}]
+    report = probed(written(tmp_path, {"algorithm_type": "grpo"}, model__lora_configs=lora), "kl_coef")
+    assert row_of(report, "kl_coef").gradient > 1e-7, "policy and reference differ"
 
 
 def test_the_probe_repeats_and_what_it_writes_is_removed(tmp_path: Path) -> None:

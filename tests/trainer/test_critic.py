@@ -17,11 +17,14 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from tests.tiny import tiny_model
 from tests.trainer.conftest import FLOAT32, make_experiences
 from tests.trainer.test_against_plain_torch import plain_rows
+from trinity.algorithm import KL_FN
+from trinity.algorithm.advantage_fn import TokenAdvantage
 from trinity.common.config import Config
 from trinity.common.errors import CheckpointError, EnvironmentProblem, NumericError, OutOfMemoryError
 from trinity.common.experience import Experience
+from trinity.trainer.advantage import BatchAdvantage
 from trinity.trainer.batch import collate
-from trinity.trainer.verl.critic import Critic
+from trinity.trainer.verl.critic import Critic, reads_values
 from trinity.trainer.verl.loading import load_value_model, value_head
 from trinity.trainer.verl.loss import Metrics
 from trinity.trainer.verl.worker import ActorWorker
@@ -240,6 +243,34 @@ def test_an_absent_section_takes_the_values_of_the_actor(make_config: Maker) -> 
     assert (group["betas"], group["weight_decay"]) == ((0.8, 0.9), 0.3)
     made.train_step(make_experiences(1), 1)
     assert int(next(iter(critic_of(made).optimizer.state.values()))["step"]) == 3
+
+
+def test_what_an_advantage_asks_for_decides_whether_there_is_a_critic(make_config: Maker) -> None:
+    """Also for the function of a plugin, of which the configuration knows nothing."""
+
+    class NeedsValues(TokenAdvantage):
+        def __call__(self, values: Tensor, action_mask: Tensor) -> Any:
+            return values, values, {}
+
+    class TakesValues(TokenAdvantage):
+        def __call__(self, action_mask: Tensor, values: Tensor | None = None) -> Any:
+            return action_mask.float(), action_mask.float(), {}
+
+    def reads(function: TokenAdvantage, **critic: Any) -> bool:
+        advantage = BatchAdvantage(function, KL_FN.get("none")(), group_size=1)
+        return reads_values(advantage, ppo_config(make_config, critic))
+
+    assert reads(NeedsValues()) and not reads(TakesValues()) and reads(TakesValues(), enable=True)
+    assert worker(make_config()).critic is None
+
+
+def test_bfloat16_products_give_nearly_the_same_step(make_config: Maker) -> None:
+    exact = worker(ppo_config(make_config))
+    rounded = worker(ppo_config(make_config, {"model": {"fsdp_config": {"dtype": "bfloat16"}}}))
+    left, right = exact.train_step(make_experiences(1), 1), rounded.train_step(make_experiences(1), 1)
+    assert left["critic/vf_loss"] != right["critic/vf_loss"]
+    for name in ("critic/vf_loss", "critic/grad_norm", "critic/values/max"):
+        assert right[name] == pytest.approx(left[name], rel=0.05), name
 
 
 # ------------------------------------------------------------------------- value head

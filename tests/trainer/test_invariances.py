@@ -13,14 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainer.test_losses import LOSSES, _config, _experiences, _near
+from tests.trainer.test_losses import LOSSES, _config, _experiences, _mixed, _near
 from tests.trainer.test_update import assert_same, gradients, worker
 from trinity.algorithm.utils import entropy_from_logits, logprobs_from_logits
 from trinity.common.config import Config
 from trinity.common.experience import Experience
 from trinity.trainer.batch import collate
 from trinity.trainer.verl.decoder import FastDecoder, HFDecoder
-from trinity.trainer.verl.loss import Share
 from trinity.trainer.verl.worker import ActorWorker
 
 Maker = Callable[..., Config]
@@ -55,22 +54,17 @@ def padded_gradients(made: ActorWorker, experiences: list[Experience]) -> dict[s
     spread = torch.zeros(2, *batch.action_mask.shape)
     scores = torch.stack([logprobs_from_logits(chosen, batch.tokens[rows, places]), entropy_from_logits(chosen)])
     logprob, entropy = spread.index_put((torch.arange(2)[:, None], rows[None], columns[None]), scores)
-    counted = int(batch.action_mask.any(1).sum())
-    share = Share(
-        tokens=batch.num_action_tokens, rows=len(batch), counted_rows=counted, width=batch.action_mask.shape[1],
-        all_tokens=batch.num_action_tokens, all_rows=len(batch), all_counted_rows=counted,
-        normalizer=made.actor.settings.normalizer,
-    )  # fmt: skip
+    shares = made.loss_fn.shares(batch, batch, normalizer=made.actor.settings.normalizer)
     tensors = {"action_mask": batch.action_mask} | batch.columns | batch.values
     made.optimizer.zero_grad()
-    made.loss_fn(logprob, entropy, tensors, share)[0].backward()
+    made.loss_fn(logprob, entropy, tensors, shares)[0].backward()
     return {name: parameter.grad.clone() for name, parameter in made.model.named_parameters()}
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_how_a_mini_batch_is_computed_does_not_change_its_gradient(make_config: Maker, name: str) -> None:
     made = apart_from_the_reference(worker(with_terms(make_config, name), max_rows=4, max_tokens=None))
-    experiences = _near(made, _experiences())
+    experiences = _mixed(name, _near(made, _experiences()))
     expected = gradients(made, experiences)
     actor = made.actor
 

@@ -180,10 +180,13 @@ def test_training_changes_the_adapter_and_no_bit_of_the_model(make_config: Maker
     assert len(changed) == 14 and all(name.endswith("_proj.weight") for name in changed)
 
 
-def test_reference_of_a_new_adapter_is_the_model_without_it(make_config: Maker) -> None:
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_reference_of_a_new_adapter_is_the_model_without_it(make_config: Maker, tmp_path: Path, family: str) -> None:
     batch = collate(make_experiences(4))
-    plain = worker(make_config(algorithm=TERMS))
-    made = adapted_worker(make_config(model=LORA, algorithm=TERMS))
+    model = {"model_path": str(tmp_path / family)}
+    tiny_model(tmp_path / family, family, scale=2.0)
+    plain = worker(make_config(model=model, algorithm=TERMS))
+    made = adapted_worker(make_config(model=model | LORA, algorithm=TERMS))
     expected = plain.reference.compute_log_prob(batch)
     assert torch.equal(made.reference.compute_log_prob(batch), expected)
     assert (made.actor.compute_log_prob(batch) - expected).abs().max().item() > 1e-3
@@ -252,6 +255,10 @@ def test_excluded_modules_get_no_adapter(make_config: Maker) -> None:
     assert names == {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}
     with pytest.raises(ConfigError, match=r"exclude_modules: 'o_prj' matches no linear map.*did you mean o_proj\?"):
         worker(make_config(model={"lora_configs": [{"exclude_modules": ["o_prj"]}]}))
+    everything = {"target_modules": ["q_proj"], "exclude_modules": ["q_proj"]}
+    with pytest.raises(ConfigError, match="PEFT cannot make this adapter") as caught:
+        worker(make_config(model={"lora_configs": [everything]}))
+    assert caught.value.code == "E1871"
 
 
 def test_checkpoint_of_the_other_kind_is_refused(make_config: Maker, tmp_path: Path) -> None:
@@ -289,6 +296,8 @@ def test_existing_adapters_that_do_not_fit_are_refused(make_config: Maker, model
     refused(folder, "E3119", r"28 tensors differ, first base_model.*: the model takes \(5, 128\), the adapter has \(4,")
     file.write_text(json.dumps(config | {"use_dora": True, "bias": "all"}))
     refused(folder, "E3119", "sets bias, use_dora; only plain LoRA in linear maps")
+    file.write_text(json.dumps(config | {"init_lora_weights": "pissa"}))
+    refused(folder, "E3119", "sets init_lora_weights pissa; only plain LoRA in linear maps")
     file.write_text("{")
     refused(folder, "E3118", "cannot read the adapter")
 

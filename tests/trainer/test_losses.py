@@ -14,7 +14,12 @@ from tests.trainer.test_update import assert_same, gradients, worker
 from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE, POLICY_LOSS_FN
 from trinity.common.config import Config
 from trinity.common.config.available import SERVED_NAMES
-from trinity.common.config.rules.algorithm import GROUPS_IN_PIPELINE, GROUPS_IN_TRAINER, WITHOUT_TOKEN_REWARDS
+from trinity.common.config.rules.algorithm import (
+    GROUPS_IN_PIPELINE,
+    GROUPS_IN_TRAINER,
+    OTHER_REWARDS,
+    WITHOUT_TOKEN_REWARDS,
+)
 from trinity.common.errors import ConfigError
 from trinity.common.experience import Experience
 from trinity.trainer.verl.loss import Share
@@ -53,10 +58,18 @@ def _near(made: Any, experiences: list[Experience]) -> list[Experience]:
     return experiences
 
 
+def _mixed(name: str, experiences: list[Experience]) -> list[Experience]:
+    """Make the last rows those of an expert, for a loss that tells them apart."""
+    from trinity.algorithm.sample_strategy.mix import as_one_batch
+
+    has_experts = "expert_mask" in POLICY_LOSS_FN.contents[name].needs
+    return as_one_batch(experiences[:7], experiences[7:], step=3) if has_experts else experiences
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_micro_batch_split_does_not_change_the_gradient(make_config: Maker, name: str) -> None:
     config = _config(make_config, name)
-    experiences = _near(worker(config), _experiences())
+    experiences = _mixed(name, _near(worker(config), _experiences()))
     whole = gradients(worker(config, max_tokens=None, max_rows=None), experiences)
     for split in SPLITS:
         assert_same(whole, gradients(worker(config, **split), experiences))
@@ -117,10 +130,11 @@ def test_tables_of_the_configuration_agree_with_the_advantages() -> None:
     for name in ADVANTAGE_FN:
         function = ADVANTAGE_FN.get(name)
         in_trainer = function.compute_in_trainer()
-        assert (name in WITHOUT_TOKEN_REWARDS) == (not in_trainer)
         names = inspect.signature(function.__call__).parameters if in_trainer else {}
+        assert (name in WITHOUT_TOKEN_REWARDS) == ("token_level_rewards" not in names)
+        assert (name in OTHER_REWARDS) == (in_trainer and "token_level_rewards" not in names)
         assert (name in GROUPS_IN_TRAINER) == ("uid" in names), name
-    assert GROUPS_IN_PIPELINE | {"reinforce", None} == WITHOUT_TOKEN_REWARDS
+    assert GROUPS_IN_PIPELINE | OTHER_REWARDS | {"reinforce", None} == WITHOUT_TOKEN_REWARDS
 
 
 def test_every_served_type_is_made_of_served_parts() -> None:

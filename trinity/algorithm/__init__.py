@@ -42,6 +42,19 @@ SAMPLE_STRATEGY_CONTENTS: dict[str, Entry] = {
         "trinity.algorithm.sample_strategy.default:DefaultSampleStrategy",
         doc="the next train_batch_size experiences of the experience buffer",
     ),
+    "mix": Entry(
+        "trinity.algorithm.sample_strategy.mix:MixSampleStrategy",
+        args={"expert_data_ratio": 0.5, "sft_dataset_name": "sft_dataset"},
+        doc="a share of the batch from a dataset of demonstrations, the rest from the experience buffer",
+    ),
+    "staleness_control": Entry(
+        "trinity.algorithm.sample_strategy.staleness_control:StalenessControlStrategy",
+        args={"max_staleness": None},
+        doc="as default, without experiences that are more than max_staleness training steps old",
+    ),
+    "warmup": Entry(
+        "trinity.algorithm.sample_strategy.default:DefaultSampleStrategy", doc="deprecated, the same as default"
+    ),
 }
 
 ALGORITHM_TYPE = Registry("algorithm_type", ALGORITHM_CONTENTS)

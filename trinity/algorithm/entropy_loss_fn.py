@@ -36,6 +36,14 @@ class EntropyLossFn(ABC):
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
         """Return the coefficient times the aggregated entropy (nats), and metrics."""
 
+    def rows(self, values: Mapping[str, Tensor]) -> Bool[Tensor, "B"] | None:
+        """Return true for the rows that the term is over, None for all of them.
+
+        Args:
+            values: tensors of the rows, by the names that `__call__` uses.
+        """
+        return None
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of a term that remembers something; see `PolicyLossFn.state_dict`."""
         return {}
@@ -66,6 +74,10 @@ class DefaultEntropyLossFn(EntropyLossFn):
 
 class MixEntropyLossFn(EntropyLossFn):
     """As `default`, over the rows that the policy wrote itself: expert data say nothing about its entropy."""
+
+    def rows(self, values: Mapping[str, Tensor]) -> Bool[Tensor, "B"] | None:
+        """Return true for the rows that are no expert data."""
+        return ~values["expert_mask"]
 
     def __call__(  # type: ignore[override]
         self,

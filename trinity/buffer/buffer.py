@@ -35,7 +35,7 @@ class StoreReader:
         self.timeout_s = timeout_s
 
     def read(self, n: int) -> list[Experience]:
-        """Return up to `n` claimed experiences, fewer where no more can come; none at the end.
+        """Return the experiences of up to `n` claimed rollouts, fewer where no more can come; none at the end.
 
         Raises:
             StarvedError: nothing at the deadline although producers are open.

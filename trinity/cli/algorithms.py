@@ -14,8 +14,16 @@ if TYPE_CHECKING:
     from trinity.cli.components import Component
 
 INDENT = "    "
+_TEACHER = ("explorer:", "  auxiliary_models:", "    - model_path: /models/teacher")
 LOSS_ROLES = {"policy_loss_fn": "P", "kl_loss_fn": "K", "entropy_loss_fn": "E", "advantage_fn": "A"}
 # What a type needs outside `algorithm`, with a value to start from.
+_EXPERT_DATA = (
+    "buffer:",
+    "  trainer_input:",
+    "    auxiliary_buffers:",
+    "      sft_dataset:",
+    "        path: demonstrations.jsonl",
+)
 ALSO_NEEDED = {
     "raft": (
         "data_processor:",
@@ -23,7 +31,11 @@ ALSO_NEEDED = {
         "    operators:",
         "      - name: reward_filter",
         "        args: {threshold: 1.0}",
-    )
+    ),
+    "mix": _EXPERT_DATA,
+    "mix_chord": _EXPERT_DATA,
+    "on_policy_distill": _TEACHER,
+    "jsd": _TEACHER,
 }
 TITLES = {
     "advantage_fn": "advantage A",
@@ -79,7 +91,7 @@ def facts(name: str) -> dict[str, Any]:
                 "name": part.name,
                 "description": part.entry.doc if part.entry is not None else "",
                 "formula": part.symbols,
-                "args": dict(part.args),
+                "args": defaults(part),
             }
             for role, part in parts.items()
         },
@@ -168,7 +180,7 @@ def _part(part: Component) -> str:
         lines.append(f"{INDENT}{f'{letter} = ' if letter else ''}{first.removeprefix('= ')}")
     lines += [f"{INDENT}{INDENT}{line}" for line in others]
     if part.args:
-        lines.append(f"{INDENT}defaults: {', '.join(f'{key} {shown(value)}' for key, value in part.args.items())}")
+        lines.append(f"{INDENT}defaults: {', '.join(f'{key} {shown(value)}' for key, value in defaults(part).items())}")
     return "\n".join(lines)
 
 
@@ -185,8 +197,15 @@ def yaml(name: str, parts: dict[str, Component]) -> str:
         lines.append(f"  {role}: {part.name}")
         if part.args and not part.is_none:
             lines.append(f"  {role}_args:")
-            lines += [f"    {key}: {scalar(value)}" for key, value in part.args.items()]
+            lines += [f"    {key}: {scalar(value)}" for key, value in defaults(part).items()]
     return "\n".join([*lines, *ALSO_NEEDED.get(name, ())])
+
+
+def defaults(part: Component) -> dict[str, Any]:
+    """Return the arguments of a function with their defaults, without those that the rest of a file decides."""
+    from trinity.common.config.mixture import DERIVED_ARGUMENTS
+
+    return {name: value for name, value in part.args.items() if name not in DERIVED_ARGUMENTS}
 
 
 def shown(value: Any) -> str:

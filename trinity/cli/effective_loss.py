@@ -9,6 +9,8 @@ from trinity.algorithm import ALGORITHM_CONTENTS, ALGORITHM_TYPE
 from trinity.cli import critic
 from trinity.cli.aggregation import aggregation
 from trinity.cli.components import Component, component, missing
+from trinity.cli.effective_step import optimizer, parts
+from trinity.common.config.mixture import num_expert_rows
 from trinity.utils.formula import number
 
 if TYPE_CHECKING:
@@ -160,7 +162,13 @@ def _batch(config: Config, *, reads_old: bool) -> list[str]:
     lines = [
         f"{rows} {what} in mini-batches of {size}, {epochs}: {steps} optimizer step{'s' if steps != 1 else ''}",
         f"logprob, ref_logprob and entropy at temperature {number(_temperature(config))}",
+        parts(config),
+        optimizer(config),
     ]
+    mixture = (config.algorithm.sample_strategy_args or {}) if config.algorithm.sample_strategy == "mix" else {}
+    if mixture:
+        experts = num_expert_rows(mixture["expert_data_ratio"], rows)
+        lines.insert(1, f"of each batch, {experts} are demonstrations of {mixture['sft_dataset_name']}")
     if not reads_old:
         return lines
     if config.algorithm.bypass_old_logprobs:

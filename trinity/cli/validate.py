@@ -101,6 +101,7 @@ def check_machine(plan: Plan) -> list[Problem]:
     for stage in plan.stages:
         found += _looked_at(stage, "model.model_path", _check_model)
         found += _looked_at(stage, "model.critic_model_path", _check_critic)
+        found += _looked_at(stage, "explorer.auxiliary_models", _check_auxiliary)
         found += _looked_at(stage, "trainer.trainer_config.reward_model.model.path", _check_reward_model)
         found += _looked_at(stage, "buffer", _check_data)
         found += _looked_at(stage, "checkpoint_root_dir", _check_folder)
@@ -148,6 +149,22 @@ def _check_model(stage: StagePlan) -> Iterator[Problem]:
         template = "chat_template_path" if model.chat_template_path else "custom_chat_template"
         is_written = finding.code == "E3109" and (model.chat_template_path or model.custom_chat_template)
         yield _problem(stage, finding.code, f"model.{template if is_written else 'model_path'}", finding.message)
+
+
+def _check_auxiliary(stage: StagePlan) -> Iterator[Problem]:
+    from trinity.algorithm import ADVANTAGE_FN
+    from trinity.common.models.preflight import check_model_dir
+    from trinity.common.models.preflight_heads import check_teacher
+
+    config = stage.config
+    advantage = ADVANTAGE_FN.contents.get(config.algorithm.advantage_fn or "")
+    for index, auxiliary in enumerate(config.explorer.auxiliary_models if config.mode != "train" else ()):
+        path, trusts = auxiliary.model_path or config.model.model_path, bool(auxiliary.trust_remote_code)
+        found = check_model_dir(path, trust_remote_code=trusts, need_chat_template=False)
+        if index == 0 and not found and advantage is not None and "teacher_logprobs" in advantage.needs:
+            found = check_teacher(path, config.model.model_path)
+        for finding in found:
+            yield _problem(stage, finding.code, f"explorer.auxiliary_models[{index}].model_path", finding.message)
 
 
 def _check_critic(stage: StagePlan) -> Iterator[Problem]:
@@ -219,6 +236,9 @@ def _datasets(config: Config) -> Iterator[tuple[str, Any, bool, str | None]]:
     output = _dataset(config)
     if output is not None:
         yield OUTPUT, output, True, output.schema_type
+    for name, dataset in config.buffer.trainer_input.auxiliary_buffers.items():
+        if dataset.schema_type == "sft":
+            yield f"buffer.trainer_input.auxiliary_buffers.{name}", dataset, True, "sft"
 
 
 def _dataset(config: Config) -> ExperienceBufferConfig | None:

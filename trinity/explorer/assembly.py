@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,9 @@ from trinity.common.errors import ConfigError
 from trinity.common.models.model import ModelWrapper
 from trinity.common.models.reward_models import REWARD_MODELS
 from trinity.explorer.evaluator import EvalTaskset, Evaluator
+from trinity.explorer.needs import Needs, needs_of
 from trinity.explorer.scheduler import Scheduler, SchedulerSettings
+from trinity.explorer.supply import supply_of
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -35,29 +38,48 @@ class ExplorerParts:
         scheduler: runs them.
         evaluator: evaluates the model.
         pipeline: what happens to experiences before they are stored.
+        needs: what the advantage function asks of the rollouts.
     """
 
     reader: TaskReader
     scheduler: Scheduler
     evaluator: Evaluator
     pipeline: ExperiencePipeline
+    needs: Needs = Needs()
 
 
-def build_parts(config: Config, engine: InferenceModel) -> ExplorerParts:
-    """Return the parts that `config` describes, over `engine`.
+def build_parts(config: Config, engine: InferenceModel, auxiliary: Sequence[InferenceModel] = ()) -> ExplorerParts:
+    """Return the parts that `config` describes, over `engine` and the engines of the auxiliary models.
 
     Raises:
         ConfigError: a name that no registry knows, or arguments that do not fit.
         DataError: a dataset that cannot be used.
     """
-    scheduler = build_scheduler(config, engine)
-    return ExplorerParts(
-        build_reader(config), scheduler, Evaluator(build_eval_tasksets(config), scheduler), build_pipeline(config)
-    )
+    needs = needs_of(config)
+    scheduler = build_scheduler(config, engine, auxiliary=auxiliary, needs=needs)
+    evaluator = Evaluator(build_eval_tasksets(config), scheduler)
+    pipeline = build_pipeline(config)
+    pipeline.set_auxiliary_model(auxiliary_wrappers(config, auxiliary))
+    return ExplorerParts(build_reader(config), scheduler, evaluator, pipeline, needs)
 
 
-def build_scheduler(config: Config, engine: InferenceModel) -> Scheduler:
-    """Return the scheduler with `engine_num` times `runner_per_model` runners."""
+def auxiliary_wrappers(config: Config, engines: Sequence[InferenceModel]) -> list[ModelWrapper]:
+    """Return what workflows hold of each auxiliary model, in the order of `explorer.auxiliary_models`."""
+    sections = config.explorer.auxiliary_models
+    return [
+        ModelWrapper(engine, config=config, rollout_config=section)
+        for engine, section in zip(engines, sections, strict=True)
+    ]
+
+
+def build_scheduler(
+    config: Config, engine: InferenceModel, *, auxiliary: Sequence[InferenceModel] = (), needs: Needs | None = None
+) -> Scheduler:
+    """Return the scheduler with `engine_num` times `runner_per_model` runners.
+
+    Raises:
+        ConfigError: the advantage function asks for what the configuration does not give.
+    """
     explorer = config.explorer
     settings = SchedulerSettings(
         num_runners=explorer.rollout_model.engine_num * explorer.runner_per_model,
@@ -67,7 +89,9 @@ def build_scheduler(config: Config, engine: InferenceModel) -> Scheduler:
         concurrent_mode=explorer.concurrent_mode,
         is_deterministic=config.deterministic,
     )
-    return Scheduler(engine, ModelWrapper(engine, config=config), settings=settings)
+    model, others = ModelWrapper(engine, config=config), auxiliary_wrappers(config, auxiliary)
+    supply = supply_of(config, needs or Needs(), student=model, others=others)
+    return Scheduler(engine, model, settings=settings, auxiliary_models=others, supply=supply)
 
 
 def build_pipeline(config: Config) -> ExperiencePipeline:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from trinity.common.constants import Mode
 from trinity.common.errors import WorkflowError
 from trinity.explorer.assembly import ExplorerParts, build_parts, experience_buffer, store_scope
+from trinity.explorer.baseline import attach_baselines
 from trinity.explorer.metrics import prefixed, rollout_metrics
 from trinity.explorer.outcome import BatchResult
 from trinity.explorer.state import ExplorerState
@@ -58,6 +60,7 @@ class Explorer:
         synchronizer: source of newer weights.
         monitor: metrics of the explorer.
         resume: checkpoint to continue from.
+        auxiliary_models: engines of `explorer.auxiliary_models`; their weights stay as loaded.
     """
 
     def __init__(
@@ -69,9 +72,11 @@ class Explorer:
         synchronizer: Synchronizer,
         monitor: Monitor,
         resume: Path | None = None,
+        auxiliary_models: Sequence[InferenceModel] = (),
     ) -> None:
         self.config = config
         self.engine = model
+        self.auxiliary_models = tuple(auxiliary_models)
         self.store = store
         self.synchronizer = synchronizer
         self.monitor = monitor
@@ -97,7 +102,7 @@ class Explorer:
             DataError: a dataset that cannot be used.
         """
         os.environ.update(self.config.explorer.env_vars)
-        parts = self._parts = await self._io.call(build_parts, self.config, self.engine)
+        parts = self._parts = await self._io.call(build_parts, self.config, self.engine, self.auxiliary_models)
         await parts.pipeline.prepare()
         if self.state.readers:
             parts.reader.load_state_dict(self.state.readers[TASKSET])
@@ -166,8 +171,8 @@ class Explorer:
 
     async def _explore_step(self, step: int, tasks: list[Task]) -> None:
         started = time.perf_counter()
-        result = await self.parts.scheduler.schedule(tasks, batch=step)
-        metrics = rollout_metrics(result)
+        result = await self.parts.scheduler.schedule(tasks, batch=step, with_baseline=self.parts.needs.baseline)
+        metrics = rollout_metrics(result) | attach_baselines(result)
         metrics["rollout/model_version"] = self.engine.model_version
         experiences, own = await self.parts.pipeline.process(result.experiences)
         metrics |= prefixed("experience_pipeline", own)

@@ -79,6 +79,8 @@ class BatchResult:
     Attributes:
         task_count: number of tasks in the batch.
         results: one a run, sorted by task and run.
+        baselines: greedy run of each task, which is not trained on; None where none was asked for. The runs of a task
+            whose greedy run is not completed do not count as completed: they cannot be compared with it.
         retry_count: attempts after the first ones.
         abandoned_count: threads left behind because their call did not return in time.
         wall_s: duration of the batch in seconds.
@@ -86,6 +88,7 @@ class BatchResult:
 
     task_count: int
     results: list[RunResult] = field(default_factory=list)
+    baselines: dict[int, RunResult] | None = None
     retry_count: int = 0
     abandoned_count: int = 0
     wall_s: float = 0.0
@@ -93,7 +96,17 @@ class BatchResult:
     @property
     def completed(self) -> list[tuple[RunResult, list[Experience]]]:
         """The completed runs with their experiences."""
-        return [(r, r.outcome.experiences) for r in self.results if isinstance(r.outcome, Completed)]
+        return [
+            (r, r.outcome.experiences)
+            for r in self.results
+            if isinstance(r.outcome, Completed) and (self.baselines is None or r.task in self.completed_baselines)
+        ]
+
+    @property
+    def completed_baselines(self) -> dict[int, list[Experience]]:
+        """The experiences of the completed greedy runs, by task, in the order of the tasks."""
+        runs = sorted((self.baselines or {}).items())
+        return {task: run.outcome.experiences for task, run in runs if isinstance(run.outcome, Completed)}
 
     @property
     def experiences(self) -> list[Experience]:
@@ -111,7 +124,8 @@ class BatchResult:
 
     def reasons(self) -> list[str]:
         """Return what went wrong with the runs that are not completed, the commonest first."""
-        texts = [text for r in self.results if (text := _reason(r.outcome))]
+        runs = [*self.results, *(self.baselines or {}).values()]
+        texts = [text for r in runs if (text := _reason(r.outcome))]
         return sorted(set(texts), key=lambda text: (-texts.count(text), text))
 
 

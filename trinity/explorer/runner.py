@@ -8,7 +8,7 @@ import sysconfig
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
     from trinity.common.models.model import ModelWrapper
+    from trinity.explorer.supply import Supply
 
 logger = get_logger("explorer")
 
@@ -62,6 +63,8 @@ class WorkflowRunner:
         is_waiting: whether a participant waits for the others of a deterministic round; that time is not its own, so
             its deadline is put off.
         max_wait_s: longest duration of an attempt whose deadline is put off, in seconds.
+        auxiliary_models: wrappers of further models; every attempt gets its own clones.
+        supply: adds to the experiences of a run what the advantage function asks for.
     """
 
     def __init__(
@@ -72,6 +75,8 @@ class WorkflowRunner:
         max_timeout: float,
         is_waiting: Callable[[str], bool] | None = None,
         max_wait_s: float = 0.0,
+        auxiliary_models: Sequence[ModelWrapper] = (),
+        supply: Supply | None = None,
     ) -> None:
         self.name = name
         self.participant = name
@@ -80,22 +85,25 @@ class WorkflowRunner:
         self._max_timeout = max_timeout
         self._is_waiting = is_waiting
         self._max_wait_s = max_wait_s
+        self._auxiliary_models = tuple(auxiliary_models)
+        self._supply = supply
         self._worker = WorkerThread(name)
         self._workflows: dict[type[Workflow], Workflow] = {}
         self._logged: Counter[str] = Counter()
 
-    async def attempt(self, task: Task, runs: range) -> tuple[list[Outcome], float]:
+    async def attempt(self, task: Task, runs: range, *, is_greedy: bool = False) -> tuple[list[Outcome], float]:
         """Return the outcome of each of `runs` and the duration of the attempt in seconds.
 
         Args:
             task: the task, with `batch_id` and `task_id`.
             runs: run numbers to do in one call; more than one only for a workflow that repeats itself.
+            is_greedy: sample with temperature 0; the experiences are not meant for training.
 
         Raises:
             OutOfMemoryError: the engine ran out of memory, which no other attempt can mend.
         """
         started = time.monotonic()
-        attempt = asyncio.ensure_future(self._guarded(task, runs))
+        attempt = asyncio.ensure_future(self._guarded(task, runs, is_greedy=is_greedy))
         try:
             await asyncio.wait({attempt}, timeout=self._max_timeout)
             while not attempt.done() and self._is_put_off(started):
@@ -127,9 +135,9 @@ class WorkflowRunner:
         """Let the thread end after its present call; wait for nothing."""
         self._worker.close()
 
-    async def _guarded(self, task: Task, runs: range) -> list[Outcome]:
+    async def _guarded(self, task: Task, runs: range, *, is_greedy: bool) -> list[Outcome]:
         try:
-            return await self._execute(task, runs)
+            return await self._execute(task, runs, is_greedy=is_greedy)
         except OutOfMemoryError:
             raise
         except RewardError as error:
@@ -142,9 +150,11 @@ class WorkflowRunner:
             self._log(place, f"{task.workflow.__name__} failed on {_called(task, runs)}: {message}", error)
             return [Failed(message)] * len(runs)
 
-    async def _execute(self, task: Task, runs: range) -> list[Outcome]:
-        model = self._model.for_run(task.batch_id, task.task_id, runs.start, self.participant)
-        workflow = await self._worker.call(self._prepare, task, model)
+    async def _execute(self, task: Task, runs: range, *, is_greedy: bool) -> list[Outcome]:
+        model = self._model.for_run(task.batch_id, task.task_id, runs.start, self.participant, is_greedy=is_greedy)
+        # No participant: a round of the rollout model must not wait for one of another engine.
+        others = [other.for_run(task.batch_id, task.task_id, runs.start) for other in self._auxiliary_models]
+        workflow = await self._worker.call(self._prepare, task, model, others)
         traits = describe(workflow)
         if traits.can_repeat:
             workflow.set_repeat_times(len(runs), runs.start)
@@ -155,7 +165,7 @@ class WorkflowRunner:
         if traits.can_reset:
             self._workflows[task.workflow] = workflow
         dropped = vars(workflow).get("dropped") or ()
-        return accept(
+        outcomes = accept(
             returned,
             task,
             runs=runs,
@@ -163,12 +173,16 @@ class WorkflowRunner:
             model_version=self._model.model_version,
             dropped=dropped,
         )
+        if self._supply is None or task.is_eval or is_greedy:
+            return outcomes
+        return [await self._supply.complete(outcome, task) for outcome in outcomes]
 
-    def _prepare(self, task: Task, model: ModelWrapper) -> Workflow:
+    def _prepare(self, task: Task, model: ModelWrapper, others: list[ModelWrapper]) -> Workflow:
         workflow = self._workflows.pop(task.workflow, None)
         if workflow is None:
-            return task.to_workflow(model)
+            return task.to_workflow(model, others)
         workflow.model = model
+        workflow.auxiliary_models = workflow.auxiliary_model_wrappers = others
         reset_workflow(workflow, task)
         return workflow
 

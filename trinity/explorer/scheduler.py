@@ -19,6 +19,7 @@ from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
     from trinity.common.models.model import InferenceModel, ModelWrapper
+    from trinity.explorer.supply import Supply
 
 logger = get_logger("explorer")
 
@@ -54,6 +55,7 @@ class _Part:
     index: int
     runs: range
     can_repeat: bool
+    is_baseline: bool = False
 
 
 class Scheduler:
@@ -63,11 +65,23 @@ class Scheduler:
         engine: the rollout engine, for its rounds.
         model: wrapper of the engine that runners clone.
         settings: how tasks are attempted.
+        auxiliary_models: wrappers of further models for the workflows.
+        supply: adds to the experiences of a run what the advantage function asks for.
     """
 
-    def __init__(self, engine: InferenceModel, model: ModelWrapper, *, settings: SchedulerSettings) -> None:
+    def __init__(
+        self,
+        engine: InferenceModel,
+        model: ModelWrapper,
+        *,
+        settings: SchedulerSettings,
+        auxiliary_models: Sequence[ModelWrapper] = (),
+        supply: Supply | None = None,
+    ) -> None:
         self._engine = engine
         self._model = model
+        self._auxiliary_models = tuple(auxiliary_models)
+        self._supply = supply
         self._settings = settings
         self._runners = [self._new_runner(f"runner_{i:04d}") for i in range(settings.num_runners)]
         self._lanes: dict[str, list[WorkflowRunner]] = {}
@@ -77,20 +91,23 @@ class Scheduler:
                 settings.concurrent_mode,
             )
 
-    async def schedule(self, tasks: Sequence[Task], *, batch: int | str) -> BatchResult:
+    async def schedule(self, tasks: Sequence[Task], *, batch: int | str, with_baseline: bool = False) -> BatchResult:
         """Return the outcomes of all runs of all tasks.
 
         Args:
             tasks: the tasks; `repeat_times` of each is the number of its runs.
             batch: first part of the ids: the explore step, or `<step>/<taskset>` in an evaluation.
+            with_baseline: one more run of each task, numbered after the others, with temperature 0.
 
         Raises:
             ConfigError: `concurrent_mode` does not fit a workflow.
             OutOfMemoryError: the engine ran out of memory.
         """
         started = time.monotonic()
-        result = BatchResult(len(tasks))
+        result = BatchResult(len(tasks), baselines={} if with_baseline else None)
         parts = self._split(tasks, batch)
+        if with_baseline:
+            parts += self._baselines(tasks, batch)
         queues = self._queues(parts)
         workers = list(zip(self._runners, queues, strict=False))
         for runner in self._all_runners():
@@ -128,6 +145,15 @@ class Scheduler:
                 parts.append(_Part(task, index, runs, traits.can_repeat))
         return parts
 
+    def _baselines(self, tasks: Sequence[Task], batch: int | str) -> list[_Part]:
+        parts = []
+        for index, task in enumerate(tasks):
+            run = task.repeat_times or 1
+            can_repeat = describe(task.workflow).can_repeat
+            task = of_batch(task, batch=batch, index=index)
+            parts.append(_Part(task, index, range(run, run + 1), can_repeat, is_baseline=True))
+        return parts
+
     def _queues(self, parts: list[_Part]) -> list[deque[_Part]]:
         """Return one queue a busy runner: each its own in deterministic mode, otherwise all the same one."""
         busy = min(self._settings.num_runners, len(parts))
@@ -163,14 +189,17 @@ class Scheduler:
         for attempt in range(self._settings.max_retry_times + 1):
             result.retry_count += attempt > 0
             participant = runner.participant
-            outcomes, seconds = await runner.attempt(part.task, runs)
+            outcomes, seconds = await runner.attempt(part.task, runs, is_greedy=part.is_baseline)
             if self._settings.is_deterministic and runner.participant != participant:
                 await self._engine.join_round(runner.participant)
                 await self._engine.leave_round(participant)
             if not is_retried(outcomes):
                 break
-        for run, outcome in zip(runs, outcomes, strict=True):
-            result.results.append(RunResult(part.index, run, outcome, seconds))
+        done = [RunResult(part.index, run, outcome, seconds) for run, outcome in zip(runs, outcomes, strict=True)]
+        if part.is_baseline and result.baselines is not None:
+            result.baselines[part.index] = done[0]
+        else:
+            result.results += done
 
     def _lanes_of(self, runner: WorkflowRunner, count: int) -> list[WorkflowRunner]:
         lanes = self._lanes.setdefault(runner.name, [runner])
@@ -185,6 +214,8 @@ class Scheduler:
             max_timeout=self._settings.max_timeout,
             is_waiting=self._engine.waits_in_round if self._settings.is_deterministic else None,
             max_wait_s=self._model.timeout_s,
+            auxiliary_models=self._auxiliary_models,
+            supply=self._supply,
         )
 
     def _abandoned_count(self) -> int:

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrain
 from transformers.utils import logging as transformers_logging
 
 from trinity.algorithm import ALGORITHM_TYPE
+from trinity.algorithm.sample_strategy.mix import as_one_batch
 from trinity.common.config import Config
 from trinity.common.experience import EID, CustomField, Experience
 from trinity.trainer.verl.decoder import FAMILIES
@@ -146,3 +147,17 @@ def add_logprobs(experiences: list[Experience], own: torch.Tensor) -> None:
         # Every third row keeps within a narrow band, so that whole responses stay within their trust region.
         scale = 0.01 if row % 3 == 0 else 1.0
         exp.logprobs = own[row, : exp.response_length].float() - offsets[chosen] * scale
+
+
+def with_experts(experiences: list[Experience], *, step: int) -> list[Experience]:
+    """Return the experiences and as many rows of an expert as there are tasks, as the strategy `mix` joins them.
+
+    Args:
+        experiences: rollouts of the dry batch.
+        step: the training step.
+    """
+    first_runs = {exp.eid.task: exp for exp in reversed(experiences)}
+    experts = [
+        Experience(EID("expert", task), exp.tokens.flip(0), exp.prompt_length) for task, exp in first_runs.items()
+    ]
+    return as_one_batch(experiences, experts, step=step)

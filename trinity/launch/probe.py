@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from trinity.common.config import Config, ConfigErrors, StagePlan, load_plan
 from trinity.common.errors import TrinityError
 from trinity.explorer.assembly import build_advantage_fn
-from trinity.launch.dry_batch import SEED, add_logprobs, dry_experiences, probe_model
+from trinity.launch.dry_batch import SEED, add_logprobs, dry_experiences, probe_model, with_experts
 from trinity.launch.probe_settings import Setting, as_override, candidates, settings_of
 from trinity.trainer.batch import collate
+from trinity.trainer.verl.logprob import STATISTICS
 from trinity.trainer.verl.worker import ActorWorker
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 MOVED = 1e-6  # smallest relative change that is not rounding
 NOISE = 0.05  # of the weights' own size: policy and reference differ, and ratios leave 1 after a step
+NOISE_OF_ZEROS = 0.02  # of weights that begin at 0, such as an adapter's
 TRAIN_STEPS = 2
 _USER_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 
@@ -130,8 +132,9 @@ class GradientRecorder:
         """Add noise of a fixed share of each weight's own size."""
         with torch.no_grad():
             for parameter in self.parameters:
+                size = float(parameter.std(correction=0))
                 noise = torch.randn(parameter.shape, generator=self._generator)
-                parameter.add_(noise * NOISE * parameter.std().nan_to_num() if parameter.numel() > 1 else noise * NOISE)
+                parameter.add_(noise * (NOISE * size or NOISE_OF_ZEROS))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients."""
@@ -153,7 +156,6 @@ class Probe:
     def __init__(self, path: Path, overrides: Sequence[str], *, catalogue: Catalogue, index: int, folder: Path) -> None:
         self.path, self.overrides, self.catalogue, self.index = path, tuple(overrides), catalogue, index
         self.stage = self._plan(())
-        self.prefix = f"stages[{index}]." if self.stage.name is not None else ""
         self.model_path, self.model = probe_model(str(self.stage.config.model.model_path or ""), folder)
         self.num_experiences = 0
 
@@ -161,27 +163,33 @@ class Probe:
         plan = load_plan(self.path, (*self.overrides, *changes), catalogue=self.catalogue, schema_only=True)
         return plan.stages[self.index]
 
+    def _prefix(self, key: str) -> str:
+        """Return where a key is changed: in its stage, but for the model, which stages share."""
+        return "" if self.stage.name is None or key.startswith("model.") else f"stages[{self.index}]."
+
     def measure(self, *changes: tuple[str, Any]) -> Measurement:
         """Return loss and gradients with settings changed.
 
         Raises:
             TrinityError: the configuration does not allow it, or the dry batch cannot be trained on.
         """
-        stage = self._plan([f"{self.prefix}{as_override(key, value)}" for key, value in changes])
+        stage = self._plan([f"{self._prefix(key)}{as_override(key, value)}" for key, value in changes])
         config = dry_config(stage.config, self.model_path)
         worker = ActorWorker(config, tokenizer=None, total_steps=TRAIN_STEPS, device="cpu")
         recorder = _prepared(worker, config)
         loss = 0.0
         own = worker.actor.compute_log_prob(collate(self._experiences(config, worker, None)))
         for step in range(1, TRAIN_STEPS + 1):
-            experiences = self._experiences(config, worker, own)
+            experiences = self._experiences(config, worker, own, step=step)
             loss += worker.train_step(experiences, step)["actor/final_loss"]
         self.num_experiences = len(experiences)
         if not recorder.gradients or worker.actor.stepper.num_skipped:
             raise TrinityError("the gradient of the dry batch is not finite", code="E6001")
         return Measurement(loss, torch.cat(recorder.gradients))
 
-    def _experiences(self, config: Config, worker: ActorWorker, own: Tensor | None) -> list[Experience]:
+    def _experiences(
+        self, config: Config, worker: ActorWorker, own: Tensor | None, *, step: int = 1
+    ) -> list[Experience]:
         required = worker.loss_fn.required | (worker.advantage.required if worker.advantage is not None else set())
         experiences = dry_experiences(
             config, vocab_size=worker.model.config.vocab_size, extra=sorted(required - _OF_THE_TRAINER)
@@ -192,7 +200,7 @@ class Probe:
         advantage = build_advantage_fn(config)
         if advantage is not None:
             experiences, _ = advantage.process(experiences)
-        return list(experiences)
+        return with_experts(experiences, step=step) if config.algorithm.sample_strategy == "mix" else list(experiences)
 
     def row(self, setting: Setting, base: Measurement) -> ProbeRow:
         """Return what changing one setting does."""
@@ -250,6 +258,8 @@ class Probe:
 _OF_THE_TRAINER = frozenset({
     "logprob", "old_logprob", "ref_logprob", "rollout_logprob", "action_mask", "response_mask", "advantages", "returns",
     "token_level_rewards", "values", "uid", "selected", "step", "rollout_is_weights", "teacher_logprobs",
+    "expert_mask",
+    *STATISTICS,
 })  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,8 +45,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "opmd_baseline": BASELINES,
     "std_cal_level": ("group", "batch"),
     "loss_type": LOSS_TYPES,
+    "preset": ("disabled",),
     "rollout_is": ("token", "sequence"),
 }
+_NUMBER = re.compile(r"[0-9.]+")
 _TASKSET = "buffer.explorer_input.taskset.rollout_args.temperature"
 _DIVISOR = "trainer.trainer_config.actor_rollout_ref.actor.loss_scale_factor"
 
@@ -106,15 +109,15 @@ def _all(stage: StagePlan) -> Iterator[Setting]:
             yield Setting(f"algorithm.{role}_args.{argument}", value, role, is_optional=is_optional)
     yield Setting("algorithm.loss_agg_mode", config.algorithm.loss_agg_mode)
     yield Setting("algorithm.bypass_old_logprobs", config.algorithm.bypass_old_logprobs)
-    if not is_supervised(config):
-        taskset = config.buffer.explorer_input.taskset
-        own = None if taskset is None else taskset.rollout_args.temperature
-        is_own = own not in (None, config.model.temperature)
-        yield Setting(_TASKSET if is_own else "model.temperature", own if is_own else config.model.temperature)
+    taskset = config.buffer.explorer_input.taskset
+    if taskset is not None and taskset.rollout_args.temperature is not None:
+        yield Setting(_TASKSET, taskset.rollout_args.temperature)
+    elif not is_supervised(config):
+        yield Setting("model.temperature", config.model.temperature)
     yield Setting(_DIVISOR, config.trainer.trainer_config.actor_rollout_ref.actor.loss_scale_factor)
     correction = config.algorithm.rollout_correction
-    if isinstance(correction, dict):
-        for name, value in correction.items():
+    if correction is not None:
+        for name, value in vars(correction).items():
             yield Setting(f"algorithm.rollout_correction.{name}", value, "rollout_correction", is_optional=True)
 
 
@@ -144,7 +147,14 @@ def candidates(setting: Setting) -> list[Any]:
     if isinstance(value, float):
         tried = (1.25 * value, 0.5 * value, value + 0.1, 10.0 * value + 1.0, 0.1 * value)
         return [each for each in dict.fromkeys(float(f"{one:.6g}") for one in tried) if each != value]
+    if setting.name.endswith("_threshold"):
+        return [_scaled(str(value), factor) for factor in (1.25, 0.5, 4.0, 0.1)]
     return [choice for choice in CHOICES.get(setting.name, ()) if choice != value]
+
+
+def _scaled(bounds: str, factor: float) -> str:
+    """Return bounds such as `2.0` or `0.5_5.0`, each times `factor`."""
+    return _NUMBER.sub(lambda found: f"{float(found.group()) * factor:.6g}", bounds)
 
 
 def as_override(key: str, value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -148,15 +148,17 @@ class Stage:
 
     async def _explore_and_train(self, resume: Path | None, result: StageResult) -> None:
         from trinity.buffer.buffer import open_store
-        from trinity.common.models import create_inference_model
+        from trinity.common.models import create_auxiliary_models, create_inference_model
 
         synchronizer = self._synchronizer()
         store = open_store(self.config)
         engine = create_inference_model(self.config)
-        explorer = self._explorer(engine, store, synchronizer, resume)
+        engines = [engine, *create_auxiliary_models(self.config)]
+        explorer = self._explorer(engines, store, synchronizer, resume)
         trainer = self._trainer(store, synchronizer, resume)
         try:
-            await engine.prepare()
+            for each in engines:
+                await each.prepare()
             await self._serve_adapter(engine)
             await explorer.prepare()
             await trainer.prepare(explore_steps=explorer.planned_steps)
@@ -172,9 +174,9 @@ class Stage:
             result.training_step = training.result().step
             self._tell_untrained(store)
         except BaseException:
-            await self._close(explorer, trainer, engine, store, is_failing=True)
+            await self._close(explorer, trainer, engines, store, is_failing=True)
             raise
-        await self._close(explorer, trainer, engine, store, is_failing=False)
+        await self._close(explorer, trainer, engines, store, is_failing=False)
 
     def _tell_untrained(self, store: ExperienceStore) -> None:
         """Warn of experiences that nobody trained on, so that none is left out silently."""
@@ -194,7 +196,13 @@ class Stage:
             )
 
     async def _close(
-        self, explorer: Explorer, trainer: Trainer, engine: InferenceModel, store: ExperienceStore, *, is_failing: bool
+        self,
+        explorer: Explorer,
+        trainer: Trainer,
+        engines: Sequence[InferenceModel],
+        store: ExperienceStore,
+        *,
+        is_failing: bool,
     ) -> None:
         """Close every component, whatever the others do.
 
@@ -202,7 +210,7 @@ class Stage:
             Exception: the first failure of a component to close, unless an earlier failure `is_failing` the run.
         """
         first: Exception | None = None
-        for close in (explorer.close, trainer.close, engine.shutdown):
+        for close in (explorer.close, trainer.close, *(engine.shutdown for engine in engines)):
             try:
                 await close()
             except Exception as error:  # noqa: BLE001  plugins are closed here; the others must be closed all the same
@@ -274,13 +282,19 @@ class Stage:
         )
 
     def _explorer(
-        self, engine: InferenceModel, store: ExperienceStore, synchronizer: Synchronizer, resume: Path | None
+        self,
+        engines: Sequence[InferenceModel],
+        store: ExperienceStore,
+        synchronizer: Synchronizer,
+        resume: Path | None,
     ) -> Explorer:
+        """Return the explorer over the rollout model's engine, the first, and those of the auxiliary models."""
         from trinity.explorer.explorer import Explorer
 
         return Explorer(
             self.config,
-            model=engine,
+            model=engines[0],
+            auxiliary_models=engines[1:],
             store=store,
             synchronizer=synchronizer,
             monitor=self._monitor(self.config.explorer.name),

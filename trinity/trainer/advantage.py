@@ -48,6 +48,8 @@ class BatchAdvantage:
     def __call__(self, batch: TrainBatch, groups: Sequence[str]) -> tuple[TrainBatch, dict[str, float]]:
         """Return the batch with `advantages` and `returns`, and metrics; move an adaptive coefficient.
 
+        Expert rows have no reward: they take no part, and get advantages and returns of 0.
+
         Args:
             batch: rows with rewards, and with `old_logprob` and `ref_logprob` where there is a penalty.
             groups: name of the task of each row.
@@ -55,6 +57,18 @@ class BatchAdvantage:
         Raises:
             DataError: a row has no reward (E4601), or the function needs a tensor that the rows do not hold (E4604).
         """
+        if "expert_mask" not in batch.values:
+            return self._of_rows(batch, groups)
+        rows = torch.nonzero(~batch.values["expert_mask"]).flatten()
+        made = {name: torch.zeros(batch.action_mask.shape) for name in ("advantages", "returns")}
+        if not len(rows):
+            return batch.with_columns(**made), {}
+        part, metrics = self._of_rows(batch.select(rows.tolist()), [groups[row] for row in rows.tolist()])
+        for name, column in made.items():
+            column[rows, : part.action_mask.shape[1]] = part.columns[name]
+        return batch.with_columns(**made), metrics
+
+    def _of_rows(self, batch: TrainBatch, groups: Sequence[str]) -> tuple[TrainBatch, dict[str, float]]:
         mask = reward_mask(batch.action_mask, batch.lengths - batch.prompt_lengths)
         rewards = token_rewards(batch, mask)
         metrics: dict[str, float] = {}

@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+import torch
+
 from trinity.algorithm.mismatch import probability_metrics
 from trinity.algorithm.rollout_correction import compute_rollout_correction
 from trinity.common.config import Config
@@ -40,6 +42,8 @@ class Correction:
         Where tokens are rejected, `action_mask` loses them and the column `counted_mask` [B, T] keeps what was counted
         before: losses are still divided by its tokens or rows, so that a rejected token has a loss of 0.
 
+        Rows of an expert are left as they are, without metrics: no policy sampled them.
+
         Raises:
             DataError: there is a correction and an experience has no log-probabilities of its rollout (E4620).
         """
@@ -54,12 +58,16 @@ class Correction:
                 code="E4620",
             )
         old = batch.columns["old_logprob"]
+        experts = torch.zeros_like(mask)
+        if "expert_mask" in batch.values:
+            experts = mask & batch.values["expert_mask"][:, None]
+            mask = mask & ~experts
         weights, kept, metrics = compute_rollout_correction(old, rollout, mask, **dataclasses.asdict(self))
         metrics |= probability_metrics(old, rollout, mask)
         if weights is not None:
-            batch = batch.with_columns(rollout_is_weights=weights)
+            batch = batch.with_columns(rollout_is_weights=weights.masked_fill(experts, 1.0))
         if self.rollout_rs is not None:
-            batch = dataclasses.replace(batch.with_columns(counted_mask=mask), action_mask=kept)
+            batch = dataclasses.replace(batch.with_columns(counted_mask=mask | experts), action_mask=kept | experts)
         return batch, metrics
 
 

@@ -36,9 +36,12 @@ def batch_metrics(batch: TrainBatch, truncated: Sequence[bool]) -> dict[str, flo
     metrics |= spread_metrics("global_seqlen", batch.lengths.float())
     metrics |= spread_metrics("critic/score", batch.rewards)
     metrics |= spread_metrics("critic/rewards", batch.rewards)
+    counted = batch.action_mask
+    if "expert_mask" in batch.values:
+        counted = counted & ~batch.values["expert_mask"][:, None]  # an expert's rows have none
     for name in ("advantages", "returns", "values"):
         if name in batch.columns:
-            metrics |= spread_metrics(f"critic/{name}", batch.columns[name][batch.action_mask])
+            metrics |= spread_metrics(f"critic/{name}", batch.columns[name][counted])
     return metrics
 
 

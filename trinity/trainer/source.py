@@ -20,7 +20,7 @@ class BufferSource:
         timeout_s: deadline of a read (`max_read_timeout`).
 
     Attributes:
-        is_closed: nothing is left and nothing will come.
+        is_closed: nothing is left, nothing will come, and no dropped row waits for its step to be recorded.
     """
 
     def __init__(self, store: ExperienceStore, token: ConsumerToken, *, timeout_s: float) -> None:
@@ -29,13 +29,18 @@ class BufferSource:
         self.timeout_s = timeout_s
         self.is_closed = False
         self._is_complete = True
+        self._claimed: set[str] = set()
+        self._has_dropped = False
 
     async def read(self, num_experiences: int, *, trained_version: int) -> list[Experience]:
-        """Claim the next experiences; fewer where no more can come before newer weights, none at the end.
+        """Claim the next `num_experiences` rollouts with all of their experiences.
+
+        Fewer come where no more can come before newer weights, none at the end.
 
         Raises:
             StarvedError: nothing at the deadline although producers are open.
         """
+        self._is_complete = False
         batch = await asyncio.to_thread(
             self.store.read_batch,
             self.token,
@@ -43,13 +48,23 @@ class BufferSource:
             timeout_s=self.timeout_s,
             trained_version=trained_version,
         )
-        self.is_closed = batch.is_closed
+        self.is_closed = batch.is_closed and not self._has_dropped
         self._is_complete = batch.is_complete
+        self._claimed.update(exp.eid.uid for exp in batch.experiences)
         return batch.experiences
 
+    async def drop(self, uids: list[str], *, reason: str) -> None:
+        """Record claimed rows as dropped in the step under way; a resume before it reads them again."""
+        await asyncio.to_thread(self.store.drop, self.token, uids, reason)
+        self._claimed.difference_update(uids)
+        self._has_dropped = True
+
     async def commit(self, step: int, uids: list[str]) -> None:
-        """Record that training step `step` used the claimed rows `uids`."""
-        await asyncio.to_thread(self.store.commit_step, self.token, step, uids)
+        """Record that training step `step` used those of the rows `uids` that came from here."""
+        own = [uid for uid in uids if uid in self._claimed]
+        await asyncio.to_thread(self.store.commit_step, self.token, step, own)
+        self._claimed.difference_update(own)
+        self._has_dropped = False
 
     async def prune(self, up_to_step: int) -> None:
         """Drop payloads of rows that no retained checkpoint can ask for again."""
@@ -60,7 +75,7 @@ class BufferSource:
         return {}
 
     def metrics(self) -> dict[str, float]:
-        """Return whether the last batch had fewer experiences than asked for: 1, else 0."""
+        """Return whether the last batch had fewer rollouts than asked for: 1, else 0."""
         return {"sample/incomplete_batch_count": float(not self._is_complete)}
 
 
@@ -90,6 +105,9 @@ class DatasetSource:
             self.reader.write_quarantine(self.quarantine)
             self._num_written = number
         return experiences
+
+    async def drop(self, uids: list[str], *, reason: str) -> None:
+        """Nothing to record: the cursor has passed them."""
 
     async def commit(self, step: int, uids: list[str]) -> None:
         """Nothing to record: the checkpoint holds the cursor."""

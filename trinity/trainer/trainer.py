@@ -24,6 +24,7 @@ from trinity.common.models.chat_template import load_tokenizer
 from trinity.monitor.monitor import Monitor
 from trinity.runtime.worker_thread import WorkerThread
 from trinity.synchronizer.synchronizer import Synchronizer
+from trinity.trainer.auxiliary import open_auxiliary
 from trinity.trainer.source import BufferSource, DatasetSource
 from trinity.trainer.state import TrainerState, read_trainer_state, write_explorer_part
 from trinity.trainer.verl import settings
@@ -93,6 +94,7 @@ class Trainer:
         self._backend: ActorWorker | None = None
         self._source: BufferSource | DatasetSource | None = None
         self._strategy: SampleStrategy | None = None
+        self._positions: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         self._total_steps: int | None = None
 
     # ------------------------------------------------------------------- set-up
@@ -122,14 +124,24 @@ class Trainer:
         self._total_steps = settings.planned_steps(config, explore_steps)
         if self._total_steps is None and isinstance(source, DatasetSource):
             self._total_steps = -(-len(source.reader) * source.reader.total_epochs // batch_size) or None
-        strategy = SAMPLE_STRATEGY.get(config.algorithm.sample_strategy or "default")
-        arguments = config.algorithm.sample_strategy_args or {}
-        self._strategy = strategy(source, batch_size=batch_size, **arguments)
+        self._strategy = self._make_strategy(source, batch_size)
         self._backend = ActorWorker(config, tokenizer=self.tokenizer, total_steps=self._total_steps)
         if state is not None and self.resume is not None:
             self._check_reference(state)
             self._strategy.load_state_dict(state.sampler)
             self._backend.load(self.resume)
+        self._positions = self._strategy.state_dict(), source.state_dict()
+
+    def _make_strategy(self, source: BufferSource | DatasetSource, batch_size: int) -> SampleStrategy:
+        config = self.config
+        name, arguments = config.algorithm.sample_strategy or "default", config.algorithm.sample_strategy_args or {}
+        try:
+            strategy: SampleStrategy = SAMPLE_STRATEGY.get(name)(source, batch_size=batch_size, **arguments)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"algorithm.sample_strategy_args of {name}: {error}", code="E1302") from error
+        tokenizer = self.tokenizer or load_tokenizer(config.model)
+        strategy.auxiliary = open_auxiliary(config, strategy.auxiliary_buffers(), tokenizer=tokenizer)
+        return strategy
 
     def _open_source(self, state: TrainerState | None) -> BufferSource | DatasetSource:
         config, buffer = self.config, self.config.buffer.trainer_input.experience_buffer
@@ -247,7 +259,7 @@ class Trainer:
         self, experiences: list[Experience], metrics: dict[str, float], shown: list[dict[str, Any]]
     ) -> None:
         """Train, commit the rows to the ledger, publish the weights, log."""
-        assert self._source is not None, "prepare() comes first"
+        assert self._strategy is not None and self._source is not None, "prepare() comes first"
         step = self.step + 1
         failpoint("train.before_step")
         metrics = metrics | self._source.metrics() | {"sample/experience_count": float(len(experiences))}
@@ -258,6 +270,8 @@ class Trainer:
         failpoint("train.after_step")
         await self._source.commit(step, [exp.eid.uid for exp in experiences])
         self.step = step
+        # A read for the next step may be under way when a checkpoint is written: it holds what this step left.
+        self._positions = self._strategy.state_dict(), self._source.state_dict()
         if self._publishes() and self.synchronizer.schedule.is_published(step):
             metrics |= await self._publish()
         self._metrics = metrics | self._pending
@@ -311,12 +325,12 @@ class Trainer:
         return self._saved is not None and self._saved[0] == self.step and (self._saved[1] or not hf)
 
     def _state(self, served_versions: tuple[int, ...]) -> TrainerState:
-        assert self._strategy is not None and self._source is not None, "prepare() comes first"
+        sampler, source = self._positions
         return TrainerState(
             step=self.step,
             run=self.run_name,
-            sampler=self._strategy.state_dict(),
-            source=self._source.state_dict(),
+            sampler=sampler,
+            source=source,
             monitor=dict(self.monitor.state_dict()),
             reference=self._reference(),
             served_versions=served_versions,

@@ -11,6 +11,7 @@ import pytest
 from tests.buffer.store.oracle import BUFFER, CONSUMER, PRODUCER, RUN, experience, open_store, uids
 from trinity.buffer.store import ConsumerToken, ExperienceStore
 from trinity.common.errors import StarvedError, StoreError
+from trinity.common.experience import EID, Experience
 
 
 @pytest.fixture
@@ -148,3 +149,45 @@ def test_closing_the_store_ends_a_waiting_read(store: ExperienceStore, token: Co
     with pytest.raises(StoreError, match="is closed"):
         store.read_batch(token, 1, timeout_s=60)
     assert time.monotonic() - started < 10
+
+
+def rollout(task: int, run: int, steps: int) -> list[Experience]:
+    """Return the experiences of one rollout of explore step 1."""
+    found = [experience(1, task, run) for _ in range(steps)]
+    for step, one in enumerate(found):
+        one.eid.step = step
+    return found
+
+
+def test_a_batch_takes_whole_rollouts_however_many_steps_they_have(
+    store: ExperienceStore, token: ConsumerToken
+) -> None:
+    rows = [*rollout(0, 0, 3), *rollout(0, 1, 1), *rollout(1, 0, 12), *rollout(1, 1, 2)]
+    store.append(BUFFER, rows, run=RUN, producer=PRODUCER, explore_step=1)
+    first = store.read_batch(token, 2, timeout_s=60)
+    assert uids(first.experiences) == ["1/0/0/0/", "1/0/0/1/", "1/0/0/2/", "1/0/1/0/"] and first.is_complete
+    second = store.read_batch(token, 2, timeout_s=60)
+    assert [one.eid.rid for one in second.experiences] == ["1/1/0"] * 12 + ["1/1/1"] * 2 and second.is_complete
+    close_producer(store)
+    assert store.read_batch(token, 2, timeout_s=60).is_closed
+
+
+def test_a_resumed_reader_gets_the_same_rollouts_again(store: ExperienceStore, token: ConsumerToken) -> None:
+    rows = [*rollout(0, 0, 2), *rollout(0, 1, 3), *rollout(1, 0, 1), *rollout(1, 1, 4)]
+    store.append(BUFFER, rows, run=RUN, producer=PRODUCER, explore_step=1)
+    batches = [uids(store.read_batch(token, 2, timeout_s=60).experiences) for _ in range(2)]
+    store.commit_step(token, 1, batches[0])
+    store.commit_step(token, 2, batches[1])
+    again = store.open_consumer(BUFFER, CONSUMER, run=RUN, cut=1)
+    assert uids(store.read_batch(again, 2, timeout_s=60).experiences) == batches[1]
+    whole = store.open_consumer(BUFFER, CONSUMER, run=RUN, cut=0)
+    assert uids(store.read_batch(whole, 9, timeout_s=0).experiences) == batches[0] + batches[1]
+
+
+def test_experiences_that_name_no_task_are_read_one_by_one(store: ExperienceStore, token: ConsumerToken) -> None:
+    rows = [experience(1, 0) for _ in range(3)]
+    for number, row in enumerate(rows):
+        row.eid = EID(suffix=str(number))
+    store.append(BUFFER, rows, run=RUN, producer=PRODUCER, explore_step=1)
+    batch = store.read_batch(token, 2, timeout_s=60)
+    assert uids(batch.experiences) == ["//0/0/0", "//0/0/1"] and batch.is_complete

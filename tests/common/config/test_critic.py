@@ -67,6 +67,11 @@ REFUSED: list[tuple[tuple[str, ...], str, str, str]] = [
         (PPO, f"{CRITIC}.fsdp={{dtype: fp32}}", f"{CRITIC}.model.fsdp_config.dtype=fp32"),
         "E1815", f"{CRITIC}.fsdp", "two places of one thing",
     ),
+    (
+        (PPO, "trainer.max_checkpoints_to_keep=3", "trainer.trainer_config.trainer.max_critic_ckpt_to_keep=5"),
+        "E1815", "trainer.trainer_config.trainer.max_critic_ckpt_to_keep", "holds policy and critic",
+    ),
+    ((PPO, f"{CRITIC}.rollout_n=3"), "E1900", f"{CRITIC}.rollout_n", "not available yet"),
     ((PPO, f"{CRITIC}.strategy=megatron"), "E1900", f"{CRITIC}.strategy", "not available yet"),
     ((PPO, f"{CRITIC}.optim.num_cycles=2"), "E1900", f"{CRITIC}.optim.num_cycles", "not available yet"),
     ((PPO, f"{CRITIC}.model.fsdp_config.param_offload=true"), "E1900", f"{CRITIC}.model.fsdp_config.param_offload", ""),
@@ -88,6 +93,15 @@ def test_what_does_not_fit_is_said(
     problems: Any = examined(MINIMAL, *settings)[1]
     assert [(p.code, p.key) for p in problems] == [(code, key)]
     assert words in problems[0].message
+
+
+def test_a_key_that_only_repeats_another_is_fine(examined: Examine) -> None:
+    keys = f"{CRITIC}.rollout_n=8", f"{CRITIC}.ppo_mini_batch_size=32", f"{CRITIC}.enable=true"
+    kept = (
+        "trainer.trainer_config.trainer.max_actor_ckpt_to_keep=5",
+        "trainer.trainer_config.trainer.max_critic_ckpt_to_keep=5",
+    )
+    assert examined(MINIMAL, PPO, *keys, *kept)[1] == []
 
 
 def test_the_verl_name_of_the_critics_path_is_its_path(examined: Examine) -> None:

@@ -119,6 +119,16 @@ def test_concatenated_turns_are_refused_where_rollouts_are_learnt_from(look: Loo
         assert [(p.code, p.key) for p in found] == [("E1834", f"{place}.enable_concatenated_multi_turn")]
 
 
+def test_the_demonstrations_of_a_mixed_run_have_the_keys_of_sft(look: Look) -> None:
+    task, experts = "buffer.explorer_input.taskset", "buffer.trainer_input.auxiliary_buffers.sft_dataset"
+    overrides = ["mode=both", f"{task}.path=d.jsonl", f"{task}.default_workflow_type=math_workflow",
+                 "buffer.batch_size=2", "buffer.trainer_input.experience_buffer.path=null", "algorithm.repeat_times=2",
+                 "buffer.train_batch_size=8", f"{experts}.path=e.jsonl", f"{experts}.format.prompt_key=q"]  # fmt: skip
+    assert look("mix", *overrides)[1] == []
+    found = look("mix", *overrides, f"{experts}.format.chosen_key=c")[1]
+    assert [(p.code, p.key) for p in found] == [("E1834", f"{experts}.format.chosen_key")]
+
+
 def test_a_key_of_the_global_part_is_no_mistake_of_a_stage(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     stages = "stages:\n- {stage_name: a}\n- {stage_name: b, algorithm: {algorithm_type: cpt}}\n"

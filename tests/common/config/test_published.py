@@ -16,12 +16,10 @@ from trinity.common.config.tree import dotted
 
 DATA = Path(__file__).parent / "data"
 GUIDE = {
-    "buffer.trainer_input.auxiliary_buffers",
     "cluster.gpu_per_node",
     "data_processor.experience_pipeline.operators[0].name",
     "data_processor.experience_pipeline.operators[1].name",
     "data_processor.task_pipeline",
-    "explorer.auxiliary_models",
     "explorer.rollout_model.engine_type",
     "monitor.monitor_type",
     "service.data_juicer",
@@ -105,13 +103,8 @@ VERL_MODEL = "trainer.trainer_config.actor_rollout_ref.model"
 LATER = {
     "mode=explore": "mode",
     "mode=serve": "mode",
-    "algorithm.algorithm_type=on_policy_distill": "algorithm.algorithm_type",
-    "algorithm.algorithm_type=gigpo": "algorithm.algorithm_type",
-    "algorithm.algorithm_type=mix": "algorithm.algorithm_type",
-    "algorithm.advantage_fn=remax": "algorithm.advantage_fn",
+    "algorithm.advantage_fn=clipb": "algorithm.advantage_fn",
     "mode=bench": "mode",
-    "algorithm.policy_loss_fn=mix_chord": "algorithm.policy_loss_fn",
-    "algorithm.sample_strategy=mix": "algorithm.sample_strategy",
     "model.lora_configs=[{lora_dtype: bfloat16}]": "model.lora_configs[0].lora_dtype",
     "explorer.rollout_model.lora_configs=[{}]": "explorer.rollout_model.lora_configs",
     "model.rope_scaling={a: 1}": "model.rope_scaling.a",
@@ -127,10 +120,15 @@ LATER = {
     "explorer.over_rollout.wait_after_min=5": "explorer.over_rollout.wait_after_min",
     "explorer.over_rollout.ratio=0.5": "explorer.over_rollout.ratio",
     "explorer.runner_state_report_interval=10": "explorer.runner_state_report_interval",
-    "explorer.auxiliary_models=[{model_path: m}]": "explorer.auxiliary_models",
+    "explorer.auxiliary_models=[{model_path: m, engine_type: vllm}]": "explorer.auxiliary_models[0].engine_type",
+    "explorer.auxiliary_models=[{model_path: m, tensor_parallel_size: 2}]": (
+        "explorer.auxiliary_models[0].tensor_parallel_size"
+    ),
+    "explorer.auxiliary_models=[{model_path: m}, {model_path: n, logprobs: 2}]": (
+        "explorer.auxiliary_models[1].logprobs"
+    ),
     "synchronizer.sync_style=dynamic_by_explorer": "synchronizer.sync_style",
     "buffer.explorer_input.tasksets=[{name: b, path: c}]": "buffer.explorer_input.tasksets",
-    "buffer.trainer_input.auxiliary_buffers={a: {name: a, path: c}}": "buffer.trainer_input.auxiliary_buffers",
     "service.data_juicer.auto_start=true": "service.data_juicer",
     "monitor.enable_ray_timeline=true": "monitor.enable_ray_timeline",
     "synchronizer.sync_style=explorer_driven": "synchronizer.sync_style",

@@ -12,6 +12,7 @@ from trinity.common.errors import ConfigError, WorkflowError
 from trinity.common.experience import EID, Experience
 from trinity.common.rewards import REWARD_FUNCTIONS, RewardError, RewardFn
 from trinity.common.workflows import WORKFLOW_CONTENTS, WORKFLOWS, Task, Workflow, describe, reset_workflow
+from trinity.common.workflows.on_policy_distill_workflow import OnPolicyDistillMathWorkflow, OnPolicyDistillWorkflow
 from trinity.common.workflows.workflow import (
     MATH_SYSTEM_PROMPT,
     AsyncMathWorkflow,
@@ -72,7 +73,7 @@ def run(workflow: Workflow) -> list[Experience]:
     return asyncio.run(workflow.run_async()) if describe(workflow).is_async else workflow.run()
 
 
-@pytest.mark.parametrize("name", sorted(WORKFLOW_CONTENTS))
+@pytest.mark.parametrize("name", [name for name in sorted(WORKFLOW_CONTENTS) if "distill" not in name])
 @pytest.mark.parametrize("repeats", [1, 5])
 def test_a_run_returns_one_experience_a_repeat(name: str, repeats: int) -> None:
     model = CannedModel("#### 7", "#### 8")
@@ -271,5 +272,7 @@ def test_the_table_of_contents_equals_the_classes() -> None:
         "async_simple_workflow": AsyncSimpleWorkflow,
         "math_workflow": MathWorkflow,
         "async_math_workflow": AsyncMathWorkflow,
+        "on_policy_distill_workflow": OnPolicyDistillWorkflow,
+        "on_policy_distill_math_workflow": OnPolicyDistillMathWorkflow,
     }
     assert all(entry.doc and not entry.args for entry in WORKFLOW_CONTENTS.values())

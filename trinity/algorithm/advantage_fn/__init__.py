@@ -58,6 +58,7 @@ _GDPO = _entry(
     epsilon=1e-6,
     norm_adv_by_std_in_grpo=True,
     gdpo_reward_weights=None,
+    gdpo_reward_keys=None,
 )
 _OPO = _entry("opo:OPOAdvantage", "score - length-weighted mean, in the trainer (arXiv:2505.23585)")
 _GPG = _entry("gpg:GPGAdvantage", "score - mean, scaled up for empty signals, in the trainer (arXiv:2504.02546)")

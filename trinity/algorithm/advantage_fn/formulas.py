@@ -77,6 +77,7 @@ ADVANTAGE_FORMULAS: dict[str, str] = {
         "whiten(sum over the reward components k of w(k) (R(k) - mean(R(k))) / divisor)"
         "\n?gdpo_reward_weights w = {gdpo_reward_weights}"
         "\n?gdpo_reward_weights=None w(k) = 1"
+        "\n?gdpo_reward_keys components: {gdpo_reward_keys}"
         f"{_DIVISOR.format('R(k)')}{_WHITEN}"
     ),
     "OPOAdvantage": "R - sum(length R) / sum(length)\nlength: tokens of the rollout",

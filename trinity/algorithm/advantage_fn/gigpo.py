@@ -13,6 +13,7 @@ a task, as in the paper; trinity-rft 0.6.0 compares equal states of the whole ba
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,7 +63,7 @@ class GiGPOAdvantage(GroupAdvantage):
         """Set the advantages of one task; every experience is kept.
 
         Raises:
-            DataError: a run has neither step rewards nor a reward, or a step reward is no number.
+            DataError: a run has neither step rewards nor a reward, or a step reward is no finite number.
         """
         runs = runs_of(exps)
         rewards = [self._step_rewards(steps) for steps in runs]
@@ -101,9 +102,9 @@ class GiGPOAdvantage(GroupAdvantage):
         return [0.0 if reward is None else self._number(exp, reward) for exp, reward in zip(steps, given, strict=True)]
 
     def _number(self, exp: Experience, reward: Any) -> float:
-        if isinstance(reward, bool) or not isinstance(reward, int | float):
+        if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
             raise DataError(
-                f"experience {exp.eid.uid}: info[{self.step_reward_key!r}] must be a number, got {reward!r}",
+                f"experience {exp.eid.uid}: info[{self.step_reward_key!r}] must be a finite number, got {reward!r}",
                 code="E4606",
             )
         return float(reward)

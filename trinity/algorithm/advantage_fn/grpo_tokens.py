@@ -84,6 +84,7 @@ class GDPOAdvantage(TokenAdvantage):
         epsilon: added to the standard deviations.
         norm_adv_by_std_in_grpo: false only subtracts the means.
         gdpo_reward_weights: one weight a component; all 1 by default.
+        gdpo_reward_keys: the metrics of an experience that are its components; read by the explorer.
     """
 
     def __init__(
@@ -91,10 +92,12 @@ class GDPOAdvantage(TokenAdvantage):
         epsilon: float = 1e-6,
         norm_adv_by_std_in_grpo: bool = True,
         gdpo_reward_weights: Sequence[float] | None = None,
+        gdpo_reward_keys: Sequence[str] | None = None,
     ) -> None:
         self.epsilon = epsilon
         self.norm_adv_by_std_in_grpo = norm_adv_by_std_in_grpo
         self.gdpo_reward_weights = gdpo_reward_weights
+        self.gdpo_reward_keys = gdpo_reward_keys
 
     def __call__(
         self,

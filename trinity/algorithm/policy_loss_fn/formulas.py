@@ -23,11 +23,7 @@ _MIX = (
     "{grpo_loss_agg_mode|loss_agg_mode}"
     "\nS: over the expert's rows, by {sft_loss_agg_mode|loss_agg_mode}, of "
 )
-_MIX_END = (
-    f"{_RATIO}"
-    "\nU and S are summed over the micro-batches by their rows, over {train_batch_size_usual} (U) and "
-    "{train_batch_size_expert} (S) rows of the mini-batch"
-)
+_MIX_END = f"{_RATIO}\nU and S are each normalised over their own rows of the whole mini-batch"
 
 POLICY_LOSS_FORMULAS: dict[str, str] = {
     "PPOPolicyLossFn": (

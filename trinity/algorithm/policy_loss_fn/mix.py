@@ -5,25 +5,29 @@ Dimension key: B = responses, T = response positions.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
+from trinity.algorithm.policy_loss_fn.policy_loss_fn import LossPart, PolicyLossFn
 from trinity.algorithm.policy_loss_fn.ppo import PPOPolicyLossFn
 from trinity.algorithm.policy_loss_fn.sft import SFTPolicyLossFn
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 
 class MixedLossFn(PolicyLossFn):
-    """(1 - mu) n_u w_u PPO(usual rows) + mu n_e w_e L(expert rows); a side without rows counts 0.
+    """(1 - mu) PPO(usual rows) + mu L(expert rows); a side without rows counts 0.
 
-    n is the number of rows of a side and 1 / w the number of its rows in the mini-batch on this rank, in units of the
-    micro-batches over which the trainer takes a mean: w = (ppo_mini_batch_size // ppo_micro_batch_size_per_gpu) /
-    (train_batch_size // ngpus_trainer), or with `use_dynamic_bsz` (ppo_mini_batch_size // ngpus_trainer) / (B
-    (train_batch_size // ngpus_trainer)), where B counts the rows of this micro-batch.
+    The trainer takes the two sides as `parts`, each normalised over its own rows or tokens of the whole mini-batch.
+
+    Called by itself, for one micro-batch, the loss is (1 - mu) n_u w_u PPO + mu n_e w_e L: n is the number of rows of
+    a side and 1 / w the number of its rows in the mini-batch on this rank, in units of the micro-batches over which the
+    mean is taken: w = (ppo_mini_batch_size // ppo_micro_batch_size_per_gpu) / (train_batch_size // ngpus_trainer), or
+    with `use_dynamic_bsz` (ppo_mini_batch_size // ngpus_trainer) / (B (train_batch_size // ngpus_trainer)), where B
+    counts the rows of this micro-batch.
 
     Args:
         backend: see `PolicyLossFn`.
@@ -33,8 +37,8 @@ class MixedLossFn(PolicyLossFn):
         ppo_mini_batch_size: rows of a mini-batch over all ranks.
         ppo_micro_batch_size_per_gpu: rows of a micro-batch.
         ngpus_trainer: number of ranks.
-        train_batch_size_usual: usual rows of a training step over all ranks.
-        train_batch_size_expert: expert rows of a training step over all ranks.
+        train_batch_size_usual: usual rows of a training step over all ranks; 0 for none.
+        train_batch_size_expert: expert rows of a training step over all ranks; 0 for none.
 
     Raises:
         ValueError: a size that is not positive, or fewer rows than ranks.
@@ -55,11 +59,13 @@ class MixedLossFn(PolicyLossFn):
     ) -> None:
         super().__init__(backend)
         micro, ranks = ppo_micro_batch_size_per_gpu, ngpus_trainer
-        sizes = (ppo_mini_batch_size, micro, ranks, train_batch_size_usual, train_batch_size_expert)
-        if min(sizes) < 1 or min(train_batch_size_usual, train_batch_size_expert) < ranks:
+        sides = (train_batch_size_usual, train_batch_size_expert)
+        if min(ppo_mini_batch_size, micro, ranks) < 1 or any(side != 0 and side < ranks for side in sides):
+            sizes = (ppo_mini_batch_size, micro, ranks, *sides)
             raise ValueError(
                 "mix needs ppo_mini_batch_size, ppo_micro_batch_size_per_gpu, ngpus_trainer >= 1 and "
-                f"train_batch_size_usual, train_batch_size_expert >= ngpus_trainer, got {', '.join(map(str, sizes))}"
+                "train_batch_size_usual, train_batch_size_expert >= ngpus_trainer or 0, got "
+                f"{', '.join(map(str, sizes))}"
             )
         self.usual = usual
         self.expert = expert
@@ -73,6 +79,11 @@ class MixedLossFn(PolicyLossFn):
     def mu_at(self, step: Int[Tensor, "B"] | None) -> float:
         """Return the weight of the expert's side, in [0, 1], at a training step."""
         raise NotImplementedError
+
+    def parts(self, values: Mapping[str, Tensor]) -> tuple[LossPart, ...]:
+        """Return the two sides."""
+        mu, is_expert = self.mu_at(values.get("step")), values["expert_mask"]
+        return LossPart("usual", ~is_expert, 1.0 - mu, self.usual), LossPart("expert", is_expert, mu, self.expert)
 
     def __call__(  # type: ignore[override]
         self,
@@ -94,10 +105,18 @@ class MixedLossFn(PolicyLossFn):
             expert_mask: true for rows of the expert.
             step: the training step, equal in all rows.
             kwargs: not used.
+
+        Raises:
+            ValueError: rows of a side that was said to have none.
         """
         mu = self.mu_at(step)
         per_row = self.num_batches / (logprob.shape[0] if self.use_dynamic_bsz else 1)
         expert, usual = expert_mask.nonzero().squeeze(-1), (~expert_mask).nonzero().squeeze(-1)
+        if (len(usual) and not self.num_usual) or (len(expert) and not self.num_expert):
+            raise ValueError(
+                f"got {len(usual)} usual and {len(expert)} expert rows, but train_batch_size_usual is "
+                f"{self.num_usual} and train_batch_size_expert is {self.num_expert}"
+            )
         loss, metrics = torch.zeros((), dtype=logprob.dtype, device=logprob.device), {"mu": mu}
         if len(usual):
             value, of_side = self.usual(logprob[usual], old_logprob[usual], action_mask[usual], advantages[usual])

@@ -8,12 +8,30 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 _VARIABLE = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+
+
+@dataclass(frozen=True)
+class LossPart:
+    """A summand of a policy loss: a loss over some of the rows.
+
+    Attributes:
+        name: prefix of its metrics.
+        rows: true for the rows that it is over.
+        weight: its factor in the sum.
+        loss_fn: the loss, called with these rows only.
+    """
+
+    name: str
+    rows: Bool[Tensor, "B"]
+    weight: float
+    loss_fn: PolicyLossFn
 
 
 class PolicyLossFn(ABC):
@@ -44,6 +62,16 @@ class PolicyLossFn(ABC):
     @abstractmethod
     def __call__(self, logprob: Float[Tensor, "B T"], **kwargs: Any) -> tuple[Float[Tensor, ""], dict[str, float]]:
         """Return the loss and its metrics."""
+
+    def parts(self, values: Mapping[str, Tensor]) -> tuple[LossPart, ...]:
+        """Return the losses that this one is a weighted sum of; none for one loss over all rows.
+
+        The trainer normalises each part over its own rows of the whole mini-batch, and then does not call the sum.
+
+        Args:
+            values: tensors of the rows, by the names that `__call__` uses.
+        """
+        return ()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of a loss that remembers something: tensors, numbers, texts, lists, dicts."""

@@ -23,10 +23,11 @@ class DefaultSampleStrategy(SampleStrategy):
 
 
 def version_metrics(exps: list[Experience], step: int) -> dict[str, float]:
-    """Return `sample/model_version/...`, `sample/staleness/...` (training steps behind) and `sample/task_count`."""
+    """Return `sample/model_version/...`, `sample/staleness/...` (training steps behind), and the tasks and rollouts."""
     if not exps:
         return {}
     metrics = {"sample/task_count": float(len({exp.eid.tid for exp in exps}))}
+    metrics["sample/rollout_count"] = float(len({exp.eid.rid for exp in exps}))
     versions = [float(exp.info["model_version"]) for exp in exps if exp.info.get("model_version") is not None]
     if not versions:
         return metrics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from trinity.common.errors import CheckpointError
@@ -11,10 +12,41 @@ from trinity.common.experience import Experience
 
 @runtime_checkable
 class ExperienceSource(Protocol):
-    """Where a strategy gets experiences: the experience buffer or a dataset."""
+    """Where a strategy gets experiences: the experience buffer or a dataset.
+
+    Attributes:
+        is_closed: the last read returned none, and nothing will come.
+    """
+
+    is_closed: bool
 
     async def read(self, num_experiences: int, *, trained_version: int) -> list[Experience]:
         """Return up to `num_experiences`; fewer if no more can come now, none at the end."""
+        ...
+
+    async def drop(self, uids: list[str], *, reason: str) -> None:
+        """Record that experiences which were read are not trained on; they are not read again."""
+        ...
+
+
+@runtime_checkable
+class AuxiliaryReader(Protocol):
+    """A dataset beside the source: one of `buffer.trainer_input.auxiliary_buffers`."""
+
+    def read(self, n: int) -> list[Experience]:
+        """Return the next `n` experiences; after the last row the first comes again."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Return counts of what was left out so far, under `sample/`."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the data, JSON-able."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
         ...
 
 
@@ -24,11 +56,19 @@ class SampleStrategy(ABC):
     Args:
         source: the trainer's experience buffer.
         batch_size: experiences a training step (`buffer.train_batch_size`).
+
+    Attributes:
+        auxiliary: the readers that `auxiliary_buffers` asked for, by name; filled before the first step.
     """
 
     def __init__(self, source: ExperienceSource, *, batch_size: int) -> None:
         self.source = source
         self.batch_size = batch_size
+        self.auxiliary: Mapping[str, AuxiliaryReader] = {}
+
+    def auxiliary_buffers(self) -> tuple[str, ...]:
+        """Return the names of the auxiliary buffers that the strategy reads."""
+        return ()
 
     @abstractmethod
     async def sample(self, step: int) -> tuple[list[Experience], dict[str, float], list[dict[str, Any]]]:

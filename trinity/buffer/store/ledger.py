@@ -20,7 +20,7 @@ from trinity.buffer.store.tables import (
     TABLES,
     TRAIN_STEP,
 )
-from trinity.buffer.store.types import ConsumerToken, Counts
+from trinity.buffer.store.types import NO_TASK, ConsumerToken, Counts
 from trinity.common.errors import StoreError
 from trinity.common.schema.sql_schema import CLAIMED, DROPPED, READY, TRAINED
 
@@ -51,6 +51,23 @@ class Scope:
     def where(self, table: Table) -> ColumnElement[bool]:
         """Return the condition that a row of `table` belongs to the scope."""
         return and_(table.c.run == self.run, table.c.stage == self.stage, table.c.buffer == self.buffer)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a claim takes.
+
+    Attributes:
+        n: rows at most.
+        at_least: nothing is claimed if fewer are there.
+        max_version: leave rows of newer weights alone.
+        whole_rollouts: the two numbers count rollouts, each with all of its rows.
+    """
+
+    n: int
+    at_least: int = 0
+    max_version: int | None = None
+    whole_rollouts: bool = False
 
 
 @dataclass(frozen=True)
@@ -200,19 +217,19 @@ def verify_token(connection: Connection, token: ConsumerToken) -> None:
         )
 
 
-def claim(
-    connection: Connection, token: ConsumerToken, *, n: int, at_least: int, lease_s: float, max_version: int | None
-) -> list[Row[Any, Any, Any]]:
-    """Claim the first `n` claimable rows, or none if fewer than `at_least` are there; return (id, payload)."""
+def claim(connection: Connection, token: ConsumerToken, limits: Limits, *, lease_s: float) -> list[Row[Any, Any, Any]]:
+    """Claim the first claimable rows within `limits`; return (id, uid, payload)."""
     now = clock(connection)
     columns = EXPERIENCE.c
-    expired = and_(columns.state == CLAIMED, columns.lease_until < now, columns.claimed_by != token.consumer)
-    wanted = [Scope.of(token).where(EXPERIENCE), or_(columns.state == READY, expired)]
-    if max_version is not None:
-        wanted.append(or_(columns.model_version.is_(None), columns.model_version <= max_version))
-    statement = select(columns.id, columns.uid, columns.experience_bytes).where(*wanted).order_by(columns.id).limit(n)
-    rows = list(connection.execute(statement.with_for_update(skip_locked=True)))
-    if len(rows) < max(at_least, 1):
+    wanted = _claimable(connection, Scope.of(token), consumer=token.consumer, max_version=limits.max_version)
+    statement = select(columns.id, columns.uid, columns.experience_bytes).where(*wanted).order_by(columns.id)
+    if limits.whole_rollouts:
+        found, last = _first_rollouts(connection, wanted, n=limits.n)
+        rows = list(connection.execute(statement.where(columns.id <= last).with_for_update(skip_locked=True)))
+    else:
+        rows = list(connection.execute(statement.limit(limits.n).with_for_update(skip_locked=True)))
+        found = len(rows)
+    if found < max(limits.at_least, 1):
         return []
     values = {"state": CLAIMED, "claimed_by": token.consumer, "lease_until": now + lease_s}
     for part in chunks([row.id for row in rows]):
@@ -220,14 +237,42 @@ def claim(
     return rows
 
 
-def num_claimable(connection: Connection, scope: Scope, *, consumer: str, max_version: int | None) -> int:
-    """Return how many rows `consumer` could claim now."""
+def num_claimable(connection: Connection, scope: Scope, *, n: int, consumer: str, max_version: int | None) -> int:
+    """Return how many rollouts `consumer` could claim now, at most `n`."""
+    wanted = _claimable(connection, scope, consumer=consumer, max_version=max_version)
+    return _first_rollouts(connection, wanted, n=n)[0]
+
+
+def _claimable(
+    connection: Connection, scope: Scope, *, consumer: str, max_version: int | None
+) -> list[ColumnElement[bool]]:
+    """Return the conditions of the rows that `consumer` could claim now."""
     columns = EXPERIENCE.c
     expired = and_(columns.state == CLAIMED, columns.lease_until < clock(connection), columns.claimed_by != consumer)
     wanted = [scope.where(EXPERIENCE), or_(columns.state == READY, expired)]
     if max_version is not None:
         wanted.append(or_(columns.model_version.is_(None), columns.model_version <= max_version))
-    return connection.scalar(select(func.count()).where(*wanted)) or 0
+    return wanted
+
+
+def _first_rollouts(connection: Connection, wanted: Sequence[ColumnElement[bool]], *, n: int) -> tuple[int, int]:
+    """Return the number of the first rollouts, at most `n`, and the id of their last row.
+
+    The rows of a rollout follow each other in the log: an explore step is appended sorted by id. A row that names no
+    task is a rollout by itself.
+    """
+    columns = EXPERIENCE.c
+    statement = select(columns.id, columns.task_id, columns.run_id).where(*wanted).order_by(columns.id)
+    seen: set[tuple[Any, Any]] = set()
+    last = 0
+    with connection.execute(statement.execution_options(yield_per=CHUNK)) as rows:
+        for row in rows:
+            key = (row.id, None) if row.task_id == NO_TASK else (row.task_id, row.run_id)
+            if key not in seen and len(seen) == n:
+                break
+            seen.add(key)
+            last = row.id
+    return len(seen), last
 
 
 def end_claims(

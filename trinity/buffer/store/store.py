@@ -18,7 +18,7 @@ from trinity.buffer.store.backup import JSONBackup
 from trinity.buffer.store.door import prepare
 from trinity.buffer.store.ledger import Scope
 from trinity.buffer.store.tables import EXPERIENCE, PRODUCER
-from trinity.buffer.store.types import AppendResult, Batch, ConsumerToken, Counts
+from trinity.buffer.store.types import AppendResult, Batch, ConsumerToken, Counts, num_rollouts
 from trinity.common.errors import DataError, StarvedError, StoreError
 from trinity.common.experience import Experience
 from trinity.common.payload import MAX_EXPERIENCE_BYTES
@@ -197,6 +197,7 @@ class ExperienceStore:
         lease_s: float = LEASE_S,
         at_least: int = 0,
         max_version: int | None = None,
+        whole_rollouts: bool = False,
     ) -> list[Experience]:
         """Claim the first `n` ready experiences in the order of the log; none if fewer than `at_least` are there.
 
@@ -206,6 +207,7 @@ class ExperienceStore:
             lease_s: after that another consumer may take them.
             at_least: all or nothing below this number.
             max_version: leave experiences of newer weights alone.
+            whole_rollouts: count rollouts, each with all of its experiences.
 
         Raises:
             StoreError: the token is fenced (E5203).
@@ -213,7 +215,8 @@ class ExperienceStore:
         """
         with self._write() as connection:
             ledger.verify_token(connection, token)
-            rows = ledger.claim(connection, token, n=n, at_least=at_least, lease_s=lease_s, max_version=max_version)
+            limits = ledger.Limits(n, at_least, max_version, whole_rollouts)
+            rows = ledger.claim(connection, token, limits, lease_s=lease_s)
         failpoint("store.claim.after_commit")
         experiences = []
         for row in rows:
@@ -286,14 +289,14 @@ class ExperienceStore:
     def read_batch(
         self, token: ConsumerToken, n: int, *, timeout_s: float, trained_version: int | None = None
     ) -> Batch:
-        """Return `n` claimed experiences, or fewer where no more can come.
+        """Return `n` claimed rollouts with all of their experiences, or fewer where no more can come.
 
         Fewer come back at once when all producers are finished or wait for weights newer than
         `trained_version` (then possibly none: the step has no signal), and at the deadline.
 
         Args:
             token: from `open_consumer`.
-            n: experiences of a full batch.
+            n: rollouts of a full batch.
             timeout_s: deadline from now, `max_read_timeout`.
             trained_version: newest version that this trainer has published; experiences of newer weights,
                 which only a run that was rewound can hold, are left alone.
@@ -326,13 +329,14 @@ class ExperienceStore:
             ledger.verify_token(connection, token)
         takes_less = is_last or state.is_idle
         with self._read() as connection:
-            ready = ledger.num_claimable(connection, scope, consumer=token.consumer, max_version=trained_version)
+            ready = ledger.num_claimable(connection, scope, n=n, consumer=token.consumer, max_version=trained_version)
         if ready < n and not takes_less:
             return None
-        experiences = self.claim(token, n, at_least=0 if takes_less else n, max_version=trained_version)
+        least = 0 if takes_less else n
+        experiences = self.claim(token, n, at_least=least, max_version=trained_version, whole_rollouts=True)
         if not experiences and not state.is_idle:
             return None
-        return Batch(experiences, len(experiences) == n, not experiences and state.is_closed)
+        return Batch(experiences, num_rollouts(experiences) == n, not experiences and state.is_closed)
 
     def _set_aside(self, token: ConsumerToken, ids: list[int], *, bad: int) -> None:
         ready = {"state": READY, "claimed_by": None, "lease_until": None}

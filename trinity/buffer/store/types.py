@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from trinity.common.experience import Experience
+from trinity.common.experience import EID, Experience
+
+NO_TASK = EID().tid
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Batch:
     Attributes:
         experiences: claimed experiences in the order of the log; empty if all producers wait for the next
             weights and nothing is left, or if the buffer is closed.
-        is_complete: as many as asked for.
+        is_complete: as many as asked for, experiences or rollouts.
         is_closed: empty, and all producers are finished.
     """
 
@@ -65,3 +68,9 @@ class Counts(TypedDict):
     claimed: int
     trained: int
     dropped: dict[str, int]
+
+
+def num_rollouts(experiences: Sequence[Experience]) -> int:
+    """Return the number of rollouts; an experience that names no task is one by itself."""
+    named = {e.eid.rid for e in experiences if e.eid.tid != NO_TASK}
+    return len(named) + sum(e.eid.tid == NO_TASK for e in experiences)

@@ -14,7 +14,7 @@ from trinity.common.config.draft import Draft, path_of
 from trinity.common.config.honoured import ANY, CRITIC_KEYS, REWARD_MODEL_KEYS
 from trinity.common.config.problems import shown_value
 from trinity.common.config.renames import set_from
-from trinity.common.config.rules.critic import reads_values
+from trinity.common.config.rules.critic import may_read_values
 from trinity.common.config.schema_index import default_at
 from trinity.common.config.tree import Path, dotted, value_at
 
@@ -44,8 +44,7 @@ LATER_NAMES: dict[str, tuple[str, ...]] = {
         "step_wise_alfworld_workflow", "frozen_lake_workflow", "sciworld_workflow", "webshop_workflow",
         "intercode_sql_workflow", "sudoku_workflow", "async_math_ruler_workflow", "math_ruler_workflow",
         "math_trainable_ruler_workflow", "rubric_judge_workflow", "rubric_judge_openai_workflow",
-        "simple_mm_workflow", "async_simple_mm_workflow", "on_policy_distill_workflow",
-        "on_policy_distill_math_workflow",
+        "simple_mm_workflow", "async_simple_mm_workflow",
     ),
     "reward_fn": ("math_boxed_reward", "math_dapo_reward"),
     "operator": (
@@ -59,13 +58,16 @@ LATER_NAMES: dict[str, tuple[str, ...]] = {
 # Of a registry listed here, the trainer can use these built-ins; the others are there for plugins and scripts.
 SERVED_NAMES: dict[str, frozenset[str]] = {
     "algorithm_type": frozenset({
+        "mix", "mix_chord",
         "grpo", "ppo", "sft", "dpo", "cpt",
         "asymre", "cispo", "clip_cov", "dapo", "dr_grpo", "geo_mean", "gpg", "grpo_passk", "grpo_verl", "gspo",
         "kl_cov", "opmd", "opo", "raft", "rec", "reinforce_plus_plus_baseline", "reinforceplusplus", "rloo",
         "sapo", "sppo", "topr",
+        "gigpo", "jsd", "multi_step_grpo", "on_policy_distill", "remax",
     }),
     "advantage_fn": frozenset({
         "asymre", "gae", "grpo", "opmd", "ppo", "rec", "reinforce", "verl_gae",
+        "gdpo", "gigpo", "jsd", "on_policy_distill", "remax", "step_wise_grpo", "verl_gdpo", "verl_remax",
         "asymre_verl", "gpg", "grpo_passk", "grpo_verl", "opmd_verl", "opo", "reinforce_plus_plus_baseline",
         "reinforceplusplus", "rloo", "verl_gpg", "verl_grpo", "verl_grpo_passk", "verl_grpo_vectorized", "verl_opo",
         "verl_reinforce_plus_plus", "verl_reinforce_plus_plus_baseline", "verl_rloo", "verl_rloo_vectorized",
@@ -73,12 +75,13 @@ SERVED_NAMES: dict[str, frozenset[str]] = {
         "verl_tir_optimal_token_baseline",
     }),
     "policy_loss_fn": frozenset({
-        "dpo", "cispo", "clip_cov", "dppo_kl", "dppo_tv", "geo_mean", "gpg", "gspo", "importance_sampling", "kl_cov",
-        "opmd", "ppo", "rec", "sapo", "sft", "sft_is", "sft_phi", "sppo", "topr", "verl_cispo", "verl_clip_cov",
+        "cispo", "clip_cov", "dppo_kl", "dppo_tv", "geo_mean", "gpg", "gspo", "importance_sampling", "kl_cov", "opmd",
+        "ppo", "rec", "sapo", "sft", "sft_is", "sft_phi", "sppo", "topr", "verl_cispo", "verl_clip_cov",
+        "mix", "mix_chord", "dpo",
         "verl_dppo_kl", "verl_dppo_tv", "verl_geo_mean", "verl_gpg", "verl_gspo", "verl_kl_cov", "verl_sapo",
         "verl_vanilla", "bypass_mode", "verl_bypass_mode", "dro", "verl_dro",
     }),
-    "entropy_loss_fn": frozenset({"default", "none"}),
+    "entropy_loss_fn": frozenset({"default", "mix", "none"}),
 }  # fmt: skip
 
 _TREE = "trainer.trainer_config"
@@ -117,6 +120,11 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "buffer.trainer_input.experience_buffer.capacity": (),
     "buffer.trainer_input.experience_buffer.max_retry_times": (),
     "buffer.trainer_input.experience_buffer.max_retry_interval": (),
+    "buffer.trainer_input.auxiliary_buffers.*.storage_type": ("file",),
+    "buffer.trainer_input.auxiliary_buffers.*.replay_buffer.enable": (False,),
+    "buffer.trainer_input.auxiliary_buffers.*.capacity": (),
+    "buffer.trainer_input.auxiliary_buffers.*.max_retry_times": (),
+    "buffer.trainer_input.auxiliary_buffers.*.max_retry_interval": (),
     "explorer.runner_prepare_concurrency": (),
     "explorer.runner_prepare_max_retries": (),
     "explorer.max_repeat_times_per_runner": (None,),
@@ -131,6 +139,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "explorer.min_running_model_num": (),
     "explorer.db_url": (None,),
     "explorer.rollout_model.*": (),
+    "explorer.auxiliary_models.*": (),
     "trainer.trainer_type": ("verl",),
     "trainer.trainer_strategy": ("fsdp", "fsdp2"),
     "trainer.ulysses_sequence_parallel_size": (1,),
@@ -156,8 +165,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
 
 SECTIONS = (
     "buffer.explorer_input.tasksets",
-    "buffer.trainer_input.auxiliary_buffers",
-    "explorer.auxiliary_models",
     "service.data_juicer",
     "data_processor.task_pipeline",
 )
@@ -172,6 +179,11 @@ HONOURED: dict[str, tuple[Any, ...]] = {
     **{f"explorer.rollout_model.{name}": (ANY,) for name in ROLLOUT_MODEL},
     "explorer.rollout_model.engine_type": ("auto", "torch"),
     "explorer.rollout_model.engine_num": (1,),
+    **{f"explorer.auxiliary_models.*.{name}": (ANY,) for name in ("model_path", "name", *ROLLOUT_MODEL)},
+    "explorer.auxiliary_models.*.engine_type": ("auto", "torch"),
+    "explorer.auxiliary_models.*.engine_num": (1,),
+    "explorer.auxiliary_models.*.logprobs": (0,),
+    "explorer.auxiliary_models.*.repetition_penalty": (1.0,),
     f"{_MODEL}.enable_gradient_checkpointing": (ANY,),
     f"{_MODEL}.use_remove_padding": (True,),
     f"{_MODEL}.trust_remote_code": (ANY,),
@@ -235,6 +247,7 @@ MIRRORS: dict[str, str] = {
     f"{_MODEL}.path": "model.model_path",
     f"{_ACTOR}.loss_agg_mode": "algorithm.loss_agg_mode",
     f"{_ACTOR}.use_rollout_log_probs": "algorithm.bypass_old_logprobs",
+    f"{_TREE}.critic.rollout_n": "algorithm.repeat_times",
 }
 
 WAYS_OUT: dict[str, str] = {
@@ -283,7 +296,7 @@ def _value_path(leaf: Path) -> Path:
 
 def _is_unused(draft: Draft, path: Path) -> bool:
     """Return whether a section is not used: the explorer's in mode train, the critic's without one."""
-    if set_from(path) is not None or (path[:3] == (*_TRUNK, "critic") and not reads_values(draft)):
+    if set_from(path) is not None or (path[:3] == (*_TRUNK, "critic") and not may_read_values(draft)):
         return True
     if path[:3] == (*_TRUNK, "reward_model") and not draft.get("trainer.trainer_config.reward_model.enable"):
         return True

@@ -176,7 +176,9 @@ class BufferConfig(Section):
 
     batch_size: Count = key(1, "Tasks per explorer step, >= 1.", GUIDE)
     train_batch_size: Natural = key(
-        0, "Experiences per trainer step; 0: batch_size times algorithm.repeat_times.", GUIDE
+        0,
+        "Rollouts per trainer step, with all of their experiences; 0: batch_size times algorithm.repeat_times.",
+        GUIDE,
     )
     total_epochs: Count = key(1, "Passes over the tasks, >= 1.", TRINITY)
     total_steps: Count | None = key(None, "Explorer steps; wins over total_epochs.", GUIDE)

@@ -37,7 +37,7 @@ REWARD_MODEL_KEYS: dict[str, tuple[Any, ...]] = {
         f"{_REWARD_MODEL}.{name}": (ANY,)
         for name in (
             "enable", "model.path", "model.input_tokenizer", "model.external_lib", "model.trust_remote_code",
-            "model.use_remove_padding", "worker", "worker_args*", "dtype", "micro_batch_size",
+            "worker", "worker_args*", "dtype", "micro_batch_size",
             "micro_batch_size_per_gpu", "use_dynamic_bsz", "forward_max_token_len_per_gpu", "max_length",
             "model.fsdp_config.min_num_params", "model.fsdp_config.wrap_policy.*", "model.fsdp_config.fsdp_size",
             "model.fsdp_config.forward_prefetch", "model.fsdp_config.reshard_after_forward",

@@ -26,7 +26,12 @@ from trinity.common.config.rules.batches import (
     resolve_batches,
     resolve_steps,
 )
-from trinity.common.config.rules.buffers import check_unique_names, resolve_experience_buffer, resolve_tasksets
+from trinity.common.config.rules.buffers import (
+    check_unique_names,
+    resolve_auxiliary_buffers,
+    resolve_experience_buffer,
+    resolve_tasksets,
+)
 from trinity.common.config.rules.cluster import (
     resolve_cluster,
     resolve_engine,
@@ -35,8 +40,10 @@ from trinity.common.config.rules.cluster import (
 )
 from trinity.common.config.rules.critic import check_unused_critic, resolve_critic
 from trinity.common.config.rules.lengths import hand_down, resolve_lengths
+from trinity.common.config.rules.mixture import check_sampling
 from trinity.common.config.rules.names import check_model_paths, derive_names
 from trinity.common.config.rules.reward_model import resolve_reward_model
+from trinity.common.config.rules.rollouts import check_auxiliary_models, check_components, check_reshaping
 from trinity.common.config.rules.training import check_derived_keys, check_schedule, resolve_trainer
 from trinity.common.config.schema_index import variants
 from trinity.common.config.tree import Path, Tree
@@ -162,12 +169,17 @@ RULES = (
     resolve_critic,
     resolve_reward_model,
     resolve_experience_buffer,
+    resolve_auxiliary_buffers,
+    check_sampling,
     check_schedule,
     resolve_cluster,
     check_unique_names,
     check_micro_batches,
     check_groups,
     check_intervals,
+    check_auxiliary_models,
+    check_components,
+    check_reshaping,
     check_derived_keys,
     check_available,
     _check_config_path,

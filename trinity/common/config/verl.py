@@ -27,7 +27,7 @@ class ActorConfig(Section):
 
     strategy: Strategy | None = key(None, "Sharding; null: trainer.trainer_strategy.", GUIDE)
     ppo_mini_batch_size: Count | None = key(
-        None, "Experiences per optimizer step: always buffer.train_batch_size.", VERL, derived=True
+        None, "Rollouts per optimizer step: always buffer.train_batch_size.", VERL, derived=True
     )
     ppo_micro_batch_size: Count | None = key(None, "Older form of ppo_micro_batch_size_per_gpu.", GUIDE)
     ppo_micro_batch_size_per_gpu: Count | None = key(

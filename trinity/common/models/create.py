@@ -16,7 +16,8 @@ def create_inference_model(config: Config) -> InferenceModel:
     Raises:
         NotAvailableError: `engine_type` is neither auto nor torch, or more than one engine or device is asked for.
     """
-    return _create(config, config.explorer.rollout_model, key="explorer.rollout_model")
+    _check(config.explorer.rollout_model, key="explorer.rollout_model")
+    return TorchEngine(engine_settings(config))
 
 
 def create_auxiliary_models(config: Config) -> list[InferenceModel]:
@@ -25,13 +26,14 @@ def create_auxiliary_models(config: Config) -> list[InferenceModel]:
     Raises:
         NotAvailableError: as for `create_inference_model`.
     """
-    return [
-        _create(config, model, key=f"explorer.auxiliary_models[{index}]")
-        for index, model in enumerate(config.explorer.auxiliary_models)
-    ]
+    engines: list[InferenceModel] = []
+    for index, model in enumerate(config.explorer.auxiliary_models):
+        _check(model, key=f"explorer.auxiliary_models[{index}]")
+        engines.append(TorchEngine(engine_settings(config, model)))
+    return engines
 
 
-def _create(config: Config, rollout: InferenceModelConfig, *, key: str) -> InferenceModel:
+def _check(rollout: InferenceModelConfig, *, key: str) -> None:
     if rollout.engine_type not in ("auto", "torch"):
         raise NotAvailableError(
             f"{key}.engine_type: only auto and torch are available in this version, got {rollout.engine_type!r}; "
@@ -40,4 +42,3 @@ def _create(config: Config, rollout: InferenceModelConfig, *, key: str) -> Infer
     for name, value in (("engine_num", rollout.engine_num), ("tensor_parallel_size", rollout.tensor_parallel_size)):
         if value != 1:
             raise NotAvailableError(f"{key}.{name}: the torch engine is one engine on one device, got {value}; use 1")
-    return TorchEngine(engine_settings(config, rollout))

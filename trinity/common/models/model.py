@@ -54,6 +54,9 @@ class InferenceModel(Protocol):
     async def get_message_token_len(self, messages: Messages) -> int:
         """Return the number of tokens of a conversation as a prompt."""
 
+    def vocabulary(self) -> Mapping[str, int]:
+        """Return the id of each token of the tokenizer; there after `prepare`."""
+
     async def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
         """Copy `weights` by Hugging Face names into the engine and set its version."""
 
@@ -137,6 +140,7 @@ class ModelWrapper:
         self._identity: tuple[int | str, int | str, int] | None = None
         self._participant: str | None = None
         self._turn = 0
+        self._is_greedy = False
         self._loop = _running_loop()
 
     def for_run(
@@ -146,6 +150,8 @@ class ModelWrapper:
         run_id_base: int = 0,
         participant: str | None = None,
         generate_kwargs: Mapping[str, Any] | None = None,
+        *,
+        is_greedy: bool = False,
     ) -> ModelWrapper:
         """Return a clone for one rollout of a task (or for `n` of them that one call makes).
 
@@ -158,12 +164,14 @@ class ModelWrapper:
             run_id_base: number of the first rollout.
             participant: name for deterministic rounds; two rollouts that wait independently need two names.
             generate_kwargs: added to the defaults.
+            is_greedy: sample with temperature 0, whatever a call asks for.
         """
         clone = self.clone_with_isolated_history()
         clone.generate_kwargs |= generate_kwargs or {}
         clone._identity = batch, task, run_id_base
         clone._participant = participant
         clone._turn = 0
+        clone._is_greedy = is_greedy
         return clone
 
     def clone_with_isolated_history(self) -> ModelWrapper:
@@ -177,6 +185,7 @@ class ModelWrapper:
             timeout_s=self.timeout_s,
         )
         clone._identity, clone._participant, clone._turn = self._identity, self._participant, self._turn
+        clone._is_greedy = self._is_greedy
         clone._loop = clone._loop or self._loop
         return clone
 
@@ -203,6 +212,13 @@ class ModelWrapper:
     async def model_version_async(self) -> int:
         """Version of the weights that the next sample is made with; awaitable."""
         return self.model.model_version
+
+    @property
+    def temperature(self) -> float:
+        """Temperature of a call that names none."""
+        own = self.generate_kwargs.get("temperature", self.model_config.temperature)
+        shared = self.config.model.temperature if self.config else 1.0
+        return float(shared if own is None else own)
 
     @property
     def api_key(self) -> str:
@@ -312,6 +328,8 @@ class ModelWrapper:
     def _arguments(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of the next engine call: defaults, the caller's, and the identity of its samples."""
         arguments = self.generate_kwargs | {name: value for name, value in kwargs.items() if value is not None}
+        if self._is_greedy:
+            arguments["temperature"] = 0.0
         arguments.setdefault("participant", self._participant)
         if self._identity is not None and "sample_ids" not in arguments:
             batch, task, first = self._identity

@@ -49,6 +49,28 @@ def check_reward_model(path: str | Path) -> list[Finding]:
     return list(_several_outputs(own, headers, code="E3122"))
 
 
+def check_teacher(path: str | Path, student: str | Path) -> list[Finding]:
+    """Return why the model of the folder `path` cannot be the teacher of that of `student`; empty if it can.
+
+    Folders without a `tokenizer.json` are compared when the run starts.
+    """
+    files = [Path(folder).expanduser() / "tokenizer.json" for folder in (path, student)]
+    try:
+        own, other = (_vocabulary(read_mapping(file)) for file in files)
+    except (Unreadable, OSError, TypeError, ValueError, KeyError):
+        return []
+    if own == other:
+        return []
+    sizes = [len(vocabulary or ()) + len(added) for vocabulary, added in (own, other)]
+    return [
+        Finding(
+            "E1882",
+            f"the tokenizer of the teacher {path} ({sizes[0]} entries) is not that of the student {student} "
+            f"({sizes[1]} entries): the teacher scores the student's tokens; use a teacher of the same family",
+        )
+    ]
+
+
 def _several_outputs(own: Path, headers: dict[str, list[int]], *, code: str) -> Iterator[Finding]:
     for name in (f"{head}.weight" for head in HEADS):
         if name in headers and headers[name][:1] != [1]:

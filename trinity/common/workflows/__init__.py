@@ -14,12 +14,19 @@ if TYPE_CHECKING:
     from trinity.common.workflows.workflow import Task, Traits, Workflow
 
 _PLACE = "trinity.common.workflows.workflow"
+_DISTILL = "trinity.common.workflows.on_policy_distill_workflow"
 
 WORKFLOW_CONTENTS: dict[str, Entry] = {
     "simple_workflow": Entry(f"{_PLACE}:SimpleWorkflow", doc="One chat, one reward function."),
     "async_simple_workflow": Entry(f"{_PLACE}:AsyncSimpleWorkflow", doc="simple_workflow on the event loop."),
     "math_workflow": Entry(f"{_PLACE}:MathWorkflow", doc="simple_workflow that asks for reasoning and an answer."),
     "async_math_workflow": Entry(f"{_PLACE}:AsyncMathWorkflow", doc="math_workflow on the event loop."),
+    "on_policy_distill_workflow": Entry(
+        f"{_DISTILL}:OnPolicyDistillWorkflow", doc="One chat whose tokens the first auxiliary model scores."
+    ),
+    "on_policy_distill_math_workflow": Entry(
+        f"{_DISTILL}:OnPolicyDistillMathWorkflow", doc="on_policy_distill_workflow that asks for a boxed answer."
+    ),
 }
 
 WORKFLOWS = Registry("workflow", WORKFLOW_CONTENTS)

@@ -176,7 +176,7 @@ def critic_settings(config: Config) -> CriticSettings:
 
     def split(limit: int, most: int) -> ActorSettings:
         return ActorSettings(
-            mini_batch_size=critic.ppo_mini_batch_size or of_actor.mini_batch_size,
+            mini_batch_size=settings.mini_batch_size(config, critic.ppo_mini_batch_size) or of_actor.mini_batch_size,
             max_tokens=limit if is_dynamic else None,
             max_rows=None if is_dynamic else most,
             epochs=critic.ppo_epochs or of_actor.epochs,

@@ -12,7 +12,7 @@ from trinity.trainer.batch import TrainBatch, counted_rows, micro_batches
 from trinity.trainer.quarantine import Quarantine
 from trinity.trainer.verl.attention import computing
 from trinity.trainer.verl.decoder import Decoder
-from trinity.trainer.verl.loss import LossFn, Metrics, Share, spread_to_rows
+from trinity.trainer.verl.loss import LossFn, Metrics, Shares, spread_to_rows
 from trinity.trainer.verl.optim import Schedule
 from trinity.trainer.verl.reference import Reference
 from trinity.trainer.verl.scorer import ActorSettings, Scorer
@@ -100,8 +100,8 @@ class DataParallelPPOActor:
         settings = self.settings
         for rows in micro_batches(mini, kept, max_tokens=settings.max_tokens, max_rows=settings.max_rows):
             micro = mini.select(rows)
-            share = Share.of_rows(micro, mini, normalizer=settings.normalizer)
-            self._micro_step(micro, share, metrics, difference)
+            shares = self.loss_fn.shares(micro, mini, normalizer=settings.normalizer)
+            self._micro_step(micro, shares, metrics, difference)
 
     def _rows_with_signal(self, mini: TrainBatch) -> list[int]:
         """Return the rows whose forward pass can change the gradient; the others still count in every mean."""
@@ -120,7 +120,7 @@ class DataParallelPPOActor:
             return mini  # the loss says what is missing
         return mini.with_columns(selected=select(**tensors))
 
-    def _micro_step(self, micro: TrainBatch, share: Share, metrics: Metrics, difference: _Mismatch | None) -> None:
+    def _micro_step(self, micro: TrainBatch, shares: Shares, metrics: Metrics, difference: _Mismatch | None) -> None:
         packed = self.scorer.pack(micro)
         with computing(packed):
             hidden = self.decoder.hidden(packed)
@@ -134,7 +134,7 @@ class DataParallelPPOActor:
                 divergence = self.scorer.divergence(hidden, self.reference.output(packed))
                 tensors["ref_divergence"] = spread_to_rows(divergence, packed.targets, **size)
             spread_entropy = spread_to_rows(entropy, packed.targets, **size)
-            loss, values = self.loss_fn(logprob, spread_entropy, tensors, share)
+            loss, values = self.loss_fn(logprob, spread_entropy, tensors, shares)
             loss.backward()
         if difference is not None:
             difference.add(micro, logprob.detach())

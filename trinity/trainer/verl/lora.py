@@ -51,6 +51,7 @@ _PLAIN: dict[str, Any] = {
     "bias": "none", "use_dora": False, "lora_bias": False, "modules_to_save": None, "layer_replication": None,
     "target_parameters": None, "trainable_token_indices": None,
 }  # fmt: skip
+_PLAIN_INITS = (True, False, None, "gaussian", "orthogonal", "eva")  # the others change the base model, too
 
 
 class MergedWeights(Mapping[str, Tensor]):
@@ -189,7 +190,10 @@ def attach(model: PreTrainedModel, settings: LoraConfig, *, seed: int, base_hash
     device = next(model.parameters()).device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        wrapped = peft.get_peft_model(model, config, adapter_name=ADAPTER)
+        try:
+            wrapped = peft.get_peft_model(model, config, adapter_name=ADAPTER)
+        except ValueError as error:
+            raise ConfigError(f"{KEY}: PEFT cannot make this adapter: {error}", code="E1871") from error
     if tensors is not None:
         _fill(wrapped, tensors, str(path))
     return Adapter(
@@ -228,6 +232,8 @@ def _read(folder: Path) -> tuple[peft.LoraConfig, dict[str, Tensor]]:
         raise EnvironmentProblem(f"cannot read the adapter {KEY}.path {folder}: {error}", code="E3118") from error
     values = vars(config)
     more = [name for name, plain in _PLAIN.items() if (values.get(name) or plain) != plain]
+    if values.get("init_lora_weights") not in _PLAIN_INITS:
+        more.append(f"init_lora_weights {values['init_lora_weights']}")
     if not isinstance(config, peft.LoraConfig) or more:
         what = f"sets {', '.join(more)}" if more else f"is of type {config.peft_type}"
         raise EnvironmentProblem(
@@ -236,7 +242,7 @@ def _read(folder: Path) -> tuple[peft.LoraConfig, dict[str, Tensor]]:
     if config.lora_dropout:
         logger.warning("%s.path: lora_dropout %g is not used; dropout is 0 in training", KEY, config.lora_dropout)
         config.lora_dropout = 0.0
-    config.inference_mode = False
+    config.inference_mode, config.init_lora_weights = False, True  # A and B are filled in
     return config, tensors
 
 

@@ -1,6 +1,9 @@
 """The loss of a micro-batch: policy loss, KL and entropy, each scaled by its share of the mini-batch.
 
-Summed over the micro-batches of a mini-batch this is the loss of the whole mini-batch, however it was split.
+Summed over the micro-batches of a mini-batch this is the loss of the whole mini-batch, however it was split. A policy
+loss of several parts, each over rows of its own, has a share for each.
+
+Dimension key: B = rows, T = response positions, M = scored tokens.
 """
 
 from __future__ import annotations
@@ -11,16 +14,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from trinity.algorithm import EntropyLossFn, KLFn, PolicyLossFn
+from trinity.algorithm.policy_loss_fn.policy_loss_fn import LossPart
 from trinity.common.errors import DataError
 from trinity.trainer.batch import TrainBatch
 
 TOKEN_MEAN = "token-mean"
 TOKEN_SUM = "token-sum"
 TOKEN_SUM_NORM = "seq-mean-token-sum-norm"
+_OF_EVERY_ENTROPY = {"entropy", "action_mask", "loss_agg_mode"}
 
 
 @dataclass(frozen=True)
@@ -48,19 +53,28 @@ class Share:
     normalizer: float
 
     @classmethod
-    def of_rows(cls, micro: TrainBatch, mini: TrainBatch, *, normalizer: float) -> Share:
-        """Return the share that the rows of `micro` have in their mini-batch; rejected tokens count in the latter."""
+    def of_rows(
+        cls,
+        micro: TrainBatch,
+        mini: TrainBatch,
+        *,
+        normalizer: float,
+        among: tuple[Bool[Tensor, "b"], Bool[Tensor, "B"]] | None = None,
+    ) -> Share:
+        """Return the share that the rows of `micro` have in their mini-batch; rejected tokens count in the latter.
+
+        Args:
+            micro: some rows of `mini`.
+            mini: the mini-batch.
+            normalizer: see `Share`.
+            among: the rows of both that count, if not all of them.
+        """
+        in_micro, in_mini = (None, None) if among is None else among
+        tokens, rows, counted_rows = _sizes(micro.action_mask, in_micro)
         counted = mini.columns.get("counted_mask", mini.action_mask)
-        return cls(
-            tokens=micro.num_action_tokens,
-            rows=len(micro),
-            counted_rows=_num_counted(micro),
-            width=micro.action_mask.shape[1],
-            all_tokens=int(counted.sum()),
-            all_rows=len(mini),
-            all_counted_rows=int(counted.any(1).sum()),
-            normalizer=normalizer,
-        )
+        all_tokens, all_rows, all_counted_rows = _sizes(counted, in_mini)
+        width = micro.action_mask.shape[1]
+        return cls(tokens, rows, counted_rows, width, all_tokens, all_rows, all_counted_rows, normalizer)
 
     def of(self, loss_agg_mode: str, *, counts_empty_rows: bool = True) -> float:
         """Return the factor that makes a micro-batch's loss a summand of its mini-batch's.
@@ -80,8 +94,25 @@ class Share:
         return scale if loss_agg_mode == TOKEN_SUM_NORM else self.rows / max(self.all_rows, 1)
 
 
-def _num_counted(batch: TrainBatch) -> int:
-    return int(batch.action_mask.any(1).sum())
+def _sizes(mask: Bool[Tensor, "B T"], rows: Bool[Tensor, "B"] | None) -> tuple[int, int, int]:
+    """Return counted tokens, rows, and rows with counted tokens."""
+    mask = mask if rows is None else mask[rows]
+    return int(mask.sum()), len(mask), int(mask.any(1).sum())
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The share of a micro-batch for each term of the loss.
+
+    Attributes:
+        whole: of all rows.
+        entropy: of the rows that the entropy term is over.
+        parts: of the rows of each part of the policy loss.
+    """
+
+    whole: Share
+    entropy: Share
+    parts: tuple[Share, ...] = ()
 
 
 class Metrics:
@@ -143,6 +174,7 @@ class LossFn:
         self.loss_agg_mode = loss_agg_mode
         self.policy_mode: str = vars(policy_loss).get("loss_agg_mode", loss_agg_mode)
         self.counts_empty_rows: bool = getattr(policy_loss, "counts_empty_rows", True)
+        self.entropy_names = set(inspect.signature(entropy.__call__).parameters) - _OF_EVERY_ENTROPY
         parameters = inspect.signature(policy_loss.__call__).parameters.values()
         self.takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
         self.required = {p.name for p in parameters if p.kind not in _VARIABLE and p.default is inspect.Parameter.empty}
@@ -173,56 +205,119 @@ class LossFn:
         has_more = self.with_kl or self.entropy.entropy_coef != 0
         return self.policy_loss.zero_advantage_is_zero_loss and not has_more
 
+    def shares(self, micro: TrainBatch, mini: TrainBatch, *, normalizer: float) -> Shares:
+        """Return the shares of a micro-batch in its mini-batch.
+
+        Raises:
+            DataError: the loss needs a tensor that the experiences do not have (E4604).
+        """
+        whole = Share.of_rows(micro, mini, normalizer=normalizer)
+        try:
+            sides = (micro.values, mini.values)
+            parts = [self.policy_loss.parts(values) for values in sides]
+            of_entropy = [self.entropy.rows(values) if self.with_entropy else None for values in sides]
+        except KeyError as error:
+            raise self._lacks(str(error.args[0])) from error
+
+        def share(among: tuple[Tensor, Tensor]) -> Share:
+            return Share.of_rows(micro, mini, normalizer=normalizer, among=among)
+
+        return Shares(
+            whole=whole,
+            entropy=whole if of_entropy[0] is None or of_entropy[1] is None else share((of_entropy[0], of_entropy[1])),
+            parts=tuple(share((part.rows, whole_part.rows)) for part, whole_part in zip(*parts, strict=True)),
+        )
+
     def __call__(
-        self, logprob: Float[Tensor, "B T"], entropy: Float[Tensor, "B T"], tensors: dict[str, Tensor], share: Share
+        self, logprob: Float[Tensor, "B T"], entropy: Float[Tensor, "B T"], tensors: dict[str, Tensor], shares: Shares
     ) -> tuple[Float[Tensor, ""], Metrics]:
         """Return the micro-batch's summand of the loss, and metrics.
 
         Raises:
             DataError: the policy loss needs a tensor that the experiences do not have (E4604).
         """
-        mask = tensors["action_mask"]
+        mask, whole, metrics = tensors["action_mask"], shares.whole, Metrics()
         missing = sorted(self.required - tensors.keys() - {"logprob"})
         if missing:
-            raise DataError(
-                f"the policy loss {type(self.policy_loss).__name__} needs {', '.join(missing)}, which the experiences "
-                "do not hold; choose another algorithm.policy_loss_fn, or an advantage_fn or workflow that sets them",
-                code="E4604",
-            )
-        given = tensors if self.takes_all else {k: tensors[k] for k in self.policy_loss.select_keys & tensors.keys()}
-        policy, values = self.policy_loss(logprob=logprob, **given)
-        factor = share.of(self.policy_mode, counts_empty_rows=self.counts_empty_rows)
-        loss, metrics = policy * factor, Metrics()
-        is_by_rows = self.policy_loss.metrics_are_of_rows
-        self._note(metrics, values, share.rows if is_by_rows else share.tokens, factor)
-        shared = share.of(self.loss_agg_mode)
+            raise self._lacks(", ".join(missing))
+        loss = self._policy(logprob, tensors, shares, metrics)
         if self.with_entropy:
-            term, values = self.entropy(entropy, mask, loss_agg_mode=self.loss_agg_mode)
-            loss = loss - term * shared
-            self._note(metrics, values, share.tokens, shared)
+            given = {name: tensors[name] for name in self.entropy_names & tensors.keys()}
+            term, values = self.entropy(entropy, mask, loss_agg_mode=self.loss_agg_mode, **given)
+            factor = shares.entropy.of(self.loss_agg_mode)
+            loss = loss - term * factor
+            self._note(metrics, values, shares.entropy, factor)
+        factor = whole.of(self.loss_agg_mode)
         if "ref_divergence" in tensors:
             term, values = self.kl.loss_of(tensors["ref_divergence"], mask, self.loss_agg_mode)
-            loss = loss + term * shared
-            self._note(metrics, values, share.tokens, shared)
+            loss = loss + term * factor
+            self._note(metrics, values, whole, factor)
         elif self.with_kl:
             term, values = self.kl.calculate_kl_loss(
                 logprob,
                 tensors["ref_logprob"],
                 response_mask=mask,
                 loss_agg_mode=self.loss_agg_mode,
-                old_logprob=tensors.get("old_logprob"),
+                old_logprob=_sampled_logprob(logprob, tensors),
             )
-            loss = loss + term * shared
-            self._note(metrics, values, share.tokens, shared)
+            loss = loss + term * factor
+            self._note(metrics, values, whole, factor)
         metrics.add_sum({"final_loss": float(loss.detach())})
         return loss, metrics
 
+    def _policy(
+        self, logprob: Float[Tensor, "B T"], tensors: dict[str, Tensor], shares: Shares, metrics: Metrics
+    ) -> Float[Tensor, ""]:
+        """Return the policy loss's summand, and note its metrics."""
+        parts = self.policy_loss.parts(tensors)
+        if parts:
+            return self._sum_of_parts(parts, tensors | {"logprob": logprob}, shares, metrics)
+        given = tensors if self.takes_all else {k: tensors[k] for k in self.policy_loss.select_keys & tensors.keys()}
+        value, values = self.policy_loss(logprob=logprob, **given)
+        factor = shares.whole.of(self.policy_mode, counts_empty_rows=self.counts_empty_rows)
+        self._note(metrics, values, shares.whole, factor, by_rows=self.policy_loss.metrics_are_of_rows)
+        return value * factor
+
+    def _sum_of_parts(
+        self, parts: tuple[LossPart, ...], tensors: dict[str, Tensor], shares: Shares, metrics: Metrics
+    ) -> Float[Tensor, ""]:
+        loss = torch.zeros((), dtype=tensors["logprob"].dtype, device=tensors["logprob"].device)
+        for part, share in zip(parts, shares.parts, strict=True):
+            metrics.add({f"{part.name}/weight": part.weight}, float(shares.whole.tokens))
+            if not share.rows:
+                continue  # a side without rows counts 0, and its own mean would be 0 / 0
+            rows = part.rows.nonzero().squeeze(-1)
+            names = (part.loss_fn.select_keys | {"logprob"}) & tensors.keys()
+            value, values = part.loss_fn(**{name: tensors[name][rows] for name in names})
+            mode = vars(part.loss_fn).get("loss_agg_mode", self.loss_agg_mode)
+            factor = share.of(mode, counts_empty_rows=getattr(part.loss_fn, "counts_empty_rows", True))
+            self._note(metrics, {f"{part.name}/{name}": number for name, number in values.items()}, share, factor)
+            loss = loss + part.weight * factor * value
+        metrics.add_sum({"policy_loss": float(loss.detach())})
+        return loss
+
+    def _lacks(self, names: str) -> DataError:
+        return DataError(
+            f"the policy loss {type(self.policy_loss).__name__} needs {names}, which the experiences do not hold; "
+            "choose another algorithm.policy_loss_fn, or an advantage_fn, sample_strategy or workflow that sets them",
+            code="E4604",
+        )
+
     @staticmethod
-    def _note(metrics: Metrics, values: dict[str, Any], weight: int, factor: float) -> None:
-        """Losses add up with the factor of their mode; all else is a mean with this weight."""
+    def _note(metrics: Metrics, values: dict[str, Any], share: Share, factor: float, *, by_rows: bool = False) -> None:
+        """Losses add up with the factor of their mode; all else is a mean over tokens, or over rows."""
+        weight = share.rows if by_rows else share.tokens
         losses = {name: float(value) * factor for name, value in values.items() if name.endswith("loss")}
         metrics.add_sum(losses)
         metrics.add({name: float(v) for name, v in values.items() if name not in losses}, float(weight))
+
+
+def _sampled_logprob(logprob: Float[Tensor, "B T"], tensors: dict[str, Tensor]) -> Float[Tensor, "B T"] | None:
+    """Return the log-probabilities under the policy that sampled; expert rows, which none did, have ratio 1."""
+    old, is_expert = tensors.get("old_logprob"), tensors.get("expert_mask")
+    if old is None or is_expert is None:
+        return old
+    return torch.where(is_expert[:, None], logprob.detach(), old)
 
 
 _VARIABLE = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)

@@ -9,6 +9,7 @@ import torch
 from trinity.algorithm import ALGORITHM_TYPE, ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN, PolicyLossFn
 from trinity.algorithm.aggregation import LOSS_AGG_MODES
 from trinity.common.config import Config
+from trinity.common.config.mixture import num_expert_rows
 from trinity.common.config.verl import ActorConfig
 from trinity.common.config.verl_base import FsdpConfig
 from trinity.common.errors import ConfigError
@@ -51,12 +52,29 @@ def planned_steps(config: Config, explore_steps: int | None = None) -> int | Non
     if steps is None:
         return None
     produced = steps * buffer.batch_size * (config.algorithm.repeat_times or 1)
-    return max(1, -(-produced // train_batch_size(config)))
+    return max(1, -(-produced // num_rollouts(config)))
 
 
 def train_batch_size(config: Config) -> int:
-    """Return the experiences of a training step."""
+    """Return the rollouts of a training step; of demonstrations the experiences."""
     return int(config.buffer.train_batch_size or config.buffer.batch_size * (config.algorithm.repeat_times or 1))
+
+
+def num_rollouts(config: Config) -> int:
+    """Return the experiences of a training step that come from the experience buffer, not from an expert."""
+    size = train_batch_size(config)
+    if config.algorithm.sample_strategy != "mix":
+        return size
+    ratio = (config.algorithm.sample_strategy_args or {}).get("expert_data_ratio", 0.5)
+    return size - num_expert_rows(ratio, size)
+
+
+def mini_batch_size(config: Config, written: int | None) -> int | None:
+    """Return the experiences of an optimizer step; None, all of a step's, where `written` is `train_batch_size`.
+
+    A rollout may have several experiences, and a step of `train_batch_size` rollouts is one mini-batch.
+    """
+    return None if written == train_batch_size(config) else written
 
 
 def temperature(config: Config) -> float:
@@ -109,7 +127,7 @@ def actor_settings(config: Config) -> ActorSettings:
     clip = trainer.grad_clip if actor.grad_clip is None else actor.grad_clip
     return ActorSettings(
         temperature=temperature(config),
-        mini_batch_size=actor.ppo_mini_batch_size,
+        mini_batch_size=mini_batch_size(config, actor.ppo_mini_batch_size),
         max_tokens=token_limit(config) if is_dynamic else None,
         max_rows=None if is_dynamic else rows,
         epochs=actor.ppo_epochs,

@@ -27,8 +27,10 @@ GROUPS_IN_TRAINER = frozenset({
     "verl_grpo_passk", "verl_grpo_vectorized", "verl_opo", "verl_optimal_token_baseline",
     "verl_reinforce_plus_plus_baseline", "verl_rloo", "verl_rloo_vectorized", "verl_tir_optimal_token_baseline",
 })  # fmt: skip
-# Advantages that the trainer does not compute: it has no rewards of tokens that a penalty could lower.
-WITHOUT_TOKEN_REWARDS = GROUPS_IN_PIPELINE | {"reinforce", None}
+# Advantages of the trainer that read something else than the rewards of tokens.
+OTHER_REWARDS = frozenset({"gdpo", "jsd", "on_policy_distill", "verl_gdpo"})
+# Advantages without rewards of tokens that a penalty could lower.
+WITHOUT_TOKEN_REWARDS = GROUPS_IN_PIPELINE | OTHER_REWARDS | {"reinforce", None}
 # What a forward pass before the step gives beside the old log-probabilities.
 OF_DISTRIBUTIONS = frozenset({"sum_pi_squared", "entropys"})
 DATASET_ALGORITHMS = {"sft", "dpo", "cpt"}
@@ -259,12 +261,16 @@ def _check_kl_penalty(draft: Draft) -> None:
         )
     penalty, advantage = draft.get("algorithm.kl_penalty_fn"), draft.get("algorithm.advantage_fn")
     is_term = penalty not in (None, "none") and is_served("kl_fn", penalty)
+    reason = (
+        "which reads no rewards of tokens"
+        if advantage in OTHER_REWARDS
+        else "which is computed before the trainer knows log-probabilities"
+    )
     if is_term and advantage in WITHOUT_TOKEN_REWARDS:
         draft.problem(
             "E1831",
             "algorithm.kl_penalty_fn",
-            f"`algorithm.kl_penalty_fn: {penalty}` has no effect with advantage_fn {advantage or 'none'}, which is "
-            "computed before the trainer knows log-probabilities",
+            f"`algorithm.kl_penalty_fn: {penalty}` has no effect with advantage_fn {advantage or 'none'}, {reason}",
             involves=("algorithm.advantage_fn", "algorithm.algorithm_type"),
             suggestion="use kl_loss_fn, or an advantage_fn of the trainer such as grpo_verl",
         )

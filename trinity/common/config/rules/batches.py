@@ -6,6 +6,7 @@ from typing import Any
 
 from trinity.common.config.draft import Draft
 from trinity.common.config.rules.algorithm import GROUPS_IN_TRAINER
+from trinity.common.config.rules.mixture import num_experts, train_batch_size
 
 ACTOR = "trainer.trainer_config.actor_rollout_ref.actor"
 SIZE = "buffer.train_batch_size"
@@ -26,8 +27,11 @@ def resolve_batches(draft: Draft) -> None:
                 involves=("buffer.batch_size",),
                 suggestion="write how many experiences a training step takes",
             )
-        size = draft.get("buffer.batch_size") * repeat
-        draft.derive(SIZE, size, f"batch_size ({draft.get('buffer.batch_size')}) x repeat_times ({repeat})")
+        rollouts = draft.get("buffer.batch_size") * repeat
+        size = train_batch_size(draft, rollouts)
+        experts = f", and {size - rollouts} expert rows" if size > rollouts else ""
+        reason = f"batch_size ({draft.get('buffer.batch_size')}) x repeat_times ({repeat}){experts}"
+        draft.derive(SIZE, size, reason)
     size = draft.get(SIZE)
     key = f"{ACTOR}.ppo_mini_batch_size"
     if draft.is_given(key) and draft.get(key) != size:
@@ -63,7 +67,8 @@ def check_micro_batches(draft: Draft) -> None:
 
 def check_groups(draft: Draft) -> None:
     """Check that whole groups fill a batch, where the trainer compares the rollouts of a task with each other."""
-    advantage, size = draft.get("algorithm.advantage_fn"), draft.get(SIZE)
+    advantage, experts = draft.get("algorithm.advantage_fn"), num_experts(draft)
+    size = draft.get(SIZE) - experts
     if advantage not in GROUPS_IN_TRAINER:
         return
     taskset: dict[str, Any] | None = draft.get("buffer.explorer_input.taskset")
@@ -71,10 +76,12 @@ def check_groups(draft: Draft) -> None:
     if size % repeat == 0:
         return
     below, above = size // repeat * repeat, -(-size // repeat) * repeat
+    less = f" less {experts} expert rows" if experts else ""
+    below, above = (train_batch_size(draft, rollouts) if rollouts else 0 for rollouts in (below, above))
     draft.problem(
         "E1830",
         SIZE,
-        f"`{SIZE}` ({size}) must be a multiple of repeat_times ({repeat}): advantage_fn {advantage} compares all "
+        f"`{SIZE}`{less} ({size}) must be a multiple of repeat_times ({repeat}): advantage_fn {advantage} compares all "
         "rollouts of a task in one training batch",
         rule=f"multiple of {repeat}",
         involves=("algorithm.repeat_times", "algorithm.advantage_fn", "algorithm.algorithm_type"),
@@ -154,17 +161,19 @@ def check_intervals(draft: Draft) -> None:
     theirs, ours = _intervals(draft)
     taskset: dict[str, Any] | None = draft.get("buffer.explorer_input.taskset")
     repeat = (taskset or {}).get("repeat_times") or draft.get("algorithm.repeat_times") or 1
-    batch, size = draft.get("buffer.batch_size"), draft.get(SIZE)
+    batch, experts = draft.get("buffer.batch_size"), num_experts(draft)
+    size = draft.get(SIZE) - experts
     made, taken = batch * repeat * theirs, size * ours
     is_at_most = _may_drop(draft)
     if taken == made or (is_at_most and taken < made):
         return
     relation = "at most" if is_at_most else "equal"
+    rollouts = f"({size + experts} - {experts} expert rows)" if experts else f"{size}"
     draft.problem(
         "E1824",
         SIZE,
         f"between two synchronisations the explorer makes {made} experiences (batch_size {batch} x repeat_times "
-        f"{repeat} x explorer_sync_interval {theirs}) and the trainer takes {taken} (train_batch_size {size} x "
+        f"{repeat} x explorer_sync_interval {theirs}) and the trainer takes {taken} (train_batch_size {rollouts} x "
         f"trainer_sync_interval {ours})",
         rule=f"the trainer's number is {relation} the explorer's",
         involves=(
@@ -174,13 +183,13 @@ def check_intervals(draft: Draft) -> None:
             "buffer.explorer_input.taskset",
             "algorithm.algorithm_type",
         ),
-        suggestion=_interval_hint(made, taken=taken, size=size, ours=ours),
+        suggestion=_interval_hint(draft, made, taken=taken, size=size, ours=ours),
     )
 
 
-def _interval_hint(made: int, *, taken: int, size: int, ours: int) -> str:
+def _interval_hint(draft: Draft, made: int, *, taken: int, size: int, ours: int) -> str:
     if made % ours == 0:
-        return f"write `train_batch_size: {made // ours}`"
+        return f"write `train_batch_size: {train_batch_size(draft, made // ours)}`"
     if made % size == 0:
         return f"write `trainer_sync_interval: {made // size}`"
     return f"make {made} and {taken} equal"

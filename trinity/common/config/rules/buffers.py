@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.config.draft import Draft, path_of
+from trinity.common.config.nearest import nearest
 from trinity.common.config.rules.algorithm import DATASET_ALGORITHMS, check_name
 from trinity.common.config.rules.formats import MULTI_TURN, check_format, check_multi_turn
 from trinity.common.config.rules.lengths import tasksets
+from trinity.common.config.rules.mixture import STRATEGY, expert_ratio, num_experts
 
 TASKSET = "buffer.explorer_input.taskset"
 OUTPUT = "buffer.trainer_input.experience_buffer"
+AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
+_AUXILIARY_NAME = re.compile(r"[A-Za-z0-9_+-]{1,120}")
 _BACKUP_SUFFIXES = (".json", ".jsonl")
 
 
@@ -171,6 +176,79 @@ def resolve_experience_buffer(draft: Draft) -> None:
         draft.derive(f"{OUTPUT}.{name}", value, reason)
 
 
+def resolve_auxiliary_buffers(draft: Draft) -> None:
+    """Fill the auxiliary buffers, and check that the one that the strategy reads is there."""
+    buffers: dict[str, Any] = draft.get(AUXILIARY)
+    read = (draft.get(f"{STRATEGY}_args") or {}).get("sft_dataset_name") if expert_ratio(draft) > 0 else None
+    if read is not None and read not in buffers:
+        near = nearest(str(read), buffers)
+        wanted = f"`{STRATEGY}: mix` reads the demonstrations of `{AUXILIARY}.{read}`, which is missing"
+        draft.problem(
+            "E1843",
+            AUXILIARY,
+            f"{wanted}; there: {', '.join(buffers) or 'none'}",
+            involves=(STRATEGY, f"{STRATEGY}_args"),
+            suggestion=f"did you mean `sft_dataset_name: {near}`?"
+            if near
+            else f"write `auxiliary_buffers: {{{read}: {{path: demonstrations.jsonl}}}}`",
+        )
+    is_plugin = draft.get(STRATEGY) in draft.catalogue.plugins.get("sample_strategy", ())
+    for index, name in enumerate(buffers):
+        if not _AUXILIARY_NAME.fullmatch(name):
+            draft.problem(
+                "E1304",
+                AUXILIARY,
+                f"`{AUXILIARY}` has the name {name!r}",
+                rule="1 to 120 letters, digits, '_', '-', '+'",
+                suggestion="choose another name",
+            )
+            continue
+        _resolve_auxiliary(draft, name, index, is_read=name == read or is_plugin)
+
+
+def _resolve_auxiliary(draft: Draft, name: str, index: int, *, is_read: bool) -> None:
+    key = f"{AUXILIARY}.{name}"
+    if not is_read:
+        if draft.is_own(key):
+            draft.problem(
+                "W1902",
+                key,
+                f"`{key}` has no effect: nothing reads it",
+                suggestion="remove it, or write `algorithm_type: mix`",
+            )
+        return
+    if not draft.is_given(f"{key}.name"):
+        draft.derive(f"{key}.name", name, "its key in auxiliary_buffers")
+    if draft.get(f"{key}.storage_type") is None:
+        draft.derive(f"{key}.storage_type", "file", "an auxiliary buffer is a dataset")
+    if not draft.get(f"{key}.path"):
+        draft.problem(
+            "E1826",
+            f"{key}.path",
+            f"`{key}.path` is missing: an auxiliary buffer is a dataset",
+            suggestion="write the folder or file of the dataset",
+        )
+    if draft.is_given(f"{key}.schema_type") and draft.get(f"{key}.schema_type") != "sft":
+        draft.problem(
+            "E1816",
+            f"{key}.schema_type",
+            f"`{key}.schema_type` is always sft, got {draft.get(f'{key}.schema_type')}",
+            rule="sft",
+            suggestion="remove it",
+        )
+    _resolve_format(draft, f"{key}.format")
+    check_format(draft, f"{key}.format", "sft")
+    selector = f"{key}.data_selector.selector_type"
+    check_name(draft, selector, "selector", draft.get(selector))
+    for part, value, reason in (
+        ("schema_type", "sft", "demonstrations are conversations to imitate"),
+        ("index", index, "place among the auxiliary buffers"),
+        ("batch_size", num_experts(draft), "expert rows of a training batch"),
+        ("tokenizer_path", draft.get("model.model_path"), "model.model_path"),
+    ):
+        draft.derive(f"{key}.{part}", value, reason)
+
+
 def _default_buffer() -> dict[str, Any]:
     return ExperienceBufferConfig().model_dump(mode="python")
 
@@ -275,6 +353,7 @@ def check_unique_names(draft: Draft) -> None:
         keys += [f"{key}.name" for key in tasksets(draft)]
     if draft.get(OUTPUT):
         keys.append(f"{OUTPUT}.name")
+    keys += [f"{AUXILIARY}.{name}.name" for name in draft.get(AUXILIARY) if draft.is_given(f"{AUXILIARY}.{name}.name")]
     seen: dict[str, str] = {}
     for key in keys:
         name = draft.get(key)

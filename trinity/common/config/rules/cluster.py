@@ -35,8 +35,10 @@ def resolve_cluster(draft: Draft) -> None:
     auxiliary = sum(_devices(draft, f"explorer.auxiliary_models[{i}]") for i in range(count))
     asked = rollout + auxiliary
     has_trainer = draft.mode in ("both", "train")
+    # Engines of one device each share a single one with each other and with the trainer.
     is_shared = total == 1
-    if asked > total or (has_trainer and draft.explores and not is_shared and asked >= total):
+    has_room = asked <= total or (is_shared and rollout <= 1 and auxiliary <= count)
+    if not has_room or (has_trainer and draft.explores and not is_shared and asked >= total):
         draft.problem(
             "E1808",
             "explorer.rollout_model.engine_num" if rollout else "cluster.gpu_per_node",

@@ -41,6 +41,13 @@ def reads_values(draft: Draft) -> bool:
     return "values" in entry.needs
 
 
+def may_read_values(draft: Draft) -> bool:
+    """Return whether the run may have a critic: what the advantage of a plugin reads is known when the run starts."""
+    name = draft.get("algorithm.advantage_fn")
+    is_plugin = name is not None and draft.catalogue.entry("advantage_fn", name) is None
+    return is_plugin or reads_values(draft)
+
+
 def resolve_critic(draft: Draft) -> None:
     """Turn the critic on where the advantage reads values, and fill what its section leaves out from the actor."""
     _resolve_path(draft)
@@ -64,8 +71,7 @@ def resolve_critic(draft: Draft) -> None:
 
 def check_unused_critic(draft: Draft) -> None:
     """Warn about what was written for a critic that this run does not have."""
-    entry = draft.catalogue.entry("advantage_fn", draft.get("algorithm.advantage_fn"))
-    if reads_values(draft) or (entry is None and draft.get("algorithm.advantage_fn") is not None):
+    if may_read_values(draft):
         return
     if draft.is_given(PATH) and draft.get(PATH) != draft.get("model.model_path"):
         draft.problem("W1813", PATH, f"`{PATH}` has no effect: this algorithm has no critic", suggestion="remove it")
@@ -97,6 +103,7 @@ def _resolve_path(draft: Draft) -> None:
 def _fill(draft: Draft) -> None:
     _resolve_schedule(draft)
     _resolve_places(draft)
+    _check_retention(draft)
     longest = draft.get("model.max_model_len")
     size = draft.get("buffer.train_batch_size")
     mini = f"{CRITIC}.ppo_mini_batch_size"
@@ -148,6 +155,21 @@ def _resolve_schedule(draft: Draft) -> None:
     _default(draft, "optim.lr_scheduler_type", draft.get(style), "warmup_style, its older name")
     source = "algorithm.optimizer.lr_scheduler_type"
     _default(draft, "optim.lr_scheduler_type", draft.get(source), source)
+
+
+def _check_retention(draft: Draft) -> None:
+    """Refuse another number of critics than of policies: a checkpoint holds one of each."""
+    own = f"{TREE}.trainer.max_critic_ckpt_to_keep"
+    kept = {draft.get("trainer.max_checkpoints_to_keep"), draft.get(f"{TREE}.trainer.max_actor_ckpt_to_keep")}
+    if draft.get(own) is not None and draft.get(own) not in kept:
+        draft.problem(
+            "E1815",
+            own,
+            f"`{own}` is {draft.get(own)}, but trainer.max_checkpoints_to_keep is "
+            f"{draft.get('trainer.max_checkpoints_to_keep')}: a checkpoint holds policy and critic",
+            involves=("trainer.max_checkpoints_to_keep",),
+            suggestion="keep `trainer.max_checkpoints_to_keep`",
+        )
 
 
 def _resolve_places(draft: Draft) -> None:

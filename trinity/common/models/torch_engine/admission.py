@@ -84,6 +84,31 @@ class FirstCome:
         return bool(self.queue)
 
 
+class OneByOne(FirstCome):
+    """The rows of one request at a time, so that what else is asked for meanwhile changes no sample.
+
+    For engines beside the rollout model in deterministic mode: nobody can wait there for a round of the other engine.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.current: Request | None = None
+
+    def take(self, free: int, *, num_active: int, is_held: bool) -> list[Row]:
+        """Return the next rows of the request under way; with none active, begin the next request."""
+        if is_held or not self.is_ready(num_active=num_active):
+            return []
+        self.current = self.queue[0].request
+        rows: list[Row] = []
+        while self.queue and self.queue[0].request is self.current and len(rows) < free:
+            rows.append(self.queue.popleft())
+        return rows
+
+    def is_ready(self, *, num_active: int) -> bool:
+        """Return whether a row of the request under way waits, or nothing is under way."""
+        return bool(self.queue) and (num_active == 0 or self.queue[0].request is self.current)
+
+
 class Rounds:
     """Rows in the order of their sample ids, in rounds that start when every participant has asked."""
 
@@ -140,3 +165,10 @@ class Rounds:
 
     def _can_start(self) -> bool:
         return bool(self.waiting) and all(self.open[name] > 0 for name in self.participants)
+
+
+def make_admission(is_deterministic: bool, is_auxiliary: bool) -> Admission:
+    """Return who decides for the rollout model's engine, or for an auxiliary model's."""
+    if not is_deterministic:
+        return FirstCome()
+    return OneByOne() if is_auxiliary else Rounds()

@@ -23,7 +23,7 @@ from trinity.common.experience import Experience
 from trinity.common.models.chat_template import decode_tokens, encode_text, load_tokenizer, render_chat
 from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.masking import masked_conversation
-from trinity.common.models.torch_engine.admission import FirstCome, Rounds
+from trinity.common.models.torch_engine.admission import make_admission
 from trinity.common.models.torch_engine.batch import Batch
 from trinity.common.models.torch_engine.decoder import Decoder, load_decoder
 from trinity.common.models.torch_engine.loop import EngineLoop
@@ -36,8 +36,7 @@ from trinity.utils.deadline import bounded
 from trinity.utils.device import compute_dtype, is_out_of_memory, select_device, total_memory_bytes
 from trinity.utils.log import get_logger
 
-_CPU_CACHE_FRAC = 0.4
-"""Share of the machine's memory that the cache may take on a CPU, where trainer and engine share it."""
+_CPU_CACHE_FRAC = 0.4  # of the machine's memory, which trainer and engine share on a CPU
 
 
 class TorchEngine:
@@ -87,8 +86,8 @@ class TorchEngine:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                slots, length = settings.max_num_seqs, self._max_model_len
-                raise explained(error, decoder, num_slots=slots, max_length=length) from error
+                slots = settings.max_num_seqs
+                raise explained(error, decoder, num_slots=slots, max_length=self._max_model_len) from error
             batch = Batch(
                 decoder,
                 num_slots,
@@ -97,7 +96,7 @@ class TorchEngine:
                 tokenizer=copy.deepcopy(tokenizer),
                 is_fixed=settings.is_deterministic,
             )
-            loop = EngineLoop(batch, Rounds() if settings.is_deterministic else FirstCome())
+            loop = EngineLoop(batch, make_admission(settings.is_deterministic, settings.is_auxiliary))
             loop.start()
             self._loaded = decoder, loop, tokenizer
             get_logger("explorer").info(
@@ -144,6 +143,10 @@ class TorchEngine:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer with its chat template."""
         return self._ready()[2]
+
+    def vocabulary(self) -> Mapping[str, int]:
+        """Return the id of each token of the tokenizer."""
+        return self.tokenizer.get_vocab()
 
     @property
     def model_version(self) -> int:

@@ -29,6 +29,7 @@ class EngineSettings:
         timeout_s: longest wait for one call.
         sync_timeout_s: longest wait for an update of the weights.
         is_fast_allowed: use the fast path where it fits.
+        is_auxiliary: beside the rollout model: it takes part in no rounds, and its weights stay as loaded.
     """
 
     model: ModelConfig
@@ -42,15 +43,16 @@ class EngineSettings:
     timeout_s: float = 1800.0
     sync_timeout_s: float = 3600.0
     is_fast_allowed: bool = True
+    is_auxiliary: bool = False
 
 
-def engine_settings(config: Config, rollout: InferenceModelConfig | None = None) -> EngineSettings:
-    """Return the settings of the rollout model's engine, or of an auxiliary model's.
+def engine_settings(config: Config, auxiliary: InferenceModelConfig | None = None) -> EngineSettings:
+    """Return the settings of the rollout model's engine, or of the auxiliary model's that is given.
 
     Raises:
         ConfigError: `max_model_len` is unknown, or an unknown key in `extra_engine_args` (E1612).
     """
-    rollout = rollout or config.explorer.rollout_model
+    rollout = auxiliary or config.explorer.rollout_model
     model = _inherited(config.model, rollout)
     known = {"max_num_seqs", "device"}
     unknown = sorted(rollout.extra_engine_args.keys() - known)
@@ -85,6 +87,7 @@ def engine_settings(config: Config, rollout: InferenceModelConfig | None = None)
         memory_frac=rollout.gpu_memory_utilization,
         timeout_s=call_timeout_s(config),
         sync_timeout_s=config.synchronizer.sync_timeout,
+        is_auxiliary=auxiliary is not None,
     )
 
 

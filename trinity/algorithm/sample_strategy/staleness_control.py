@@ -1,0 +1,78 @@
+"""The strategy that leaves out experiences of weights that are too old."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from trinity.algorithm.sample_strategy.default import NUM_SHOWN, shown_rows, version_metrics
+from trinity.algorithm.sample_strategy.sample_strategy import ExperienceSource, SampleStrategy
+from trinity.common.errors import StarvedError
+from trinity.common.experience import Experience
+from trinity.utils.log import get_logger
+
+logger = get_logger("trainer")
+
+STALE = "stale"
+
+
+class StalenessControlStrategy(SampleStrategy):
+    """The next `batch_size` experiences that are at most `max_staleness` training steps old.
+
+    Step s trains with the weights of version s - 1. An experience whose `model_version` is below
+    s - 1 - `max_staleness` is dropped: recorded as such in the buffer, counted in `sample/stale_count`, and not
+    read again. Reading goes on until the batch is full or no more can come before newer weights; then the batch
+    is incomplete. An experience without a version is kept.
+
+    Args:
+        source: see `SampleStrategy`.
+        batch_size: see `SampleStrategy`.
+        max_staleness: oldest age in training steps, >= 0; None for any.
+
+    Raises:
+        ValueError: a negative `max_staleness`.
+    """
+
+    def __init__(self, source: ExperienceSource, *, batch_size: int, max_staleness: float | None = None) -> None:
+        super().__init__(source, batch_size=batch_size)
+        if max_staleness is not None and not max_staleness >= 0:
+            raise ValueError(f"max_staleness must be >= 0, got {max_staleness}")
+        self.max_staleness = float("inf") if max_staleness is None else max_staleness
+
+    async def sample(self, step: int) -> tuple[list[Experience], dict[str, float], list[dict[str, Any]]]:
+        """Return the next batch; metrics as of `default`, and `sample/stale_count`: the experiences dropped for it."""
+        start = time.perf_counter()
+        oldest = max(step - self.max_staleness - 1, 0)
+        kept: list[Experience] = []
+        num_stale = 0
+        while len(kept) < self.batch_size:
+            asked = self.batch_size - len(kept)
+            try:
+                exps = await self.source.read(asked, trained_version=step - 1)
+            except StarvedError:
+                if not kept:
+                    raise
+                break  # as at the deadline of any read, the incomplete batch is trained
+            stale = [exp.eid.uid for exp in exps if _version(exp) is not None and exp.info["model_version"] < oldest]
+            if stale:
+                await self.source.drop(stale, reason=STALE)
+            num_stale += len(stale)
+            kept += [exp for exp in exps if exp.eid.uid not in set(stale)]
+            if len(exps) < asked:
+                break
+        if num_stale and not kept:
+            logger.warning(
+                "training step %d: all %d experiences that came are more than %g training steps old and were dropped",
+                step, num_stale, self.max_staleness,
+            )  # fmt: skip
+        metrics = {"time/read_experience": time.perf_counter() - start, "sample/stale_count": float(num_stale)}
+        return kept, metrics | version_metrics(kept, step), shown_rows(kept[:NUM_SHOWN])
+
+    @classmethod
+    def default_args(cls) -> dict[str, Any]:
+        """Return the constructor's further arguments and defaults."""
+        return {"max_staleness": None}
+
+
+def _version(exp: Experience) -> Any:
+    return exp.info.get("model_version")

@@ -1,0 +1,93 @@
+"""Workflows of distillation: the model answers, and the first auxiliary model scores the answer's tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from trinity.common.errors import WorkflowError
+from trinity.common.experience import EID, Experience
+from trinity.common.workflows.workflow import AsyncSimpleWorkflow
+from trinity.runtime.worker_thread import call_in_thread
+
+if TYPE_CHECKING:
+    from trinity.common.models.model import ModelWrapper
+    from trinity.common.workflows.task import Task
+
+BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+
+
+class OnPolicyDistillWorkflow(AsyncSimpleWorkflow):
+    """One chat whose tokens the teacher scores, into `teacher_logprobs`.
+
+    The teacher is the first auxiliary model. Its temperature is `workflow_args.temperature`, else that of the rollout,
+    so that both log-probabilities are of equally tempered distributions. The reward is that of the task's reward
+    function, and 0 without one: the advantage does not read it.
+    """
+
+    def _build_reward_fn(self) -> Any:
+        if self.task.reward_fn is None and self.default_reward_fn is None:
+            return None
+        return super()._build_reward_fn()
+
+    def reset(self, task: Task) -> None:
+        """Prepare for another task; see `SimpleWorkflow.reset`.
+
+        Raises:
+            WorkflowError: there is no auxiliary model to be the teacher (E5123).
+        """
+        super().reset(task)
+        if not self.auxiliary_model_wrappers:
+            raise WorkflowError(
+                f"{type(self).__name__} needs a teacher, the first of explorer.auxiliary_models, which is empty; write "
+                "explorer.auxiliary_models: [{model_path: <folder>}]",
+                code="E5123",
+            )
+        self.teacher_model: ModelWrapper = self.auxiliary_model_wrappers[0]
+        own = self.workflow_args.get("temperature")
+        chosen = self.rollout_args.temperature if own is None else own
+        self.temperature = (self.model.temperature if chosen is None else float(chosen)) or 1.0
+
+    def compute_reward(self, response: Experience) -> float:
+        """Return the reward of a response of a task without a reward function; for a subclass to define."""
+        return 0.0
+
+    def score(self, responses: list[Experience]) -> list[Experience]:
+        """Return the responses with reward and run number set."""
+        if self.reward_fn is not None:
+            return super().score(responses)
+        for index, response in enumerate(responses):
+            response.reward = float(self.compute_reward(response))
+            response.eid = replace(response.eid or EID(), run=self.run_id_base + index)
+        return responses
+
+    async def run_async(self) -> list[Experience]:
+        """Return one scored experience a repeat; in training with the teacher's log-probabilities of its response."""
+        responses = await self.model.chat_async(self.format_messages(), **self.rollout_args)
+        for response in [] if self.task.is_eval else responses:
+            scored = await self.teacher_model.logprobs_async(response.tokens.tolist(), self.temperature)
+            response.teacher_logprobs = scored[response.prompt_length - 1 :]
+        return await call_in_thread(self.score, responses)
+
+
+class AsyncOnPolicyDistillWorkflow(OnPolicyDistillWorkflow):
+    """`OnPolicyDistillWorkflow`, which is asynchronous already."""
+
+
+class OnPolicyDistillMathWorkflow(OnPolicyDistillWorkflow):
+    """`OnPolicyDistillWorkflow` that asks for a boxed answer, with the reward `accuracy_reward` by default."""
+
+    default_system_prompt = "You are a helpful assistant."
+    default_reward_fn = "accuracy_reward"
+
+    def format_messages(self) -> list[dict[str, Any]]:
+        """Return the messages to send; what is asked for is written below the question."""
+        messages = super().format_messages()
+        last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
+        if last is not None:
+            messages[last]["content"] += BOXED
+        return messages
+
+
+class AsyncOnPolicyDistillMathWorkflow(OnPolicyDistillMathWorkflow):
+    """`OnPolicyDistillMathWorkflow`, which is asynchronous already."""
