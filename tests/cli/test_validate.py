@@ -328,6 +328,55 @@ def test_validate_is_quick_and_imports_nothing_heavy(run_yaml: Path, tmp_path: P
     assert float(took) < 1.5
 
 
+def _trained_on(tmp_path: Path, algorithm: str, row: dict[str, str], **columns: str) -> list[str]:
+    """Write a dataset and a file that trains on it; return the arguments that validate it."""
+    (tmp_path / "rows.jsonl").write_text((json.dumps(row) + "\n") * 3)
+    head = MINIMAL.partition("buffer:")[0]
+    buffer = {"path": "rows.jsonl", "format": columns}
+    (tmp_path / "run.yaml").write_text(
+        f"{head}mode: train\nalgorithm: {{algorithm_type: {algorithm}}}\nbuffer:\n  train_batch_size: 2\n"
+        f"  trainer_input: {{experience_buffer: {json.dumps(buffer)}}}\n"
+    )
+    return ["validate", "-c", "run.yaml", "--set", f"model.model_path={tmp_path / 'model'}"]
+
+
+def test_pairs_are_looked_at_before_the_run(run_yaml: Path, tmp_path: Path) -> None:
+    _model(tmp_path / "model")
+    row = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
+    assert runner.invoke(app, _trained_on(tmp_path, "dpo", row)).exit_code == ExitCode.DONE
+    equal = runner.invoke(app, _trained_on(tmp_path, "dpo", row | {"rejected": "2"}))
+    assert equal.exit_code == ExitCode.DATA
+    assert "error[E4022]" in equal.output and "rows.jsonl:1: rejected: is equal to chosen" in equal.output
+    one_side = runner.invoke(app, _trained_on(tmp_path, "dpo", {"prompt": "1+1=", "chosen": "2"}))
+    assert (
+        one_side.exit_code == ExitCode.DATA and "E4004" in one_side.output and "columns: chosen, p" in one_side.output
+    )
+
+
+def test_a_template_is_needed_for_conversations_only(run_yaml: Path, tmp_path: Path) -> None:
+    model = _model(tmp_path / "model")
+    (model / "tokenizer_config.json").write_text(json.dumps({"pad_token": "<pad>"}))
+    row = {"prompt": "1+1=", "response": "2"}
+    assert runner.invoke(app, _trained_on(tmp_path, "cpt", row)).exit_code == ExitCode.DONE
+    without = runner.invoke(app, _trained_on(tmp_path, "sft", row))
+    assert without.exit_code == ExitCode.ENVIRONMENT and "error[E3107]" in without.output
+    assert runner.invoke(app, _trained_on(tmp_path, "sft", row, chat_template="{{ 1 }}")).exit_code == ExitCode.DONE
+    wrong = runner.invoke(app, [*_trained_on(tmp_path, "sft", row, chat_template="{% if %}"), "--json"])
+    found = {p["code"]: p["key"] for p in json.loads(wrong.output)["problems"]}
+    assert found == {"E3109": "buffer.trainer_input.experience_buffer.format.chat_template"}
+
+
+def test_the_loss_of_pairs_counts_pairs(run_yaml: Path, tmp_path: Path) -> None:
+    row = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
+    arguments = [*_trained_on(tmp_path, "dpo", row)[1:3], "--effective-loss", "--set"]
+    result = runner.invoke(app, ["config", "show", *arguments, "algorithm.policy_loss_fn_args.sft_coef=0.5"])
+    assert "P = mean over the pairs of l(x)" in result.output, result.output
+    assert "plus 0.5 times the mean over the pairs of the chosen response's mean of -logprob" in result.output
+    assert "2 pairs in mini-batches of 2" in result.output
+    assert "logprob, ref_logprob and entropy at temperature 1" in result.output
+    assert "reference: yes, the policy loss dpo reads it" in result.output
+
+
 @pytest.mark.parametrize(("row", "code"), [(None, "E4001"), ({"question": "1+1="}, "E4004")])
 def test_the_demonstrations_of_a_mixed_run_are_looked_at(run_yaml: Path, row: dict[str, str] | None, code: str) -> None:
     form = "format: {prompt_key: question, response_key: answer}"

@@ -25,7 +25,7 @@ from trinity.common.experience import Experience
 from trinity.trainer.verl.loss import Share
 
 Maker = Callable[..., Config]
-LOSSES = sorted(SERVED_NAMES["policy_loss_fn"])
+LOSSES = sorted(SERVED_NAMES["policy_loss_fn"] - {"dpo"})  # of single responses; for pairs see test_pairs.py
 SPLITS = ({"max_rows": 1, "max_tokens": None}, {"max_rows": 5, "max_tokens": None}, {"max_tokens": 40})
 VERL_MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 # Enough tokens are selected for the choice to matter, and bounds that random numbers reach.

@@ -16,7 +16,7 @@ from tests.trainer.conftest import make_experiences
 from tests.trainer.test_trainer import Run, assert_equal_bits, final_state
 from trinity.algorithm.sample_strategy.mix import MixSampleStrategy
 from trinity.algorithm.sample_strategy.staleness_control import StalenessControlStrategy
-from trinity.buffer.sft_reader import SFTReader
+from trinity.buffer.dataset_reader import DatasetReader
 from trinity.buffer.store import ExperienceStore
 from trinity.common.config import Config
 from trinity.common.config.buffer import ExperienceBufferConfig
@@ -58,14 +58,14 @@ def _sample(strategy: Any, step: int) -> tuple[list[Experience], dict[str, float
     return exps, metrics
 
 
-def _reader(folder: Path, num_rows: int = 5) -> SFTReader:
+def _reader(folder: Path, num_rows: int = 5) -> DatasetReader:
     file = folder / f"expert_{num_rows}.jsonl"
     file.write_text("".join(json.dumps({"question": f"{a}+1=", "answer": str(a + 1)}) + "\n" for a in range(num_rows)))
     config = ExperienceBufferConfig(name="sft_dataset", storage_type="file", path=str(file), format=FORM)
-    return SFTReader(config, tokenizer=tiny_tokenizer(folder / "tokenizer"), seed=3, total_epochs=0)
+    return DatasetReader(config, tokenizer=tiny_tokenizer(folder / "tokenizer"), seed=3, total_epochs=0)
 
 
-def _mix(source: Any, reader: SFTReader, *, batch_size: int = 6, ratio: float = 0.5) -> MixSampleStrategy:
+def _mix(source: Any, reader: DatasetReader, *, batch_size: int = 6, ratio: float = 0.5) -> MixSampleStrategy:
     made = MixSampleStrategy(source, batch_size=batch_size, expert_data_ratio=ratio)
     made.auxiliary = {"sft_dataset": reader}
     return made

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trinity.buffer.sft_reader import SFTReader
+from trinity.buffer.dataset_reader import DatasetReader
 from trinity.buffer.store import AppendResult, ConsumerToken, ExperienceStore, JSONBackup
 from trinity.buffer.task_reader import TaskReader
 from trinity.common.config.buffer import ExperienceBufferConfig, TasksetConfig
@@ -97,7 +97,7 @@ def get_buffer_reader(
     run: str = STANDALONE_RUN,
     consumer: str = "reader",
     **options: Any,
-) -> TaskReader | SFTReader | StoreReader:
+) -> TaskReader | DatasetReader | StoreReader:
     """Return the reader of a taskset, a dataset or a database.
 
     Args:
@@ -105,17 +105,17 @@ def get_buffer_reader(
         tokenizer: for a dataset.
         run: run whose experiences are read, for a database.
         consumer: name under which they are claimed.
-        **options: handed to `TaskReader` or `SFTReader`.
+        **options: handed to `TaskReader` or `DatasetReader`.
 
     Raises:
-        ConfigError: a dataset without a tokenizer, or a database without a path.
+        ConfigError: a dataset without a tokenizer or of another schema, or a database without a path.
     """
     if isinstance(config, TasksetConfig):
         return TaskReader(config, **options)
     if config.storage_type == "file":
         if tokenizer is None:
             raise ConfigError(f"buffer {config.name!r}: a dataset needs a tokenizer", code="E1610")
-        return SFTReader(config, tokenizer=tokenizer, **options)
+        return DatasetReader(config, tokenizer=tokenizer, **{"schema": config.schema_type or "sft"} | options)
     store = _named_store(config)
     token = store.open_consumer(config.name, consumer, run=run, cut=0)
     return StoreReader(store, token, timeout_s=config.max_read_timeout)

@@ -1,4 +1,7 @@
-"""Rules for the columns of a row; without torch, for readers and for `trinity validate`."""
+"""Rules for the columns of a row; without torch, for readers and for `trinity validate`.
+
+What a row of a dataset for training must hold in addition is in `trinity.buffer.samples`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from trinity.common.config.buffer import FormatConfig
 ROLES = ("system", "developer", "user", "assistant", "tool")
 CONTROL_TOKEN = re.compile(r"<\|[A-Za-z0-9_]{1,40}\|>")
 _SHOWN = 120
-_COLUMN_KEYS = ("prompt_key", "response_key", "messages_key", "system_prompt_key", "workflow_key", "reward_fn_key")
+_COLUMN_KEYS = (
+    "prompt_key", "response_key", "messages_key", "system_prompt_key", "chosen_key", "rejected_key", "workflow_key",
+    "reward_fn_key",
+)  # fmt: skip
 _DEFAULT_NAMES = dict(FormatConfig())
 
 

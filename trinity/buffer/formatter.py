@@ -1,93 +1,109 @@
-"""From a dataset row to the tokens of a conversation whose answers are imitated.
+"""From a dataset row to tokens: a conversation to imitate, a pair to prefer by, a text to go on with.
 
 The prompt's tokens are those that the engine would see in a chat: the chat template with the opening of an
-assistant's message. The response ends with the end-of-turn token that the template writes.
+assistant's message. A response ends with the end-of-turn token that the template writes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from trinity.buffer.checks import Fault
+from trinity.buffer.samples import Message, prompt_messages, split_pair
 from trinity.common.config.buffer import FormatConfig
-from trinity.common.errors import DataError
-from trinity.common.models.chat_template import render_chat
+from trinity.common.errors import ConfigError, DataError
+from trinity.common.models.chat_template import encode_text, render_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Message = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class Sample:
-    """A conversation as tokens.
+    """A row as tokens.
 
     Attributes:
-        tokens: all token ids (T of them).
-        prompt_length: tokens before the first one to imitate.
-        action_mask: one entry a token after the prompt, true where the assistant speaks.
-        is_truncated: the end of the response was cut off.
+        tokens: all token ids; of a pair those of the prompt and the chosen response.
+        prompt_length: tokens before the first one to learn.
+        action_mask: one entry a token after the prompt, true where the loss counts it.
+        rejected: token ids of the rejected response of a pair; None for all else.
+        is_truncated: the end of a response was cut off.
     """
 
     tokens: list[int]
     prompt_length: int
     action_mask: list[bool]
+    rejected: list[int] | None = None
     is_truncated: bool = False
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the longest sequence: prompt and response."""
+        return max(len(self.tokens), self.prompt_length + len(self.rejected or ()))
 
-def to_messages(fmt: FormatConfig, values: Mapping[str, Any], *, kind: str) -> list[Message]:
-    """Return the conversation of a row, the answer last.
+    def shortened(self, limit: int) -> Sample | None:
+        """Return it with responses cut so that no sequence has more than `limit` tokens; None if nothing is left.
+
+        Of a pair nothing is left, too, where the cut makes both responses equal.
+        """
+        room = limit - self.prompt_length
+        if room < 1:
+            return None
+        tokens, rejected = self.tokens[:limit], None if self.rejected is None else self.rejected[:room]
+        if rejected is not None and tokens[self.prompt_length :] == rejected:
+            return None
+        return Sample(tokens, self.prompt_length, self.action_mask[:room], rejected, is_truncated=True)
+
+
+class Formatter(Protocol):
+    """Turns rows into samples."""
+
+    kind: str
+
+    def __call__(self, values: Mapping[str, Any]) -> Sample:
+        """Return the sample of a row that `sample_faults` finds nothing wrong with.
+
+        Raises:
+            DataError: the row cannot be used.
+            EnvironmentProblem: no chat template, or one that fails.
+        """
+        ...
+
+
+def make_formatter(schema: str, fmt: FormatConfig, tokenizer: PreTrainedTokenizerBase, *, kind: str) -> Formatter:
+    """Return the formatter of a kind of training.
 
     Args:
-        fmt: names of the columns.
-        values: the row.
-        kind: `plaintext` (a prompt and a response) or `messages`.
-    """
-    if kind == "messages":
-        return [dict(message) for message in values[fmt.messages_key]]
-    prompt = values[fmt.prompt_key]
-    messages = [dict(message) for message in prompt] if isinstance(prompt, list) else []
-    if not messages:
-        system = values.get(fmt.system_prompt_key) if fmt.system_prompt_key else None
-        system = system or fmt.system_prompt
-        messages = [{"role": "system", "content": system}] if system else []
-        messages.append({"role": "user", "content": prompt})
-    return [*messages, {"role": "assistant", "content": str(values[fmt.response_key])}]
-
-
-class SFTFormatter:
-    """Turns conversations into samples.
-
-    Args:
+        schema: `sft`, `dpo` or `cpt`.
         fmt: names of the columns and the form of the rows.
         tokenizer: with its chat template.
         kind: `plaintext` or `messages`.
+
+    Raises:
+        ConfigError: another schema (E1613).
     """
+    formatters: dict[str, type[SFTFormatter] | type[DPOFormatter] | type[CPTFormatter]] = {
+        "sft": SFTFormatter,
+        "dpo": DPOFormatter,
+        "cpt": CPTFormatter,
+    }
+    if schema not in formatters:
+        raise ConfigError(f"a dataset is read for one of {', '.join(formatters)}, got {schema!r}", code="E1613")
+    return formatters[schema](fmt, tokenizer, kind=kind)
+
+
+class _ChatFormatter:
+    """Renders conversations with the chat template of the format, else with that of the tokenizer."""
 
     def __init__(self, fmt: FormatConfig, tokenizer: PreTrainedTokenizerBase, *, kind: str) -> None:
         self.fmt = fmt
         self.tokenizer = tokenizer
         self.kind = kind
 
-    def __call__(self, values: Mapping[str, Any]) -> Sample:
-        """Return the sample of a row: the last answer, or all answers with `enable_concatenated_multi_turn`.
-
-        Raises:
-            DataError: no answer to imitate (E4020), or a template that rewrites earlier turns (E4021).
-            EnvironmentProblem: no chat template, or one that fails (E3107, E3109).
-        """
-        messages = to_messages(self.fmt, values, kind=self.kind)
-        tools = values.get(self.fmt.tools_key) or None
-        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        if not answers or answers[0] == 0:
-            raise DataError("no assistant message that answers a user", code="E4020")
-        if self.kind == "messages" and self.fmt.enable_concatenated_multi_turn:
-            return self._all_answers(messages, answers, tools)
-        return self._last_answer(messages[: answers[-1] + 1], tools)
-
-    def _render(self, messages: list[Message], tools: list[Message] | None, *, is_prompt: bool) -> list[int]:
+    def render(self, messages: list[Message], tools: list[Message] | None, *, is_prompt: bool) -> list[int]:
+        """Return the tokens of a conversation; a prompt ends with the opening of an assistant's message."""
         tokens, _ = render_chat(
             self.tokenizer,
             messages,
@@ -98,38 +114,21 @@ class SFTFormatter:
         )
         return tokens
 
-    def _last_answer(self, messages: list[Message], tools: list[Message] | None) -> Sample:
-        prompt = self._render(messages[:-1], tools, is_prompt=True)
-        whole = self._render(messages, tools, is_prompt=False)
+    def tools_of(self, values: Mapping[str, Any]) -> list[Message] | None:
+        """Return the tools of a row; None without any."""
+        return values.get(self.fmt.tools_key) or None
+
+    def last_answer(self, messages: list[Message], tools: list[Message] | None) -> tuple[list[int], list[int]]:
+        """Return the tokens of the prompt and of the answer, which is the last message."""
+        prompt = self.render(messages[:-1], tools, is_prompt=True)
+        whole = self.render(messages, tools, is_prompt=False)
         if whole[: len(prompt)] == prompt:
-            response = self._end_of_turn(whole[len(prompt) :])
-        else:
-            # The template or the tokenizer joins the opening and the answer: keep the engine's prompt.
-            text = str(messages[-1].get("content") or "")
-            response = self._end_of_turn(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        return Sample(prompt + response, len(prompt), [True] * len(response))
+            return prompt, self.end_of_turn(whole[len(prompt) :])
+        # The template or the tokenizer joins the opening and the answer: keep the engine's prompt.
+        text = str(messages[-1].get("content") or "")
+        return prompt, self.end_of_turn(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def _all_answers(self, messages: list[Message], answers: list[int], tools: list[Message] | None) -> Sample:
-        tokens: list[int] = []
-        spans: list[tuple[int, int]] = []
-        for i in answers:
-            prompt = self._render(messages[:i], tools, is_prompt=True)
-            through = self._render(messages[: i + 1], tools, is_prompt=False)
-            if through[: len(prompt)] != prompt or prompt[: len(tokens)] != tokens:
-                raise DataError(
-                    "the chat template rewrites earlier turns, so that the conversation is not one sequence; set "
-                    "format.enable_concatenated_multi_turn to false",
-                    code="E4021",
-                )
-            tokens = prompt + self._end_of_turn(through[len(prompt) :])
-            spans.append((len(prompt), len(tokens)))
-        start = spans[0][0]
-        mask = [False] * (len(tokens) - start)
-        for begin, end in spans:
-            mask[begin - start : end - start] = [True] * (end - begin)
-        return Sample(tokens, start, mask)
-
-    def _end_of_turn(self, response: list[int]) -> list[int]:
+    def end_of_turn(self, response: list[int]) -> list[int]:
         """Return the response up to its end-of-turn token; the end-of-text token where the template writes none."""
         eos = self.tokenizer.eos_token_id
         ends = {eos} if eos in response else set(self.tokenizer.all_special_ids)
@@ -137,3 +136,110 @@ class SFTFormatter:
         if last is None:
             return response if eos is None else [*response, eos]
         return response[: last + 1]
+
+
+class SFTFormatter(_ChatFormatter):
+    """Turns conversations into samples whose answers are imitated.
+
+    Args:
+        fmt: names of the columns and the form of the rows.
+        tokenizer: with its chat template.
+        kind: `plaintext` or `messages`.
+    """
+
+    def __call__(self, values: Mapping[str, Any]) -> Sample:
+        """Return the sample of a row: the last answer, or all answers with `enable_concatenated_multi_turn`.
+
+        Raises:
+            DataError: no answer to imitate (E4020), or a template that rewrites earlier turns (E4021).
+            EnvironmentProblem: no chat template, or one that fails (E3107, E3109).
+        """
+        if self.kind == "messages":
+            messages = [dict(message) for message in values[self.fmt.messages_key]]
+        else:
+            answer = {"role": "assistant", "content": str(values[self.fmt.response_key])}
+            messages = [*prompt_messages(self.fmt, values), answer]
+        tools = self.tools_of(values)
+        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        if not answers or answers[0] == 0:
+            raise DataError("no assistant message that answers a user", code="E4020")
+        if self.kind == "messages" and self.fmt.enable_concatenated_multi_turn:
+            return self._all_answers(messages, answers, tools)
+        prompt, response = self.last_answer(messages[: answers[-1] + 1], tools)
+        return Sample(prompt + response, len(prompt), [True] * len(response))
+
+    def _all_answers(self, messages: list[Message], answers: list[int], tools: list[Message] | None) -> Sample:
+        tokens: list[int] = []
+        spans: list[tuple[int, int]] = []
+        for i in answers:
+            prompt = self.render(messages[:i], tools, is_prompt=True)
+            through = self.render(messages[: i + 1], tools, is_prompt=False)
+            if through[: len(prompt)] != prompt or prompt[: len(tokens)] != tokens:
+                raise DataError(
+                    "the chat template rewrites earlier turns, so that the conversation is not one sequence; set "
+                    "format.enable_concatenated_multi_turn to false",
+                    code="E4021",
+                )
+            tokens = prompt + self.end_of_turn(through[len(prompt) :])
+            spans.append((len(prompt), len(tokens)))
+        start = spans[0][0]
+        mask = [False] * (len(tokens) - start)
+        for begin, end in spans:
+            mask[begin - start : end - start] = [True] * (end - begin)
+        return Sample(tokens, start, mask)
+
+
+class DPOFormatter(_ChatFormatter):
+    """Turns a prompt with a chosen and a rejected answer into a pair.
+
+    Args:
+        fmt: names of the columns and the form of the rows.
+        tokenizer: with its chat template.
+        kind: `plaintext` or `messages`.
+    """
+
+    def __call__(self, values: Mapping[str, Any]) -> Sample:
+        """Return the pair of a row.
+
+        Raises:
+            DataError: no pair (E4011, E4012, E4020, E4022), or one whose answers have the same tokens (E4022).
+            EnvironmentProblem: no chat template, or one that fails (E3107, E3109).
+        """
+        pair = split_pair(self.fmt, values, kind=self.kind)
+        if isinstance(pair, Fault):
+            raise DataError(f"{pair.key} {pair.reason}", code=pair.code)
+        tools = self.tools_of(values)
+        prompt, chosen = self.last_answer([*pair.prompt, pair.chosen], tools)
+        _, rejected = self.last_answer([*pair.prompt, pair.rejected], tools)
+        if chosen == rejected:
+            raise DataError("chosen and rejected have the same tokens, so that nothing is preferred", code="E4022")
+        return Sample(prompt + chosen, len(prompt), [True] * len(chosen), rejected)
+
+
+class CPTFormatter:
+    """Turns a text into a sample of which every token but the first is learnt.
+
+    Args:
+        fmt: names of the columns.
+        tokenizer: ends the text with its end-of-text token, if it has one.
+        kind: `plaintext`.
+    """
+
+    def __init__(self, fmt: FormatConfig, tokenizer: PreTrainedTokenizerBase, *, kind: str) -> None:
+        self.fmt = fmt
+        self.tokenizer = tokenizer
+        self.kind = kind
+
+    def __call__(self, values: Mapping[str, Any]) -> Sample:
+        """Return the sample of a row.
+
+        Raises:
+            DataError: fewer than two tokens (E4024).
+        """
+        tokens = encode_text(self.tokenizer, values[self.fmt.prompt_key])
+        eos = self.tokenizer.eos_token_id
+        if eos is not None and tokens[-1:] != [eos]:
+            tokens = [*tokens, eos]
+        if len(tokens) < 2:
+            raise DataError(f"a text needs two tokens to learn from, got {len(tokens)}", code="E4024")
+        return Sample(tokens, 1, [True] * (len(tokens) - 1))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trinity.buffer.checks import Fault, control_token, missing_columns, prompt_type, row_faults
 from trinity.buffer.rows import SUFFIXES, BadRow, Row, read_rows, split_files
+from trinity.buffer.samples import NEEDED, decoded, form_of, sample_faults
 from trinity.common.config.buffer import FormatConfig
 from trinity.common.errors import DataError
 
@@ -27,6 +28,7 @@ def check_taskset(
     where: str,
     needs_prompt: bool = True,
     needs_truth: bool = False,
+    schema: str | None = None,
 ) -> list[Problem]:
     """Return the problems of a dataset as (code, message), from its first 50 rows; `W...` are warnings.
 
@@ -39,7 +41,8 @@ def check_taskset(
         fmt: names of the columns.
         where: the configuration key, for the messages.
         needs_prompt: the workflow reads the prompt's column.
-        needs_truth: training or the reward function reads the response's column.
+        needs_truth: the reward function reads the response's column.
+        schema: kind of training that reads the rows, `sft`, `dpo` or `cpt`; None for tasks.
     """
     if not path:
         return [("E4001", f"{where}: path is not set; give a file, a folder or a hub id")]
@@ -52,6 +55,8 @@ def check_taskset(
         return []
     if not rows:
         return [("E4002", f"{where}: {path} has no rows in split {split!r}")]
+    if schema is not None:
+        return _check_rows(rows, fmt, where=where, needs=set(NEEDED[schema]), schema=schema)
     needs = {"prompt_key", "messages_key"} if needs_prompt else set()
     return _check_rows(rows, fmt, where=where, needs=needs | ({"response_key"} if needs_truth else set()))
 
@@ -105,19 +110,25 @@ def missing_path(path: str) -> str:
     return f"{place} does not exist{hint}"
 
 
-def _check_rows(rows: list[Row | BadRow], fmt: FormatConfig, *, where: str, needs: set[str]) -> list[Problem]:
+def _check_rows(
+    rows: list[Row | BadRow], fmt: FormatConfig, *, where: str, needs: set[str], schema: str | None = None
+) -> list[Problem]:
     good = [row for row in rows if isinstance(row, Row)]
     bad: list[tuple[str, str]] = [(row.code, str(row)) for row in rows if isinstance(row, BadRow)]
     columns = list(dict.fromkeys(key for row in good for key in row.values))
     faults = missing_columns(fmt, columns, needs=needs) if good else []
     if faults:
         return [(fault.code, f"{where}: {fault.reason}") for fault in faults]
-    kind = prompt_type(fmt, columns)
+    kind = prompt_type(fmt, columns) if schema is None else form_of(schema, fmt, columns)
     key = fmt.messages_key if kind == "messages" else fmt.prompt_key
     marks = {"has_prompt": key in columns, "needs_truth": "response_key" in needs}
     warnings: list[Problem] = []
     for row in good:
-        fault: Fault | None = next(row_faults(fmt, row.values, kind=kind, **marks), None)
+        if schema is None:
+            of_row = row_faults(fmt, row.values, kind=kind, **marks)
+        else:
+            of_row = sample_faults(schema, fmt, decoded(fmt, row.values, kind=kind), kind=kind)
+        fault: Fault | None = next(of_row, None)
         if fault is not None:
             bad.append((fault.code, f"{row.file}:{row.line}: {fault.key}: {fault.reason}"))
         token = control_token(fmt, row.values, kind=kind)

@@ -157,9 +157,10 @@ def _batch(config: Config, *, reads_old: bool) -> list[str]:
     rows = config.buffer.train_batch_size
     size = actor.ppo_mini_batch_size or rows
     steps = (-(-rows // size) if rows and size else 1) * actor.ppo_epochs
+    what = "pairs" if config.algorithm.algorithm_type == "dpo" else "experiences"
     epochs = f"{actor.ppo_epochs} epoch{'s' if actor.ppo_epochs != 1 else ''}"
     lines = [
-        f"{rows} experiences in mini-batches of {size}, {epochs}: {steps} optimizer step{'s' if steps != 1 else ''}",
+        f"{rows} {what} in mini-batches of {size}, {epochs}: {steps} optimizer step{'s' if steps != 1 else ''}",
         f"logprob, ref_logprob and entropy at temperature {number(_temperature(config))}",
         parts(config),
         optimizer(config),
@@ -201,7 +202,7 @@ def _correction(config: Config) -> list[str]:
 
 def _temperature(config: Config) -> float:
     name, taskset = config.algorithm.algorithm_type, config.buffer.explorer_input.taskset
-    if name in ALGORITHM_CONTENTS and ALGORITHM_TYPE.get(name).schema == "sft":
+    if name in ALGORITHM_CONTENTS and ALGORITHM_TYPE.get(name).schema != "experience":
         return 1.0
     value = None if taskset is None else taskset.rollout_args.temperature
     return float(config.model.temperature if value is None else value) or 1.0

@@ -20,9 +20,11 @@ from trinity.utils.log import redact
 
 if TYPE_CHECKING:
     from trinity.common.config import Config, Plan, Problem, StagePlan
+    from trinity.common.config.buffer import ExperienceBufferConfig
     from trinity.launch.probe import ProbeReport
 
 BYTES_PER_WEIGHT_BYTE = 6
+OUTPUT = "buffer.trainer_input.experience_buffer"
 TRUTH_REWARDS = ("math_reward", "accuracy_reward", "countdown_reward")
 
 
@@ -123,7 +125,7 @@ def _problem(stage: StagePlan, code: str, key: str, message: str, suggestion: st
 
 
 def _check_model(stage: StagePlan) -> Iterator[Problem]:
-    from trinity.common.models.preflight import check_model_dir
+    from trinity.common.models.preflight import check_model_dir, syntax_findings
     from trinity.common.models.preflight_adapter import check_adapter_dir
 
     model = stage.config.model
@@ -131,6 +133,10 @@ def _check_model(stage: StagePlan) -> Iterator[Problem]:
         if adapter.path is not None:
             for finding in check_adapter_dir(Path(adapter.path).expanduser()):
                 yield _problem(stage, finding.code, "model.lora_configs[0].path", finding.message)
+    dataset = _dataset(stage.config)
+    own_template = dataset.format.chat_template if dataset is not None else None
+    for finding in syntax_findings("format.chat_template", own_template) if own_template else ():
+        yield _problem(stage, finding.code, f"{OUTPUT}.format.chat_template", finding.message)
     if not model.model_path:
         return
     for finding in check_model_dir(
@@ -138,6 +144,7 @@ def _check_model(stage: StagePlan) -> Iterator[Problem]:
         trust_remote_code=model.trust_remote_code,
         custom_chat_template=model.custom_chat_template,
         chat_template_path=model.chat_template_path,
+        need_chat_template=own_template is None and (dataset is None or dataset.schema_type != "cpt"),
     ):
         template = "chat_template_path" if model.chat_template_path else "custom_chat_template"
         is_written = finding.code == "E3109" and (model.chat_template_path or model.custom_chat_template)
@@ -202,7 +209,7 @@ def _check_reward_model(stage: StagePlan) -> Iterator[Problem]:
 def _check_data(stage: StagePlan) -> Iterator[Problem]:
     from trinity.buffer.preflight import check_taskset
 
-    for key, source, needs_truth in _datasets(stage.config):
+    for key, source, needs_truth, schema in _datasets(stage.config):
         for code, message in check_taskset(
             source.path,
             split=source.split,
@@ -210,11 +217,13 @@ def _check_data(stage: StagePlan) -> Iterator[Problem]:
             fmt=source.format,
             where=key,
             needs_truth=needs_truth,
+            schema=schema,
         ):
             yield _problem(stage, code, f"{key}.path", message)
 
 
-def _datasets(config: Config) -> Iterator[tuple[str, Any, bool]]:
+def _datasets(config: Config) -> Iterator[tuple[str, Any, bool, str | None]]:
+    """Yield key and configuration of each dataset, whether a reward needs the truth, and the kind of training."""
     explorer_input = config.buffer.explorer_input
     if config.mode != "train":
         sources = [("taskset", explorer_input.taskset)] if explorer_input.taskset else []
@@ -222,13 +231,20 @@ def _datasets(config: Config) -> Iterator[tuple[str, Any, bool]]:
         for name, taskset in sources:
             reward = taskset.default_reward_fn_type
             is_math = "math" in (taskset.default_workflow_type or "")
-            yield f"buffer.explorer_input.{name}", taskset, reward in TRUTH_REWARDS or (reward is None and is_math)
-    output = config.buffer.trainer_input.experience_buffer
-    if output is not None and output.storage_type == "file" and config.mode == "train":
-        yield "buffer.trainer_input.experience_buffer", output, True
+            needs_truth = reward in TRUTH_REWARDS or (reward is None and is_math)
+            yield f"buffer.explorer_input.{name}", taskset, needs_truth, None
+    output = _dataset(config)
+    if output is not None:
+        yield OUTPUT, output, True, output.schema_type
     for name, dataset in config.buffer.trainer_input.auxiliary_buffers.items():
         if dataset.schema_type == "sft":
-            yield f"buffer.trainer_input.auxiliary_buffers.{name}", dataset, True
+            yield f"buffer.trainer_input.auxiliary_buffers.{name}", dataset, True, "sft"
+
+
+def _dataset(config: Config) -> ExperienceBufferConfig | None:
+    """Return the dataset that is trained on, if there is one."""
+    output = config.buffer.trainer_input.experience_buffer
+    return output if output is not None and output.storage_type == "file" and config.mode == "train" else None
 
 
 def _check_folder(stage: StagePlan) -> Iterator[Problem]:

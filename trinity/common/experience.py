@@ -326,7 +326,7 @@ class Experiences:
         Raises:
             ValueError: no experience.
         """
-        rows = [row for experience in experiences for row in _rows(experience)]
+        rows = [row for experience in experiences for row in rows_of(experience)]
         if not rows:
             raise ValueError("cannot gather an empty list of experiences")
         prompt = max(row.prompt_length for row in rows)
@@ -357,7 +357,8 @@ class Experiences:
         )
 
 
-def _rows(experience: Experience) -> list[Experience]:
+def rows_of(experience: Experience) -> list[Experience]:
+    """Return the rows of a batch: the experience itself, or prompt and chosen, then prompt and rejected, of a pair."""
     if experience.chosen is None or experience.rejected is None:
         return [experience]
     prompt = experience.tokens[: experience.prompt_length]
@@ -367,6 +368,7 @@ def _rows(experience: Experience) -> list[Experience]:
             tokens=torch.cat([prompt, side]),
             prompt_length=len(prompt),
             reward=experience.reward,
+            truncate_status=experience.truncate_status,
             info=experience.info,
             custom_fields=experience.custom_fields,
         )

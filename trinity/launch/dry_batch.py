@@ -84,7 +84,8 @@ def dry_experiences(config: Config, *, vocab_size: int, extra: Iterable[str] = (
         extra: per-row values that a plugin asks for by name; they are random numbers in [0, 1).
     """
     generator = torch.Generator().manual_seed(SEED)
-    is_rollout = ALGORITHM_TYPE.get(config.algorithm.algorithm_type).schema == "experience"
+    schema = ALGORITHM_TYPE.get(config.algorithm.algorithm_type).schema
+    is_rollout = schema == "experience"
     rollouts = min(config.algorithm.repeat_times or 1, MAX_ROLLOUTS) if is_rollout else 2
     turns = 2 if config.algorithm.advantage_fn in STEP_WISE else 1
     fields = [CustomField(name, name) for name in extra]
@@ -97,6 +98,8 @@ def dry_experiences(config: Config, *, vocab_size: int, extra: Iterable[str] = (
                 made.custom_fields = copy.copy(fields)
                 made.info |= {name: _random(name, config, generator) for name in extra}
                 experiences.append(made if is_rollout else _demonstration(made))
+    if schema == "dpo":
+        return [_pair(*both) for both in zip(experiences[0::2], experiences[1::2], strict=True)]
     return experiences
 
 
@@ -127,6 +130,20 @@ def _experience(eid: EID, prompt: torch.Tensor, *, vocab_size: int, generator: t
 def _demonstration(made: Experience) -> Experience:
     made.reward = None
     return made
+
+
+def _pair(chosen: Experience, rejected: Experience) -> Experience:
+    """Return two responses to one prompt as a pair."""
+    sides = (made.tokens[made.prompt_length :] for made in (chosen, rejected))
+    return Experience(
+        chosen.eid,
+        chosen.tokens[: chosen.prompt_length],
+        chosen.prompt_length,
+        chosen=next(sides),
+        rejected=next(sides),
+        info=chosen.info,
+        custom_fields=chosen.custom_fields,
+    )
 
 
 def add_logprobs(experiences: list[Experience], own: torch.Tensor) -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from trinity.buffer.sft_reader import SFTReader
+from trinity.buffer.dataset_reader import DatasetReader
 from trinity.common.config import Config
 from trinity.common.errors import ConfigError
 
 
-def open_auxiliary(config: Config, names: Iterable[str], *, tokenizer: PreTrainedTokenizerBase) -> dict[str, SFTReader]:
+def open_auxiliary(
+    config: Config, names: Iterable[str], *, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, DatasetReader]:
     """Return a reader without end for each named auxiliary buffer.
 
     Args:
@@ -34,7 +36,7 @@ def open_auxiliary(config: Config, names: Iterable[str], *, tokenizer: PreTraine
                 code="E1843",
             )
         limit = config.model.max_model_len
-        reader = SFTReader(buffers[name], tokenizer=tokenizer, seed=config.seed, max_length=limit, total_epochs=0)
+        reader = DatasetReader(buffers[name], tokenizer=tokenizer, seed=config.seed, max_length=limit, total_epochs=0)
         reader.write_quarantine(Path(config.checkpoint_job_dir) / "buffer" / "quarantine")
         readers[name] = reader
     return readers

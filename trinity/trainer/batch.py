@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from trinity.common.errors import DataError
-from trinity.common.experience import Experience
+from trinity.common.experience import Experience, rows_of
 
 _COLUMNS = {"logprobs": "rollout_logprob"} | {
     name: name for name in ("advantages", "returns", "teacher_logprobs", "token_level_reward")
@@ -37,6 +37,7 @@ class TrainBatch:
         values: per-row values [B] (custom fields).
         model_versions: version of the weights that sampled each row; -1 where unknown.
         rewards: reward of each row; NaN where there is none.
+        rows_per_experience: rows that lie side by side and are never parted: 2 for pairs (chosen, rejected), else 1.
     """
 
     uids: tuple[str, ...]
@@ -48,9 +49,15 @@ class TrainBatch:
     values: dict[str, Tensor]
     model_versions: Int[Tensor, "B"]
     rewards: Float[Tensor, "B"]
+    rows_per_experience: int = 1
 
     def __len__(self) -> int:
         return len(self.uids)
+
+    @property
+    def num_experiences(self) -> int:
+        """Experiences of all rows: a pair is one."""
+        return len(self) // self.rows_per_experience
 
     @property
     def num_tokens(self) -> int:
@@ -77,6 +84,7 @@ class TrainBatch:
             values={name: value[index] for name, value in self.values.items()},
             model_versions=self.model_versions[index],
             rewards=self.rewards[index],
+            rows_per_experience=self.rows_per_experience,
         )
 
     def with_columns(self, **columns: Shaped[Tensor, "B T"]) -> TrainBatch:
@@ -85,16 +93,18 @@ class TrainBatch:
 
 
 def collate(experiences: Sequence[Experience]) -> TrainBatch:
-    """Return the batch of at least one experience.
+    """Return the batch of at least one experience; a pair is two rows, the chosen response first.
 
     A column is present if every experience has it.
 
     Raises:
-        DataError: an experience has no response token, or a value that is not finite (E4603).
+        DataError: an experience has no response token, or a value that is not finite (E4603); pairs among
+            experiences that are none (E4609).
         ValueError: no experience.
     """
     if not experiences:
         raise ValueError("cannot collate an empty list of experiences")
+    experiences, rows_per_experience = _rows(experiences)
     for exp in experiences:
         _check(exp)
     names = [f for f in _COLUMNS if all(vars(exp)[f] is not None for exp in experiences)]
@@ -114,7 +124,22 @@ def collate(experiences: Sequence[Experience]) -> TrainBatch:
         },
         model_versions=torch.tensor([-1 if version is None else int(version) for version in versions]),
         rewards=torch.tensor(rewards, dtype=torch.float32),
+        rows_per_experience=rows_per_experience,
     )
+
+
+def _rows(experiences: Sequence[Experience]) -> tuple[list[Experience], int]:
+    """Return the rows of the experiences, and how many each has."""
+    rows = [rows_of(exp) for exp in experiences]
+    sizes = sorted({len(of_one) for of_one in rows})
+    if len(sizes) > 1:
+        number = sum(len(of_one) > 1 for of_one in rows)
+        raise DataError(
+            f"{number} of the {len(rows)} experiences of a training batch are pairs of a chosen and a rejected "
+            "response; a batch holds pairs only (algorithm_type dpo) or none",
+            code="E4609",
+        )
+    return [row for of_one in rows for row in of_one], sizes[0]
 
 
 def _padded(rows: Sequence[Tensor]) -> Tensor:
@@ -130,17 +155,29 @@ def _check(exp: Experience) -> None:
             raise DataError(f"experience {exp.eid.uid}: {name} holds a value that is not finite", code="E4603")
 
 
-def mini_batches(num_rows: int, *, size: int | None, generator: torch.Generator | None = None) -> list[list[int]]:
+def mini_batches(
+    num_experiences: int, *, size: int | None, generator: torch.Generator | None = None, rows_per_experience: int = 1
+) -> list[list[int]]:
     """Return the rows of each mini-batch (one optimizer step each).
 
     Args:
-        num_rows: rows of the batch.
-        size: rows of a mini-batch; the last may be smaller; None means all.
-        generator: shuffles the rows first, if given.
+        num_experiences: experiences of the batch.
+        size: experiences of a mini-batch; the last may be smaller; None means all.
+        generator: shuffles the experiences first, if given.
+        rows_per_experience: rows that each of them has, side by side.
     """
-    order = list(range(num_rows)) if generator is None else torch.randperm(num_rows, generator=generator).tolist()
-    step = size or max(num_rows, 1)
-    return [order[start : start + step] for start in range(0, num_rows, step)]
+    total, each = num_experiences, rows_per_experience
+    order = list(range(total)) if generator is None else torch.randperm(total, generator=generator).tolist()
+    step = size or max(total, 1)
+    rows = [number * each + place for number in order for place in range(each)]
+    return [rows[start : start + step * each] for start in range(0, total * each, step * each)]
+
+
+def counted_rows(batch: TrainBatch, counted: Bool[Tensor, "B T"]) -> list[int]:
+    """Return the rows of the experiences of which any row has a counted token."""
+    each = batch.rows_per_experience
+    has_token = counted.any(1).view(-1, each).any(1).repeat_interleave(each)
+    return torch.nonzero(has_token).squeeze(-1).tolist()
 
 
 def micro_batches(
@@ -149,39 +186,49 @@ def micro_batches(
     """Return `rows` in groups that are computed at once.
 
     Rows of equal prompt stay together as far as the limits allow, and rows of like length meet, so that little is
-    padded. A row longer than `max_tokens` is a group of its own.
+    padded. The rows of an experience are never parted; one that is over a limit by itself is a group of its own.
 
     Args:
-        batch: gives lengths and prompts.
-        rows: rows to split.
+        batch: gives lengths, prompts and the rows of an experience.
+        rows: rows to split, whole experiences.
         max_tokens: most tokens of a group, prompt and response.
         max_rows: most rows of a group.
     """
-    ordered = _by_prompt(batch, list(rows))
+    units = _by_prompt(batch, _units(list(rows), batch.rows_per_experience))
     lengths = batch.lengths.tolist()
-    total = sum(lengths[row] for row in ordered)
+    sizes = [sum(lengths[row] for row in unit) for unit in units]
+    total = sum(sizes)
     limit = total if max_tokens is None else max_tokens
     if max_tokens is not None and total > max_tokens:
-        limit = min(max_tokens, -(-total // -(-total // max_tokens)) + max(lengths[row] for row in ordered))
+        limit = min(max_tokens, -(-total // -(-total // max_tokens)) + max(sizes))
     groups: list[list[int]] = []
     used = 0
-    for row in ordered:
-        is_full = not groups or used + lengths[row] > limit or (max_rows is not None and len(groups[-1]) >= max_rows)
-        if is_full:
+    for unit, size in zip(units, sizes, strict=True):
+        is_full = not groups or used + size > limit
+        if is_full or (max_rows is not None and len(groups[-1]) + len(unit) > max_rows):
             groups.append([])
             used = 0
-        groups[-1].append(row)
-        used += lengths[row]
+        groups[-1] += unit
+        used += size
     return groups
 
 
-def _by_prompt(batch: TrainBatch, rows: list[int]) -> list[int]:
-    """Return `rows` sorted by the length of the longest row with the same prompt, rows of a prompt side by side."""
+def _units(rows: list[int], size: int) -> list[list[int]]:
+    """Return the rows of each experience."""
+    units = [rows[start : start + size] for start in range(0, len(rows), size)]
+    is_whole = all(unit == list(range(unit[0], unit[0] + size)) and unit[0] % size == 0 for unit in units)
+    assert is_whole, f"rows of whole experiences ({size} rows each) are split, got {rows}"
+    return units
+
+
+def _by_prompt(batch: TrainBatch, units: list[list[int]]) -> list[list[int]]:
+    """Return `units` sorted by the length of the longest row with the same prompt, units of a prompt side by side."""
     tokens, prompts, lengths = batch.tokens.numpy(), batch.prompt_lengths.tolist(), batch.lengths.tolist()
-    keys = {row: tokens[row, : prompts[row]].tobytes() for row in rows}
+    keys = {unit[0]: tokens[unit[0], : prompts[unit[0]]].tobytes() for unit in units}
     longest: dict[bytes, int] = {}
     first: dict[bytes, int] = {}
-    for position, row in enumerate(rows):
-        longest[keys[row]] = max(longest.get(keys[row], 0), lengths[row])
-        first.setdefault(keys[row], position)
-    return sorted(rows, key=lambda row: (longest[keys[row]], first[keys[row]]))
+    for position, unit in enumerate(units):
+        key = keys[unit[0]]
+        longest[key] = max(longest.get(key, 0), *(lengths[row] for row in unit))
+        first.setdefault(key, position)
+    return sorted(units, key=lambda unit: (longest[keys[unit[0]]], first[keys[unit[0]]]))

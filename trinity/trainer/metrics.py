@@ -27,11 +27,11 @@ def batch_metrics(batch: TrainBatch, truncated: Sequence[bool]) -> dict[str, flo
 
     Args:
         batch: the rows.
-        truncated: whether each response was cut at the length limit.
+        truncated: whether the response of each experience was cut at the length limit.
     """
     lengths = (batch.lengths - batch.prompt_lengths).float()
     metrics = spread_metrics("response_length", lengths)
-    metrics["response_length/clip_ratio"] = sum(truncated) / len(batch)
+    metrics["response_length/clip_ratio"] = sum(truncated) / len(truncated)
     metrics |= spread_metrics("prompt_length", batch.prompt_lengths.float())
     metrics |= spread_metrics("global_seqlen", batch.lengths.float())
     metrics |= spread_metrics("critic/score", batch.rewards)

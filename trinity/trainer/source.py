@@ -1,11 +1,12 @@
-"""Where the trainer's experiences come from: the experience buffer, or a dataset of demonstrations."""
+"""Where the trainer's experiences come from: the experience buffer, or a dataset."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
-from trinity.buffer.sft_reader import SFTReader
+from trinity.buffer.dataset_reader import DatasetReader
 from trinity.buffer.store import ConsumerToken, ExperienceStore
 from trinity.common.experience import Experience
 
@@ -79,23 +80,30 @@ class BufferSource:
 
 
 class DatasetSource:
-    """Demonstrations of a dataset; its cursor is part of the checkpoint.
+    """Demonstrations, pairs or texts of a dataset; its cursor is part of the checkpoint.
 
     Args:
         reader: the dataset.
+        quarantine: folder for the rows that are left out; None writes none.
 
     Attributes:
         is_closed: the last epoch has ended.
     """
 
-    def __init__(self, reader: SFTReader) -> None:
+    def __init__(self, reader: DatasetReader, *, quarantine: Path | None = None) -> None:
         self.reader = reader
+        self.quarantine = quarantine
         self.is_closed = False
+        self._num_written = 0
 
     async def read(self, num_experiences: int, *, trained_version: int) -> list[Experience]:
-        """Return the next demonstrations, fewer at the end of the last epoch, none after it."""
+        """Return the next experiences, fewer at the end of the last epoch, none after it."""
         experiences = await asyncio.to_thread(self.reader.read, num_experiences)
         self.is_closed = not experiences
+        number = len(self.reader.quarantined)
+        if self.quarantine is not None and number > self._num_written:
+            self.reader.write_quarantine(self.quarantine)
+            self._num_written = number
         return experiences
 
     async def drop(self, uids: list[str], *, reason: str) -> None:

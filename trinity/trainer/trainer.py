@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from trinity.algorithm import SAMPLE_STRATEGY, SampleStrategy
-from trinity.buffer.sft_reader import SFTReader
+from trinity.buffer.dataset_reader import DatasetReader
 from trinity.buffer.store import ExperienceStore
 from trinity.common.checkpoint import CheckpointStore
 from trinity.common.config import Config
@@ -62,7 +62,7 @@ class Trainer:
         store: the open experience store; None where the trainer reads a dataset.
         synchronizer: takes new weights to the explorer.
         monitor: records the metrics of the trainer.
-        tokenizer: for demonstrations and for checkpoints; loaded from the model where it is not given.
+        tokenizer: for datasets and for checkpoints; loaded from the model where it is not given.
         resume: checkpoint directory to continue from.
     """
 
@@ -153,18 +153,23 @@ class Trainer:
             self._source = BufferSource(self.store, token, timeout_s=timeout_s)
             return self._source
         if buffer is None:
-            raise ConfigError("buffer.trainer_input.experience_buffer must name a dataset (path) for sft", code="E1611")
+            name = config.algorithm.algorithm_type
+            raise ConfigError(
+                f"buffer.trainer_input.experience_buffer must name a dataset (path) for {name}", code="E1611"
+            )
         has_steps = config.trainer.total_steps is not None or config.buffer.total_steps is not None
-        reader = SFTReader(
+        reader = DatasetReader(
             buffer,
             tokenizer=self.tokenizer or load_tokenizer(config.model),
+            schema=settings.schema_of(config),
             seed=config.seed,
             max_length=config.model.max_model_len,
             total_epochs=0 if has_steps else config.buffer.total_epochs,
         )
         if state is not None:
             reader.load_state_dict(state.source)
-        self._source = DatasetSource(reader)
+        folder = Path(config.checkpoint_job_dir) / "buffer" / "quarantine"
+        self._source = DatasetSource(reader, quarantine=folder)
         return self._source
 
     def _check_reference(self, state: TrainerState) -> None:

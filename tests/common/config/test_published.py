@@ -103,7 +103,6 @@ VERL_MODEL = "trainer.trainer_config.actor_rollout_ref.model"
 LATER = {
     "mode=explore": "mode",
     "mode=serve": "mode",
-    "algorithm.algorithm_type=dpo": "algorithm.algorithm_type",
     "algorithm.advantage_fn=clipb": "algorithm.advantage_fn",
     "mode=bench": "mode",
     "model.lora_configs=[{lora_dtype: bfloat16}]": "model.lora_configs[0].lora_dtype",

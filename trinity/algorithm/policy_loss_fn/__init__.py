@@ -135,8 +135,8 @@ POLICY_LOSS_CONTENTS: dict[str, Entry] = {
     ),
     "dpo": _entry(
         "dpo:DPOPolicyLossFn",
-        "direct preference optimisation (arXiv:2305.18290, eq. 7)",
-        {"beta": 0.1, "label_smoothing": 0.0},
+        "direct preference optimisation (arXiv:2305.18290, eq. 7), its likelihood term: arXiv:2404.19733, eq. 1",
+        {"beta": 0.1, "label_smoothing": 0.0, "sft_coef": 0.0},
         frozenset({"ref_logprob"}),
     ),
     "mix": _entry(

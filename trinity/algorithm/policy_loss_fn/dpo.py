@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from trinity.algorithm.aggregation import masked_sum
+from trinity.algorithm.aggregation import masked_mean, masked_sum
 from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
 
 
@@ -22,22 +22,33 @@ class DPOPolicyLossFn(PolicyLossFn):
     response is the sum of logprob - ref_logprob over its tokens. Rows 0, 2, ... are chosen, rows 1, 3, ... the
     rejected ones beside them; trinity-rft 0.6.0 sums over the whole batch before the sigmoid.
 
+    The margin may grow while both likelihoods fall. `sft_coef` adds the negative log-likelihood of the chosen
+    response, a mean over its tokens (arXiv:2404.19733, eq. 1), which holds the chosen one up.
+
     Args:
         backend: see `PolicyLossFn`.
         beta: strength of the pull to the reference, > 0.
         label_smoothing: probability s in [0, 0.5) that a pair is labelled the wrong way round.
+        sft_coef: weight of the chosen response's negative log-likelihood, >= 0.
 
     Raises:
-        ValueError: `beta` not positive, or `label_smoothing` outside its range.
+        ValueError: an argument outside its range.
     """
 
-    def __init__(self, backend: str = "verl", beta: float = 0.1, label_smoothing: float = 0.0) -> None:
+    metrics_are_of_rows = True
+
+    def __init__(
+        self, backend: str = "verl", beta: float = 0.1, label_smoothing: float = 0.0, sft_coef: float = 0.0
+    ) -> None:
         super().__init__(backend)
         if beta <= 0:
             raise ValueError(f"beta must be > 0, got {beta}")
         if not 0.0 <= label_smoothing < 0.5:
             raise ValueError(f"label_smoothing must be in [0, 0.5), got {label_smoothing}")
+        if sft_coef < 0:
+            raise ValueError(f"sft_coef must be >= 0, got {sft_coef}")
         self.beta = beta
+        self.sft_coef = sft_coef
         self.label_smoothing = label_smoothing
         # A mean over pairs is a mean over rows: a micro-batch of whole pairs adds its share of the rows.
         self.loss_agg_mode = "seq-mean-token-sum"
@@ -49,14 +60,19 @@ class DPOPolicyLossFn(PolicyLossFn):
         action_mask: Bool[Tensor, "B T"],
         **kwargs: Any,
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
-        """Return the loss and the metrics `dpo_loss`, `chosen_reward`, `rejected_reward` and `accuracy_mean`.
+        """Return the loss and its metrics, each a mean over the pairs.
+
+        These are `dpo_loss`; `chosen_reward`, `rejected_reward` (beta times the log-ratio) and `margin`, their
+        difference; `accuracy_mean`, 1 where the margin is positive; `chosen_logprob` and `rejected_logprob`, sums
+        over a response's tokens in nats; and, with `sft_coef`, `sft_loss` (nats per token of the chosen one).
 
         Raises:
             ValueError: an odd number of rows.
         """
         if logprob.shape[0] % 2:
             raise ValueError(f"dpo needs rows in pairs of chosen and rejected, got {logprob.shape[0]} rows")
-        rewards = self.beta * masked_sum(logprob - ref_logprob, action_mask, -1)
+        sums = masked_sum(logprob, action_mask, -1)
+        rewards = self.beta * (sums - masked_sum(ref_logprob, action_mask, -1))
         chosen, rejected = rewards[0::2], rewards[1::2]
         margin = chosen - rejected
         smoothing = self.label_smoothing
@@ -66,6 +82,13 @@ class DPOPolicyLossFn(PolicyLossFn):
             "dpo_loss": loss.item(),
             "chosen_reward": chosen.detach().mean().item(),
             "rejected_reward": rejected.detach().mean().item(),
+            "margin": margin.detach().mean().item(),
             "accuracy_mean": (chosen > rejected).to(loss.dtype).mean().item(),
+            "chosen_logprob": sums[0::2].detach().mean().item(),
+            "rejected_logprob": sums[1::2].detach().mean().item(),
         }
+        if self.sft_coef:
+            sft_loss = -masked_mean(logprob[0::2], action_mask[0::2], -1).mean()
+            loss = loss + self.sft_coef * sft_loss
+            metrics["sft_loss"] = sft_loss.item()
         return loss, metrics

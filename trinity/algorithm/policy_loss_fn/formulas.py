@@ -87,6 +87,7 @@ POLICY_LOSS_FORMULAS: dict[str, str] = {
         "\n?label_smoothing=0 l(x) = -ln sigmoid(x)"
         "\n?label_smoothing!=0 l(x) = -(1 - {label_smoothing}) ln sigmoid(x) - {label_smoothing} ln sigmoid(-x)"
         "\nx = {beta} (D(chosen) - D(rejected)), D = sum over the response's tokens of logprob - ref_logprob"
+        "\n?sft_coef!=0 plus {sft_coef} times the mean over the pairs of the chosen response's mean of -logprob"
     ),
     "MIXPolicyLossFn": f"= (1 - {{mu}}) U + {{mu}} S{_MIX}-logprob{_MIX_END}",
     "MIXCHORDPolicyLossFn": (

@@ -46,12 +46,14 @@ class PolicyLossFn(ABC):
     Attributes:
         zero_advantage_is_zero_loss: a response whose advantages are all 0 has neither loss nor gradient, so that the
             trainer may leave out its forward pass.
+        metrics_are_of_rows: metrics other than losses are means over rows, not over tokens.
         select_tokens: for a loss that compares all tokens of a mini-batch: called by name with the tensors of a whole
             mini-batch, `logprob` included; the [B, T] bool it returns comes back as the argument `selected`, in
             micro-batches. None for all others.
     """
 
     zero_advantage_is_zero_loss = False
+    metrics_are_of_rows = False
     select_tokens: Callable[..., Bool[Tensor, "B T"]] | None = None
 
     def __init__(self, backend: str = "verl") -> None:

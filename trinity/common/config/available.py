@@ -59,7 +59,7 @@ LATER_NAMES: dict[str, tuple[str, ...]] = {
 SERVED_NAMES: dict[str, frozenset[str]] = {
     "algorithm_type": frozenset({
         "mix", "mix_chord",
-        "grpo", "ppo", "sft",
+        "grpo", "ppo", "sft", "dpo", "cpt",
         "asymre", "cispo", "clip_cov", "dapo", "dr_grpo", "geo_mean", "gpg", "grpo_passk", "grpo_verl", "gspo",
         "kl_cov", "opmd", "opo", "raft", "rec", "reinforce_plus_plus_baseline", "reinforceplusplus", "rloo",
         "sapo", "sppo", "topr",
@@ -68,7 +68,7 @@ SERVED_NAMES: dict[str, frozenset[str]] = {
     "policy_loss_fn": frozenset({
         "cispo", "clip_cov", "dppo_kl", "dppo_tv", "geo_mean", "gpg", "gspo", "importance_sampling", "kl_cov", "opmd",
         "ppo", "rec", "sapo", "sft", "sft_is", "sft_phi", "sppo", "topr", "verl_cispo", "verl_clip_cov",
-        "mix", "mix_chord",
+        "mix", "mix_chord", "dpo",
         "verl_dppo_kl", "verl_dppo_tv", "verl_geo_mean", "verl_gpg", "verl_gspo", "verl_kl_cov", "verl_sapo",
         "verl_vanilla", "bypass_mode", "verl_bypass_mode", "dro", "verl_dro",
     }),

@@ -347,7 +347,7 @@ def _own_template_findings(root: Path) -> Iterator[Finding]:
             f"the tokenizer in {root} has no chat template; set model.chat_template_path or model.custom_chat_template",
         )
     for source, text in sources:
-        yield from _syntax_findings(source, text)
+        yield from syntax_findings(source, text)
 
 
 def _own_templates(root: Path) -> Sequence[tuple[str, str]]:
@@ -366,14 +366,14 @@ def _own_templates(root: Path) -> Sequence[tuple[str, str]]:
 def _configured_template_findings(custom: str | None, path: str | Path | None) -> Iterator[Finding]:
     if path is not None:
         try:
-            yield from _syntax_findings(f"chat_template_path {path}", Path(path).expanduser().read_text("utf-8"))
+            yield from syntax_findings(f"chat_template_path {path}", Path(path).expanduser().read_text("utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             yield Finding("E3109", f"chat_template_path {path} cannot be read: {error}")
     elif custom:
-        yield from _syntax_findings("custom_chat_template", custom)
+        yield from syntax_findings("custom_chat_template", custom)
 
 
-def _syntax_findings(source: str, text: str) -> Iterator[Finding]:
+def syntax_findings(source: str, text: str) -> Iterator[Finding]:
     """Yield the syntax error of a chat template; the template is parsed, never rendered."""
     from jinja2 import TemplateSyntaxError
     from jinja2.sandbox import ImmutableSandboxedEnvironment

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from trinity.trainer.batch import TrainBatch, micro_batches
+from trinity.trainer.batch import TrainBatch, counted_rows, micro_batches
 from trinity.trainer.quarantine import Quarantine
 from trinity.trainer.verl.attention import computing
 from trinity.trainer.verl.decoder import Decoder
@@ -75,7 +75,7 @@ class DataParallelPPOActor:
         metrics, difference = Metrics(), _Mismatch(trained_version=step - 1)
         norms: list[float] = []
         is_first = True
-        for rows in passes(len(batch), self.settings, step=step):
+        for rows in passes(batch, self.settings, step=step):
             mini = batch.select(rows)
             self._accumulate(mini, metrics, difference if is_first else None)
             norms.append(self.stepper.step(step, report=self._reporter(mini, step, len(norms) + 1)))
@@ -108,7 +108,7 @@ class DataParallelPPOActor:
         counted = mini.action_mask
         if self.loss_fn.ignores_zero_advantage and "advantages" in mini.columns:
             counted = counted & (mini.columns["advantages"] != 0)
-        return torch.nonzero(counted.any(1)).squeeze(-1).tolist()
+        return counted_rows(mini, counted)
 
     def _with_selection(self, mini: TrainBatch) -> TrainBatch:
         """Add what the loss selects among all tokens of the mini-batch, at the weights before its step."""

@@ -99,7 +99,7 @@ class DataParallelPPOCritic:
         lr = self.stepper.begin(step)
         metrics = Metrics()
         norms: list[float] = []
-        for rows in passes(len(batch), self.settings.update, step=step):
+        for rows in passes(batch, self.settings.update, step=step):
             mini = batch.select(rows)
             self._accumulate(mini, metrics)
             norms.append(self.stepper.step(step, report=self._reporter(mini, step, len(norms) + 1)))

@@ -275,7 +275,7 @@ class LossFn:
         given = tensors if self.takes_all else {k: tensors[k] for k in self.policy_loss.select_keys & tensors.keys()}
         value, values = self.policy_loss(logprob=logprob, **given)
         factor = shares.whole.of(self.policy_mode, counts_empty_rows=self.counts_empty_rows)
-        self._note(metrics, values, shares.whole, factor)
+        self._note(metrics, values, shares.whole, factor, by_rows=self.policy_loss.metrics_are_of_rows)
         return value * factor
 
     def _sum_of_parts(
@@ -304,11 +304,12 @@ class LossFn:
         )
 
     @staticmethod
-    def _note(metrics: Metrics, values: dict[str, Any], share: Share, factor: float) -> None:
-        """Losses add up with the factor of their mode; all else is a mean over tokens."""
+    def _note(metrics: Metrics, values: dict[str, Any], share: Share, factor: float, *, by_rows: bool = False) -> None:
+        """Losses add up with the factor of their mode; all else is a mean over tokens, or over rows."""
+        weight = share.rows if by_rows else share.tokens
         losses = {name: float(value) * factor for name, value in values.items() if name.endswith("loss")}
         metrics.add_sum(losses)
-        metrics.add({name: float(v) for name, v in values.items() if name not in losses}, float(share.tokens))
+        metrics.add({name: float(v) for name, v in values.items() if name not in losses}, float(weight))
 
 
 def _sampled_logprob(logprob: Float[Tensor, "B T"], tensors: dict[str, Tensor]) -> Float[Tensor, "B T"] | None:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from trinity.trainer.batch import TrainBatch, micro_batches
+from trinity.trainer.batch import TrainBatch, counted_rows, micro_batches
 from trinity.trainer.verl.attention import computing, is_manual
 from trinity.trainer.verl.decoder import Decoder
 from trinity.trainer.verl.divergence import Output, full_divergence
@@ -24,7 +24,7 @@ class ActorSettings:
 
     Attributes:
         temperature: divides the logits, as in the engine.
-        mini_batch_size: rows per optimizer step; None means the whole batch.
+        mini_batch_size: experiences per optimizer step; None means the whole batch.
         max_tokens: most tokens of a micro-batch; None means no bound.
         max_rows: most rows of a micro-batch; None means no bound.
         epochs: passes over a batch.
@@ -113,7 +113,7 @@ class Scorer:
         self, batch: TrainBatch, function: Callable[[Packed], dict[str, Tensor]], *, names: Iterable[str] = ("",)
     ) -> dict[str, Float[Tensor, "B T"]]:
         result = {name: torch.zeros(batch.action_mask.shape) for name in names}
-        counted = torch.nonzero(batch.action_mask.any(1)).squeeze(-1).tolist()
+        counted = counted_rows(batch, batch.action_mask)
         settings = self.settings
         for rows in micro_batches(batch, counted, max_tokens=settings.max_tokens, max_rows=settings.max_rows):
             packed = self.pack(batch.select(rows))

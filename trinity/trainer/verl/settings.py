@@ -26,9 +26,14 @@ _FLOATS = {
 }  # fmt: skip
 
 
+def schema_of(config: Config) -> str:
+    """Return the kind of experiences that the algorithm trains on: `sft`, `cpt`, `dpo` or `experience`."""
+    return str(ALGORITHM_TYPE.get(config.algorithm.algorithm_type).schema)
+
+
 def is_supervised(config: Config) -> bool:
-    """Return whether the algorithm trains on a dataset of demonstrations, not on rollouts."""
-    return ALGORITHM_TYPE.get(config.algorithm.algorithm_type).schema == "sft"
+    """Return whether the algorithm trains on a dataset, not on rollouts."""
+    return schema_of(config) != "experience"
 
 
 def planned_steps(config: Config, explore_steps: int | None = None) -> int | None:
@@ -115,7 +120,9 @@ def actor_settings(config: Config) -> ActorSettings:
     """Return how a batch is split and stepped."""
     actor, trainer = actor_of(config), config.trainer
     is_dynamic = trainer.use_dynamic_bsz if actor.use_dynamic_bsz is None else actor.use_dynamic_bsz
-    rows = actor.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size or DEFAULT_MICRO_ROWS
+    size = actor.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size or DEFAULT_MICRO_ROWS
+    # Sizes count experiences, and a pair is one of two rows.
+    rows = 2 * size if schema_of(config) == "dpo" else size
     seed = config.seed if actor.data_loader_seed is None else actor.data_loader_seed
     clip = trainer.grad_clip if actor.grad_clip is None else actor.grad_clip
     return ActorSettings(

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from trinity.common.errors import NumericError
-from trinity.trainer.batch import mini_batches
+from trinity.trainer.batch import TrainBatch, mini_batches
 from trinity.trainer.verl.decoder import Decoder
 from trinity.trainer.verl.optim import Schedule, gradient_norm, scale_gradients
 from trinity.trainer.verl.scorer import ActorSettings
@@ -121,13 +121,18 @@ class Stepper:
             )
 
 
-def passes(num_rows: int, settings: ActorSettings, *, step: int) -> Iterator[list[int]]:
-    """Yield the rows of each mini-batch of training step `step`, pass by pass over a batch of `num_rows`."""
+def passes(batch: TrainBatch, settings: ActorSettings, *, step: int) -> Iterator[list[int]]:
+    """Yield the rows of each mini-batch of training step `step`, pass by pass over `batch`; pairs stay whole."""
     for epoch in range(settings.epochs):
         generator = None
         if settings.shuffle_seed is not None:
             generator = torch.Generator().manual_seed(_mixed(settings.shuffle_seed, step, epoch))
-        yield from mini_batches(num_rows, size=settings.mini_batch_size, generator=generator)
+        yield from mini_batches(
+            batch.num_experiences,
+            size=settings.mini_batch_size,
+            generator=generator,
+            rows_per_experience=batch.rows_per_experience,
+        )
 
 
 def mean_norm(norms: list[float]) -> float:

@@ -277,9 +277,9 @@ class ActorWorker:
         rows = memory_lines(self.memory_table())
         split = self.actor.settings
         return OutOfMemoryError(
-            f"out of memory on {self.device} in training step {step}: {len(batch)} experiences, {batch.num_tokens} "
-            f"tokens, the longest {int(batch.lengths.max())}; micro-batches of at most {split.max_tokens} tokens and "
-            f"{split.max_rows} rows\n{rows}\nlower one of {', '.join(OOM_KEYS)} under "
+            f"out of memory on {self.device} in training step {step}: {batch.num_experiences} experiences, "
+            f"{batch.num_tokens} tokens, the longest {int(batch.lengths.max())}; micro-batches of at most "
+            f"{split.max_tokens} tokens and {split.max_rows} rows\n{rows}\nlower one of {', '.join(OOM_KEYS)} under "
             "trainer.trainer_config.actor_rollout_ref.actor (the third is to be raised), or set "
             f"enable_gradient_checkpointing: true{CRITIC_OOM if self.critic else ''}"
         )

@@ -204,6 +204,15 @@ def _check_rollouts(draft: Draft, algorithm: str) -> None:
             involves=("algorithm.algorithm_type",),
             suggestion="write `mode: train`",
         )
+    if algorithm in DATASET_ALGORITHMS and advantage is not None and draft.is_own("algorithm.advantage_fn"):
+        draft.problem(
+            "E1807",
+            "algorithm.advantage_fn",
+            f"`algorithm.advantage_fn: {advantage}` does not fit algorithm_type {algorithm}, which trains on a dataset "
+            "without rewards",
+            involves=("algorithm.algorithm_type",),
+            suggestion="remove it",
+        )
     if algorithm == "dpo" and draft.is_given("algorithm.repeat_times") and repeat != 2:
         draft.problem(
             "E1807",
@@ -212,6 +221,32 @@ def _check_rollouts(draft: Draft, algorithm: str) -> None:
             rule="2",
             suggestion="remove it",
         )
+    _check_pairs(draft, algorithm)
+
+
+def _check_pairs(draft: Draft, algorithm: str) -> None:
+    """Check that a loss over pairs gets pairs, and that pairs get one; of a plugin only its author knows."""
+    loss, kl = draft.get("algorithm.policy_loss_fn"), draft.get("algorithm.kl_loss_fn")
+    if algorithm == "dpo" and kl != "none" and draft.is_own("algorithm.kl_loss_fn"):
+        draft.problem(
+            "W1835",
+            "algorithm.kl_loss_fn",
+            f"`algorithm.kl_loss_fn: {kl}` is a second pull to the reference on top of DPO's own, whose strength is "
+            "policy_loss_fn_args.beta",
+            involves=("algorithm.algorithm_type",),
+            suggestion="write `kl_loss_fn: none`",
+        )
+    is_built_in = draft.catalogue.entry("policy_loss_fn", loss) is not None
+    if not is_built_in or (loss == "dpo") == (algorithm == "dpo"):
+        return
+    needs = "a loss over pairs" if algorithm == "dpo" else "algorithm_type dpo, whose rows are pairs"
+    draft.problem(
+        "E1833",
+        "algorithm.policy_loss_fn",
+        f"`algorithm.policy_loss_fn: {loss}` does not fit algorithm_type {algorithm}: it needs {needs}",
+        involves=("algorithm.algorithm_type",),
+        suggestion="remove it",
+    )
 
 
 def _check_kl_penalty(draft: Draft) -> None:

@@ -11,6 +11,7 @@ from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.config.draft import Draft, path_of
 from trinity.common.config.nearest import nearest
 from trinity.common.config.rules.algorithm import DATASET_ALGORITHMS, check_name
+from trinity.common.config.rules.formats import MULTI_TURN, check_format, check_multi_turn
 from trinity.common.config.rules.lengths import tasksets
 from trinity.common.config.rules.mixture import STRATEGY, expert_ratio, num_experts
 
@@ -54,6 +55,7 @@ def _resolve_taskset(draft: Draft, key: str, index: int) -> None:
     _resolve_repeats(draft, key, is_eval=is_eval)
     _resolve_workflow(draft, key, is_eval=is_eval)
     _resolve_format(draft, f"{key}.format")
+    check_multi_turn(draft, f"{key}.format")
     if draft.is_given(f"{key}.task_selector"):
         draft.problem(
             "W1301",
@@ -126,10 +128,10 @@ def _resolve_format(draft: Draft, key: str) -> None:
     """Fill the form of the rows from the columns that are named; if that is open, the reader looks at the rows."""
     if draft.get(f"{key}.prompt_type") is not None:
         return
-    has_messages = draft.is_given(f"{key}.messages_key")
+    has_messages = draft.is_given(f"{key}.messages_key") or draft.get(f"{key}.{MULTI_TURN}")
     has_text = draft.is_given(f"{key}.prompt_key") or draft.is_given(f"{key}.response_key")
     if has_messages and not has_text:
-        draft.derive(f"{key}.prompt_type", "messages", "messages_key is given")
+        draft.derive(f"{key}.prompt_type", "messages", "messages_key or several turns are given")
     elif has_text and not has_messages:
         draft.derive(f"{key}.prompt_type", "plaintext", "prompt_key or response_key is given")
 
@@ -158,6 +160,10 @@ def resolve_experience_buffer(draft: Draft) -> None:
     _check_storage(draft, draft.get(f"{OUTPUT}.storage_type"), trains_on_data=trains_on_data)
     _resolve_place(draft, draft.get(f"{OUTPUT}.storage_type"))
     _resolve_format(draft, f"{OUTPUT}.format")
+    if trains_on_data:
+        check_format(draft, f"{OUTPUT}.format", algorithm)
+    else:
+        check_multi_turn(draft, f"{OUTPUT}.format")
     selector = f"{OUTPUT}.data_selector.selector_type"
     check_name(draft, selector, "selector", draft.get(selector))
     for name, value, reason in (
@@ -231,6 +237,7 @@ def _resolve_auxiliary(draft: Draft, name: str, index: int, *, is_read: bool) ->
             suggestion="remove it",
         )
     _resolve_format(draft, f"{key}.format")
+    check_format(draft, f"{key}.format", "sft")
     selector = f"{key}.data_selector.selector_type"
     check_name(draft, selector, "selector", draft.get(selector))
     for part, value, reason in (

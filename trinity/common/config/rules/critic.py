@@ -64,15 +64,7 @@ def resolve_critic(draft: Draft) -> None:
     if not is_on:
         return
     if draft.get("algorithm.algorithm_type") in DATASET_ALGORITHMS:
-        draft.problem(
-            "E1807",
-            "algorithm.advantage_fn",
-            f"`algorithm.advantage_fn: {name}` does not fit algorithm_type {draft.get('algorithm.algorithm_type')}, "
-            "which trains on a dataset without rewards",
-            involves=("algorithm.algorithm_type",),
-            suggestion="remove it",
-        )
-        return
+        return  # no advantage fits a dataset, and the algorithm's rules say so
     draft.derive(f"{CRITIC}.enable", True, f"advantage_fn {name} reads values")
     _fill(draft)
 

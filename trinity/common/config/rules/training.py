@@ -110,7 +110,9 @@ def _raise_budget(draft: Draft) -> None:
     longest = draft.get("model.max_model_len")
     if not longest:
         return
-    least = -(-longest // draft.get("trainer.ulysses_sequence_parallel_size"))
+    is_pair = draft.get("algorithm.algorithm_type") == "dpo"
+    least = -(-longest * (2 if is_pair else 1) // draft.get("trainer.ulysses_sequence_parallel_size"))
+    why = "a pair may have twice" if is_pair else "one sequence may have"
     for key in (
         "trainer.max_token_len_per_gpu",
         f"{ACTOR}.ppo_max_token_len_per_gpu",
@@ -118,7 +120,7 @@ def _raise_budget(draft: Draft) -> None:
     ):
         value = draft.get(key)
         if value is not None and value < least:
-            draft.derive(key, least, f"raised from {value}: one sequence may have max_model_len ({longest}) tokens")
+            draft.derive(key, least, f"raised from {value}: {why} max_model_len ({longest}) tokens")
 
 
 def _resolve_optimizer(draft: Draft) -> None:

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.buffer.files import GOOD, dataset, write_jsonl
 from tests.tiny import tiny_tokenizer
 from trinity.buffer import get_buffer_reader
-from trinity.buffer.sft_reader import SFTReader
+from trinity.buffer.dataset_reader import DatasetReader
 from trinity.common.errors import CheckpointError, ConfigError, DataError, EnvironmentProblem
 
 CHATML = (
@@ -36,7 +36,7 @@ def chat(*contents: str) -> dict:
 def read_one(tokenizer, tmp_path: Path, row: dict, **format_values):
     path = write_jsonl(tmp_path / "one.jsonl", [row])
     columns = format_values or {"prompt_key": "question", "response_key": "answer"}
-    return SFTReader(dataset(path, format=columns), tokenizer=tokenizer).read(1)[0]
+    return DatasetReader(dataset(path, format=columns), tokenizer=tokenizer).read(1)[0]
 
 
 def trained_text(tokenizer, experience) -> str:
@@ -101,7 +101,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_for_concatenated_turn
     columns = {**MESSAGES, "enable_concatenated_multi_turn": True}
     rows = [chat("a", "b")] * 3 + [chat("a", "b", "c", "d")]
     path = write_jsonl(tmp_path / "d.jsonl", rows)
-    reader = SFTReader(dataset(path, format=columns), tokenizer=tokenizer, total_epochs=1)
+    reader = DatasetReader(dataset(path, format=columns), tokenizer=tokenizer, total_epochs=1)
     assert len(reader.read(10)) == 3
     assert [(bad.line, bad.code) for bad in reader.quarantined] == [(4, "E4021")]
     assert "set format.enable_concatenated_multi_turn to false" in reader.quarantined[0].reason
@@ -115,10 +115,10 @@ def test_a_conversation_that_the_template_refuses_is_left_out(tmp_path: Path) ->
     )
     tokenizer = tiny_tokenizer(tmp_path / "t", chat_template=template)
     path = write_jsonl(tmp_path / "d.jsonl", [*GOOD, {"question": "x", "answer": "1"}])
-    reader = SFTReader(dataset(path, total_epochs=2), tokenizer=tokenizer)
+    reader = DatasetReader(dataset(path, total_epochs=2), tokenizer=tokenizer)
     assert len(reader.read(100)) == 12
     assert [(bad.line, "no x" in bad.reason) for bad in reader.quarantined] == [(7, True)]
-    broken = SFTReader(dataset(path), tokenizer=tiny_tokenizer(tmp_path / "n", chat_template=None))
+    broken = DatasetReader(dataset(path), tokenizer=tiny_tokenizer(tmp_path / "n", chat_template=None))
     with pytest.raises(EnvironmentProblem, match="E3107"):
         broken.read(1)
 
@@ -127,7 +127,7 @@ def test_every_epoch_is_another_permutation_that_follows_from_the_seed(tokenizer
     config = dataset(write_jsonl(tmp_path / "d.jsonl", GOOD), total_epochs=2)
 
     def order(seed: int, **options) -> list[int]:
-        return [row.info["index"] for row in SFTReader(config, tokenizer=tokenizer, seed=seed, **options).read(100)]
+        return [row.info["index"] for row in DatasetReader(config, tokenizer=tokenizer, seed=seed, **options).read(100)]
 
     assert sorted(order(1)[:6]) == sorted(order(1)[6:]) == list(range(6))
     assert order(1) == order(1) != order(2)
@@ -137,19 +137,19 @@ def test_every_epoch_is_another_permutation_that_follows_from_the_seed(tokenizer
 
 def test_reading_continues_exactly_and_ends(tokenizer, tmp_path: Path) -> None:
     config = dataset(write_jsonl(tmp_path / "d.jsonl", GOOD), total_epochs=3)
-    whole = SFTReader(config, tokenizer=tokenizer, seed=3)
+    whole = DatasetReader(config, tokenizer=tokenizer, seed=3)
     expected = [row.eid.uid for row in whole.read(18)]
     assert len(set(expected)) == 18 and whole.read(4) == []
-    first = SFTReader(config, tokenizer=tokenizer, seed=3)
+    first = DatasetReader(config, tokenizer=tokenizer, seed=3)
     assert [row.eid.uid for row in first.read(8)] == expected[:8]
-    second = SFTReader(config, tokenizer=tokenizer, seed=3)
+    second = DatasetReader(config, tokenizer=tokenizer, seed=3)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert [row.eid.uid for row in second.read(100)] == expected[8:]
     write_jsonl(tmp_path / "d.jsonl", GOOD[1:])
     with pytest.raises(CheckpointError, match=r"E7005.*fingerprint"):
-        SFTReader(config, tokenizer=tokenizer, seed=3).load_state_dict(first.state_dict())
+        DatasetReader(config, tokenizer=tokenizer, seed=3).load_state_dict(first.state_dict())
     with pytest.raises(CheckpointError, match=r"selector_type"):
-        SFTReader(config, tokenizer=tokenizer, shuffle=False).load_state_dict(first.state_dict())
+        DatasetReader(config, tokenizer=tokenizer, shuffle=False).load_state_dict(first.state_dict())
 
 
 def test_long_rows_are_dropped_cut_or_an_error_and_always_counted(tokenizer, tmp_path: Path) -> None:
@@ -157,36 +157,36 @@ def test_long_rows_are_dropped_cut_or_an_error_and_always_counted(tokenizer, tmp
     config = dataset(write_jsonl(tmp_path / "d.jsonl", rows), total_epochs=1)
     # The template takes 6 + 1 + 11 characters and marks around the question: 18 prompt tokens or so.
     options = {"tokenizer": tokenizer, "shuffle": False, "max_length": 40}
-    dropping = SFTReader(config, **options)
+    dropping = DatasetReader(config, **options)
     assert [row.response_text for row in dropping.read(10)] == ["a<|im_end|>", "aa<|im_end|>"]
     assert dropping.num_overlong == 2 and dropping.metrics()["sample/overlong_count"] == 2.0
-    cutting = SFTReader(config, **options, overlong="truncate")
+    cutting = DatasetReader(config, **options, overlong="truncate")
     read = cutting.read(10)
     assert [len(row.tokens) for row in read][1] == 40 and len(read) == 3
     assert [row.truncate_status for row in read] == [None, "response_truncated", None]
     assert cutting.num_overlong == 2
     with pytest.raises(DataError, match=r"E4014.*d.jsonl:2: the sample has .* tokens, more than 40"):
-        SFTReader(config, **options, overlong="error").read(10)
+        DatasetReader(config, **options, overlong="error").read(10)
 
 
 def test_a_dataset_in_which_no_row_fits_is_an_error(tokenizer, tmp_path: Path) -> None:
     config = dataset(write_jsonl(tmp_path / "d.jsonl", GOOD), total_steps=5)
     with pytest.raises(DataError, match="no row fits into 4 tokens"):
-        SFTReader(config, tokenizer=tokenizer, max_length=4).read(1)
+        DatasetReader(config, tokenizer=tokenizer, max_length=4).read(1)
 
 
 def test_bad_rows_and_columns_are_found_before_training(tokenizer, tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "d.jsonl", [*GOOD, {"question": "q", "answer": None}])
-    reader = SFTReader(dataset(path), tokenizer=tokenizer)
+    reader = DatasetReader(dataset(path), tokenizer=tokenizer)
     assert len(reader) == 6 and reader.quarantined[0].key == "answer"
     file = reader.write_quarantine(tmp_path / "quarantine")
     assert file is not None and json.loads(file.read_text())["line"] == 7
     with pytest.raises(DataError, match=r"E4004.*buffer 'sft': format.prompt_key is 'prompt'"):
-        SFTReader(dataset(path, format={}), tokenizer=tokenizer)
+        DatasetReader(dataset(path, format={}), tokenizer=tokenizer)
     with pytest.raises(DataError, match=r"E4001.*buffer 'sft'"):
-        SFTReader(dataset(tmp_path / "absent.jsonl"), tokenizer=tokenizer)
+        DatasetReader(dataset(tmp_path / "absent.jsonl"), tokenizer=tokenizer)
     no_answer = write_jsonl(tmp_path / "n.jsonl", [chat("only a question"), chat("a", "b")])
-    reader = SFTReader(dataset(no_answer, format=MESSAGES, total_epochs=1), tokenizer=tokenizer)
+    reader = DatasetReader(dataset(no_answer, format=MESSAGES, total_epochs=1), tokenizer=tokenizer)
     assert len(reader.read(5)) == 1 and reader.quarantined[0].code == "E4020"
 
 

@@ -1,21 +1,24 @@
-"""`SFTReader`: a dataset as training input, tokenised with the chat template, exactly resumable."""
+"""`DatasetReader`: a dataset as training input, tokenised, exactly resumable."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from trinity.buffer.checks import missing_columns, prompt_type, row_faults
+from trinity.buffer.checks import missing_columns
 from trinity.buffer.dataset import fingerprint, load_table
-from trinity.buffer.formatter import Sample, SFTFormatter
+from trinity.buffer.formatter import Sample, make_formatter
 from trinity.buffer.quarantine import MAX_BAD_ROW_RATIO, admit, write_quarantine
 from trinity.buffer.rows import BadRow
+from trinity.buffer.samples import NEEDED, decoded, form_of, sample_faults
 from trinity.buffer.selector import SELECTORS, BaseSelector
 from trinity.common.config.buffer import DataSelectorConfig, ExperienceBufferConfig
 from trinity.common.errors import CheckpointError, DataError, EnvironmentProblem
 from trinity.common.experience import EID, Experience
+from trinity.common.models.chat_template import check_template
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -23,31 +26,35 @@ if TYPE_CHECKING:
 
 OverlongPolicy = Literal["drop", "truncate", "error"]
 MAX_CACHED_TOKENS = 64 * 1024 * 1024
-# No answer, turns that cannot be joined, and conversations that the chat template refuses.
-ROW_CODES = ("E4020", "E4021", "E3109")
+# No answer, turns that cannot be joined, nothing preferred, nothing to learn, and what the chat template refuses.
+ROW_CODES = ("E4020", "E4021", "E4022", "E4024", "E3109")
 
 _logger = get_logger("buffer")
 
 
-class SFTReader:
-    """Reads conversations to imitate as experiences without reward and log-probabilities.
+class DatasetReader:
+    """Reads what is learnt from a dataset as experiences without reward and log-probabilities.
 
+    For `sft` an experience is a conversation to imitate, for `dpo` a pair of responses to one prompt, for `cpt` a text.
     Rows are tokenised when first read. A selector other than `sequential` in the configuration is used as it
     is; by default every epoch is a new permutation.
 
     Args:
         config: the dataset (`storage_type: file`).
         tokenizer: with its chat template.
+        schema: `sft`, `dpo` or `cpt`.
         seed: of the permutation, unless `config.data_selector` has its own.
         max_length: longest sample in tokens; None without limit.
         overlong: what happens to longer ones: `drop` (skip and count), `truncate` (cut the response and count;
-            skip where the prompt alone is too long) or `error`.
+            skip where the prompt alone is too long) or `error`; None: `truncate` for texts, else `drop`.
         shuffle: permute; false takes the order of the dataset.
         total_epochs: passes over the rows, 0 without end; None: of `config` (without end if it has `total_steps`).
         max_bad_row_ratio: more bad rows are an error; in [0, 1].
 
     Raises:
         DataError: the dataset cannot be read or used (E4001 to E4060).
+        ConfigError: another schema (E1613).
+        EnvironmentProblem: the chat template of the format has a syntax error (E3109).
     """
 
     def __init__(
@@ -55,23 +62,28 @@ class SFTReader:
         config: ExperienceBufferConfig,
         *,
         tokenizer: PreTrainedTokenizerBase,
+        schema: str = "sft",
         seed: int | None = None,
         max_length: int | None = None,
-        overlong: OverlongPolicy = "drop",
+        overlong: OverlongPolicy | None = None,
         shuffle: bool = True,
         total_epochs: int | None = None,
         max_bad_row_ratio: float = MAX_BAD_ROW_RATIO,
     ) -> None:
         self.config = config
+        self.schema = schema
         self.max_length = max_length
-        self.overlong = overlong
+        self.overlong = overlong or ("truncate" if schema == "cpt" else "drop")
+        if config.format.chat_template is not None:
+            check_template(config.format.chat_template, source=f"format.chat_template of buffer {config.name!r}")
         try:
             self.table = load_table(config.path, split=config.split, subset_name=config.subset_name)
         except DataError as error:
             raise DataError(f"buffer {config.name!r}: {error.args[0]}", code=error.code) from error
         self.tokenizer = tokenizer
         self.quarantined: list[BadRow] = list(self.table.bad)
-        self.formatter = SFTFormatter(config.format, tokenizer, kind=prompt_type(config.format, self.table.columns))
+        kind = form_of(schema, config.format, self.table.columns)
+        self.formatter = make_formatter(schema, config.format, tokenizer, kind=kind)
         self._rows = self._check_rows()
         self._num_rows = len(self.table) + len(self.table.bad)
         self._max_bad_row_ratio = max_bad_row_ratio
@@ -80,6 +92,7 @@ class SFTReader:
         self.selector = self._make_selector(seed, shuffle)
         self.total_epochs = (0 if config.total_steps else config.total_epochs) if total_epochs is None else total_epochs
         self.num_overlong = 0
+        self._refused: dict[int, BadRow] = {}
         self._cache: dict[int, Sample | None] = {}
         self._cached_tokens = 0
 
@@ -130,6 +143,7 @@ class SFTReader:
             "selector_type": type(self.selector).__name__,
             "selector": self.selector.state_dict(),
             "num_overlong": self.num_overlong,
+            "refused": [[number, asdict(row)] for number, row in self._refused.items()],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -148,6 +162,8 @@ class SFTReader:
             )
         self.selector.load_state_dict(state["selector"])
         self.num_overlong = int(state["num_overlong"])
+        for number, row in state.get("refused", []):
+            self._refuse(number, BadRow(**row))
 
     def write_quarantine(self, folder: Path) -> Path | None:
         """Write the rows that are left out to `<folder>/<buffer>.jsonl`; return the file, or None without any."""
@@ -158,15 +174,14 @@ class SFTReader:
 
     def _check_rows(self) -> list[int]:
         fmt, kind = self.config.format, self.formatter.kind
-        needs = {"prompt_key", "response_key", "messages_key"}
-        faults = missing_columns(fmt, self.table.columns, needs=needs) if len(self.table) else []
+        faults = missing_columns(fmt, self.table.columns, needs=NEEDED[self.schema]) if len(self.table) else []
         if faults:
             reasons = "; ".join(fault.reason for fault in faults)
             raise DataError(f"buffer {self.config.name!r}: {reasons}", code="E4004")
         good = []
         for number in range(len(self.table)):
             row = self.table.row(number)
-            fault = next(row_faults(fmt, row.values, kind=kind, has_prompt=True, needs_truth=True), None)
+            fault = next(sample_faults(self.schema, fmt, decoded(fmt, row.values, kind=kind), kind=kind), None)
             if fault is None:
                 good.append(number)
             else:
@@ -192,11 +207,11 @@ class SFTReader:
             sample = self._cache[number]
         else:
             sample = self._format(number)
-            size = len(sample.tokens) if sample is not None else 0
+            size = sample.num_tokens if sample is not None else 0
             if sample is None or self._cached_tokens + size <= MAX_CACHED_TOKENS:
                 self._cache[number] = sample
                 self._cached_tokens += size
-        if sample is None or self.max_length is None or len(sample.tokens) <= self.max_length:
+        if sample is None or self.max_length is None or sample.num_tokens <= self.max_length:
             return sample
         self.num_overlong += 1
         return self._shorten(sample, number, self.max_length)
@@ -204,33 +219,39 @@ class SFTReader:
     def _format(self, number: int) -> Sample | None:
         row = self.table.row(self._rows[number])
         try:
-            return self.formatter(row.values)
+            return self.formatter(decoded(self.config.format, row.values, kind=self.formatter.kind))
         except (DataError, EnvironmentProblem) as error:
             if error.code not in ROW_CODES:
                 raise
-            self.quarantined.append(BadRow(row.file, row.line, "", str(error.args[0]), error.code))
+            self._refuse(number, BadRow(row.file, row.line, "", str(error.args[0]), error.code))
             self._admit()
             return None
 
+    def _refuse(self, number: int, row: BadRow) -> None:
+        """Leave usable row `number` out from here on."""
+        self._refused[number] = row
+        self.quarantined.append(row)
+        self._cache[number] = None
+
     def _shorten(self, sample: Sample, number: int, limit: int) -> Sample | None:
         row = self.table.row(self._rows[number])
-        text = f"{row.file}:{row.line}: the sample has {len(sample.tokens)} tokens, more than {limit}"
+        text = f"{row.file}:{row.line}: the sample has {sample.num_tokens} tokens, more than {limit}"
         if self.overlong == "error":
             raise DataError(f"buffer {self.config.name!r}: {text}; raise model.max_model_len", code="E4014")
         if self.num_overlong == 1:
             _logger.warning("buffer %r: %s; policy: %s", self.config.name, text, self.overlong)
-        if self.overlong == "drop" or sample.prompt_length >= limit:
-            return None
-        mask = sample.action_mask[: limit - sample.prompt_length]
-        return Sample(sample.tokens[:limit], sample.prompt_length, mask, is_truncated=True)
+        return None if self.overlong == "drop" else sample.shortened(limit)
 
     def _experience(self, sample: Sample, number: int, *, epoch: int) -> Experience:
         prompt, response = sample.tokens[: sample.prompt_length], sample.tokens[sample.prompt_length :]
+        is_pair = sample.rejected is not None
         return Experience(
             eid=EID(batch=f"{self.config.name}/{epoch}", task=number),
-            tokens=torch.tensor(sample.tokens, dtype=torch.long),
+            tokens=torch.tensor(prompt if is_pair else sample.tokens, dtype=torch.long),
             prompt_length=sample.prompt_length,
-            action_mask=torch.tensor(sample.action_mask, dtype=torch.bool),
+            action_mask=None if is_pair else torch.tensor(sample.action_mask, dtype=torch.bool),
+            chosen=torch.tensor(response, dtype=torch.long) if is_pair else None,
+            rejected=torch.tensor(sample.rejected, dtype=torch.long) if is_pair else None,
             truncate_status="response_truncated" if sample.is_truncated else None,
             info={"dataset": self.config.name, "index": number, "epoch": epoch},
             prompt_text=str(self.tokenizer.decode(prompt)),

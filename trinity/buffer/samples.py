@@ -1,0 +1,184 @@
+"""What a row of a dataset for training must hold; without torch.
+
+For `sft` a prompt and a response, or a conversation; for `dpo` a prompt, a preferred and a rejected answer; for `cpt` a
+text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from trinity.buffer.checks import Fault, messages_fault, prompt_type, row_faults, text_fault
+from trinity.common.config.buffer import FormatConfig
+
+Message = dict[str, Any]
+# Keys of the format whose columns must exist; of those for texts and for messages, the ones in use.
+NEEDED: dict[str, frozenset[str]] = {
+    "sft": frozenset({"prompt_key", "response_key", "messages_key"}),
+    "dpo": frozenset({"prompt_key", "chosen_key", "rejected_key"}),
+    "cpt": frozenset({"prompt_key"}),
+}
+
+
+class Pair(NamedTuple):
+    """Two answers to one prompt.
+
+    Attributes:
+        prompt: the messages before the answers.
+        chosen: the preferred answer, a message.
+        rejected: the other one.
+    """
+
+    prompt: list[Message]
+    chosen: Message
+    rejected: Message
+
+
+def form_of(schema: str, fmt: FormatConfig, columns: Iterable[str]) -> str:
+    """Return `plaintext` or `messages`; see `prompt_type`. Continued pre-training reads texts."""
+    return "plaintext" if schema == "cpt" else prompt_type(fmt, columns)
+
+
+def decoded(fmt: FormatConfig, values: Mapping[str, Any], *, kind: str) -> dict[str, Any]:
+    """Return the row with messages and tools that are written as JSON texts as the lists that they are.
+
+    Arrow gives all mappings of a column the same keys and fills them up with null. These are taken out, so that a chat
+    template sees what was written; only the content of a message may be null.
+    """
+    row = dict(values)
+    keys = [fmt.tools_key]
+    keys += [fmt.messages_key, fmt.chosen_key, fmt.rejected_key] if kind == "messages" else []
+    for key in keys:
+        value = row.get(key)
+        if isinstance(value, str):
+            row[key] = _parsed(value)
+        elif isinstance(value, list | Mapping):
+            row[key] = _without_null(value, kept="" if key == fmt.tools_key else "content")
+    if isinstance(row.get(fmt.prompt_key), list):
+        row[fmt.prompt_key] = _without_null(row[fmt.prompt_key], kept="content")
+    return row
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text) if text.strip() else None
+    except (ValueError, RecursionError):
+        return text
+
+
+def _without_null(value: Any, *, kept: str = "") -> Any:
+    """Return `value` without entries that are null, at any depth; `kept` of the outer mappings stays."""
+    if isinstance(value, Mapping):
+        return {key: _without_null(inner) for key, inner in value.items() if inner is not None or key == kept}
+    return [_without_null(inner, kept=kept) for inner in value] if isinstance(value, list) else value
+
+
+def sample_faults(schema: str, fmt: FormatConfig, values: Mapping[str, Any], *, kind: str) -> Iterator[Fault]:
+    """Yield what is wrong with a row, decoded, of a dataset for training.
+
+    Args:
+        schema: `sft`, `dpo` or `cpt`.
+        fmt: names of the columns.
+        values: the row.
+        kind: `plaintext` or `messages`.
+    """
+    if schema == "cpt":
+        fault = text_fault(fmt.prompt_key, values.get(fmt.prompt_key))
+        if fault is not None:
+            yield fault
+        return
+    if schema == "dpo":
+        pair = split_pair(fmt, values, kind=kind)
+        if isinstance(pair, Fault):
+            yield pair
+    else:
+        yield from row_faults(fmt, values, kind=kind, has_prompt=True, needs_truth=True)
+        answer = values.get(fmt.response_key)
+        if kind == "plaintext" and isinstance(answer, list | Mapping):
+            yield Fault(fmt.response_key, f"must be text, got {_kind_of(answer)}", "E4011")
+    fault = tools_fault(fmt.tools_key, values.get(fmt.tools_key))
+    if fault is not None:
+        yield fault
+
+
+def tools_fault(key: str, tools: Any) -> Fault | None:
+    """Return why `tools` is not a list of descriptions (E4023), or None; null means no tools."""
+    if tools is None or (isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools)):
+        return None
+    return Fault(key, f"must be a list of mappings, one a tool, got {_kind_of(tools)}", "E4023")
+
+
+def prompt_messages(fmt: FormatConfig, values: Mapping[str, Any]) -> list[Message]:
+    """Return the prompt of a row of texts as messages: the system prompt, if there is one, and the user's."""
+    prompt = values[fmt.prompt_key]
+    messages = [dict(message) for message in prompt] if isinstance(prompt, list) else []
+    if messages:
+        return messages
+    system = values.get(fmt.system_prompt_key) if fmt.system_prompt_key else None
+    system = system or fmt.system_prompt
+    return [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": prompt}]
+
+
+def split_pair(fmt: FormatConfig, values: Mapping[str, Any], *, kind: str) -> Pair | Fault:
+    """Return prompt and answers of a row for DPO, or what is wrong with it (E4011, E4012, E4020, E4022).
+
+    In the form of messages the prompt is the column `messages_key`; without it, what both conversations begin with.
+    """
+    pair = _pair_of_messages(fmt, values) if kind == "messages" else _pair_of_texts(fmt, values)
+    if isinstance(pair, Pair) and pair.chosen == pair.rejected:
+        return Fault(fmt.rejected_key, f"is equal to {fmt.chosen_key}, so that nothing is preferred", "E4022")
+    return pair
+
+
+def _pair_of_texts(fmt: FormatConfig, values: Mapping[str, Any]) -> Pair | Fault:
+    for key in (fmt.prompt_key, fmt.chosen_key, fmt.rejected_key):
+        value = values.get(key)
+        if isinstance(value, list | Mapping):
+            reason = f"must be text, as prompt_type plaintext says, got {_kind_of(value)}"
+            return Fault(key, f"{reason}; write `prompt_type: messages` for conversations", "E4022")
+        fault = text_fault(key, value)
+        if fault is not None:
+            return fault
+    chosen, rejected = ({"role": "assistant", "content": values[key]} for key in (fmt.chosen_key, fmt.rejected_key))
+    return Pair(prompt_messages(fmt, values), chosen, rejected)
+
+
+def _pair_of_messages(fmt: FormatConfig, values: Mapping[str, Any]) -> Pair | Fault:
+    sides: list[list[Message]] = []
+    for key in (fmt.chosen_key, fmt.rejected_key):
+        value = values.get(key)
+        value = [value] if isinstance(value, Mapping) else value
+        if value is None or value == "" or value == []:
+            return Fault(key, "is null" if value is None else "is empty", "E4011")
+        if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):
+            reason = f"must be a list of messages, as prompt_type messages says, got {_kind_of(value)}"
+            return Fault(key, f"{reason}; write `prompt_type: plaintext` for texts", "E4022")
+        sides.append([dict(message) for message in value])
+    prompt = values[fmt.messages_key] if fmt.messages_key in values else _common_beginning(*sides)
+    if not isinstance(prompt, list):
+        return Fault(fmt.messages_key, f"must be a list of messages, got {_kind_of(prompt)}", "E4020")
+    answers = [side[len(prompt) :] if side[: len(prompt)] == prompt else side for side in sides]
+    for key, answer in zip((fmt.chosen_key, fmt.rejected_key), answers, strict=True):
+        fault = messages_fault(key, [*prompt, *answer])
+        if fault is not None:
+            return fault
+        if len(answer) != 1 or answer[0]["role"] != "assistant":
+            roles = ", ".join(message["role"] for message in answer) or "nothing"
+            return Fault(key, f"must add one assistant message to the prompt, got {roles}", "E4022")
+    return Pair([dict(message) for message in prompt], answers[0][0], answers[1][0])
+
+
+def _common_beginning(first: list[Message], second: list[Message]) -> list[Message]:
+    """Return the messages that both begin with, at most all but the last."""
+    length = 0
+    while length < min(len(first), len(second)) - 1 and first[length] == second[length]:
+        length += 1
+    return first[:length]
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, list):
+        return f"a list with {', '.join(sorted({type(inner).__name__ for inner in value})) or 'nothing'}"
+    return type(value).__name__
