@@ -23,7 +23,6 @@ from trinity.algorithm import (
     PolicyLossFn,
     SampleStrategy,
 )
-from trinity.common.config.available import LATER_NAMES, SERVED_NAMES
 from trinity.common.errors import ConfigError
 from trinity.utils.registry import Registry
 
@@ -68,8 +67,7 @@ def test_algorithm_type_names_components_that_exist(name: str) -> None:
     assert issubclass(cls, AlgorithmType) and cls.name() == name and ALGORITHM_TYPE.contents[name].doc
     for key, registry in COMPONENTS.items():
         chosen = config[key]
-        is_known = chosen is None or chosen in registry or chosen in LATER_NAMES[registry.name]
-        assert is_known and (chosen in registry or name not in SERVED_NAMES["algorithm_type"] or chosen is None)
+        assert chosen is None or chosen in registry
         entry = registry.contents.get(chosen)
         assert set(config.get(f"{key}_args", {})) <= set(entry.args if entry is not None else {})
     advantage = ADVANTAGE_FN.get(config["advantage_fn"])

@@ -18,10 +18,9 @@ from typer.testing import CliRunner
 from tests.common.config.conftest import MINIMAL
 from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_CONTENTS, ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN
 from trinity.catalogue import BUILT_IN
-from trinity.cli.algorithms import ALSO_NEEDED, facts, is_available, page
+from trinity.cli.algorithms import ALSO_NEEDED, facts, page
 from trinity.cli.app import app
 from trinity.common.config import examine
-from trinity.common.config.available import SERVED_NAMES
 from trinity.common.errors import ExitCode
 from trinity.trainer.verl.settings import actor_settings, loss_of, temperature
 from trinity.utils.formula import arguments, in_numbers, in_symbols, number
@@ -123,15 +122,13 @@ def test_dpo_and_sft() -> None:
     assert "advantage_fn:" not in sft and "none beside the formula" in sft
 
 
-def test_the_table_lists_all_types_and_what_this_version_serves() -> None:
+def test_the_table_lists_all_types() -> None:
     first, *rows = invoke("algorithms").output.splitlines()
-    assert first.split() == ["name", "available", "advantage", "loss", "KL", "entropy", "repeat_times", "description"]
+    assert first.split() == ["name", "advantage", "loss", "KL", "entropy", "repeat_times", "description"]
     assert [row.split()[0] for row in rows] == list(ALGORITHM_CONTENTS)
     grpo = next(row for row in rows if row.startswith("grpo "))
-    assert grpo.split()[:7] == ["grpo", "now", "grpo", "ppo", "k2", "default", "8"]
+    assert grpo.split()[:6] == ["grpo", "grpo", "ppo", "k2", "default", "8"]
     assert grpo.endswith("group relative policy optimisation (arXiv:2402.03300)")
-    later = {row.split()[0] for row in rows if " not yet " in row}
-    assert set(ALGORITHM_CONTENTS) - SERVED_NAMES["algorithm_type"] <= later
 
 
 def test_json() -> None:
@@ -152,8 +149,8 @@ def test_an_unknown_name_gets_the_nearest(flags: tuple[str, ...]) -> None:
     assert "`trinity algorithms` lists all" in invoke("algorithms", "zzzzzzzz").output
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHM_CONTENTS if is_available(name)])
-def test_the_yaml_of_an_available_type_selects_exactly_its_defaults(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", list(ALGORITHM_CONTENTS))
+def test_the_yaml_of_a_type_selects_exactly_its_defaults(tmp_path: Path, name: str) -> None:
     found = facts(name)
     written, plain = tmp_path / "written.yaml", tmp_path / "plain.yaml"
     also = "\n".join(ALSO_NEEDED.get(name, ()))
@@ -251,8 +248,8 @@ def test_what_is_said_of_the_loss_is_what_the_trainer_builds(tmp_path: Path, set
     assert any("the entropy is not computed" in line for line in found["dropped"]) is not loss.with_entropy
 
 
-@pytest.mark.parametrize("name", sorted(SERVED_NAMES["algorithm_type"]))
-def test_the_effective_loss_of_every_served_type_is_the_one_that_is_built(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", list(ALGORITHM_CONTENTS))
+def test_the_effective_loss_of_every_type_is_the_one_that_is_built(tmp_path: Path, name: str) -> None:
     settings = [f"algorithm.algorithm_type={name}"]
     if ALGORITHM_CONTENTS[name].args["mode"] == "train":
         settings += ["mode=train", DATASET, "buffer.train_batch_size=4"]
@@ -260,12 +257,14 @@ def test_the_effective_loss_of_every_served_type_is_the_one_that_is_built(tmp_pa
         settings.append("data_processor.experience_pipeline.operators=[{name: reward_filter}]")
     if name in ("mix", "mix_chord"):
         settings.append("buffer.trainer_input.auxiliary_buffers.sft_dataset.path=d.jsonl")
+    if name in ("jsd", "on_policy_distill"):
+        settings.append("explorer.auxiliary_models=[{model_path: m}]")
     found = losses(tmp_path, *settings)
     plan, _ = examine(tmp_path / "run.yaml", tuple(settings), catalogue=BUILT_IN, schema_only=True)
     config = plan.stages[0].config
     loss, split = loss_of(config), actor_settings(config)
     letters = "P" + "K" * loss.with_kl + "H" * (loss.entropy.entropy_coef != 0)
-    assert "".join(letter for letter in found["loss"] if letter.isupper()) == letters and found["not_yet"] == []
+    assert "".join(letter for letter in found["loss"] if letter.isupper()) == letters
     assert any(f"at most {split.max_tokens} tokens" in line for line in found["batch"])
     assert any(f"clipped to a norm of {number(float(split.grad_clip or 0))}" in line for line in found["batch"])
     reads_advantages = "advantages" in loss.required
@@ -310,12 +309,6 @@ def test_the_page_of_ppo_shows_the_value_loss() -> None:
     assert "(clip(v, value - cliprange_value, value + cliprange_value) - G)^2) / 2]" in text
     assert "defaults: cliprange_value 0.5, optim.lr 1e-5" in text and "arXiv:2005.12729" in text
     assert facts("ppo")["critic"] and not facts("grpo")["critic"] and "value loss" not in page("grpo")
-
-
-def test_what_this_version_cannot_train_with_is_said(tmp_path: Path) -> None:
-    assert losses(tmp_path)["not_yet"] == []
-    settings = ("algorithm.policy_loss_fn=dpo", "algorithm.entropy_loss_fn=none")
-    assert losses(tmp_path, *settings)["not_yet"] == ["policy_loss_fn dpo"]
 
 
 def test_a_file_with_errors_has_no_effective_loss(tmp_path: Path) -> None:
@@ -374,4 +367,4 @@ def test_the_effective_loss_of_a_mixture_says_how_many_rows_are_the_experts(tmp_
         "40 experiences in mini-batches of 40, 1 epoch: 1 optimizer step",
         "of each batch, 8 are demonstrations of sft_dataset",
     ]
-    assert any("mu rises from 0 to 0.4" in line for line in found["terms"][0]) and found["not_yet"] == []
+    assert any("mu rises from 0 to 0.4" in line for line in found["terms"][0])

@@ -21,7 +21,6 @@ from tests.e2e.tiny_run import TinyRun
 from tests.tiny import tiny_model
 from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE
 from trinity.buffer.store import ExperienceStore
-from trinity.common.config.available import SERVED_NAMES
 from trinity.launch.run import RunOptions, plan_run, run_plan
 
 pytestmark = pytest.mark.slow
@@ -36,7 +35,7 @@ sft_dataset:
     response_key: 'answer'
 """
 STEPS = 3
-TYPES = sorted(n for n in SERVED_NAMES["algorithm_type"] if ALGORITHM_TYPE.get(n).schema == "experience")
+TYPES = sorted(n for n in ALGORITHM_TYPE if ALGORITHM_TYPE.get(n).schema == "experience")
 ACTOR = {"ppo_micro_batch_size_per_gpu": 2, "fsdp_config": {"dtype": "float32"}}
 DISTILLATION = {"jsd", "on_policy_distill"}
 SEVERAL_STEPS = {"gigpo", "multi_step_grpo"}

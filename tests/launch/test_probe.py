@@ -18,7 +18,6 @@ from trinity.algorithm import ALGORITHM_TYPE
 from trinity.catalogue import builtin_catalogue
 from trinity.cli.app import app
 from trinity.common.config import ConfigErrors
-from trinity.common.config.available import SERVED_NAMES
 from trinity.common.errors import ExitCode
 from trinity.launch.probe import ProbeReport, ProbeRow, probe_stage
 from trinity.launch.probe_settings import Setting, candidates
@@ -90,7 +89,7 @@ def row_of(report: ProbeReport, name: str) -> ProbeRow:
     return row
 
 
-@pytest.mark.parametrize("name", sorted(SERVED_NAMES["algorithm_type"]))
+@pytest.mark.parametrize("name", list(ALGORITHM_TYPE))
 def test_the_main_settings_of_every_algorithm_move_something(tmp_path: Path, name: str) -> None:
     report = probed(written(tmp_path, {"algorithm_type": name}), "loss_agg_mode", MAIN.get(name, ""))
     assert report.failure == "" and report.gradient_norm is not None and report.gradient_norm > 1e-3

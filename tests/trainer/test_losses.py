@@ -11,9 +11,8 @@ import torch
 
 from tests.trainer.conftest import make_experiences
 from tests.trainer.test_update import assert_same, gradients, worker
-from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE, POLICY_LOSS_FN
+from trinity.algorithm import ADVANTAGE_FN, POLICY_LOSS_FN
 from trinity.common.config import Config
-from trinity.common.config.available import SERVED_NAMES, is_served
 from trinity.common.config.rules.algorithm import (
     GROUPS_IN_PIPELINE,
     GROUPS_IN_TRAINER,
@@ -25,7 +24,7 @@ from trinity.common.experience import Experience
 from trinity.trainer.verl.loss import Share
 
 Maker = Callable[..., Config]
-LOSSES = sorted(SERVED_NAMES["policy_loss_fn"] - {"dpo"})  # of single responses; for pairs see test_pairs.py
+LOSSES = sorted(set(POLICY_LOSS_FN) - {"dpo"})  # of single responses; for pairs see test_pairs.py
 SPLITS = ({"max_rows": 1, "max_tokens": None}, {"max_rows": 5, "max_tokens": None}, {"max_tokens": 40})
 VERL_MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 # Enough tokens are selected for the choice to matter, and bounds that random numbers reach.
@@ -135,13 +134,6 @@ def test_tables_of_the_configuration_agree_with_the_advantages() -> None:
         assert (name in OTHER_REWARDS) == (in_trainer and "token_level_rewards" not in names)
         assert (name in GROUPS_IN_TRAINER) == ("uid" in names), name
     assert GROUPS_IN_PIPELINE | OTHER_REWARDS | {"reinforce", None} == WITHOUT_TOKEN_REWARDS
-
-
-def test_every_served_type_is_made_of_served_parts() -> None:
-    for name in SERVED_NAMES["algorithm_type"]:
-        args = ALGORITHM_TYPE.contents[name].args
-        for key in ("advantage_fn", "policy_loss_fn"):
-            assert args[key] is None or is_served(key, args[key]), (name, key)
 
 
 @pytest.mark.parametrize(

@@ -66,13 +66,6 @@ def algorithms(
         typer.echo(table(list(ALGORITHM_CONTENTS)))
 
 
-def is_available(name: str) -> bool:
-    """Return whether this version trains with an algorithm type, all its default functions included."""
-    from trinity.cli.components import components, missing
-
-    return not missing(name, components(name))
-
-
 def facts(name: str) -> dict[str, Any]:
     """Return all that is known of an algorithm type, ready for JSON."""
     from trinity.algorithm import ALGORITHM_CONTENTS
@@ -82,7 +75,6 @@ def facts(name: str) -> dict[str, Any]:
     entry, parts = ALGORITHM_CONTENTS[name], components(name)
     return {
         "name": name,
-        "available": is_available(name),
         "description": entry.doc,
         "mode": entry.args["mode"],
         "repeat_times": entry.args["repeat_times"],
@@ -117,14 +109,11 @@ def table(names: list[str]) -> str:
     from trinity.algorithm import ALGORITHM_CONTENTS
     from trinity.cli.components import components
 
-    rows: list[tuple[str, ...]] = [
-        ("name", "available", "advantage", "loss", "KL", "entropy", "repeat_times", "description")
-    ]
+    rows: list[tuple[str, ...]] = [("name", "advantage", "loss", "KL", "entropy", "repeat_times", "description")]
     for name in names:
         parts, entry = components(name), ALGORITHM_CONTENTS[name]
         chosen = (parts[role].name for role in ("advantage_fn", "policy_loss_fn", "kl_loss_fn", "entropy_loss_fn"))
-        now = "now" if is_available(name) else "not yet"
-        rows.append((name, now, *chosen, str(entry.args["repeat_times"]), entry.doc))
+        rows.append((name, *chosen, str(entry.args["repeat_times"]), entry.doc))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return "\n".join(
         "  ".join([*(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)), row[-1]]) for row in rows
@@ -138,8 +127,7 @@ def page(name: str) -> str:
     from trinity.cli.components import components
 
     entry, parts = ALGORITHM_CONTENTS[name], components(name)
-    available = "available" if is_available(name) else "not available yet in this version"
-    blocks = [f"{name}: {entry.doc}\n{available}; repeat_times {entry.args['repeat_times']}, mode {entry.args['mode']}"]
+    blocks = [f"{name}: {entry.doc}\nrepeat_times {entry.args['repeat_times']}, mode {entry.args['mode']}"]
     blocks.append("\n".join(["Formula", *(f"{INDENT}{line}" for line in _sum(parts))]))
     blocks += [_part(part) for part in parts.values() if not part.is_none]
     if critic.has_critic(parts):

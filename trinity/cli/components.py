@@ -93,21 +93,6 @@ def components(algorithm: str) -> dict[str, Component]:
     return {role: component(algorithm, role) for role in REGISTRIES}
 
 
-def missing(algorithm: str, parts: Mapping[str, Component]) -> list[str]:
-    """Return what this version cannot train with: the type, or a function of it; plugins are taken for available."""
-    from trinity.common.config.available import LATER_NAMES, is_served
-
-    names = [("algorithm_type", algorithm), *((REGISTRIES[role][0], part.name) for role, part in parts.items())]
-    contents = dict(REGISTRIES.values()) | {"algorithm_type": ALGORITHM_CONTENTS}
-    found = []
-    for registry, name in names:
-        is_built_in = name in contents[registry]
-        is_later = not is_served(registry, name) if is_built_in else name in LATER_NAMES.get(registry, ())
-        if is_later:
-            found.append(f"{registry} {name}")
-    return list(dict.fromkeys(found))
-
-
 def sources(entry: Entry) -> list[str]:
     """Return the works that an entry names."""
     found = re.findall(r"arXiv:\d{4}\.\d{4,5}(?:, eq\. [\d, and]*\d)?", entry.doc)

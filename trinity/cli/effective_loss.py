@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trinity.algorithm import ALGORITHM_CONTENTS, ALGORITHM_TYPE
 from trinity.cli import critic
 from trinity.cli.aggregation import aggregation
-from trinity.cli.components import Component, component, missing
+from trinity.cli.components import Component, component
 from trinity.cli.effective_step import optimizer, parts
 from trinity.common.config.mixture import num_expert_rows
 from trinity.utils.formula import number
@@ -26,7 +26,6 @@ class EffectiveLoss:
     Attributes:
         stage: name of the stage; None in a file without stages.
         algorithm: its algorithm type.
-        not_yet: what of it this version cannot train with.
         loss: the sum in letters, such as `P + 0.001 K`.
         terms: the meaning of each letter, each with the lines that explain it.
         batch: what a training step does.
@@ -36,7 +35,6 @@ class EffectiveLoss:
 
     stage: str | None
     algorithm: str
-    not_yet: list[str]
     loss: str = ""
     terms: list[list[str]] = field(default_factory=list)
     batch: list[str] = field(default_factory=list)
@@ -46,8 +44,7 @@ class EffectiveLoss:
     def text(self) -> str:
         """Return everything as lines."""
         title = f"stage {self.stage}, " if self.stage else ""
-        later = f" (not available yet in this version: {', '.join(self.not_yet)})" if self.not_yet else ""
-        lines = [f"{title}algorithm {self.algorithm}{later}", f"loss = {self.loss}"]
+        lines = [f"{title}algorithm {self.algorithm}", f"loss = {self.loss}"]
         for first, *others in self.terms:
             lines += [first, *(f"{INDENT}{line}" for line in others)]
         for name, rows in (("training step", self.batch), ("drops out", self.dropped), ("models", self.models)):
@@ -67,7 +64,7 @@ def effective_loss(stage: StagePlan) -> EffectiveLoss:
         role: component(algorithm.algorithm_type, role, vars(algorithm)[role], vars(algorithm)[f"{role}_args"])
         for role in ("policy_loss_fn", "kl_loss_fn", "entropy_loss_fn", "advantage_fn", "kl_penalty_fn")
     }
-    found = EffectiveLoss(stage.name, algorithm.algorithm_type, missing(algorithm.algorithm_type, parts))
+    found = EffectiveLoss(stage.name, algorithm.algorithm_type)
     signs = [_policy(config, parts["policy_loss_fn"], found)]
     signs += _kl(config, parts["kl_loss_fn"], found)
     signs += _entropy(config, parts["entropy_loss_fn"], found)

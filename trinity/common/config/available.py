@@ -19,22 +19,6 @@ from trinity.common.config.schema_index import default_at
 from trinity.common.config.tree import Path, dotted, value_at
 
 LATER_NAMES: dict[str, tuple[str, ...]] = {
-    "algorithm_type": (
-        "ppo", "grpo", "sft", "opmd", "dpo", "mix", "cpt", "dapo", "reinforceplusplus", "rloo", "asymre", "topr",
-        "cispo", "gspo", "sapo", "mix_chord", "raft", "sppo", "rec", "multi_step_grpo", "gigpo", "on_policy_distill",
-        "jsd", "grpo_verl",
-    ),
-    "advantage_fn": (
-        "ppo", "grpo", "grpo_verl", "step_wise_grpo", "gigpo", "reinforce", "reinforceplusplus", "remax", "rloo",
-        "opmd", "opmd_verl", "asymre", "asymre_verl", "rec", "on_policy_distill", "jsd", "clipb", "clipv",
-    ),
-    "policy_loss_fn": (
-        "ppo", "sft", "opmd", "dpo", "mix", "mix_chord", "sft_is", "sft_phi", "gspo", "topr", "cispo", "sppo", "sapo",
-        "rec", "importance_sampling",
-    ),
-    "kl_fn": ("none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3"),
-    "entropy_loss_fn": ("default", "mix", "none"),
-    "sample_strategy": ("default", "staleness_control", "mix", "warmup"),
     "workflow": (
         "math_boxed_workflow", "async_math_boxed_workflow", "math_eval_workflow", "async_math_eval_workflow",
         "math_rm_workflow", "async_math_rm_workflow", "tool_call_workflow", "agentscope_workflow_adapter",
@@ -53,25 +37,6 @@ LATER_NAMES: dict[str, tuple[str, ...]] = {
     ),
     "selector": ("sequential", "shuffle", "random", "offline_easy2hard", "difficulty_based"),
     "monitor": ("tensorboard", "wandb", "mlflow", "swanlab"),
-}  # fmt: skip
-
-# Of a registry listed here, the trainer can use these built-ins; the others are there for plugins and scripts.
-SERVED_NAMES: dict[str, frozenset[str]] = {
-    "algorithm_type": frozenset({
-        "mix", "mix_chord",
-        "grpo", "ppo", "sft", "dpo", "cpt",
-        "asymre", "cispo", "clip_cov", "dapo", "dr_grpo", "geo_mean", "gpg", "grpo_passk", "grpo_verl", "gspo",
-        "kl_cov", "opmd", "opo", "raft", "rec", "reinforce_plus_plus_baseline", "reinforceplusplus", "rloo",
-        "sapo", "sppo", "topr",
-        "gigpo", "jsd", "multi_step_grpo", "on_policy_distill", "remax",
-    }),
-    "policy_loss_fn": frozenset({
-        "cispo", "clip_cov", "dppo_kl", "dppo_tv", "geo_mean", "gpg", "gspo", "importance_sampling", "kl_cov", "opmd",
-        "ppo", "rec", "sapo", "sft", "sft_is", "sft_phi", "sppo", "topr", "verl_cispo", "verl_clip_cov",
-        "mix", "mix_chord", "dpo",
-        "verl_dppo_kl", "verl_dppo_tv", "verl_geo_mean", "verl_gpg", "verl_gspo", "verl_kl_cov", "verl_sapo",
-        "verl_vanilla", "bypass_mode", "verl_bypass_mode", "dro", "verl_dro",
-    }),
 }  # fmt: skip
 
 _TREE = "trainer.trainer_config"
@@ -251,11 +216,6 @@ WAYS_OUT: dict[str, str] = {
     **{f"{_MODEL}.{name}": "write `model.lora_configs`" for name in ("lora_rank", "lora_alpha", "lora_adapter_path")},
     "explorer.rollout_model.lora_configs": "write `model.lora_configs`",
 }
-
-
-def is_served(registry: str, name: str) -> bool:
-    """Return whether the trainer can use a built-in name of a registry."""
-    return registry not in SERVED_NAMES or name in SERVED_NAMES[registry]
 
 
 def check_available(draft: Draft) -> None:

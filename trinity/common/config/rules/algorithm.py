@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from trinity.common.config.algorithm import LossAggMode
-from trinity.common.config.available import LATER_NAMES, is_served
+from trinity.common.config.available import LATER_NAMES
 from trinity.common.config.draft import Draft
 from trinity.common.config.nearest import nearest
 from trinity.common.config.rules.rollout_correction import check_correction, recompute, resolve_correction
@@ -58,12 +58,11 @@ def resolve_algorithm(draft: Draft) -> None:
 def check_name(draft: Draft, key: str, registry: str, name: str | None, *, unknown: str = "E1701") -> bool:
     """Return whether a name exists and can be used now; otherwise note why not."""
     catalogue = draft.catalogue
-    plugins = catalogue.plugins.get(registry, frozenset())
-    available = [n for n in catalogue.names(registry) if n in plugins or is_served(registry, n)]
+    available = list(catalogue.names(registry))
     if name is None or name in available:
         return True
     later = LATER_NAMES.get(registry, ())
-    if name in later or catalogue.knows(registry, name):
+    if name in later:
         draft.problem(
             "E1900",
             key,
@@ -71,7 +70,7 @@ def check_name(draft: Draft, key: str, registry: str, name: str | None, *, unkno
             suggestion=f"available: {', '.join(available)}",
         )
         return False
-    names = [*catalogue.names(registry), *later]
+    names = [*available, *later]
     if catalogue.has_unknown_plugins:
         draft.problem("W1701", key, f"`{key}: {name}` is not known here; a plugin may register it when the run starts")
         return False
@@ -260,13 +259,12 @@ def _check_kl_penalty(draft: Draft) -> None:
             suggestion="write `kl_loss_fn: full`, or another kl_penalty_fn such as k3",
         )
     penalty, advantage = draft.get("algorithm.kl_penalty_fn"), draft.get("algorithm.advantage_fn")
-    is_term = penalty not in (None, "none") and is_served("kl_fn", penalty)
     reason = (
         "which reads no rewards of tokens"
         if advantage in OTHER_REWARDS
         else "which is computed before the trainer knows log-probabilities"
     )
-    if is_term and advantage in WITHOUT_TOKEN_REWARDS:
+    if penalty not in (None, "none") and advantage in WITHOUT_TOKEN_REWARDS:
         draft.problem(
             "E1831",
             "algorithm.kl_penalty_fn",
