@@ -103,7 +103,6 @@ VERL_MODEL = "trainer.trainer_config.actor_rollout_ref.model"
 LATER = {
     "mode=explore": "mode",
     "mode=serve": "mode",
-    "algorithm.advantage_fn=clipb": "algorithm.advantage_fn",
     "mode=bench": "mode",
     "model.lora_configs=[{lora_dtype: bfloat16}]": "model.lora_configs[0].lora_dtype",
     "explorer.rollout_model.lora_configs=[{}]": "explorer.rollout_model.lora_configs",
