@@ -26,12 +26,12 @@ class KLFn(ABC):
 
     Args:
         adaptive: move `kl_coef` towards `target_kl` (Ziegler et al., arXiv:1909.08593, section 2.2).
-        kl_coef: coefficient, >= 0.
+        kl_coef: coefficient, finite and >= 0.
         target_kl: divergence (nats a token) that the adaptive coefficient aims at.
         horizon: number of samples over which the adaptive coefficient moves by a factor of at most 1.2.
 
     Raises:
-        ValueError: adaptive without a positive `target_kl` and `horizon`.
+        ValueError: adaptive without a positive `target_kl` and `horizon`, or another `kl_coef`.
     """
 
     of_distributions = False
@@ -47,6 +47,8 @@ class KLFn(ABC):
             raise ValueError(
                 f"an adaptive KL coefficient needs target_kl > 0 and horizon > 0, got {target_kl} and {horizon}"
             )
+        if not (math.isfinite(kl_coef) and kl_coef >= 0):
+            raise ValueError(f"kl_coef must be finite and >= 0, got {kl_coef}")
         self.adaptive = adaptive
         self.kl_coef = kl_coef
         self.target_kl = target_kl
