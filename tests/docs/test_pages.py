@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
 import shlex
 from typing import Any
@@ -91,7 +92,9 @@ def test_files_and_python_names_exist(page: Page) -> None:
             assert (ROOT / term).exists(), term
         elif re.fullmatch(r"trinity(\.\w+)+", term):
             module, _, name = term.rpartition(".")
-            assert hasattr(importlib.import_module(module), name), term
+            parent = importlib.import_module(module)
+            is_module = hasattr(parent, "__path__") and importlib.util.find_spec(term) is not None
+            assert is_module or hasattr(parent, name), term
 
 
 @each_page
