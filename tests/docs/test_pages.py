@@ -92,10 +92,9 @@ def test_files_and_python_names_exist(page: Page) -> None:
             assert (ROOT / term).exists(), term
         elif re.fullmatch(r"trinity(\.\w+)+", term):
             module, _, name = term.rpartition(".")
-            package = importlib.util.find_spec(module)
-            is_package = package is not None and package.submodule_search_locations is not None
-            is_module = is_package and importlib.util.find_spec(term) is not None
-            assert is_module or hasattr(importlib.import_module(module), name), term
+            parent = importlib.import_module(module)
+            is_module = hasattr(parent, "__path__") and importlib.util.find_spec(term) is not None
+            assert is_module or hasattr(parent, name), term
 
 
 @each_page

@@ -150,6 +150,6 @@ ALGORITHM_CONTENTS: dict[str, Entry] = {
     ),
     "jsd": _entry(
         "JSDAlgorithm", "distillation by a Jensen-Shannon estimate (arXiv:2306.13649)",
-        repeat_times=1, advantage_fn="jsd", **_PLAIN,
+        repeat_times=1, advantage_fn="jsd", advantage_fn_args={"estimator": "gradient"}, **_PLAIN,
     ),
 }  # fmt: skip

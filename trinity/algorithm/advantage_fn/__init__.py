@@ -137,6 +137,7 @@ ADVANTAGE_CONTENTS: dict[str, Entry] = {
         kl_coef=1.0,
         temperature=1.0,
         chunk_size=None,
+        estimator="value",
     ),
     "clipb": _entry(
         "entropy_clip:ClipBAdvantage",
