@@ -14,6 +14,8 @@ from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE, POLICY_LOSS_FN
 from trinity.catalogue import BUILT_IN
 from trinity.common.config import Config, Problem, examine
 from trinity.common.config.rules.algorithm import GROUPS_IN_PIPELINE, GROUPS_IN_TRAINER
+from trinity.common.errors import ConfigError
+from trinity.explorer.assembly import build_advantage_fn
 from trinity.launch.run import RunOptions, plan_run
 
 ONLINE = sorted(n for n in ALGORITHM_TYPE if ALGORITHM_TYPE.get(n).schema == "experience")
@@ -100,6 +102,23 @@ def test_an_argument_of_another_kind_is_found_before_anything_is_loaded(
     (problem,) = _problems(tmp_path, algorithm)
     assert (problem.code, problem.key, problem.rule) == ("E1704", f"algorithm.{key}", rule)
     assert hint in (problem.suggestion or "") and f"must be {rule}, got " in problem.message
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("grpo", {"std_cal_level": "taks"}, "std_cal_level must be group or batch, got 'taks'"),
+        ("opmd", {"tau": 0}, "tau must be > 0, got 0"),
+        ("gigpo", {"gamma": 1.5}, "gamma must be in .0, 1., got 1.5"),
+    ],
+)
+def test_a_value_that_the_advantage_of_the_explorer_refuses_is_a_configuration_error(
+    tmp_path: Path, name: str, args: dict[str, Any], message: str
+) -> None:
+    config = _resolved(tmp_path, {"algorithm_type": name, "advantage_fn_args": args})
+    with pytest.raises(ConfigError, match=f"algorithm.advantage_fn_args of {name}: {message}") as caught:
+        build_advantage_fn(config)
+    assert caught.value.code == "E1302"
 
 
 def test_numbers_of_either_kind_and_null_are_arguments(tmp_path: Path) -> None:
