@@ -9,12 +9,13 @@ s and t are the log-probabilities of the sampled token under the policy and the 
 first is minus the per-token k1 estimate of the reverse divergence (Agarwal et al., arXiv:2306.13649). beta 0 gives
 s - t in both forms of the second.
 
-The generalised Jensen-Shannon divergence of that paper (eq. 1) is D = beta sum_y T (t - m) + (1 - beta) sum_y S (s - m)
-over the tokens y of the vocabulary, S = e^s and T = e^t. Its derivative by S(y) is (1 - beta) (s - m): the other
-terms cancel, because e^m = beta T + (1 - beta) S. So the policy gradient of `gradient` is that of D. The published J,
-`value`, sums the two parts of D at a token that the policy sampled. It is no such derivative: with beta 1/2 it is
-never positive, by the inequality of the arithmetic and geometric mean, and 0 where policy and teacher agree, so that
-A rewards disagreement. `gradient` is the default of the algorithm type `jsd`.
+The generalised Jensen-Shannon divergence of that paper (v3, eq. 1) is
+D = beta sum_y T (t - m) + (1 - beta) sum_y S (s - m) over the tokens y of the vocabulary, S = e^s and T = e^t. Its
+derivative by S(y) is (1 - beta) (s - m): the other terms cancel, because e^m = beta T + (1 - beta) S. So the policy
+gradient of `gradient` is that of D. The published J, `value`, sums the two parts of D at a token that the policy
+sampled. It is no such derivative: with beta 1/2 it is never positive, by the inequality of the arithmetic and geometric
+mean, and 0 where policy and teacher agree, so that A rewards disagreement. `gradient` is the default of the algorithm
+type `jsd`.
 
 Where we differ: with beta 1, trinity-rft 0.6.0 takes J = t - s, which pushes away from the teacher; it is
 refused here.
