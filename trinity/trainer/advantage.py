@@ -17,7 +17,7 @@ from torch import Tensor
 from trinity.algorithm import ADVANTAGE_FN, KL_FN, AdvantageFn, KLFn
 from trinity.common.config import Config
 from trinity.common.errors import ConfigError, DataError
-from trinity.trainer.batch import TrainBatch
+from trinity.trainer.batch import TrainBatch, rows_of_policy
 from trinity.trainer.metrics import spread_metrics
 
 _VARIABLE = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
@@ -59,11 +59,11 @@ class BatchAdvantage:
         """
         if "expert_mask" not in batch.values:
             return self._of_rows(batch, groups)
-        rows = torch.nonzero(~batch.values["expert_mask"]).flatten()
+        rows = rows_of_policy(batch)
         made = {name: torch.zeros(batch.action_mask.shape) for name in ("advantages", "returns")}
-        if not len(rows):
+        if not rows:
             return batch.with_columns(**made), {}
-        part, metrics = self._of_rows(batch.select(rows.tolist()), [groups[row] for row in rows.tolist()])
+        part, metrics = self._of_rows(batch.select(rows), [groups[row] for row in rows])
         for name, column in made.items():
             column[rows, : part.action_mask.shape[1]] = part.columns[name]
         return batch.with_columns(**made), metrics
