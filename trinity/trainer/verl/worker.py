@@ -20,7 +20,7 @@ from trinity.trainer.metrics import batch_metrics, speed_metrics
 from trinity.trainer.quarantine import Quarantine
 from trinity.trainer.verl import settings
 from trinity.trainer.verl.checkpoint import load_trained, save_trained
-from trinity.trainer.verl.critic import Critic, reads_values
+from trinity.trainer.verl.critic import Critic, critic_warmup, reads_values
 from trinity.trainer.verl.decoder import make_decoder
 from trinity.trainer.verl.dp_actor import DataParallelPPOActor
 from trinity.trainer.verl.loading import attach_adapter, load_model, num_embeddings
@@ -84,7 +84,9 @@ class ActorWorker:
         self.statistics = frozenset() if self.advantage is None else self.advantage.names & STATISTICS.keys()
         self.model = load_model(str(config.model.model_path), self.device, config=config)
         self.adapter = attach_adapter(self.model, config)
-        schedule, optimizer = settings.schedule_of(config, total_steps), config.algorithm.optimizer
+        has_critic = self.advantage is not None and reads_values(self.advantage, config)
+        start = critic_warmup(config) if has_critic else 0
+        schedule, optimizer = settings.schedule_of(config, total_steps, start=start), config.algorithm.optimizer
         self.optimizer = make_optimizer(
             (parameter for parameter in self.model.parameters() if parameter.requires_grad),
             optimizer.optimizer_type,
@@ -122,7 +124,7 @@ class ActorWorker:
             str(self.dtype).removeprefix("torch."),
             ", with a reference model" if self.reference else "",
         )
-        self.critic = self._load_critic(total_steps)
+        self.critic = self._load_critic(total_steps) if has_critic else None
         self.offload = self._offload()
 
     def train_step(self, experiences: Sequence[Experience], step: int) -> dict[str, float]:
@@ -246,10 +248,8 @@ class ActorWorker:
             return batch, {}
         return self.advantage(batch, [exp.eid.tid for exp in experiences])
 
-    def _load_critic(self, total_steps: int | None) -> Critic | None:
-        """Return the value model if the advantage reads its values."""
-        if self.advantage is None or not reads_values(self.advantage, self.config):
-            return None
+    def _load_critic(self, total_steps: int | None) -> Critic:
+        """Return the value model, which the advantage reads."""
         num_tokens = num_embeddings(self.model) if self.tokenizer is None else len(self.tokenizer)
         critic = Critic(self.config, device=self.device, total_steps=total_steps, num_tokens=num_tokens)
         logger.info("critic from %s, actor first trained in step %d", critic.path, critic.warmup + 1)
