@@ -229,10 +229,12 @@ class ActorWorker:
 
     def _with_logprobs(self, batch: TrainBatch) -> TrainBatch:
         """Add `old_logprob` and, where they are read, `ref_logprob` and statistics of the policy's distributions."""
-        if not self.config.algorithm.bypass_old_logprobs or self.statistics:
+        bypasses = self.config.algorithm.bypass_old_logprobs
+        if not bypasses or self.statistics:
             scored = self.actor.scorer.compute_statistics(batch, self.statistics)
-            batch = batch.with_columns(old_logprob=scored.pop("logprob"), **scored)
-        elif "rollout_logprob" in batch.columns:
+            own = scored.pop("logprob")
+            batch = batch.with_columns(**scored) if bypasses else batch.with_columns(old_logprob=own, **scored)
+        if bypasses and "rollout_logprob" in batch.columns:
             batch = batch.with_columns(old_logprob=batch.columns["rollout_logprob"])
         if self.reference is not None:
             batch = batch.with_columns(ref_logprob=self.reference.compute_log_prob(batch))
