@@ -145,8 +145,8 @@ class ActorWorker:
             if not is_out_of_memory(error):
                 raise
             raise self._out_of_memory(batch, step) from error
-        if "actor/kl_loss" in metrics:
-            self.loss_fn.kl.update_kl_coef(metrics["actor/kl_loss"], len(batch))
+        if "actor/kl_mean" in metrics:
+            self.loss_fn.kl.update_kl_coef(metrics["actor/kl_mean"], len(batch))
         seconds = time.perf_counter() - start
         metrics |= batch_metrics(batch, truncated) | of_rollout | of_rewards
         metrics |= speed_metrics(batch.num_tokens, seconds, peak_memory_bytes(self.device))
