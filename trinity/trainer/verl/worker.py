@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from trinity.common.config import Config
-from trinity.common.errors import NumericError, OutOfMemoryError
+from trinity.common.errors import OutOfMemoryError
 from trinity.common.experience import Experience
 from trinity.trainer.advantage import batch_advantage_of
 from trinity.trainer.batch import TrainBatch, collate
@@ -29,8 +28,10 @@ from trinity.trainer.verl.offload import Offload, tell_idle_offload
 from trinity.trainer.verl.optim import make_optimizer
 from trinity.trainer.verl.plugin_state import function_states, restore_functions
 from trinity.trainer.verl.reference import load_reference
+from trinity.trainer.verl.stepping import Stepper
 from trinity.utils.device import (
     is_out_of_memory,
+    num_bytes,
     peak_memory_bytes,
     select_device,
     synchronize,
@@ -164,8 +165,10 @@ class ActorWorker:
     @property
     def is_healthy(self) -> bool:
         """Whether the last optimizer steps were taken; false after a gradient that was not finite."""
-        steppers = [self.actor.stepper, *([self.critic.trained.stepper] if self.critic else [])]
-        return all(stepper.skipped_in_a_row == 0 for stepper in steppers)
+        return all(stepper.skipped_in_a_row == 0 for stepper in self._steppers())
+
+    def _steppers(self) -> list[Stepper]:
+        return [self.actor.stepper, *([self.critic.trained.stepper] if self.critic else [])]
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return the live weights, with an adapter merged; see `TrainerBackend.weights`.
@@ -183,14 +186,8 @@ class ActorWorker:
             NumericError: a weight is not finite; nothing is written.
             WorkflowError: a function of a plugin has a state that cannot be saved.
         """
-        parameters = chain(self.model.named_parameters(), self.critic.model.named_parameters() if self.critic else ())
-        bad = [name for name, parameter in parameters if not bool(parameter.isfinite().all())]
-        if bad:
-            raise NumericError(
-                f"the weights of {len(bad)} tensors are not finite (first {bad[0]}) and are not saved; the newest "
-                "checkpoint is untouched: lower algorithm.optimizer.lr or trainer.grad_clip and resume from it",
-                code="E6002",
-            )
+        for stepper in self._steppers():
+            stepper.check_weights()
         extra = self.actor.stepper.state() | {
             "functions": function_states(self.loss_fn, self.advantage),
         }
@@ -216,11 +213,11 @@ class ActorWorker:
         reference = None if self.reference is None else self.reference.model
         state = (t for values in self.optimizer.state.values() for t in values.values() if isinstance(t, Tensor))
         table = {
-            "parameters": _num_bytes(parameters),
-            "gradients": _num_bytes(p.grad for p in parameters if p.grad is not None),
+            "parameters": num_bytes(parameters),
+            "gradients": num_bytes(p.grad for p in parameters if p.grad is not None),
             # AdamW's two moments are made in the first step: before it, what they will take.
-            "optimizer state": _num_bytes(state) or 2 * _num_bytes(p for p in parameters if p.requires_grad),
-            "reference model": 0 if reference is None else _num_bytes(reference.parameters()),
+            "optimizer state": num_bytes(state) or 2 * num_bytes(p for p in parameters if p.requires_grad),
+            "reference model": 0 if reference is None else num_bytes(reference.parameters()),
             **(self.critic.memory_table() if self.critic else {}),
             "most held by PyTorch": peak_memory_bytes(self.device),
             "memory of the device": total_memory_bytes(self.device),
@@ -285,7 +282,3 @@ class ActorWorker:
             "trainer.trainer_config.actor_rollout_ref.actor (the third is to be raised), or set "
             f"enable_gradient_checkpointing: true{CRITIC_OOM if self.critic else ''}"
         )
-
-
-def _num_bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
