@@ -91,9 +91,16 @@ class KLFn(ABC):
     def loss_of(
         self, divergence: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], loss_agg_mode: str = "token-mean"
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
-        """Return `kl_coef` times the aggregated divergence of tokens, and the metrics `kl_loss` and `kl_coef`."""
+        """Return `kl_coef` times the aggregated divergence of tokens, and the metrics `kl_loss` and `kl_coef`.
+
+        An adaptive coefficient has `kl_mean` beside them, its mean over the counted tokens (nats a token) whatever the
+        aggregation: `target_kl` is compared with that.
+        """
         kl_loss = aggregate_loss(divergence, mask, loss_agg_mode)
-        return kl_loss * self.kl_coef, {"kl_loss": kl_loss.item(), "kl_coef": self.kl_coef}
+        metrics = {"kl_loss": kl_loss.item(), "kl_coef": self.kl_coef}
+        if self.adaptive:
+            metrics["kl_mean"] = masked_mean(divergence, mask).item()
+        return kl_loss * self.kl_coef, metrics
 
     def apply_kl_penalty_to_reward(
         self,
@@ -128,8 +135,8 @@ class KLFn(ABC):
             self.kl_coef *= 1.0 + error * batch_size / self.horizon
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: the coefficient, so that an adaptive one goes on where it was."""
-        return {"kl_coef": self.kl_coef}
+        """Return what a checkpoint keeps: the coefficient, if it moves, so that it goes on where it was."""
+        return {"kl_coef": self.kl_coef} if self.adaptive else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the coefficient of a checkpoint; a fixed one stays as configured."""
