@@ -62,10 +62,12 @@ def decoded(fmt: FormatConfig, values: Mapping[str, Any], *, kind: str) -> dict[
 
 
 def _parsed(text: str) -> Any:
+    """Return the list or mapping that a JSON text holds, None for an empty text or null, else the text."""
     try:
-        return json.loads(text) if text.strip() else None
+        value = json.loads(text) if text.strip() else None
     except (ValueError, RecursionError):
         return text
+    return value if value is None or isinstance(value, list | Mapping) else text
 
 
 def _without_null(value: Any, *, kept: str = "") -> Any:
