@@ -191,3 +191,17 @@ def test_what_the_buffer_takes_from_other_keys_cannot_be_set_otherwise(look: Loo
 
 def test_a_wrong_mode_is_one_problem(look: Look) -> None:
     assert [(p.code, p.key) for p in look("dpo", "mode=trian", **DPO)[1]] == [("E1301", "mode")]
+
+
+def test_a_workflow_without_its_reward_function_is_refused(look: Look) -> None:
+    task, model = "buffer.explorer_input.taskset", "trainer.trainer_config.reward_model"
+    workflow, reward = f"{task}.default_workflow_type", f"{task}.default_reward_fn_type"
+    overrides = ["mode=both", f"{task}.path=d.jsonl", "buffer.batch_size=5", "algorithm.repeat_times=2",
+                 "buffer.trainer_input.experience_buffer.path=null", "buffer.train_batch_size=10"]  # fmt: skip
+    (found,) = look("grpo", *overrides, f"{workflow}=simple_workflow")[1]
+    assert (found.code, found.key) == ("E1864", reward) and "accuracy_reward" in (found.suggestion or "")
+    scored = [f"{model}.enable=true", f"{model}.model.path=/rm", f"{workflow}=async_simple_workflow"]
+    (found,) = look("grpo", *overrides, *scored)[1]
+    assert found.code == "E1864" and "no_reward" in (found.suggestion or "")
+    for enough in (f"{reward}=math_reward", f"{task}.format.reward_fn_key=judge", f"{workflow}=math_workflow"):
+        assert look("grpo", *overrides, f"{workflow}=simple_workflow", enough)[1] == []
