@@ -273,3 +273,38 @@ def test_rows_with_one_fault_are_said_once_with_their_number(tmp_path: Path) -> 
     assert "d.jsonl:3:" in found[2][1] and found[2][1].endswith("(and 3 more of the first 6 rows)")
     (conversations, _) = problems(write_jsonl(tmp_path / "m.jsonl", [chat("q", "a")]), {}, "sft")
     assert "for conversations write `messages_key: messages`" in conversations[1]
+
+
+def test_a_conversation_without_an_answer_is_found_before_the_run(tmp_path: Path) -> None:
+    rows = [{"messages": [says("user", "q")]}, {"messages": [says("assistant", "a"), says("user", "q")]}]
+    found = problems(write_jsonl(tmp_path / "d.jsonl", rows), MESSAGES, "sft")
+    assert [code for code, _ in found] == ["E4020"] * 2 and "no assistant message that answers" in found[1][1]
+
+
+def test_a_template_that_leaves_the_answer_out_is_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "d.jsonl", [chat("q", "a")] * 3)
+    only_users = "{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}{% endfor %}"
+    for all_turns in (False, True):
+        columns = MESSAGES | {"chat_template": only_users, "enable_concatenated_multi_turn": all_turns}
+        with pytest.raises(DataError, match="writes nothing for") as caught:
+            reader_of(tokenizer, path, columns, schema="sft").read(3)
+        assert caught.value.code == "E4021"
+
+
+def test_an_answer_of_tool_calls_is_never_learnt_as_an_empty_text(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    joined = (
+        "{% for m in messages %}{{ m['content'] or m['tool_calls'] | tojson }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '#' }}{% endif %}"
+    )
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]}
+    rows = [{"messages": [says("user", "q"), call]}] * 3
+    with pytest.raises(DataError, match="does not go on from the opening") as caught:
+        reader_of(
+            tokenizer, write_jsonl(tmp_path / "d.jsonl", rows), MESSAGES | {"chat_template": joined}, schema="sft"
+        ).read(3)
+    assert caught.value.code == "E4021"
+    path = write_jsonl(tmp_path / "text.jsonl", [chat("q", "a")])
+    (told,) = reader_of(tokenizer, path, MESSAGES | {"chat_template": joined}, schema="sft").read(1)
+    assert told.response_text == "a<|im_end|>", "a text does go on"
