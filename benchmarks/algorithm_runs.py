@@ -24,7 +24,7 @@ Tree = dict[str, Any]
 EXPLORE_STEPS = 20
 ROLLOUTS = 8
 NUM_EXPERTS = 4096
-NUM_PAIRS = 1920
+NUM_PAIRS = 2560
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,10 @@ RECIPES: dict[str, Recipe] = {
             "buffer.trainer_input.experience_buffer": _dataset_buffer(
                 "pairs.jsonl", prompt_key="question", chosen_key="chosen", rejected_key="rejected"
             ),
-            "buffer.train_batch_size": 64,  # rows: 32 pairs
-            "trainer.total_steps": 60,
-            "algorithm.optimizer.lr": 1.0e-5,
+            "buffer.train_batch_size": 32,  # pairs
+            "trainer.total_steps": 80,
+            # Ten times as much makes the chosen answers unlikely, too, and the policy useless: see docs/datasets.md.
+            "algorithm.optimizer": {"lr": 1.0e-5, "betas": [0.9, 0.95], "weight_decay": 0.0},
         },
     ),
     "sft": Recipe(

@@ -143,6 +143,7 @@ def test_invalid_arguments_are_refused() -> None:
         ("opmd", {"opmd_baseline": "max"}, "opmd_baseline must be one of mean, logavgexp, got 'max'"),
         ("opmd_verl", {"tau": 0.0}, "tau must be > 0, got 0.0"),
         ("jsd", {"lambda_coef": 1.0}, r"lambda_coef must be in \[0, 1\), got 1.0"),
+        ("jsd", {"estimator": "mean"}, "estimator must be value or gradient, got 'mean'"),
         ("jsd", {"chunk_size": 0}, "temperature must be > 0 and chunk_size >= 1, got 1.0 and 0"),
     ]:
         with pytest.raises(ValueError, match=message):
@@ -170,6 +171,28 @@ def test_token_advantage_names_the_tensors_it_asks_for() -> None:
     assert ADVANTAGE_FN.get("ppo")().select_keys == {"token_level_rewards", "values", "action_mask"}
     assert ADVANTAGE_FN.get("jsd").default_args() == dict(ADVANTAGE_FN.contents["jsd"].args)
     assert ADVANTAGE_FN.contents["verl_gae"].needs == {"values"}
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 0.5, 0.9])
+def test_the_policy_gradient_of_jsd_is_that_of_the_divergence(beta: float) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(6, dtype=torch.float64, requires_grad=True)
+    teacher, policy = torch.randn(6, dtype=torch.float64).log_softmax(-1), logits.log_softmax(-1)
+    # With beta 0 the divergence is the reverse one, as if the teacher were the mixture.
+    mixture = (beta * teacher.exp() + (1 - beta) * policy.exp()).log() if beta else teacher
+    of_teacher, of_policy = ((log.exp() * (log - mixture)).sum() for log in (teacher, policy))
+    (exact,) = torch.autograd.grad(beta * of_teacher + (1 - beta) * of_policy, logits, retain_graph=True)
+    # The expectation over sampled tokens of -A times the gradient of their log-probability: a row each token.
+    tensors = {"old_logprob": policy.detach()[:, None], "teacher_logprobs": teacher[:, None]}
+    mask = torch.ones(6, 1, dtype=torch.bool)
+
+    def expected(estimator: str) -> torch.Tensor:
+        function = ADVANTAGE_FN.get("jsd")(lambda_coef=beta, estimator=estimator)
+        advantages = function(**tensors, action_mask=mask)[0][:, 0]
+        return torch.autograd.grad((policy.exp().detach() * -advantages * policy).sum(), logits, retain_graph=True)[0]
+
+    assert torch.allclose(expected("gradient"), exact, rtol=0, atol=1e-12)
+    assert torch.allclose(expected("value"), exact, rtol=0, atol=1e-3) == (beta == 0.0)
 
 
 def test_kl_penalty_lowers_the_rewards_and_moves_the_coefficient() -> None:

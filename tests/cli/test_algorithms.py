@@ -20,11 +20,12 @@ from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_CONTENTS, ENTROPY_LOSS_FN,
 from trinity.catalogue import BUILT_IN
 from trinity.cli.algorithms import ALSO_NEEDED, facts, page
 from trinity.cli.app import app
+from trinity.cli.components import sources
 from trinity.common.config import examine
 from trinity.common.errors import ExitCode
 from trinity.trainer.verl.settings import actor_settings, loss_of, temperature
 from trinity.utils.formula import arguments, in_numbers, in_symbols, number
-from trinity.utils.registry import Registry
+from trinity.utils.registry import Entry, Registry
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 0.5
@@ -86,7 +87,7 @@ def test_the_page_shows_formulas_components_defaults_sources_and_yaml(name: str)
 
 def test_gspo() -> None:
     lines = [line.strip() for line in invoke("algorithms", "gspo").output.splitlines()]
-    assert lines[0] == "gspo: ratios of whole sequences (arXiv:2507.18071)"
+    assert lines[0] == "gspo: ratios of whole sequences (arXiv:2507.18071v2, eq. 5)"
     assert "loss = agg[P] + kl_coef agg[K] - agg[E]" in lines
     assert "P = max(-A s, -A clip(s, 1 - clip_range_low, 1 + clip_range_high))" in lines
     assert "clip_range_low, where it is null: clip_range, else 0.0003" in lines
@@ -96,7 +97,12 @@ def test_gspo() -> None:
         "defaults: clip_range null, clip_range_low null, clip_range_high null, loss_agg_mode seq-mean-token-mean"
         in lines
     )
-    assert {"arXiv:2507.18071", "arXiv:2402.03300", 'Schulman, "Approximating KL Divergence" (2020)'} <= set(lines)
+    assert lines[lines.index("Sources") + 1 : lines.index("YAML, every default written out") - 1] == [
+        "arXiv:2507.18071v2, eq. 5",
+        "arXiv:2402.03300v3, section 4.1.2",
+        "arXiv:2507.18071v2, eq. 13 and 14",
+        'Schulman, "Approximating KL Divergence" (2020)',
+    ]
     assert {"algorithm_type: gspo", "repeat_times: 8", "kl_coef: 0.001", "epsilon: 1.0e-06"} <= set(lines)
 
 
@@ -122,13 +128,35 @@ def test_dpo_and_sft() -> None:
     assert "advantage_fn:" not in sft and "none beside the formula" in sft
 
 
+@pytest.mark.parametrize(
+    ("doc", "works"),
+    [
+        ("whitened (arXiv:2501.03262v9, eq. 4 and 5)", ["arXiv:2501.03262v9, eq. 4 and 5"]),
+        ("the reward (arXiv:2503.20783v2, section 3.2)", ["arXiv:2503.20783v2, section 3.2"]),
+        ("a (arXiv:1707.06347v2, eq. 7) b (arXiv:1912.09729, eq. 3, 5, 7 and 8)",
+         ["arXiv:1707.06347v2, eq. 7", "arXiv:1912.09729, eq. 3, 5, 7 and 8"]),
+        ("c (arXiv:2505.17826; after arXiv:2501.12599v4, section 2.3.2, eq. 3), d",
+         ["arXiv:2505.17826", "arXiv:2501.12599v4, section 2.3.2, eq. 3"]),
+        ("negative log-likelihood", []),
+    ],
+)  # fmt: skip
+def test_sources_are_read_with_version_and_place(doc: str, works: list[str]) -> None:
+    assert sources(Entry("", doc=doc)) == works
+
+
+def test_a_paper_without_a_place_is_left_out_where_another_names_one() -> None:
+    assert "arXiv:2306.13649" not in facts("jsd")["sources"] and "arXiv:2306.13649v3, eq. 1" in facts("jsd")["sources"]
+    assert facts("opmd")["sources"][:2] == ["arXiv:2505.17826", "arXiv:2501.12599v4, eq. 3"]
+    assert "arXiv:2108.05828" in facts("sppo")["sources"]
+
+
 def test_the_table_lists_all_types() -> None:
     first, *rows = invoke("algorithms").output.splitlines()
     assert first.split() == ["name", "advantage", "loss", "KL", "entropy", "repeat_times", "description"]
     assert [row.split()[0] for row in rows] == list(ALGORITHM_CONTENTS)
     grpo = next(row for row in rows if row.startswith("grpo "))
     assert grpo.split()[:6] == ["grpo", "grpo", "ppo", "k2", "default", "8"]
-    assert grpo.endswith("group relative policy optimisation (arXiv:2402.03300)")
+    assert grpo.endswith("group relative policy optimisation (arXiv:2402.03300v3, eq. 3)")
 
 
 def test_json() -> None:
@@ -137,7 +165,7 @@ def test_json() -> None:
     one = json.loads(invoke("algorithms", "rloo", "--json").output)
     assert one == found[list(ALGORITHM_CONTENTS).index("rloo")]
     assert one["components"]["advantage_fn"]["formula"][0] == "R - mean(R of the other rollouts)"
-    assert one["repeat_times"] == 8 and one["mode"] == "both" and one["sources"][0] == "arXiv:2402.14740"
+    assert one["repeat_times"] == 8 and one["mode"] == "both" and one["sources"][0] == "arXiv:2402.14740v2, section 2.3"
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])

@@ -47,9 +47,10 @@ def aggregate_loss(
     Args:
         values: per-token loss.
         mask: true on the tokens that count.
-        loss_agg_mode: `token-mean` the mean over tokens; `seq-mean-token-sum` the mean over all rows of row sums;
+        loss_agg_mode: `token-mean` the mean over tokens (DAPO, arXiv:2503.14476v2, eq. 12);
+            `seq-mean-token-sum` the mean over all rows of row sums;
             `seq-mean-token-mean` the mean over all rows of row means, a row without tokens adding 0;
-            `seq-mean-token-sum-norm` the sum divided by `normalizer` (Dr. GRPO, arXiv:2503.20783).
+            `seq-mean-token-sum-norm` the sum divided by `normalizer` (Dr. GRPO, arXiv:2503.20783v2, section 3.2).
         normalizer: divisor of the last mode; T by default.
 
     Raises:

@@ -2,8 +2,8 @@
 
 Dimension key: B = responses, T = response positions. rho = exp(old_logprob - rollout_logprob) per token: the policy
 before the update, recomputed by the trainer, over the policy that sampled. Truncated weights are those of Ionides,
-"Truncated Importance Sampling" (2008), zero outside a band those of IcePop (2025). Options and thresholds are veRL's;
-where every weight is outside the band all are 0 (veRL 0.9.1 raises an error there).
+"Truncated Importance Sampling" (2008), zero outside a band those of IcePop (arXiv:2510.18855v2, eq. 1 and 2). Options
+and thresholds are veRL's; where every weight is outside the band all are 0 (veRL 0.9.1 raises an error there).
 """
 
 from __future__ import annotations

@@ -101,7 +101,9 @@ def all_sources(name: str, parts: dict[str, Component]) -> list[str]:
 
     found = [*sources(ALGORITHM_CONTENTS[name]), *(work for part in parts.values() for work in part.sources)]
     found += [critic.SOURCE] if critic.has_critic(parts) else []
-    return [work for work in dict.fromkeys(found) if not any(other.startswith(f"{work},") for other in found)]
+    return [
+        work for work in dict.fromkeys(found) if not any(other.startswith((f"{work},", f"{work}v")) for other in found)
+    ]
 
 
 def table(names: list[str]) -> str:

@@ -18,6 +18,8 @@ from trinity.algorithm import (
 from trinity.utils.formula import in_numbers, in_symbols
 from trinity.utils.registry import Entry
 
+# A paper, its version where the numbers depend on it, and the place in it.
+_SOURCE = re.compile(r"arXiv:\d{4}\.\d{4,5}(?:v\d+)?(?:, (?:eq\. \d+(?:(?:, | and )\d+)*|section \d+(?:\.\d+)*))*")
 REGISTRIES: dict[str, tuple[str, Mapping[str, Entry]]] = {
     "advantage_fn": ("advantage_fn", ADVANTAGE_CONTENTS),
     "policy_loss_fn": ("policy_loss_fn", POLICY_LOSS_CONTENTS),
@@ -95,5 +97,5 @@ def components(algorithm: str) -> dict[str, Component]:
 
 def sources(entry: Entry) -> list[str]:
     """Return the works that an entry names."""
-    found = re.findall(r"arXiv:\d{4}\.\d{4,5}(?:, eq\. [\d, and]*\d)?", entry.doc)
+    found = re.findall(_SOURCE, entry.doc)
     return [*found, *([entry.source] if entry.source else [])]

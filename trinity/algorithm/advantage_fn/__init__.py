@@ -24,30 +24,33 @@ def _entry(place: str, doc: str, needs: str = "", **args: Any) -> Entry:
     return Entry(path, args=args, needs=frozenset(needs.split()), doc=doc, formula=formula)
 
 
-_GAE = _entry("gae:GAEAdvantage", "whitened GAE, in the trainer (arXiv:1506.02438)", "values", gamma=1.0, lam=1.0)
+_GAE = _entry(
+    "gae:GAEAdvantage", "whitened GAE, in the trainer (arXiv:1506.02438v6, eq. 16)", "values", gamma=1.0, lam=1.0
+)
 _RPP = _entry(
     "reinforce_plus_plus:REINFORCEPlusPlusAdvantage",
-    "whitened reward to go, in the trainer (arXiv:2501.03262)",
+    "whitened reward to go, in the trainer (arXiv:2501.03262v9, eq. 4 and 5)",
     gamma=1.0,
 )
 _RPP_BASELINE = _entry(
     "reinforce_plus_plus:REINFORCEPlusPlusBaselineAdvantage",
-    "whitened score - mean of the task, in the trainer (arXiv:2501.03262)",
+    "whitened score - mean of the task, in the trainer (arXiv:2501.03262v9, eq. 6 and 7)",
 )
 _REMAX = _entry(
-    "remax:REMAXAdvantage", "reward to go - reward of a greedy rollout, in the trainer (arXiv:2310.10505)",
+    "remax:REMAXAdvantage",
+    "reward to go - reward of a greedy rollout, in the trainer (arXiv:2310.10505v3, section 4.2)",
     "reward_baselines",
-)  # fmt: skip
-_RLOO = _entry("rloo:RLOOAdvantage", "score - mean of the others, in the trainer (arXiv:2402.14740)")
+)
+_RLOO = _entry("rloo:RLOOAdvantage", "score - mean of the others, in the trainer (arXiv:2402.14740v2, section 2.3)")
 _VERL_GRPO = _entry(
     "grpo_tokens:VerlGRPOAdvantage",
-    "as grpo_verl; without the deviation Dr. GRPO (arXiv:2503.20783)",
+    "as grpo_verl; without the deviation Dr. GRPO (arXiv:2503.20783v2, section 3.2)",
     epsilon=1e-6,
     norm_adv_by_std_in_grpo=True,
 )
 _PASSK = _entry(
     "grpo_tokens:GRPOPassKAdvantage",
-    "best - second best of the task, in the trainer (arXiv:2503.19595)",
+    "best - second best of the task, in the trainer (arXiv:2503.19595v2, section 3.1)",
     epsilon=1e-6,
     norm_adv_by_std_in_grpo=True,
 )
@@ -60,8 +63,10 @@ _GDPO = _entry(
     gdpo_reward_weights=None,
     gdpo_reward_keys=None,
 )
-_OPO = _entry("opo:OPOAdvantage", "score - length-weighted mean, in the trainer (arXiv:2505.23585)")
-_GPG = _entry("gpg:GPGAdvantage", "score - mean, scaled up for empty signals, in the trainer (arXiv:2504.02546)")
+_OPO = _entry("opo:OPOAdvantage", "score - length-weighted mean, in the trainer (arXiv:2505.23585v2, section 3.2)")
+_GPG = _entry(
+    "gpg:GPGAdvantage", "score - mean, scaled up for empty signals, in the trainer (arXiv:2504.02546v4, eq. 6 and 7)"
+)
 _OTB = _entry(
     "optimal_token_baseline:OptimalTokenBaselineAdvantage",
     "reward to go - optimal baseline of the position, in the trainer",
@@ -76,7 +81,7 @@ _TIR_OTB = _entry(
 ADVANTAGE_CONTENTS: dict[str, Entry] = {
     "grpo": _entry(
         "grpo:GRPOGroupedAdvantage",
-        "(reward - group mean) / (group standard deviation + epsilon) (arXiv:2402.03300)",
+        "(reward - group mean) / (group standard deviation + epsilon) (arXiv:2402.03300v3, section 4.1.2)",
         epsilon=1e-6,
         std_threshold=None,
         duplicate_experiences=False,
@@ -85,7 +90,7 @@ ADVANTAGE_CONTENTS: dict[str, Entry] = {
     ),
     "step_wise_grpo": _entry(
         "step_wise_grpo:StepWiseGRPOAdvantage",
-        "grpo on the last step's reward, for all steps of a rollout",
+        "grpo on the last step's reward, for all steps of a rollout (arXiv:2402.03300v3, section 4.1.2)",
         epsilon=1e-6,
         enable_step_norm=False,
         std_threshold=None,
@@ -93,7 +98,7 @@ ADVANTAGE_CONTENTS: dict[str, Entry] = {
     ),
     "gigpo": _entry(
         "gigpo:GiGPOAdvantage",
-        "episode advantage + omega times advantage among steps from equal states (arXiv:2505.10978)",
+        "episode advantage + omega times advantage among steps of equal state (arXiv:2505.10978v3, eq. 3, 5, 7 and 8)",
         omega=1.0,
         gamma=1.0,
         fnorm="none",
@@ -104,11 +109,13 @@ ADVANTAGE_CONTENTS: dict[str, Entry] = {
     "reinforce": _entry("reinforce:REINFORCEGroupAdvantage", "the reward"),
     "opmd": _entry(
         "opmd:OPMDGroupAdvantage",
-        "reward - mean or log-mean-exp of the task (arXiv:2501.12599)",
+        "reward - mean or log-mean-exp of the task (arXiv:2501.12599v4, section 2.3.2)",
         opmd_baseline="mean",
         tau=1.0,
     ),
-    "asymre": _entry("asymre:ASYMREGroupAdvantage", "reward - (mean + shift) (arXiv:2506.20520)", baseline_shift=-0.1),
+    "asymre": _entry(
+        "asymre:ASYMREGroupAdvantage", "reward - (mean + shift) (arXiv:2506.20520v2, eq. 4)", baseline_shift=-0.1
+    ),
     "rec": _entry(
         "rec:RECGroupedAdvantage",
         "reward - mean, optionally without surplus negatives (arXiv:2509.24203)",
@@ -120,7 +127,9 @@ ADVANTAGE_CONTENTS: dict[str, Entry] = {
     "reinforceplusplus": _RPP,
     "remax": _REMAX,
     "rloo": _RLOO,
-    "grpo_verl": _entry("grpo_tokens:GRPOAdvantage", "grpo, in the trainer (arXiv:2402.03300)", epsilon=1e-6),
+    "grpo_verl": _entry(
+        "grpo_tokens:GRPOAdvantage", "grpo, in the trainer (arXiv:2402.03300v3, section 4.1.2)", epsilon=1e-6
+    ),
     "opmd_verl": _entry("opmd:OPMDAdvantage", "opmd, in the trainer", opmd_baseline="mean", tau=1.0),
     "asymre_verl": _entry("asymre:ASYMREAdvantage", "asymre, in the trainer", baseline_shift=-0.1),
     "on_policy_distill": _entry(
@@ -131,12 +140,13 @@ ADVANTAGE_CONTENTS: dict[str, Entry] = {
     ),
     "jsd": _entry(
         "distillation:JSDAdvantage",
-        "minus the Jensen-Shannon estimate of the token, in the trainer (arXiv:2306.13649)",
+        "minus the Jensen-Shannon estimate of the token, in the trainer (arXiv:2306.13649v3, eq. 1)",
         "teacher_logprobs",
         lambda_coef=0.5,
         kl_coef=1.0,
         temperature=1.0,
         chunk_size=None,
+        estimator="value",
     ),
     "clipb": _entry(
         "entropy_clip:ClipBAdvantage",

@@ -1,9 +1,9 @@
-"""Asymmetric REINFORCE (arXiv:2506.20520): the reward minus a baseline shifted below the mean.
+"""Asymmetric REINFORCE (arXiv:2506.20520v2, eq. 4): the reward minus a baseline shifted below the mean.
 
     A_i = r_i - (mean + baseline_shift)
 
-A negative shift lets good responses weigh more than bad ones, which keeps off-policy learning stable. A group of one
-has baseline 0.
+A negative shift lets good responses weigh more than bad ones, which keeps off-policy learning stable; the paper
+suggests about -0.1 (section 5.3). A group of one has baseline 0.
 """
 
 from __future__ import annotations

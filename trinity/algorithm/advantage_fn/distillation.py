@@ -1,13 +1,24 @@
 """Advantages of distillation: how much more the teacher likes the sampled token than the policy does.
 
     on_policy_distill   A = kl_coef (t - s)
-    jsd                 A = -kl_coef J,   J = beta (t - m) + (1 - beta) (s - m),   m = ln(beta e^t + (1 - beta) e^s)
+    jsd                 A = -kl_coef J,   m = ln(beta e^t + (1 - beta) e^s), and
+                        J = beta (t - m) + (1 - beta) (s - m)     estimator value
+                        J = (1 - beta) (s - m)                    estimator gradient
 
 s and t are the log-probabilities of the sampled token under the policy and the teacher, beta is `lambda_coef`. The
-first is minus the per-token k1 estimate of the reverse divergence (Agarwal et al., arXiv:2306.13649). J is a per-token
-estimate on sampled tokens of the generalised Jensen-Shannon divergence of that paper, section 2; beta 0 gives s - t.
+first is minus the per-token k1 estimate of the reverse divergence (Agarwal et al., arXiv:2306.13649). beta 0 gives
+s - t in both forms of the second.
 
-Where we differ: with beta 1, trinity-rft 0.6.0 takes J = t - s, which pushes away from the teacher; it is refused here.
+The generalised Jensen-Shannon divergence of that paper (v3, eq. 1) is
+D = beta sum_y T (t - m) + (1 - beta) sum_y S (s - m) over the tokens y of the vocabulary, S = e^s and T = e^t. Its
+derivative by S(y) is (1 - beta) (s - m): the other terms cancel, because e^m = beta T + (1 - beta) S. So the policy
+gradient of `gradient` is that of D. The published J, `value`, sums the two parts of D at a token that the policy
+sampled. It is no such derivative: with beta 1/2 it is never positive, by the inequality of the arithmetic and geometric
+mean, and 0 where policy and teacher agree, so that A rewards disagreement. `gradient` is the default of the algorithm
+type `jsd`.
+
+Where we differ: with beta 1, trinity-rft 0.6.0 takes J = t - s, which pushes away from the teacher; it is
+refused here.
 
 Dimension key: B = responses, T = response positions.
 """
@@ -55,6 +66,8 @@ class JSDAdvantage(TokenAdvantage):
         kl_coef: coefficient.
         temperature: divides both log-probabilities, > 0.
         chunk_size: responses computed at a time; None takes all. It bounds memory and changes no number.
+        estimator: `value` takes the published estimate of the divergence at the token, `gradient` the term whose
+            policy gradient is that of the divergence.
 
     Raises:
         ValueError: an argument out of its range.
@@ -66,11 +79,15 @@ class JSDAdvantage(TokenAdvantage):
         kl_coef: float = 1.0,
         temperature: float = 1.0,
         chunk_size: int | None = None,
+        estimator: str = "value",
     ) -> None:
         if not 0.0 <= lambda_coef < 1.0:
             raise ValueError(f"lambda_coef must be in [0, 1), got {lambda_coef}: 1 would push away from the teacher")
         if temperature <= 0 or (chunk_size is not None and chunk_size < 1):
             raise ValueError(f"temperature must be > 0 and chunk_size >= 1, got {temperature} and {chunk_size}")
+        if estimator not in ("value", "gradient"):
+            raise ValueError(f"estimator must be value or gradient, got {estimator!r}")
+        self.estimator = estimator
         self.lambda_coef = lambda_coef
         self.kl_coef = kl_coef
         self.temperature = temperature
@@ -85,13 +102,16 @@ class JSDAdvantage(TokenAdvantage):
         """Return the advantages, also as returns, and the metric `teacher_jsd` (nats a token)."""
         rows = self.chunk_size or max(len(old_logprob), 1)
         chunks = zip(old_logprob.split(rows), teacher_logprobs.split(rows), strict=True)
-        divergence = masked_zero(torch.cat([self._divergence(s, t) for s, t in chunks]), action_mask)
-        advantages = -self.kl_coef * divergence
+        parts = [self._parts(s, t) for s, t in chunks]
+        of_teacher, of_policy = (masked_zero(torch.cat(part), action_mask) for part in zip(*parts, strict=True))
+        divergence = of_teacher + of_policy
+        advantages = -self.kl_coef * (of_policy if self.estimator == "gradient" else divergence)
         return advantages, advantages.clone(), {"teacher_jsd": masked_mean(divergence, action_mask).item()}
 
-    def _divergence(self, old_logprob: Tensor, teacher_logprobs: Tensor) -> Tensor:
+    def _parts(self, old_logprob: Tensor, teacher_logprobs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return beta (t - m) and (1 - beta) (s - m)."""
         policy, teacher, beta = old_logprob / self.temperature, teacher_logprobs / self.temperature, self.lambda_coef
         if beta == 0.0:
-            return policy - teacher
+            return torch.zeros_like(policy), policy - teacher
         mixture = torch.logaddexp(policy + math.log1p(-beta), teacher + math.log(beta))
-        return beta * (teacher - mixture) + (1.0 - beta) * (policy - mixture)
+        return beta * (teacher - mixture), (1.0 - beta) * (policy - mixture)

@@ -96,9 +96,11 @@ ADVANTAGE_FORMULAS: dict[str, str] = {
     ),
     "OnPolicyDistillAdvantage": "{kl_coef} (teacher_logprob - old_logprob)",
     "JSDAdvantage": (
-        "-{kl_coef} ({lambda_coef} (t - m) + (1 - {lambda_coef}) (s - m))"
+        "-{kl_coef} J"
+        "\n?estimator=gradient J = (1 - {lambda_coef}) (s - m), the policy gradient of the divergence"
+        "\n?estimator=value J = {lambda_coef} (t - m) + (1 - {lambda_coef}) (s - m), its estimate at the token"
         "\nm = ln({lambda_coef} e^t + (1 - {lambda_coef}) e^s)"
         "\ns = old_logprob / {temperature}, t = teacher_logprob / {temperature}"
-        "\n?lambda_coef=0 the bracket is s - t"
+        "\n?lambda_coef=0 J is s - t"
     ),
 }

@@ -1,4 +1,4 @@
-"""Generalised advantage estimation (Schulman et al., arXiv:1506.02438, equation 16).
+"""Generalised advantage estimation (Schulman et al., arXiv:1506.02438v6, eq. 16).
 
     delta_t = r_t + gamma V_{t+1} - V_t,   A_t = delta_t + gamma lam A_{t+1},   return_t = A_t + V_t
 

@@ -1,10 +1,11 @@
-"""GiGPO: group in group policy optimisation (Feng et al., arXiv:2505.10978, section 4).
+"""GiGPO: group in group policy optimisation (Feng et al., arXiv:2505.10978v3).
 
-    A = A_E + omega A_S
+    A = A_E + omega A_S  (eq. 8)
 
-A_E compares the episodes of a task: the sum of a run's step rewards, minus the mean, divided by (F + epsilon). A_S
-compares steps that start from the same state of the environment: the discounted return from that step on, minus the
-mean over the steps of equal state, divided by (F + epsilon). F is 1 (`none`) or the standard deviation (`std`).
+A_E (eq. 3) compares the episodes of a task: the sum of a run's step rewards, minus the mean, divided by (F + epsilon).
+A_S (eq. 5 to 7) compares steps that start from the same state of the environment: the discounted return from that step
+on, minus the mean over the steps of equal state, divided by (F + epsilon). F is 1 (`none`) or the standard deviation
+(`std`).
 
 A group of one has mean 0 and F 1 in A_E, and 0 in A_S; a step without a state has 0 there too. Where no step of a run
 has a step reward, its last step has the run's reward, the others 0. Where we differ: steps are compared within

@@ -1,4 +1,4 @@
-"""GPG: group policy gradient (Chu et al., arXiv:2504.02546).
+"""GPG: group policy gradient (Chu et al., arXiv:2504.02546v4, eq. 6 and 7).
 
     A_i = alpha (s_i - mean),   alpha = responses / responses with a nonzero score
 

@@ -1,4 +1,4 @@
-"""Group-normalised advantage (GRPO, arXiv:2402.03300, section 4.1.2)."""
+"""Group-normalised advantage (GRPO, arXiv:2402.03300v3, section 4.1.2)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Group-normalised advantages in the trainer: GRPO, Dr. GRPO, GRPO pass@k and GDPO.
 
-    grpo         A_i = (s_i - mean) / (std + epsilon)              arXiv:2402.03300, section 4.1.2
-    Dr. GRPO     A_i = s_i - mean                                  arXiv:2503.20783, section 3.2
-    grpo_passk   A_best = (s_best - s_second) / (std + epsilon), 0 for the others; arXiv:2503.19595
+    grpo         A_i = (s_i - mean) / (std + epsilon)              arXiv:2402.03300v3, section 4.1.2
+    Dr. GRPO     A_i = s_i - mean                                  arXiv:2503.20783v2, section 3.2
+    grpo_passk   A_best = (s_best - s_second) / (std + epsilon), 0 for the others; arXiv:2503.19595v2, section 3.1
     gdpo         A = whiten(sum over k of weight_k grpo(reward component k)); arXiv:2601.05242
 
 s_i is the score: the sum of the token rewards. The standard deviation is the unbiased one of the task's scores.

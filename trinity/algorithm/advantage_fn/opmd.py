@@ -1,7 +1,7 @@
 """Online policy mirror descent: the reward minus a baseline of the task.
 
 The baseline is the mean, or tau ln(mean(exp(r / tau))), the value of the KL-regularised problem (Kimi k1.5,
-arXiv:2501.12599, section 2.3.2), which tends to the largest reward as tau goes to 0 and to the mean as it grows.
+arXiv:2501.12599v4, section 2.3.2), which tends to the largest reward as tau goes to 0 and to the mean as it grows.
 A group of one has baseline 0.
 """
 

@@ -1,4 +1,4 @@
-"""OPO: on-policy RL with the optimal reward baseline (Hao et al., arXiv:2505.23585).
+"""OPO: on-policy RL with the optimal reward baseline (Hao et al., arXiv:2505.23585v2, section 3.2).
 
     A_i = s_i - sum(L_j s_j) / sum(L_j)
 

@@ -1,9 +1,9 @@
-"""REINFORCE++ (Hu et al., arXiv:2501.03262).
+"""REINFORCE++ (Hu et al., arXiv:2501.03262v9; other versions number differently).
 
-    return_t = r_t + gamma return_{t+1},   A = whiten(return)
+    return_t = r_t + gamma return_{t+1}  (eq. 4),   A = whiten(return)  (eq. 5)
 
 The whitening is over the counted tokens of the whole batch. With a baseline, the return is instead the score of the
-response minus the mean of its task.
+response minus the mean of its task (eq. 6 and 7).
 
 Where we differ: only tokens that the policy produced discount; trinity-rft 0.6.0 discounts over the others too.
 

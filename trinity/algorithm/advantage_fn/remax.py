@@ -1,4 +1,4 @@
-"""ReMax (Li et al., arXiv:2310.10505): the reward to go minus the reward of a greedy rollout of the same prompt.
+"""ReMax (Li et al., arXiv:2310.10505v3, section 4.2): reward to go minus the reward of a greedy rollout of the prompt.
 
 Dimension key: B = responses, T = response positions.
 """

@@ -1,4 +1,4 @@
-"""REINFORCE leave-one-out (Ahmadian et al., arXiv:2402.14740; Kool et al. 2019).
+"""REINFORCE leave-one-out (Ahmadian et al., arXiv:2402.14740v2, section 2.3; Kool et al. 2019).
 
     A_i = r_i - mean of the others = (r_i - mean) n / (n - 1)
 

@@ -2,7 +2,7 @@
 
     A_run = (r_last - mean over the runs) / (standard deviation + epsilon)
 
-as in GRPO (arXiv:2402.03300, section 4.1.2), with runs in place of responses.
+as in GRPO (arXiv:2402.03300v3, section 4.1.2), with runs in place of responses.
 """
 
 from __future__ import annotations

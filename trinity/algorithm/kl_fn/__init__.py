@@ -41,8 +41,8 @@ KL_CONTENTS: dict[str, Entry] = {
     "none": _entry("NoneKLFn", "no KL term", "0"),
     "k1": _entry("K1KLFn", "d", "d", "ref_logprob"),
     "k2": _entry("K2KLFn", "d^2 / 2", "d^2 / 2", "ref_logprob"),
-    "k3": _entry("K3KLFn", "exp(-d) - 1 + d", _K3, "ref_logprob"),
-    "low_var_kl": _entry("LowVarKLFn", "k3, clamped", _CLAMPED, "ref_logprob"),
+    "k3": _entry("K3KLFn", "the estimate that GRPO takes (arXiv:2402.03300v3, eq. 4)", _K3, "ref_logprob"),
+    "low_var_kl": _entry("LowVarKLFn", "k3 (arXiv:2402.03300v3, eq. 4), clamped", _CLAMPED, "ref_logprob"),
     "abs": _entry("AbsKLFn", "|d|", "|d|", "ref_logprob"),
     "corrected_k3": _entry(
         "CorrectedK3KLFn",

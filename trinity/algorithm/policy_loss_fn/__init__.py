@@ -87,37 +87,46 @@ def _entry(place: str, doc: str, args: dict[str, Any], needs: frozenset[str] = _
 
 POLICY_LOSS_CONTENTS: dict[str, Entry] = {
     "ppo": _entry(
-        "ppo:PPOPolicyLossFn", "clipped surrogate (arXiv:1707.06347) with dual clip (arXiv:1912.09729)", _PPO
+        "ppo:PPOPolicyLossFn",
+        "clipped surrogate (arXiv:1707.06347v2, eq. 7) with dual clip (arXiv:1912.09729v3, eq. 5)",
+        _PPO,
     ),
     "importance_sampling": _entry(
         "importance_sampling:ImportanceSamplingPolicyLossFn",
-        "advantage times ratio, not clipped (arXiv:1707.06347, eq. 6)",
+        "advantage times ratio, not clipped (arXiv:1707.06347v2, eq. 6)",
         _TOKEN_MEAN,
     ),
     "opmd": _entry(
         "opmd:OPMDPolicyLossFn",
-        "online policy mirror descent (arXiv:2505.17826)",
+        "online policy mirror descent (arXiv:2505.17826; after arXiv:2501.12599v4, eq. 3)",
         {"tau": 1.0, **_TOKEN_MEAN},
         _ADVANTAGES,
     ),
     "gspo": _entry(
         "gspo:GSPOPolicyLossFn",
-        "ratio of the response, clipped (arXiv:2507.18071); clip_range_low 3e-4 and high 4e-4 where nothing is given",
+        "ratio of the response, clipped (arXiv:2507.18071v2, eq. 13 and 14); "
+        "clip_range_low 3e-4 and high 4e-4 where nothing is given",
         {"clip_range": None, "clip_range_low": None, "clip_range_high": None, **_SEQ_MEAN},
     ),
-    "cispo": _entry("cispo:CISPOPolicyLossFn", "policy gradient with clipped weights (arXiv:2506.13585)", _CISPO),
+    "cispo": _entry(
+        "cispo:CISPOPolicyLossFn",
+        "policy gradient with clipped weights (arXiv:2506.13585v1, eq. 4, 5, 6 and 7)",
+        _CISPO,
+    ),
     "sapo": _entry(
         "sapo:SAPOPolicyLossFn",
-        "a smooth gate instead of the clip (arXiv:2511.20347)",
+        "a smooth gate instead of the clip (arXiv:2511.20347v2, eq. 5 and 6)",
         {"tau_pos": 1.0, "tau_neg": 1.05, **_TOKEN_MEAN},
     ),
     "topr": _entry(
         "topr:TOPRPolicyLossFn",
-        "tapered off-policy REINFORCE (arXiv:2503.14286)",
+        "tapered off-policy REINFORCE (arXiv:2503.14286v2, eq. 8)",
         {"advantage_threshold": 0.0, **_TOKEN_MEAN},
     ),
     "sppo": _entry(
-        "sppo:SPPOPolicyLossFn", "log-ratio in a trust region (arXiv:2108.05828)", {"epsilon": 0.3, **_TOKEN_MEAN}
+        "sppo:SPPOPolicyLossFn",
+        "softmax PPO: the log-ratio in a trust region (arXiv:2108.05828)",
+        {"epsilon": 0.3, **_TOKEN_MEAN},
     ),
     "rec": _entry("rec:RECPolicyLossFn", "group-relative REINFORCE and its variants (arXiv:2509.24203)", _REC),
     "sft": _entry("sft:SFTPolicyLossFn", "negative log-likelihood of the counted tokens", _TOKEN_MEAN, frozenset()),
@@ -129,7 +138,7 @@ POLICY_LOSS_CONTENTS: dict[str, Entry] = {
     ),
     "sft_phi": _entry(
         "sft_phi:SFTPhiPolicyLossFn",
-        "likelihood weighted by p (1 - p) (arXiv:2508.11408)",
+        "likelihood weighted by p (1 - p) (arXiv:2508.11408, eq. 5 and 6)",
         {"cutoff_prob": 1.0, **_TOKEN_MEAN},
         frozenset(),
     ),
@@ -140,11 +149,14 @@ POLICY_LOSS_CONTENTS: dict[str, Entry] = {
         frozenset({"ref_logprob"}),
     ),
     "mix": _entry(
-        "mix:MIXPolicyLossFn", "ppo and sft at a fixed mixture (arXiv:2505.17826)", {"mu": 0.1, **_MIXED}, _EXPERT
+        "mix:MIXPolicyLossFn",
+        "ppo and sft at a fixed mixture (arXiv:2505.17826v3, section 3.2)",
+        {"mu": 0.1, **_MIXED},
+        _EXPERT,
     ),
     "mix_chord": _entry(
         "mix_chord:MIXCHORDPolicyLossFn",
-        "ppo and sft at a moving mixture (arXiv:2508.11408)",
+        "ppo and sft at a moving mixture (arXiv:2508.11408, eq. 3)",
         {**_CHORD_MU, "enable_phi_function": True, **_MIXED},
         _EXPERT | {"step"},
     ),
@@ -158,33 +170,35 @@ POLICY_LOSS_CONTENTS: dict[str, Entry] = {
     "verl_sapo": _entry(
         "sapo:VerlSAPOPolicyLossFn", "as sapo, always seq-mean-token-mean", {"tau_pos": 1.0, "tau_neg": 1.05}
     ),
-    "verl_gpg": _entry("gpg:VerlGPGPolicyLossFn", "plain policy gradient (arXiv:2504.02546)", _TOKEN_MEAN, _ADVANTAGES),
+    "verl_gpg": _entry(
+        "gpg:VerlGPGPolicyLossFn", "plain policy gradient (arXiv:2504.02546v4, eq. 5)", _TOKEN_MEAN, _ADVANTAGES
+    ),
     "verl_geo_mean": _entry(
-        "geo_mean:VerlGeoMeanPolicyLossFn", "geometric mean of clipped ratios (arXiv:2507.20673)", _CLIP_RATIO
+        "geo_mean:VerlGeoMeanPolicyLossFn", "geometric mean of clipped ratios (arXiv:2507.20673v3, eq. 4)", _CLIP_RATIO
     ),
     "verl_clip_cov": _entry(
         "clip_cov:VerlClipCovPolicyLossFn",
-        "some tokens of high covariance left out (arXiv:2505.22617)",
+        "some tokens of high covariance left out (arXiv:2505.22617v1, eq. 11 and 12)",
         {**_CLIP_RATIO, **_CLIP_COV, **_TOKEN_MEAN},
     ),
     "verl_kl_cov": _entry(
         "kl_cov:VerlKLCovPolicyLossFn",
-        "tokens of highest covariance held (arXiv:2505.22617)",
+        "tokens of highest covariance held (arXiv:2505.22617v1, eq. 13 and 14)",
         {"kl_cov_ratio": 2e-4, "ppo_kl_coef": 0.1, **_TOKEN_MEAN},
     ),
     "verl_dppo_tv": _entry(
         "dppo:VerlDPPOTVPolicyLossFn",
-        "trust region of total variation (arXiv:2602.04879)",
+        "trust region of total variation (arXiv:2602.04879v3, eq. 12 and 13)",
         {**_CLIP_RATIO, "clip_ratio_c": 3.0, **_TOKEN_MEAN},
     ),
     "verl_dppo_kl": _entry(
         "dppo:VerlDPPOKLPolicyLossFn",
-        "trust region of divergence (arXiv:2602.04879)",
+        "trust region of divergence (arXiv:2602.04879v3, eq. 12 and 14)",
         {**_CLIP_RATIO, "clip_ratio_c": 3.0, **_TOKEN_MEAN},
     ),
     "verl_dro": _entry(
         "dro:VerlDROPolicyLossFn",
-        "policy gradient with a squared log-ratio (arXiv:2405.19107); dro_beta has to be given",
+        "policy gradient with a squared log-ratio (arXiv:2405.19107v1, eq. 8); dro_beta has to be given",
         {"dro_beta": None, **_TOKEN_MEAN},
     ),
     "verl_bypass_mode": _entry("bypass_mode:VerlBypassModePolicyLossFn", "rollout correction inside the loss", _BYPASS),

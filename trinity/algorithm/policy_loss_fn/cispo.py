@@ -19,7 +19,7 @@ from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 class CISPOPolicyLossFn(TokenLossFn):
     """-A sg(clip(r, 1 - low, 1 + high)) logprob, without the tokens that the mask leaves out.
 
-    CISPO of arXiv:2506.13585, eq. 4 and 5, with the mask of eq. 6 and 7: tokens with A > 0 and r > 1 + mask high, or
+    CISPO of arXiv:2506.13585v1, eq. 4 and 5, with the mask of eq. 6 and 7: tokens with A > 0 and r > 1 + mask high, or
     A < 0 and r < 1 - mask low, are left out. r = exp(logprob - old_logprob); sg holds its argument, so that a clipped
     token keeps its gradient.
 

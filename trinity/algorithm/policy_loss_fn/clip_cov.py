@@ -20,7 +20,7 @@ from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 class VerlClipCovPolicyLossFn(TokenLossFn):
     """max(-A r, -A clip(r, 1 - low, 1 + high)), 0 for some tokens whose covariance is between the bounds.
 
-    Clip-Cov of arXiv:2505.22617, eq. 11 and 12. r = exp(logprob - old_logprob); see `token_covariance`. Of the
+    Clip-Cov of arXiv:2505.22617v1, eq. 11 and 12. r = exp(logprob - old_logprob); see `token_covariance`. Of the
     candidates that the ratio does not clip already, max(1, `clip_cov_ratio` of the counted tokens) lose loss and
     gradient, chosen at random by a generator that depends on the batch's sizes only, among candidates sorted by their
     covariance: the same batch gives the same loss, in whatever order its rows are. Means and choice are those of the

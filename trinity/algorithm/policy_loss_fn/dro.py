@@ -17,8 +17,9 @@ from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 class VerlDROPolicyLossFn(TokenLossFn):
     """-(A logprob - beta (logprob - old_logprob)^2 / 2).
 
-    The policy part of DRO, arXiv:2405.19107, per token: a policy gradient held near the sampling policy
-    by a square instead of a clip.
+    The policy part of DRO, arXiv:2405.19107v1, eq. 8 divided by its tau (algorithm 1): a policy gradient held back by
+    a square instead of a clip. Where we differ, as veRL does: it is taken per token, the reference is the policy that
+    sampled, and A stands for the reward minus the value.
 
     Args:
         backend: see `PolicyLossFn`.

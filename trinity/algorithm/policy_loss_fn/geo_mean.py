@@ -21,7 +21,7 @@ MIN_WEIGHT = 1e-10
 class VerlGeoMeanPolicyLossFn(PolicyLossFn):
     """Mean over all responses of -A exp(mean over tokens of the clipped log-ratio).
 
-    GMPO, arXiv:2507.20673. The log-ratio d = logprob - old_logprob is clipped to [-low, high] on the side that
+    GMPO, arXiv:2507.20673v3, eq. 4. The log-ratio d = logprob - old_logprob is clipped to [-low, high] on the side that
     the sign of A makes harmful; A is the mean of the response's advantages. As in veRL the mean is over all B
     responses, those without tokens included, whatever the aggregation mode.
 

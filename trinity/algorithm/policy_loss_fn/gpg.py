@@ -17,7 +17,7 @@ from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 class VerlGPGPolicyLossFn(TokenLossFn):
     """-A logprob, by veRL's convention of aggregation.
 
-    Group policy gradient, arXiv:2504.02546: no ratio and no clipping.
+    Group policy gradient, arXiv:2504.02546v4, eq. 5: no ratio and no clipping.
 
     Args:
         backend: see `PolicyLossFn`.

@@ -20,7 +20,7 @@ class GSPOPolicyLossFn(TokenLossFn):
     """max(-A s, -A clip(s, 1 - low, 1 + high)) with the ratio s of the response, its length taken out.
 
     s = exp(mean over tokens of logprob - old_logprob), each token with its own gradient: the token form of
-    arXiv:2507.18071, eq. 13 and 14, of which eq. 5 is the case of one advantage a response.
+    arXiv:2507.18071v2, eq. 13 and 14, of which eq. 5 is the case of one advantage a response.
 
     Args:
         backend: see `PolicyLossFn`.

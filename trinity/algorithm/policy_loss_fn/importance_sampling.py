@@ -18,7 +18,7 @@ from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 class ImportanceSamplingPolicyLossFn(TokenLossFn):
     """-A r with r = exp(logprob - old_logprob), the difference clamped to +-20.
 
-    The conservative policy iteration objective, arXiv:1707.06347, eq. 6; no clipping of the ratio.
+    The conservative policy iteration objective, arXiv:1707.06347v2, eq. 6; no clipping of the ratio.
 
     Args:
         backend: see `PolicyLossFn`.

@@ -19,7 +19,7 @@ from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 class VerlKLCovPolicyLossFn(TokenLossFn):
     """-A r, plus coef |logprob - old_logprob| on the tokens of highest covariance.
 
-    KL-Cov of arXiv:2505.22617, eq. 13 and 14. r = exp(logprob - old_logprob), not clipped; see `token_covariance`.
+    KL-Cov of arXiv:2505.22617v1, eq. 13 and 14. r = exp(logprob - old_logprob), not clipped; see `token_covariance`.
     max(1, `kl_cov_ratio` of the counted tokens) are penalised. Means and choice are those of the whole
     mini-batch, whose choice the trainer hands in as `selected`; without it those of the batch given.
 

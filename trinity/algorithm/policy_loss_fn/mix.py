@@ -132,7 +132,7 @@ class MixedLossFn(PolicyLossFn):
 class MIXPolicyLossFn(MixedLossFn):
     """PPO's loss on usual rows and the supervised loss on expert rows, at a fixed mixture.
 
-    arXiv:2505.17826. See `MixedLossFn` for the formula.
+    arXiv:2505.17826v3, section 3.2. See `MixedLossFn` for the formula.
 
     Args:
         backend: see `PolicyLossFn`.

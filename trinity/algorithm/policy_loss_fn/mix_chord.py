@@ -20,7 +20,7 @@ from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 class MIXCHORDPolicyLossFn(MixedLossFn):
     """PPO's loss on usual rows and the phi-weighted supervised loss on expert rows, mu following the step.
 
-    CHORD, arXiv:2508.11408. mu rises linearly from 0 to `mu_peak` in `mu_warmup_steps`, falls
+    CHORD, arXiv:2508.11408, eq. 3. mu rises linearly from 0 to `mu_peak` in `mu_warmup_steps`, falls
     to `mu_valley` by a half cosine in `mu_decay_steps`, and stays there. See `MixedLossFn` for the formula; a side
     without rows counts 0 in every aggregation, where trinity-rft 0.6.0 gives NaN.
 

@@ -17,8 +17,9 @@ from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 class OPMDPolicyLossFn(TokenLossFn):
     """-A logprob / (1 + tau).
 
-    The simplified online policy mirror descent of arXiv:2505.17826: the gradient of the squared
-    regret with temperature tau at the sampling policy, scaled so that the step does not grow with tau.
+    The simplified online policy mirror descent of Trinity-RFT (arXiv:2505.17826), after the gradient of Kimi k1.5
+    (arXiv:2501.12599v4, eq. 3): taken at the sampling policy, where its squared log-ratio vanishes, and scaled so that
+    the step does not grow with tau.
 
     Args:
         backend: see `PolicyLossFn`.

@@ -19,7 +19,7 @@ from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 class PPOPolicyLossFn(TokenLossFn):
     """max(-A r, -A clip(r, 1 - low, 1 + high)), for A < 0 at most -A c.
 
-    The clipped surrogate of arXiv:1707.06347, eq. 7, with the dual clip of arXiv:1912.09729, eq. 5.
+    The clipped surrogate of arXiv:1707.06347v2, eq. 7, with the dual clip of arXiv:1912.09729v3, eq. 5.
     r = exp(logprob - old_logprob), the difference clamped to +-20. Sequence masking: arXiv:2512.02556, section 3.1.
 
     Args:

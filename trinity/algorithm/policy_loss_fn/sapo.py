@@ -19,7 +19,7 @@ from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 class SAPOPolicyLossFn(TokenLossFn):
     """-A sigmoid(tau (r - 1)) 4 / tau: a gate that closes smoothly where PPO clips.
 
-    arXiv:2511.20347, eq. 5 and 6. r = exp(logprob - old_logprob), the difference clamped to +-20; tau is `tau_pos`
+    arXiv:2511.20347v2, eq. 5 and 6. r = exp(logprob - old_logprob), the difference clamped to +-20; tau is `tau_pos`
     for A > 0, else `tau_neg`. The gradient goes through the ratio, as in the paper; trinity-rft 0.6.0 holds the gate.
 
     Args:

@@ -1,4 +1,4 @@
-"""Simple policy optimisation: the log-ratio inside a trust region.
+"""Softmax PPO (sPPO): the log-ratio inside a trust region.
 
 Dimension key: B = responses, T = response positions.
 """
@@ -18,8 +18,8 @@ from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 class SPPOPolicyLossFn(TokenLossFn):
     """-A (logprob - old_logprob) for tokens whose ratio r is in [1 / (1 + epsilon), 1 + epsilon], else 0.
 
-    The functional mirror ascent objective for the softmax representation, arXiv:2108.05828, with a trust
-    region in place of the step size. r = exp(logprob - old_logprob).
+    sPPO of Vaswani et al., arXiv:2108.05828: the surrogate of functional mirror ascent for the softmax representation
+    of a policy. The band of r = exp(logprob - old_logprob) in place of its step size is Trinity-RFT's.
 
     Args:
         backend: see `PolicyLossFn`.

@@ -19,7 +19,7 @@ from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 class TOPRPolicyLossFn(TokenLossFn):
     """-sg(alpha) A logprob with alpha = 1 for A above the threshold, else clip(r, 0, 1).
 
-    arXiv:2503.14286: what is good is learnt at full weight, what is bad is unlearnt only as far as the policy
+    arXiv:2503.14286v2, eq. 8: what is good is learnt at full weight, what is bad is unlearnt only as far as the policy
     would still say it. The ratio r = exp(logprob - old_logprob) is that of the token, where the paper has that of the
     response. sg holds its argument.
 

@@ -75,7 +75,7 @@ class InvalidRewardFilter(ExperienceOperatorV1):
 
 @EXPERIENCE_OPERATORS.register_module("dapo_dynamic_sampling")
 class DAPODynamicSampling(ExperienceOperatorV1):
-    """Keeps groups with both correct and wrong members (DAPO, arXiv 2503.14476, eq. 11).
+    """Keeps groups with both correct and wrong members (DAPO, arXiv:2503.14476v2, eq. 11).
 
     We differ from the paper in that nothing is sampled again: the batch shrinks, and the trainer is given the
     incomplete batch. A member without the metric counts as wrong.
