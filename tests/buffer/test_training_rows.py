@@ -96,6 +96,7 @@ def test_pairs_of_messages_mean_the_same_in_every_form(
         (TEXTS, {"tools": {"name": "add"}}, "E4023", "tools: must be a list of mappings, one a tool, got dict"),
         (TEXTS, {"tools": "no json"}, "E4023", "got str"),
         (MESSAGES, {"chosen": "2"}, "E4022", "chosen: must be a list of messages, as prompt_type messages says"),
+        (MESSAGES, {"chosen": "2"}, "E4022", "got str; write `prompt_type: plaintext` for texts"),
         (MESSAGES, {"rejected": []}, "E4011", "rejected: is empty"),
         (MESSAGES, {"rejected": None}, "E4011", "rejected: is null"),
         (MESSAGES, {"messages": None}, "E4020", "messages: must be a list of messages, got NoneType"),
@@ -250,3 +251,60 @@ def test_a_dataset_of_another_kind_is_refused(tokenizer: PreTrainedTokenizerFast
     assert get_buffer_reader(config, tokenizer=tokenizer).read(1)[0].experience_type == "dpo"
     with pytest.raises(ConfigError, match=r"E1613.*read for one of sft, dpo, cpt, got 'experience'"):
         get_buffer_reader(config, tokenizer=tokenizer, schema="experience")
+
+
+def test_a_named_column_of_tools_must_be_there(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    rows = [chat(f"q{n}", "a") for n in range(60)]
+    path = write_jsonl(tmp_path / "short.jsonl", [*rows[:5], rows[5] | {"tools": TOOLS}])
+    with pytest.raises(DataError, match="format.tools_key is 'tool', .*did you mean 'tools'") as caught:
+        reader_of(tokenizer, path, MESSAGES | {"tools_key": "tool"}, schema="sft")
+    assert caught.value.code == "E4004"
+    (found,) = problems(path, MESSAGES | {"tools_key": "tool"}, "sft")
+    assert found[0] == "E4004" and found[1].startswith("here: format.tools_key is 'tool'")
+    late = write_jsonl(tmp_path / "late.jsonl", [*rows, rows[0] | {"functions": TOOLS}])
+    columns = MESSAGES | {"tools_key": "functions"}
+    assert problems(late, columns, "sft") == [], "the first rows do not show all columns"
+    assert len(reader_of(tokenizer, late, columns, schema="sft")) == 61
+
+
+def test_rows_with_one_fault_are_said_once_with_their_number(tmp_path: Path) -> None:
+    found = problems(write_jsonl(tmp_path / "d.jsonl", [row | {"bad": row["good"]} for row in ROWS]), TEXTS, "dpo")
+    assert [code for code, _ in found] == ["E4022"] * 3
+    assert "d.jsonl:3:" in found[2][1] and found[2][1].endswith("(and 3 more of the first 6 rows)")
+    (conversations, _) = problems(write_jsonl(tmp_path / "m.jsonl", [chat("q", "a")]), {}, "sft")
+    assert "for conversations write `messages_key: messages`" in conversations[1]
+
+
+def test_a_conversation_without_an_answer_is_found_before_the_run(tmp_path: Path) -> None:
+    rows = [{"messages": [says("user", "q")]}, {"messages": [says("assistant", "a"), says("user", "q")]}]
+    found = problems(write_jsonl(tmp_path / "d.jsonl", rows), MESSAGES, "sft")
+    assert [code for code, _ in found] == ["E4020"] * 2 and "no assistant message that answers" in found[1][1]
+
+
+def test_a_template_that_leaves_the_answer_out_is_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "d.jsonl", [chat("q", "a")] * 3)
+    only_users = "{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}{% endfor %}"
+    for all_turns in (False, True):
+        columns = MESSAGES | {"chat_template": only_users, "enable_concatenated_multi_turn": all_turns}
+        with pytest.raises(DataError, match="writes nothing for") as caught:
+            reader_of(tokenizer, path, columns, schema="sft").read(3)
+        assert caught.value.code == "E4021"
+
+
+def test_an_answer_of_tool_calls_is_never_learnt_as_an_empty_text(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    joined = (
+        "{% for m in messages %}{{ m['content'] or m['tool_calls'] | tojson }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '#' }}{% endif %}"
+    )
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]}
+    rows = [{"messages": [says("user", "q"), call]}] * 3
+    with pytest.raises(DataError, match="does not go on from the opening") as caught:
+        reader_of(
+            tokenizer, write_jsonl(tmp_path / "d.jsonl", rows), MESSAGES | {"chat_template": joined}, schema="sft"
+        ).read(3)
+    assert caught.value.code == "E4021"
+    path = write_jsonl(tmp_path / "text.jsonl", [chat("q", "a")])
+    (told,) = reader_of(tokenizer, path, MESSAGES | {"chat_template": joined}, schema="sft").read(1)
+    assert told.response_text == "a<|im_end|>", "a text does go on"

@@ -16,8 +16,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 CONTROL_TOKEN = re.compile(r"<\|[A-Za-z0-9_]{1,40}\|>")
 _SHOWN = 120
 _COLUMN_KEYS = (
-    "prompt_key", "response_key", "messages_key", "system_prompt_key", "chosen_key", "rejected_key", "workflow_key",
-    "reward_fn_key",
+    "prompt_key", "response_key", "messages_key", "system_prompt_key", "chosen_key", "rejected_key", "tools_key",
+    "workflow_key", "reward_fn_key",
 )  # fmt: skip
 _DEFAULT_NAMES = dict(FormatConfig())
 
@@ -62,6 +62,8 @@ def missing_columns(fmt: FormatConfig, columns: Sequence[str], *, needs: Iterabl
         if column not in columns:
             near = difflib.get_close_matches(column, columns, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
+            if key == "prompt_key" and not near and "messages" in columns and fmt.prompt_type is None:
+                hint = "for conversations write `messages_key: messages`; "
             reason = f"format.{key} is {column!r}, which is not a column; {hint}columns: {', '.join(sorted(columns))}"
             faults.append(Fault(column, reason, "E4004"))
     return faults

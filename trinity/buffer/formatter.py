@@ -119,13 +119,25 @@ class _ChatFormatter:
         return values.get(self.fmt.tools_key) or None
 
     def last_answer(self, messages: list[Message], tools: list[Message] | None) -> tuple[list[int], list[int]]:
-        """Return the tokens of the prompt and of the answer, which is the last message."""
+        """Return the tokens of the prompt and of the answer, which is the last message.
+
+        Raises:
+            DataError: the template writes no answer, or no text and not as its opening has it (E4021).
+        """
         prompt = self.render(messages[:-1], tools, is_prompt=True)
         whole = self.render(messages, tools, is_prompt=False)
         if whole[: len(prompt)] == prompt:
+            if len(whole) == len(prompt):
+                raise DataError("the chat template writes nothing for the answer", code="E4021")
             return prompt, self.end_of_turn(whole[len(prompt) :])
         # The template or the tokenizer joins the opening and the answer: keep the engine's prompt.
-        text = str(messages[-1].get("content") or "")
+        text = messages[-1].get("content")
+        if not isinstance(text, str) or not text or messages[-1].get("tool_calls"):
+            raise DataError(
+                "the chat template does not go on from the opening of its answers, which only an answer of text can do "
+                "without; leave enable_thinking out, or use another chat_template",
+                code="E4021",
+            )
         return prompt, self.end_of_turn(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def end_of_turn(self, response: list[int]) -> list[int]:
@@ -151,7 +163,7 @@ class SFTFormatter(_ChatFormatter):
         """Return the sample of a row: the last answer, or all answers with `enable_concatenated_multi_turn`.
 
         Raises:
-            DataError: no answer to imitate (E4020), or a template that rewrites earlier turns (E4021).
+            DataError: a template that writes no answer or rewrites earlier turns (E4021).
             EnvironmentProblem: no chat template, or one that fails (E3107, E3109).
         """
         if self.kind == "messages":
@@ -161,8 +173,6 @@ class SFTFormatter(_ChatFormatter):
             messages = [*prompt_messages(self.fmt, values), answer]
         tools = self.tools_of(values)
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        if not answers or answers[0] == 0:
-            raise DataError("no assistant message that answers a user", code="E4020")
         if self.kind == "messages" and self.fmt.enable_concatenated_multi_turn:
             return self._all_answers(messages, answers, tools)
         prompt, response = self.last_answer(messages[: answers[-1] + 1], tools)
@@ -180,6 +190,8 @@ class SFTFormatter(_ChatFormatter):
                     "format.enable_concatenated_multi_turn to false",
                     code="E4021",
                 )
+            if len(through) == len(prompt):
+                raise DataError("the chat template writes nothing for an answer", code="E4021")
             tokens = prompt + self.end_of_turn(through[len(prompt) :])
             spans.append((len(prompt), len(tokens)))
         start = spans[0][0]
@@ -202,7 +214,8 @@ class DPOFormatter(_ChatFormatter):
         """Return the pair of a row.
 
         Raises:
-            DataError: no pair (E4011, E4012, E4020, E4022), or one whose answers have the same tokens (E4022).
+            DataError: no pair (E4011, E4012, E4020, E4022), one whose answers have the same tokens (E4022), or a
+                template that does not write them (E4021).
             EnvironmentProblem: no chat template, or one that fails (E3107, E3109).
         """
         pair = split_pair(self.fmt, values, kind=self.kind)

@@ -14,6 +14,7 @@ from trinity.common.config.buffer import FormatConfig
 from trinity.common.errors import DataError
 
 MAX_ROWS = 50
+_NUM_SHOWN = 3
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 Problem = tuple[str, str]
@@ -117,6 +118,8 @@ def _check_rows(
     bad: list[tuple[str, str]] = [(row.code, str(row)) for row in rows if isinstance(row, BadRow)]
     columns = list(dict.fromkeys(key for row in good for key in row.values))
     faults = missing_columns(fmt, columns, needs=needs) if good else []
+    if len(rows) == MAX_ROWS:  # of the columns named, tools may be there in a few rows only, which come later
+        faults = [fault for fault in faults if fault.key != fmt.tools_key]
     if faults:
         return [(fault.code, f"{where}: {fault.reason}") for fault in faults]
     kind = prompt_type(fmt, columns) if schema is None else form_of(schema, fmt, columns)
@@ -138,4 +141,17 @@ def _check_rows(
     if len(bad) <= max(1, len(rows) // 100):
         # As many as a run sets aside by itself.
         return warnings + [(f"W{code[1:]}", f"{where}: {text}; the row will be left out") for code, text in bad]
-    return warnings + [(code, f"{where}: {text}") for code, text in bad]
+    return warnings + [(code, f"{where}: {text}") for code, text in _first_of_each(bad, len(rows))]
+
+
+def _first_of_each(bad: list[tuple[str, str]], num_rows: int) -> list[tuple[str, str]]:
+    """Return the first few rows of each code, the last of them with the number of the others."""
+    shown: list[tuple[str, str]] = []
+    for code in dict.fromkeys(code for code, _ in bad):
+        texts = [text for other, text in bad if other == code]
+        more = len(texts) - _NUM_SHOWN
+        if more > 0:
+            texts = texts[:_NUM_SHOWN]
+            texts[-1] += f" (and {more} more of the first {num_rows} rows)"
+        shown += [(code, text) for text in texts]
+    return shown

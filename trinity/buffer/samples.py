@@ -62,10 +62,12 @@ def decoded(fmt: FormatConfig, values: Mapping[str, Any], *, kind: str) -> dict[
 
 
 def _parsed(text: str) -> Any:
+    """Return the list or mapping that a JSON text holds, None for an empty text or null, else the text."""
     try:
-        return json.loads(text) if text.strip() else None
+        value = json.loads(text) if text.strip() else None
     except (ValueError, RecursionError):
         return text
+    return value if value is None or isinstance(value, list | Mapping) else text
 
 
 def _without_null(value: Any, *, kept: str = "") -> Any:
@@ -94,7 +96,12 @@ def sample_faults(schema: str, fmt: FormatConfig, values: Mapping[str, Any], *, 
         if isinstance(pair, Fault):
             yield pair
     else:
-        yield from row_faults(fmt, values, kind=kind, has_prompt=True, needs_truth=True)
+        faults = list(row_faults(fmt, values, kind=kind, has_prompt=True, needs_truth=True))
+        yield from faults
+        if kind == "messages" and not faults:
+            roles = [message["role"] for message in values[fmt.messages_key]]
+            if "assistant" not in roles[1:] or roles[0] == "assistant":
+                yield Fault(fmt.messages_key, "no assistant message that answers a user", "E4020")
         answer = values.get(fmt.response_key)
         if kind == "plaintext" and isinstance(answer, list | Mapping):
             yield Fault(fmt.response_key, f"must be text, got {_kind_of(answer)}", "E4011")

@@ -19,6 +19,13 @@ KEYS_AND_TYPES = {
     "B01": (with_("algoritm: {}\n"), "E1203", "algoritm", 13, "`algorithm`"),
     "B02": (with_("algorithm:\n  repeat_time: 8\n"), "E1203", "algorithm.repeat_time", 14, "`repeat_times`"),
     "B03": (with_("algorithm:\n  lr: 1e-6\n"), "E1204", "algorithm.lr", 14, "`algorithm.optimizer.lr`"),
+    "B03b": (
+        with_("", model_path="model_path: /models/tiny\n  lora_configs: [{rank: 8}]"),
+        "E1203",
+        "model.lora_configs[0].rank",
+        5,
+        "`lora_rank`",
+    ),
     "B04": (
         with_("trainer:\n  ppo_mini_batch_size: 8\n"),
         "E1205",

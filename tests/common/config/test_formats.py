@@ -155,3 +155,53 @@ def test_what_does_not_go_with_pairs(look: Look, override: str, code: str, messa
 def test_a_loss_over_pairs_needs_pairs(look: Look) -> None:
     found = look("sft", "algorithm.policy_loss_fn=dpo")[1]
     assert [p.code for p in found] == ["E1833"] and "it needs algorithm_type dpo" in found[0].message
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "columns", "key", "other"),
+    [
+        ("dpo", DPO | {"rejected_key": "good"}, "rejected_key", "chosen_key"),
+        ("dpo", {"rejected_key": "chosen"}, "rejected_key", "chosen_key"),
+        ("dpo", {"prompt_key": "chosen"}, "prompt_key", "chosen_key"),
+        ("dpo", {"prompt_type": "messages", "messages_key": "rejected"}, "messages_key", "rejected_key"),
+        ("sft", {"prompt_key": "text", "response_key": "text"}, "response_key", "prompt_key"),
+    ],
+)
+def test_one_column_for_two_purposes_is_refused(
+    look: Look, algorithm: str, columns: dict[str, str], key: str, other: str
+) -> None:
+    (found,) = look(algorithm, **columns)[1]
+    assert (found.code, found.key) == ("E1834", f"{FORMAT}.{key}")
+    assert f"is the column {columns[key]}, and so is {other}" in found.message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("schema_type", "sft"), ("batch_size", "9"), ("total_epochs", "3"), ("tokenizer_path", "/models/other")],
+)
+def test_what_the_buffer_takes_from_other_keys_cannot_be_set_otherwise(look: Look, name: str, value: str) -> None:
+    key = f"{FORMAT.removesuffix('.format')}.{name}"
+    (found,) = look("dpo", f"{key}={value}", **DPO)[1]
+    assert (found.code, found.key) == ("E1816", key) and f"got {value}" in found.message
+    assert (
+        look("dpo", f"{key}={ {'schema_type': 'dpo', 'batch_size': 5, 'total_epochs': 1}.get(name, 'null') }", **DPO)[1]
+        == []
+    )
+
+
+def test_a_wrong_mode_is_one_problem(look: Look) -> None:
+    assert [(p.code, p.key) for p in look("dpo", "mode=trian", **DPO)[1]] == [("E1301", "mode")]
+
+
+def test_a_workflow_without_its_reward_function_is_refused(look: Look) -> None:
+    task, model = "buffer.explorer_input.taskset", "trainer.trainer_config.reward_model"
+    workflow, reward = f"{task}.default_workflow_type", f"{task}.default_reward_fn_type"
+    overrides = ["mode=both", f"{task}.path=d.jsonl", "buffer.batch_size=5", "algorithm.repeat_times=2",
+                 "buffer.trainer_input.experience_buffer.path=null", "buffer.train_batch_size=10"]  # fmt: skip
+    (found,) = look("grpo", *overrides, f"{workflow}=simple_workflow")[1]
+    assert (found.code, found.key) == ("E1864", reward) and "accuracy_reward" in (found.suggestion or "")
+    scored = [f"{model}.enable=true", f"{model}.model.path=/rm", f"{workflow}=async_simple_workflow"]
+    (found,) = look("grpo", *overrides, *scored)[1]
+    assert found.code == "E1864" and "no_reward" in (found.suggestion or "")
+    for enough in (f"{reward}=math_reward", f"{task}.format.reward_fn_key=judge", f"{workflow}=math_workflow"):
+        assert look("grpo", *overrides, f"{workflow}=simple_workflow", enough)[1] == []

@@ -41,6 +41,7 @@ buffer:
 ARGS = "algorithm.policy_loss_fn_args"
 RATIO = "algorithm.sample_strategy_args.expert_data_ratio"
 AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
+NAME = "algorithm.sample_strategy_args.sft_dataset_name"
 SYNC = "synchronizer.trainer_sync_interval"
 
 
@@ -124,7 +125,7 @@ def test_published_numbers_that_disagree_are_shown_with_the_true_ones(
         ((f"{RATIO}=1.0",), "E1844", RATIO),
         ((f"{RATIO}=half",), "E1844", RATIO),
         ((f"{RATIO}=0.95", "buffer.train_batch_size=16"), "E1844", RATIO),
-        (("algorithm.sample_strategy_args.sft_dataset_name=sft_datset",), "E1843", AUXILIARY),
+        ((f"{NAME}=sft_datset",), "E1843", NAME),
         (("algorithm.sample_strategy=default",), "E1842", "algorithm.policy_loss_fn"),
         (("algorithm.sample_strategy=default",), "E1842", "algorithm.entropy_loss_fn"),
         (("algorithm.policy_loss_fn=ppo",), "E1842", "algorithm.sample_strategy"),
@@ -201,3 +202,23 @@ PLAIN = yaml.safe_dump({k: v for k, v in yaml.safe_load(GUIDE).items() if k != "
 )  # fmt: skip
 def test_other_strategies(tmp_path: Path, overrides: tuple[str, ...], found: list[tuple[str, str]]) -> None:
     assert _problems(tmp_path, *overrides, text=PLAIN) == found
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((f"{RATIO}=1.0",), [("E1844", RATIO)]),
+        ((f"{NAME}=sft_datset",), [("E1843", NAME)]),
+        ((f"{AUXILIARY}.sft_dataset.batch_size=3",), [("E1816", f"{AUXILIARY}.sft_dataset.batch_size")]),
+    ],
+)
+def test_a_mistake_is_one_problem(tmp_path: Path, overrides: tuple[str, ...], expected: list[tuple[str, str]]) -> None:
+    assert _problems(tmp_path, *overrides) == expected
+
+
+def test_a_dataset_that_is_not_read_is_told_why(tmp_path: Path) -> None:
+    (problem,) = _examine(tmp_path, f"{RATIO}=0")[1]
+    assert problem.code == "W1902" and "expert_data_ratio` is 0" in problem.message
+    (problem,) = _examine(tmp_path, f"{AUXILIARY}.other.path=other.jsonl")[1]
+    assert "reads `sft_dataset`" in problem.message and problem.suggestion is not None
+    assert "sft_dataset_name: other" in problem.suggestion

@@ -174,3 +174,9 @@ def test_an_aggregation_that_the_policy_loss_does_not_have_is_named(tmp_path: Pa
     assert (problem.code, problem.key) == ("W1902", "algorithm.loss_agg_mode")
     assert f"no effect on the policy loss {loss}" in problem.message
     assert not _problems(tmp_path, {"policy_loss_fn": loss})
+
+
+def test_the_place_that_verl_has_for_it_names_ours(tmp_path: Path) -> None:
+    text = "trainer: {trainer_config: {algorithm: {rollout_correction: {rollout_is: token}}}}\n"
+    (found,) = _problems(tmp_path, text)
+    assert found.code == "E1900" and found.suggestion == "write `algorithm.rollout_correction`"

@@ -215,6 +215,7 @@ WAYS_OUT: dict[str, str] = {
     "trainer.trainer_strategy": "use --set trainer.trainer_strategy=fsdp",
     **{f"{_MODEL}.{name}": "write `model.lora_configs`" for name in ("lora_rank", "lora_alpha", "lora_adapter_path")},
     "explorer.rollout_model.lora_configs": "write `model.lora_configs`",
+    f"{_TREE}.algorithm.rollout_correction": "write `algorithm.rollout_correction`",
 }
 
 
@@ -234,7 +235,12 @@ def check_available(draft: Draft) -> None:
         if allowed is None or _matches(value, allowed) or _is_default(path, value) or _is_mirror(draft, key, value):
             continue
         draft.problem("E1900", key, f"`{key}: {shown_value(key, value)}` is not available yet in this version",
-                      suggestion=WAYS_OUT.get(key) or _hint(key, allowed), rule=_rule(allowed))  # fmt: skip
+                      suggestion=_way_out(key) or _hint(key, allowed), rule=_rule(allowed))  # fmt: skip
+
+
+def _way_out(key: str) -> str | None:
+    """Return what to write instead of a key or of the section that it is in."""
+    return WAYS_OUT.get(key) or WAYS_OUT.get(key.rpartition(".")[0])
 
 
 def _value_path(leaf: Path) -> Path:

@@ -188,14 +188,15 @@ def _unknown_key(tree: Tree, path: Path) -> Problem:
     key = dotted(path)
     model = model_at(path[:-1])
     here = list(model.model_fields) if model is not None else []
-    near = nearest(name, here)
+    ends = [field for field in here if field.endswith(f"_{name}")]
+    near = ends[0] if len(ends) == 1 else nearest(name, here)
     other = verl_name(path)
     if other is not None:
         return tree.problem(
             "E1205", path, f"unknown key `{key}`: it is a veRL key", suggestion=f"write `{other}`", value=tree.get(path)
         )
     places = [place for place in homes().get(name, ()) if "*" not in place]
-    is_typo = near is not None and (distance(name, near) == 1 or not places)
+    is_typo = near is not None and (distance(name, near) == 1 or len(ends) == 1 or not places)
     if is_typo or not places:
         return tree.problem(
             "E1203", path, f"unknown key `{key}`", value=tree.get(path), suggestion=_typo_hint(name, near, path)

@@ -19,6 +19,7 @@ from trinity.common.config.explorer import ExplorerConfig
 from trinity.common.config.problems import Problem
 from trinity.common.config.rules.adapter import resolve_adapter
 from trinity.common.config.rules.algorithm import check_name, resolve_algorithm
+from trinity.common.config.rules.auxiliary import resolve_auxiliary_buffers
 from trinity.common.config.rules.batches import (
     check_groups,
     check_intervals,
@@ -28,7 +29,6 @@ from trinity.common.config.rules.batches import (
 )
 from trinity.common.config.rules.buffers import (
     check_unique_names,
-    resolve_auxiliary_buffers,
     resolve_experience_buffer,
     resolve_tasksets,
 )

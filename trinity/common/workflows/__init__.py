@@ -17,8 +17,12 @@ _PLACE = "trinity.common.workflows.workflow"
 _DISTILL = "trinity.common.workflows.on_policy_distill_workflow"
 
 WORKFLOW_CONTENTS: dict[str, Entry] = {
-    "simple_workflow": Entry(f"{_PLACE}:SimpleWorkflow", doc="One chat, one reward function."),
-    "async_simple_workflow": Entry(f"{_PLACE}:AsyncSimpleWorkflow", doc="simple_workflow on the event loop."),
+    "simple_workflow": Entry(
+        f"{_PLACE}:SimpleWorkflow", needs=frozenset({"reward_fn"}), doc="One chat, one reward function."
+    ),
+    "async_simple_workflow": Entry(
+        f"{_PLACE}:AsyncSimpleWorkflow", needs=frozenset({"reward_fn"}), doc="simple_workflow on the event loop."
+    ),
     "math_workflow": Entry(f"{_PLACE}:MathWorkflow", doc="simple_workflow that asks for reasoning and an answer."),
     "async_math_workflow": Entry(f"{_PLACE}:AsyncMathWorkflow", doc="math_workflow on the event loop."),
     "on_policy_distill_workflow": Entry(

@@ -182,6 +182,7 @@ def check_intervals(draft: Draft) -> None:
             "synchronizer",
             "buffer.explorer_input.taskset",
             "algorithm.algorithm_type",
+            "mode",
         ),
         suggestion=_interval_hint(draft, made, taken=taken, size=size, ours=ours),
     )

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.config.draft import Draft, path_of
-from trinity.common.config.nearest import nearest
 from trinity.common.config.rules.algorithm import DATASET_ALGORITHMS, check_name
 from trinity.common.config.rules.formats import MULTI_TURN, check_format, check_multi_turn
 from trinity.common.config.rules.lengths import tasksets
-from trinity.common.config.rules.mixture import STRATEGY, expert_ratio, num_experts
 
 TASKSET = "buffer.explorer_input.taskset"
 OUTPUT = "buffer.trainer_input.experience_buffer"
 AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
-_AUXILIARY_NAME = re.compile(r"[A-Za-z0-9_+-]{1,120}")
 _BACKUP_SUFFIXES = (".json", ".jsonl")
 
 
@@ -38,6 +34,7 @@ def resolve_tasksets(draft: Draft) -> None:
             "E1809",
             TASKSET,
             f"mode {draft.mode} needs `{TASKSET}`",
+            involves=("mode",),
             suggestion="write `buffer: {explorer_input: {taskset: {name: train, path: data.jsonl}}}`",
         )
     if not draft.explores:
@@ -54,7 +51,7 @@ def _resolve_taskset(draft: Draft, key: str, index: int) -> None:
         draft.problem("E1827", f"{key}.path", f"`{key}.path` is missing", suggestion="write where the tasks are")
     _resolve_repeats(draft, key, is_eval=is_eval)
     _resolve_workflow(draft, key, is_eval=is_eval)
-    _resolve_format(draft, f"{key}.format")
+    resolve_format(draft, f"{key}.format")
     check_multi_turn(draft, f"{key}.format")
     if draft.is_given(f"{key}.task_selector"):
         draft.problem(
@@ -74,7 +71,7 @@ def _resolve_taskset(draft: Draft, key: str, index: int) -> None:
         ("total_steps", None if is_eval else draft.get("buffer.total_steps"), "buffer.total_steps"),
         ("ray_namespace", draft.get("ray_namespace"), "ray_namespace"),
     ):
-        draft.derive(f"{key}.{name}", value, reason)
+        set_from(draft, f"{key}.{name}", value, reason)
 
 
 def _resolve_repeats(draft: Draft, key: str, *, is_eval: bool) -> None:
@@ -124,7 +121,22 @@ def _home(draft: Draft, key: str, name: str, sources: list[str]) -> str:
     return f"{key}.{name}"
 
 
-def _resolve_format(draft: Draft, key: str) -> None:
+def set_from(draft: Draft, key: str, value: Any, source: str) -> None:
+    """Fill a key that follows from others; one that was written must be the same (E1816)."""
+    written = draft.get(key)
+    if draft.is_own(key) and written != value:
+        draft.problem(
+            "E1816",
+            key,
+            f"`{key}` is set from {source} ({value}), got {written}",
+            rule=f"{value}",
+            involves=("algorithm.algorithm_type", "mode"),
+            suggestion="remove it" if " " in source else f"remove it, or write `{source}`",
+        )
+    draft.derive(key, value, source)
+
+
+def resolve_format(draft: Draft, key: str) -> None:
     """Fill the form of the rows from the columns that are named; if that is open, the reader looks at the rows."""
     if draft.get(f"{key}.prompt_type") is not None:
         return
@@ -159,7 +171,7 @@ def resolve_experience_buffer(draft: Draft) -> None:
         )
     _check_storage(draft, draft.get(f"{OUTPUT}.storage_type"), trains_on_data=trains_on_data)
     _resolve_place(draft, draft.get(f"{OUTPUT}.storage_type"))
-    _resolve_format(draft, f"{OUTPUT}.format")
+    resolve_format(draft, f"{OUTPUT}.format")
     if trains_on_data:
         check_format(draft, f"{OUTPUT}.format", algorithm)
     else:
@@ -173,80 +185,7 @@ def resolve_experience_buffer(draft: Draft) -> None:
         ("total_steps", draft.get("trainer.total_steps"), "trainer.total_steps"),
         ("batch_size", draft.get("buffer.train_batch_size"), "buffer.train_batch_size"),
     ):
-        draft.derive(f"{OUTPUT}.{name}", value, reason)
-
-
-def resolve_auxiliary_buffers(draft: Draft) -> None:
-    """Fill the auxiliary buffers, and check that the one that the strategy reads is there."""
-    buffers: dict[str, Any] = draft.get(AUXILIARY)
-    read = (draft.get(f"{STRATEGY}_args") or {}).get("sft_dataset_name") if expert_ratio(draft) > 0 else None
-    if read is not None and read not in buffers:
-        near = nearest(str(read), buffers)
-        wanted = f"`{STRATEGY}: mix` reads the demonstrations of `{AUXILIARY}.{read}`, which is missing"
-        draft.problem(
-            "E1843",
-            AUXILIARY,
-            f"{wanted}; there: {', '.join(buffers) or 'none'}",
-            involves=(STRATEGY, f"{STRATEGY}_args"),
-            suggestion=f"did you mean `sft_dataset_name: {near}`?"
-            if near
-            else f"write `auxiliary_buffers: {{{read}: {{path: demonstrations.jsonl}}}}`",
-        )
-    is_plugin = draft.get(STRATEGY) in draft.catalogue.plugins.get("sample_strategy", ())
-    for index, name in enumerate(buffers):
-        if not _AUXILIARY_NAME.fullmatch(name):
-            draft.problem(
-                "E1304",
-                AUXILIARY,
-                f"`{AUXILIARY}` has the name {name!r}",
-                rule="1 to 120 letters, digits, '_', '-', '+'",
-                suggestion="choose another name",
-            )
-            continue
-        _resolve_auxiliary(draft, name, index, is_read=name == read or is_plugin)
-
-
-def _resolve_auxiliary(draft: Draft, name: str, index: int, *, is_read: bool) -> None:
-    key = f"{AUXILIARY}.{name}"
-    if not is_read:
-        if draft.is_own(key):
-            draft.problem(
-                "W1902",
-                key,
-                f"`{key}` has no effect: nothing reads it",
-                suggestion="remove it, or write `algorithm_type: mix`",
-            )
-        return
-    if not draft.is_given(f"{key}.name"):
-        draft.derive(f"{key}.name", name, "its key in auxiliary_buffers")
-    if draft.get(f"{key}.storage_type") is None:
-        draft.derive(f"{key}.storage_type", "file", "an auxiliary buffer is a dataset")
-    if not draft.get(f"{key}.path"):
-        draft.problem(
-            "E1826",
-            f"{key}.path",
-            f"`{key}.path` is missing: an auxiliary buffer is a dataset",
-            suggestion="write the folder or file of the dataset",
-        )
-    if draft.is_given(f"{key}.schema_type") and draft.get(f"{key}.schema_type") != "sft":
-        draft.problem(
-            "E1816",
-            f"{key}.schema_type",
-            f"`{key}.schema_type` is always sft, got {draft.get(f'{key}.schema_type')}",
-            rule="sft",
-            suggestion="remove it",
-        )
-    _resolve_format(draft, f"{key}.format")
-    check_format(draft, f"{key}.format", "sft")
-    selector = f"{key}.data_selector.selector_type"
-    check_name(draft, selector, "selector", draft.get(selector))
-    for part, value, reason in (
-        ("schema_type", "sft", "demonstrations are conversations to imitate"),
-        ("index", index, "place among the auxiliary buffers"),
-        ("batch_size", num_experts(draft), "expert rows of a training batch"),
-        ("tokenizer_path", draft.get("model.model_path"), "model.model_path"),
-    ):
-        draft.derive(f"{key}.{part}", value, reason)
+        set_from(draft, f"{OUTPUT}.{name}", value, reason)
 
 
 def _default_buffer() -> dict[str, Any]:

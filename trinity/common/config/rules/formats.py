@@ -8,6 +8,7 @@ from trinity.common.config.draft import Draft
 _TEXTS = frozenset({"prompt_key", "system_prompt_key", "system_prompt"})
 _CHAT = frozenset({"tools_key", "chat_template", "enable_thinking"})
 _PAIR = frozenset({"chosen_key", "rejected_key"})
+_CONTENT = ("messages_key", "prompt_key", "response_key", "chosen_key", "rejected_key")
 # Algorithm -> form of the rows -> keys that are read.
 FORMS: dict[str, dict[str, frozenset[str]]] = {
     "sft": {
@@ -43,6 +44,7 @@ def check_format(draft: Draft, section: str, algorithm: str) -> None:
             _note_unread(draft, section, name, algorithm)
     if kind is None:
         _check_mixture(draft, section, [name for name in written if name in read], forms)
+    _check_distinct(draft, section, written, [forms[kind]] if kind is not None else list(forms.values()))
 
 
 def check_multi_turn(draft: Draft, section: str) -> None:
@@ -62,7 +64,9 @@ def _note_unread(draft: Draft, section: str, name: str, algorithm: str) -> None:
     if form is not None:
         why = f"is read with prompt_type {form}, and prompt_type is {draft.get(f'{section}.prompt_type')}"
     elif readers:
-        why = f"is read for algorithm_type {' and '.join(readers)}, not for {algorithm}"
+        is_other = algorithm in FORMS and draft.get("algorithm.algorithm_type") != algorithm
+        own = "demonstrations" if is_other else algorithm
+        why = f"is read for algorithm_type {' and '.join(readers)}, not for {own}"
     else:
         why = "belongs to tasks, not to a dataset that is trained on"
     draft.problem(
@@ -72,6 +76,24 @@ def _note_unread(draft: Draft, section: str, name: str, algorithm: str) -> None:
         involves=("algorithm.algorithm_type", f"{section}.prompt_type"),
         suggestion="remove it",
     )
+
+
+def _check_distinct(draft: Draft, section: str, written: list[str], forms: list[frozenset[str]]) -> None:
+    """Refuse one column for two purposes, such as the prompt and the answer."""
+    for name in (name for name in _CONTENT if name in written):
+        beside = {other for keys in forms if name in keys for other in keys} - {name}
+        column = draft.get(f"{section}.{name}")
+        same = [other for other in _CONTENT if other in beside and draft.get(f"{section}.{other}") == column]
+        if not same or (same[0] in written and _CONTENT.index(same[0]) > _CONTENT.index(name)):
+            continue
+        draft.problem(
+            "E1834",
+            f"{section}.{name}",
+            f"`{section}.{name}` is the column {column}, and so is {same[0]}",
+            rule="a column of its own for each",
+            involves=("algorithm.algorithm_type", f"{section}.prompt_type"),
+            suggestion="name another column",
+        )
 
 
 def _check_mixture(draft: Draft, section: str, written: list[str], forms: dict[str, frozenset[str]]) -> None:

@@ -18,7 +18,7 @@ _WORKERS = 1
 
 def expert_ratio(draft: Draft) -> float:
     """Return the share of expert rows in a training batch; 0 where the strategy mixes none, or the ratio is wrong."""
-    if not _is_built_in(draft, "mix"):
+    if not is_built_in(draft, "mix"):
         return 0.0
     arguments: dict[str, Any] = draft.get(f"{STRATEGY}_args") or {}
     ratio: Any = arguments.get("expert_data_ratio")
@@ -39,13 +39,14 @@ def train_batch_size(draft: Draft, num_rollouts: int) -> int:
     return batch_size_for(num_rollouts, expert_ratio(draft))
 
 
-def _is_built_in(draft: Draft, name: str, registry: str = "sample_strategy") -> bool:
+def is_built_in(draft: Draft, name: str, registry: str = "sample_strategy") -> bool:
+    """Return whether the algorithm uses the built-in component of that name, not a plugin's."""
     return draft.get(f"algorithm.{registry}") == name and name not in draft.catalogue.plugins.get(registry, ())
 
 
 def check_sampling(draft: Draft) -> None:
     """Check the arguments of the built-in strategies, and that strategy, loss and algorithm fit together."""
-    if _is_built_in(draft, "warmup"):
+    if is_built_in(draft, "warmup"):
         draft.problem(
             "W1301", STRATEGY, f"`{STRATEGY}: warmup` is deprecated", suggestion=f"write `{STRATEGY}: default`"
         )
@@ -56,7 +57,7 @@ def check_sampling(draft: Draft) -> None:
 
 def _check_arguments(draft: Draft) -> None:
     arguments = draft.get(f"{STRATEGY}_args") or {}
-    if _is_built_in(draft, "mix"):
+    if is_built_in(draft, "mix"):
         ratio: Any = arguments.get("expert_data_ratio")
         try:
             num_expert_rows(ratio, draft.get(SIZE))
@@ -70,7 +71,7 @@ def _check_arguments(draft: Draft) -> None:
                 involves=(SIZE, STRATEGY),
                 suggestion="write `expert_data_ratio: 0.5`; to imitate only, use `algorithm_type: sft`",
             )
-    if _is_built_in(draft, "staleness_control"):
+    if is_built_in(draft, "staleness_control"):
         limit = arguments.get("max_staleness")
         is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
         if limit is not None and not (is_number and limit >= 0):
@@ -103,7 +104,7 @@ def _check_parts(draft: Draft) -> None:
                 f"`{key}: {draft.get(key)}` treats an expert's rows apart, and {STRATEGY} {strategy} has none",
                 f"write `{STRATEGY.rpartition('.')[2]}: mix`",
             )
-    if not _is_built_in(draft, "mix"):
+    if not is_built_in(draft, "mix"):
         return
     loss = draft.catalogue.entry("policy_loss_fn", draft.get(LOSS))
     if loss is not None and "advantages" in loss.needs and "expert_mask" not in loss.needs:
@@ -131,7 +132,7 @@ def _misfit(draft: Draft, key: str, message: str, suggestion: str) -> None:
 
 def _resolve_loss(draft: Draft) -> None:
     """Fill the sizes that the mixed losses know as arguments; one that was written must be the true one."""
-    if not any(_is_built_in(draft, name, "policy_loss_fn") for name in _MIXED_LOSSES):
+    if not any(is_built_in(draft, name, "policy_loss_fn") for name in _MIXED_LOSSES):
         return
     size, num_expert, key = draft.get(SIZE), num_experts(draft), f"{LOSS}_args"
     arguments: dict[str, Any] = dict(draft.get(key) or {})

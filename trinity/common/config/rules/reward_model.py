@@ -21,6 +21,7 @@ def has_reward_model(draft: Draft) -> bool:
 def resolve_reward_model(draft: Draft) -> None:
     """Fill what the section leaves out, and check the reward functions beside it."""
     _check_no_reward(draft)
+    _check_reward_functions(draft)
     if not has_reward_model(draft):
         if draft.is_own(f"{SECTION}.enable") and draft.get(f"{SECTION}.enable"):
             draft.problem(
@@ -75,4 +76,27 @@ def _check_no_reward(draft: Draft) -> None:
             f"`{key}.default_reward_fn_type: {NO_REWARD}` leaves every reward at 0: {why}",
             involves=(f"{INPUT}.default_reward_fn_type",),
             suggestion="name a reward function" + (f", or set {SECTION}.enable" if key.endswith("taskset") else ""),
+        )
+
+
+def _check_reward_functions(draft: Draft) -> None:
+    """Refuse a workflow that needs a reward function where the taskset names none: each of its rollouts would fail."""
+    if not draft.explores:
+        return
+    taskset = draft.get(f"{INPUT}.taskset")
+    places = [] if taskset is None else [(f"{INPUT}.taskset", taskset)]
+    places += [(f"{INPUT}.eval_tasksets[{i}]", entry) for i, entry in enumerate(draft.get(f"{INPUT}.eval_tasksets"))]
+    for key, taskset in places:
+        name = taskset["default_workflow_type"]
+        entry = None if name in draft.catalogue.plugins.get("workflow", ()) else draft.catalogue.entry("workflow", name)
+        has_function = taskset["default_reward_fn_type"] or taskset["format"]["reward_fn_key"]
+        if entry is None or "reward_fn" not in entry.needs or has_function:
+            continue
+        scored = has_reward_model(draft) and key.endswith("taskset")
+        draft.problem(
+            "E1864",
+            f"{key}.default_reward_fn_type",
+            f"`{key}.default_reward_fn_type` is missing: workflow {name} needs a reward function, got none",
+            involves=(f"{INPUT}.default_reward_fn_type", f"{key}.default_workflow_type"),
+            suggestion=f"write `default_reward_fn_type: {NO_REWARD if scored else 'accuracy_reward'}`",
         )
