@@ -95,8 +95,19 @@ class TwoTurns(Workflow):
 """
 
 
-def test_experiences_that_no_training_step_took_are_told(tmp_path: Path):
+def test_rollouts_of_several_turns_are_trained_whole(tmp_path: Path):
     run = TinyRun(tmp_path, plugin=TWO_TURNS)
     ended = done(run.change(buffer__explorer_input__default_workflow_type="two_turns"))
-    assert "8 of 16 experiences were explored and not trained" in ended.output
-    assert "buffer.train_batch_size (now 4)" in ended.output
+    assert [line["sample/experience_count"] for line in run.lines("trainer")] == [8.0, 8.0]
+    assert "not trained" not in ended.output
+
+
+def test_experiences_that_no_training_step_took_are_told(tmp_path: Path):
+    # A filter may drop some, so the trainer may take fewer than are made; this one drops none.
+    operators = [{"name": "reward_filter", "args": {"threshold": -1.0}}]
+    run = TinyRun(tmp_path).change(
+        buffer__train_batch_size=2, data_processor__experience_pipeline={"operators": operators}
+    )
+    ended = done(run)
+    assert "4 of 8 experiences were explored and not trained" in ended.output
+    assert "buffer.train_batch_size (now 2)" in ended.output

@@ -11,7 +11,7 @@ import torch
 
 from tests.trainer.conftest import make_experiences
 from tests.trainer.test_update import assert_same, gradients, worker
-from trinity.algorithm import ADVANTAGE_FN, POLICY_LOSS_FN
+from trinity.algorithm import ADVANTAGE_CONTENTS, ADVANTAGE_FN, POLICY_LOSS_FN
 from trinity.common.config import Config
 from trinity.common.config.rules.algorithm import (
     GROUPS_IN_PIPELINE,
@@ -126,7 +126,7 @@ def test_share_of_verls_conventions() -> None:
 
 
 def test_tables_of_the_configuration_agree_with_the_advantages() -> None:
-    for name in ADVANTAGE_FN:
+    for name in ADVANTAGE_CONTENTS:
         function = ADVANTAGE_FN.get(name)
         in_trainer = function.compute_in_trainer()
         names = inspect.signature(function.__call__).parameters if in_trainer else {}

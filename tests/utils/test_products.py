@@ -36,6 +36,8 @@ def test_a_row_has_the_same_bits_however_many_rows_there_are(inputs: int) -> Non
     generator = torch.Generator().manual_seed(2)
     x, weight = torch.randn(600, inputs, generator=generator), torch.randn(48, inputs, generator=generator)
     every = linear(x, weight)
-    assert torch.equal(linear(x[:1], weight), every[:1])
+    for rows in (1, 2, 3, 5, 8, 15, 16, 17, 64):
+        assert torch.equal(linear(x[:rows], weight), every[:rows])
+    assert torch.equal(linear(x[None, :3, None], weight)[0, :, 0], every[:3])
     assert torch.equal(linear(x[0], weight), every[0])
     assert float((every.double() - x.double() @ weight.double().t()).abs().max()) < 1e-3

@@ -13,6 +13,10 @@ import torch
 from torch import Tensor
 
 
+# From so many rows on the rounding of a row stays the same: measured for 16 to 1536 inputs, 17 to 1536 outputs.
+LEAST_ROWS_ONEDNN, LEAST_ROWS_MKL = 2, 16
+
+
 @functools.cache
 def prefers_onednn() -> bool:
     """Return whether float32 products on this machine's CPU go through oneDNN."""
@@ -34,13 +38,17 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x [..., I] times the transpose of weight [O, I], plus bias [O]; without a gradient.
 
-    In float32 on a CPU a row's result does not depend on how many rows there are: a single one, for which the
-    libraries have another algorithm with another rounding, is computed as two.
+    In float32 on a CPU a row's result does not depend on how many rows there are: few of them, for which the
+    libraries have another algorithm with another rounding, are computed as more.
     """
-    if x.dtype != torch.float32 or x.device.type != "cpu" or x.numel() != x.shape[-1]:
+    if x.dtype != torch.float32 or x.device.type != "cpu":
         return _linear(x, weight, bias)
-    pair = x.reshape(1, -1).expand(2, -1).contiguous()
-    return _linear(pair, weight, bias)[:1].view(*x.shape[:-1], -1)
+    num_rows, least = x.shape[:-1].numel(), LEAST_ROWS_ONEDNN if prefers_onednn() else LEAST_ROWS_MKL
+    if not 0 < num_rows < least:
+        return _linear(x, weight, bias)
+    filled = x.new_zeros(least, x.shape[-1])
+    filled[:num_rows] = x.reshape(num_rows, -1)
+    return _linear(filled, weight, bias)[:num_rows].view(*x.shape[:-1], -1)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
