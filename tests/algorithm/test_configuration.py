@@ -14,10 +14,13 @@ from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE, POLICY_LOSS_FN
 from trinity.catalogue import BUILT_IN
 from trinity.common.config import Config, Problem, examine
 from trinity.common.config.rules.algorithm import GROUPS_IN_PIPELINE, GROUPS_IN_TRAINER
+from trinity.common.errors import ConfigError
+from trinity.explorer.assembly import build_advantage_fn
 from trinity.launch.run import RunOptions, plan_run
 
 ONLINE = sorted(n for n in ALGORITHM_TYPE if ALGORITHM_TYPE.get(n).schema == "experience")
 SERVED_GROUPS = sorted(GROUPS_IN_PIPELINE | GROUPS_IN_TRAINER)
+NAN = float("nan")
 FILTER = {"experience_pipeline": {"operators": [{"name": "reward_filter", "args": {"threshold": 1.0}}]}}
 
 EXPERT = {"trainer_input": {"auxiliary_buffers": {"sft_dataset": {"path": "expert.jsonl"}}}}
@@ -77,6 +80,50 @@ def test_an_unknown_argument_is_answered_with_the_known_ones(tmp_path: Path) -> 
     (problem,) = _problems(tmp_path, algorithm)
     assert problem.code == "E1703" and problem.suggestion == "did you mean `tau_neg`?"
     assert problem.message == "`sapo` has no argument `tau_neq`; known: loss_agg_mode, tau_neg, tau_pos"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "key", "rule", "hint"),
+    [
+        ({"policy_loss_fn_args": {"clip_range": "wide"}}, "policy_loss_fn_args.clip_range", "a number", "0.2"),
+        ({"policy_loss_fn_args": {"clip_range": True}}, "policy_loss_fn_args.clip_range", "a number", "0.2"),
+        ({"policy_loss_fn_args": {"clip_ratio_c": NAN}}, "policy_loss_fn_args.clip_ratio_c", "a number", "3.0"),
+        ({"kl_loss_fn_args": {"adaptive": "yes"}}, "kl_loss_fn_args.adaptive", "true or false", "False"),
+        ({"advantage_fn_args": {"std_cal_level": 1}}, "advantage_fn_args.std_cal_level", "a text", "group"),
+        ({"policy_loss_fn_args": {"loss_agg_mode": "token-meen"}}, "policy_loss_fn_args.loss_agg_mode",
+         "one of token-mean, seq-mean-token-sum, seq-mean-token-mean, seq-mean-token-sum-norm", "`token-mean`"),
+        ({"policy_loss_fn_args": {"loss_agg_mode": "token-sum"}}, "policy_loss_fn_args.loss_agg_mode",
+         "one of token-mean, seq-mean-token-sum, seq-mean-token-mean, seq-mean-token-sum-norm", ""),
+    ],
+)  # fmt: skip
+def test_an_argument_of_another_kind_is_found_before_anything_is_loaded(
+    tmp_path: Path, algorithm: dict[str, Any], key: str, rule: str, hint: str
+) -> None:
+    (problem,) = _problems(tmp_path, algorithm)
+    assert (problem.code, problem.key, problem.rule) == ("E1704", f"algorithm.{key}", rule)
+    assert hint in (problem.suggestion or "") and f"must be {rule}, got " in problem.message
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("grpo", {"std_cal_level": "taks"}, "std_cal_level must be group or batch, got 'taks'"),
+        ("opmd", {"tau": 0}, "tau must be > 0, got 0"),
+        ("gigpo", {"gamma": 1.5}, "gamma must be in .0, 1., got 1.5"),
+    ],
+)
+def test_a_value_that_the_advantage_of_the_explorer_refuses_is_a_configuration_error(
+    tmp_path: Path, name: str, args: dict[str, Any], message: str
+) -> None:
+    config = _resolved(tmp_path, {"algorithm_type": name, "advantage_fn_args": args})
+    with pytest.raises(ConfigError, match=f"algorithm.advantage_fn_args of {name}: {message}") as caught:
+        build_advantage_fn(config)
+    assert caught.value.code == "E1302"
+
+
+def test_numbers_of_either_kind_and_null_are_arguments(tmp_path: Path) -> None:
+    args = {"clip_range": None, "clip_range_low": 0.2, "clip_range_high": 1, "clip_ratio_c": 3}
+    assert not _problems(tmp_path, {"policy_loss_fn_args": args})
 
 
 def test_a_sum_over_tokens_is_the_policy_losss_own(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trinity.algorithm import KL_FN, PolicyLossFn, utils
+from trinity.algorithm import ADVANTAGE_FN, ENTROPY_LOSS_FN, KL_FN, PolicyLossFn, utils
 from trinity.algorithm.advantage_fn.grpo import GRPOGroupedAdvantage
 from trinity.algorithm.policy_loss_fn.ppo import PPOPolicyLossFn
 from trinity.algorithm.sample_strategy.default import DefaultSampleStrategy, version_metrics
@@ -77,6 +77,18 @@ def test_invalid_arguments_are_refused() -> None:
         PPOPolicyLossFn(clip_ratio_c=1.0)
     with pytest.raises(ValueError, match="needs target_kl > 0 and horizon > 0"):
         KL_FN.get("k2")(adaptive=True)
+    for coefficient in (-0.1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=f"kl_coef must be finite and >= 0, got {coefficient}"):
+            KL_FN.get("k3")(kl_coef=coefficient)
+        if not coefficient < 0:
+            with pytest.raises(ValueError, match=f"entropy_coef must be finite, got {coefficient}"):
+                ENTROPY_LOSS_FN.get("mix")(entropy_coef=coefficient)
+    for name in ("ppo", "reinforceplusplus", "gigpo"):
+        for gamma in (-0.1, 1.1, float("nan")):
+            with pytest.raises(ValueError, match=f"must be in .0, 1., got {gamma}"):
+                ADVANTAGE_FN.get(name)(gamma=gamma)
+    with pytest.raises(ValueError, match="gamma and lam must be in .0, 1., got 1.0 and 2.0"):
+        ADVANTAGE_FN.get("ppo")(lam=2.0)
     with pytest.raises(ValueError, match="needs response_mask"):
         KL_FN.get("k2")().calculate_kl_loss(values, values)
 

@@ -14,9 +14,10 @@ from tests.e2e.short_run import comparable_metrics
 from tests.e2e.test_resume import final_weights
 from tests.e2e.tiny_run import TinyRun
 from tests.trainer.conftest import make_experiences
+from trinity.algorithm.policy_loss_fn.gspo import GSPOPolicyLossFn
 from trinity.buffer.operators import ExperienceOperator
 from trinity.buffer.pipelines.experience_pipeline import ExperiencePipeline
-from trinity.common.errors import WorkflowError
+from trinity.common.errors import CheckpointError, WorkflowError
 from trinity.launch.run import RunOptions, plan_run, run_plan
 from trinity.trainer.verl.plugin_state import _unknown
 
@@ -185,7 +186,8 @@ def test_functions_that_remember_go_on_where_they_were(tmp_path: Path, plugins: 
     seen = [line["experience_pipeline/adds_the_number_of_calls/seen"] for line in parts.lines("explorer")]
     assert seen == [8, 16, 24]
     extra = torch.load(parts.job / "global_step_3/actor/extra_state_world_size_1_rank_0.pt", weights_only=True)
-    calls = {role: state["factor"] for role, state in extra["functions"].items() if "factor" in state}
+    states = {role: saved["state"] for role, saved in extra["functions"].items()}
+    calls = {role: state["factor"] for role, state in states.items() if "factor" in state}
     assert calls == {role: pytest.approx(1.1**3) for role in ("policy_loss_fn", "entropy_loss_fn")}
     assert ("advantage_fn" in extra["functions"]) == (advantage == "running_baseline_in_trainer")
 
@@ -210,6 +212,33 @@ def test_a_state_that_cannot_be_saved_is_an_error(make_worker: Any, tmp_path: Pa
     with pytest.raises(WorkflowError, match=r"E5141.*PPOPolicyLossFn \(algorithm.policy_loss_fn\).*got set in it"):
         made.save(tmp_path, hf=False)
     assert _unknown({"a": [1, "b", None, torch.ones(1)], 3: {"c": True}}) is None
+
+
+def test_the_state_of_another_function_is_left_out_with_a_warning(
+    make_worker: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, again = make_worker(), make_worker()
+    made.loss_fn.policy_loss.state_dict = lambda: {"history": [1.0]}
+    made.save(tmp_path, hf=False)
+    seen: list[Any] = []
+    again.loss_fn.policy_loss.load_state_dict = seen.append
+    again.load(tmp_path)
+    assert seen == [{"history": [1.0]}] and "does not use" not in caplog.text
+    again.loss_fn.policy_loss = GSPOPolicyLossFn()
+    again.loss_fn.policy_loss.load_state_dict = seen.append
+    again.load(tmp_path)
+    assert len(seen) == 1
+    assert "state of PPOPolicyLossFn (algorithm.policy_loss_fn), which this run does not use" in caplog.text
+
+
+def test_a_function_that_cannot_read_its_state_is_named(make_worker: Any, tmp_path: Path) -> None:
+    made, again = make_worker(), make_worker()
+    made.loss_fn.policy_loss.state_dict = lambda: {"older": 1.0}
+    made.save(tmp_path, hf=False)
+    again.loss_fn.policy_loss.load_state_dict = lambda state: state["newer"]
+    with pytest.raises(CheckpointError, match=r"PPOPolicyLossFn \(algorithm.policy_loss_fn\).*'newer'") as caught:
+        again.load(tmp_path)
+    assert caught.value.code == "E7023"
 
 
 def test_the_state_of_an_operator_that_is_gone_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:

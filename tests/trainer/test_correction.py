@@ -290,3 +290,29 @@ def test_statistics_of_distributions_are_those_of_the_weights_before_the_step(
     for exp in experiences:
         exp.advantages = None
     assert made.train_step(experiences, 1)["actor/grad_norm"] > 0
+
+
+def test_rejecting_tokens_leaves_the_rewards_of_a_response_in_the_baseline(make_config: Maker) -> None:
+    algorithm = {"advantage_fn": "rloo", "repeat_times": 4, "bypass_old_logprobs": False, "policy_loss_fn": "gpg"}
+    correction = {"rollout_rs": "token_k2", "rollout_rs_threshold": "1.0"}
+    made, plain = (worker(make_config(algorithm=algorithm | {"rollout_correction": c})) for c in (correction, None))
+    experiences = make_experiences(1)
+    old = made.actor.compute_log_prob(collate(experiences))
+    for row, exp in enumerate(experiences):
+        exp.advantages, exp.logprobs = None, old[row, : exp.response_length].clone()
+        exp.token_level_reward = torch.arange(exp.response_length) + float(row)
+        exp.logprobs[: 1 + row % 3] -= 3.0
+    experiences[5].logprobs -= 3.0
+    corrected, _ = _corrected(made, experiences)
+    assert not corrected.action_mask[5].any() and corrected.columns["counted_mask"].sum() > corrected.action_mask.sum()
+    found, _ = made._with_advantages(corrected, experiences)
+    wanted, _ = plain._with_advantages(plain._with_logprobs(collate(experiences)), experiences)
+    expected = wanted.columns["advantages"] * corrected.action_mask
+    assert expected.any() and torch.allclose(found.columns["advantages"], expected)
+
+
+def test_statistics_leave_the_old_log_probabilities_to_the_configuration(make_config: Maker) -> None:
+    algorithm = {"advantage_fn": "optimal_token_baseline", "repeat_times": 4, "bypass_old_logprobs": True}
+    batch = worker(make_config(algorithm=algorithm))._with_logprobs(collate(make_experiences(1)))
+    assert torch.equal(batch.columns["old_logprob"], batch.columns["rollout_logprob"])
+    assert batch.columns["sum_pi_squared"].any()

@@ -217,6 +217,15 @@ def test_warm_up_leaves_the_policy_bit_for_bit_as_it_is(make_config: Maker) -> N
     assert any(not torch.equal(policy[name], tensor) for name, tensor in made.weights().items())
 
 
+def test_the_schedule_of_the_policy_begins_after_the_warm_up_of_the_critic(make_config: Maker) -> None:
+    optimizer = {"lr": 0.01, "lr_warmup_steps": 2, "lr_scheduler_type": "linear", "min_lr_ratio": 0.5}
+    made = worker(ppo_config(make_config, trainer={"critic_warmup": 2}, algorithm={"optimizer": optimizer}))
+    lines = [made.train_step(make_experiences(step), step) for step in range(1, 7)]
+    expected = [0.005, 0.01, 0.0075, 0.005]
+    assert [line.get("actor/lr") for line in lines] == [None, None, *map(pytest.approx, expected)]
+    assert lines[0]["critic/lr"] == pytest.approx(0.5e-5), "the critic's own begins with the run"
+
+
 def test_the_critic_learns_the_return(make_config: Maker) -> None:
     """Equal experiences: the value loss falls and the values come to explain the returns."""
     lines = []
@@ -339,7 +348,9 @@ def test_values_that_are_not_finite_are_not_saved(make_config: Maker, tmp_path: 
     made = worker(ppo_config(make_config))
     with torch.no_grad():
         value_head(critic_of(made).model).weight[0, 0] = float("inf")
-    with pytest.raises(NumericError, match=r"E6002.*first score\.weight"):
+    with pytest.raises(
+        NumericError, match=r"E6002.*first score\.weight.*lower trainer\.trainer_config\.critic\.optim\.lr"
+    ):
         made.save(tmp_path / "bad", hf=False)
     assert not (tmp_path / "bad").exists()
 

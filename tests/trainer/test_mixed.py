@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.trainer.conftest import make_experiences
+from tests.trainer.test_critic import critic_of, ppo_config
 from tests.trainer.test_update import assert_same, gradients, worker
 from trinity.algorithm.sample_strategy.mix import as_one_batch
 from trinity.common.config import Config
@@ -197,3 +198,17 @@ def test_expert_rows_are_neither_weighted_nor_rejected(make_config: Maker) -> No
     assert corrected.action_mask[~experts].sum() < batch.action_mask[~experts].sum()
     assert (corrected.columns["rollout_is_weights"][experts][batch.action_mask[experts]] == 1.0).all()
     assert torch.equal(corrected.columns["counted_mask"], batch.action_mask)
+
+
+def test_expert_rows_do_not_train_the_critic(make_config: Maker) -> None:
+    """Their reward is not known: a return of 0 would teach the value model that demonstrations are worth nothing."""
+    experiences = _mixed()
+    usual = [exp for exp in experiences if not _is_expert(exp)]
+    lines = [worker(ppo_config(make_config)).train_step(rows, 1) for rows in (usual, experiences)]
+    for name in ("critic/vf_loss", "critic/grad_norm", "critic/vf_explained_var", "critic/vpred_mean"):
+        assert lines[1][name] == pytest.approx(lines[0][name], rel=1e-5, abs=1e-6), name
+    made = worker(ppo_config(make_config))
+    before = {name: tensor.clone() for name, tensor in critic_of(made).model.named_parameters()}
+    made.optimizer.param_groups[0]["weight_decay"] = critic_of(made).optimizer.param_groups[0]["weight_decay"] = 0.0
+    made.train_step([exp for exp in experiences if _is_expert(exp)], 1)
+    assert all(torch.equal(before[name], tensor) for name, tensor in critic_of(made).model.named_parameters())

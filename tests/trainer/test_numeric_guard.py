@@ -21,6 +21,23 @@ Maker = Callable[..., Config]
 ADAPTIVE = {"adaptive": True, "kl_coef": 0.1, "target_kl": 0.01, "horizon": 100}
 
 
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"])
+def test_the_adaptive_coefficient_follows_nats_a_token_whatever_the_aggregation(make_config: Maker, mode: str) -> None:
+    algorithm = {"kl_loss_fn": "k2", "kl_loss_fn_args": ADAPTIVE, "loss_agg_mode": mode}
+    made = ActorWorker(make_config(algorithm=algorithm), tokenizer=None, total_steps=6)
+    batch = collate(make_experiences(1))
+    before = made.actor.compute_log_prob(batch)
+    with torch.no_grad():
+        for parameter in made.model.parameters():
+            parameter.mul_(1.05)
+    made.actor.decoder.refresh()
+    moved = made.actor.compute_log_prob(batch) - before
+    per_token = float((0.5 * moved.square())[batch.action_mask].mean())
+    made.loss_fn.kl.target_kl = per_token / 1.1  # within the bounds of the controller, where it tells values apart
+    made.train_step(make_experiences(1), 1)
+    assert made.loss_fn.kl.kl_coef == pytest.approx(0.1 * (1.0 + 0.1 * 8 / 100), rel=1e-6)
+
+
 def test_a_divergence_that_is_not_finite_leaves_the_adaptive_coefficient_alone(make_config: Maker) -> None:
     made = ActorWorker(
         make_config(algorithm={"kl_loss_fn": "k2", "kl_loss_fn_args": ADAPTIVE}), tokenizer=None, total_steps=6

@@ -112,6 +112,19 @@ def test_leaving_out_rows_without_signal_does_not_change_the_gradient(make_confi
     assert_same(gradients(full, experiences), gradients(lean, experiences))
 
 
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum"])
+def test_an_entropy_that_is_only_measured_is_the_mean_of_the_rows_that_are_computed(
+    make_config: Maker, mode: str
+) -> None:
+    config = make_config(algorithm={"loss_agg_mode": mode, "entropy_loss_fn": "default"})
+    experiences = make_experiences(1)
+    alone = worker(config).train_step(experiences[:4], 1)["actor/entropy_loss"]
+    for experience in experiences[4:]:
+        experience.advantages = torch.zeros_like(experience.advantages)
+    metrics = worker(config, max_rows=3, max_tokens=None).train_step(experiences, 1)
+    assert metrics["actor/entropy_loss"] == pytest.approx(alone, rel=1e-5)
+
+
 def test_equal_rewards_give_no_signal(make_config: Maker) -> None:
     made = worker(make_config(algorithm={"optimizer": {"weight_decay": 0.0}}))
     experiences = make_experiences(1)

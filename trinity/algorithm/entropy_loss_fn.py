@@ -5,6 +5,7 @@ Dimension key: B = responses, T = response positions.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -20,10 +21,15 @@ class EntropyLossFn(ABC):
     """A term that rewards the policy's entropy.
 
     Args:
-        entropy_coef: coefficient; 0 still reports the entropy.
+        entropy_coef: coefficient, finite; 0 still reports the entropy.
+
+    Raises:
+        ValueError: it is not finite.
     """
 
     def __init__(self, entropy_coef: float = 0.0) -> None:
+        if not math.isfinite(entropy_coef):
+            raise ValueError(f"entropy_coef must be finite, got {entropy_coef}")
         self.entropy_coef = entropy_coef
 
     @abstractmethod

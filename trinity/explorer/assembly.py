@@ -132,7 +132,7 @@ def build_advantage_fn(config: Config) -> Any:
     """Return the advantage function of the pipeline; None if there is none or the trainer computes it.
 
     Raises:
-        ConfigError: an unknown name, or arguments that the function does not take.
+        ConfigError: an unknown name, or arguments that the function does not take (E1302).
     """
     advantage_class = ADVANTAGE_FN.get(config.algorithm.advantage_fn)
     if advantage_class is None or advantage_class.compute_in_trainer():
@@ -140,9 +140,10 @@ def build_advantage_fn(config: Config) -> Any:
     args = dict(config.algorithm.advantage_fn_args or {})
     try:
         inspect.signature(advantage_class).bind(**args)
-    except TypeError as error:
-        raise ConfigError(f"algorithm.advantage_fn_args of {config.algorithm.advantage_fn}: {error}") from error
-    return advantage_class(**args)
+        return advantage_class(**args)
+    except (TypeError, ValueError) as error:
+        place = f"algorithm.advantage_fn_args of {config.algorithm.advantage_fn}"
+        raise ConfigError(f"{place}: {error}", code="E1302") from error
 
 
 def build_reader(config: Config) -> TaskReader:

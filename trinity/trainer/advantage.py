@@ -17,7 +17,7 @@ from torch import Tensor
 from trinity.algorithm import ADVANTAGE_FN, KL_FN, AdvantageFn, KLFn
 from trinity.common.config import Config
 from trinity.common.errors import ConfigError, DataError
-from trinity.trainer.batch import TrainBatch
+from trinity.trainer.batch import TrainBatch, rows_of_policy
 from trinity.trainer.metrics import spread_metrics
 
 _VARIABLE = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
@@ -59,11 +59,11 @@ class BatchAdvantage:
         """
         if "expert_mask" not in batch.values:
             return self._of_rows(batch, groups)
-        rows = torch.nonzero(~batch.values["expert_mask"]).flatten()
+        rows = rows_of_policy(batch)
         made = {name: torch.zeros(batch.action_mask.shape) for name in ("advantages", "returns")}
-        if not len(rows):
+        if not rows:
             return batch.with_columns(**made), {}
-        part, metrics = self._of_rows(batch.select(rows.tolist()), [groups[row] for row in rows.tolist()])
+        part, metrics = self._of_rows(batch.select(rows), [groups[row] for row in rows])
         for name, column in made.items():
             column[rows, : part.action_mask.shape[1]] = part.columns[name]
         return batch.with_columns(**made), metrics
@@ -131,11 +131,19 @@ def reward_mask(action_mask: Bool[Tensor, "B T"], lengths: Tensor) -> Bool[Tenso
 def token_rewards(batch: TrainBatch, mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """Return the rewards of the tokens: those that the workflow set, else the row's reward on its last counted token.
 
+    The reward of a token that was rejected goes to the counted token before it, or else to the first one, so that the
+    reward of a response stays what it was.
+
     Raises:
         DataError: a row has no reward (E4601).
     """
     if "token_level_reward" in batch.columns:
-        return batch.columns["token_level_reward"] * mask
+        places = torch.arange(mask.shape[1]).expand_as(mask)
+        before = places.masked_fill(~mask, -1).cummax(-1).values
+        target = torch.where(before < 0, mask.int().argmax(-1, keepdim=True), before)
+        counted = batch.columns.get("counted_mask", mask)
+        rewards = batch.columns["token_level_reward"] * torch.where(counted.any(-1, keepdim=True), counted, mask)
+        return torch.zeros_like(rewards).scatter_add(1, target, rewards)
     missing = torch.nonzero(~torch.isfinite(batch.rewards)).flatten().tolist()
     if missing:
         raise DataError(

@@ -173,6 +173,12 @@ def mini_batches(
     return [rows[start : start + step * each] for start in range(0, total * each, step * each)]
 
 
+def rows_of_policy(batch: TrainBatch) -> list[int]:
+    """Return the rows that are no expert data: all of them where nobody marked any."""
+    is_expert = batch.values.get("expert_mask")
+    return list(range(len(batch))) if is_expert is None else torch.nonzero(~is_expert).flatten().tolist()
+
+
 def counted_rows(batch: TrainBatch, counted: Bool[Tensor, "B T"]) -> list[int]:
     """Return the rows of the experiences of which any row has a counted token."""
     each = batch.rows_per_experience

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import torch
 
@@ -69,6 +70,11 @@ def _cgroup_limit_bytes() -> int | None:
 def peak_memory_bytes(device: torch.device) -> int:
     """Return the most memory that PyTorch has held on a CUDA device, in bytes; 0 on a CPU."""
     return int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else 0
+
+
+def num_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the memory that the elements of `tensors` take, in bytes."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def synchronize(device: torch.device) -> None:

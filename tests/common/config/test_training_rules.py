@@ -37,6 +37,25 @@ ROWS = {
         with_("trainer: {trainer_config: {actor_rollout_ref: {model: {lora_rank: 8}}}}\n"), "E1900",
         "trainer.trainer_config.actor_rollout_ref.model.lora_rank", 13, "`model.lora_configs`",
     ),
+    **{
+        f"veRL's {key}": (
+            with_(f"trainer: {{trainer_config: {{actor_rollout_ref: {{actor: {{{key}: {value}}}}}}}}}\n"), "E1816",
+            f"trainer.trainer_config.actor_rollout_ref.actor.{key}", 13, f"write `algorithm.{ours}`",
+        )
+        for key, value, ours in (
+            ("clip_ratio", 0.3, "policy_loss_fn_args.clip_range"),
+            ("clip_ratio_low", 0.3, "policy_loss_fn_args.clip_range_low"),
+            ("clip_ratio_high", 0.3, "policy_loss_fn_args.clip_range_high"),
+            ("clip_ratio_c", 4, "policy_loss_fn_args.clip_ratio_c"),
+            ("entropy_coeff", 0.01, "entropy_loss_fn_args.entropy_coef"),
+            ("kl_loss_coef", 0.01, "kl_loss_fn_args.kl_coef"),
+            ("kl_loss_type", "low_var_kl", "kl_loss_fn"),
+        )
+    },
+    "veRL's penalty": (
+        with_("trainer: {trainer_config: {algorithm: {kl_ctrl: {target_kl: 0.2}}}}\n"), "E1816",
+        "trainer.trainer_config.algorithm.kl_ctrl.target_kl", 13, "write `algorithm.kl_penalty_fn_args.target_kl`",
+    ),
     "schedule": (
         with_optimizer("lr_scheduler_type: cosine"), "E1873", "algorithm.optimizer.lr_scheduler_type", 16,
         "trainer.total_steps",
@@ -67,6 +86,12 @@ def test_schedules_with_an_end_or_without_need_of_one_are_accepted(examined: Exa
         with_("algorithm: {optimizer: {lr_scheduler_type: linear}}\n"),
     ):
         assert not [p.render() for p in examined(text)[1] if p.code == "E1873"]
+
+
+def test_a_name_of_verl_that_repeats_what_holds_is_fine(examined: Examine) -> None:
+    same = "clip_ratio: 0.2, kl_loss_coef: 0.001, kl_loss_type: k2, entropy_coeff: 0"
+    text = with_(f"trainer: {{trainer_config: {{actor_rollout_ref: {{actor: {{{same}}}}}}}}}\n")
+    assert [problem.code for problem in examined(text)[1] if problem.key.startswith("trainer.")] == []
 
 
 def test_an_adapter_needs_no_more_than_an_empty_entry(examined: Examine) -> None:

@@ -26,9 +26,14 @@ class GAEAdvantage(TokenAdvantage):
     Args:
         gamma: discount a token, in [0, 1].
         lam: lambda, in [0, 1]; 1 gives returns minus values, 0 gives one-step errors.
+
+    Raises:
+        ValueError: one of them is outside.
     """
 
     def __init__(self, gamma: float = 1.0, lam: float = 1.0) -> None:
+        if not (0.0 <= gamma <= 1.0 and 0.0 <= lam <= 1.0):
+            raise ValueError(f"gamma and lam must be in [0, 1], got {gamma} and {lam}")
         self.gamma = gamma
         self.lam = lam
 

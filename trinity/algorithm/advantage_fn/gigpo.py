@@ -37,7 +37,7 @@ class GiGPOAdvantage(GroupAdvantage):
         env_state_hash_key: key of `Experience.info` with the identity of the state that a step starts from.
 
     Raises:
-        ValueError: another `fnorm`.
+        ValueError: another `fnorm`, or a `gamma` outside.
     """
 
     def __init__(
@@ -51,6 +51,8 @@ class GiGPOAdvantage(GroupAdvantage):
     ) -> None:
         if fnorm not in ("none", "std"):
             raise ValueError(f"fnorm must be none or std, got {fnorm!r}")
+        if not 0.0 <= gamma <= 1.0:
+            raise ValueError(f"gamma must be in [0, 1], got {gamma}")
         self.omega = omega
         self.gamma = gamma
         self.fnorm = fnorm

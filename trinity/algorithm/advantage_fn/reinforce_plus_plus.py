@@ -30,9 +30,14 @@ class REINFORCEPlusPlusAdvantage(TokenAdvantage):
 
     Args:
         gamma: discount a token, in [0, 1].
+
+    Raises:
+        ValueError: it is outside.
     """
 
     def __init__(self, gamma: float = 1.0) -> None:
+        if not 0.0 <= gamma <= 1.0:
+            raise ValueError(f"gamma must be in [0, 1], got {gamma}")
         self.gamma = gamma
 
     def __call__(self, token_level_rewards: Float[Tensor, "B T"], action_mask: Bool[Tensor, "B T"]) -> Advantages:

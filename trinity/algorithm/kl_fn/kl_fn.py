@@ -26,12 +26,12 @@ class KLFn(ABC):
 
     Args:
         adaptive: move `kl_coef` towards `target_kl` (Ziegler et al., arXiv:1909.08593, section 2.2).
-        kl_coef: coefficient, >= 0.
+        kl_coef: coefficient, finite and >= 0.
         target_kl: divergence (nats a token) that the adaptive coefficient aims at.
         horizon: number of samples over which the adaptive coefficient moves by a factor of at most 1.2.
 
     Raises:
-        ValueError: adaptive without a positive `target_kl` and `horizon`.
+        ValueError: adaptive without a positive `target_kl` and `horizon`, or another `kl_coef`.
     """
 
     of_distributions = False
@@ -47,6 +47,8 @@ class KLFn(ABC):
             raise ValueError(
                 f"an adaptive KL coefficient needs target_kl > 0 and horizon > 0, got {target_kl} and {horizon}"
             )
+        if not (math.isfinite(kl_coef) and kl_coef >= 0):
+            raise ValueError(f"kl_coef must be finite and >= 0, got {kl_coef}")
         self.adaptive = adaptive
         self.kl_coef = kl_coef
         self.target_kl = target_kl
@@ -89,9 +91,16 @@ class KLFn(ABC):
     def loss_of(
         self, divergence: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], loss_agg_mode: str = "token-mean"
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
-        """Return `kl_coef` times the aggregated divergence of tokens, and the metrics `kl_loss` and `kl_coef`."""
+        """Return `kl_coef` times the aggregated divergence of tokens, and the metrics `kl_loss` and `kl_coef`.
+
+        An adaptive coefficient has `kl_mean` beside them, its mean over the counted tokens (nats a token) whatever the
+        aggregation: `target_kl` is compared with that.
+        """
         kl_loss = aggregate_loss(divergence, mask, loss_agg_mode)
-        return kl_loss * self.kl_coef, {"kl_loss": kl_loss.item(), "kl_coef": self.kl_coef}
+        metrics = {"kl_loss": kl_loss.item(), "kl_coef": self.kl_coef}
+        if self.adaptive:
+            metrics["kl_mean"] = masked_mean(divergence, mask).item()
+        return kl_loss * self.kl_coef, metrics
 
     def apply_kl_penalty_to_reward(
         self,
@@ -126,8 +135,8 @@ class KLFn(ABC):
             self.kl_coef *= 1.0 + error * batch_size / self.horizon
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: the coefficient, so that an adaptive one goes on where it was."""
-        return {"kl_coef": self.kl_coef}
+        """Return what a checkpoint keeps: the coefficient, if it moves, so that it goes on where it was."""
+        return {"kl_coef": self.kl_coef} if self.adaptive else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the coefficient of a checkpoint; a fixed one stays as configured."""

@@ -91,12 +91,30 @@ SET_FROM: dict[str, str] = {
     "gamma": "algorithm.advantage_fn_args.gamma",
     "lam": "algorithm.advantage_fn_args.lam",
 }
+OF_ACTOR: dict[str, str] = {
+    "clip_ratio": "algorithm.policy_loss_fn_args.clip_range",
+    "clip_ratio_low": "algorithm.policy_loss_fn_args.clip_range_low",
+    "clip_ratio_high": "algorithm.policy_loss_fn_args.clip_range_high",
+    "clip_ratio_c": "algorithm.policy_loss_fn_args.clip_ratio_c",
+    "entropy_coeff": "algorithm.entropy_loss_fn_args.entropy_coef",
+    "kl_loss_coef": "algorithm.kl_loss_fn_args.kl_coef",
+    "kl_loss_type": "algorithm.kl_loss_fn",
+}
+OF_KL_CONTROL: dict[str, str] = {
+    name: f"algorithm.kl_penalty_fn_args.{name}" for name in ("kl_coef", "target_kl", "horizon")
+}
 
 
 def set_from(path: Path) -> str | None:
-    """Return the key that a key of veRL's `trainer`, `data` or `algorithm` block is set from, if it is."""
-    is_block = path[:2] == ("trainer", "trainer_config") and path[2:3] in (("trainer",), ("data",), ("algorithm",))
-    return SET_FROM.get(str(path[-1])) if is_block else None
+    """Return the key that a key of veRL's blocks (`trainer`, `data`, `algorithm`, the actor) is set from, if it is."""
+    block, name = path[2:-1], str(path[-1])
+    if path[:2] != ("trainer", "trainer_config") or not block:
+        return None
+    if block == ("actor_rollout_ref", "actor"):
+        return OF_ACTOR.get(name)
+    if block == ("algorithm", "kl_ctrl"):
+        return OF_KL_CONTROL.get(name)
+    return SET_FROM.get(name) if block[0] in ("trainer", "data", "algorithm") else None
 
 
 def verl_name(path: Path) -> str | None:

@@ -42,8 +42,10 @@ class ActorConfig(Section):
     shuffle: bool = key(False, "Shuffle the experiences of each pass.", GUIDE)
     data_loader_seed: Int | None = key(None, "Seed of the shuffle; null: seed.", VERL)
     ulysses_sequence_parallel_size: Count | None = key(None, "Devices per sequence; null: of trainer.", GUIDE)
-    entropy_from_logits_with_chunking: bool = key(False, "Entropy in pieces, which needs less memory.", GUIDE)
-    entropy_checkpointing: bool = key(False, "Recompute the entropy in the backward pass.", GUIDE)
+    entropy_from_logits_with_chunking: bool = key(
+        False, "Accepted: logits and entropy are always computed in pieces.", GUIDE
+    )
+    entropy_checkpointing: bool = key(False, "Accepted: the entropy is always recomputed in the backward pass.", GUIDE)
     checkpoint: CheckpointContents = section(CheckpointContents, "What a checkpoint holds.")
     optim: VerlOptimConfig = section(VerlOptimConfig, "Optimizer.")
     fsdp_config: FsdpConfig = section(FsdpConfig, "Sharding and number types.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -23,6 +22,7 @@ from trinity.trainer.verl.dp_critic import CriticSettings, DataParallelPPOCritic
 from trinity.trainer.verl.loading import load_value_model, num_embeddings, value_head
 from trinity.trainer.verl.optim import Schedule, make_optimizer, make_schedule
 from trinity.trainer.verl.scorer import ActorSettings
+from trinity.utils.device import num_bytes
 from trinity.utils.log import get_logger
 
 logger = get_logger("trainer")
@@ -109,9 +109,9 @@ class Critic:
         parameters = list(self.model.parameters())
         state = (t for values in self.optimizer.state.values() for t in values.values() if isinstance(t, Tensor))
         return {
-            "critic parameters": _num_bytes(parameters),
-            "critic gradients": _num_bytes(p.grad for p in parameters if p.grad is not None),
-            "critic optimizer state": _num_bytes(state) or 2 * _num_bytes(parameters),
+            "critic parameters": num_bytes(parameters),
+            "critic gradients": num_bytes(p.grad for p in parameters if p.grad is not None),
+            "critic optimizer state": num_bytes(state) or 2 * num_bytes(parameters),
         }
 
 
@@ -192,7 +192,3 @@ def critic_settings(config: Config) -> CriticSettings:
         cliprange_value=critic.cliprange_value,
         loss_agg_mode=critic.loss_agg_mode or config.algorithm.loss_agg_mode or "token-mean",
     )
-
-
-def _num_bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -98,9 +98,10 @@ class DataParallelPPOActor:
         kept = self._rows_with_signal(mini)
         mini = self._with_selection(mini)
         settings = self.settings
+        measured = mini.select(kept) if self.loss_fn.ignores_zero_advantage else mini
         for rows in micro_batches(mini, kept, max_tokens=settings.max_tokens, max_rows=settings.max_rows):
             micro = mini.select(rows)
-            shares = self.loss_fn.shares(micro, mini, normalizer=settings.normalizer)
+            shares = self.loss_fn.shares(micro, mini, normalizer=settings.normalizer, measured=measured)
             self._micro_step(micro, shares, metrics, difference)
 
     def _rows_with_signal(self, mini: TrainBatch) -> list[int]:

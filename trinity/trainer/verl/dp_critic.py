@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from trinity.algorithm.aggregation import masked_mean
 from trinity.algorithm.statistics import masked_var
 from trinity.algorithm.value_loss import compute_value_loss
-from trinity.trainer.batch import TrainBatch, micro_batches
+from trinity.trainer.batch import TrainBatch, micro_batches, rows_of_policy
 from trinity.trainer.quarantine import Quarantine
 from trinity.trainer.verl.attention import computing
 from trinity.trainer.verl.decoder import Decoder
@@ -93,9 +93,12 @@ class DataParallelPPOCritic:
     def update_critic(self, batch: TrainBatch, *, step: int) -> dict[str, float]:
         """Train on `batch`, which has `values` and `returns`, as training step `step`; return metrics `critic/...`.
 
+        Rows of an expert, whose reward nobody knows, are left out.
+
         Raises:
             NumericError: the gradient norm was not finite in three optimizer steps in a row.
         """
+        batch = batch.select(rows_of_policy(batch))
         lr = self.stepper.begin(step)
         metrics = Metrics()
         norms: list[float] = []

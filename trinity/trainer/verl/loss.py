@@ -205,17 +205,25 @@ class LossFn:
         has_more = self.with_kl or self.entropy.entropy_coef != 0
         return self.policy_loss.zero_advantage_is_zero_loss and not has_more
 
-    def shares(self, micro: TrainBatch, mini: TrainBatch, *, normalizer: float) -> Shares:
+    def shares(
+        self, micro: TrainBatch, mini: TrainBatch, *, normalizer: float, measured: TrainBatch | None = None
+    ) -> Shares:
         """Return the shares of a micro-batch in its mini-batch.
+
+        Args:
+            micro: some rows of `mini`.
+            mini: the mini-batch.
+            normalizer: see `Share`.
+            measured: the rows that the entropy is averaged over, all of `mini` by default: where it has no coefficient
+                and rows are left out, those that are computed.
 
         Raises:
             DataError: the loss needs a tensor that the experiences do not have (E4604).
         """
         whole = Share.of_rows(micro, mini, normalizer=normalizer)
         try:
-            sides = (micro.values, mini.values)
-            parts = [self.policy_loss.parts(values) for values in sides]
-            of_entropy = [self.entropy.rows(values) if self.with_entropy else None for values in sides]
+            parts = [self.policy_loss.parts(side.values) for side in (micro, mini)]
+            of_entropy = self._entropy_share(micro, measured or mini, normalizer=normalizer)
         except KeyError as error:
             raise self._lacks(str(error.args[0])) from error
 
@@ -224,9 +232,14 @@ class LossFn:
 
         return Shares(
             whole=whole,
-            entropy=whole if of_entropy[0] is None or of_entropy[1] is None else share((of_entropy[0], of_entropy[1])),
+            entropy=of_entropy,
             parts=tuple(share((part.rows, whole_part.rows)) for part, whole_part in zip(*parts, strict=True)),
         )
+
+    def _entropy_share(self, micro: TrainBatch, mini: TrainBatch, *, normalizer: float) -> Share:
+        sides = [self.entropy.rows(side.values) if self.with_entropy else None for side in (micro, mini)]
+        among = None if sides[0] is None or sides[1] is None else (sides[0], sides[1])
+        return Share.of_rows(micro, mini, normalizer=normalizer, among=among)
 
     def __call__(
         self, logprob: Float[Tensor, "B T"], entropy: Float[Tensor, "B T"], tensors: dict[str, Tensor], shares: Shares

@@ -26,8 +26,9 @@ class Schedule:
         lr: peak learning rate.
         kind: what follows the warm-up.
         warmup_steps: w.
-        total_steps: training steps of the run; needed by linear and cosine.
+        total_steps: training steps that follow the schedule; needed by linear and cosine.
         min_lr_ratio: final learning rate as a share of the peak.
+        start: training steps of the run before the first that follows it.
     """
 
     lr: float
@@ -35,9 +36,11 @@ class Schedule:
     warmup_steps: int = 0
     total_steps: int | None = None
     min_lr_ratio: float = 0.0
+    start: int = 0
 
     def at(self, step: int) -> float:
-        """Return the learning rate of training step `step`, 1-based."""
+        """Return the learning rate of training step `step` of the run, 1-based."""
+        step = max(step - self.start, 1)
         if step < self.warmup_steps:
             return self.lr * step / self.warmup_steps
         if self.kind == "constant" or not self.total_steps:
@@ -57,6 +60,7 @@ def make_schedule(
     steps: int,
     ratio: float,
     min_lr_ratio: float,
+    start: int = 0,
 ) -> Schedule:
     """Return the learning rate of each training step.
 
@@ -68,6 +72,7 @@ def make_schedule(
         steps: warm-up in training steps; negative: the share `ratio` of all steps.
         ratio: warm-up as a share of all training steps.
         min_lr_ratio: final learning rate as a share of the peak.
+        start: training steps before the first that follows the schedule; warm-up and fall share the others.
 
     Raises:
         ConfigError: the rate follows the number of all steps, and nobody knows it (E1873).
@@ -79,12 +84,14 @@ def make_schedule(
             "write trainer.total_steps",
             code="E1873",
         )
+    total_steps = None if total_steps is None else max(total_steps - start, 1)
     return Schedule(
         lr=lr,
         kind=kind,
         warmup_steps=warmup_steps(steps, ratio, total_steps),
         total_steps=total_steps,
         min_lr_ratio=min_lr_ratio,
+        start=start,
     )
 
 

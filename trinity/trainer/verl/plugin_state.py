@@ -8,14 +8,17 @@ from typing import Any
 
 from torch import Tensor
 
-from trinity.common.errors import WorkflowError
+from trinity.common.errors import CheckpointError, WorkflowError
 from trinity.trainer.advantage import BatchAdvantage
 from trinity.trainer.verl.loss import LossFn
+from trinity.utils.log import get_logger
 from trinity.utils.stateful import Stateful
+
+logger = get_logger("trainer")
 
 
 def function_states(loss_fn: LossFn, advantage: BatchAdvantage | None) -> dict[str, dict[str, Any]]:
-    """Return the state of each function that has one, by its key under `algorithm`.
+    """Return the state of each function that has one, by its key under `algorithm`, and below `type` its class.
 
     Raises:
         WorkflowError: a state holds something else than tensors, numbers, texts, lists and dicts (E5141).
@@ -31,17 +34,37 @@ def function_states(loss_fn: LossFn, advantage: BatchAdvantage | None) -> dict[s
                 code="E5141",
             )
         if state:
-            found[role] = state
+            found[role] = {"type": type(function).__name__, "state": state}
     return found
 
 
 def restore_functions(
     states: Mapping[str, Mapping[str, Any]], loss_fn: LossFn, advantage: BatchAdvantage | None
 ) -> None:
-    """Give each function what `function_states` returned of it."""
-    for role, function in _functions(loss_fn, advantage).items():
-        if role in states:
-            function.load_state_dict(states[role])
+    """Give each function what `function_states` returned of it; what is of another function is left out.
+
+    Raises:
+        CheckpointError: a function cannot continue from its state (E7023).
+    """
+    functions = _functions(loss_fn, advantage)
+    for role, saved in states.items():
+        function, name = functions.get(role), saved["type"]
+        if type(function).__name__ != name:
+            logger.warning(
+                "the checkpoint holds a state of %s (algorithm.%s), which this run does not use; it is left out",
+                name,
+                role,
+            )
+            continue
+        assert function is not None, "no class is named NoneType"
+        try:
+            function.load_state_dict(saved["state"])
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{name} (algorithm.{role}) cannot continue from its state in the checkpoint: {error!r}; use the "
+                "plugin that wrote it, or set continue_from_checkpoint: false",
+                code="E7023",
+            ) from error
 
 
 def _functions(loss_fn: LossFn, advantage: BatchAdvantage | None) -> dict[str, Stateful]:

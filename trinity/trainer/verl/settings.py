@@ -139,8 +139,8 @@ def actor_settings(config: Config) -> ActorSettings:
     )
 
 
-def schedule_of(config: Config, total_steps: int | None) -> Schedule:
-    """Return the learning rate of each training step.
+def schedule_of(config: Config, total_steps: int | None, *, start: int = 0) -> Schedule:
+    """Return the learning rate of each training step; the first `start` steps leave the policy as it is.
 
     Raises:
         ConfigError: the rate follows the number of all steps, and `total_steps` is None.
@@ -154,6 +154,7 @@ def schedule_of(config: Config, total_steps: int | None) -> Schedule:
         steps=optimizer.lr_warmup_steps,
         ratio=optimizer.lr_warmup_steps_ratio,
         min_lr_ratio=optimizer.min_lr_ratio,
+        start=start,
     )
 
 

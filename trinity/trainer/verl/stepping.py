@@ -90,6 +90,20 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 
+    def check_weights(self) -> None:
+        """Check that every weight of the model is finite, before they are saved.
+
+        Raises:
+            NumericError: one is not (E6002).
+        """
+        bad = [name for name, parameter in self.model.named_parameters() if not bool(parameter.isfinite().all())]
+        if bad:
+            raise NumericError(
+                f"the weights of {len(bad)} tensors are not finite (first {bad[0]}) and are not saved; the newest "
+                f"checkpoint is untouched: lower {self.keys} and resume from it",
+                code="E6002",
+            )
+
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds beside the optimizer: the schedule, and the count of skipped steps."""
         return {

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from trinity.common.config import Config
-from trinity.common.errors import NumericError, OutOfMemoryError
+from trinity.common.errors import OutOfMemoryError
 from trinity.common.experience import Experience
 from trinity.trainer.advantage import batch_advantage_of
 from trinity.trainer.batch import TrainBatch, collate
@@ -20,7 +19,7 @@ from trinity.trainer.metrics import batch_metrics, speed_metrics
 from trinity.trainer.quarantine import Quarantine
 from trinity.trainer.verl import settings
 from trinity.trainer.verl.checkpoint import load_trained, save_trained
-from trinity.trainer.verl.critic import Critic, reads_values
+from trinity.trainer.verl.critic import Critic, critic_warmup, reads_values
 from trinity.trainer.verl.decoder import make_decoder
 from trinity.trainer.verl.dp_actor import DataParallelPPOActor
 from trinity.trainer.verl.loading import attach_adapter, load_model, num_embeddings
@@ -29,8 +28,10 @@ from trinity.trainer.verl.offload import Offload, tell_idle_offload
 from trinity.trainer.verl.optim import make_optimizer
 from trinity.trainer.verl.plugin_state import function_states, restore_functions
 from trinity.trainer.verl.reference import load_reference
+from trinity.trainer.verl.stepping import Stepper
 from trinity.utils.device import (
     is_out_of_memory,
+    num_bytes,
     peak_memory_bytes,
     select_device,
     synchronize,
@@ -84,7 +85,9 @@ class ActorWorker:
         self.statistics = frozenset() if self.advantage is None else self.advantage.names & STATISTICS.keys()
         self.model = load_model(str(config.model.model_path), self.device, config=config)
         self.adapter = attach_adapter(self.model, config)
-        schedule, optimizer = settings.schedule_of(config, total_steps), config.algorithm.optimizer
+        has_critic = self.advantage is not None and reads_values(self.advantage, config)
+        start = critic_warmup(config) if has_critic else 0
+        schedule, optimizer = settings.schedule_of(config, total_steps, start=start), config.algorithm.optimizer
         self.optimizer = make_optimizer(
             (parameter for parameter in self.model.parameters() if parameter.requires_grad),
             optimizer.optimizer_type,
@@ -122,7 +125,7 @@ class ActorWorker:
             str(self.dtype).removeprefix("torch."),
             ", with a reference model" if self.reference else "",
         )
-        self.critic = self._load_critic(total_steps)
+        self.critic = self._load_critic(total_steps) if has_critic else None
         self.offload = self._offload()
 
     def train_step(self, experiences: Sequence[Experience], step: int) -> dict[str, float]:
@@ -143,8 +146,8 @@ class ActorWorker:
             if not is_out_of_memory(error):
                 raise
             raise self._out_of_memory(batch, step) from error
-        if "actor/kl_loss" in metrics:
-            self.loss_fn.kl.update_kl_coef(metrics["actor/kl_loss"], len(batch))
+        if "actor/kl_mean" in metrics:
+            self.loss_fn.kl.update_kl_coef(metrics["actor/kl_mean"], len(batch))
         seconds = time.perf_counter() - start
         metrics |= batch_metrics(batch, truncated) | of_rollout | of_rewards
         metrics |= speed_metrics(batch.num_tokens, seconds, peak_memory_bytes(self.device))
@@ -162,8 +165,10 @@ class ActorWorker:
     @property
     def is_healthy(self) -> bool:
         """Whether the last optimizer steps were taken; false after a gradient that was not finite."""
-        steppers = [self.actor.stepper, *([self.critic.trained.stepper] if self.critic else [])]
-        return all(stepper.skipped_in_a_row == 0 for stepper in steppers)
+        return all(stepper.skipped_in_a_row == 0 for stepper in self._steppers())
+
+    def _steppers(self) -> list[Stepper]:
+        return [self.actor.stepper, *([self.critic.trained.stepper] if self.critic else [])]
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return the live weights, with an adapter merged; see `TrainerBackend.weights`.
@@ -181,14 +186,8 @@ class ActorWorker:
             NumericError: a weight is not finite; nothing is written.
             WorkflowError: a function of a plugin has a state that cannot be saved.
         """
-        parameters = chain(self.model.named_parameters(), self.critic.model.named_parameters() if self.critic else ())
-        bad = [name for name, parameter in parameters if not bool(parameter.isfinite().all())]
-        if bad:
-            raise NumericError(
-                f"the weights of {len(bad)} tensors are not finite (first {bad[0]}) and are not saved; the newest "
-                "checkpoint is untouched: lower algorithm.optimizer.lr or trainer.grad_clip and resume from it",
-                code="E6002",
-            )
+        for stepper in self._steppers():
+            stepper.check_weights()
         extra = self.actor.stepper.state() | {
             "functions": function_states(self.loss_fn, self.advantage),
         }
@@ -214,11 +213,11 @@ class ActorWorker:
         reference = None if self.reference is None else self.reference.model
         state = (t for values in self.optimizer.state.values() for t in values.values() if isinstance(t, Tensor))
         table = {
-            "parameters": _num_bytes(parameters),
-            "gradients": _num_bytes(p.grad for p in parameters if p.grad is not None),
+            "parameters": num_bytes(parameters),
+            "gradients": num_bytes(p.grad for p in parameters if p.grad is not None),
             # AdamW's two moments are made in the first step: before it, what they will take.
-            "optimizer state": _num_bytes(state) or 2 * _num_bytes(p for p in parameters if p.requires_grad),
-            "reference model": 0 if reference is None else _num_bytes(reference.parameters()),
+            "optimizer state": num_bytes(state) or 2 * num_bytes(p for p in parameters if p.requires_grad),
+            "reference model": 0 if reference is None else num_bytes(reference.parameters()),
             **(self.critic.memory_table() if self.critic else {}),
             "most held by PyTorch": peak_memory_bytes(self.device),
             "memory of the device": total_memory_bytes(self.device),
@@ -227,10 +226,12 @@ class ActorWorker:
 
     def _with_logprobs(self, batch: TrainBatch) -> TrainBatch:
         """Add `old_logprob` and, where they are read, `ref_logprob` and statistics of the policy's distributions."""
-        if not self.config.algorithm.bypass_old_logprobs or self.statistics:
+        bypasses = self.config.algorithm.bypass_old_logprobs
+        if not bypasses or self.statistics:
             scored = self.actor.scorer.compute_statistics(batch, self.statistics)
-            batch = batch.with_columns(old_logprob=scored.pop("logprob"), **scored)
-        elif "rollout_logprob" in batch.columns:
+            own = scored.pop("logprob")
+            batch = batch.with_columns(**scored) if bypasses else batch.with_columns(old_logprob=own, **scored)
+        if bypasses and "rollout_logprob" in batch.columns:
             batch = batch.with_columns(old_logprob=batch.columns["rollout_logprob"])
         if self.reference is not None:
             batch = batch.with_columns(ref_logprob=self.reference.compute_log_prob(batch))
@@ -246,10 +247,8 @@ class ActorWorker:
             return batch, {}
         return self.advantage(batch, [exp.eid.tid for exp in experiences])
 
-    def _load_critic(self, total_steps: int | None) -> Critic | None:
-        """Return the value model if the advantage reads its values."""
-        if self.advantage is None or not reads_values(self.advantage, self.config):
-            return None
+    def _load_critic(self, total_steps: int | None) -> Critic:
+        """Return the value model, which the advantage reads."""
         num_tokens = num_embeddings(self.model) if self.tokenizer is None else len(self.tokenizer)
         critic = Critic(self.config, device=self.device, total_steps=total_steps, num_tokens=num_tokens)
         logger.info("critic from %s, actor first trained in step %d", critic.path, critic.warmup + 1)
@@ -283,7 +282,3 @@ class ActorWorker:
             "trainer.trainer_config.actor_rollout_ref.actor (the third is to be raised), or set "
             f"enable_gradient_checkpointing: true{CRITIC_OOM if self.critic else ''}"
         )
-
-
-def _num_bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -7,6 +7,7 @@ from typing import Any, get_args
 from trinity.common.config.algorithm import LossAggMode
 from trinity.common.config.available import LATER_NAMES
 from trinity.common.config.draft import Draft
+from trinity.common.config.mixture import DERIVED_ARGUMENTS
 from trinity.common.config.nearest import nearest
 from trinity.common.config.rules.rollout_correction import check_correction, recompute, resolve_correction
 from trinity.common.config.schema_index import default_at
@@ -35,6 +36,9 @@ WITHOUT_TOKEN_REWARDS = GROUPS_IN_PIPELINE | OTHER_REWARDS | {"reinforce", None}
 OF_DISTRIBUTIONS = frozenset({"sum_pi_squared", "entropys", "necs"})
 DATASET_ALGORITHMS = {"sft", "dpo", "cpt"}
 SHARED_AGG_MODES = get_args(LossAggMode)
+CHECKED_ELSEWHERE = (*DERIVED_ARGUMENTS, "expert_data_ratio", "rollout_is_threshold")
+ALL_AGG_MODES = (*SHARED_AGG_MODES, "token-sum")
+KINDS: dict[type, str] = {bool: "true or false", float: "a number", str: "a text"}
 
 
 def resolve_algorithm(draft: Draft) -> None:
@@ -135,7 +139,40 @@ def _merge_arguments(draft: Draft, key: str, function: str, known: dict[str, Any
                 suggestion=hint,
             )
         written = {name: value for name, value in written.items() if name in known}
+        _check_types(draft, key, function, written, known=known)
     draft.derive(key, {**known, **written}, f"defaults of {function}")
+
+
+def _check_types(draft: Draft, key: str, function: str, written: dict[str, Any], *, known: dict[str, Any]) -> None:
+    """Note a value that is of another kind than its default; what has none may be anything, and so may null be."""
+    entry = draft.catalogue.entry("policy_loss_fn", function)
+    modes = ALL_AGG_MODES if entry is not None and ":Verl" in entry.path else SHARED_AGG_MODES
+    for name, value in written.items():
+        kind = next((kind for kind in (bool, float, str) if _is_a(known[name], kind)), None)
+        choices = modes if name.endswith("loss_agg_mode") else None
+        if (
+            value is None
+            or name in CHECKED_ELSEWHERE
+            or (choices is None and (kind is None or _is_a(value, kind)))
+            or value in (choices or ())
+        ):
+            continue
+        rule = f"one of {', '.join(choices)}" if choices else KINDS[kind or str]
+        near = nearest(str(value), choices) if choices else None
+        draft.problem(
+            "E1704",
+            f"{key}.{name}",
+            f"`{key}.{name}` of {function} must be {rule}, got {value!r}",
+            rule=rule,
+            suggestion=f"did you mean `{near}`?" if near else f"the default is {known[name]}",
+        )
+
+
+def _is_a(value: Any, kind: type) -> bool:
+    """Return whether a value is a number (`float`: integers too, NaN not), a truth value or a text."""
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+    return isinstance(value, kind)
 
 
 def _resolve_aggregation(draft: Draft) -> None:
