@@ -191,6 +191,8 @@ def test_what_the_buffer_takes_from_other_keys_cannot_be_set_otherwise(look: Loo
 
 def test_a_wrong_mode_is_one_problem(look: Look) -> None:
     assert [(p.code, p.key) for p in look("dpo", "mode=trian", **DPO)[1]] == [("E1301", "mode")]
+    (found,) = look("dpo", "mode=both", **DPO)[1]
+    assert (found.code, found.key, found.suggestion) == ("E1807", "mode", "write `mode: train`")
 
 
 def test_a_workflow_without_its_reward_function_is_refused(look: Look) -> None:

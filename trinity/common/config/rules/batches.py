@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trinity.common.config.draft import Draft
-from trinity.common.config.rules.algorithm import GROUPS_IN_TRAINER
+from trinity.common.config.rules.algorithm import DATASET_ALGORITHMS, GROUPS_IN_TRAINER
 from trinity.common.config.rules.mixture import num_experts, train_batch_size
 
 ACTOR = "trainer.trainer_config.actor_rollout_ref.actor"
@@ -156,7 +156,8 @@ def _check_length_of_run(draft: Draft) -> None:
 
 def check_intervals(draft: Draft) -> None:
     """Check that the explorer makes what the trainer takes between two synchronisations."""
-    if draft.mode != "both" or draft.get("synchronizer.sync_style") != "fixed":
+    trains_on_data = draft.get("algorithm.algorithm_type") in DATASET_ALGORITHMS
+    if draft.mode != "both" or draft.get("synchronizer.sync_style") != "fixed" or trains_on_data:
         return
     theirs, ours = _intervals(draft)
     taskset: dict[str, Any] | None = draft.get("buffer.explorer_input.taskset")

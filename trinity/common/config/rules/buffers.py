@@ -29,7 +29,8 @@ def resolve_tasksets(draft: Draft) -> None:
             suggestion="keep one of them",
         )
     has_tasks = explorer_input["taskset"] or explorer_input["tasksets"]
-    if draft.mode in ("both", "explore") and not has_tasks:
+    is_misfit = draft.get("algorithm.algorithm_type") in DATASET_ALGORITHMS  # E1807 says that the mode is train
+    if draft.mode in ("both", "explore") and not has_tasks and not is_misfit:
         draft.problem(
             "E1809",
             TASKSET,
@@ -195,7 +196,7 @@ def _default_buffer() -> dict[str, Any]:
 def _check_storage(draft: Draft, kind: str, *, trains_on_data: bool) -> None:
     key = f"{OUTPUT}.storage_type"
     involves = ("mode", "algorithm.algorithm_type")
-    if kind == "file" and draft.mode == "both":
+    if kind == "file" and draft.mode == "both" and not trains_on_data:
         draft.problem(
             "E1811",
             key,
