@@ -12,7 +12,6 @@ import functools
 import torch
 from torch import Tensor
 
-
 # From so many rows on the rounding of a row stays the same: measured for 16 to 1536 inputs, 17 to 1536 outputs.
 LEAST_ROWS_ONEDNN, LEAST_ROWS_MKL = 2, 16
 
