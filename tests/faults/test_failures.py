@@ -104,8 +104,9 @@ def made(tmp_path: Path, workflow: str = "simple_workflow") -> TinyRun:
     return run.change(buffer__explorer_input__default_workflow_type=workflow, explorer__max_timeout=2)
 
 
-def test_a_workflow_that_always_raises_ends_the_run_with_its_place(tmp_path: Path):
-    run = made(tmp_path, "always_raises").change(buffer__total_steps=20)
+@pytest.mark.parametrize("steps", [20, 1])
+def test_a_workflow_that_always_raises_ends_the_run_with_its_place(tmp_path: Path, steps: int):
+    run = made(tmp_path, "always_raises").change(buffer__total_steps=steps)
     ended = run.finish()
     assert ended.status == ExitCode.RUNTIME, ended.output
     assert "E5130" in ended.output and "LookupError: the oracle is not at home" in ended.output

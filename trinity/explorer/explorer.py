@@ -197,7 +197,8 @@ class Explorer:
         state.readers = {TASKSET: self.parts.reader.state_dict()}
         state.empty_steps = 0 if result.finished_tasks else state.empty_steps + 1
         await self._snapshot()
-        if state.empty_steps >= MAX_EMPTY_STEPS:
+        is_all = step == self.planned_steps == state.empty_steps
+        if state.empty_steps >= MAX_EMPTY_STEPS or is_all:
             raise WorkflowError(
                 f"no run of the last {state.empty_steps} explore steps was completed; the commonest reason in step "
                 f"{step}: {result.reasons()[0]}; correct the workflow, the reward function or explorer.max_timeout",
