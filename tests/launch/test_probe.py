@@ -93,7 +93,7 @@ def row_of(report: ProbeReport, name: str) -> ProbeRow:
 def test_the_main_settings_of_every_algorithm_move_something(tmp_path: Path, name: str) -> None:
     report = probed(written(tmp_path, {"algorithm_type": name}), "loss_agg_mode", MAIN.get(name, ""))
     assert report.failure == "" and report.gradient_norm is not None and report.gradient_norm > 1e-3
-    assert len(report.rows) == 1 + (name in MAIN)
+    assert len(report.rows) == 1 + (name in MAIN) + (name == "ppo"), "the critic has an aggregation of its own"
     fixed = {"geo_mean", "dpo"}  # their aggregation is part of the loss, and there is no other term
     inert = {row.key for row in report.rows if row.is_inert}
     assert inert <= ({"algorithm.loss_agg_mode"} if name in fixed else set())
@@ -151,6 +151,19 @@ def test_the_settings_of_a_correction_move_something(tmp_path: Path) -> None:
     file = written(tmp_path, {"algorithm_type": "grpo", "rollout_correction": correction})
     report = probed(file, "rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs_threshold")
     assert len(report.rows) == 4 and not [row.key for row in report.rows if row.is_inert or row.gradient is None]
+
+
+def test_the_value_loss_of_a_critic_is_probed_as_well(tmp_path: Path) -> None:
+    critic = "trainer.trainer_config.critic"
+    file = written(tmp_path, {"algorithm_type": "ppo"})
+    once = probed(file, "cliprange_value", overrides=(f"{critic}.cliprange_value=0.02",))
+    (row,) = once.rows
+    assert row.key == f"{critic}.cliprange_value" and row.is_inert and row.is_written
+    assert row.reason.startswith("the critic makes one optimizer step a batch")
+    epochs = f"{critic}.ppo_epochs=2"
+    assert not row_of(probed(file, "cliprange_value", overrides=(epochs,)), "cliprange_value").is_inert
+    modes = [row for row in probed(file, "loss_agg_mode").rows if row.key == f"{critic}.loss_agg_mode"]
+    assert len(modes) == 1 and not modes[0].is_inert and modes[0].gradient > 1e-3
 
 
 def test_the_probe_repeats_and_what_it_writes_is_removed(tmp_path: Path) -> None:

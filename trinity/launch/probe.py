@@ -21,8 +21,10 @@ from trinity.common.config import Config, ConfigErrors, StagePlan, load_plan
 from trinity.common.errors import TrinityError
 from trinity.explorer.assembly import build_advantage_fn
 from trinity.launch.dry_batch import SEED, add_logprobs, dry_experiences, probe_model, with_experts
-from trinity.launch.probe_settings import Setting, as_override, candidates, settings_of
+from trinity.launch.probe_settings import CRITIC, Setting, as_override, candidates, settings_of
 from trinity.trainer.batch import collate
+from trinity.trainer.verl.dp_actor import DataParallelPPOActor
+from trinity.trainer.verl.dp_critic import DataParallelPPOCritic
 from trinity.trainer.verl.logprob import STATISTICS
 from trinity.trainer.verl.worker import ActorWorker
 
@@ -39,23 +41,29 @@ _USER_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError
 
 @dataclass(frozen=True)
 class Measurement:
-    """Loss and gradients of the dry training steps.
+    """Loss and gradients of the dry training steps, of the policy or of the critic.
 
     Attributes:
         loss: sum of the steps' losses.
         gradient: gradients of all optimizer steps, one after the other.
+        critic: the critic's measurement beside the policy's; None without a critic.
     """
 
     loss: float
     gradient: Tensor
+    critic: Measurement | None = None
 
     def moved(self, other: Measurement) -> tuple[float, float]:
-        """Return the relative change of gradient and loss from here to `other`."""
-        if self.gradient.shape != other.gradient.shape:
-            return math.inf, math.inf  # another number of optimizer steps
+        """Return the relative change of gradient and loss from here to `other`, the larger of policy and critic."""
+        if self.gradient.shape != other.gradient.shape or (self.critic is None) != (other.critic is None):
+            return math.inf, math.inf  # another number of optimizer steps, or of models
         size = float(self.gradient.norm())
-        change = float((other.gradient - self.gradient).norm())
-        return change / max(size, 1e-12), abs(other.loss - self.loss) / max(abs(self.loss), 1e-3)
+        gradient = float((other.gradient - self.gradient).norm()) / max(size, 1e-12)
+        loss = abs(other.loss - self.loss) / max(abs(self.loss), 1e-3)
+        if self.critic is None or other.critic is None:
+            return gradient, loss
+        of_critic = self.critic.moved(other.critic)
+        return max(gradient, of_critic[0]), max(loss, of_critic[1])
 
 
 @dataclass(frozen=True)
@@ -176,16 +184,19 @@ class Probe:
         stage = self._plan([f"{self._prefix(key)}{as_override(key, value)}" for key, value in changes])
         config = dry_config(stage.config, self.model_path)
         worker = ActorWorker(config, tokenizer=None, total_steps=TRAIN_STEPS, device="cpu")
-        recorder = _prepared(worker, config)
-        loss = 0.0
+        recorder, of_critic = _prepared(worker, config)
+        loss, value_loss = 0.0, 0.0
         own = worker.actor.compute_log_prob(collate(self._experiences(config, worker, None)))
         for step in range(1, TRAIN_STEPS + 1):
             experiences = self._experiences(config, worker, own, step=step)
-            loss += worker.train_step(experiences, step)["actor/final_loss"]
+            metrics = worker.train_step(experiences, step)
+            loss += metrics["actor/final_loss"]
+            value_loss += metrics.get("critic/vf_loss", 0.0)
         self.num_experiences = len(experiences)
-        if not recorder.gradients or worker.actor.stepper.num_skipped:
+        if not recorder.gradients or not worker.is_healthy:
             raise TrinityError("the gradient of the dry batch is not finite", code="E6001")
-        return Measurement(loss, torch.cat(recorder.gradients))
+        critic = None if of_critic is None else Measurement(value_loss, torch.cat(of_critic.gradients))
+        return Measurement(loss, torch.cat(recorder.gradients), critic)
 
     def _experiences(
         self, config: Config, worker: ActorWorker, own: Tensor | None, *, step: int = 1
@@ -242,6 +253,8 @@ class Probe:
                 for value in candidates(peer):
                     if self._matters(setting, (peer.key, value)):
                         return f"it matters only with `{as_override(peer.name, value).replace('=', ': ')}`"
+        if setting.role == CRITIC and self._matters(setting, (f"{CRITIC}.ppo_epochs", 2)):
+            return "the critic makes one optimizer step a batch, before which its predictions are the values themselves"
         if self._matters(setting, ("algorithm.bypass_old_logprobs", True)):
             return "old_logprob is computed again before the only optimizer step, so that every ratio is 1"
         return "no other setting was found that makes it matter: the function may not read it"
@@ -286,15 +299,20 @@ def replaced(section: Any, path: Sequence[str], value: Any) -> Any:
     return section.model_copy(update={name: inner})
 
 
-def _prepared(worker: ActorWorker, config: Config) -> GradientRecorder:
-    """Return the recorder in the optimizer's place; a step takes the dry batch in as many parts as the run's do."""
+def _prepared(worker: ActorWorker, config: Config) -> tuple[GradientRecorder, GradientRecorder | None]:
+    """Return the recorders in the places of the policy's and the critic's optimizer.
+
+    A step takes the dry batch in as many parts as the run's do.
+    """
     actor = worker.actor
-    recorder = GradientRecorder(actor.stepper.parameters)
-    actor.stepper.optimizer = recorder  # type: ignore[assignment]
-    actor.stepper.grad_clip = None
-    actor.quarantine = None
+    recorder = _recorded(actor)
+    critic = None
     if worker.critic is not None:
-        worker.critic.trained.quarantine = None
+        trained = worker.critic.trained
+        critic = _recorded(trained)
+        update = trained.settings.update
+        update = dataclasses.replace(update, epochs=min(update.epochs, 2), max_tokens=None, max_rows=None)
+        trained.settings = dataclasses.replace(trained.settings, update=update)
     recorder.move()  # away from the reference, as in the middle of a training
     actor.decoder.refresh()
     rows = len(dry_experiences(config, vocab_size=worker.model.config.vocab_size))
@@ -307,6 +325,15 @@ def _prepared(worker: ActorWorker, config: Config) -> GradientRecorder:
         max_tokens=None,
         max_rows=None,
     )
+    return recorder, critic
+
+
+def _recorded(trained: DataParallelPPOActor | DataParallelPPOCritic) -> GradientRecorder:
+    """Put a recorder in the optimizer's place, without clipping and quarantine; return it."""
+    recorder = GradientRecorder(trained.stepper.parameters)
+    trained.stepper.optimizer = recorder  # type: ignore[assignment]
+    trained.stepper.grad_clip = None
+    trained.quarantine = None
     return recorder
 
 

@@ -50,6 +50,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 _NUMBER = re.compile(r"[0-9.]+")
 _TASKSET = "buffer.explorer_input.taskset.rollout_args.temperature"
+CRITIC = "trainer.trainer_config.critic"
 _DIVISOR = "trainer.trainer_config.actor_rollout_ref.actor.loss_scale_factor"
 
 
@@ -60,7 +61,7 @@ class Setting:
     Attributes:
         key: its key in a stage.
         value: its value.
-        role: the function that it is an argument of, such as `policy_loss_fn`; empty for others.
+        role: the function that it is an argument of, such as `policy_loss_fn`, or `CRITIC`; empty for others.
         is_term: the choice of a term, which is probed by leaving the term out.
         is_optional: its default is null.
         is_written: it stands in the file or in `--set`.
@@ -83,7 +84,7 @@ def settings_of(stage: StagePlan) -> list[Setting]:
     """Return the settings that reach the loss of a stage, those of `null` left out.
 
     The optimizer's (`lr`, `grad_clip`, ...) are not among them: they reach the step, not the gradient. Neither is how
-    a batch is split into micro-batches, which changes nothing, and the critic's own loss.
+    a batch is split into micro-batches, which changes nothing.
     """
     found = [replace(setting, is_written=_is_written(stage, setting)) for setting in _all(stage)]
     inner = "algorithm.policy_loss_fn_args.loss_agg_mode"
@@ -115,6 +116,11 @@ def _all(stage: StagePlan) -> Iterator[Setting]:
     elif not is_supervised(config):
         yield Setting("model.temperature", config.model.temperature)
     yield Setting(_DIVISOR, config.trainer.trainer_config.actor_rollout_ref.actor.loss_scale_factor)
+    advantage = ADVANTAGE_CONTENTS.get(config.algorithm.advantage_fn or "")
+    if advantage is not None and "values" in advantage.needs:
+        critic = config.trainer.trainer_config.critic
+        yield Setting(f"{CRITIC}.cliprange_value", critic.cliprange_value, CRITIC)
+        yield Setting(f"{CRITIC}.loss_agg_mode", critic.loss_agg_mode, CRITIC)
     correction = config.algorithm.rollout_correction
     for name, value in () if correction is None else correction.model_dump(exclude={"preset"}).items():
         yield Setting(f"algorithm.rollout_correction.{name}", value, "rollout_correction", is_optional=True)
