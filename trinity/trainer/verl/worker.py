@@ -117,16 +117,21 @@ class ActorWorker:
                 dtype=self.dtype,
             )
         self.actor.reference = self.reference
+        self._tell_model()
+        self.critic = self._load_critic(total_steps) if has_critic else None
+        self.offload = self._offload()
+
+    def _tell_model(self) -> None:
+        """Log what is trained, and where."""
+        num_trained = sum(p.numel() for p in self.actor.stepper.parameters)
         logger.info(
-            "trainer on %s: %.2f M parameters, %.3f M of them trained, products in %s%s",
+            "trainer on %s: %.2f M parameters%s, products in %s%s",
             self.device,
             sum(p.numel() for p in self.model.parameters()) / 1e6,
-            sum(p.numel() for p in self.actor.stepper.parameters) / 1e6,
+            f", {num_trained / 1e6:.3f} M of them trained" if self.adapter is not None else "",
             str(self.dtype).removeprefix("torch."),
             ", with a reference model" if self.reference else "",
         )
-        self.critic = self._load_critic(total_steps) if has_critic else None
-        self.offload = self._offload()
 
     def train_step(self, experiences: Sequence[Experience], step: int) -> dict[str, float]:
         """Train on `experiences`; see `TrainerBackend.train_step`."""
