@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.e2e.short_run import ShortRun
 
@@ -45,6 +47,15 @@ class DigitsStepByStep(StepWiseRewardWorkflow):
         text = exps[0].response_text
         return sum(character.isdigit() for character in text) / max(len(text), 1)
 '''
+
+
+@pytest.fixture(autouse=True)
+def _process_as_before() -> Iterator[None]:
+    """Leave the process as it was: a run in it sets its threads and its determinism."""
+    threads = torch.get_num_threads()
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

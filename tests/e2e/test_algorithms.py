@@ -6,7 +6,7 @@ The runs are in this process: a process of its own costs more than the run.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +85,6 @@ def _demonstrations(plugins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = plugins / "expert.jsonl"
     path.write_text("".join(json.dumps({"question": f"{a}+1=", "answer": str(a + 1)}) + "\n" for a in range(11)))
     monkeypatch.setenv("TRINITY_SFT_DATASET_PATH", str(path))
-
-
-@pytest.fixture(autouse=True)
-def _process_as_before() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(threads)
 
 
 def make_run(folder: Path, algorithm: dict[str, Any]) -> TinyRun:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -95,14 +94,6 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir()
     (folder / "bad_numbers.py").write_text(PLUGINS)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def _process_as_before() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(threads)
 
 
 def made(folder: Path, **changes: Any) -> TinyRun:

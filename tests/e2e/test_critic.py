@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,6 @@ from tests.e2e.tiny_run import TinyRun
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def _process_as_before() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(threads)
 
 
 def warming_up(folder: Path) -> TinyRun:

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from tests.e2e.short_run import comparable_metrics
-from tests.e2e.test_algorithms import _process_as_before as _process_as_before
 from tests.e2e.test_resume import final_weights
 from tests.e2e.tiny_run import TinyRun
 from tests.tiny import tiny_model

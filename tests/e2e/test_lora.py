@@ -14,13 +14,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.e2e.short_run import comparable_metrics
-from tests.e2e.test_algorithms import STEPS, _process_as_before, finish, make_run
+from tests.e2e.test_algorithms import STEPS, finish, make_run
 from tests.e2e.test_resume import final_weights
 from tests.e2e.tiny_run import TinyRun
 from trinity.launch.run import RunOptions, plan_run, run_plan
 
 pytestmark = pytest.mark.slow
-__all__ = ["_process_as_before"]
 
 GRPO = {"algorithm_type": "grpo", "kl_loss_fn": "k2", "kl_loss_fn_args": {"kl_coef": 0.1}}
 LORA = [{"lora_rank": 4, "lora_alpha": 8}]

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from tests.e2e.short_run import comparable_metrics
-from tests.e2e.test_algorithms import _process_as_before, finish, make_run
+from tests.e2e.test_algorithms import finish, make_run
 from tests.e2e.test_resume import final_weights
 from tests.e2e.tiny_run import TinyRun
 
-__all__ = ["_process_as_before"]
 pytestmark = pytest.mark.slow
 
 STEPS = 4

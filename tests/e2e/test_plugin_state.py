@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -148,14 +147,6 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plugins_with_state")
     (folder / "with_state.py").write_text(PLUGINS)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def _process_as_before() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(threads)
 
 
 def finish(folder: Path, plugins: Path, advantage: str, *steps: int) -> TinyRun:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,6 @@ from trinity.launch.run import RunOptions, plan_run, run_plan
 pytestmark = pytest.mark.slow
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }};{% endfor %}"
-
-
-@pytest.fixture(autouse=True)
-def _process_as_before() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

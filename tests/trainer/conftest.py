@@ -13,6 +13,7 @@ import torch
 from tests.tiny import tiny_model
 from trinity.common.config import Config
 from trinity.common.experience import EID, Experience
+from trinity.trainer.verl.worker import ActorWorker
 
 VOCABULARY = 20
 FLOAT32 = {"fsdp_config": {"dtype": "float32"}}  # the default follows the processor; exactness is that of float32
@@ -53,6 +54,16 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         old = result.get(key)
         result[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return result
+
+
+def moved(made: ActorWorker, *, share: float, seed: int) -> ActorWorker:
+    """Move the policy away from the reference, the same way each time: noise of `share` on every weight."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in made.model.parameters():
+            parameter.add_(share * torch.randn(parameter.shape, generator=generator))
+    made.actor.decoder.refresh()
+    return made
 
 
 def make_experiences(

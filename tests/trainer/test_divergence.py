@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from tests.trainer.conftest import make_experiences
+from tests.trainer.conftest import make_experiences, moved
 from tests.trainer.test_update import assert_same, gradients, worker
 from trinity.common.config import Config
 from trinity.common.errors import ConfigError
@@ -24,13 +24,7 @@ FULL = {"kl_loss_fn": "full", "kl_loss_fn_args": {"kl_coef": 0.5}}
 
 
 def _moved(made: ActorWorker) -> ActorWorker:
-    """Move the policy away from the reference, the same way each time."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in made.model.parameters():
-            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
-    made.actor.decoder.refresh()
-    return made
+    return moved(made, share=0.05, seed=0)
 
 
 def _random(bias: bool, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.trainer.conftest import moved
 from tests.trainer.test_losses import LOSSES, _config, _experiences, _mixed, _near
 from tests.trainer.test_update import assert_same, gradients, worker
 from trinity.algorithm.utils import entropy_from_logits, logprobs_from_logits
@@ -35,12 +36,7 @@ def with_terms(make_config: Maker, name: str, **tree: Any) -> Config:
 
 def apart_from_the_reference(made: ActorWorker) -> ActorWorker:
     """Move the policy a little, as a training does: at the reference itself the KL term has no gradient."""
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in made.model.parameters():
-            parameter.add_(0.01 * torch.randn(parameter.shape, generator=generator))
-    made.actor.decoder.refresh()
-    return made
+    return moved(made, share=0.01, seed=3)
 
 
 def padded_gradients(made: ActorWorker, experiences: list[Experience]) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from tests.tiny import tiny_model
-from tests.trainer.conftest import VOCABULARY, make_experiences
+from tests.trainer.conftest import VOCABULARY, make_experiences, moved
 from tests.trainer.test_against_plain_torch import (
     assert_same_step,
     make_worker,
@@ -98,15 +98,9 @@ def test_sizes_count_pairs(make_config: Maker) -> None:
     assert (made.max_rows, made.mini_batch_size, made.temperature) == (6, 5, 1.0)
 
 
-def moved(make_config: Maker, seed: int = 5, **split: Any) -> Any:
+def preferring(make_config: Maker, seed: int = 5, **split: Any) -> Any:
     """Return a worker whose policy is not the reference."""
-    made = worker(make_config(algorithm=ALGORITHM), **split)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in made.model.parameters():
-            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
-    made.actor.decoder.refresh()
-    return made
+    return moved(worker(make_config(algorithm=ALGORITHM), **split), share=0.02, seed=seed)
 
 
 def metrics_of(made: Any, pairs: list[Experience]) -> dict[str, float]:
@@ -126,7 +120,7 @@ SPLITS = (
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 def test_the_split_changes_neither_gradient_nor_metrics(make_config: Maker, split: dict[str, Any]) -> None:
     pairs = make_pairs(7)
-    whole, parts = moved(make_config, max_tokens=None, max_rows=None), moved(make_config, **split)
+    whole, parts = preferring(make_config, max_tokens=None, max_rows=None), preferring(make_config, **split)
     assert_same(gradients(whole, pairs), gradients(parts, pairs))
     expected, found = metrics_of(whole, pairs), metrics_of(parts, pairs)
     assert set(expected) == {

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._weights_only_unpickler import UnpicklingError
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -137,10 +138,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             state = torch.load(path, weights_only=True, map_location="cpu")
     except (OSError, RuntimeError, ValueError, EOFError) as error:
         raise CheckpointError(f"cannot read {path}: {error}", code="E7003") from error
-    except Exception as error:
-        # pickle.UnpicklingError, by name so that no module of ours imports pickle.
-        if type(error).__name__ != "UnpicklingError":
-            raise
+    except UnpicklingError as error:
         raise CheckpointError(f"{path} holds objects other than tensors: {error}", code="E7003") from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} must hold a mapping of names to tensors, got {type(state)}", code="E7003")
