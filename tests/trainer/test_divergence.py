@@ -15,6 +15,7 @@ from tests.trainer.test_update import assert_same, gradients, worker
 from trinity.common.config import Config
 from trinity.common.errors import ConfigError
 from trinity.common.experience import Experience
+from trinity.trainer.batch import collate
 from trinity.trainer.verl.divergence import Output, full_divergence
 from trinity.trainer.verl.logprob import CHUNK_BYTES
 from trinity.trainer.verl.worker import ActorWorker
@@ -91,6 +92,14 @@ def test_the_term_is_that_of_plain_torch(make_config: Maker, model_path: Path) -
     assert_same(wanted, found, tolerance=1e-5)
     metrics = _moved(worker(make_config(algorithm=FULL))).train_step(experiences, 1)
     assert metrics["actor/kl_loss"] == pytest.approx(float(total.detach()), rel=1e-4)
+
+
+def test_the_reference_is_passed_once_for_what_is_read(make_config: Maker) -> None:
+    batch = collate(make_experiences(1))
+    for algorithm, is_read in ((FULL, False), ({"kl_loss_fn": "k2"}, True)):
+        made = worker(make_config(algorithm=algorithm))
+        assert made.reference is not None
+        assert ("ref_logprob" in made._with_logprobs(batch).columns) is is_read
 
 
 def test_an_adapter_is_compared_with_the_model_without_it(make_config: Maker, model_path: Path) -> None:

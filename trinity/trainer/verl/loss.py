@@ -200,6 +200,11 @@ class LossFn:
         return self.with_kl or "ref_logprob" in self.required
 
     @property
+    def reads_ref_logprob(self) -> bool:
+        """Whether a term reads the reference's log-probabilities of the sampled tokens, not its distributions."""
+        return "ref_logprob" in self.policy_loss.select_keys or (self.with_kl and not self.with_full_kl)
+
+    @property
     def ignores_zero_advantage(self) -> bool:
         """Whether a response of advantage 0 has neither loss nor gradient."""
         has_more = self.with_kl or self.entropy.entropy_coef != 0

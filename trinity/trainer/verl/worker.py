@@ -238,7 +238,8 @@ class ActorWorker:
             batch = batch.with_columns(**scored) if bypasses else batch.with_columns(old_logprob=own, **scored)
         if bypasses and "rollout_logprob" in batch.columns:
             batch = batch.with_columns(old_logprob=batch.columns["rollout_logprob"])
-        if self.reference is not None:
+        of_advantage = self.advantage is not None and (self.advantage.with_kl or "ref_logprob" in self.advantage.names)
+        if self.reference is not None and (self.loss_fn.reads_ref_logprob or of_advantage):
             batch = batch.with_columns(ref_logprob=self.reference.compute_log_prob(batch))
         if "counted_mask" in self.loss_fn.policy_loss.select_keys:
             batch = batch.with_columns(counted_mask=batch.action_mask)
