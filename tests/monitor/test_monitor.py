@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,8 @@ def test_tensorboard_forgets_what_the_resume_cut(tmp_path: Path) -> None:
         first.log({"x": value}, step)
     first.log({"y": 4.0}, 4)
     first.close()
+    # Event files are read in the order of their names: the second they were begun in, then a counter without zeros.
+    time.sleep(1.0 - time.time() % 1.0)
     second = make(tmp_path, "tensorboard")
     second.truncate({"lines": 2})
     second.log({"x": 30.0}, 3)
