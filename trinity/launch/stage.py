@@ -10,19 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity.common.checkpoint import CheckpointStore
-from trinity.common.constants import Mode, StorageType, SyncMethod
+from trinity.common.constants import Mode, StorageType
 from trinity.common.errors import ExitCode
 from trinity.launch.stop import StopSignal
 from trinity.monitor.monitor import Monitor
 from trinity.runtime.event_loop import LoopWatch
-from trinity.synchronizer.schedule import FixedSchedule
+from trinity.synchronizer.schedule import schedule_of
 from trinity.synchronizer.synchronizer import Synchronizer
-from trinity.synchronizer.transport import CheckpointTransport, MemoryTransport, Transport
 from trinity.utils.log import get_logger, logged_to_file
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from trinity.buffer.store import ExperienceStore
     from trinity.common.config import Config
     from trinity.common.models.model import InferenceModel
@@ -58,23 +55,6 @@ class StageResult:
     is_resumed: bool = False
     stopped: ExitCode | None = None
     facts: dict[str, Any] = field(default_factory=dict)
-
-
-def schedule_of(config: Config) -> FixedSchedule:
-    """Return the synchronization schedule that a resolved configuration describes."""
-    sync = config.synchronizer
-    return FixedSchedule(
-        explorer_interval=sync.explorer_sync_interval or sync.sync_interval,
-        trainer_interval=sync.trainer_sync_interval or sync.sync_interval,
-        offset=sync.sync_offset,
-    )
-
-
-def transport_of(config: Config) -> Transport:
-    """Return the transport that a resolved configuration names."""
-    if config.synchronizer.sync_method == SyncMethod.CHECKPOINT:
-        return CheckpointTransport(Path(config.checkpoint_job_dir))
-    return MemoryTransport()
 
 
 class Stage:
@@ -163,7 +143,7 @@ class Stage:
             await explorer.prepare()
             await trainer.prepare(explore_steps=explorer.planned_steps)
             if resume is not None:
-                await self._restore(resume, trainer, synchronizer)
+                await self._restore(resume, trainer)
             exploring = asyncio.create_task(explorer.explore(), name=self.config.explorer.name)
             training = asyncio.create_task(trainer.train(), name=self.config.trainer.name)
             self._stop_with(trainer, exploring)
@@ -220,17 +200,11 @@ class Stage:
         if first is not None and not is_failing:
             raise first
 
-    async def _restore(self, resume: Path, trainer: Trainer, synchronizer: Synchronizer) -> None:
+    async def _restore(self, resume: Path, trainer: Trainer) -> None:
         """Give the synchronizer the versions that the explorer can ask for, as at the checkpoint."""
         from trinity.explorer.state import ExplorerState
-        from trinity.trainer.state import read_served_weights
 
-        weights: dict[int, Mapping[str, Tensor]] = dict(read_served_weights(resume))
-        step = trainer.step
-        newest = step - step % synchronizer.schedule.trainer_interval
-        if newest == step:
-            weights[step] = trainer.weights()
-        await synchronizer.restore(newest, ExplorerState.load(resume).as_json(), weights=weights)
+        await trainer.restore_versions(ExplorerState.load(resume).as_json())
 
     async def _serve_adapter(self, engine: InferenceModel) -> None:
         """Give the engine, as version 0, the model with the existing adapter from which training starts."""
@@ -277,9 +251,7 @@ class Stage:
         return monitor
 
     def _synchronizer(self) -> Synchronizer:
-        return Synchronizer(
-            schedule_of(self.config), transport_of(self.config), timeout_s=self.config.synchronizer.sync_timeout
-        )
+        return Synchronizer(schedule_of(self.config), timeout_s=self.config.synchronizer.sync_timeout)
 
     def _explorer(
         self,
