@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trinity
-from trinity.common.errors import OutOfMemoryError
+from trinity.common.errors import EnginesLostError, OutOfMemoryError
 from trinity.common.rewards.reward_fn import RewardError
 from trinity.common.workflows import Workflow, describe, reset_workflow
 from trinity.common.workflows.task import Task
@@ -101,6 +101,7 @@ class WorkflowRunner:
 
         Raises:
             OutOfMemoryError: the engine ran out of memory, which no other attempt can mend.
+            EnginesLostError: all engines are gone and did not come back.
         """
         started = time.monotonic()
         attempt = asyncio.ensure_future(self._guarded(task, runs, is_greedy=is_greedy))
@@ -138,7 +139,7 @@ class WorkflowRunner:
     async def _guarded(self, task: Task, runs: range, *, is_greedy: bool) -> list[Outcome]:
         try:
             return await self._execute(task, runs, is_greedy=is_greedy)
-        except OutOfMemoryError:
+        except (EnginesLostError, OutOfMemoryError):
             raise
         except RewardError as error:
             self._forget(task)
