@@ -17,6 +17,7 @@ from trinity.common.models.model import ModelWrapper
 from trinity.common.models.reward_models import REWARD_MODELS
 from trinity.explorer.evaluator import EvalTaskset, Evaluator
 from trinity.explorer.needs import Needs, needs_of
+from trinity.explorer.pacing import DynamicTimeout, OverRollout
 from trinity.explorer.scheduler import Scheduler, SchedulerSettings
 from trinity.explorer.supply import supply_of
 from trinity.utils.log import get_logger
@@ -88,10 +89,27 @@ def build_scheduler(
         max_repeat_times_per_runner=explorer.max_repeat_times_per_runner,
         concurrent_mode=explorer.concurrent_mode,
         is_deterministic=config.deterministic,
+        over_rollout=over_rollout_of(config),
+        dynamic_timeout=dynamic_timeout_of(config),
+        report_interval_s=explorer.runner_state_report_interval,
     )
     model, others = ModelWrapper(engine, config=config), auxiliary_wrappers(config, auxiliary)
     supply = supply_of(config, needs or Needs(), student=model, others=others)
     return Scheduler(engine, model, settings=settings, auxiliary_models=others, supply=supply)
+
+
+def over_rollout_of(config: Config) -> OverRollout | None:
+    """Return which tasks of a batch need not be waited for; None if all are."""
+    section = config.explorer.over_rollout
+    if section.ratio == 0:
+        return None
+    return OverRollout(section.ratio, section.wait_after_min, section.return_partial_tasks)
+
+
+def dynamic_timeout_of(config: Config) -> DynamicTimeout | None:
+    """Return how measured times shorten the deadline of an attempt; None if they do not."""
+    section = config.explorer.dynamic_timeout
+    return DynamicTimeout(section.ratio, section.warmup_min_steps) if section.enable else None
 
 
 def build_pipeline(config: Config) -> ExperiencePipeline:

@@ -109,6 +109,7 @@ class Explorer:
         else:
             self.state.readers = {TASKSET: parts.reader.state_dict()}
         parts.pipeline.load_state_dict(self.state.pipeline)
+        parts.scheduler.times.load_state_dict(self.state.times)
         self.monitor.truncate(self.state.monitor)
         await self._io.call(self.store.open_producer, *self._producer, **self._scope)
         await self._snapshot()
@@ -211,6 +212,8 @@ class Explorer:
     async def _snapshot(self) -> None:
         self.state.model_version = self.engine.model_version
         self.state.pipeline = self.parts.pipeline.state_dict()
+        if self.config.explorer.dynamic_timeout.enable:
+            self.state.times = self.parts.scheduler.times.state_dict()
         self.state.monitor = dict(self.monitor.state_dict())
         await self.synchronizer.report_explorer(self.state.as_json())
 

@@ -34,6 +34,7 @@ _NOT_USER_CODE = (
     *site.getsitepackages(),
 )
 MAX_LOGGED_PER_PLACE = 3
+DYNAMIC_KEY = "explorer.dynamic_timeout.ratio"
 
 
 def user_frame(error: BaseException) -> str:
@@ -90,26 +91,41 @@ class WorkflowRunner:
         self._worker = WorkerThread(name)
         self._workflows: dict[type[Workflow], Workflow] = {}
         self._logged: Counter[str] = Counter()
+        self._doing: tuple[str, float] | None = None
 
-    async def attempt(self, task: Task, runs: range, *, is_greedy: bool = False) -> tuple[list[Outcome], float]:
+    @property
+    def state(self) -> str:
+        """What the runner does, on which task, and for how many seconds."""
+        if self._doing is None:
+            return "idle"
+        what, since = self._doing
+        return f"{what}, {time.monotonic() - since:.1f} s"
+
+    async def attempt(
+        self, task: Task, runs: range, *, is_greedy: bool = False, timeout_s: float | None = None
+    ) -> tuple[list[Outcome], float]:
         """Return the outcome of each of `runs` and the duration of the attempt in seconds.
 
         Args:
             task: the task, with `batch_id` and `task_id`.
             runs: run numbers to do in one call; more than one only for a workflow that repeats itself.
             is_greedy: sample with temperature 0; the experiences are not meant for training.
+            timeout_s: deadline in seconds; None: the runner's own, which is never shorter.
 
         Raises:
             OutOfMemoryError: the engine ran out of memory, which no other attempt can mend.
             EnginesLostError: all engines are gone and did not come back.
         """
         started = time.monotonic()
+        deadline_s = self._max_timeout if timeout_s is None else timeout_s
         attempt = asyncio.ensure_future(self._guarded(task, runs, is_greedy=is_greedy))
+        self._doing = _called(task, runs), started
         try:
-            await asyncio.wait({attempt}, timeout=self._max_timeout)
+            await asyncio.wait({attempt}, timeout=deadline_s)
             while not attempt.done() and await self._is_put_off(started):
-                await asyncio.wait({attempt}, timeout=self._max_timeout)
+                await asyncio.wait({attempt}, timeout=deadline_s)
         finally:
+            self._doing = None
             is_late = not attempt.done()
             if is_late:
                 attempt.cancel()
@@ -117,8 +133,10 @@ class WorkflowRunner:
         seconds = time.monotonic() - started
         if is_late:
             place = f"{task.workflow.__name__} timed out"
-            self._log(place, f"{place} on {_called(task, runs)}: no result within {self._max_timeout:g} s")
-            return [TimedOut(self._max_timeout)] * len(runs), seconds
+            self._log(place, f"{place} on {_called(task, runs)}: no result within {deadline_s:g} s")
+            is_dynamic = deadline_s < self._max_timeout
+            outcome = TimedOut(deadline_s, DYNAMIC_KEY) if is_dynamic else TimedOut(deadline_s)
+            return [outcome] * len(runs), seconds
         if attempt.cancelled():
             return [Failed(f"{task.workflow.__name__} cancelled its own task")] * len(runs), seconds
         return attempt.result(), seconds
