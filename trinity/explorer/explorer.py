@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from trinity.common.models.model import InferenceModel
     from trinity.common.workflows.task import Task
     from trinity.monitor.monitor import Monitor
+    from trinity.runtime.base import Runtime
     from trinity.synchronizer.synchronizer import Synchronizer
 
 logger = get_logger("explorer")
@@ -61,6 +62,7 @@ class Explorer:
         monitor: metrics of the explorer.
         resume: checkpoint to continue from.
         auxiliary_models: engines of `explorer.auxiliary_models`; their weights stay as loaded.
+        runtime: starts the processes of runners that have their own; None where none has.
     """
 
     def __init__(
@@ -73,10 +75,12 @@ class Explorer:
         monitor: Monitor,
         resume: Path | None = None,
         auxiliary_models: Sequence[InferenceModel] = (),
+        runtime: Runtime | None = None,
     ) -> None:
         self.config = config
         self.engine = model
         self.auxiliary_models = tuple(auxiliary_models)
+        self.runtime = runtime
         self.store = store
         self.synchronizer = synchronizer
         self.monitor = monitor
@@ -102,8 +106,11 @@ class Explorer:
             DataError: a dataset that cannot be used.
         """
         os.environ.update(self.config.explorer.env_vars)
-        parts = self._parts = await self._io.call(build_parts, self.config, self.engine, self.auxiliary_models)
+        parts = self._parts = await self._io.call(
+            build_parts, self.config, self.engine, self.auxiliary_models, self.runtime
+        )
         await parts.pipeline.prepare()
+        await parts.scheduler.prepare()
         if self.state.readers:
             parts.reader.load_state_dict(self.state.readers[TASKSET])
         else:

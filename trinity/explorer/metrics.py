@@ -64,6 +64,7 @@ def outcome_counts(result: BatchResult, prefix: str) -> dict[str, float]:
         f"{prefix}/rejected_run_count": result.count(Rejected),
         f"{prefix}/retry_count": result.retry_count,
         f"{prefix}/abandoned_thread_count": result.abandoned_count,
+        f"{prefix}/runner_restart_count": result.restart_count,
         f"{prefix}/unfinished_task_count": result.unfinished_task_count,
         f"{prefix}/unfinished_run_count": result.unfinished_run_count,
     }

@@ -84,7 +84,8 @@ class BatchResult:
         baselines: greedy run of each task, which is not trained on; None where none was asked for. The runs of a task
             whose greedy run is not completed do not count as completed: they cannot be compared with it.
         retry_count: attempts after the first ones.
-        abandoned_count: threads left behind because their call did not return in time.
+        abandoned_count: attempts left behind because they did not end in time.
+        restart_count: runners' processes that were replaced.
         unfinished_task_count: tasks that were not waited for (`explorer.over_rollout`).
         unfinished_run_count: runs of these tasks that are left out.
         wall_s: duration of the batch in seconds.
@@ -95,6 +96,7 @@ class BatchResult:
     baselines: dict[int, RunResult] | None = None
     retry_count: int = 0
     abandoned_count: int = 0
+    restart_count: int = 0
     unfinished_task_count: int = 0
     unfinished_run_count: int = 0
     wall_s: float = 0.0

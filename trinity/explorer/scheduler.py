@@ -14,6 +14,8 @@ from trinity.common.errors import ConfigError
 from trinity.common.workflows import describe
 from trinity.common.workflows.task import Task
 from trinity.explorer.acceptance import of_batch
+from trinity.explorer.attempts import Runner
+from trinity.explorer.isolation.parent import ProcessRunner, RunnerPlace
 from trinity.explorer.outcome import BatchResult, Completed, RunResult, is_retried
 from trinity.explorer.pacing import AttemptTimes, BatchProgress, DynamicTimeout, OverRollout
 from trinity.explorer.runner import WorkflowRunner
@@ -75,6 +77,7 @@ class Scheduler:
         settings: how tasks are attempted.
         auxiliary_models: wrappers of further models for the workflows.
         supply: adds to the experiences of a run what the advantage function asks for.
+        place: where runners with processes of their own are started; None: runners are threads of this one.
     """
 
     def __init__(
@@ -85,20 +88,30 @@ class Scheduler:
         settings: SchedulerSettings,
         auxiliary_models: Sequence[ModelWrapper] = (),
         supply: Supply | None = None,
+        place: RunnerPlace | None = None,
     ) -> None:
         self._engine = engine
         self._model = model
         self._auxiliary_models = tuple(auxiliary_models)
         self._supply = supply
+        self._place = place
         self._settings = settings
         self.times = AttemptTimes(settings.max_timeout, settings.dynamic_timeout)
         self._runners = [self._new_runner(f"runner_{i:04d}") for i in range(settings.num_runners)]
-        self._lanes: dict[str, list[WorkflowRunner]] = {}
+        self._lanes: dict[str, list[Runner]] = {}
         if settings.is_deterministic and settings.concurrent_mode != "sequential":
             logger.warning(
                 "explorer.concurrent_mode %s has no effect with deterministic: true; repeats run one after another",
                 settings.concurrent_mode,
             )
+
+    async def prepare(self) -> None:
+        """Make all runners ready together.
+
+        Raises:
+            WorkflowError: the process of a runner did not start (E5634).
+        """
+        await _all_or_none([runner.prepare() for runner in self._runners])
 
     async def schedule(self, tasks: Sequence[Task], *, batch: int | str, with_baseline: bool = False) -> BatchResult:
         """Return the outcomes of all runs of all tasks.
@@ -122,7 +135,7 @@ class Scheduler:
         workers = list(zip(self._runners, queues, strict=False))
         for runner in self._all_runners():
             runner.start_batch()
-        abandoned_before = self._abandoned_count()
+        before = self._losses()
         if self._settings.is_deterministic:
             for runner, _ in workers:
                 await self._engine.join_round(runner.participant)
@@ -135,7 +148,9 @@ class Scheduler:
             _leave_behind(result, parts, progress.unfinished, keeps_parts=rule.return_partial_tasks)
         if is_training:
             self.times.end_batch()
-        result.abandoned_count = self._abandoned_count() - abandoned_before
+        result.abandoned_count, result.restart_count = (
+            now - then for now, then in zip(self._losses(), before, strict=True)
+        )
         result.results.sort(key=lambda r: (r.task, r.run))
         result.wall_s = time.monotonic() - started
         return result
@@ -180,9 +195,7 @@ class Scheduler:
         shared = deque(parts)
         return [shared] * busy
 
-    async def _work(
-        self, runner: WorkflowRunner, queue: deque[_Part], result: BatchResult, progress: BatchProgress
-    ) -> None:
+    async def _work(self, runner: Runner, queue: deque[_Part], result: BatchResult, progress: BatchProgress) -> None:
         try:
             while queue:
                 part = queue.popleft()
@@ -192,7 +205,7 @@ class Scheduler:
             if self._settings.is_deterministic:
                 await self._engine.leave_round(runner.participant)
 
-    async def _do(self, runner: WorkflowRunner, part: _Part, result: BatchResult) -> None:
+    async def _do(self, runner: Runner, part: _Part, result: BatchResult) -> None:
         if part.can_repeat:
             await self._attempts(runner, part, part.runs, result)
             return
@@ -206,7 +219,7 @@ class Scheduler:
             [self._attempts(lane, part, runs, result) for lane, runs in zip(lanes, singles, strict=True)]
         )
 
-    async def _attempts(self, runner: WorkflowRunner, part: _Part, runs: range, result: BatchResult) -> None:
+    async def _attempts(self, runner: Runner, part: _Part, runs: range, result: BatchResult) -> None:
         """Attempt `runs` until something usable comes of it, at most `max_retry_times` + 1 times."""
         for attempt in range(self._settings.max_retry_times + 1):
             result.retry_count += attempt > 0
@@ -230,21 +243,22 @@ class Scheduler:
         else:
             result.results += done
 
-    def _lanes_of(self, runner: WorkflowRunner, count: int) -> list[WorkflowRunner]:
+    def _lanes_of(self, runner: Runner, count: int) -> list[Runner]:
         lanes = self._lanes.setdefault(runner.name, [runner])
         while len(lanes) < count:
             lanes.append(self._new_runner(f"{runner.name}.{len(lanes)}"))
         return lanes[:count]
 
-    def _new_runner(self, name: str) -> WorkflowRunner:
+    def _new_runner(self, name: str) -> Runner:
+        deadlines: dict[str, Any] = {
+            "max_timeout": self._settings.max_timeout,
+            "is_waiting": self._engine.waits_in_round if self._settings.is_deterministic else None,
+            "max_wait_s": self._model.timeout_s,
+        }
+        if self._place is not None:
+            return ProcessRunner(name, self._place, supply=self._supply, **deadlines)
         return WorkflowRunner(
-            name,
-            self._model,
-            max_timeout=self._settings.max_timeout,
-            is_waiting=self._engine.waits_in_round if self._settings.is_deterministic else None,
-            max_wait_s=self._model.timeout_s,
-            auxiliary_models=self._auxiliary_models,
-            supply=self._supply,
+            name, self._model, auxiliary_models=self._auxiliary_models, supply=self._supply, **deadlines
         )
 
     @asynccontextmanager
@@ -266,10 +280,11 @@ class Scheduler:
             for runner in self._all_runners():
                 logger.info("%s: %s", runner.name, runner.state)
 
-    def _abandoned_count(self) -> int:
-        return sum(runner.abandoned_count for runner in self._all_runners())
+    def _losses(self) -> tuple[int, int]:
+        runners = self._all_runners()
+        return sum(runner.abandoned_count for runner in runners), sum(runner.restart_count for runner in runners)
 
-    def _all_runners(self) -> list[WorkflowRunner]:
+    def _all_runners(self) -> list[Runner]:
         extra = [lane for lanes in self._lanes.values() for lane in lanes[1:]]
         return [*self._runners, *extra]
 

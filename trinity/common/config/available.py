@@ -80,8 +80,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "buffer.trainer_input.auxiliary_buffers.*.capacity": (),
     "buffer.trainer_input.auxiliary_buffers.*.max_retry_times": (),
     "buffer.trainer_input.auxiliary_buffers.*.max_retry_interval": (),
-    "explorer.runner_prepare_concurrency": (),
-    "explorer.runner_prepare_max_retries": (),
     "explorer.bench_on_latest_checkpoint": (False,),
     "explorer.max_inflight_batches": (),
     "explorer.proxy_port": (),
