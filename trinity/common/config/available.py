@@ -80,13 +80,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "buffer.trainer_input.auxiliary_buffers.*.capacity": (),
     "buffer.trainer_input.auxiliary_buffers.*.max_retry_times": (),
     "buffer.trainer_input.auxiliary_buffers.*.max_retry_interval": (),
-    "explorer.runner_prepare_concurrency": (),
-    "explorer.runner_prepare_max_retries": (),
-    "explorer.max_repeat_times_per_runner": (None,),
     "explorer.bench_on_latest_checkpoint": (False,),
-    "explorer.over_rollout.*": (),
-    "explorer.dynamic_timeout.enable": (False,),
-    "explorer.runner_state_report_interval": (0,),
     "explorer.max_inflight_batches": (),
     "explorer.proxy_port": (),
     "explorer.listen_address": (),
@@ -133,10 +127,8 @@ ROLLOUT_MODEL = (
 HONOURED: dict[str, tuple[Any, ...]] = {
     **{f"explorer.rollout_model.{name}": (ANY,) for name in ROLLOUT_MODEL},
     "explorer.rollout_model.engine_type": ("auto", "torch"),
-    "explorer.rollout_model.engine_num": (1,),
     **{f"explorer.auxiliary_models.*.{name}": (ANY,) for name in ("model_path", "name", *ROLLOUT_MODEL)},
     "explorer.auxiliary_models.*.engine_type": ("auto", "torch"),
-    "explorer.auxiliary_models.*.engine_num": (1,),
     "explorer.auxiliary_models.*.logprobs": (0,),
     "explorer.auxiliary_models.*.repetition_penalty": (1.0,),
     f"{_MODEL}.enable_gradient_checkpointing": (ANY,),
@@ -207,7 +199,6 @@ MIRRORS: dict[str, str] = {
 
 WAYS_OUT: dict[str, str] = {
     "explorer.rollout_model.engine_type": "use --set explorer.rollout_model.engine_type=torch",
-    "explorer.rollout_model.engine_num": "use --set explorer.rollout_model.engine_num=1",
     "explorer.rollout_model.tensor_parallel_size": "use --set explorer.rollout_model.tensor_parallel_size=1",
     "cluster.gpu_per_node": "use --set cluster.gpu_per_node=1",
     "cluster.node_num": "use --set cluster.node_num=1",

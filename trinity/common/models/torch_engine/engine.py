@@ -118,7 +118,7 @@ class TorchEngine:
             probe = torch.zeros(1, 1, dtype=torch.long, device=decoder.device)
             with torch.no_grad():
                 decoder.prefill(probe, probe[0])
-        total = total_memory_bytes(decoder.device)
+        total = total_memory_bytes(decoder.device) // self.settings.num_engines
         weights = weight_bytes(decoder)
         is_cpu = decoder.device.type == "cpu"
         room = total * _CPU_CACHE_FRAC if is_cpu else total * self.settings.memory_frac - weights
