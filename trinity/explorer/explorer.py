@@ -187,7 +187,8 @@ class Explorer:
         metrics["experience_pipeline/oversize_count"] = appended.quarantined
         metrics["time/wait_explore_step"] = result.wall_s
         metrics["time/explore_step"] = time.perf_counter() - started
-        self.monitor.log(metrics | prefixed("perf/engine", self.engine.stats()) | self._pop_times(), step=step)
+        metrics |= prefixed("perf/engine", await self.engine.stats())
+        self.monitor.log(metrics | self._pop_times(), step=step)
         failpoint("explore.after_rollout")
         self.summary.step = step
         self.summary.experience_count += appended.appended

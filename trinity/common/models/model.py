@@ -66,10 +66,10 @@ class InferenceModel(Protocol):
     async def leave_round(self, participant: str) -> None:
         """Do not let rounds wait for `participant` any more."""
 
-    def waits_in_round(self, participant: str) -> bool:
+    async def waits_in_round(self, participant: str) -> bool:
         """Return whether a deterministic round has yet to answer a request of `participant`."""
 
-    def stats(self) -> dict[str, float]:
+    async def stats(self) -> dict[str, float]:
         """Return totals since the start, tokens per second among them."""
 
     async def shutdown(self) -> None:

@@ -286,7 +286,7 @@ class TorchEngine:
         """Do not let rounds wait for `participant` any more."""
         self._ready()[1].leave_round(participant)
 
-    def waits_in_round(self, participant: str) -> bool:
+    async def waits_in_round(self, participant: str) -> bool:
         """Return whether a round has yet to answer `participant`; false without rounds."""
         return self._ready()[1].waits_in_round(participant)
 
@@ -299,7 +299,7 @@ class TorchEngine:
         """Return the number of tokens of a conversation as a prompt."""
         return len(render_chat(self.tokenizer, messages, enable_thinking=self.settings.model.enable_thinking)[0])
 
-    def stats(self) -> dict[str, float]:
+    async def stats(self) -> dict[str, float]:
         """Return totals since the start: tokens, samples, prefills, seconds at work, tokens per second, slots."""
         _, loop, _ = self._ready()
         counts = loop.batch.counts
