@@ -223,7 +223,7 @@ def verify_token(connection: Connection, token: ConsumerToken) -> None:
         )
 
 
-def claim(connection: Connection, token: ConsumerToken, limits: Limits, *, lease_s: float) -> list[Row[Any]]:
+def claim(connection: Connection, token: ConsumerToken, limits: Limits, *, lease_s: float) -> list[Row[Any, Any, Any]]:
     """Claim the first claimable rows within `limits`; return (id, uid, payload)."""
     now = clock(connection)
     columns = EXPERIENCE.c
@@ -240,7 +240,7 @@ def claim(connection: Connection, token: ConsumerToken, limits: Limits, *, lease
     values = {"state": CLAIMED, "claimed_by": token.consumer, "lease_until": now + lease_s}
     for part in chunks([row.id for row in rows]):
         connection.execute(update(EXPERIENCE).where(columns.id.in_(part)).values(**values))
-    return list(rows)
+    return rows
 
 
 def num_claimable(connection: Connection, scope: Scope, *, n: int, consumer: str, max_version: int | None) -> int:

@@ -138,7 +138,7 @@ def ranked(rollouts: Iterable[Rollout], reuse: Reuse) -> Held:
 
 def claim(
     connection: Connection, token: ConsumerToken, limits: Limits, *, reuse: Reuse, lease_s: float
-) -> tuple[list[Row[Any]], int]:
+) -> tuple[list[Any], int]:
     """Claim the best rollouts within `limits`, and let go what is spent or beyond the capacity.
 
     Returns:
@@ -153,7 +153,7 @@ def claim(
     ids = [number for rollout in chosen for number in rollout.ids]
     columns = EXPERIENCE.c
     values = {"state": CLAIMED, "claimed_by": token.consumer, "lease_until": clock(connection) + lease_s}
-    rows: dict[int, Row[Any]] = {}
+    rows: dict[int, Any] = {}
     for part in ledger.chunks(ids):
         connection.execute(update(EXPERIENCE).where(columns.id.in_(part)).values(**values))
         wanted = select(columns.id, columns.uid, columns.experience_bytes).where(columns.id.in_(part))

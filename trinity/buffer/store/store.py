@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import Any, Self
 
 from sqlalchemy import insert, select, update
 
@@ -242,16 +242,17 @@ class ExperienceStore:
         with self._database.write() as connection:
             ledger.verify_token(connection, token)
             if self.reuse is None or not limits.whole_rollouts:
-                rows, evicted = list(ledger.claim(connection, token, limits, lease_s=lease_s)), 0
+                claimed: list[Any] = list(ledger.claim(connection, token, limits, lease_s=lease_s))
+                evicted = 0
             else:
-                rows, evicted = reuse.claim(connection, token, limits, reuse=self.reuse, lease_s=lease_s)
+                claimed, evicted = reuse.claim(connection, token, limits, reuse=self.reuse, lease_s=lease_s)
         failpoint("store.claim.after_commit")
         experiences = []
-        for row in rows:
+        for row in claimed:
             try:
                 experiences.append(Experience.deserialize(row.experience_bytes, max_bytes=self.max_experience_bytes))
             except DataError as error:
-                self._set_aside(token, [r.id for r in rows], bad=row.id)
+                self._set_aside(token, [r.id for r in claimed], bad=row.id)
                 raise DataError(
                     f"row {row.id} ({row.uid}) of {redact(self.url)}: {error.args[0]}; it was set aside", code="E5101"
                 ) from error

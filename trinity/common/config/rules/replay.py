@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trinity.common.config.draft import Draft
+from trinity.common.config.draft import Draft, path_of
 from trinity.common.config.rules.algorithm import DATASET_ALGORITHMS, check_name, merge_arguments
 from trinity.common.config.rules.buffers import OUTPUT
 from trinity.common.config.rules.mixture import num_experts
@@ -46,14 +46,14 @@ def _check_replay(draft: Draft) -> None:
         )
         _check_ranges(draft)
     cooldown = draft.get(COOLDOWN)
-    if cooldown is None:
+    if cooldown is None and path_of(COOLDOWN) not in draft.broken:
         draft.problem(
             "W1902",
-            COOLDOWN if draft.is_given(COOLDOWN) else f"{REPLAY}.enable",
+            f"{REPLAY}.enable",
             f"`{REPLAY}.enable` has no effect: without reuse_cooldown_time no experience is used again",
             suggestion="write `reuse_cooldown_time: 0`, or the pause in seconds",
         )
-    elif cooldown > 0 and draft.get("deterministic"):
+    elif cooldown and draft.get("deterministic"):
         draft.problem(
             "E1868",
             COOLDOWN,
@@ -81,7 +81,11 @@ def _check_ranges(draft: Draft) -> None:
 def _check_capacity(draft: Draft) -> None:
     """A queue that cannot hold what the trainer waits for would give it incomplete batches only."""
     capacity, size = draft.get(f"{OUTPUT}.capacity"), draft.get("buffer.train_batch_size") - num_experts(draft)
-    if draft.get(f"{OUTPUT}.storage_type") != "queue" or capacity >= size:
+    if draft.get(f"{OUTPUT}.storage_type") != "queue":
+        if draft.is_own(f"{OUTPUT}.capacity"):
+            draft.problem("W1902", f"{OUTPUT}.capacity", f"`{OUTPUT}.capacity` has no effect: only a queue has one")
+        return
+    if capacity >= size:
         return
     draft.problem(
         "E1865",
