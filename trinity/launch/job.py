@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import socket
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +11,11 @@ from typing import Any
 import yaml
 
 from trinity.common.errors import AlreadyRunningError, CheckpointError, EnvironmentProblem
+from trinity.utils.locks import FileLock, component_lock, holder_of, is_held
 
 RECORD = "run.json"
 LOCK = "run.lock"
+LOCKS = "locks"
 SAVED_CONFIG = "config.yaml"
 
 # Sections and keys whose change between two runs of one job cannot alter what was already learnt.
@@ -59,42 +58,61 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 class JobLock:
-    """Exclusive use of a job folder by one process, released by the system when the process ends.
+    """Use of a job folder, given free by the system when the process ends.
+
+    A run that is both explorer and trainer takes the whole job. A component that meets others in the folder, such as an
+    explorer in mode explore, takes its own name in it.
 
     Args:
         job_dir: the folder; created if missing.
+        component: name of the component; None takes the whole job.
+        command: what starts the component again, for the others to tell.
 
     Raises:
-        AlreadyRunningError: another process holds it; the message names the holder.
+        AlreadyRunningError: another process holds the job (E8001) or the name (E8002); the message names the holder.
         EnvironmentProblem: the folder cannot be written.
     """
 
-    def __init__(self, job_dir: Path) -> None:
+    def __init__(self, job_dir: Path, component: str | None = None, *, command: str = "") -> None:
+        self._locks: list[FileLock] = []
         try:
-            job_dir.mkdir(parents=True, exist_ok=True)
-            self._file = open(job_dir / LOCK, "a+", encoding="utf-8")  # noqa: SIM115  open as long as it is held
+            (job_dir / LOCKS).mkdir(parents=True, exist_ok=True)
+            self._take(job_dir, component, command)
+        except BlockingIOError as error:
+            self.release()
+            raise _refused(job_dir, component, has_job=bool(self._locks)) from error
         except OSError as error:
+            self.release()
             raise EnvironmentProblem(
                 f"checkpoint_root_dir: cannot write {job_dir} ({error.strerror}); choose a writable folder",
                 code="E3601",
             ) from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._file.seek(0)
-            holder = self._file.read().strip() or "unknown"
-            self._file.close()
-            raise AlreadyRunningError(
-                f"{job_dir} is in use by another run ({holder}); wait for it, stop it, or choose another `name`",
-                code="E8001",
-            ) from error
-        self._file.truncate(0)
-        self._file.write(f"pid {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
-        self._file.flush()
+
+    def _take(self, job_dir: Path, component: str | None, command: str) -> None:
+        self._locks.append(FileLock(job_dir / LOCK, is_shared=component is not None))
+        if component is not None:
+            self._locks.append(FileLock(component_lock(job_dir, component), note=command))
 
     def release(self) -> None:
         """Give the folder free."""
-        self._file.close()
+        for lock in self._locks:
+            lock.release()
+
+
+def _refused(job_dir: Path, component: str | None, *, has_job: bool) -> AlreadyRunningError:
+    if component is not None and has_job:
+        holder = holder_of(component_lock(job_dir, component))
+        return AlreadyRunningError(
+            f"{job_dir} has a live component named {component!r} already ({holder}); give this one another name "
+            "(explorer.name), or stop the other",
+            code="E8002",
+        )
+    parts = [f"{path.stem}: {holder_of(path)}" for path in sorted((job_dir / LOCKS).glob("*.lock")) if is_held(path)]
+    return AlreadyRunningError(
+        f"{job_dir} is in use by another run ({'; '.join(parts) or holder_of(job_dir / LOCK)}); wait for it, stop it, "
+        "or choose another `name`",
+        code="E8001",
+    )
 
 
 def read_record(job_dir: Path) -> dict[str, Any]:
@@ -126,7 +144,7 @@ def write_record(job_dir: Path, **fields: Any) -> None:
 
 def has_content(job_dir: Path) -> bool:
     """Return whether an earlier run left anything in the folder."""
-    return job_dir.is_dir() and any(entry.name != LOCK for entry in job_dir.iterdir())
+    return job_dir.is_dir() and any(entry.name not in (LOCK, LOCKS) for entry in job_dir.iterdir())
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -10,14 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from sqlalchemy import Connection, Engine, insert, select, update
+from sqlalchemy import Connection, Engine, insert, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from trinity.buffer.store import dialect, ledger
 from trinity.buffer.store.backup import JSONBackup
 from trinity.buffer.store.door import prepare
 from trinity.buffer.store.ledger import Scope
-from trinity.buffer.store.tables import EXPERIENCE, PRODUCER
+from trinity.buffer.store.producers import ProducerBoard
+from trinity.buffer.store.tables import EXPERIENCE
 from trinity.buffer.store.types import AppendResult, Batch, ConsumerToken, Counts, num_rollouts
 from trinity.common.errors import DataError, StarvedError, StoreError
 from trinity.common.experience import Experience
@@ -32,7 +33,7 @@ LEASE_S = 3600.0
 _logger = get_logger("buffer.store")
 
 
-class ExperienceStore:
+class ExperienceStore(ProducerBoard):
     """One transactional log of experiences in SQLite (a file) or PostgreSQL; safe to use from many threads.
 
     Args:
@@ -52,6 +53,7 @@ class ExperienceStore:
         max_experience_bytes: int = MAX_EXPERIENCE_BYTES,
         busy_timeout_s: float = 30.0,
     ) -> None:
+        super().__init__()
         self.url = url
         self.keep_payloads = keep_payloads
         self.backup = backup
@@ -62,7 +64,6 @@ class ExperienceStore:
         self._inode = (0, 0)
         self._write_lock = threading.Lock()
         self._changed = threading.Condition()
-        self._scopes: dict[tuple[str, str], Scope] = {}
 
     def open(self) -> ExperienceStore:
         """Open or create the database; return the store. A second call does nothing.
@@ -99,44 +100,6 @@ class ExperienceStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def open_producer(self, buffer: str, producer: str, *, run: str, stage: str = "") -> None:
-        """Announce that `producer` will append; readers wait for it until it is closed."""
-        scope = Scope(run, stage, buffer)
-        self._scopes[buffer, producer] = scope
-        with self._write() as connection:
-            values = {"is_open": 1, "wait_version": None}
-            ledger.upsert_producer(connection, scope, producer=producer, values=values)
-
-    def close_producer(self, buffer: str, producer: str, *, run: str, stage: str = "") -> None:
-        """Announce that `producer` is finished; readers drain what is left."""
-        with self._write() as connection:
-            ledger.upsert_producer(connection, Scope(run, stage, buffer), producer=producer, values={"is_open": 0})
-        self._notify()
-
-    def producers_open(self, buffer: str, *, run: str, stage: str = "") -> int:
-        """Return how many producers of the buffer are not finished."""
-        with self._read() as connection:
-            return ledger.producers(connection, Scope(run, stage, buffer), trained_version=None).open
-
-    def finished_step(self, buffer: str, producer: str, *, run: str, stage: str = "") -> int:
-        """Return the last explore step of `producer` that is complete in the log, 0 without any."""
-        key = (Scope(run, stage, buffer).where(PRODUCER), PRODUCER.c.producer == producer)
-        with self._read() as connection:
-            return connection.scalar(select(PRODUCER.c.finished_step).where(*key)) or 0
-
-    def announce_wait(
-        self, buffer: str, producer: str, version: int, *, run: str | None = None, stage: str = ""
-    ) -> None:
-        """Announce that `producer` appends nothing before model version `version` is published.
-
-        A reader whose trainer has published an older version then gets an incomplete batch at once.
-        Without `run`, the producer must have been opened by this store object.
-        """
-        scope = self._scopes[buffer, producer] if run is None else Scope(run, stage, buffer)
-        with self._write() as connection:
-            ledger.upsert_producer(connection, scope, producer=producer, values={"wait_version": version})
-        self._notify()
-
     def append(
         self,
         buffer: str,
@@ -146,11 +109,12 @@ class ExperienceStore:
         producer: str,
         explore_step: int,
         stage: str = "",
+        snapshot: str | None = None,
     ) -> AppendResult:
         """Append the experiences of one explore step and record the step as finished, in one transaction.
 
         Rows are sorted by id; ids that the log has are left untouched, so that a repeated append does nothing.
-        An empty list records an empty step.
+        An empty list records an empty step. A `snapshot` of the producer after the step is kept with it.
 
         Raises:
             DataError: a reward is not a finite number, or two experiences have one id; nothing is appended.
@@ -166,6 +130,9 @@ class ExperienceStore:
             if new:
                 connection.execute(insert(EXPERIENCE), new)
             ledger.finish_step(connection, scope, producer=producer, step=explore_step)
+            ready = {row["uid"] for row in new if row["state"] == READY}
+            added = num_rollouts([experience for experience in ordered if experience.eid.uid in ready])
+            ledger.keep_snapshot(connection, scope, producer=producer, text=snapshot, num_added=added)
             failpoint("store.append.before_commit")
         failpoint("store.append.after_commit")
         if self.backup is not None:

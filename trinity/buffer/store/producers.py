@@ -1,0 +1,91 @@
+"""What the store knows of those who append to it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+
+from sqlalchemy import Connection, func, select
+
+from trinity.buffer.store import ledger
+from trinity.buffer.store.ledger import Scope
+from trinity.buffer.store.tables import PRODUCER, SNAPSHOT
+
+
+class ProducerBoard(ABC):
+    """The part of `ExperienceStore` in which producers say what they do, and others read it."""
+
+    def __init__(self) -> None:
+        self._scopes: dict[tuple[str, str], Scope] = {}
+
+    def open_producer(self, buffer: str, producer: str, *, run: str, stage: str = "") -> None:
+        """Announce that `producer` will append; readers wait for it until it is closed."""
+        scope = Scope(run, stage, buffer)
+        self._scopes[buffer, producer] = scope
+        with self._write() as connection:
+            values = {"is_open": 1, "wait_version": None}
+            ledger.upsert_producer(connection, scope, producer=producer, values=values)
+
+    def close_producer(self, buffer: str, producer: str, *, run: str, stage: str = "") -> None:
+        """Announce that `producer` is finished; readers drain what is left."""
+        with self._write() as connection:
+            ledger.upsert_producer(connection, Scope(run, stage, buffer), producer=producer, values={"is_open": 0})
+        self._notify()
+
+    def producers_open(self, buffer: str, *, run: str, stage: str = "") -> int:
+        """Return how many producers of the buffer are not finished."""
+        with self._read() as connection:
+            return ledger.producers(connection, Scope(run, stage, buffer), trained_version=None).open
+
+    def finished_step(self, buffer: str, producer: str, *, run: str, stage: str = "") -> int:
+        """Return the last explore step of `producer` that is complete in the log, 0 without any."""
+        key = (Scope(run, stage, buffer).where(PRODUCER), PRODUCER.c.producer == producer)
+        with self._read() as connection:
+            return connection.scalar(select(PRODUCER.c.finished_step).where(*key)) or 0
+
+    def announce_wait(
+        self, buffer: str, producer: str, version: int, *, run: str | None = None, stage: str = ""
+    ) -> None:
+        """Announce that `producer` appends nothing before model version `version` is published.
+
+        A reader whose trainer has published an older version then gets an incomplete batch at once.
+        Without `run`, the producer must have been opened by this store object.
+        """
+        scope = self._scopes[buffer, producer] if run is None else Scope(run, stage, buffer)
+        with self._write() as connection:
+            ledger.upsert_producer(connection, scope, producer=producer, values={"wait_version": version})
+        self._notify()
+
+    def open_producers(self, buffer: str, *, run: str, stage: str = "") -> list[str]:
+        """Return the names of the producers of the buffer that are not finished, sorted."""
+        where = Scope(run, stage, buffer).where(PRODUCER)
+        with self._read() as connection:
+            names = connection.scalars(select(PRODUCER.c.producer).where(where, PRODUCER.c.is_open == 1))
+            return sorted(names)
+
+    def keep_snapshot(self, buffer: str, producer: str, text: str, *, run: str, stage: str = "") -> None:
+        """Replace the snapshot of a producer, between two of its steps."""
+        with self._write() as connection:
+            ledger.keep_snapshot(connection, Scope(run, stage, buffer), producer=producer, text=text)
+
+    def snapshot(self, buffer: str, producer: str, *, run: str, stage: str = "") -> str | None:
+        """Return the snapshot of a producer after its last finished step; None if it keeps none here."""
+        key = (Scope(run, stage, buffer).where(SNAPSHOT), SNAPSHOT.c.producer == producer)
+        with self._read() as connection:
+            text: str | None = connection.scalar(select(SNAPSHOT.c.state).where(*key))
+            return text
+
+    def num_produced(self, buffer: str, *, run: str, stage: str = "") -> int:
+        """Return the rollouts that all producers of the buffer have appended."""
+        where = Scope(run, stage, buffer).where(SNAPSHOT)
+        with self._read() as connection:
+            return int(connection.scalar(select(func.sum(SNAPSHOT.c.num_rollouts)).where(where)) or 0)
+
+    @abstractmethod
+    def _write(self) -> AbstractContextManager[Connection]: ...
+
+    @abstractmethod
+    def _read(self) -> AbstractContextManager[Connection]: ...
+
+    @abstractmethod
+    def _notify(self) -> None: ...
