@@ -17,6 +17,7 @@ RECORD = "run.json"
 LOCK = "run.lock"
 LOCKS = "locks"
 SAVED_CONFIG = "config.yaml"
+COMPONENTS = "components"
 
 # Sections and keys whose change between two runs of one job cannot alter what was already learnt.
 SAFE_CHANGES = (
@@ -49,6 +50,7 @@ SAFE_NAMES = ("total_steps", "total_epochs", "total_training_steps")
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace `path` by `text` so that a reader sees the old or the new content, also after a crash."""
+    path.parent.mkdir(exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
@@ -115,13 +117,23 @@ def _refused(job_dir: Path, component: str | None, *, has_job: bool) -> AlreadyR
     )
 
 
-def read_record(job_dir: Path) -> dict[str, Any]:
-    """Return what earlier runs recorded of this job; empty when there is none.
+def config_file(job_dir: Path, component: str | None = None) -> Path:
+    """Return where the configuration of a job, or of one of its components, is kept."""
+    return job_dir / SAVED_CONFIG if component is None else job_dir / COMPONENTS / f"{component}.yaml"
+
+
+def record_file(job_dir: Path, component: str | None = None) -> Path:
+    """Return where the record of a job, or of one of its components, is kept."""
+    return job_dir / RECORD if component is None else job_dir / COMPONENTS / f"{component}.json"
+
+
+def read_record(job_dir: Path, component: str | None = None) -> dict[str, Any]:
+    """Return what earlier runs recorded of this job or component; empty when there is none.
 
     Raises:
         CheckpointError: the record is there and cannot be read.
     """
-    path = job_dir / RECORD
+    path = record_file(job_dir, component)
     if not path.exists():
         return {}
     try:
@@ -136,10 +148,10 @@ def read_record(job_dir: Path) -> dict[str, Any]:
     return record
 
 
-def write_record(job_dir: Path, **fields: Any) -> None:
-    """Merge `fields` into the job's record."""
-    record = read_record(job_dir) | fields
-    write_atomically(job_dir / RECORD, json.dumps(record, indent=2, sort_keys=True) + "\n")
+def write_record(job_dir: Path, component: str | None = None, **fields: Any) -> None:
+    """Merge `fields` into the record of the job or component."""
+    record = read_record(job_dir, component) | fields
+    write_atomically(record_file(job_dir, component), json.dumps(record, indent=2, sort_keys=True) + "\n")
 
 
 def has_content(job_dir: Path) -> bool:
@@ -176,18 +188,19 @@ def _is_safe(key: str) -> bool:
     return any(key == safe or key.startswith(f"{safe}.") for safe in SAFE_CHANGES)
 
 
-def check_same_config(job_dir: Path, new: str, *, accepted: Sequence[str] = ()) -> None:
+def check_same_config(job_dir: Path, new: str, *, accepted: Sequence[str] = (), component: str | None = None) -> None:
     """Compare the configuration that the job was started with and the one that shall resume it.
 
     Args:
-        job_dir: folder with the saved `config.yaml`.
+        job_dir: folder with the saved configuration.
         new: YAML text of the resolved configuration of this run.
         accepted: keys whose change the user accepts (`--accept-change`).
+        component: the part of the job that resumes; None for the whole.
 
     Raises:
         CheckpointError: a key changed that alters what a resumed run means.
     """
-    saved = job_dir / SAVED_CONFIG
+    saved = config_file(job_dir, component)
     if not saved.exists():
         return
     changes = [
@@ -198,7 +211,7 @@ def check_same_config(job_dir: Path, new: str, *, accepted: Sequence[str] = ()) 
     if changes:
         lines = "\n".join(f"  {key}: {old!r} -> {value!r}" for key, old, value in changes)
         raise CheckpointError(
-            f"{job_dir} was started with another configuration:\n{lines}\n"
+            f"{job_dir if component is None else saved} was started with another configuration:\n{lines}\n"
             f"take the old values, choose another `name`, or accept each with --accept-change KEY",
             code="E7004",
         )
