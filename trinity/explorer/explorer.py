@@ -15,6 +15,7 @@ from trinity.explorer.assembly import ExplorerParts, build_parts, experience_buf
 from trinity.explorer.baseline import attach_baselines
 from trinity.explorer.metrics import prefixed, rollout_metrics
 from trinity.explorer.outcome import BatchResult
+from trinity.explorer.room import wait_for_room
 from trinity.explorer.state import ExplorerState
 from trinity.runtime.worker_thread import WorkerThread
 from trinity.synchronizer.schedule import schedule_of
@@ -186,6 +187,7 @@ class Explorer:
         metrics["rollout/model_version"] = self.engine.model_version
         experiences, own = await self.parts.pipeline.process(result.experiences)
         metrics |= prefixed("experience_pipeline", own)
+        metrics["time/wait_room"] = await self._wait_for_room()
         buffer, producer = self._producer
         appended = await self._io.call(
             self.store.append, buffer, experiences, producer=producer, explore_step=step, **self._scope
@@ -201,6 +203,16 @@ class Explorer:
         self.summary.step = step
         self.summary.experience_count += appended.appended
         await self._report(step, result)
+
+    async def _wait_for_room(self) -> float:
+        return await wait_for_room(
+            self.store,
+            self._producer,
+            self._scope,
+            io=self._io,
+            synchronizer=self.synchronizer,
+            timeout_s=self.config.synchronizer.sync_timeout,
+        )
 
     async def _report(self, step: int, result: BatchResult) -> None:
         state = self.state

@@ -71,8 +71,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "buffer.explorer_input.*.rollout_args.logprobs": (0,),
     "buffer.*.format.image_key": (None,),
     "buffer.*.format.video_key": (None,),
-    "buffer.trainer_input.experience_buffer.replay_buffer.enable": (False,),
-    "buffer.trainer_input.experience_buffer.capacity": (),
     "buffer.trainer_input.experience_buffer.max_retry_times": (),
     "buffer.trainer_input.experience_buffer.max_retry_interval": (),
     "buffer.trainer_input.auxiliary_buffers.*.storage_type": ("file",),
