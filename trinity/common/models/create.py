@@ -5,6 +5,7 @@ from __future__ import annotations
 from trinity.common.config import Config
 from trinity.common.config.model import InferenceModelConfig
 from trinity.common.errors import NotAvailableError
+from trinity.common.models.external_model import ExternalModel, external_settings
 from trinity.common.models.model import InferenceModel
 from trinity.common.models.torch_engine.engine import TorchEngine
 from trinity.common.models.torch_engine.settings import engine_settings
@@ -14,9 +15,12 @@ def create_inference_model(config: Config) -> InferenceModel:
     """Return the engine of the rollout model, not yet prepared.
 
     Raises:
-        NotAvailableError: `engine_type` is neither auto nor torch, or more than one engine or device is asked for.
+        NotAvailableError: another `engine_type` than auto, torch and external, or more than one engine or device.
     """
-    _check(config.explorer.rollout_model, key="explorer.rollout_model")
+    section, key = config.explorer.rollout_model, "explorer.rollout_model"
+    if section.engine_type == "external":
+        return ExternalModel(external_settings(config, section, key=key))
+    _check(section, key=key)
     return TorchEngine(engine_settings(config))
 
 
@@ -28,7 +32,11 @@ def create_auxiliary_models(config: Config) -> list[InferenceModel]:
     """
     engines: list[InferenceModel] = []
     for index, model in enumerate(config.explorer.auxiliary_models):
-        _check(model, key=f"explorer.auxiliary_models[{index}]")
+        key = f"explorer.auxiliary_models[{index}]"
+        if model.engine_type == "external":
+            engines.append(ExternalModel(external_settings(config, model, key=key)))
+            continue
+        _check(model, key=key)
         engines.append(TorchEngine(engine_settings(config, model)))
     return engines
 
@@ -36,8 +44,8 @@ def create_auxiliary_models(config: Config) -> list[InferenceModel]:
 def _check(rollout: InferenceModelConfig, *, key: str) -> None:
     if rollout.engine_type not in ("auto", "torch"):
         raise NotAvailableError(
-            f"{key}.engine_type: only auto and torch are available in this version, got {rollout.engine_type!r}; "
-            f"use --set {key}.engine_type=torch"
+            f"{key}.engine_type: only auto, torch and external are available in this version, got "
+            f"{rollout.engine_type!r}; use --set {key}.engine_type=torch"
         )
     for name, value in (("engine_num", rollout.engine_num), ("tensor_parallel_size", rollout.tensor_parallel_size)):
         if value != 1:
