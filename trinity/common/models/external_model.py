@@ -25,6 +25,7 @@ from trinity.common.models.external_client import ExternalClient
 from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.model import call_timeout_s
 from trinity.common.models.torch_engine.settings import inherited
+from trinity.common.weights import Ticket
 from trinity.utils.deadline import bounded
 from trinity.utils.log import add_secret, get_logger
 
@@ -236,6 +237,14 @@ class ExternalModel:
         self._refuse("scores no given tokens; use engine_type torch or vllm")
 
     async def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
+        """Refuse: the server's weights are not the run's.
+
+        Raises:
+            EngineError: always (E5731).
+        """
+        self._refuse("takes no weights; use engine_type torch or vllm for the trained model")
+
+    async def pull(self, ticket: Ticket) -> None:
         """Refuse: the server's weights are not the run's.
 
         Raises:
