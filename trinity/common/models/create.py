@@ -7,23 +7,29 @@ from trinity.common.config.model import InferenceModelConfig
 from trinity.common.errors import NotAvailableError
 from trinity.common.models.model import InferenceModel, call_timeout_s
 from trinity.common.models.routing.fleet import FleetSettings
+from trinity.common.models.routing.remote import RuntimeEngines
 from trinity.common.models.routing.router import EngineRouter
-from trinity.common.models.routing.slot import LocalEngines
+from trinity.common.models.routing.slot import EngineSource, LocalEngines
 from trinity.common.models.torch_engine.engine import TorchEngine
 from trinity.common.models.torch_engine.settings import engine_settings
+from trinity.runtime.base import Resources, Runtime
 
 
-def create_inference_model(config: Config) -> InferenceModel:
+def create_inference_model(config: Config, runtime: Runtime | None = None) -> InferenceModel:
     """Return the engine of the rollout model, not yet prepared.
+
+    Args:
+        config: resolved configuration of the stage.
+        runtime: starts the processes of several engines; None: all are in this process.
 
     Raises:
         NotAvailableError: `engine_type` is neither auto nor torch, or an engine on several devices is asked for.
     """
     _check(config.explorer.rollout_model, key="explorer.rollout_model")
-    return _engines(config)
+    return _engines(config, runtime)
 
 
-def create_auxiliary_models(config: Config) -> list[InferenceModel]:
+def create_auxiliary_models(config: Config, runtime: Runtime | None = None) -> list[InferenceModel]:
     """Return the engines of the auxiliary models, not yet prepared.
 
     Raises:
@@ -32,18 +38,30 @@ def create_auxiliary_models(config: Config) -> list[InferenceModel]:
     engines: list[InferenceModel] = []
     for index, model in enumerate(config.explorer.auxiliary_models):
         _check(model, key=f"explorer.auxiliary_models[{index}]")
-        engines.append(_engines(config, model))
+        engines.append(_engines(config, runtime, index))
     return engines
 
 
-def _engines(config: Config, auxiliary: InferenceModelConfig | None = None) -> InferenceModel:
+def _engines(config: Config, runtime: Runtime | None, auxiliary: int | None = None) -> InferenceModel:
     """Return the engine of a model, or a router over its `engine_num` engines."""
-    model = auxiliary or config.explorer.rollout_model
-    settings = engine_settings(config, auxiliary)
+    is_rollout = auxiliary is None
+    model = config.explorer.rollout_model if auxiliary is None else config.explorer.auxiliary_models[auxiliary]
+    settings = engine_settings(config, None if is_rollout else model)
     if model.engine_num == 1:
         return TorchEngine(settings)
+    source: EngineSource = LocalEngines(lambda: TorchEngine(settings))
+    if runtime is not None:
+        source = RuntimeEngines(
+            runtime,
+            TorchEngine,
+            settings,
+            name=f"{config.explorer.name}_{'engine' if is_rollout else f'auxiliary_{auxiliary}'}",
+            resources=Resources(num_gpus=1 if config.cluster.rollout_gpu_num else 0, own_process=True),
+            timeout_s=settings.timeout_s,
+            sync_timeout_s=settings.sync_timeout_s,
+        )
     return EngineRouter(
-        LocalEngines(lambda: TorchEngine(settings)),
+        source,
         fleet_settings(config, model),
         timeout_s=call_timeout_s(config),
         is_deterministic=config.deterministic,
