@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity.common.checkpoint import CheckpointStore
-from trinity.common.constants import Mode, SyncMethod
+from trinity.common.constants import Mode
 from trinity.common.errors import ExitCode
 from trinity.launch.explorer_side import ExplorerSide
 from trinity.launch.side import MetricsListener, close_all
 from trinity.launch.stop import StopSignal
 from trinity.launch.trainer_side import TrainerSide
 from trinity.runtime.local import LocalRuntime
-from trinity.synchronizer.schedule import FixedSchedule
+from trinity.synchronizer.schedule import schedule_of
 from trinity.synchronizer.synchronizer import Synchronizer
-from trinity.synchronizer.transport import CheckpointTransport, MemoryTransport, Transport
 from trinity.utils.log import get_logger, logged_to_file
 
 if TYPE_CHECKING:
@@ -51,23 +50,6 @@ class StageResult:
     is_resumed: bool = False
     stopped: ExitCode | None = None
     facts: dict[str, Any] = field(default_factory=dict)
-
-
-def schedule_of(config: Config) -> FixedSchedule:
-    """Return the synchronization schedule that a resolved configuration describes."""
-    sync = config.synchronizer
-    return FixedSchedule(
-        explorer_interval=sync.explorer_sync_interval or sync.sync_interval,
-        trainer_interval=sync.trainer_sync_interval or sync.sync_interval,
-        offset=sync.sync_offset,
-    )
-
-
-def transport_of(config: Config) -> Transport:
-    """Return the transport that a resolved configuration names."""
-    if config.synchronizer.sync_method == SyncMethod.CHECKPOINT:
-        return CheckpointTransport(Path(config.checkpoint_job_dir))
-    return MemoryTransport()
 
 
 class Stage:
@@ -191,9 +173,7 @@ class Stage:
                 raise error
 
     def _synchronizer(self) -> Synchronizer:
-        return Synchronizer(
-            schedule_of(self.config), transport_of(self.config), timeout_s=self.config.synchronizer.sync_timeout
-        )
+        return Synchronizer(schedule_of(self.config), timeout_s=self.config.synchronizer.sync_timeout)
 
     def _stop_with(self, *sides: ExplorerSide | TrainerSide) -> None:
         """Let a signal abandon the rollout under way and end training after its step."""

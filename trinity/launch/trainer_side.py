@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +9,6 @@ from trinity.common.constants import Mode, StorageType
 from trinity.launch.side import MetricsListener, close_all, open_monitor
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from trinity.buffer.store import ExperienceStore
     from trinity.common.config import Config
     from trinity.monitor.monitor import Monitor
@@ -118,11 +115,5 @@ class TrainerSide:
     async def _restore(self, resume: Path) -> None:
         """Give the synchronizer the versions that the explorer can ask for, as at the checkpoint."""
         from trinity.explorer.state import ExplorerState
-        from trinity.trainer.state import read_served_weights
 
-        weights: dict[int, Mapping[str, Tensor]] = dict(read_served_weights(resume))
-        step = self.trainer.step
-        newest = step - step % self.synchronizer.schedule.trainer_interval
-        if newest == step:
-            weights[step] = self.trainer.weights()
-        await self.synchronizer.restore(newest, ExplorerState.load(resume).as_json(), weights=weights)
+        await self.trainer.restore_versions(ExplorerState.load(resume).as_json())

@@ -27,6 +27,7 @@ from trinity.common.models.torch_engine.memory import MEMORY_KEYS, explained, we
 from trinity.common.models.torch_engine.request import Request, Sample
 from trinity.common.models.torch_engine.settings import EngineSettings
 from trinity.common.models.torch_engine.weights import copy_weights
+from trinity.common.weights import Ticket, update_from
 from trinity.utils.deadline import bounded
 from trinity.utils.device import compute_dtype, is_out_of_memory, select_device, total_memory_bytes
 from trinity.utils.log import get_logger
@@ -104,7 +105,7 @@ class TorchEngine(LocalModel):
             probe = torch.zeros(1, 1, dtype=torch.long, device=decoder.device)
             with torch.no_grad():
                 decoder.prefill(probe, probe[0])
-        total = total_memory_bytes(decoder.device)
+        total = total_memory_bytes(decoder.device) // self.settings.num_engines
         weights = weight_bytes(decoder)
         is_cpu = decoder.device.type == "cpu"
         room = total * _CPU_CACHE_FRAC if is_cpu else total * self.settings.memory_frac - weights
@@ -161,6 +162,15 @@ class TorchEngine(LocalModel):
             what="the engine to finish its samples and take the new weights",
             setting="synchronizer.sync_timeout",
         )
+
+    async def pull(self, ticket: Ticket) -> None:
+        """Get the weights that a ticket leads to, check them, and take them as `update_weights` does.
+
+        Raises:
+            SyncError: they are not held, or not those that were published; the engine keeps its weights.
+            DeadlineError: they did not come within `synchronizer.sync_timeout`.
+        """
+        await update_from(ticket, self, timeout_s=self.settings.sync_timeout_s)
 
     async def join_round(self, participant: str) -> None:
         """In deterministic mode, let every round wait for a request of `participant`."""
