@@ -9,14 +9,12 @@ Dimension key: N = tokens of a sequence but the first.
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.util
 import itertools
 import os
 import threading
-import time
-from collections.abc import Coroutine, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -32,16 +30,15 @@ from trinity.common.models.torch_engine.request import Sample
 from trinity.common.models.vllm_requests import Progress, Scored, sample_of, stops_of
 from trinity.common.models.vllm_settings import (
     OWN_ARGS,
-    SAMPLER,
     TORCH_INSTEAD,
-    WORKER_CALLS,
     VLLMSettings,
     check_device,
     check_version,
-    cpu_arguments,
+    engine_arguments,
     process_environment,
 )
-from trinity.common.models.vllm_weights import ModelFacts, read_facts, written_weights
+from trinity.common.models.vllm_state import Counts, Started, environment, start_lock
+from trinity.common.models.vllm_weights import read_facts, written_weights
 from trinity.utils.deadline import bounded
 from trinity.utils.device import compute_dtype, select_device
 from trinity.utils.log import get_logger
@@ -50,48 +47,7 @@ T = TypeVar("T")
 
 _START_TIMEOUT_S = 1800.0
 _STOP_TIMEOUT_S = 30.0
-_start_lock = threading.Lock()  # environment variables belong to the whole process
-
-
-@dataclass
-class _Counts:
-    """What the engine has done; `busy_s` counts seconds with a request under way."""
-
-    generated_tokens: int = 0
-    prompt_tokens: int = 0
-    samples: int = 0
-    busy_s: float = 0.0
-    busy_since: float = 0.0
-
-
-@dataclass
-class _Started:
-    """A running AsyncLLM with the loop that it lives on.
-
-    Attributes:
-        llm: vLLM's engine.
-        loop: runs in a thread of its own.
-        tokenizer: of the model.
-        facts: names, shapes and sizes of the model.
-        dtype: number type of the engine's weights.
-        stop_ids: token ids that end a response.
-        gate: open unless an update waits or runs.
-        idle: set while no request is under way.
-        slots: as many samples are with vLLM at once; the others wait here, where an update passes them.
-    """
-
-    llm: Any
-    loop: asyncio.AbstractEventLoop
-    tokenizer: PreTrainedTokenizerBase
-    facts: ModelFacts
-    dtype: torch.dtype
-    stop_ids: list[int]
-    gate: asyncio.Event
-    idle: asyncio.Event
-    slots: asyncio.Semaphore
-    update_lock: asyncio.Lock
-    active: dict[str, Progress] = field(default_factory=dict)
-    tasks: set[asyncio.Task] = field(default_factory=set)
+_PROCESS_GRACE_S = 1.0
 
 
 class VLLMEngine(LocalModel):
@@ -101,11 +57,12 @@ class VLLMEngine(LocalModel):
 
     def __init__(self, settings: VLLMSettings) -> None:
         super().__init__(settings)
-        self._started: _Started | None = None
+        self._started: Started | None = None
         self._prepare_lock = threading.Lock()
         self._failure: EngineError | None = None
         self._version = 0
-        self._counts = _Counts()
+        self._counts = Counts()
+        self.workers: list[dict[str, Any]] = []
         self._ids = itertools.count()
         # A prompt is scored at the temperature that the engine was started with; others take a step a token.
         self._temperature = settings.params.temperature or 1.0
@@ -124,81 +81,63 @@ class VLLMEngine(LocalModel):
 
     def _prepare(self) -> None:
         with self._prepare_lock:
-            if self._started is None:
-                check_installed()
-                self._started = self._start()
+            if self._started is not None:
+                return
+            check_installed()
+            loop = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="vllm-engine", daemon=True).start()
+            try:
+                self._started = asyncio.run_coroutine_threadsafe(self._start(), loop).result(_START_TIMEOUT_S)
+                # The first request meets what no check of vLLM foresees, such as a size that its kernels lack.
+                first = self._one([0], GenerateParams(max_tokens=1, ignore_eos=True), 0)
+                asyncio.run_coroutine_threadsafe(first, loop).result(_START_TIMEOUT_S)
+                self._counts = Counts()
+            except (EnvironmentProblem, ConfigError):
+                self._give_up(loop)
+                raise
+            # Whatever vLLM raises at its start ends the run with its words and this engine's keys.
+            except Exception as error:
+                self._give_up(loop)
+                raise EnvironmentProblem(
+                    f"vLLM did not start with {self.settings.model.model_path}: {type(error).__name__}: {error}; see "
+                    "its lines above (VLLM_LOGGING_LEVEL=INFO for more), explorer.rollout_model.extra_engine_args, or "
+                    f"{TORCH_INSTEAD}",
+                    code="E3222",
+                ) from error
 
-    def _start(self) -> _Started:
+    def _give_up(self, loop: asyncio.AbstractEventLoop) -> None:
+        started, self._started, self._failure = self._started, None, None
+        if started is not None:
+            started.llm.shutdown(_PROCESS_GRACE_S)
+        loop.call_soon_threadsafe(loop.stop)
+
+    async def _start(self) -> Started:
         settings, model = self.settings, self.settings.model
         tokenizer, facts = load_tokenizer(model), read_facts(model)
         device = select_device("auto")
         dtype = compute_dtype(settings.dtype, device)
         stop_ids = stop_token_ids(model.model_path, tokenizer)
-        loop = asyncio.new_event_loop()
-        threading.Thread(target=loop.run_forever, name="vllm-engine", daemon=True).start()
-
-        async def build() -> _Started:
-            with _start_lock, _environment(process_environment(device.type == "cpu")):
-                llm = _async_llm(self._arguments(facts, tokenizer, dtype, device, stop_ids))
-            idle, gate = asyncio.Event(), asyncio.Event()
-            idle.set()
-            gate.set()
-            facts_of_workers = await llm.collective_rpc("trinity_start", args=(os.getpid(), self._temperature))
-            get_logger("explorer").info(
-                "vLLM engine: %s, %s on %s, %d sequences at once of %d tokens at most; %s",
-                *(model.model_path, dtype, device, settings.max_num_seqs, self._max_model_len, facts_of_workers),
-            )
-            slots = asyncio.Semaphore(settings.max_num_seqs)
-            return _Started(llm, loop, tokenizer, facts, dtype, stop_ids, gate, idle, slots, asyncio.Lock())
-
-        try:
-            return asyncio.run_coroutine_threadsafe(build(), loop).result(_START_TIMEOUT_S)
-        except (EnvironmentProblem, ConfigError):
-            loop.call_soon_threadsafe(loop.stop)
-            raise
-        # Whatever vLLM raises at its start ends the run with its words and this engine's keys.
-        except Exception as error:
-            loop.call_soon_threadsafe(loop.stop)
-            raise EnvironmentProblem(
-                f"vLLM did not start with {model.model_path}: {type(error).__name__}: {error}; see its lines above "
-                f"(VLLM_LOGGING_LEVEL=INFO for more), explorer.rollout_model.extra_engine_args, or {TORCH_INSTEAD}",
-                code="E3222",
-            ) from error
-
-    def _arguments(
-        self,
-        facts: ModelFacts,
-        tokenizer: PreTrainedTokenizerBase,
-        dtype: torch.dtype,
-        device: torch.device,
-        stop_ids: list[int],
-    ) -> dict[str, Any]:
-        """Return the arguments of vLLM's engine: what a CPU needs, what is configured, what the engine relies on."""
         own = {
             "temperature": self._temperature,
             "num_tokens": min(len(tokenizer), facts.vocab_size),
             "stop_ids": stop_ids,
         }
-        arguments: dict[str, Any] = {"max_num_seqs": self.settings.max_num_seqs, **self.settings.engine_args}
-        if device.type == "cpu":
-            needed = cpu_arguments(self.settings, facts.text_config, element_bytes=dtype.itemsize)
-            get_logger("explorer").info("vLLM on a CPU: %s %s", needed, process_environment(True))
-            arguments = needed | arguments | {"enforce_eager": True}
-        return arguments | {
-            "model": str(facts.folder),
-            "dtype": str(dtype).removeprefix("torch."),
-            "max_model_len": self._max_model_len,
-            "trust_remote_code": self.settings.model.trust_remote_code,
-            "generation_config": "vllm",
-            "logprobs_mode": "processed_logits",
-            "logits_processors": [SAMPLER],
-            "worker_extension_cls": WORKER_CALLS,
-            "additional_config": {OWN_ARGS: own},
-            "disable_log_stats": True,
-            "enable_log_requests": self.settings.has_request_log,
-        }
+        is_cpu = device.type == "cpu"
+        arguments = engine_arguments(
+            settings, facts.text_config, folder=facts.folder, dtype=dtype, is_cpu=is_cpu, own=own
+        )
+        slots = asyncio.Semaphore(settings.max_num_seqs)
+        loop = asyncio.get_running_loop()
+        with start_lock, environment(process_environment(is_cpu)):
+            started = Started(_async_llm(arguments), loop, tokenizer, facts, dtype, stop_ids, slots)
+        self.workers = await started.llm.collective_rpc("trinity_start", args=(os.getpid(), self._temperature))
+        get_logger("explorer").info(
+            "vLLM engine: %s, %s on %s, %d sequences at once of %d tokens at most; workers %s",
+            *(model.model_path, dtype, device, settings.max_num_seqs, self._max_model_len, self.workers),
+        )
+        return started
 
-    def _ready(self) -> _Started:
+    def _ready(self) -> Started:
         if self._started is None:
             raise EngineError("the engine is not prepared; await prepare() first", code="E5607")
         if self._failure is not None:
@@ -259,8 +198,8 @@ class VLLMEngine(LocalModel):
             await started.gate.wait()
             self._ready()
             name = str(next(self._ids))
-            progress = started.active[name] = Progress(self._version)
-            self._begin(started)
+            progress = Progress(self._version)
+            started.begin(name, progress, self._counts)
             try:
                 return await self._ask(name, prompt, params, key=key, forced=forced, progress=progress)
             except asyncio.CancelledError:
@@ -268,24 +207,7 @@ class VLLMEngine(LocalModel):
                     self._ready()
                 raise
             finally:
-                self._end(started, name)
-
-    def _begin(self, started: _Started) -> None:
-        task = asyncio.current_task()
-        assert task is not None, "runs in a task"
-        started.tasks.add(task)
-        if started.idle.is_set():
-            self._counts.busy_since = time.perf_counter()
-        started.idle.clear()
-
-    def _end(self, started: _Started, name: str) -> None:
-        task = asyncio.current_task()
-        assert task is not None, "runs in a task"
-        started.tasks.discard(task)
-        del started.active[name]
-        if not started.active:
-            self._counts.busy_s += time.perf_counter() - self._counts.busy_since
-            started.idle.set()
+                started.end(name, self._counts)
 
     async def _ask(
         self,
@@ -340,8 +262,7 @@ class VLLMEngine(LocalModel):
             return
         self._failure = EngineError(f"{message}; the engine must be started again", code=code)
         get_logger("explorer").error("%s", self._failure, exc_info=cause)
-        for task in self._started.tasks - {asyncio.current_task()}:
-            task.cancel()
+        self._started.cancel_others()
 
     async def update_weights(self, weights: Mapping[str, Tensor], *, version: int, in_flight: bool = False) -> None:
         """Load `weights` (Hugging Face names) into vLLM in place and set the engine's version.
@@ -380,7 +301,7 @@ class VLLMEngine(LocalModel):
             finally:
                 started.gate.set()
 
-    async def _load(self, started: _Started, path: str, digest: str, *, version: int, in_flight: bool) -> None:
+    async def _load(self, started: Started, path: str, digest: str, *, version: int, in_flight: bool) -> None:
         """Pause, load and go on; whatever breaks on the way leaves weights that nobody knows."""
         try:
             await started.llm.pause_generation(mode="keep" if in_flight else "abort", clear_cache=True)
@@ -407,34 +328,27 @@ class VLLMEngine(LocalModel):
     async def shutdown(self) -> None:
         """End vLLM's processes; calls under way get an EngineError."""
         started = self._started
-        if started is None or started.loop.is_closed():
+        if started is None or started.llm is None:
             return
 
         async def end() -> None:
             if self._failure is None:
                 self._failure = EngineError("the engine is shut down", code="E5607")
-            for task in started.tasks - {asyncio.current_task()}:
-                task.cancel()
-            await asyncio.to_thread(started.llm.shutdown)
+            started.cancel_others()
+            llm, started.llm = started.llm, None
+            if llm.output_handler is not None:
+                llm.output_handler.cancel()  # it would take the end of the processes for a failure
+            await asyncio.to_thread(llm.shutdown, _PROCESS_GRACE_S)
 
         future = asyncio.run_coroutine_threadsafe(end(), started.loop)
         await bounded(asyncio.wrap_future(future), _STOP_TIMEOUT_S, what="vLLM to end", setting="_STOP_TIMEOUT_S")
         started.loop.call_soon_threadsafe(started.loop.stop)
+        gc.collect()  # vLLM's objects refer to each other, and would end a second time when the interpreter does
 
     async def stats(self) -> dict[str, float]:
         """Return totals since the start: tokens, samples, seconds at work, tokens per second, slots."""
-        counts = self._counts
         started = self._ready()
-        running = time.perf_counter() - counts.busy_since if not started.idle.is_set() else 0.0
-        busy_s = counts.busy_s + running
-        return {
-            "generated_tokens": float(counts.generated_tokens),
-            "prompt_tokens": float(counts.prompt_tokens),
-            "samples": float(counts.samples),
-            "busy_s": busy_s,
-            "tokens_per_second": counts.generated_tokens / busy_s if busy_s else 0.0,
-            "num_slots": float(self.settings.max_num_seqs),
-        }
+        return self._counts.table(is_busy=not started.idle.is_set(), num_slots=self.settings.max_num_seqs)
 
 
 def check_installed() -> None:
@@ -448,7 +362,7 @@ def check_installed() -> None:
             f'engine_type vllm needs the package vllm: pip install "trinity-rft[vllm]", or {TORCH_INSTEAD}',
             code="E3301",
         )
-    with _start_lock, _environment(process_environment(not torch.cuda.is_available())):
+    with start_lock, environment(process_environment(not torch.cuda.is_available())):
         import vllm
         from vllm.platforms import current_platform
 
@@ -472,15 +386,3 @@ def _async_llm(arguments: dict[str, Any]) -> Any:
             code="E1612",
         )
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the length of a block; processes started in it keep them."""
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

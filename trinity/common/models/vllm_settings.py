@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 import xxhash
 
 from trinity.common.config import Config
@@ -18,6 +19,7 @@ from trinity.common.config.model import InferenceModelConfig
 from trinity.common.errors import ConfigError, EnvironmentProblem
 from trinity.common.models.torch_engine.settings import EngineSettings, engine_settings
 from trinity.utils.device import total_memory_bytes
+from trinity.utils.log import get_logger
 
 OWN_ARGS = "trinity"
 """Name of this project's part of vLLM's `additional_config` and of a request's `extra_args`."""
@@ -169,25 +171,60 @@ def process_environment(is_cpu: bool) -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in wanted.items()}
 
 
-def cpu_arguments(settings: VLLMSettings, text_config: Any, *, element_bytes: int) -> dict[str, Any]:
+def engine_arguments(
+    settings: VLLMSettings,
+    text_config: Any,
+    *,
+    folder: Path,
+    dtype: torch.dtype,
+    is_cpu: bool,
+    own: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the arguments of vLLM's engine: what a CPU needs, what is configured, what the engine relies on.
+
+    Args:
+        settings: of the engine.
+        text_config: sizes of the language model.
+        folder: of the model.
+        dtype: number type of the weights; vLLM's own choice would round a float32 model to bfloat16.
+        is_cpu: vLLM computes on a CPU.
+        own: what the sampler needs to know.
+    """
+    arguments: dict[str, Any] = {"max_num_seqs": settings.max_num_seqs, **settings.engine_args}
+    if is_cpu:
+        needed = _cpu_arguments(settings, text_config, element_bytes=dtype.itemsize)
+        arguments = needed | arguments | {"enforce_eager": True}
+        shown = {name: arguments[name] for name in needed}
+        get_logger("explorer").info("vLLM on a CPU: %s, environment %s", shown, process_environment(True))
+    return arguments | {
+        "model": str(folder),
+        "dtype": str(dtype).removeprefix("torch."),
+        "max_model_len": settings.model.max_model_len,
+        "trust_remote_code": settings.model.trust_remote_code,
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logits",
+        "logits_processors": [SAMPLER],
+        "worker_extension_cls": WORKER_CALLS,
+        "additional_config": {OWN_ARGS: dict(own)},
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "enable_log_requests": settings.has_request_log,
+    }
+
+
+def _cpu_arguments(settings: VLLMSettings, text_config: Any, *, element_bytes: int) -> dict[str, Any]:
     """Return the arguments of vLLM that a CPU needs: eager mode, a small block, a cache of known size."""
     heads = getattr(text_config, "num_key_value_heads", None) or text_config.num_attention_heads
     head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // text_config.num_attention_heads
     token_bytes = 2 * text_config.num_hidden_layers * heads * head_dim * element_bytes
     length = -(-(settings.model.max_model_len or 1) // _CPU_BLOCK_TOKENS) * _CPU_BLOCK_TOKENS
-    room = int(_total_memory() * _CPU_CACHE_FRAC)
+    room = int(total_memory_bytes(torch.device("cpu")) * _CPU_CACHE_FRAC)
     cache = min(room, token_bytes * length * (settings.max_num_seqs + 1))
     return {
         "enforce_eager": True,
         "block_size": _CPU_BLOCK_TOKENS,
         "kv_cache_memory_bytes": max(_MIN_CACHE_BYTES, cache),
     }
-
-
-def _total_memory() -> int:
-    import torch
-
-    return total_memory_bytes(torch.device("cpu"))
 
 
 def file_digest(path: str | Path) -> str:

@@ -98,13 +98,13 @@ def _write(file: BinaryIO, weights: Mapping[str, Tensor], dtype: torch.dtype) ->
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     digest = xxhash.xxh3_128()
-    for part in itertools.chain([len(text).to_bytes(8, "little"), text], _byte_views(weights.values(), dtype)):
+    for part in itertools.chain([len(text).to_bytes(8, "little"), text], _bytes(weights.values(), dtype)):
         file.write(part)
         digest.update(part)
     return digest.hexdigest()
 
 
-def _byte_views(tensors: Iterable[Tensor], dtype: torch.dtype) -> Iterator[memoryview]:
+def _bytes(tensors: Iterable[Tensor], dtype: torch.dtype) -> Iterator[Any]:
+    """Yield the memory of each tensor in `dtype`, as a buffer."""
     for tensor in tensors:
-        plain = tensor.detach().to("cpu", dtype).contiguous().reshape(-1)
-        yield memoryview(plain.view(torch.uint8).numpy())
+        yield tensor.detach().to("cpu", dtype).contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import threading
 import weakref
 from collections import OrderedDict
@@ -239,13 +240,13 @@ def _check_norms(model: torch.nn.Module, path: str) -> None:
 
 
 def _end_with(parent: int, starter: int) -> None:
-    """End this process, and the one that started it, when `parent` ends."""
+    """End this process, and vLLM's process that started it, when the process of the engine ends, or that one."""
     try:
-        descriptor = os.pidfd_open(parent)
+        descriptors = [os.pidfd_open(pid) for pid in (parent, starter)]
     except ProcessLookupError:
         pass
     else:
-        select.select([descriptor], [], [])
+        select.select(descriptors, [], [])
     if starter != parent and os.getppid() == starter:
-        os.kill(starter, 9)
+        os.kill(starter, signal.SIGKILL)
     os._exit(1)
