@@ -5,6 +5,7 @@ from __future__ import annotations
 from trinity.common.config import Config
 from trinity.common.config.model import InferenceModelConfig
 from trinity.common.errors import NotAvailableError
+from trinity.common.models.external_model import ExternalModel, external_settings
 from trinity.common.models.model import InferenceModel, call_timeout_s
 from trinity.common.models.routing.fleet import FleetSettings
 from trinity.common.models.routing.router import EngineRouter
@@ -17,9 +18,12 @@ def create_inference_model(config: Config) -> InferenceModel:
     """Return the engine of the rollout model, not yet prepared.
 
     Raises:
-        NotAvailableError: `engine_type` is neither auto nor torch, or an engine on several devices is asked for.
+        NotAvailableError: another `engine_type` than auto, torch and external, or an engine on several devices.
     """
-    _check(config.explorer.rollout_model, key="explorer.rollout_model")
+    section, key = config.explorer.rollout_model, "explorer.rollout_model"
+    if section.engine_type == "external":
+        return ExternalModel(external_settings(config, section, key=key))
+    _check(section, key=key)
     return _engines(config)
 
 
@@ -31,7 +35,11 @@ def create_auxiliary_models(config: Config) -> list[InferenceModel]:
     """
     engines: list[InferenceModel] = []
     for index, model in enumerate(config.explorer.auxiliary_models):
-        _check(model, key=f"explorer.auxiliary_models[{index}]")
+        key = f"explorer.auxiliary_models[{index}]"
+        if model.engine_type == "external":
+            engines.append(ExternalModel(external_settings(config, model, key=key)))
+            continue
+        _check(model, key=key)
         engines.append(_engines(config, model))
     return engines
 
@@ -66,8 +74,8 @@ def fleet_settings(config: Config, model: InferenceModelConfig) -> FleetSettings
 def _check(rollout: InferenceModelConfig, *, key: str) -> None:
     if rollout.engine_type not in ("auto", "torch"):
         raise NotAvailableError(
-            f"{key}.engine_type: only auto and torch are available in this version, got {rollout.engine_type!r}; "
-            f"use --set {key}.engine_type=torch"
+            f"{key}.engine_type: only auto, torch and external are available in this version, got "
+            f"{rollout.engine_type!r}; use --set {key}.engine_type=torch"
         )
     if rollout.tensor_parallel_size != 1:
         raise NotAvailableError(

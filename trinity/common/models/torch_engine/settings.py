@@ -62,7 +62,7 @@ def engine_settings(
         ConfigError: `max_model_len` is unknown, or an unknown key in `extra_engine_args` (E1612).
     """
     rollout = auxiliary or config.explorer.rollout_model
-    model = _inherited(config.model, rollout)
+    model = inherited(config.model, rollout)
     known = {"max_num_seqs", "device"}
     unknown = sorted(rollout.extra_engine_args.keys() - known)
     if unknown and not is_any_argument_known:
@@ -116,7 +116,7 @@ def check_available(model: ModelConfig) -> None:
         raise NotAvailableError(f"model.logprobs above 1 is not available with the torch engine, got {model.logprobs}")
 
 
-def _inherited(model: ModelConfig, rollout: InferenceModelConfig) -> ModelConfig:
+def inherited(model: ModelConfig, rollout: InferenceModelConfig) -> ModelConfig:
     """Return `model` with what `rollout` sets for itself; null inherits."""
     names = ModelConfig.model_fields.keys() & InferenceModelConfig.model_fields.keys()
     own = {name: value for name in names if (value := rollout.__dict__[name]) is not None}
