@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from trinity.trainer.verl.ranks import ALONE, Ranks, whole
 from trinity.trainer.verl.settings import loss_of
 from trinity.trainer.verl.worker import ActorWorker
 
+Outcome = tuple[dict[str, Tensor], list[dict[str, float]]]
 Call = tuple[dict[str, Any], dict[str, Any], list[Experience]]
 
 
@@ -84,6 +86,26 @@ def train(
     return weights(made), kept
 
 
+def continued(
+    ranks: Ranks,
+    config: dict[str, Any],
+    source: Path | None,
+    steps: list[list[Experience]],
+    done: int,
+    target: Path | None,
+    hf: bool = False,
+) -> Outcome:
+    """Load `source`, train on `steps` after `done` others, save to `target`; return what `train` returns."""
+    made = worker(ranks, config, **{"max_rows": 2, "max_tokens": None})
+    if source is not None:
+        made.load(source)
+    metrics = [made.train_step(rows, number) for number, rows in enumerate(steps, done + 1)]
+    kept = [{k: v for k, v in m.items() if not k.startswith(("time/", "perf/"))} for m in metrics]
+    if target is not None:
+        made.save(target, hf=hf)
+    return weights(made), kept
+
+
 def weights(made: ActorWorker) -> dict[str, Tensor]:
     """Return the whole weights of policy and critic."""
     made.actor.stepper.refresh()
@@ -94,4 +116,4 @@ def weights(made: ActorWorker) -> dict[str, Tensor]:
     return {name: whole(parameter).clone() for name, parameter in named.items()}
 
 
-__all__ = ["ALONE", "gradients", "gradients_of_losses", "moved_worker", "train", "weights", "worker"]
+__all__ = ["ALONE", "continued", "gradients", "gradients_of_losses", "moved_worker", "train", "weights", "worker"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,6 @@ BY_ROWS = {"max_rows": 2, "max_tokens": None}
 BY_TOKENS = {"max_tokens": 40, "max_rows": None}
 # AdamW divides by the root of a gradient's square: noise of 1e-8 in a gradient near 0 is a step of its own size.
 MOVED = 1e-4
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    """Four processes that play ranks."""
-    with RankPool(4) as made:
-        yield made
 
 
 def tree(config: Config) -> dict[str, Any]:

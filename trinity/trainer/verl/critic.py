@@ -58,6 +58,7 @@ class Critic:
         ranks: Ranks = ALONE,
     ) -> None:
         self.config = config
+        self.ranks = ranks
         self.path = str(config.model.critic_model_path or config.model.model_path)
         self.model = load_value_model(self.path, ranks.loading_device(device), config=config)
         own = num_embeddings(self.model)
@@ -107,7 +108,16 @@ class Critic:
     def save(self, folder: Path, *, tokenizer: PreTrainedTokenizerBase | None, hf: bool) -> None:
         """Write `critic/` into `folder`, in the layout of `actor/`."""
         extra = self.trained.stepper.state()
-        save_trained(folder / FOLDER, self.model, self.optimizer, extra, tokenizer=tokenizer, hf=hf)
+        save_trained(
+            folder / FOLDER,
+            self.model,
+            self.optimizer,
+            extra,
+            tokenizer=tokenizer,
+            hf=hf,
+            ranks=self.ranks,
+            strategy=self.config.trainer.save_strategy,
+        )
 
     def load(self, folder: Path) -> None:
         """Continue from `critic/` in `folder`.
@@ -115,7 +125,7 @@ class Critic:
         Raises:
             CheckpointError: it is missing, or of another model.
         """
-        extra = load_trained(folder / FOLDER, self.model, self.optimizer)
+        extra = load_trained(folder / FOLDER, self.model, self.optimizer, ranks=self.ranks)
         self.trained.stepper.refresh()
         self.trained.stepper.restore(extra)
 

@@ -219,7 +219,15 @@ class ActorWorker:
             "functions": function_states(self.loss_fn, self.advantage),
         }
         save_trained(
-            folder / "actor", self.model, self.optimizer, extra, tokenizer=self.tokenizer, hf=hf, adapter=self.adapter
+            folder / "actor",
+            self.model,
+            self.optimizer,
+            extra,
+            tokenizer=self.tokenizer,
+            hf=hf,
+            adapter=self.adapter,
+            ranks=self.ranks,
+            strategy=self.config.trainer.save_strategy,
         )
         if self.critic is not None:
             self.critic.save(folder, tokenizer=self.tokenizer, hf=hf)
@@ -227,7 +235,7 @@ class ActorWorker:
     def load(self, folder: Path) -> None:
         """Continue from `actor/` and `critic/` in `folder`; see `TrainerBackend.load`."""
         with self.offload.loaded():  # an optimizer takes its state to where its parameters are
-            extra = load_trained(folder / "actor", self.model, self.optimizer, adapter=self.adapter)
+            extra = load_trained(folder / "actor", self.model, self.optimizer, adapter=self.adapter, ranks=self.ranks)
             if self.critic is not None:
                 self.critic.load(folder)
         self.actor.stepper.refresh()
