@@ -74,7 +74,7 @@ def read_parts(folder: Path, kind: str, world: int) -> list[Any]:
         ]
 
 
-def joined(parts: list[Tensor]) -> Tensor:
+def joined(parts: list[Any]) -> Tensor:
     """Return the whole tensor of which `parts` are those of all ranks, in the order of ranks.
 
     Raises:
@@ -89,7 +89,7 @@ def joined(parts: list[Tensor]) -> Tensor:
         raise ValueError(f"a tensor is spread as {first.placements}, which is not read here")
     chosen = mesh.reshape(-1, mesh.shape[-1])[0].tolist() if dims else [int(mesh.reshape(-1)[0])]
     pieces = [local(parts[rank]) for rank in chosen]
-    full = torch.cat(pieces, dims[0]) if dims else pieces[0]
+    full: Tensor = torch.cat(pieces, dims[0]) if dims else pieces[0]
     if full.shape != first.shape:
         raise ValueError(f"the parts of a tensor of shape {tuple(first.shape)} make one of {tuple(full.shape)}")
     return full
