@@ -164,9 +164,9 @@ async def decode(engine: TorchEngine, *, rows: int, new_tokens: int) -> dict[str
     prompt = [3 + number % 200 for number in range(PROMPT_TOKENS)]
     sizes = {"n": rows, "min_tokens": new_tokens, "max_tokens": new_tokens, "ignore_eos": True}
     await engine.generate(prompt, **(sizes | {"min_tokens": 4, "max_tokens": 4}))
-    before = engine.stats()
+    before = await engine.stats()
     samples = await engine.generate(prompt, **sizes)
-    after = engine.stats()
+    after = await engine.stats()
     assert all(sample.response_length == new_tokens for sample in samples), "every sample has its full length"
     tokens = after["generated_tokens"] - before["generated_tokens"]
     return {"tokens": tokens, "seconds": after["busy_s"] - before["busy_s"], "steps": after["steps"] - before["steps"]}

@@ -19,7 +19,8 @@ from trinity.common.models import create_inference_model
 from trinity.explorer.assembly import experience_buffer, store_scope
 from trinity.explorer.explorer import Explorer, ExploreSummary
 from trinity.monitor.monitor import Monitor
-from trinity.synchronizer.schedule import FixedSchedule
+from trinity.synchronizer.publisher import Publisher
+from trinity.synchronizer.schedule import schedule_of
 from trinity.synchronizer.synchronizer import Synchronizer
 from trinity.synchronizer.transport import MemoryTransport
 
@@ -86,13 +87,13 @@ class Job:
         rest = {key: value for key, value in self.sections.items() if key not in config}
         return self.rollouts.config(**config, **rest)
 
-    def run(self, resume: Path | None = None, *, schedule: FixedSchedule | None = None) -> ExploreSummary:
+    def run(self, resume: Path | None = None) -> ExploreSummary:
         """Run explorer and trainer to their end; return the explorer's summary."""
-        return asyncio.run(self._run(resume, schedule or FixedSchedule()))
+        return asyncio.run(self._run(resume))
 
-    async def _run(self, resume: Path | None, schedule: FixedSchedule) -> ExploreSummary:
+    async def _run(self, resume: Path | None) -> ExploreSummary:
         config = self.config()
-        synchronizer = Synchronizer(schedule, MemoryTransport(), timeout_s=config.synchronizer.sync_timeout)
+        synchronizer = Synchronizer(schedule_of(config), timeout_s=config.synchronizer.sync_timeout)
         monitor = Monitor(self.folder, project="p", name="n", actor="explorer", monitor_type=None)
         engine = create_inference_model(config)
         with ExperienceStore(f"sqlite:///{self.folder}/experience.db") as store:
@@ -104,7 +105,7 @@ class Job:
                 version = explorer.state.model_version
                 if version:
                     await engine.update_weights(self.weights(version), version=version)
-                await synchronizer.restore(version, explorer.state.as_json(), weights={})
+                await synchronizer.restore(version, explorer.state.as_json(), tickets=[])
             try:
                 await explorer.prepare()
                 exploring = asyncio.create_task(explorer.explore())
@@ -120,7 +121,7 @@ class Job:
 
     async def _train(self, store: ExperienceStore, synchronizer: Synchronizer, explorer: Explorer) -> None:
         config = explorer.config
-        step = explorer.state.model_version
+        step, publisher = explorer.state.model_version, Publisher(synchronizer, MemoryTransport())
         token = store.open_consumer(experience_buffer(config), "trainer", cut=step, **store_scope(config))
         while self.steps is None or step < self.steps:
             batch = await asyncio.to_thread(
@@ -134,7 +135,7 @@ class Job:
             state = await synchronizer.explorer_state()
             assert state is not None
             self.snapshots.append(state)
-            await synchronizer.publish(step, self.weights(step))
+            await publisher.publish(step, self.weights(step))
         await synchronizer.finish_trainer()
 
     def weights(self, version: int) -> dict[str, Tensor]:

@@ -17,7 +17,6 @@ from tests.explorer.rollouts import Rollouts
 from trinity.buffer.store import ExperienceStore
 from trinity.common.errors import CheckpointError, SyncError, WorkflowError
 from trinity.explorer.assembly import store_scope
-from trinity.synchronizer.schedule import FixedSchedule
 
 
 def test_every_step_is_served_by_its_version_and_evaluated_when_due(rollouts: Rollouts, tmp_path: Path) -> None:
@@ -42,14 +41,13 @@ def test_every_step_is_served_by_its_version_and_evaluated_when_due(rollouts: Ro
 
 
 @pytest.mark.parametrize(
-    ("schedule", "versions"),
-    [(FixedSchedule(offset=1), [0, 0, 1, 2]), (FixedSchedule(explorer_interval=2, trainer_interval=2), [0, 0, 2, 2])],
+    ("rhythm", "versions"), [({"sync_offset": 1}, [0, 0, 1, 2]), ({"sync_interval": 2}, [0, 0, 2, 2])]
 )
 def test_interval_and_offset_decide_the_version(
-    rollouts: Rollouts, tmp_path: Path, schedule: FixedSchedule, versions: list[int]
+    rollouts: Rollouts, tmp_path: Path, rhythm: dict[str, int], versions: list[int]
 ) -> None:
-    job = Job(tmp_path, rollouts)
-    job.run(schedule=schedule)
+    job = Job(tmp_path, rollouts, sections={"synchronizer": rhythm})
+    job.run()
     assert [batch[0].info["model_version"] for batch in job.seen] == versions
 
 

@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from trinity.common.errors import SyncError
+from trinity.common.weights import Ticket, receive, update_from
+from trinity.common.weights.files import reading
+from trinity.synchronizer.publisher import Publisher
 from trinity.synchronizer.schedule import FixedSchedule
 from trinity.synchronizer.synchronizer import Synchronizer, pull_weights
 from trinity.synchronizer.transport import LATEST_FILE, CheckpointTransport, MemoryTransport, Transport
@@ -25,9 +28,12 @@ class WeightHolder:
         self.weights = {name: tensor.clone() for name, tensor in weights.items()}
         self.model_version = version
 
+    async def pull(self, ticket: Ticket) -> None:
+        await update_from(ticket, self, timeout_s=5.0)
 
-def make(transport: Transport | None = None, timeout_s: float = 5.0, **schedule: int) -> Synchronizer:
-    return Synchronizer(FixedSchedule(**schedule), transport or MemoryTransport(), timeout_s=timeout_s)
+
+def make(timeout_s: float = 5.0, **schedule: int) -> Synchronizer:
+    return Synchronizer(FixedSchedule(**schedule), timeout_s=timeout_s)
 
 
 @pytest.fixture(params=["memory", "checkpoint"])
@@ -37,7 +43,8 @@ def transport(request, tmp_path: Path) -> Transport:
 
 def test_explorer_gets_exactly_the_published_values_at_every_version(transport: Transport):
     async def scenario() -> list[float]:
-        synchronizer, engine, live, seen = make(transport), WeightHolder(), {"w": torch.zeros(3)}, []
+        synchronizer, engine, live, seen = make(), WeightHolder(), {"w": torch.zeros(3)}, []
+        publisher = Publisher(synchronizer, transport)
 
         async def explore() -> None:
             for step in range(1, 6):
@@ -51,7 +58,7 @@ def test_explorer_gets_exactly_the_published_values_at_every_version(transport: 
         async def train() -> None:
             for step in range(1, 5):
                 live["w"] += 1
-                await synchronizer.publish(step, live)
+                await publisher.publish(step, live)
                 await asyncio.sleep(0.01)
             await synchronizer.finish_trainer()
 
@@ -63,8 +70,8 @@ def test_explorer_gets_exactly_the_published_values_at_every_version(transport: 
 
 def test_a_published_version_does_not_change_when_training_goes_on(transport: Transport):
     async def scenario() -> float:
-        synchronizer, engine, live = make(transport, offset=1), WeightHolder(), {"w": torch.ones(2)}
-        await synchronizer.publish(1, live)
+        synchronizer, engine, live = make(offset=1), WeightHolder(), {"w": torch.ones(2)}
+        await Publisher(synchronizer, transport).publish(1, live)
         live["w"] += 41
         await pull_weights(synchronizer, engine, 1)
         return engine.weights["w"][0].item()
@@ -85,7 +92,7 @@ def test_publishing_to_an_explorer_that_dies_while_loading_ends_at_the_deadline(
         synchronizer = make(timeout_s=0.1)
         waiting = asyncio.create_task(synchronizer.wait_for_version(1))
         await asyncio.sleep(0)
-        await asyncio.gather(waiting, synchronizer.publish(1, {"w": torch.ones(1)}))
+        await asyncio.gather(waiting, Publisher(synchronizer, MemoryTransport()).publish(1, {"w": torch.ones(1)}))
 
     with pytest.raises(SyncError, match="explorer to load version 1"):
         asyncio.run(scenario())
@@ -104,11 +111,12 @@ def test_a_finished_trainer_releases_an_explorer_that_waits():
 
 def test_the_explorer_that_waits_for_the_end_can_load_the_last_version(transport: Transport):
     async def scenario() -> float:
-        synchronizer, engine, live = make(transport), WeightHolder(), {"w": torch.zeros(1)}
+        synchronizer, engine, live = make(), WeightHolder(), {"w": torch.zeros(1)}
+        publisher = Publisher(synchronizer, transport)
         waiting = asyncio.create_task(synchronizer.wait_for_trainer())
         for step in (1, 2, 3):
             live["w"] += 1
-            await synchronizer.publish(step, live)
+            await publisher.publish(step, live)
         await synchronizer.finish_trainer()
         version = await waiting
         await pull_weights(synchronizer, engine, version)
@@ -120,10 +128,11 @@ def test_the_explorer_that_waits_for_the_end_can_load_the_last_version(transport
 def test_a_checkpoint_gets_the_versions_that_the_explorer_still_needs():
     async def scenario() -> list[int]:
         synchronizer = make(offset=2)
+        publisher = Publisher(synchronizer, MemoryTransport())
         for step in (1, 2, 3, 4):
-            await synchronizer.publish(step, {"w": torch.full((1,), float(step))})
+            await publisher.publish(step, {"w": torch.full((1,), float(step))})
             await synchronizer.report_explorer({"explore_step": step})
-        return sorted(await synchronizer.served_weights(4))
+        return sorted(await publisher.served_weights(4))
 
     needed = asyncio.run(scenario())
     assert needed == [2, 3], "step 5 is served by version 2, step 6 by 3, step 7 by the checkpoint's own"
@@ -132,7 +141,8 @@ def test_a_checkpoint_gets_the_versions_that_the_explorer_still_needs():
 def test_restoring_serves_the_same_versions_as_before():
     async def scenario() -> tuple[int, float]:
         synchronizer, engine = make(offset=1), WeightHolder()
-        await synchronizer.restore(3, {"explore_step": 3}, weights={2: {"w": torch.full((1,), 2.0)}})
+        publisher = Publisher(synchronizer, MemoryTransport())
+        await publisher.restore(3, {"explore_step": 3}, weights={2: {"w": torch.full((1,), 2.0)}})
         version = synchronizer.schedule.version_for(4)
         newest = await synchronizer.wait_for_version(version)
         await pull_weights(synchronizer, engine, version)
@@ -154,3 +164,62 @@ def test_a_half_written_version_is_invisible_and_the_hint_names_the_newest(tmp_p
     (tmp_path / "weights" / ".version_3.1.tmp" / "model.safetensors").write_bytes(b"half")
     assert transport.versions() == [2]
     assert (tmp_path / LATEST_FILE).read_text() == "2"
+
+
+def test_changed_weights_are_refused_and_the_engine_keeps_its_version(transport: Transport):
+    async def scenario() -> tuple[int, float]:
+        engine = WeightHolder()
+        await update_from(transport.put(1, {"w": torch.ones(4)}, copy=True), engine, timeout_s=5.0)
+        ticket = transport.put(2, {"w": torch.full((4,), 2.0)}, copy=True)
+        for held in (transport.get(2),) if ticket.method == "memory" else ():
+            held["w"][1] += 1
+        if ticket.method == "checkpoint":
+            file = Path(ticket.place["folder"]) / "model.safetensors"
+            content = bytearray(file.read_bytes())
+            content[-1] ^= 1
+            file.write_bytes(content)
+        with pytest.raises(SyncError, match=r"\[E5503\] the weights of version 2 .* fingerprint differs"):
+            await update_from(ticket, engine, timeout_s=5.0)
+        return engine.model_version, engine.weights["w"][1].item()
+
+    assert asyncio.run(scenario()) == (1, 1.0)
+
+
+def test_whoever_stops_waiting_for_a_lent_version_leaves_a_copy_to_the_next(transport: Transport):
+    class Impatient(Synchronizer):
+        async def is_awaited(self, version: int) -> bool:
+            answer = await super().is_awaited(version)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            return answer
+
+    async def scenario() -> float:
+        nonlocal waiting
+        synchronizer, engine, live = Impatient(FixedSchedule(), timeout_s=1.0), WeightHolder(), {"w": torch.ones(1)}
+        waiting = asyncio.create_task(synchronizer.wait_for_version(1))
+        await asyncio.sleep(0)
+        await Publisher(synchronizer, transport).publish(1, live)
+        live["w"] += 1
+        await pull_weights(synchronizer, engine, 1)
+        return engine.weights["w"].item()
+
+    waiting: asyncio.Task[int]
+    assert asyncio.run(scenario()) == 1.0
+
+
+def test_a_ticket_outlives_its_trip_as_text(transport: Transport):
+    ticket = transport.put(3, {"w": torch.ones(2), "scalar": torch.tensor(1.5)}, copy=True)
+    again = Ticket.from_json(ticket.as_json())
+    assert again == ticket and again.num_bytes == 12
+    assert receive(again, timeout_s=5.0)["scalar"] == 1.5
+
+
+def test_a_version_that_is_read_is_not_removed(tmp_path: Path):
+    transport = CheckpointTransport(tmp_path)
+    first = transport.put(1, {"w": torch.ones(1)}, copy=True)
+    transport.put(2, {"w": torch.ones(1)}, copy=True)
+    with reading(Path(first.place["folder"])):
+        transport.drop_before(2)
+        assert transport.versions() == [1, 2]
+    transport.drop_before(2)
+    assert transport.versions() == [2]

@@ -18,9 +18,8 @@ from trinity.common.checkpoint import CheckpointStore
 from trinity.common.config import Config
 from trinity.common.errors import CheckpointError, StarvedError
 from trinity.monitor.monitor import Monitor
-from trinity.synchronizer.schedule import FixedSchedule
+from trinity.synchronizer.schedule import schedule_of
 from trinity.synchronizer.synchronizer import Synchronizer
-from trinity.synchronizer.transport import MemoryTransport
 from trinity.trainer.state import read_served_weights, read_trainer_state
 from trinity.trainer.trainer import Trainer, TrainSummary
 from trinity.utils import failpoints
@@ -32,13 +31,12 @@ EXCLUDED = ("time", "seq", "time/", "perf/")
 class Run:
     """The parts of one process of a run, over the files of a job folder."""
 
-    def __init__(self, config: Config, *, interval: int = 1, resume: bool = False) -> None:
+    def __init__(self, config: Config, *, resume: bool = False) -> None:
         self.config = config
         self.job = Path(config.checkpoint_job_dir)
         self.job.mkdir(parents=True, exist_ok=True)
         self.store = ExperienceStore(f"sqlite:///{self.job / 'experience.db'}").open()
-        schedule = FixedSchedule(trainer_interval=interval)
-        self.synchronizer = Synchronizer(schedule, MemoryTransport(), timeout_s=10.0)
+        self.synchronizer = Synchronizer(schedule_of(config), timeout_s=10.0)
         self.monitor = Monitor(self.job, project="p", name="n", actor="trainer", monitor_type=None)
         self.trainer = Trainer(
             config,
@@ -242,7 +240,8 @@ def test_checkpoint_has_the_layout_of_verl(make_config: Maker) -> None:
 
 
 def test_weights_are_published_and_what_the_explorer_needs_is_saved(make_config: Maker) -> None:
-    run = Run(make_config(mode="both", trainer={"total_steps": 3}), interval=2)
+    rhythm = {"trainer_sync_interval": 2}
+    run = Run(make_config(mode="both", trainer={"total_steps": 3}, synchronizer=rhythm))
 
     def prepare(r: Run) -> None:
         r.explore(range(1, 4))
@@ -252,7 +251,7 @@ def test_weights_are_published_and_what_the_explorer_needs_is_saved(make_config:
     assert asyncio.run(run.synchronizer.newest_version()) == 3
     served = read_served_weights(summary.checkpoint)
     assert list(served) == [2]
-    published = run.synchronizer.transport.get(2)
+    published = run.trainer.publisher.transport.get(2)
     assert all(torch.equal(served[2][name], tensor) for name, tensor in published.items())
     live = run.trainer.weights()
     assert any(not torch.equal(served[2][name], live[name]) for name in live)

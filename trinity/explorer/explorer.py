@@ -17,6 +17,7 @@ from trinity.explorer.metrics import prefixed, rollout_metrics
 from trinity.explorer.outcome import BatchResult
 from trinity.explorer.state import ExplorerState
 from trinity.runtime.worker_thread import WorkerThread
+from trinity.synchronizer.schedule import schedule_of
 from trinity.synchronizer.synchronizer import pull_weights
 from trinity.utils.failpoints import failpoint
 from trinity.utils.log import get_logger
@@ -79,6 +80,7 @@ class Explorer:
         self.auxiliary_models = tuple(auxiliary_models)
         self.store = store
         self.synchronizer = synchronizer
+        self.schedule = schedule_of(config)
         self.monitor = monitor
         self.state = ExplorerState() if resume is None else ExplorerState.load(resume)
         self.summary = ExploreSummary(step=self.state.explore_step)
@@ -156,7 +158,7 @@ class Explorer:
 
     async def _serve(self, step: int) -> bool:
         """Make the engine serve the version of `step`; return false if the trainer ended before it."""
-        version = self.synchronizer.schedule.version_for(step)
+        version = self.schedule.version_for(step)
         if version <= self.engine.model_version:
             return True
         started = time.perf_counter()
@@ -166,7 +168,7 @@ class Explorer:
             logger.info("the trainer has finished with version %d: no explore step %d", newest, step)
             return False
         self._times = {"time/wait_weight": time.perf_counter() - started}
-        self._times["time/sync_weight"] = await pull_weights(self.synchronizer, self.engine, version)
+        self._times |= await pull_weights(self.synchronizer, self.engine, version)
         return True
 
     async def _explore_step(self, step: int, tasks: list[Task]) -> None:
@@ -185,7 +187,8 @@ class Explorer:
         metrics["experience_pipeline/oversize_count"] = appended.quarantined
         metrics["time/wait_explore_step"] = result.wall_s
         metrics["time/explore_step"] = time.perf_counter() - started
-        self.monitor.log(metrics | prefixed("perf/engine", self.engine.stats()) | self._pop_times(), step=step)
+        metrics |= prefixed("perf/engine", await self.engine.stats())
+        self.monitor.log(metrics | self._pop_times(), step=step)
         failpoint("explore.after_rollout")
         self.summary.step = step
         self.summary.experience_count += appended.appended

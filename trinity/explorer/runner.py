@@ -8,7 +8,7 @@ import sysconfig
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,7 @@ class WorkflowRunner:
         model: ModelWrapper,
         *,
         max_timeout: float,
-        is_waiting: Callable[[str], bool] | None = None,
+        is_waiting: Callable[[str], Awaitable[bool]] | None = None,
         max_wait_s: float = 0.0,
         auxiliary_models: Sequence[ModelWrapper] = (),
         supply: Supply | None = None,
@@ -106,7 +106,7 @@ class WorkflowRunner:
         attempt = asyncio.ensure_future(self._guarded(task, runs, is_greedy=is_greedy))
         try:
             await asyncio.wait({attempt}, timeout=self._max_timeout)
-            while not attempt.done() and self._is_put_off(started):
+            while not attempt.done() and await self._is_put_off(started):
                 await asyncio.wait({attempt}, timeout=self._max_timeout)
         finally:
             is_late = not attempt.done()
@@ -122,10 +122,10 @@ class WorkflowRunner:
             return [Failed(f"{task.workflow.__name__} cancelled its own task")] * len(runs), seconds
         return attempt.result(), seconds
 
-    def _is_put_off(self, started: float) -> bool:
+    async def _is_put_off(self, started: float) -> bool:
         if self._is_waiting is None or time.monotonic() - started >= self._max_wait_s:
             return False
-        return self._is_waiting(self.participant)
+        return await self._is_waiting(self.participant)
 
     def start_batch(self) -> None:
         """Forget which errors were logged, so that each batch shows its own."""

@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity.common.checkpoint import CheckpointStore
-from trinity.common.constants import Mode, StorageType, SyncMethod
+from trinity.common.constants import Mode
 from trinity.common.errors import ExitCode
+from trinity.launch.explorer_side import ExplorerSide
+from trinity.launch.side import MetricsListener, close_all
 from trinity.launch.stop import StopSignal
-from trinity.monitor.monitor import Monitor
-from trinity.runtime.event_loop import LoopWatch
-from trinity.synchronizer.schedule import FixedSchedule
+from trinity.launch.trainer_side import TrainerSide
+from trinity.runtime.local import LocalRuntime
+from trinity.synchronizer.schedule import schedule_of
 from trinity.synchronizer.synchronizer import Synchronizer
-from trinity.synchronizer.transport import CheckpointTransport, MemoryTransport, Transport
 from trinity.utils.log import get_logger, logged_to_file
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from trinity.buffer.store import ExperienceStore
     from trinity.common.config import Config
-    from trinity.common.models.model import InferenceModel
-    from trinity.explorer.explorer import Explorer
-    from trinity.trainer.trainer import Trainer
 
 logger = get_logger("launch")
-
-LOOP_GRACE_S = 10.0
-
-MetricsListener = Callable[[str, int, Mapping[str, float]], None]
 
 
 @dataclass
@@ -60,23 +52,6 @@ class StageResult:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def schedule_of(config: Config) -> FixedSchedule:
-    """Return the synchronization schedule that a resolved configuration describes."""
-    sync = config.synchronizer
-    return FixedSchedule(
-        explorer_interval=sync.explorer_sync_interval or sync.sync_interval,
-        trainer_interval=sync.trainer_sync_interval or sync.sync_interval,
-        offset=sync.sync_offset,
-    )
-
-
-def transport_of(config: Config) -> Transport:
-    """Return the transport that a resolved configuration names."""
-    if config.synchronizer.sync_method == SyncMethod.CHECKPOINT:
-        return CheckpointTransport(Path(config.checkpoint_job_dir))
-    return MemoryTransport()
-
-
 class Stage:
     """Builds the components of one stage in this process, runs them to their end, and closes them.
 
@@ -95,7 +70,7 @@ class Stage:
         self.stop = stop
         self.on_metrics = on_metrics
         self.job_dir = Path(config.checkpoint_job_dir)
-        self._monitors: list[Monitor] = []
+        self.runtime = LocalRuntime()
 
     async def run(self) -> StageResult:
         """Run the stage; return what it did.
@@ -121,62 +96,48 @@ class Stage:
                     await self._explore_and_train(resume, result)
         finally:
             self.stop.on_stop(None)
-            for monitor in self._monitors:
-                monitor.close()
+            await self.runtime.close()
             result.seconds = time.monotonic() - started
         result.stopped = self.stop.code
         return result
 
     # ------------------------------------------------------------------- modes
     async def _train_only(self, resume: Path | None, result: StageResult) -> None:
-        from trinity.buffer.buffer import open_store
-
-        synchronizer = self._synchronizer()
-        buffer = self.config.buffer.trainer_input.experience_buffer
-        reads_dataset = buffer is not None and buffer.storage_type == StorageType.FILE
-        store = None if reads_dataset else open_store(self.config)
-        trainer = self._trainer(store, synchronizer, resume)
+        trainer = TrainerSide(
+            self.config, self._synchronizer(), self.runtime, resume=resume, on_metrics=self.on_metrics
+        )
         try:
             await trainer.prepare()
-            self._stop_with(trainer, None)
-            summary = await trainer.train()
-            result.training_step = summary.step
+            self._stop_with(trainer)
+            result.training_step = (await trainer.run()).step
         finally:
             await trainer.close()
-            if store is not None:
-                store.close()
 
     async def _explore_and_train(self, resume: Path | None, result: StageResult) -> None:
         from trinity.buffer.buffer import open_store
-        from trinity.common.models import create_auxiliary_models, create_inference_model
 
         synchronizer = self._synchronizer()
         store = open_store(self.config)
-        engine = create_inference_model(self.config)
-        engines = [engine, *create_auxiliary_models(self.config)]
-        explorer = self._explorer(engines, store, synchronizer, resume)
-        trainer = self._trainer(store, synchronizer, resume)
+        shared: dict[str, Any] = {"resume": resume, "store": store, "on_metrics": self.on_metrics}
+        explorer = ExplorerSide(self.config, synchronizer, self.runtime, **shared)
+        trainer = TrainerSide(self.config, synchronizer, self.runtime, **shared)
         try:
-            for each in engines:
-                await each.prepare()
-            await self._serve_adapter(engine)
-            await explorer.prepare()
-            await trainer.prepare(explore_steps=explorer.planned_steps)
-            if resume is not None:
-                await self._restore(resume, trainer, synchronizer)
-            exploring = asyncio.create_task(explorer.explore(), name=self.config.explorer.name)
-            training = asyncio.create_task(trainer.train(), name=self.config.trainer.name)
-            self._stop_with(trainer, exploring)
-            with self._loop_watch():
-                await self._join(exploring, training)
-            if not exploring.cancelled():
-                result.explore_step = exploring.result().step
+            await trainer.prepare(explore_steps=await explorer.prepare())
+            exploring = asyncio.create_task(explorer.run(), name=self.config.explorer.name)
+            training = asyncio.create_task(trainer.run(), name=self.config.trainer.name)
+            self._stop_with(trainer, explorer)
+            await self._join(exploring, training)
+            result.explore_step = exploring.result().step
             result.training_step = training.result().step
             self._tell_untrained(store)
         except BaseException:
-            await self._close(explorer, trainer, engines, store, is_failing=True)
+            with contextlib.suppress(Exception):  # the run fails of an earlier cause; this one is logged
+                await close_all((explorer.close, trainer.close))
             raise
-        await self._close(explorer, trainer, engines, store, is_failing=False)
+        else:
+            await close_all((explorer.close, trainer.close))
+        finally:
+            store.close()
 
     def _tell_untrained(self, store: ExperienceStore) -> None:
         """Warn of experiences that nobody trained on, so that none is left out silently."""
@@ -195,51 +156,6 @@ class Stage:
                 self.config.buffer.train_batch_size,
             )
 
-    async def _close(
-        self,
-        explorer: Explorer,
-        trainer: Trainer,
-        engines: Sequence[InferenceModel],
-        store: ExperienceStore,
-        *,
-        is_failing: bool,
-    ) -> None:
-        """Close every component, whatever the others do.
-
-        Raises:
-            Exception: the first failure of a component to close, unless an earlier failure `is_failing` the run.
-        """
-        first: Exception | None = None
-        for close in (explorer.close, trainer.close, *(engine.shutdown for engine in engines)):
-            try:
-                await close()
-            except Exception as error:  # noqa: BLE001  plugins are closed here; the others must be closed all the same
-                logger.warning("%s failed: %s", close.__qualname__, error)
-                first = first or error
-        store.close()
-        if first is not None and not is_failing:
-            raise first
-
-    async def _restore(self, resume: Path, trainer: Trainer, synchronizer: Synchronizer) -> None:
-        """Give the synchronizer the versions that the explorer can ask for, as at the checkpoint."""
-        from trinity.explorer.state import ExplorerState
-        from trinity.trainer.state import read_served_weights
-
-        weights: dict[int, Mapping[str, Tensor]] = dict(read_served_weights(resume))
-        step = trainer.step
-        newest = step - step % synchronizer.schedule.trainer_interval
-        if newest == step:
-            weights[step] = trainer.weights()
-        await synchronizer.restore(newest, ExplorerState.load(resume).as_json(), weights=weights)
-
-    async def _serve_adapter(self, engine: InferenceModel) -> None:
-        """Give the engine, as version 0, the model with the existing adapter from which training starts."""
-        if all(adapter.path is None for adapter in self.config.model.lora_configs or ()):
-            return
-        from trinity.trainer.verl.loading import initial_weights
-
-        await engine.update_weights(await asyncio.to_thread(initial_weights, self.config), version=0)
-
     async def _join(self, exploring: asyncio.Task[Any], training: asyncio.Task[Any]) -> None:
         """Wait for both loops; when one fails, end the other and raise the first failure."""
         pair = (exploring, training)
@@ -256,70 +172,16 @@ class Stage:
             if error is not None:
                 raise error
 
-    def _loop_watch(self) -> LoopWatch:
-        """Return the watch over asynchronous workflows that block: the deadline of an attempt is kept by the loop."""
-        limit_s = self.config.explorer.max_timeout
-        return LoopWatch(limit_s + LOOP_GRACE_S, what=f"explorer.max_timeout {limit_s:g} s and {LOOP_GRACE_S:g} s")
-
-    # -------------------------------------------------------------- components
-    def _monitor(self, actor: str) -> Monitor:
-        config = self.config
-        monitor = Monitor(
-            self.job_dir,
-            project=config.project,
-            name=config.name,
-            actor=actor,
-            monitor_type=config.monitor.monitor_type,
-            monitor_args=config.monitor.monitor_args,
-            listener=self.on_metrics,
-        )
-        self._monitors.append(monitor)
-        return monitor
-
     def _synchronizer(self) -> Synchronizer:
-        return Synchronizer(
-            schedule_of(self.config), transport_of(self.config), timeout_s=self.config.synchronizer.sync_timeout
-        )
+        return Synchronizer(schedule_of(self.config), timeout_s=self.config.synchronizer.sync_timeout)
 
-    def _explorer(
-        self,
-        engines: Sequence[InferenceModel],
-        store: ExperienceStore,
-        synchronizer: Synchronizer,
-        resume: Path | None,
-    ) -> Explorer:
-        """Return the explorer over the rollout model's engine, the first, and those of the auxiliary models."""
-        from trinity.explorer.explorer import Explorer
-
-        return Explorer(
-            self.config,
-            model=engines[0],
-            auxiliary_models=engines[1:],
-            store=store,
-            synchronizer=synchronizer,
-            monitor=self._monitor(self.config.explorer.name),
-            resume=resume,
-        )
-
-    def _trainer(self, store: ExperienceStore | None, synchronizer: Synchronizer, resume: Path | None) -> Trainer:
-        from trinity.trainer.trainer import Trainer
-
-        return Trainer(
-            self.config,
-            store=store,
-            synchronizer=synchronizer,
-            monitor=self._monitor(self.config.trainer.name),
-            resume=resume,
-        )
-
-    def _stop_with(self, trainer: Trainer, exploring: asyncio.Task[Any] | None) -> None:
+    def _stop_with(self, *sides: ExplorerSide | TrainerSide) -> None:
         """Let a signal abandon the rollout under way and end training after its step."""
         loop = asyncio.get_running_loop()
+        ending: list[asyncio.Task[None]] = []
 
         def end() -> None:
-            if exploring is not None:
-                exploring.cancel()
-            trainer.request_stop()
+            ending.extend(asyncio.ensure_future(side.request_stop()) for side in reversed(sides))
 
         def end_soon() -> None:
             loop.call_soon_threadsafe(end)

@@ -9,6 +9,10 @@ trainer interval 2, and explore step k is served by version 2 (k - 1).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trinity.common.config import Config
 
 
 @dataclass(frozen=True)
@@ -38,3 +42,13 @@ class FixedSchedule:
     def keeps_history(self) -> bool:
         """Whether the explorer may serve an older version than the trainer's newest."""
         return self.explorer_interval > 1 or self.offset > 0 or self.trainer_interval > 1
+
+
+def schedule_of(config: Config) -> FixedSchedule:
+    """Return the synchronization schedule that a resolved configuration describes."""
+    sync = config.synchronizer
+    return FixedSchedule(
+        explorer_interval=sync.explorer_sync_interval or sync.sync_interval,
+        trainer_interval=sync.trainer_sync_interval or sync.sync_interval,
+        offset=sync.sync_offset,
+    )

@@ -1,79 +1,101 @@
-"""The meeting point of explorer and trainer: versions, weights, and the explorer's last finished step.
+"""The meeting point of explorer and trainer: versions, tickets, and the explorers' last finished steps.
 
-Every method is awaited, so that the synchronizer can live in this process or behind a handle. It holds no
-model: the explorer fetches the weights of a version and gives them to its engine.
+Every method is awaited and its arguments are plain values, so that the synchronizer can live in this process or behind
+a handle. It holds no model and no weights: a transport on the trainer's side does, and a ticket says how to get them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trinity.common.errors import SyncError
 from trinity.synchronizer.schedule import FixedSchedule
-from trinity.synchronizer.transport import Transport
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from trinity.common.models.model import InferenceModel
+    from trinity.common.weights import Ticket
 
 logger = get_logger("synchronizer")
 
+EXPLORER = "explorer"
+
+
+@dataclass
+class Seat:
+    """What is known of one explorer.
+
+    Attributes:
+        state: its snapshot after its last finished step, None before the first.
+        awaited: version that it waits for.
+        reading: versions that its engines are taking, and how many of them.
+        is_done: it will ask for no further version.
+    """
+
+    state: dict[str, Any] | None = None
+    awaited: int | None = None
+    reading: Counter[int] = field(default_factory=Counter)
+    is_done: bool = False
+
 
 class Synchronizer:
-    """Carries versions from the trainer to the explorer under the fixed schedule.
+    """Carries tickets from the trainer to the explorers under the fixed schedule.
 
     Args:
         schedule: which version serves which explore step.
-        transport: where published weights are held.
         timeout_s: longest wait for a version or for the explorer to take one (`synchronizer.sync_timeout`).
     """
 
-    def __init__(self, schedule: FixedSchedule, transport: Transport, *, timeout_s: float) -> None:
+    def __init__(self, schedule: FixedSchedule, *, timeout_s: float) -> None:
         self.schedule = schedule
-        self.transport = transport
         self.timeout_s = timeout_s
         self._version = 0
-        self._awaited: int | None = None
+        self._tickets: dict[int, Ticket] = {}
+        self._seats: dict[str, Seat] = {}
         self._borrowed: int | None = None
-        self._explorer_state: dict[str, Any] | None = None
         self._trainer_done = False
-        self._explorer_done = False
         self._changed = asyncio.Condition()
 
     # ------------------------------------------------------------------ trainer
-    async def publish(self, version: int, weights: Mapping[str, Tensor]) -> dict[str, float]:
-        """Make `weights` available as `version`.
+    async def is_awaited(self, version: int) -> bool:
+        """Return whether the only explorer waits for `version` and nobody can ask for an older one again.
 
-        When the explorer is already waiting for this version and no older one can be asked for again, it copies
-        from the live tensors while the trainer waits; otherwise the transport keeps a copy.
+        It can then copy from the live tensors while the trainer waits.
+        """
+        return self._may_lend(version)
+
+    async def publish(self, ticket: Ticket, *, is_lent: bool = False) -> int | None:
+        """Make a version available.
 
         Args:
-            version: number of the training step that produced the weights.
-            weights: tensors by Hugging Face name; may change after this returns.
+            ticket: of the version.
+            is_lent: the ticket leads to the live tensors: wait until the explorer has copied them.
 
         Returns:
-            `time/sync_weight` in seconds.
+            The oldest version that somebody can still ask for; None where a lent version found nobody waiting, who
+            has gone meanwhile: nothing was published.
 
         Raises:
-            SyncError: the explorer did not take the weights before the deadline.
+            SyncError: the explorer did not take a lent version before the deadline.
         """
-        start = time.perf_counter()
+        version = ticket.version
         async with self._changed:
-            lend = self._awaited is not None and self._awaited <= version and not self.schedule.keeps_history
-            await asyncio.to_thread(self.transport.put, version, weights, copy=not lend)
+            if is_lent and not self._may_lend(version):
+                return None
+            self._tickets[version] = ticket
             self._version = max(self._version, version)
-            self._borrowed = version if lend else None
-            self.transport.drop_before(self._oldest_needed())
+            self._borrowed = version if is_lent else None
             self._changed.notify_all()
-            if lend:
+            if is_lent:
                 await self._until(lambda: self._borrowed is None, f"the explorer to load version {version}")
-                self.transport.drop_before(version + 1)
-        return {"time/sync_weight": time.perf_counter() - start}
+                del self._tickets[version]
+                return version + 1
+            return self._drop()
 
     async def finish_trainer(self) -> None:
         """Say that no further version will come."""
@@ -81,27 +103,28 @@ class Synchronizer:
             self._trainer_done = True
             self._changed.notify_all()
 
-    async def explorer_state(self) -> dict[str, Any] | None:
-        """Return the explorer's snapshot after its last finished step, for a checkpoint."""
-        return self._explorer_state
+    async def explorer_state(self, explorer: str = EXPLORER) -> dict[str, Any] | None:
+        """Return an explorer's snapshot after its last finished step, for a checkpoint."""
+        return self._seats[explorer].state if explorer in self._seats else None
 
-    async def served_weights(self, training_step: int) -> dict[int, Mapping[str, Tensor]]:
-        """Return the published weights that the explorer can still ask for and that are not those of `training_step`.
+    async def needed_versions(self, training_step: int) -> list[int]:
+        """Return the published versions that an explorer can still ask for and that are not that of `training_step`.
 
         Empty where the checkpoint's own weights, or the initial model, serve all that comes.
         """
         oldest = self._oldest_needed()
-        return {v: self.transport.get(v) for v in self.transport.versions() if oldest <= v < training_step}
+        return [version for version in sorted(self._tickets) if oldest <= version < training_step]
 
     # ----------------------------------------------------------------- explorer
-    async def wait_for_version(self, version: int, *, timeout_s: float | None = None) -> int:
+    async def wait_for_version(self, version: int, *, timeout_s: float | None = None, explorer: str = EXPLORER) -> int:
         """Wait until `version` or a newer one is published, or the trainer has finished; return the newest.
 
         Raises:
             SyncError: neither happened before the deadline (`synchronizer.sync_timeout`).
         """
         async with self._changed:
-            self._awaited = version
+            seat = self._seat(explorer)
+            seat.awaited = version
             self._changed.notify_all()
             try:
                 await self._until(
@@ -110,7 +133,7 @@ class Synchronizer:
                     timeout_s=timeout_s,
                 )
             finally:  # also when this wait is cancelled: nobody would take weights lent to it
-                self._awaited = None
+                seat.awaited = None
             return self._version
 
     async def wait_for_trainer(self, *, timeout_s: float | None = None) -> int:
@@ -124,44 +147,65 @@ class Synchronizer:
                 await self._until(self._is_newer_than(self._version), "the trainer to finish", timeout_s=timeout_s)
             return self._version
 
-    async def fetch(self, version: int) -> Mapping[str, Tensor]:
-        """Return the weights of `version`; call `release` when they have been copied."""
-        return await asyncio.to_thread(self.transport.get, version)
+    async def fetch(self, version: int, *, explorer: str = EXPLORER) -> Ticket:
+        """Return the ticket of `version`; call `release` when the engines hold their own copy.
 
-    async def release(self, version: int) -> None:
-        """Say that the engine holds its own copy of `version`."""
+        Raises:
+            SyncError: the version is not held any more, or not yet (E5502).
+        """
         async with self._changed:
+            if version not in self._tickets:
+                raise SyncError(
+                    f"weights of version {version} are not held; versions at hand: {sorted(self._tickets) or 'none'}",
+                    code="E5502",
+                )
+            self._seat(explorer).reading[version] += 1
+            return self._tickets[version]
+
+    async def release(self, version: int, *, explorer: str = EXPLORER) -> None:
+        """Say that the engines hold their own copy of `version`, or gave up taking it."""
+        async with self._changed:
+            reading = self._seat(explorer).reading
+            reading[version] -= 1
+            if reading[version] <= 0:
+                del reading[version]
             self._borrowed = None
             self._changed.notify_all()
 
-    async def report_explorer(self, state: dict[str, Any]) -> None:
-        """Keep the explorer's snapshot (JSON-able, with key `explore_step`) after a finished step."""
+    async def report_explorer(self, state: dict[str, Any], *, explorer: str = EXPLORER) -> None:
+        """Keep an explorer's snapshot (JSON-able, with key `explore_step`) after a finished step."""
         async with self._changed:
-            self._explorer_state = state
-            self.transport.drop_before(self._oldest_needed())
+            self._seat(explorer).state = state
 
-    async def finish_explorer(self) -> None:
-        """Say that the explorer will ask for no further version."""
+    async def finish_explorer(self, *, explorer: str = EXPLORER) -> None:
+        """Say that an explorer will ask for no further version."""
         async with self._changed:
-            self._explorer_done = True
+            self._seat(explorer).is_done = True
             self._borrowed = None
             self._changed.notify_all()
 
     # ------------------------------------------------------------------- either
     async def restore(
-        self, version: int, explorer_state: dict[str, Any] | None, *, weights: Mapping[int, Mapping[str, Tensor]]
+        self,
+        version: int,
+        explorer_state: dict[str, Any] | None,
+        *,
+        tickets: Sequence[Ticket],
+        explorer: str = EXPLORER,
     ) -> None:
         """Continue from a checkpoint.
 
         Args:
             version: newest published version at the checkpoint.
             explorer_state: the explorer's snapshot in it.
-            weights: tensors of every version that the explorer can still ask for.
+            tickets: of every version that the explorer can still ask for.
+            explorer: name of the explorer.
         """
-        self._version = version
-        self._explorer_state = explorer_state
-        for held, tensors in weights.items():
-            await asyncio.to_thread(self.transport.put, held, tensors, copy=True)
+        async with self._changed:
+            self._version = version
+            self._seat(explorer).state = explorer_state
+            self._tickets |= {ticket.version: ticket for ticket in tickets}
+            self._changed.notify_all()
 
     async def newest_version(self) -> int:
         """Return the newest published version; 0 is the initial model."""
@@ -172,18 +216,33 @@ class Synchronizer:
         return self._trainer_done
 
     async def is_explorer_finished(self) -> bool:
-        """Return whether the explorer will ask for no further version."""
-        return self._explorer_done
+        """Return whether no explorer will ask for a further version."""
+        return bool(self._seats) and all(seat.is_done for seat in self._seats.values())
+
+    def _seat(self, explorer: str) -> Seat:
+        return self._seats.setdefault(explorer, Seat())
+
+    def _may_lend(self, version: int) -> bool:
+        if self.schedule.keeps_history or len(self._seats) != 1:
+            return False
+        awaited = next(iter(self._seats.values())).awaited
+        return awaited is not None and awaited <= version
 
     def _is_newer_than(self, version: int) -> Callable[[], bool]:
         return lambda: self._trainer_done or self._version > version
 
-    def _next_version(self) -> int:
-        done = self._explorer_state["explore_step"] if self._explorer_state else 0
-        return min(self.schedule.version_for(done + 1), self._version)
-
     def _oldest_needed(self) -> int:
-        return min(self._next_version(), self._version)
+        return min([self._next_of(seat) for seat in self._seats.values()] or [0])
+
+    def _next_of(self, seat: Seat) -> int:
+        done = seat.state["explore_step"] if seat.state else 0
+        return min([min(self.schedule.version_for(done + 1), self._version), *seat.reading])
+
+    def _drop(self) -> int:
+        oldest = self._oldest_needed()
+        for old in [version for version in self._tickets if version < oldest]:
+            del self._tickets[old]
+        return oldest
 
     async def _until(self, condition: Callable[[], bool], what: str, *, timeout_s: float | None = None) -> None:
         limit = self.timeout_s if timeout_s is None else timeout_s
@@ -197,14 +256,30 @@ class Synchronizer:
             ) from error
 
 
-async def pull_weights(synchronizer: Synchronizer, engine: InferenceModel, version: int) -> float:
-    """Load `version` into `engine` and tell the synchronizer; return the seconds it took."""
+async def pull_weights(
+    synchronizer: Synchronizer, engine: InferenceModel, version: int, *, explorer: str = EXPLORER
+) -> dict[str, float]:
+    """Let `engine` load `version` and tell the synchronizer; return `time/sync_weight` and what was moved.
+
+    Raises:
+        SyncError: the weights are not held, or not those that were published; the engine keeps its version.
+        DeadlineError: they did not come before `synchronizer.sync_timeout`.
+    """
     start = time.perf_counter()
-    weights = await synchronizer.fetch(version)
+    ticket = await synchronizer.fetch(version, explorer=explorer)
     try:
-        await engine.update_weights(weights, version=version)
+        await engine.pull(ticket)
     finally:
-        await synchronizer.release(version)
+        await synchronizer.release(version, explorer=explorer)
     seconds = time.perf_counter() - start
     logger.debug("engine serves version %d after %.3f s", version, seconds)
-    return seconds
+    return sync_metrics(ticket, seconds)
+
+
+def sync_metrics(ticket: Ticket, seconds: float) -> dict[str, float]:
+    """Return the time of a hand-over in seconds, its bytes, and gigabytes (1e9 bytes) a second."""
+    return {
+        "time/sync_weight": seconds,
+        "perf/sync_bytes": float(ticket.num_bytes),
+        "perf/sync_gb_per_second": ticket.num_bytes / 1e9 / max(seconds, 1e-9),
+    }

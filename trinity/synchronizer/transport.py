@@ -1,6 +1,7 @@
-"""Transports of a version's weights: by reference in this process, or through files.
+"""Transports of a version's weights, as the trainer sees them: put a version, get the ticket that brings it.
 
-Both hold published versions until nobody can ask for them again.
+They hold published versions until nobody can ask for them again. What the engine does with a ticket is in
+`trinity.common.weights`.
 """
 
 from __future__ import annotations
@@ -11,40 +12,77 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from trinity.common.constants import SyncMethod
 from trinity.common.errors import SyncError
+from trinity.common.weights.files import (
+    LOCK_FILE,
+    TICKET_FILE,
+    WEIGHTS_FILE,
+    read_version,
+    remove_unless_read,
+    ticket_in,
+    versions_in,
+)
+from trinity.common.weights.ticket import Ticket, fingerprint, layout_fingerprint, num_bytes
+from trinity.runtime.objects import LocalObjects, ObjectStore
 from trinity.utils.failpoints import failpoint
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from trinity.common.config import Config
+
 LATEST_FILE = "latest_state_dict_iteration.txt"
 
 
 class Transport(Protocol):
-    """Keeps published weights by version."""
+    """Keeps published weights by version, where the trained model is.
 
-    def put(self, version: int, weights: Mapping[str, Tensor], *, copy: bool) -> None:
-        """Hold `weights` as `version`; with `copy`, later changes of the tensors do not matter."""
+    Attributes:
+        can_lend: a version may be handed over as the live tensors, which nobody has to copy.
+    """
+
+    can_lend: bool
+
+    def put(self, version: int, weights: Mapping[str, Tensor], *, copy: bool) -> Ticket:
+        """Hold `weights` as `version`; with `copy`, later changes of the tensors do not matter. Return its ticket."""
 
     def get(self, version: int) -> Mapping[str, Tensor]:
         """Return the weights of `version`, by Hugging Face parameter name."""
 
     def drop_before(self, version: int) -> None:
-        """Forget versions older than `version`."""
+        """Forget versions older than `version`, except what is being read."""
 
     def versions(self) -> list[int]:
         """Return the versions held, ascending."""
 
+    def close(self) -> None:
+        """Give back what lasts no longer than the process."""
+
 
 class MemoryTransport:
-    """Weights held in this process; the engine copies them in place."""
+    """Weights in the memory of this machine or cluster.
 
-    def __init__(self) -> None:
-        self._held: dict[int, Mapping[str, Tensor]] = {}
+    Args:
+        objects: where they are held; this process, if nothing else is given.
+    """
 
-    def put(self, version: int, weights: Mapping[str, Tensor], *, copy: bool) -> None:
+    def __init__(self, objects: ObjectStore | None = None) -> None:
+        self.objects = objects or LocalObjects()
+        self.can_lend = self.objects.is_local
+        self._held: dict[int, Ticket] = {}
+
+    def put(self, version: int, weights: Mapping[str, Tensor], *, copy: bool) -> Ticket:
         """Hold `weights` as `version`."""
-        self._held[version] = {k: t.detach().clone() for k, t in weights.items()} if copy else weights
+        is_local = self.objects.is_local
+        held = {k: t.detach().clone() for k, t in weights.items()} if copy and is_local else weights
+        # Tensors that stay on their device are not brought to the processor for the sake of a checksum.
+        is_on_cpu = all(tensor.device.type == "cpu" for tensor in held.values())
+        mark = fingerprint(held) if is_on_cpu or not is_local else layout_fingerprint(held)
+        self._forget(version)
+        place = {"ref": self.objects.put(held)}
+        self._held[version] = Ticket(version, SyncMethod.MEMORY.value, mark, num_bytes(held), place)
+        return self._held[version]
 
     def get(self, version: int) -> Mapping[str, Tensor]:
         """Return the weights of `version`; SyncError if they are not held."""
@@ -53,16 +91,26 @@ class MemoryTransport:
                 f"weights of version {version} are not held; versions at hand: {self.versions() or 'none'}",
                 code="E5502",
             )
-        return self._held[version]
+        return self.objects.get(self._held[version].place["ref"])
 
     def drop_before(self, version: int) -> None:
         """Forget versions older than `version`."""
         for old in [v for v in self._held if v < version]:
-            del self._held[old]
+            self._forget(old)
 
     def versions(self) -> list[int]:
         """Return the versions held, ascending."""
         return sorted(self._held)
+
+    def close(self) -> None:
+        """Forget every version."""
+        for version in self.versions():
+            self._forget(version)
+
+    def _forget(self, version: int) -> None:
+        ticket = self._held.pop(version, None)
+        if ticket is not None:
+            self.objects.drop(ticket.place["ref"])
 
 
 class CheckpointTransport:
@@ -72,11 +120,13 @@ class CheckpointTransport:
         job_dir: folder of the job; `latest_state_dict_iteration.txt` in it names the newest version, as a hint.
     """
 
+    can_lend = False
+
     def __init__(self, job_dir: Path) -> None:
         self.job_dir = job_dir
         self.folder = job_dir / "weights"
 
-    def put(self, version: int, weights: Mapping[str, Tensor], *, copy: bool) -> None:
+    def put(self, version: int, weights: Mapping[str, Tensor], *, copy: bool) -> Ticket:
         """Hold `weights` as `version`."""
         from safetensors.torch import save_file
 
@@ -85,42 +135,60 @@ class CheckpointTransport:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         distinct = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in weights.items()}
-        file = temporary / "model.safetensors"
-        save_file(distinct, file, metadata={"format": "pt", "version": str(version)})
-        with open(file, "rb") as written:
-            os.fsync(written.fileno())
-        failpoint("sync.before_publish")
         final = self.folder / f"version_{version}"
+        ticket = Ticket(
+            version, SyncMethod.CHECKPOINT.value, fingerprint(distinct), num_bytes(distinct), {"folder": str(final)}
+        )
+        save_file(distinct, temporary / WEIGHTS_FILE, metadata={"format": "pt", "version": str(version)})
+        (temporary / LOCK_FILE).touch()
+        (temporary / TICKET_FILE).write_text(ticket.as_json())
+        for file in temporary.iterdir():
+            _flush(file)
+        failpoint("sync.before_publish")
         if final.exists():
             shutil.rmtree(final)
         os.rename(temporary, final)
+        _flush(self.folder)
         hint = self.job_dir / f".{LATEST_FILE}.tmp"
         hint.write_text(str(version))
         os.replace(hint, self.job_dir / LATEST_FILE)
         failpoint("sync.after_publish")
+        return ticket
 
     def get(self, version: int) -> Mapping[str, Tensor]:
         """Return the weights of `version`; SyncError if they are not held."""
-        from safetensors.torch import load_file
-
-        file = self.folder / f"version_{version}" / "model.safetensors"
-        if not file.is_file():
-            raise SyncError(
-                f"{file} does not exist; versions at hand: {self.versions() or 'none'}",
-                code="E5502",
-            )
-        weights: Mapping[str, Tensor] = load_file(file)
-        return weights
+        return read_version(ticket_in(self.folder / f"version_{version}"))
 
     def drop_before(self, version: int) -> None:
-        """Forget versions older than `version`."""
+        """Forget versions older than `version`, except what is being read."""
         for old in self.versions():
             if old < version:
-                shutil.rmtree(self.folder / f"version_{old}", ignore_errors=True)
+                remove_unless_read(self.folder / f"version_{old}")
 
     def versions(self) -> list[int]:
         """Return the versions held, ascending."""
-        if not self.folder.is_dir():
-            return []
-        names = (p.name.removeprefix("version_") for p in self.folder.glob("version_*"))
-        return sorted(int(n) for n in names if n.isdigit())
+        return versions_in(self.folder)
+
+    def close(self) -> None:
+        """Leave the files: the next process of the run, or another one's explorer, reads them."""
+
+
+def transport_of(config: Config, *, objects: ObjectStore | None = None) -> Transport:
+    """Return the transport that a resolved configuration names.
+
+    Args:
+        config: of the stage.
+        objects: where transport `memory` holds the weights; None: in this process.
+    """
+    if config.synchronizer.sync_method == SyncMethod.CHECKPOINT:
+        return CheckpointTransport(Path(config.checkpoint_job_dir))
+    return MemoryTransport(objects)
+
+
+def _flush(path: Path) -> None:
+    """Bring a file or a folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -23,10 +23,13 @@ from trinity.common.experience import Experience
 from trinity.common.models.chat_template import load_tokenizer
 from trinity.monitor.monitor import Monitor
 from trinity.runtime.worker_thread import WorkerThread
+from trinity.synchronizer.publisher import Publisher
+from trinity.synchronizer.schedule import schedule_of
 from trinity.synchronizer.synchronizer import Synchronizer
+from trinity.synchronizer.transport import transport_of
 from trinity.trainer.auxiliary import open_auxiliary
 from trinity.trainer.source import BufferSource, DatasetSource
-from trinity.trainer.state import TrainerState, read_trainer_state, write_explorer_part
+from trinity.trainer.state import TrainerState, read_served_weights, read_trainer_state, write_explorer_part
 from trinity.trainer.verl import settings
 from trinity.trainer.verl.worker import ActorWorker
 from trinity.utils.failpoints import failpoint
@@ -79,6 +82,8 @@ class Trainer:
         self.config = config
         self.store = store
         self.synchronizer = synchronizer
+        self.schedule = schedule_of(config)
+        self.publisher = Publisher(synchronizer, transport_of(config))
         self.monitor = monitor
         self.tokenizer = tokenizer
         self.resume = resume
@@ -207,6 +212,15 @@ class Trainer:
         await self.synchronizer.finish_trainer()
         return TrainSummary(self.step, self._checkpoint, self._stop.is_set(), self._metrics)
 
+    async def restore_versions(self, explorer_state: dict[str, Any]) -> None:
+        """Publish again the versions of the checkpoint that the explorer of `explorer_state` can ask for."""
+        assert self.resume is not None, "a run that begins has published nothing"
+        weights: dict[int, Mapping[str, Tensor]] = dict(read_served_weights(self.resume))
+        newest = self.step - self.step % self.schedule.trainer_interval
+        if newest == self.step:
+            weights[self.step] = self.weights()
+        await self.publisher.restore(newest, explorer_state, weights=weights)
+
     def request_stop(self) -> None:
         """End after the step under way; a wait for experiences ends at once."""
         self._stop.set()
@@ -241,7 +255,7 @@ class Trainer:
 
     async def _publish(self) -> dict[str, float]:
         """Publish the weights of the current step; return metrics. A stopped run has nobody who would take them."""
-        return await self._unless_stopped(self.synchronizer.publish(self.step, self.weights())) or {}
+        return await self._unless_stopped(self.publisher.publish(self.step, self.weights())) or {}
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Return the result of `work`, or None as soon as a stop is requested."""
@@ -272,12 +286,12 @@ class Trainer:
         self.step = step
         # A read for the next step may be under way when a checkpoint is written: it holds what this step left.
         self._positions = self._strategy.state_dict(), self._source.state_dict()
-        if self._publishes() and self.synchronizer.schedule.is_published(step):
+        if self._publishes() and self.schedule.is_published(step):
             metrics |= await self._publish()
         self._metrics = metrics | self._pending
         self._pending = {}
         self.monitor.log(self._metrics, step=step)
-        if self.config.trainer.enable_preview and shown and self.synchronizer.schedule.is_published(step):
+        if self.config.trainer.enable_preview and shown and self.schedule.is_published(step):
             self.monitor.log_table("rollout_examples", shown, step=step)
 
     def _publishes(self) -> bool:
@@ -299,7 +313,7 @@ class Trainer:
             return
         start = time.perf_counter()
         # The weights first: an explorer that goes on in between needs fewer of them, never others.
-        served = await self.synchronizer.served_weights(self.step)
+        served = await self.publisher.served_weights(self.step)
         explorer_state = await self.synchronizer.explorer_state()
         state = self._state(tuple(sorted(served)))
 

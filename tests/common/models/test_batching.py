@@ -35,7 +35,7 @@ async def staggered(path: Path, **settings: int) -> tuple[list[list[Experience]]
         for index in range(len(PROMPTS)):
             tasks.append(asyncio.ensure_future(ask(made, index)))
             await asyncio.sleep(0.002)
-        return await asyncio.gather(*tasks), made.stats()
+        return await asyncio.gather(*tasks), await made.stats()
 
 
 async def alone(path: Path) -> list[list[Experience]]:
@@ -69,7 +69,7 @@ def test_steps_do_not_wait_for_the_longest(llama: Made) -> None:
             long = made.generate("1=", max_tokens=41, ignore_eos=True)
             short = [made.generate("2=", max_tokens=5, ignore_eos=True) for _ in range(8)]
             await asyncio.gather(long, *short)
-            return made.stats()["steps"]
+            return (await made.stats())["steps"]
 
     assert run(call()) <= 44
 
@@ -78,7 +78,7 @@ def test_equal_prompts_are_prefilled_once(llama: Made) -> None:
     async def call() -> dict[str, float]:
         async with engine(llama[0]) as made:
             await asyncio.gather(*(made.generate(prompt, max_tokens=2, n=2) for prompt in ["1+1=", "1+1=", "2+2="]))
-            return made.stats()
+            return await made.stats()
 
     stats = run(call())
     assert stats["prefix_groups"] == 2 and stats["prompt_tokens"] == 8
@@ -87,7 +87,8 @@ def test_equal_prompts_are_prefilled_once(llama: Made) -> None:
 def test_a_group_larger_than_the_slots_is_prefilled_once(llama: Made) -> None:
     async def call() -> tuple[list[Experience], float]:
         async with engine(llama[0], max_num_seqs=3) as made:
-            return await made.generate("1+1=", n=10, max_tokens=6, temperature=2.0), made.stats()["prefix_groups"]
+            samples = await made.generate("1+1=", n=10, max_tokens=6, temperature=2.0)
+            return samples, (await made.stats())["prefix_groups"]
 
     samples, prefills = run(call())
     assert prefills == 1 and len(samples) == 10
@@ -101,7 +102,7 @@ def test_a_cancelled_request_frees_its_slot(llama: Made) -> None:
             await asyncio.sleep(0.02)
             long.cancel()
             await made.generate("2=", max_tokens=4, ignore_eos=True)
-            return made.stats()["generated_tokens"]
+            return (await made.stats())["generated_tokens"]
 
     assert run(call()) < 450
 

@@ -132,7 +132,7 @@ def test_a_sample_of_a_group_is_the_one_its_identity_gives_alone(llama: Made) ->
         async with engine(llama[0]) as made:
             ids = [f"1/0/{run}/0" for run in range(5)]
             group = await made.generate("12+3=", n=5, sample_ids=ids, max_tokens=15)
-            prefills = made.stats()["prefix_groups"]
+            prefills = (await made.stats())["prefix_groups"]
             alone = [(await made.generate("12+3=", sample_ids=[name], max_tokens=15))[0] for name in ids]
             return group, alone, prefills
 

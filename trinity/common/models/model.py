@@ -18,6 +18,7 @@ from trinity.common.config.model import InferenceModelConfig
 from trinity.common.errors import DeadlineError, EngineError, NotAvailableError
 from trinity.common.experience import Experience
 from trinity.common.models.conversation import with_answer
+from trinity.common.weights import Ticket
 
 R = TypeVar("R")
 Messages = Sequence[dict[str, Any]]
@@ -60,16 +61,19 @@ class InferenceModel(Protocol):
     async def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
         """Copy `weights` by Hugging Face names into the engine and set its version."""
 
+    async def pull(self, ticket: Ticket) -> None:
+        """Get the weights that a ticket leads to, check them, and take them; keep the old version where they fail."""
+
     async def join_round(self, participant: str) -> None:
         """In deterministic mode, let every round wait for a request of `participant`."""
 
     async def leave_round(self, participant: str) -> None:
         """Do not let rounds wait for `participant` any more."""
 
-    def waits_in_round(self, participant: str) -> bool:
+    async def waits_in_round(self, participant: str) -> bool:
         """Return whether a deterministic round has yet to answer a request of `participant`."""
 
-    def stats(self) -> dict[str, float]:
+    async def stats(self) -> dict[str, float]:
         """Return totals since the start, tokens per second among them."""
 
     async def shutdown(self) -> None:

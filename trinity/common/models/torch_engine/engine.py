@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from trinity.common.errors import EngineError, EnvironmentProblem, OutOfMemoryError
 from trinity.common.experience import Experience
@@ -31,7 +31,9 @@ from trinity.common.models.torch_engine.memory import MEMORY_KEYS, explained, we
 from trinity.common.models.torch_engine.request import Request, Sample
 from trinity.common.models.torch_engine.sampler import noise_key
 from trinity.common.models.torch_engine.settings import EngineSettings
-from trinity.common.models.torch_engine.weights import copy_weights, model_folder
+from trinity.common.models.torch_engine.stop_tokens import stop_token_ids
+from trinity.common.models.torch_engine.weights import copy_weights
+from trinity.common.weights import Ticket, update_from
 from trinity.utils.deadline import bounded
 from trinity.utils.device import compute_dtype, is_out_of_memory, select_device, total_memory_bytes
 from trinity.utils.log import get_logger
@@ -278,6 +280,15 @@ class TorchEngine:
             setting="synchronizer.sync_timeout",
         )
 
+    async def pull(self, ticket: Ticket) -> None:
+        """Get the weights that a ticket leads to, check them, and take them as `update_weights` does.
+
+        Raises:
+            SyncError: they are not held, or not those that were published; the engine keeps its weights.
+            DeadlineError: they did not come within `synchronizer.sync_timeout`.
+        """
+        await update_from(ticket, self, timeout_s=self.settings.sync_timeout_s)
+
     async def join_round(self, participant: str) -> None:
         """In deterministic mode, let every round wait for a request of `participant`."""
         self._ready()[1].join_round(participant)
@@ -286,7 +297,7 @@ class TorchEngine:
         """Do not let rounds wait for `participant` any more."""
         self._ready()[1].leave_round(participant)
 
-    def waits_in_round(self, participant: str) -> bool:
+    async def waits_in_round(self, participant: str) -> bool:
         """Return whether a round has yet to answer `participant`; false without rounds."""
         return self._ready()[1].waits_in_round(participant)
 
@@ -299,7 +310,7 @@ class TorchEngine:
         """Return the number of tokens of a conversation as a prompt."""
         return len(render_chat(self.tokenizer, messages, enable_thinking=self.settings.model.enable_thinking)[0])
 
-    def stats(self) -> dict[str, float]:
+    async def stats(self) -> dict[str, float]:
         """Return totals since the start: tokens, samples, prefills, seconds at work, tokens per second, slots."""
         _, loop, _ = self._ready()
         counts = loop.batch.counts
@@ -386,15 +397,3 @@ class TorchEngine:
             prompt_text=decode_tokens(self.tokenizer, tokens[:-1]),
             response_text="",
         )
-
-
-def stop_token_ids(model_path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the ids that end a response: those of `generation_config.json` and the tokenizer's end of sequence."""
-    found: set[int] = set()
-    folder = model_folder(model_path)
-    if (folder / "generation_config.json").is_file():
-        named = GenerationConfig.from_pretrained(folder).eos_token_id
-        found |= {named} if isinstance(named, int) else set(named or [])
-    if tokenizer.eos_token_id is not None:
-        found.add(int(tokenizer.eos_token_id))
-    return sorted(found)

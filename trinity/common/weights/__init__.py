@@ -1,0 +1,6 @@
+"""How the weights of a version reach an engine: a small ticket travels, the engine's side gets the tensors itself."""
+
+from trinity.common.weights.receiver import receive, update_from
+from trinity.common.weights.ticket import Ticket, fingerprint, layout_fingerprint, num_bytes
+
+__all__ = ["Ticket", "fingerprint", "layout_fingerprint", "num_bytes", "receive", "update_from"]

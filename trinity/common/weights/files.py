@@ -1,0 +1,87 @@
+"""Published weights as files: `<job>/weights/version_N/model.safetensors`, and who reads them.
+
+A reader holds a shared lock on the folder's `readers` file; whoever removes a version needs the exclusive one. The
+lock ends with the process that holds it, so that a dead reader keeps nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch import Tensor
+
+from trinity.common.errors import SyncError
+from trinity.common.weights.ticket import Ticket
+
+WEIGHTS_FILE = "model.safetensors"
+LOCK_FILE = "readers"
+TICKET_FILE = "ticket.json"
+
+
+def read_version(ticket: Ticket) -> dict[str, Tensor]:
+    """Return the tensors of a version that was published as files.
+
+    Raises:
+        SyncError: the version is not there, or its file is torn (E5502).
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    folder = Path(ticket.place["folder"])
+    try:
+        with reading(folder):
+            weights: dict[str, Tensor] = load_file(folder / WEIGHTS_FILE)
+            return weights
+    except (OSError, SafetensorError) as error:
+        held = versions_in(folder.parent) or "none"
+        raise SyncError(
+            f"the weights of version {ticket.version} cannot be read from {folder} ({error}); versions at hand: {held}",
+            code="E5502",
+        ) from error
+
+
+def ticket_in(folder: Path) -> Ticket:
+    """Return the ticket of the version that a folder holds.
+
+    Raises:
+        SyncError: the folder holds none (E5502).
+    """
+    file = folder / TICKET_FILE
+    try:
+        return Ticket.from_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        held = versions_in(folder.parent) or "none"
+        raise SyncError(f"{file} is no ticket ({error}); versions at hand: {held}", code="E5502") from error
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Keep a version's folder from being removed while its files are read."""
+    with open(folder / LOCK_FILE, "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
+
+
+def remove_unless_read(folder: Path) -> bool:
+    """Remove a version's folder; return false, and leave it, while somebody reads it."""
+    try:
+        with open(folder / LOCK_FILE, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        return False
+    except FileNotFoundError:
+        shutil.rmtree(folder, ignore_errors=True)
+    return True
+
+
+def versions_in(folder: Path) -> list[int]:
+    """Return the versions published under `folder`, ascending."""
+    if not folder.is_dir():
+        return []
+    names = (p.name.removeprefix("version_") for p in folder.glob("version_*"))
+    return sorted(int(n) for n in names if n.isdigit())

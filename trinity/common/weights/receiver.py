@@ -1,0 +1,79 @@
+"""The engine's side of a transport: from a ticket to verified tensors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+from trinity.common.errors import SyncError
+from trinity.common.weights.files import read_version
+from trinity.common.weights.ticket import Ticket, matches
+from trinity.runtime.objects import get_object
+from trinity.utils.deadline import bounded
+
+
+class Updatable(Protocol):
+    """The part of an engine that new weights touch."""
+
+    async def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
+        """Copy `weights` into the engine and set its version."""
+
+
+def _from_memory(ticket: Ticket, timeout_s: float) -> Mapping[str, Tensor]:
+    return get_object(ticket.place["ref"])
+
+
+def _from_files(ticket: Ticket, timeout_s: float) -> Mapping[str, Tensor]:
+    return read_version(ticket)
+
+
+_RECEIVERS: dict[str, Callable[[Ticket, float], Mapping[str, Tensor]]] = {
+    "memory": _from_memory,
+    "checkpoint": _from_files,
+}
+
+
+def receive(ticket: Ticket, *, timeout_s: float) -> Mapping[str, Tensor]:
+    """Return the weights of a ticket by Hugging Face name; blocks.
+
+    All tensors are there and verified before anybody copies from them, so that an engine never holds a part of a
+    version. Inside one process they are the published tensors themselves: copy, and change nothing.
+
+    Args:
+        ticket: of the version.
+        timeout_s: longest wait for the other side in seconds (`synchronizer.sync_timeout`).
+
+    Raises:
+        SyncError: the weights are not held (E5502), or not those that were published (E5503).
+    """
+    if ticket.method not in _RECEIVERS:
+        known = ", ".join(sorted(_RECEIVERS))
+        raise SyncError(f"no transport is called {ticket.method!r}; known: {known}", code="E5504")
+    weights = _RECEIVERS[ticket.method](ticket, timeout_s)
+    if not matches(ticket, weights):
+        raise SyncError(
+            f"the weights of version {ticket.version} that came by {ticket.method} are not those that the trainer "
+            "published: their fingerprint differs; the engine keeps its version. Look for a disk or memory that "
+            "loses data, or for two runs that write into one job folder",
+            code="E5503",
+        )
+    return weights
+
+
+async def update_from(ticket: Ticket, engine: Updatable, *, timeout_s: float) -> None:
+    """Get the weights of a ticket and give them to an engine of this process.
+
+    Raises:
+        SyncError: see `receive`; the engine keeps its version.
+        DeadlineError: they did not come within `timeout_s`.
+    """
+    weights = await bounded(
+        asyncio.to_thread(receive, ticket, timeout_s=timeout_s),
+        timeout_s,
+        what=f"the weights of version {ticket.version} by {ticket.method}",
+        setting="synchronizer.sync_timeout",
+    )
+    await engine.update_weights(weights, version=ticket.version)

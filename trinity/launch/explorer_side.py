@@ -1,0 +1,152 @@
+"""The explorer's side of a run: its engines and the explorer over them, from preparation to the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trinity.launch.side import MetricsListener, close_all, open_monitor
+from trinity.runtime.event_loop import LoopWatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trinity.buffer.store import ExperienceStore
+    from trinity.common.config import Config
+    from trinity.common.models.model import InferenceModel
+    from trinity.explorer.explorer import Explorer, ExploreSummary
+    from trinity.monitor.monitor import Monitor
+    from trinity.runtime.base import Runtime
+    from trinity.synchronizer.synchronizer import Synchronizer
+
+LOOP_GRACE_S = 10.0
+
+
+class ExplorerSide:
+    """Engines and explorer of one stage; knows nothing of the trainer but the synchronizer.
+
+    `prepare`, `run` and `close` are called in this order, `close` also after a failure.
+
+    Args:
+        config: resolved configuration of the stage.
+        synchronizer: source of newer weights; the object, or a handle of it.
+        runtime: places what needs a process of its own.
+        resume: checkpoint to continue from.
+        store: an open store that the caller closes; None opens one of its own.
+        on_metrics: called with actor name, step and values of every logged line.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        synchronizer: Synchronizer,
+        runtime: Runtime,
+        *,
+        resume: Path | None = None,
+        store: ExperienceStore | None = None,
+        on_metrics: MetricsListener | None = None,
+    ) -> None:
+        self.config = config
+        self.synchronizer = synchronizer
+        self.runtime = runtime
+        self.resume = resume
+        self._store = store
+        self._owns_store = store is None
+        self._on_metrics = on_metrics
+        self._engines: list[InferenceModel] = []
+        self._explorer: Explorer | None = None
+        self._monitor: Monitor | None = None
+        self._exploring: asyncio.Task[ExploreSummary] | None = None
+        self._is_stopped = False
+
+    @property
+    def explorer(self) -> Explorer:
+        """The explorer; there after `prepare`."""
+        assert self._explorer is not None, "prepare() comes first"
+        return self._explorer
+
+    async def prepare(self) -> int | None:
+        """Load the engines and prepare the explorer; return the explore steps of the whole run, None without an end.
+
+        Raises:
+            TrinityError: a model, a dataset or the store cannot be used.
+        """
+        from trinity.buffer.buffer import open_store
+        from trinity.common.models import create_auxiliary_models, create_inference_model
+        from trinity.explorer.explorer import Explorer
+
+        config = self.config
+        if self._store is None:
+            self._store = open_store(config)
+        engine = create_inference_model(config)
+        self._engines = [engine, *create_auxiliary_models(config)]
+        self._monitor = open_monitor(config, config.explorer.name, self._on_metrics)
+        self._explorer = Explorer(
+            config,
+            model=engine,
+            auxiliary_models=self._engines[1:],
+            store=self._store,
+            synchronizer=self.synchronizer,
+            monitor=self._monitor,
+            resume=self.resume,
+        )
+        for each in self._engines:
+            await each.prepare()
+        await self._serve_adapter(engine)
+        await self._explorer.prepare()
+        return self._explorer.planned_steps
+
+    async def run(self) -> ExploreSummary:
+        """Explore to the end, or until `request_stop`; return what was done.
+
+        Raises:
+            TrinityError: what ended the explorer.
+        """
+        exploring = asyncio.create_task(self.explorer.explore(), name=self.config.explorer.name)
+        self._exploring = exploring
+        if self._is_stopped:
+            exploring.cancel()
+        try:
+            with self._loop_watch():
+                await asyncio.wait((exploring,))
+        finally:
+            exploring.cancel()
+            await asyncio.gather(exploring, return_exceptions=True)
+        return self.explorer.summary if exploring.cancelled() else exploring.result()
+
+    async def request_stop(self) -> None:
+        """Abandon the rollouts under way: what is stored stays, the rest comes again after a resume."""
+        self._is_stopped = True
+        if self._exploring is not None:
+            self._exploring.cancel()
+
+    async def close(self) -> None:
+        """Close explorer, engines, and the store if it is its own, whatever the others do.
+
+        Raises:
+            Exception: the first failure to close.
+        """
+        explorer = [] if self._explorer is None else [self._explorer.close]
+        try:
+            await close_all((*explorer, *(engine.shutdown for engine in self._engines)))
+        finally:
+            if self._monitor is not None:
+                self._monitor.close()
+            if self._store is not None and self._owns_store:
+                self._store.close()
+
+    async def _serve_adapter(self, engine: InferenceModel) -> None:
+        """Give the engine, as version 0, the model with the existing adapter from which training starts."""
+        if all(adapter.path is None for adapter in self.config.model.lora_configs or ()):
+            return
+        from trinity.trainer.verl.loading import initial_weights
+
+        weights: Mapping[str, Tensor] = await asyncio.to_thread(initial_weights, self.config)
+        await engine.update_weights(weights, version=0)
+
+    def _loop_watch(self) -> LoopWatch:
+        """Return the watch over asynchronous workflows that block: the deadline of an attempt is kept by the loop."""
+        limit_s = self.config.explorer.max_timeout
+        return LoopWatch(limit_s + LOOP_GRACE_S, what=f"explorer.max_timeout {limit_s:g} s and {LOOP_GRACE_S:g} s")

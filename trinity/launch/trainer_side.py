@@ -1,0 +1,119 @@
+"""The trainer's side of a run: the trainer with its back end, from preparation to the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trinity.common.constants import Mode, StorageType
+from trinity.launch.side import MetricsListener, close_all, open_monitor
+
+if TYPE_CHECKING:
+    from trinity.buffer.store import ExperienceStore
+    from trinity.common.config import Config
+    from trinity.monitor.monitor import Monitor
+    from trinity.runtime.base import Runtime
+    from trinity.synchronizer.synchronizer import Synchronizer
+    from trinity.trainer.trainer import Trainer, TrainSummary
+
+
+class TrainerSide:
+    """Trainer of one stage; knows nothing of the explorer but the synchronizer.
+
+    `prepare`, `run` and `close` are called in this order, `close` also after a failure.
+
+    Args:
+        config: resolved configuration of the stage.
+        synchronizer: takes new weights to the explorer; the object, or a handle of it.
+        runtime: places what needs a process of its own.
+        resume: checkpoint to continue from.
+        store: an open store that the caller closes; None opens one of its own, unless the trainer reads a dataset.
+        on_metrics: called with actor name, step and values of every logged line.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        synchronizer: Synchronizer,
+        runtime: Runtime,
+        *,
+        resume: Path | None = None,
+        store: ExperienceStore | None = None,
+        on_metrics: MetricsListener | None = None,
+    ) -> None:
+        self.config = config
+        self.synchronizer = synchronizer
+        self.runtime = runtime
+        self.resume = resume
+        self._store = store
+        self._owns_store = store is None
+        self._on_metrics = on_metrics
+        self._monitor: Monitor | None = None
+        self._trainer: Trainer | None = None
+        self._is_stopped = False
+
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer; there after `prepare`."""
+        assert self._trainer is not None, "prepare() comes first"
+        return self._trainer
+
+    async def prepare(self, *, explore_steps: int | None = None) -> None:
+        """Load the model, the data and, when resuming, the checkpoint, whose versions the synchronizer then holds.
+
+        Args:
+            explore_steps: explore steps that the explorer plans, for the learning-rate schedule.
+
+        Raises:
+            TrinityError: the model, the data, the store or the checkpoint cannot be used.
+        """
+        from trinity.buffer.buffer import open_store
+        from trinity.trainer.trainer import Trainer
+
+        buffer = self.config.buffer.trainer_input.experience_buffer
+        reads_dataset = buffer is not None and buffer.storage_type == StorageType.FILE
+        if self._store is None and not (reads_dataset and self.config.mode == Mode.TRAIN):
+            self._store = open_store(self.config)
+        self._monitor = open_monitor(self.config, self.config.trainer.name, self._on_metrics)
+        self._trainer = Trainer(
+            self.config, store=self._store, synchronizer=self.synchronizer, monitor=self._monitor, resume=self.resume
+        )
+        await self._trainer.prepare(explore_steps=explore_steps)
+        if self.resume is not None and self.config.mode == Mode.BOTH:
+            await self._restore(self.resume)
+        if self._is_stopped:
+            self._trainer.request_stop()
+
+    async def run(self) -> TrainSummary:
+        """Train to the end, or until `request_stop`; return what was done.
+
+        Raises:
+            TrinityError: what ended the trainer.
+        """
+        return await self.trainer.train()
+
+    async def request_stop(self) -> None:
+        """End after the step under way; a wait for experiences ends at once."""
+        self._is_stopped = True
+        if self._trainer is not None:
+            self._trainer.request_stop()
+
+    async def close(self) -> None:
+        """Close the trainer, and the store if it is its own.
+
+        Raises:
+            Exception: the trainer could not be closed.
+        """
+        try:
+            await close_all([] if self._trainer is None else [self._trainer.close])
+        finally:
+            if self._monitor is not None:
+                self._monitor.close()
+            if self._store is not None and self._owns_store:
+                self._store.close()
+
+    async def _restore(self, resume: Path) -> None:
+        """Give the synchronizer the versions that the explorer can ask for, as at the checkpoint."""
+        from trinity.explorer.state import ExplorerState
+
+        await self.trainer.restore_versions(ExplorerState.load(resume).as_json())

@@ -1,0 +1,73 @@
+"""The trainer's hand in the synchronizer: from live weights to a published version."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from trinity.synchronizer.synchronizer import sync_metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trinity.synchronizer.synchronizer import Synchronizer
+    from trinity.synchronizer.transport import Transport
+
+
+class Publisher:
+    """Puts versions into a transport and announces their tickets.
+
+    Args:
+        synchronizer: tells who waits and what may be dropped.
+        transport: holds the weights, in this process.
+    """
+
+    def __init__(self, synchronizer: Synchronizer, transport: Transport) -> None:
+        self.synchronizer = synchronizer
+        self.transport = transport
+
+    async def publish(self, version: int, weights: Mapping[str, Tensor]) -> dict[str, float]:
+        """Make `weights` available as `version`.
+
+        When the explorer is already waiting for this version and no older one can be asked for again, it copies
+        from the live tensors while the trainer waits; otherwise the transport keeps a copy.
+
+        Args:
+            version: number of the training step that produced the weights.
+            weights: tensors by Hugging Face name; may change after this returns.
+
+        Returns:
+            `time/sync_weight` in seconds, the bytes of the weights, and the rate.
+
+        Raises:
+            SyncError: the explorer did not take the weights before the deadline.
+        """
+        start = time.perf_counter()
+        is_lent = self.transport.can_lend and await self.synchronizer.is_awaited(version)
+        ticket = await asyncio.to_thread(self.transport.put, version, weights, copy=not is_lent)
+        oldest = await self.synchronizer.publish(ticket, is_lent=is_lent)
+        if oldest is None:  # whoever waited has gone; the version must outlive the next step
+            ticket = await asyncio.to_thread(self.transport.put, version, weights, copy=True)
+            oldest = await self.synchronizer.publish(ticket)
+        await asyncio.to_thread(self.transport.drop_before, oldest or 0)
+        return sync_metrics(ticket, time.perf_counter() - start)
+
+    async def served_weights(self, training_step: int) -> dict[int, Mapping[str, Tensor]]:
+        """Return the published weights that an explorer can still ask for and that are not those of `training_step`."""
+        versions = await self.synchronizer.needed_versions(training_step)
+        return {version: await asyncio.to_thread(self.transport.get, version) for version in versions}
+
+    async def restore(
+        self, version: int, explorer_state: dict[str, Any] | None, *, weights: Mapping[int, Mapping[str, Tensor]]
+    ) -> None:
+        """Continue from a checkpoint.
+
+        Args:
+            version: newest published version at the checkpoint.
+            explorer_state: the explorer's snapshot in it.
+            weights: tensors of every version that the explorer can still ask for.
+        """
+        tickets = [await asyncio.to_thread(self.transport.put, v, weights[v], copy=True) for v in sorted(weights)]
+        await self.synchronizer.restore(version, explorer_state, tickets=tickets)
