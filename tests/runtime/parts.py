@@ -11,20 +11,10 @@ import time
 from typing import Any
 
 from trinity.common.errors import CheckpointError
-from trinity.runtime.objects import get_object
 
 
 def set_up(name: str, *, word: str) -> None:
     os.environ["TRINITY_TEST_SETUP"] = f"{word} {name}"
-
-
-def three_tensors() -> dict[str, Any]:
-    """Return four tensors, two of them tied, one empty."""
-    import torch
-
-    shared = torch.arange(6, dtype=torch.float32).reshape(2, 3)
-    half = torch.tensor([1.5, -2.25, 3.0], dtype=torch.bfloat16)
-    return {"a": shared, "b": half, "c": shared, "none": torch.empty(0, 4)}
 
 
 class PlainlyOwnError(Exception):
@@ -107,10 +97,15 @@ class Part:
         return lambda: None
 
     def put(self, objects: Any) -> Any:
-        return objects.put(three_tensors())
+        """Return a reference to three tensors, two of them tied."""
+        import torch
+
+        shared = torch.arange(6, dtype=torch.float32).reshape(2, 3)
+        half = torch.tensor([1.5, -2.25, 3.0], dtype=torch.bfloat16)
+        return objects.put({"a": shared, "b": half, "c": shared, "none": torch.empty(0, 4)})
 
     def sum_of(self, ref: Any) -> dict[str, float]:
-        return {name: float(tensor.float().sum()) for name, tensor in get_object(ref).items()}
+        return {name: float(tensor.float().sum()) for name, tensor in ref.load().items()}
 
     def start_sleeper(self) -> int:
         """Return the id of a process of its own that sleeps."""

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runtime.parts import Part, PlainlyOwnError, set_up, three_tensors
+from tests.runtime.parts import Part, PlainlyOwnError, set_up
 from trinity.common.errors import AlreadyRunningError, CheckpointError, DeadlineError, SyncError
 from trinity.runtime.base import ActorDiedError, RemoteError, Resources, Setup
 from trinity.runtime.local import LocalRuntime
-from trinity.runtime.objects import get_object
 from trinity.runtime.process import ProcessRuntime
 
 KINDS = ("local", "process", "ray")
@@ -230,18 +229,16 @@ def test_objects_travel_in_both_directions(make, kind: str) -> None:
     async def main() -> None:
         async with started(make(kind)) as runtime:
             part = await runtime.start(Part, resources=Resources(own_process=True))
-            put = await part.put(runtime.objects) if kind != "local" else runtime.objects.put(three_tensors())
-            there = get_object(put)
+            there = (await part.put(runtime.objects)).load()
             assert there["b"].dtype == torch.bfloat16 and there["b"].tolist() == [1.5, -2.25, 3.0]
             assert there["a"].tolist() == [[0, 1, 2], [3, 4, 5]] and there["c"] is there["a"]
             assert there["none"].shape == (0, 4)
             big = torch.ones(1000, 1000)
             ref = runtime.objects.put({"big": big, "tied": big, "slice": big[:, 3]})
-            if kind != "local":
-                assert await part.sum_of(ref) == {"big": 1e6, "tied": 1e6, "slice": 1e3}
-            runtime.objects.drop(ref)
-            with pytest.raises(SyncError, match="E5502"):
-                get_object(ref)
+            assert await part.sum_of(ref) == {"big": 1e6, "tied": 1e6, "slice": 1e3}
+            ref.drop()
+            with pytest.raises(SyncError, match="E5704"):
+                ref.load()
             tensor = await part.echo(torch.tensor([1.0, 2.0], dtype=torch.bfloat16))
             assert tensor.dtype == torch.bfloat16 and tensor.tolist() == [1.0, 2.0]
 
@@ -270,13 +267,12 @@ def test_children_end_with_their_parent_and_its_memory_with_it(tmp_path) -> None
     program = """
 import asyncio, os, sys, torch
 from tests.runtime.parts import Part
-from trinity.runtime.objects import get_object
 from trinity.runtime.process import ProcessRuntime
 async def main():
     runtime = ProcessRuntime()
     parts = await runtime.group(Part, 2, name="part")
     ref = runtime.objects.put({"x": torch.ones(10)})
-    print(*(part.pid for part in parts), ref["path"], flush=True)
+    print(*(part.pid for part in parts), ref.path, flush=True)
     await asyncio.gather(*(part.wait() for part in parts))
 asyncio.run(main())
 """

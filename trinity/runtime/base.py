@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trinity.common.errors import TrinityError
 
 if TYPE_CHECKING:
-    from trinity.runtime.objects import ObjectStore
+    from torch import Tensor
 
 START_TIMEOUT_S = 300.0
 CLOSE_GRACE_S = 10.0
@@ -133,11 +133,41 @@ class Handle(Protocol):
         """Give the placement back without waiting; the component's own `close` is its caller's business."""
 
 
+class ObjectRef(Protocol):
+    """A small name of tensors that were put somewhere; it may travel in arguments and results."""
+
+    def load(self) -> Mapping[str, Tensor]:
+        """Return the tensors, to be read only; tied tensors are one tensor again.
+
+        Raises:
+            SyncError: they are gone (E5704).
+        """
+
+    def drop(self) -> None:
+        """Give the memory back; takes effect where `put` was called."""
+
+
+class Objects(Protocol):
+    """Hands large tensors from one component to another; may itself be given to a component.
+
+    Attributes:
+        is_local: the tensors themselves are handed over, so that whoever gets them sees later changes.
+    """
+
+    is_local: bool
+
+    def put(self, tensors: Mapping[str, Tensor]) -> ObjectRef:
+        """Keep `tensors` (by name, later changes may be seen) until the reference is dropped."""
+
+    def get(self, ref: ObjectRef) -> Mapping[str, Tensor]:
+        """Return the tensors of `ref`, to be read only."""
+
+
 class Runtime(Protocol):
     """Places components and hands out handles."""
 
     @property
-    def objects(self) -> ObjectStore:
+    def objects(self) -> Objects:
         """The store through which large tensors are handed over."""
 
     async def start(

@@ -13,10 +13,10 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import AuthenticationError, RayActorError, RayError
+from ray.exceptions import AuthenticationError, GetTimeoutError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -43,9 +43,12 @@ from trinity.runtime.cluster import (
 )
 from trinity.runtime.failure import Failure
 from trinity.runtime.host import ActorHost
-from trinity.runtime.objects import Reference, Tensors, as_bytes, layout, register_opener, views
+from trinity.runtime.objects import Entry, as_bytes, layout, views
 from trinity.runtime.process import start_together
 from trinity.utils.log import get_logger
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 logger = get_logger("launch")
 
@@ -155,43 +158,49 @@ async def _result(ref: Any) -> Any:
     return await ref
 
 
+class RayRef:
+    """Tensors in Ray's object store; they live as long as a reference to them."""
+
+    def __init__(self, ref: Any, entries: Mapping[str, Entry]) -> None:
+        self._ref = ref
+        self._entries = entries
+
+    def load(self) -> Mapping[str, Tensor]:
+        """Return the tensors as views of the store, which must not be written."""
+        if self._ref is None:
+            raise SyncError("the tensors are gone: they have been dropped", code="E5704")
+        try:
+            parts = ray.get(self._ref, timeout=OBJECT_TIMEOUT_S)
+        except (RayError, GetTimeoutError) as error:
+            raise SyncError(
+                f"the tensors cannot be had from Ray's object store within {OBJECT_TIMEOUT_S:g} s: {_first(error)}",
+                code="E5704",
+            ) from error
+        return views(self._entries, parts)
+
+    def drop(self) -> None:
+        """Let go of the tensors."""
+        self._ref = None
+
+
 def _first(error: BaseException) -> str:
     return str(error).strip().split("\n", 1)[0]
 
 
 class RayObjects:
-    """Objects in Ray's object store; they live as long as a reference to them and the process that put them."""
+    """Tensors handed over through Ray's object store."""
 
     is_local = False
 
-    def put(self, tensors: Tensors) -> Reference:
-        """Hold a copy of `tensors`."""
+    def put(self, tensors: Mapping[str, Tensor]) -> RayRef:
+        """Keep a copy of `tensors` while the reference, or a copy of it, lives."""
         entries, parts, _ = layout(tensors)
-        held = ray.put({offset: as_bytes(tensor) for offset, tensor in parts.items()})
-        return {"store": "ray", "ref": held, "entries": entries}
+        return RayRef(ray.put({offset: as_bytes(tensor) for offset, tensor in parts.items()}), entries)
 
-    def get(self, reference: Reference) -> Tensors:
-        """Return the tensors as views of the store, which must not be written.
-
-        Raises:
-            SyncError: they are gone, or did not arrive in time (E5502).
-        """
-        try:
-            parts: Any = ray.get(reference["ref"], timeout=OBJECT_TIMEOUT_S)
-        except (KeyError, RayError) as error:
-            raise SyncError(
-                f"an object was dropped, or cannot be had from Ray's store within {OBJECT_TIMEOUT_S:g} s: "
-                f"{_first(error)}",
-                code="E5502",
-            ) from error
-        return views(reference["entries"], parts)
-
-    def drop(self, reference: Reference) -> None:
-        """Let go of the object."""
-        reference.pop("ref", None)
-
-
-register_opener("ray", RayObjects().get)
+    def get(self, ref: Any) -> Mapping[str, Tensor]:
+        """Return the tensors of `ref`."""
+        tensors: Mapping[str, Tensor] = ref.load()
+        return tensors
 
 
 class RayRuntime:
