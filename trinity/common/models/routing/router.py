@@ -19,6 +19,8 @@ from trinity.common.models.model import InferenceModel, Messages
 from trinity.common.models.routing.choice import PrefixTable, choose_engine, fixed_engine, group_of
 from trinity.common.models.routing.fleet import EngineFleet, FleetSettings
 from trinity.common.models.routing.slot import EngineGone, EngineSlot, EngineSource
+from trinity.common.weights import Ticket, receive
+from trinity.common.weights.ticket import LAYOUT
 from trinity.utils.deadline import bounded
 
 R = TypeVar("R")
@@ -219,6 +221,21 @@ class EngineRouter:
             await engine.update_weights(kept, version=version)
 
         await self._here(self._fleet.update(give, version=version))
+
+    async def pull(self, ticket: Ticket) -> None:
+        """Let every engine get and take the weights that a ticket leads to; raises as `update_weights`.
+
+        Weights that are lent to this process alone are copied here, since a later reader would find newer ones.
+        """
+        if ticket.fingerprint.startswith(LAYOUT):
+            weights = await asyncio.to_thread(receive, ticket, timeout_s=self._settings.sync_timeout_s)
+            await self.update_weights(weights, version=ticket.version)
+            return
+
+        async def give(engine: InferenceModel) -> None:
+            await engine.pull(ticket)
+
+        await self._here(self._fleet.update(give, version=ticket.version))
 
     # ------------------------------------------------------------------- rounds
     async def join_round(self, participant: str) -> None:
