@@ -46,7 +46,7 @@ _MODEL = f"{_TREE}.actor_rollout_ref.model"
 _REF = f"{_TREE}.actor_rollout_ref.ref"
 
 VALUES: dict[str, tuple[Any, ...]] = {
-    "mode": ("both", "train"),
+    "mode": ("both", "train", "explore", "bench"),
     "ignore_validator_suggestions": (ANY,),
     "algorithm.enable_router_replay": (False,),
     "model.logprobs": (0,),
