@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trinity.monitor.monitor import Monitor
 from trinity.synchronizer.folder import FolderSynchronizer, TrainerNews
@@ -19,6 +19,16 @@ if TYPE_CHECKING:
 logger = get_logger("launch")
 
 MetricsListener = Callable[[str, int, Mapping[str, float]], None]
+
+
+class Side(Protocol):
+    """What a stage supervises: prepared, run to its end, closed."""
+
+    async def request_stop(self) -> None:
+        """End soon; `run` then returns what was done."""
+
+    async def close(self) -> None:
+        """Release everything, also after a failure."""
 
 
 def open_monitor(config: Config, actor: str, listener: MetricsListener | None) -> Monitor:

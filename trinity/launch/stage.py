@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from trinity.common.checkpoint import CheckpointStore
 from trinity.common.constants import Mode
 from trinity.common.errors import ExitCode
+from trinity.launch.bench import BenchSide
 from trinity.launch.components import component_of
 from trinity.launch.explorer_side import ExplorerSide
-from trinity.launch.side import MetricsListener, close_all
+from trinity.launch.side import MetricsListener, Side, close_all
 from trinity.launch.stop import StopSignal
 from trinity.launch.trainer_side import TrainerSide
 from trinity.runtime.local import LocalRuntime
@@ -89,6 +90,8 @@ class Stage:
                     await self._train_only(resume, result)
                 elif config.mode == Mode.EXPLORE:
                     await self._explore_only(result)
+                elif config.mode == Mode.BENCH:
+                    await self._bench(result)
                 else:
                     await self._explore_and_train(resume, result)
         finally:
@@ -130,6 +133,13 @@ class Stage:
             await explorer.prepare()
             self._stop_with(explorer)
             result.explore_step = (await explorer.run()).step
+
+    async def _bench(self, result: StageResult) -> None:
+        bench = BenchSide(self.config, self.runtime, on_metrics=self.on_metrics)
+        async with _closing(bench):
+            await bench.prepare()
+            self._stop_with(bench)
+            result.training_step = max(await bench.run(), default=0)
 
     async def _explore_and_train(self, resume: Path | None, result: StageResult) -> None:
         from trinity.buffer.buffer import open_store
@@ -188,7 +198,7 @@ class Stage:
     def _synchronizer(self) -> Synchronizer:
         return Synchronizer(schedule_of(self.config), timeout_s=self.config.synchronizer.sync_timeout)
 
-    def _stop_with(self, *sides: ExplorerSide | TrainerSide) -> None:
+    def _stop_with(self, *sides: Side) -> None:
         """Let a signal abandon the rollout under way and end training after its step."""
         loop = asyncio.get_running_loop()
         ending: list[asyncio.Task[None]] = []
@@ -203,7 +213,7 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def _closing(*sides: ExplorerSide | TrainerSide) -> AsyncIterator[None]:
+async def _closing(*sides: Side) -> AsyncIterator[None]:
     """Close the sides at the end; a failure to close is raised only where nothing failed before it."""
     try:
         yield

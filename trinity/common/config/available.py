@@ -83,7 +83,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "explorer.runner_prepare_concurrency": (),
     "explorer.runner_prepare_max_retries": (),
     "explorer.max_repeat_times_per_runner": (None,),
-    "explorer.bench_on_latest_checkpoint": (False,),
     "explorer.over_rollout.*": (),
     "explorer.dynamic_timeout.enable": (False,),
     "explorer.runner_state_report_interval": (0,),
