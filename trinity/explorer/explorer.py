@@ -16,6 +16,7 @@ from trinity.explorer.assembly import ExplorerParts, build_parts, experience_buf
 from trinity.explorer.baseline import attach_baselines
 from trinity.explorer.metrics import prefixed, rollout_metrics
 from trinity.explorer.outcome import BatchResult
+from trinity.explorer.room import wait_for_room
 from trinity.explorer.state import ExplorerState
 from trinity.runtime.worker_thread import WorkerThread
 from trinity.synchronizer.folder import pull_newest
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from trinity.common.models.model import InferenceModel
     from trinity.common.workflows.task import Task
     from trinity.monitor.monitor import Monitor
+    from trinity.runtime.base import Runtime
     from trinity.synchronizer.folder import AnySynchronizer, FolderSynchronizer
 
 logger = get_logger("explorer")
@@ -65,6 +67,7 @@ class Explorer:
         monitor: metrics of the explorer.
         resume: checkpoint to continue from.
         auxiliary_models: engines of `explorer.auxiliary_models`; their weights stay as loaded.
+        runtime: starts the processes of runners that have their own; None where none has.
     """
 
     def __init__(
@@ -77,10 +80,12 @@ class Explorer:
         monitor: Monitor,
         resume: Path | None = None,
         auxiliary_models: Sequence[InferenceModel] = (),
+        runtime: Runtime | None = None,
     ) -> None:
         self.config = config
         self.engine = model
         self.auxiliary_models = tuple(auxiliary_models)
+        self.runtime = runtime
         self.store = store
         self.synchronizer = synchronizer
         self.schedule = schedule_of(config)
@@ -110,13 +115,17 @@ class Explorer:
         """
         os.environ.update(self.config.explorer.env_vars)
         await self._continue()
-        parts = self._parts = await self._io.call(build_parts, self.config, self.engine, self.auxiliary_models)
+        parts = self._parts = await self._io.call(
+            build_parts, self.config, self.engine, self.auxiliary_models, self.runtime
+        )
         await parts.pipeline.prepare()
+        await parts.scheduler.prepare()
         if self.state.readers:
             parts.reader.load_state_dict(self.state.readers[TASKSET])
         else:
             self.state.readers = {TASKSET: parts.reader.state_dict()}
         parts.pipeline.load_state_dict(self.state.pipeline)
+        parts.scheduler.times.load_state_dict(self.state.times)
         self.monitor.truncate(self.state.monitor)
         await self._io.call(self.store.open_producer, *self._producer, **self._scope)
         await self._snapshot()
@@ -218,6 +227,7 @@ class Explorer:
         metrics["rollout/model_version"] = self.engine.model_version
         experiences, own = await self.parts.pipeline.process(result.experiences)
         metrics |= prefixed("experience_pipeline", own)
+        metrics["time/wait_room"] = await self._wait_for_room()
         self._advance(step, result)
         appended = await self._append(step, experiences)
         if appended.duplicates:
@@ -235,6 +245,16 @@ class Explorer:
     def _batch(self, step: int) -> int | str:
         """Return the first part of the step's ids; several explorers of a job count their steps each."""
         return f"{self.config.explorer.name}/{step}" if self._is_apart else step
+
+    async def _wait_for_room(self) -> float:
+        return await wait_for_room(
+            self.store,
+            self._producer,
+            self._scope,
+            io=self._io,
+            synchronizer=self.synchronizer,
+            timeout_s=self.config.synchronizer.sync_timeout,
+        )
 
     def _advance(self, step: int, result: BatchResult) -> None:
         state = self.state
@@ -276,6 +296,8 @@ class Explorer:
     def _note_place(self) -> None:
         self.state.model_version = self.engine.model_version
         self.state.pipeline = self.parts.pipeline.state_dict()
+        if self.config.explorer.dynamic_timeout.enable:
+            self.state.times = self.parts.scheduler.times.state_dict()
         self.state.monitor = dict(self.monitor.state_dict())
 
     async def _snapshot(self) -> None:

@@ -93,6 +93,7 @@ class ExplorerSide:
             synchronizer=synchronizer,
             monitor=self._monitor,
             resume=self.resume,
+            runtime=self.runtime,
         )
         for each in self._engines:
             await each.prepare()

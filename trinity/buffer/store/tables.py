@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Float, Integer, String, Table, Text
+from sqlalchemy import Float, Index, Integer, String, Table, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from trinity.common.schema.sql_schema import Base, ExperienceModel
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+NO_ROOM = 2**31 - 1
 
 
 class SchemaModel(Base):
@@ -29,7 +30,8 @@ class ProducerModel(Base):
 
     Attributes:
         is_open: 1 until the producer says that it is finished.
-        wait_version: nothing is appended before this model version is published.
+        wait_version: nothing is appended before this model version is published; `NO_ROOM`: before the trainer has
+            taken something from a full queue.
         finished_step: last explore step that is complete in the log.
     """
 
@@ -119,6 +121,8 @@ class StepExperienceModel(Base):
     step: Mapped[int] = mapped_column(Integer, primary_key=True)
     pos: Mapped[int] = mapped_column(Integer, primary_key=True)
     uid: Mapped[str] = mapped_column(String(256))
+
+    __table_args__ = (Index("ix_step_exp_uid", "run", "stage", "buffer", "consumer", "uid"),)
 
 
 def _table(model: type[Base]) -> Table:

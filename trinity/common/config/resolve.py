@@ -42,6 +42,7 @@ from trinity.common.config.rules.critic import check_unused_critic, resolve_crit
 from trinity.common.config.rules.lengths import hand_down, resolve_lengths
 from trinity.common.config.rules.mixture import check_sampling
 from trinity.common.config.rules.names import check_model_paths, derive_names
+from trinity.common.config.rules.replay import check_replay
 from trinity.common.config.rules.reward_model import resolve_reward_model
 from trinity.common.config.rules.rollouts import check_auxiliary_models, check_components, check_reshaping
 from trinity.common.config.rules.training import check_derived_keys, check_schedule, resolve_trainer
@@ -170,6 +171,7 @@ RULES = (
     resolve_reward_model,
     resolve_experience_buffer,
     resolve_auxiliary_buffers,
+    check_replay,
     check_sampling,
     check_schedule,
     resolve_cluster,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from trinity.common.config.draft import Draft, path_of
 
 ENGINE = "explorer.rollout_model.engine_type"
+DYNAMIC = "explorer.dynamic_timeout.enable"
 METHOD = "synchronizer.sync_method"
 
 
@@ -82,14 +83,7 @@ def resolve_synchronizer(draft: Draft) -> None:
             involves=("model.lora_configs",),
             suggestion="write `sync_method: auto` or `sync_method: checkpoint`",
         )
-    if draft.get("explorer.over_rollout.ratio") > 0 and draft.get("synchronizer.sync_style") == "fixed":
-        draft.problem(
-            "E1805",
-            "explorer.over_rollout.ratio",
-            "`explorer.over_rollout.ratio` > 0 does not fit sync_style fixed, which waits for every task",
-            involves=("synchronizer.sync_style",),
-            suggestion="write `ratio: 0` or another sync_style",
-        )
+    _check_pacing(draft)
     if draft.get("synchronizer.sync_style") == "fully_async" and draft.get("buffer.explorer_input.eval_tasksets"):
         draft.problem(
             "E1805",
@@ -97,6 +91,29 @@ def resolve_synchronizer(draft: Draft) -> None:
             "`synchronizer.sync_style: fully_async` has no pause for evaluation",
             suggestion="remove eval_tasksets",
         )
+
+
+def _check_pacing(draft: Draft) -> None:
+    """Check that nobody goes on without tasks that somebody waits for, and that timing decides nothing it may not."""
+    leaves_tasks = draft.get("explorer.over_rollout.ratio") > 0
+    if leaves_tasks and draft.get("synchronizer.sync_style") == "fixed":
+        draft.problem(
+            "E1805",
+            "explorer.over_rollout.ratio",
+            "`explorer.over_rollout.ratio` > 0 does not fit sync_style fixed, which waits for every task",
+            involves=("synchronizer.sync_style",),
+            suggestion="write `ratio: 0` or another sync_style",
+        )
+    timed = {"explorer.over_rollout.ratio": leaves_tasks, DYNAMIC: draft.get(DYNAMIC)}
+    for key, is_used in timed.items():
+        if is_used and draft.get("deterministic") and draft.explores:
+            draft.problem(
+                "E1805",
+                key,
+                f"with `deterministic: true` no rollout may depend on how long others took, as it does with {key}",
+                involves=("deterministic",),
+                suggestion=f"remove `{key.removeprefix('explorer.')}`, or write `deterministic: false`",
+            )
 
 
 def _resolve_method(draft: Draft) -> None:

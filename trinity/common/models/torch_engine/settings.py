@@ -26,6 +26,7 @@ class EngineSettings:
         dtype: auto, float32, bfloat16 or float16.
         device: auto, cpu or cuda.
         memory_frac: share of a CUDA device's memory for weights and cache.
+        num_engines: engines that share the device's memory.
         timeout_s: longest wait for one call.
         sync_timeout_s: longest wait for an update of the weights.
         is_fast_allowed: use the fast path where it fits.
@@ -40,6 +41,7 @@ class EngineSettings:
     dtype: str = "auto"
     device: str = "auto"
     memory_frac: float = 0.9
+    num_engines: int = 1
     timeout_s: float = 1800.0
     sync_timeout_s: float = 3600.0
     is_fast_allowed: bool = True
@@ -85,6 +87,7 @@ def engine_settings(config: Config, auxiliary: InferenceModelConfig | None = Non
         dtype=rollout.dtype,
         device=str(rollout.extra_engine_args.get("device", "auto")),
         memory_frac=rollout.gpu_memory_utilization,
+        num_engines=rollout.engine_num,
         timeout_s=call_timeout_s(config),
         sync_timeout_s=config.synchronizer.sync_timeout,
         is_auxiliary=auxiliary is not None,
