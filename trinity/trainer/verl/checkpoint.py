@@ -160,6 +160,16 @@ def load_trained(
     return extra
 
 
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Return the weights in the folder of a trained model by Hugging Face name, on the CPU.
+
+    Raises:
+        OSError, RuntimeError, ValueError: the file is missing or cannot be read.
+    """
+    weights: dict[str, Tensor] = _load(folder / f"model_{SUFFIX}")
+    return weights
+
+
 def _check_kind(folder: Path, *, has_adapter: bool) -> None:
     if (folder / LORA_FOLDER).is_dir() == has_adapter:
         return
