@@ -85,6 +85,7 @@ class Scheduler:
         self._settings = settings
         self._runners = [self._new_runner(f"runner_{i:04d}") for i in range(settings.num_runners)]
         self._lanes: dict[str, list[WorkflowRunner]] = {}
+        self._turns = {runner.name: asyncio.Lock() for runner in self._runners}  # of batches that overlap
         if settings.is_deterministic and settings.concurrent_mode != "sequential":
             logger.warning(
                 "explorer.concurrent_mode %s has no effect with deterministic: true; repeats run one after another",
@@ -165,7 +166,9 @@ class Scheduler:
     async def _work(self, runner: WorkflowRunner, queue: deque[_Part], result: BatchResult) -> None:
         try:
             while queue:
-                await self._do(runner, queue.popleft(), result)
+                async with self._turns[runner.name]:
+                    if queue:
+                        await self._do(runner, queue.popleft(), result)
         finally:
             if self._settings.is_deterministic:
                 await self._engine.leave_round(runner.participant)

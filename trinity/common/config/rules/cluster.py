@@ -90,13 +90,6 @@ def resolve_synchronizer(draft: Draft) -> None:
             involves=("synchronizer.sync_style",),
             suggestion="write `ratio: 0` or another sync_style",
         )
-    if draft.get("synchronizer.sync_style") == "fully_async" and draft.get("buffer.explorer_input.eval_tasksets"):
-        draft.problem(
-            "E1805",
-            "synchronizer.sync_style",
-            "`synchronizer.sync_style: fully_async` has no pause for evaluation",
-            suggestion="remove eval_tasksets",
-        )
 
 
 def _resolve_method(draft: Draft) -> None:
