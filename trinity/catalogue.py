@@ -15,6 +15,7 @@ from trinity.algorithm import (
     SAMPLE_STRATEGY_CONTENTS,
 )
 from trinity.buffer.operators import OPERATOR_CONTENTS
+from trinity.buffer.priority import PRIORITY_CONTENTS
 from trinity.buffer.selector import SELECTOR_CONTENTS
 from trinity.common.config import Catalogue, ConfigErrors, read_plugins
 from trinity.common.constants import PLUGIN_DIRS_ENV_VAR
@@ -36,6 +37,7 @@ BUILT_IN = Catalogue(
     operator=OPERATOR_CONTENTS,
     selector=SELECTOR_CONTENTS,
     monitor=MONITOR_CONTENTS,
+    priority_fn=PRIORITY_CONTENTS,
 )
 
 

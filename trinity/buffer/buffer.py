@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity.buffer.dataset_reader import DatasetReader
-from trinity.buffer.store import AppendResult, ConsumerToken, ExperienceStore, JSONBackup
+from trinity.buffer.priority import PRIORITY_FUNC, PriorityFunction
+from trinity.buffer.store import AppendResult, ConsumerToken, ExperienceStore, JSONBackup, Reuse
 from trinity.buffer.task_reader import TaskReader
 from trinity.common.config.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity.common.config.config import Config
+from trinity.common.constants import SyncStyle
 from trinity.common.errors import ConfigError
 from trinity.common.experience import Experience
 
@@ -70,7 +72,7 @@ class StoreWriter:
 
 
 def open_store(config: Config) -> ExperienceStore:
-    """Return the open store of a run.
+    """Return the open store of a run: a queue has the capacity of its buffer, and may hand out rollouts again.
 
     The path of a queue may be a JSON file: then the run's own database is the store, and the file is a copy of
     what is appended. Payloads of a database that the user named are kept.
@@ -79,15 +81,46 @@ def open_store(config: Config) -> ExperienceStore:
     own = f"sqlite:///{Path(config.buffer.cache_dir or Path(config.checkpoint_job_dir) / 'buffer') / 'experience.db'}"
     if buffer is None or buffer.storage_type == "file":
         return ExperienceStore(own).open()
-    return _store(buffer, own=own)
+    is_queue = buffer.storage_type != "sql"
+    reuse = reuse_of(config) if is_queue and buffer.replay_buffer.enable else None
+    return _store(buffer, own=own, capacity=buffer.capacity if is_queue else None, reuse=reuse)
 
 
-def _store(buffer: ExperienceBufferConfig, *, own: str) -> ExperienceStore:
+def reuse_of(config: Config) -> Reuse | None:
+    """Return how the rollouts of the run's queue are used again; None where they are not.
+
+    Raises:
+        ConfigError: an unknown priority function (E1701), or arguments that it does not take (E1866).
+    """
+    buffer = config.buffer.trainer_input.experience_buffer
+    if buffer is None or buffer.replay_buffer.reuse_cooldown_time is None:
+        return None
+    replay = buffer.replay_buffer
+    priority_class = PRIORITY_FUNC.get(replay.priority_fn)
+    try:
+        priority: PriorityFunction = priority_class(**replay.priority_fn_args)
+    except (TypeError, ValueError) as error:
+        place = "buffer.trainer_input.experience_buffer.replay_buffer.priority_fn_args"
+        raise ConfigError(f"{place} of {replay.priority_fn}: {error}", code="E1866") from error
+    priority.seed = config.seed
+    return Reuse(
+        priority,
+        cooldown_s=buffer.replay_buffer.reuse_cooldown_time,
+        capacity=buffer.capacity,
+        is_patient=config.deterministic or config.synchronizer.sync_style == SyncStyle.FIXED,
+        is_bounded=config.trainer.total_steps is not None,
+    )
+
+
+def _store(
+    buffer: ExperienceBufferConfig, *, own: str, capacity: int | None = None, reuse: Reuse | None = None
+) -> ExperienceStore:
     path, copy = buffer.path or own, buffer.backup_path
     if "://" not in path and path.lower().endswith((".json", ".jsonl")):
         path, copy = own, path
     is_kept = path != own or buffer.storage_type == "sql"
-    return ExperienceStore(path, keep_payloads=is_kept, backup=JSONBackup(copy) if copy else None).open()
+    backup = JSONBackup(copy) if copy else None
+    return ExperienceStore(path, keep_payloads=is_kept, backup=backup, capacity=capacity, reuse=reuse).open()
 
 
 def get_buffer_reader(

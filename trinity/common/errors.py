@@ -102,6 +102,12 @@ class EngineError(TrinityError):
     default_code = "E5600"
 
 
+class EnginesLostError(EngineError):
+    """No inference engine has served for longer than `explorer.engine_recovery_timeout`."""
+
+    default_code = "E5630"
+
+
 class OutOfMemoryError(TrinityError):
     """The explorer or the trainer ran out of memory; the message holds the table and the keys to change."""
 

@@ -16,7 +16,9 @@ from trinity.common.errors import ConfigError
 from trinity.common.models.model import ModelWrapper
 from trinity.common.models.reward_models import REWARD_MODELS
 from trinity.explorer.evaluator import EvalTaskset, Evaluator
+from trinity.explorer.isolation.parent import RunnerPlace
 from trinity.explorer.needs import Needs, needs_of
+from trinity.explorer.pacing import DynamicTimeout, OverRollout
 from trinity.explorer.scheduler import Scheduler, SchedulerSettings
 from trinity.explorer.supply import supply_of
 from trinity.utils.log import get_logger
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from trinity.common.config import Config
     from trinity.common.models.model import InferenceModel
     from trinity.common.models.reward_models import RewardModel
+    from trinity.runtime.base import Runtime
 
 logger = get_logger("explorer")
 
@@ -48,15 +51,22 @@ class ExplorerParts:
     needs: Needs = Needs()
 
 
-def build_parts(config: Config, engine: InferenceModel, auxiliary: Sequence[InferenceModel] = ()) -> ExplorerParts:
+def build_parts(
+    config: Config,
+    engine: InferenceModel,
+    auxiliary: Sequence[InferenceModel] = (),
+    runtime: Runtime | None = None,
+) -> ExplorerParts:
     """Return the parts that `config` describes, over `engine` and the engines of the auxiliary models.
+
+    `runtime` starts the processes of runners that have their own.
 
     Raises:
         ConfigError: a name that no registry knows, or arguments that do not fit.
         DataError: a dataset that cannot be used.
     """
     needs = needs_of(config)
-    scheduler = build_scheduler(config, engine, auxiliary=auxiliary, needs=needs)
+    scheduler = build_scheduler(config, engine, auxiliary=auxiliary, needs=needs, runtime=runtime)
     evaluator = Evaluator(build_eval_tasksets(config), scheduler)
     pipeline = build_pipeline(config)
     pipeline.set_auxiliary_model(auxiliary_wrappers(config, auxiliary))
@@ -73,7 +83,12 @@ def auxiliary_wrappers(config: Config, engines: Sequence[InferenceModel]) -> lis
 
 
 def build_scheduler(
-    config: Config, engine: InferenceModel, *, auxiliary: Sequence[InferenceModel] = (), needs: Needs | None = None
+    config: Config,
+    engine: InferenceModel,
+    *,
+    auxiliary: Sequence[InferenceModel] = (),
+    needs: Needs | None = None,
+    runtime: Runtime | None = None,
 ) -> Scheduler:
     """Return the scheduler with `engine_num` times `runner_per_model` runners.
 
@@ -88,10 +103,31 @@ def build_scheduler(
         max_repeat_times_per_runner=explorer.max_repeat_times_per_runner,
         concurrent_mode=explorer.concurrent_mode,
         is_deterministic=config.deterministic,
+        over_rollout=over_rollout_of(config),
+        dynamic_timeout=dynamic_timeout_of(config),
+        report_interval_s=explorer.runner_state_report_interval,
     )
     model, others = ModelWrapper(engine, config=config), auxiliary_wrappers(config, auxiliary)
     supply = supply_of(config, needs or Needs(), student=model, others=others)
-    return Scheduler(engine, model, settings=settings, auxiliary_models=others, supply=supply)
+    place = None
+    if explorer.runner_isolation == "process":
+        assert runtime is not None, "runners with processes of their own need a runtime that starts them"
+        place = RunnerPlace(runtime, config, (engine, *auxiliary))
+    return Scheduler(engine, model, settings=settings, auxiliary_models=others, supply=supply, place=place)
+
+
+def over_rollout_of(config: Config) -> OverRollout | None:
+    """Return which tasks of a batch need not be waited for; None if all are."""
+    section = config.explorer.over_rollout
+    if section.ratio == 0:
+        return None
+    return OverRollout(section.ratio, section.wait_after_min, section.return_partial_tasks)
+
+
+def dynamic_timeout_of(config: Config) -> DynamicTimeout | None:
+    """Return how measured times shorten the deadline of an attempt; None if they do not."""
+    section = config.explorer.dynamic_timeout
+    return DynamicTimeout(section.ratio, section.warmup_min_steps) if section.enable else None
 
 
 def build_pipeline(config: Config) -> ExperiencePipeline:

@@ -16,6 +16,7 @@ from trinity.explorer.baseline import attach_baselines
 from trinity.explorer.metrics import prefixed, rollout_metrics
 from trinity.explorer.outcome import BatchResult
 from trinity.explorer.overlap import explore_overlapped
+from trinity.explorer.room import wait_for_room
 from trinity.explorer.state import ExplorerState
 from trinity.explorer.updates import WeightUpdates, batches_at_once
 from trinity.runtime.worker_thread import WorkerThread
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from trinity.common.models.model import InferenceModel
     from trinity.common.workflows.task import Task
     from trinity.monitor.monitor import Monitor
+    from trinity.runtime.base import Runtime
     from trinity.synchronizer.synchronizer import Synchronizer
 
 logger = get_logger("explorer")
@@ -81,6 +83,7 @@ class Explorer:
         monitor: metrics of the explorer.
         resume: checkpoint to continue from.
         auxiliary_models: engines of `explorer.auxiliary_models`; their weights stay as loaded.
+        runtime: starts the processes of runners that have their own; None where none has.
     """
 
     def __init__(
@@ -93,10 +96,12 @@ class Explorer:
         monitor: Monitor,
         resume: Path | None = None,
         auxiliary_models: Sequence[InferenceModel] = (),
+        runtime: Runtime | None = None,
     ) -> None:
         self.config = config
         self.engine = model
         self.auxiliary_models = tuple(auxiliary_models)
+        self.runtime = runtime
         self.store = store
         self.synchronizer = synchronizer
         self.schedule = schedule_of(config)
@@ -137,13 +142,17 @@ class Explorer:
             DataError: a dataset that cannot be used.
         """
         os.environ.update(self.config.explorer.env_vars)
-        parts = self._parts = await self._io.call(build_parts, self.config, self.engine, self.auxiliary_models)
+        parts = self._parts = await self._io.call(
+            build_parts, self.config, self.engine, self.auxiliary_models, self.runtime
+        )
         await parts.pipeline.prepare()
+        await parts.scheduler.prepare()
         if self.state.readers:
             parts.reader.load_state_dict(self.state.readers[TASKSET])
         else:
             self.state.readers = {TASKSET: parts.reader.state_dict()}
         parts.pipeline.load_state_dict(self.state.pipeline)
+        parts.scheduler.times.load_state_dict(self.state.times)
         self.monitor.truncate(self.state.monitor)
         await self._io.call(self.store.open_producer, *self._producer, **self._scope)
         await self._snapshot()
@@ -229,6 +238,7 @@ class Explorer:
         metrics["rollout/model_version"] = rollout.model_version
         experiences, own = await self.parts.pipeline.process(result.experiences)
         metrics |= prefixed("experience_pipeline", own)
+        metrics["time/wait_room"] = await self._wait_for_room()
         buffer, producer = self._producer
         appended = await self._io.call(
             self.store.append, buffer, experiences, producer=producer, explore_step=step, **self._scope
@@ -244,6 +254,16 @@ class Explorer:
         self.summary.step = step
         self.summary.experience_count += appended.appended
         await self._report(step, result)
+
+    async def _wait_for_room(self) -> float:
+        return await wait_for_room(
+            self.store,
+            self._producer,
+            self._scope,
+            io=self._io,
+            synchronizer=self.synchronizer,
+            timeout_s=self.config.synchronizer.sync_timeout,
+        )
 
     async def _report(self, step: int, result: BatchResult) -> None:
         state = self.state
@@ -264,6 +284,8 @@ class Explorer:
     async def _snapshot(self) -> None:
         self.state.model_version = self.engine.model_version
         self.state.pipeline = self.parts.pipeline.state_dict()
+        if self.config.explorer.dynamic_timeout.enable:
+            self.state.times = self.parts.scheduler.times.state_dict()
         self.state.monitor = dict(self.monitor.state_dict())
         await self.synchronizer.report_explorer(self.state.as_json())
 

@@ -54,7 +54,7 @@ def rollout_metrics(result: BatchResult) -> dict[str, float]:
 
 
 def outcome_counts(result: BatchResult, prefix: str) -> dict[str, float]:
-    """Return the number of finished and dropped tasks, of failed, late and rejected runs, and of retries."""
+    """Return the number of finished, dropped and unfinished tasks, of runs by what became of them, and of retries."""
     finished = len(result.finished_tasks)
     return {
         f"{prefix}/finished_task_count": finished,
@@ -64,6 +64,9 @@ def outcome_counts(result: BatchResult, prefix: str) -> dict[str, float]:
         f"{prefix}/rejected_run_count": result.count(Rejected),
         f"{prefix}/retry_count": result.retry_count,
         f"{prefix}/abandoned_thread_count": result.abandoned_count,
+        f"{prefix}/runner_restart_count": result.restart_count,
+        f"{prefix}/unfinished_task_count": result.unfinished_task_count,
+        f"{prefix}/unfinished_run_count": result.unfinished_run_count,
     }
 
 

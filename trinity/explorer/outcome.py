@@ -36,9 +36,11 @@ class TimedOut:
 
     Attributes:
         deadline_s: the deadline, in seconds.
+        setting: the key that bounds it.
     """
 
     deadline_s: float
+    setting: str = "explorer.max_timeout"
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,10 @@ class BatchResult:
         baselines: greedy run of each task, which is not trained on; None where none was asked for. The runs of a task
             whose greedy run is not completed do not count as completed: they cannot be compared with it.
         retry_count: attempts after the first ones.
-        abandoned_count: threads left behind because their call did not return in time.
+        abandoned_count: attempts left behind because they did not end in time.
+        restart_count: runners' processes that were replaced.
+        unfinished_task_count: tasks that were not waited for (`explorer.over_rollout`).
+        unfinished_run_count: runs of these tasks that are left out.
         wall_s: duration of the batch in seconds.
     """
 
@@ -91,6 +96,9 @@ class BatchResult:
     baselines: dict[int, RunResult] | None = None
     retry_count: int = 0
     abandoned_count: int = 0
+    restart_count: int = 0
+    unfinished_task_count: int = 0
+    unfinished_run_count: int = 0
     wall_s: float = 0.0
 
     @property
@@ -133,8 +141,8 @@ def _reason(outcome: Outcome) -> str:
     match outcome:
         case Failed(error):
             return error
-        case TimedOut(deadline_s):
-            return f"no result within {deadline_s:g} s (explorer.max_timeout)"
+        case TimedOut(deadline_s, setting):
+            return f"no result within {deadline_s:g} s ({setting})"
         case Rejected(reason):
             return reason
     return ""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +14,10 @@ from trinity.common.errors import ConfigError
 from trinity.common.workflows import describe
 from trinity.common.workflows.task import Task
 from trinity.explorer.acceptance import of_batch
-from trinity.explorer.outcome import BatchResult, RunResult, is_retried
+from trinity.explorer.attempts import Runner
+from trinity.explorer.isolation.parent import ProcessRunner, RunnerPlace
+from trinity.explorer.outcome import BatchResult, Completed, RunResult, is_retried
+from trinity.explorer.pacing import AttemptTimes, BatchProgress, DynamicTimeout, OverRollout
 from trinity.explorer.runner import WorkflowRunner
 from trinity.utils.log import get_logger
 
@@ -37,6 +41,9 @@ class SchedulerSettings:
         max_repeat_times_per_runner: most repeats of a task that one runner does; None for all.
         concurrent_mode: how a runner does the repeats of a workflow that cannot repeat itself.
         is_deterministic: assign tasks to runners by their place, and meet the engine in rounds.
+        over_rollout: which tasks of a batch need not be waited for; None: all are.
+        dynamic_timeout: how measured times shorten the deadline; None: they do not.
+        report_interval_s: seconds between reports of what the runners do; 0: none.
     """
 
     num_runners: int
@@ -45,6 +52,9 @@ class SchedulerSettings:
     max_repeat_times_per_runner: int | None = None
     concurrent_mode: ConcurrentMode = "sequential"
     is_deterministic: bool = False
+    over_rollout: OverRollout | None = None
+    dynamic_timeout: DynamicTimeout | None = None
+    report_interval_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,7 @@ class Scheduler:
         settings: how tasks are attempted.
         auxiliary_models: wrappers of further models for the workflows.
         supply: adds to the experiences of a run what the advantage function asks for.
+        place: where runners with processes of their own are started; None: runners are threads of this one.
     """
 
     def __init__(
@@ -77,20 +88,31 @@ class Scheduler:
         settings: SchedulerSettings,
         auxiliary_models: Sequence[ModelWrapper] = (),
         supply: Supply | None = None,
+        place: RunnerPlace | None = None,
     ) -> None:
         self._engine = engine
         self._model = model
         self._auxiliary_models = tuple(auxiliary_models)
         self._supply = supply
+        self._place = place
         self._settings = settings
+        self.times = AttemptTimes(settings.max_timeout, settings.dynamic_timeout)
         self._runners = [self._new_runner(f"runner_{i:04d}") for i in range(settings.num_runners)]
-        self._lanes: dict[str, list[WorkflowRunner]] = {}
+        self._lanes: dict[str, list[Runner]] = {}
         self._turns = {runner.name: asyncio.Lock() for runner in self._runners}  # of batches that overlap
         if settings.is_deterministic and settings.concurrent_mode != "sequential":
             logger.warning(
                 "explorer.concurrent_mode %s has no effect with deterministic: true; repeats run one after another",
                 settings.concurrent_mode,
             )
+
+    async def prepare(self) -> None:
+        """Make all runners ready together.
+
+        Raises:
+            WorkflowError: the process of a runner did not start (E5634).
+        """
+        await _all_or_none([runner.prepare() for runner in self._runners])
 
     async def schedule(self, tasks: Sequence[Task], *, batch: int | str, with_baseline: bool = False) -> BatchResult:
         """Return the outcomes of all runs of all tasks.
@@ -109,16 +131,27 @@ class Scheduler:
         parts = self._split(tasks, batch)
         if with_baseline:
             parts += self._baselines(tasks, batch)
+        progress = BatchProgress(part.index for part in parts)
         queues = self._queues(parts)
         workers = list(zip(self._runners, queues, strict=False))
         for runner in self._all_runners():
             runner.start_batch()
-        abandoned_before = self._abandoned_count()
+        before = self._losses()
         if self._settings.is_deterministic:
             for runner, _ in workers:
                 await self._engine.join_round(runner.participant)
-        await _all_or_none([self._work(runner, queue, result) for runner, queue in workers])
-        result.abandoned_count = self._abandoned_count() - abandoned_before
+        is_training = not any(task.is_eval for task in tasks)
+        rule = self._settings.over_rollout if is_training else None
+        async with self._reports():
+            work = [self._work(runner, queue, result, progress) for runner, queue in workers]
+            await _all_or_none(work, until=None if rule is None else progress.enough(rule))
+        if rule is not None:
+            _leave_behind(result, parts, progress.unfinished, keeps_parts=rule.return_partial_tasks)
+        if is_training:
+            self.times.end_batch()
+        result.abandoned_count, result.restart_count = (
+            now - then for now, then in zip(self._losses(), before, strict=True)
+        )
         result.results.sort(key=lambda r: (r.task, r.run))
         result.wall_s = time.monotonic() - started
         return result
@@ -163,17 +196,20 @@ class Scheduler:
         shared = deque(parts)
         return [shared] * busy
 
-    async def _work(self, runner: WorkflowRunner, queue: deque[_Part], result: BatchResult) -> None:
+    async def _work(self, runner: Runner, queue: deque[_Part], result: BatchResult, progress: BatchProgress) -> None:
         try:
             while queue:
                 async with self._turns[runner.name]:
-                    if queue:
-                        await self._do(runner, queue.popleft(), result)
+                    if not queue:
+                        break
+                    part = queue.popleft()
+                    await self._do(runner, part, result)
+                progress.done(part.index)
         finally:
             if self._settings.is_deterministic:
                 await self._engine.leave_round(runner.participant)
 
-    async def _do(self, runner: WorkflowRunner, part: _Part, result: BatchResult) -> None:
+    async def _do(self, runner: Runner, part: _Part, result: BatchResult) -> None:
         if part.can_repeat:
             await self._attempts(runner, part, part.runs, result)
             return
@@ -187,54 +223,100 @@ class Scheduler:
             [self._attempts(lane, part, runs, result) for lane, runs in zip(lanes, singles, strict=True)]
         )
 
-    async def _attempts(self, runner: WorkflowRunner, part: _Part, runs: range, result: BatchResult) -> None:
+    async def _attempts(self, runner: Runner, part: _Part, runs: range, result: BatchResult) -> None:
         """Attempt `runs` until something usable comes of it, at most `max_retry_times` + 1 times."""
         for attempt in range(self._settings.max_retry_times + 1):
             result.retry_count += attempt > 0
             participant = runner.participant
-            outcomes, seconds = await runner.attempt(part.task, runs, is_greedy=part.is_baseline)
+            outcomes, seconds = await runner.attempt(
+                part.task,
+                runs,
+                is_greedy=part.is_baseline,
+                timeout_s=None if part.task.is_eval else self.times.deadline_s,
+            )
             if self._settings.is_deterministic and runner.participant != participant:
                 await self._engine.join_round(runner.participant)
                 await self._engine.leave_round(participant)
             if not is_retried(outcomes):
                 break
+        if not part.task.is_eval and any(isinstance(outcome, Completed) for outcome in outcomes):
+            self.times.note(seconds)
         done = [RunResult(part.index, run, outcome, seconds) for run, outcome in zip(runs, outcomes, strict=True)]
         if part.is_baseline and result.baselines is not None:
             result.baselines[part.index] = done[0]
         else:
             result.results += done
 
-    def _lanes_of(self, runner: WorkflowRunner, count: int) -> list[WorkflowRunner]:
+    def _lanes_of(self, runner: Runner, count: int) -> list[Runner]:
         lanes = self._lanes.setdefault(runner.name, [runner])
         while len(lanes) < count:
             lanes.append(self._new_runner(f"{runner.name}.{len(lanes)}"))
         return lanes[:count]
 
-    def _new_runner(self, name: str) -> WorkflowRunner:
+    def _new_runner(self, name: str) -> Runner:
+        deadlines: dict[str, Any] = {
+            "max_timeout": self._settings.max_timeout,
+            "is_waiting": self._engine.waits_in_round if self._settings.is_deterministic else None,
+            "max_wait_s": self._model.timeout_s,
+        }
+        if self._place is not None:
+            return ProcessRunner(name, self._place, supply=self._supply, **deadlines)
         return WorkflowRunner(
-            name,
-            self._model,
-            max_timeout=self._settings.max_timeout,
-            is_waiting=self._engine.waits_in_round if self._settings.is_deterministic else None,
-            max_wait_s=self._model.timeout_s,
-            auxiliary_models=self._auxiliary_models,
-            supply=self._supply,
+            name, self._model, auxiliary_models=self._auxiliary_models, supply=self._supply, **deadlines
         )
 
-    def _abandoned_count(self) -> int:
-        return sum(runner.abandoned_count for runner in self._all_runners())
+    @asynccontextmanager
+    async def _reports(self) -> AsyncIterator[None]:
+        """Log what every runner does, again and again, if that is asked for."""
+        interval_s = self._settings.report_interval_s
+        if not interval_s:
+            yield
+            return
+        reports = asyncio.ensure_future(self._report_states(interval_s))
+        try:
+            yield
+        finally:
+            reports.cancel()
 
-    def _all_runners(self) -> list[WorkflowRunner]:
+    async def _report_states(self, interval_s: float) -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            for runner in self._all_runners():
+                logger.info("%s: %s", runner.name, runner.state)
+
+    def _losses(self) -> tuple[int, int]:
+        runners = self._all_runners()
+        return sum(runner.abandoned_count for runner in runners), sum(runner.restart_count for runner in runners)
+
+    def _all_runners(self) -> list[Runner]:
         extra = [lane for lanes in self._lanes.values() for lane in lanes[1:]]
         return [*self._runners, *extra]
 
 
-async def _all_or_none(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Wait for all coroutines; when one fails or the wait is cancelled, cancel the others and wait for their end."""
+def _leave_behind(result: BatchResult, parts: Sequence[_Part], unfinished: set[int], *, keeps_parts: bool) -> None:
+    """Take the tasks that were not waited for out of a result, and count what is left out."""
+    asked = sum(len(part.runs) for part in parts if part.index in unfinished and not part.is_baseline)
+    if not keeps_parts:
+        result.results = [run for run in result.results if run.task not in unfinished]
+    kept = sum(run.task in unfinished for run in result.results)
+    result.unfinished_task_count, result.unfinished_run_count = len(unfinished), asked - kept
+
+
+async def _all_or_none(
+    work: Sequence[Coroutine[Any, Any, None]], *, until: Coroutine[Any, Any, None] | None = None
+) -> None:
+    """Wait for all coroutines, or `until` something; when one fails or the wait ends, cancel those that are left."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
+    everything: asyncio.Future[Any] = asyncio.gather(*tasks)
+    end = {everything}
+    if until is not None:
+        end.add(asyncio.ensure_future(until))
     try:
-        await asyncio.gather(*tasks)
+        # Each attempt of the work has its deadline.
+        await asyncio.wait(end, return_when=asyncio.FIRST_COMPLETED)
+        if everything.done():
+            everything.result()
     finally:
-        for task in tasks:
+        for task in [*tasks, *end]:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *end, return_exceptions=True)

@@ -24,6 +24,7 @@ class ExplorerState:
         empty_steps: consecutive steps, up to the last, of which no run was completed.
         monitor: how much the monitor had written.
         pipeline: state of the operators and of the advantage function that have one, by name.
+        times: what the deadline of `explorer.dynamic_timeout` is made from.
     """
 
     explore_step: int = 0
@@ -33,6 +34,7 @@ class ExplorerState:
     empty_steps: int = 0
     monitor: dict[str, int] = field(default_factory=lambda: {"lines": 0, "samples": 0})
     pipeline: dict[str, Any] = field(default_factory=dict)
+    times: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Return a copy as plain containers."""
@@ -53,7 +55,7 @@ class ExplorerState:
             values = json.loads(file.read_text(encoding="utf-8"))
             if values is None:
                 return cls()
-            values = {"pipeline": {}} | values  # a checkpoint without plugins of a state may lack it
+            values = {"pipeline": {}, "times": {}} | values  # a checkpoint may lack what has no state
             return cls(**{f.name: values[f.name] for f in fields(cls)})
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise CheckpointError(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from trinity.buffer.store.backlog import Backlog, Pace, enter_batch
+from trinity.buffer.store.backlog import Backlog, Pace
 from trinity.common.config.mixture import num_expert_rows
 from trinity.common.constants import SyncStyle
 from trinity.common.errors import SyncError
@@ -113,7 +113,7 @@ class WeightUpdates:
             if self._pace is None:
                 return self._begin(started)
             now = {"version": version, "pace": self._pace, "in_flight": in_flight}
-            backlog: Backlog = await self._call(enter_batch, self._store, **self._place, **now)
+            backlog: Backlog = await self._call(self._store.enter_batch, **self._place, **now)
             if version >= backlog.required_version(self._pace, in_flight=in_flight):
                 return self._begin(started)
             if in_flight:

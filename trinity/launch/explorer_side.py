@@ -91,6 +91,7 @@ class ExplorerSide:
             synchronizer=self.synchronizer,
             monitor=self._monitor,
             resume=self.resume,
+            runtime=self.runtime,
         )
         for each in self._engines:
             await each.prepare()

@@ -1,141 +1,202 @@
-"""Objects that components hand to each other without sending them through a call: mappings of big tensors.
-
-A reference is a small dictionary that any process can be given. Its `store` says who can open it: `local` (this process
-alone), `file` (every process of this machine), or what a runtime has registered.
-"""
+"""Tensors handed from one component to another: as they are in this process, through memory between processes."""
 
 from __future__ import annotations
 
-import itertools
+import mmap
 import os
-import uuid
-from collections.abc import Callable, Mapping
+import tempfile
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trinity.common.errors import SyncError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Reference = dict[str, Any]
-Tensors = Mapping[str, "Tensor"]
+ALIGNMENT = 64
+
+_open_files: dict[str, int] = {}
+"""Descriptors of the memory files that this process holds, by their path; closing one frees the memory."""
 
 
-class ObjectStore(Protocol):
-    """Holds mappings of tensors until they are dropped.
+@dataclass(frozen=True)
+class Entry:
+    """Where one tensor lies: dtype, shape, offset and size in bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+
+
+def layout(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Entry], dict[int, Tensor], int]:
+    """Return the place of every tensor, what to write at which offset, and the size in bytes; tied ones share one."""
+    entries: dict[str, Entry] = {}
+    seen: dict[tuple[Any, ...], Entry] = {}
+    parts: dict[int, Tensor] = {}
+    size = 0
+    for name, tensor in tensors.items():
+        key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
+        if key not in seen or not tensor.numel():
+            length = tensor.numel() * tensor.element_size()
+            seen[key] = Entry(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), size, length)
+            parts[size] = tensor
+            size += -(-length // ALIGNMENT) * ALIGNMENT
+        entries[name] = seen[key]
+    return entries, {offset: tensor for offset, tensor in parts.items() if tensor.numel()}, size
+
+
+def as_bytes(tensor: Tensor) -> Any:
+    """Return the bytes of a tensor as an array of uint8; a copy only where it is not contiguous on the CPU."""
+    import torch
+
+    return tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def views(entries: Mapping[str, Entry], parts: Mapping[int, Any]) -> dict[str, Tensor]:
+    """Return the tensors whose bytes are in the buffers `parts`, by offset, without a copy."""
+    import torch
+
+    made: dict[Entry, Tensor] = {}
+    for entry in entries.values():
+        if entry in made:
+            continue
+        dtype = getattr(torch, entry.dtype)
+        if 0 in entry.shape:
+            made[entry] = torch.empty(entry.shape, dtype=dtype)
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a store's memory is read-only, and torch says so
+            made[entry] = torch.frombuffer(parts[entry.offset], dtype=dtype).reshape(entry.shape)
+    return {name: made[entry] for name, entry in entries.items()}
+
+
+@dataclass(frozen=True)
+class MemoryRef:
+    """Tensors in a memory file of the process that put them; they end with it.
 
     Attributes:
-        is_local: the object itself is handed over, so that whoever gets it sees later changes.
+        path: of the file, as other processes of this machine open it.
+        entries: where each tensor lies.
+        size: of the file in bytes.
+        inode: of the file; another file of the same path is another object.
     """
 
-    is_local: bool
+    path: str
+    entries: Mapping[str, Entry]
+    size: int
+    inode: int = 0
 
-    def put(self, tensors: Tensors) -> Reference:
-        """Hold `tensors`; return the reference that opens them."""
-
-    def get(self, reference: Reference) -> Tensors:
-        """Return the tensors of a reference."""
-
-    def drop(self, reference: Reference) -> None:
-        """Forget an object; nothing happens where it is gone."""
-
-
-class LocalObjects:
-    """Objects of this process: what is put is what is got."""
-
-    is_local = True
-    _held: dict[int, Tensors] = {}  # of the process: a receiver has no other way to them than the reference
-    _numbers = itertools.count(1)
-
-    def put(self, tensors: Tensors) -> Reference:
-        """Hold `tensors` themselves."""
-        number = next(self._numbers)
-        self._held[number] = tensors
-        return {"store": "local", "pid": os.getpid(), "number": number}
-
-    def get(self, reference: Reference) -> Tensors:
-        """Return the very object that was put.
-
-        Raises:
-            SyncError: it was dropped (E5502), or is in another process (E5505).
-        """
-        if reference["pid"] != os.getpid():
+    def load(self) -> Mapping[str, Tensor]:
+        """Return the tensors; pages are read when they are touched, and never written back."""
+        if not self.size:
+            return views(self.entries, {})
+        try:
+            with open(self.path, "rb") as file:
+                if os.fstat(file.fileno()).st_ino != self.inode:
+                    raise OSError("another file has taken its place")
+                buffer = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_COPY)
+        except (OSError, ValueError) as error:
             raise SyncError(
-                f"an object of process {reference['pid']} was asked for in process {os.getpid()}: what is held in "
-                "memory stays in its process; use synchronizer.sync_method: checkpoint",
-                code="E5505",
-            )
-        if reference["number"] not in self._held:
-            raise SyncError("the object that a reference names was dropped", code="E5502")
-        return self._held[reference["number"]]
+                f"the tensors in {self.path} are gone ({error}): the process that put them has dropped them or ended",
+                code="E5704",
+            ) from error
+        view = memoryview(buffer)
+        ends = {entry.offset: entry.offset + entry.size for entry in self.entries.values()}
+        return views(self.entries, {start: view[start:end] for start, end in ends.items()})
 
-    def drop(self, reference: Reference) -> None:
-        """Forget an object."""
-        self._held.pop(reference["number"], None)
+    def drop(self) -> None:
+        """Give the memory back; what was loaded stays readable."""
+        descriptor = _open_files.pop(self.path, None)
+        if descriptor is not None:
+            os.close(descriptor)
+            if not self.path.startswith("/proc/"):
+                Path(self.path).unlink(missing_ok=True)
 
 
-class FileObjects:
-    """Objects as files that every process of the machine can read.
-
-    Args:
-        folder: where; one in memory (`/dev/shm`) saves the disk.
-    """
+class MemoryObjects:
+    """Tensors in memory files, which end with the process that put them, whatever ends it."""
 
     is_local = False
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def put(self, tensors: Tensors) -> Reference:
-        """Write `tensors` to a file of their own."""
-        from safetensors.torch import save_file
-
-        self.folder.mkdir(parents=True, exist_ok=True)
-        file = self.folder / f"{uuid.uuid4().hex}.safetensors"
-        save_file({name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}, file)
-        return {"store": "file", "file": str(file)}
-
-    def get(self, reference: Reference) -> Tensors:
-        """Return the tensors of a file.
-
-        Raises:
-            SyncError: the file is gone (E5502).
-        """
-        from safetensors.torch import load_file
-
+    def put(self, tensors: Mapping[str, Tensor]) -> MemoryRef:
+        """Keep a copy of `tensors` until the reference is dropped in this process."""
+        entries, parts, size = layout(tensors)
+        if not size:
+            return MemoryRef("", entries, 0)
+        descriptor, path = _memory_file()
         try:
-            tensors: Tensors = load_file(reference["file"])
-        except OSError as error:
-            raise SyncError(f"the object {reference['file']} was dropped: {error}", code="E5502") from error
+            os.truncate(descriptor, size)
+            for offset, tensor in parts.items():
+                _write(descriptor, as_bytes(tensor), offset)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        _open_files[path] = descriptor
+        return MemoryRef(path, entries, size, os.fstat(descriptor).st_ino)
+
+    def get(self, ref: Any) -> Mapping[str, Tensor]:
+        """Return the tensors of `ref`."""
+        tensors: Mapping[str, Tensor] = ref.load()
         return tensors
 
-    def drop(self, reference: Reference) -> None:
-        """Remove the file."""
-        Path(reference["file"]).unlink(missing_ok=True)
+
+def _memory_file() -> tuple[int, str]:
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("trinity")
+        return descriptor, f"/proc/{os.getpid()}/fd/{descriptor}"
+    return tempfile.mkstemp(prefix="trinity-")
 
 
-_OPENERS: dict[str, Callable[[Reference], Tensors]] = {
-    "local": LocalObjects().get,
-    "file": FileObjects(Path()).get,
-}
+def _write(descriptor: int, data: Any, offset: int) -> None:
+    view = memoryview(data)
+    while len(view):
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
 
 
-def register_opener(store: str, opener: Callable[[Reference], Tensors]) -> None:
-    """Let this process open the references of another store."""
-    _OPENERS[store] = opener
+class LocalRef:
+    """Tensors of this process as they are; sent to another process it becomes a reference to a memory file."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors: Mapping[str, Tensor] | None = tensors
+        self._elsewhere: MemoryRef | None = None
+
+    def load(self) -> Mapping[str, Tensor]:
+        """Return the tensors."""
+        if self._tensors is None:
+            raise SyncError("the tensors are gone: they have been dropped", code="E5704")
+        return self._tensors
+
+    def drop(self) -> None:
+        """Forget the tensors."""
+        self._tensors = None
+        if self._elsewhere is not None:
+            self._elsewhere.drop()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._elsewhere is None:
+            self._elsewhere = MemoryObjects().put(self.load())
+        ref = self._elsewhere
+        return MemoryRef, (ref.path, ref.entries, ref.size, ref.inode)
 
 
-def get_object(reference: Reference) -> Tensors:
-    """Return the tensors of a reference, whichever store holds them.
+class LocalObjects:
+    """Tensors handed over in this process: nothing is copied."""
 
-    Raises:
-        SyncError: they are gone (E5502), or this process cannot open them (E5505).
-    """
-    opener = _OPENERS.get(reference["store"])
-    if opener is None:
-        known = ", ".join(sorted(_OPENERS))
-        raise SyncError(
-            f"this process cannot open objects of the store {reference['store']!r} (known here: {known})", code="E5505"
-        )
-    return opener(reference)
+    is_local = True
+
+    def put(self, tensors: Mapping[str, Tensor]) -> LocalRef:
+        """Keep `tensors` themselves until the reference is dropped."""
+        return LocalRef(tensors)
+
+    def get(self, ref: Any) -> Mapping[str, Tensor]:
+        """Return the tensors of `ref`."""
+        tensors: Mapping[str, Tensor] = ref.load()
+        return tensors
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MemoryObjects, ()  # in another process, what it puts must be readable from here

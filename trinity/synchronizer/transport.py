@@ -24,7 +24,8 @@ from trinity.common.weights.files import (
     versions_in,
 )
 from trinity.common.weights.ticket import Ticket, fingerprint, layout_fingerprint, num_bytes
-from trinity.runtime.objects import LocalObjects, ObjectStore
+from trinity.runtime.base import Objects
+from trinity.runtime.objects import LocalObjects
 from trinity.utils.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class MemoryTransport:
         objects: where they are held; this process, if nothing else is given.
     """
 
-    def __init__(self, objects: ObjectStore | None = None) -> None:
+    def __init__(self, objects: Objects | None = None) -> None:
         self.objects = objects or LocalObjects()
         self.can_lend = self.objects.is_local
         self._held: dict[int, Ticket] = {}
@@ -110,7 +111,7 @@ class MemoryTransport:
     def _forget(self, version: int) -> None:
         ticket = self._held.pop(version, None)
         if ticket is not None:
-            self.objects.drop(ticket.place["ref"])
+            ticket.place["ref"].drop()
 
 
 class CheckpointTransport:
@@ -173,7 +174,7 @@ class CheckpointTransport:
         """Leave the files: the next process of the run, or another one's explorer, reads them."""
 
 
-def transport_of(config: Config, *, objects: ObjectStore | None = None) -> Transport:
+def transport_of(config: Config, *, objects: Objects | None = None) -> Transport:
     """Return the transport that a resolved configuration names.
 
     Args:

@@ -31,6 +31,7 @@ class BufferSource:
         self._is_complete = True
         self._claimed: set[str] = set()
         self._has_dropped = False
+        self._evicted = 0
 
     async def read(self, num_experiences: int, *, trained_version: int) -> list[Experience]:
         """Claim the next `num_experiences` rollouts with all of their experiences.
@@ -50,6 +51,7 @@ class BufferSource:
         )
         self.is_closed = batch.is_closed and not self._has_dropped
         self._is_complete = batch.is_complete
+        self._evicted += batch.evicted
         self._claimed.update(exp.eid.uid for exp in batch.experiences)
         return batch.experiences
 
@@ -75,8 +77,15 @@ class BufferSource:
         return {}
 
     def metrics(self) -> dict[str, float]:
-        """Return whether the last batch had fewer rollouts than asked for: 1, else 0."""
-        return {"sample/incomplete_batch_count": float(not self._is_complete)}
+        """Return whether the last batch had fewer rollouts than asked for: 1, else 0.
+
+        Of a replay buffer also `sample/evicted_count`: the experiences that it let go, being full, since the last call.
+        """
+        metrics = {"sample/incomplete_batch_count": float(not self._is_complete)}
+        if self.store.reuse is not None:
+            metrics["sample/evicted_count"] = float(self._evicted)
+            self._evicted = 0
+        return metrics
 
 
 class DatasetSource:

@@ -37,6 +37,7 @@ NAMES = (
     "explore.after_rollout",
     "sync.before_publish",
     "sync.after_publish",
+    "engine.before_weights",
 )
 
 

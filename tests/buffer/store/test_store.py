@@ -228,7 +228,7 @@ def test_the_database_is_private_durable_and_write_ahead(tmp_path: Path, store: 
     append(store, 1, 1)
     for name in ("experience.db", "experience.db-wal"):
         assert stat.S_IMODE(os.stat(tmp_path / name).st_mode) == 0o600
-    with store._read() as connection:
+    with store._database.read() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
 
@@ -236,9 +236,9 @@ def test_the_database_is_private_durable_and_write_ahead(tmp_path: Path, store: 
 def test_a_database_of_another_version_or_program_is_refused(tmp_path: Path) -> None:
     open_store(tmp_path).close()
     with sqlite3.connect(tmp_path / "experience.db") as connection:
-        connection.execute("UPDATE trinity_schema SET version = 2")
+        connection.execute("UPDATE trinity_schema SET version = 1")
     connection.close()
-    with pytest.raises(StoreError, match="schema version 2, this program reads version 1"):
+    with pytest.raises(StoreError, match="schema version 1, this program reads version 2"):
         open_store(tmp_path)
     with sqlite3.connect(tmp_path / "foreign.db") as connection:
         connection.execute("CREATE TABLE experience (id INTEGER)")

@@ -240,6 +240,13 @@ COMBINATIONS = {
     ),
     "B54": (SFT + "synchronizer:\n  sync_method: nccl\n", "E1804", "synchronizer.sync_method", 18, "checkpoint"),
     "B55": (with_("explorer:\n  over_rollout: {ratio: 0.5}\n"), "E1805", "explorer.over_rollout.ratio", 14, "ratio: 0"),
+    "B55 deterministic": (
+        with_("explorer:\n  dynamic_timeout: {enable: true}\ndeterministic: true\n"),
+        "E1805",
+        "explorer.dynamic_timeout.enable",
+        14,
+        "deterministic: false",
+    ),
     "B56": (
         with_("trainer:\n  trainer_config_path: x.yaml\n  trainer_config: {critic: {}}\n"),
         "E1806",

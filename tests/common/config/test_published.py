@@ -24,7 +24,7 @@ GUIDE = {
     "monitor.monitor_type",
     "service.data_juicer",
 }
-EXPLORER = {"mode", "cluster.gpu_per_node", "explorer.rollout_model.engine_num"}
+EXPLORER = {"mode", "cluster.gpu_per_node"}
 
 
 @pytest.fixture(autouse=True)
@@ -111,14 +111,8 @@ LATER = {
     "cluster.node_num=2": "cluster.node_num",
     "cluster.runtime=ray": "cluster.runtime",
     "buffer.explorer_input.taskset.storage_type=sql": "buffer.explorer_input.taskset.storage_type",
-    f"{OUTPUT}.replay_buffer.enable=yes": f"{OUTPUT}.replay_buffer.enable",
-    "buffer.trainer_input.experience_buffer.capacity=5": "buffer.trainer_input.experience_buffer.capacity",
     "explorer.rollout_model.engine_type=vllm_async": "explorer.rollout_model.engine_type",
     "explorer.rollout_model.tensor_parallel_size=2": "explorer.rollout_model.tensor_parallel_size",
-    "explorer.dynamic_timeout.enable=on": "explorer.dynamic_timeout.enable",
-    "explorer.over_rollout.wait_after_min=5": "explorer.over_rollout.wait_after_min",
-    "explorer.over_rollout.ratio=0.5": "explorer.over_rollout.ratio",
-    "explorer.runner_state_report_interval=10": "explorer.runner_state_report_interval",
     "explorer.auxiliary_models=[{model_path: m, engine_type: vllm}]": "explorer.auxiliary_models[0].engine_type",
     "explorer.auxiliary_models=[{model_path: m, tensor_parallel_size: 2}]": (
         "explorer.auxiliary_models[0].tensor_parallel_size"

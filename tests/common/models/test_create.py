@@ -69,7 +69,6 @@ def test_a_length_must_be_known() -> None:
     ("rollout", "key"),
     [
         ({"engine_type": "vllm"}, "engine_type"),
-        ({"engine_num": 2}, "engine_num"),
         ({"tensor_parallel_size": 4}, "tensor_parallel_size"),
     ],
 )

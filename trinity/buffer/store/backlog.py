@@ -8,18 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import Connection, func, select
 
 from trinity.buffer.store import ledger
 from trinity.buffer.store.ledger import Scope
-from trinity.buffer.store.tables import EXPERIENCE, PRODUCER, TRAIN_STEP
+from trinity.buffer.store.tables import EXPERIENCE, NO_ROOM, PRODUCER, TRAIN_STEP
 from trinity.buffer.store.types import NO_TASK
 from trinity.common.schema.sql_schema import CLAIMED, READY
-
-if TYPE_CHECKING:
-    from trinity.buffer.store.store import ExperienceStore
 
 
 @dataclass(frozen=True)
@@ -79,32 +76,9 @@ class Backlog:
 
 
 def enter_batch(
-    store: ExperienceStore,
-    buffer: str,
-    producer: str,
-    *,
-    run: str,
-    stage: str = "",
-    version: int,
-    pace: Pace,
-    in_flight: int,
+    connection: Connection, scope: Scope, *, producer: str, version: int, pace: Pace, in_flight: int
 ) -> Backlog:
-    """Return the backlog and, in the same transaction, record whether the producer begins a batch or waits.
-
-    It begins one if `version`, which its engine serves, is new enough. Otherwise, if it has nothing under way, it is
-    recorded as waiting for the training step after the last, which then takes what there is.
-
-    Raises:
-        StoreError: the database cannot be written.
-    """
-    with store._write() as connection:
-        scope = Scope(run, stage, buffer)
-        backlog = _enter(connection, scope, producer=producer, version=version, pace=pace, in_flight=in_flight)
-    store._notify()
-    return backlog
-
-
-def _enter(connection: Connection, scope: Scope, *, producer: str, version: int, pace: Pace, in_flight: int) -> Backlog:
+    """Return the backlog, and record whether the producer begins a batch or waits; see `ProducerBoard.enter_batch`."""
     step = connection.scalar(select(func.max(TRAIN_STEP.c.step)).where(scope.where(TRAIN_STEP))) or 0
     columns = EXPERIENCE.c
     statement = select(columns.state, columns.id, columns.task_id, columns.run_id)
@@ -112,7 +86,7 @@ def _enter(connection: Connection, scope: Scope, *, producer: str, version: int,
     others = select(PRODUCER.c.wait_version).where(
         scope.where(PRODUCER), PRODUCER.c.producer != producer, PRODUCER.c.is_open == 1
     )
-    busy = sum(1 for wait in connection.scalars(others) if wait is None or wait <= step)
+    busy = sum(1 for wait in connection.scalars(others) if wait in (None, NO_ROOM) or wait <= step)
     backlog = Backlog(step, _rollouts(rows, CLAIMED), _rollouts(rows, READY), busy)
     if version >= backlog.required_version(pace, in_flight=in_flight):
         ledger.upsert_producer(connection, scope, producer=producer, values={"wait_version": None})

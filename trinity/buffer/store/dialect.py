@@ -6,10 +6,11 @@ import os
 import sqlite3
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Float, create_engine, event, literal_column
+from sqlalchemy import Connection, Engine, Float, create_engine, event, literal, literal_column
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.sql.elements import ColumnElement
@@ -17,6 +18,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from trinity.common.errors import EnvironmentProblem, StoreError
 
 WRITE = "trinity_write"
+CLOCK = "trinity_clock"
 NETWORK_FILE_SYSTEMS = frozenset(
     {"9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "orangefs", "smb3"}
     | {"smbfs"}
@@ -60,7 +62,10 @@ def _parse(url: str) -> URL:
 
 
 def clock(connection: Connection) -> ColumnElement[float]:
-    """Return the expression for seconds since 1970 by the clock of the database."""
+    """Return the expression for seconds since 1970 by the clock of the database, or by the one that was given."""
+    given: Callable[[], float] | None = connection.get_execution_options().get(CLOCK)
+    if given is not None:
+        return literal(given(), Float)
     if connection.dialect.name == "sqlite":
         return literal_column("((julianday('now') - 2440587.5) * 86400.0)", Float)
     return literal_column("extract(epoch from clock_timestamp())", Float)
@@ -69,6 +74,11 @@ def clock(connection: Connection) -> ColumnElement[float]:
 def write_options() -> dict[str, Any]:
     """Return the execution options of a transaction that will write."""
     return {WRITE: True}
+
+
+def clock_options(given: Callable[[], float] | None) -> dict[str, Any]:
+    """Return the execution options of a transaction that takes its time from `given`, if there is one."""
+    return {} if given is None else {CLOCK: given}
 
 
 def refuse_network_file_system(path: Path, *, mounts: Path = MOUNTS) -> None:

@@ -16,6 +16,7 @@ from trinity.buffer.store.tables import (
     PRODUCER,
     SCHEMA,
     SCHEMA_VERSION,
+    SNAPSHOT,
     STEP_EXP,
     TABLES,
     TRAIN_STEP,
@@ -151,6 +152,17 @@ def finish_step(connection: Connection, scope: Scope, *, producer: str, step: in
     upsert_producer(connection, scope, producer=producer, values={"finished_step": max(last, step)})
 
 
+def keep_snapshot(connection: Connection, scope: Scope, *, producer: str, text: str | None, num_added: int = 0) -> None:
+    """Replace a producer's snapshot unless `text` is None, and count the rollouts that it appended."""
+    key = and_(scope.where(SNAPSHOT), SNAPSHOT.c.producer == producer)
+    values: dict[str, Any] = {"num_rollouts": SNAPSHOT.c.num_rollouts + num_added}
+    if text is not None:
+        values["state"] = text
+    if not connection.execute(update(SNAPSHOT).where(key).values(**values)).rowcount:
+        first = {"state": text, "num_rollouts": num_added}
+        connection.execute(insert(SNAPSHOT).values(**scope.values, producer=producer, **first))
+
+
 def producers(connection: Connection, scope: Scope, *, trained_version: int | None) -> Producers:
     """Return the state of the producers, seen by a trainer that has published `trained_version`."""
     rows = connection.execute(select(PRODUCER.c.is_open, PRODUCER.c.wait_version).where(scope.where(PRODUCER))).all()
@@ -172,32 +184,38 @@ def open_consumer(connection: Connection, scope: Scope, *, consumer: str, cut: i
         connection.execute(
             insert(CONSUMER).values(**scope.values, consumer=consumer, epoch=epoch, opened_at=now),
         )
-    mine = and_(scope.where(EXPERIENCE), EXPERIENCE.c.claimed_by == consumer)
-    later = and_(mine, EXPERIENCE.c.state.in_((TRAINED, DROPPED)), EXPERIENCE.c.trained_step > cut)
-    pruned = connection.scalar(select(func.count()).where(later, EXPERIENCE.c.experience_bytes.is_(None)))
+    columns = EXPERIENCE.c
+    mine = and_(scope.where(EXPERIENCE), columns.claimed_by == consumer)
+    ended = and_(mine, columns.state.in_((TRAINED, DROPPED)))
+    later = and_(ended, or_(columns.trained_step > cut, columns.retired_step > cut))
+    pruned = connection.scalar(select(func.count()).where(later, columns.experience_bytes.is_(None)))
     if pruned:
         raise StoreError(
             f"cannot go back to training step {cut}: the payloads of {pruned} experiences of later steps were pruned; "
             "resume from a newer checkpoint or start a new run",
             code="E5205",
         )
-    again = or_(and_(mine, EXPERIENCE.c.state == CLAIMED), later)
-    connection.execute(update(EXPERIENCE).where(again).values(**_ready()))
     for table in (TRAIN_STEP, STEP_EXP):
         connection.execute(delete(table).where(scope.where(table), table.c.consumer == consumer, table.c.step > cut))
+    again = or_(and_(mine, columns.state == CLAIMED), later)
+    connection.execute(update(EXPERIENCE).where(again).values(**unclaimed(scope, consumer=consumer)))
     return epoch
 
 
-def _ready() -> dict[str, Any]:
-    used = case((EXPERIENCE.c.state == TRAINED, 1), else_=0)
+def unclaimed(scope: Scope, *, consumer: str) -> dict[str, Any]:
+    """Return the values of a row as the ledger knows it: ready, or trained by the steps that used it."""
+    uses = [scope.where(STEP_EXP), STEP_EXP.c.consumer == consumer, STEP_EXP.c.uid == EXPERIENCE.c.uid]
+    number = select(func.count(STEP_EXP.c.uid)).where(*uses).correlate(EXPERIENCE).scalar_subquery()
+    last = select(func.max(STEP_EXP.c.step)).where(*uses).correlate(EXPERIENCE).scalar_subquery()
     return {
-        "state": READY,
-        "claimed_by": None,
+        "state": case((number > 0, TRAINED), else_=READY),
+        "claimed_by": case((number > 0, consumer), else_=None),
         "lease_until": None,
-        "trained_step": None,
+        "trained_step": last,
+        "retired_step": None,
         "drop_reason": None,
-        "consumed": 0,
-        "use_count": EXPERIENCE.c.use_count - used,
+        "consumed": case((number > 0, 1), else_=0),
+        "use_count": number,
     }
 
 
@@ -339,17 +357,30 @@ def commit_step(connection: Connection, token: ConsumerToken, *, step: int, uids
         connection.execute(insert(STEP_EXP), [{**tags, "pos": pos, "uid": uid} for pos, uid in enumerate(uids)])
 
 
-def prune(connection: Connection, token: ConsumerToken, *, up_to_step: int) -> int:
-    """Remove the payloads of rows that the consumer used at or before `up_to_step`; return how many."""
+def prune(connection: Connection, token: ConsumerToken, *, up_to_step: int, is_reused: bool) -> int:
+    """Remove the payloads of rows that the consumer used for the last time at or before `up_to_step`; return how many.
+
+    Where rows `is_reused`, those that were trained keep their payload until they are retired.
+    """
     columns = EXPERIENCE.c
+    is_over = columns.trained_step <= up_to_step
+    if is_reused:
+        is_over = or_(and_(columns.state == DROPPED, is_over), columns.retired_step <= up_to_step)
     statement = update(EXPERIENCE).where(
         Scope.of(token).where(EXPERIENCE),
         columns.claimed_by == token.consumer,
         columns.state.in_((TRAINED, DROPPED)),
-        columns.trained_step <= up_to_step,
+        is_over,
         columns.experience_bytes.is_not(None),
     )
     return connection.execute(statement.values(experience_bytes=None)).rowcount
+
+
+def num_waiting(connection: Connection, scope: Scope) -> int:
+    """Return how many rows were neither trained nor dropped: what fills a queue."""
+    columns = EXPERIENCE.c
+    waiting = and_(columns.state.in_((READY, CLAIMED)), columns.use_count == 0)
+    return connection.scalar(select(func.count()).where(scope.where(EXPERIENCE), waiting)) or 0
 
 
 def counts(connection: Connection, scope: Scope) -> Counts:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Self
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
-from sqlalchemy import Connection, Engine, insert, select, update
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import insert, update
 
-from trinity.buffer.store import dialect, ledger
+from trinity.buffer.store import ledger, reuse
 from trinity.buffer.store.backup import JSONBackup
+from trinity.buffer.store.database import Database
 from trinity.buffer.store.door import prepare
-from trinity.buffer.store.ledger import Scope
-from trinity.buffer.store.tables import EXPERIENCE, PRODUCER
+from trinity.buffer.store.ledger import Limits, Scope
+from trinity.buffer.store.outlook import outlook
+from trinity.buffer.store.producers import POLL_S, ProducerBoard
+from trinity.buffer.store.reuse import Reuse
+from trinity.buffer.store.tables import EXPERIENCE
 from trinity.buffer.store.types import AppendResult, Batch, ConsumerToken, Counts, num_rollouts
 from trinity.common.errors import DataError, StarvedError, StoreError
 from trinity.common.experience import Experience
@@ -26,13 +25,12 @@ from trinity.common.schema.sql_schema import DROPPED, READY
 from trinity.utils.failpoints import failpoint
 from trinity.utils.log import get_logger, redact
 
-POLL_S = 0.2
 LEASE_S = 3600.0
 
 _logger = get_logger("buffer.store")
 
 
-class ExperienceStore:
+class ExperienceStore(ProducerBoard):
     """One transactional log of experiences in SQLite (a file) or PostgreSQL; safe to use from many threads.
 
     Args:
@@ -41,6 +39,9 @@ class ExperienceStore:
         backup: text copy of what is appended.
         max_experience_bytes: larger experiences are recorded as dropped (`oversize`).
         busy_timeout_s: how long a transaction waits for another process.
+        capacity: experiences that wait to be trained, beyond which `wait_for_room` waits; None: any number.
+        reuse: how trained experiences are used again; None: each is trained once.
+        clock: seconds since 1970, for leases and pauses; None: the clock of the database.
     """
 
     def __init__(
@@ -51,18 +52,16 @@ class ExperienceStore:
         backup: JSONBackup | None = None,
         max_experience_bytes: int = MAX_EXPERIENCE_BYTES,
         busy_timeout_s: float = 30.0,
+        capacity: int | None = None,
+        reuse: Reuse | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
+        super().__init__(Database(url, busy_timeout_s=busy_timeout_s, clock=clock), capacity=capacity)
         self.url = url
         self.keep_payloads = keep_payloads
         self.backup = backup
         self.max_experience_bytes = max_experience_bytes
-        self.busy_timeout_s = busy_timeout_s
-        self._engine: Engine | None = None
-        self._file: Path | None = None
-        self._inode = (0, 0)
-        self._write_lock = threading.Lock()
-        self._changed = threading.Condition()
-        self._scopes: dict[tuple[str, str], Scope] = {}
+        self.reuse = reuse
 
     def open(self) -> ExperienceStore:
         """Open or create the database; return the store. A second call does nothing.
@@ -71,13 +70,11 @@ class ExperienceStore:
             StoreError: the URL or the schema version is not usable (E5201, E5202).
             EnvironmentProblem: the file cannot be written (E3601) or is on a network file system (E3604).
         """
-        if self._engine is not None:
+        if self._database.is_open:
             return self
-        engine, self._file = dialect.open_engine(self.url, busy_timeout_s=self.busy_timeout_s)
-        self._inode = _inode(self._file)
-        self._engine = engine
+        self._database.open()
         try:
-            with self._write() as connection:
+            with self._database.write() as connection:
                 ledger.create_schema(connection)
         except StoreError:
             self.close()
@@ -87,10 +84,8 @@ class ExperienceStore:
     def close(self) -> None:
         """Close all connections and end waiting reads with an error; a second call does nothing."""
         with self._changed:
-            engine, self._engine = self._engine, None
+            self._database.close()
             self._changed.notify_all()
-        if engine is not None:
-            engine.dispose()
 
     def __enter__(self) -> Self:
         self.open()
@@ -98,44 +93,6 @@ class ExperienceStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def open_producer(self, buffer: str, producer: str, *, run: str, stage: str = "") -> None:
-        """Announce that `producer` will append; readers wait for it until it is closed."""
-        scope = Scope(run, stage, buffer)
-        self._scopes[buffer, producer] = scope
-        with self._write() as connection:
-            values = {"is_open": 1, "wait_version": None}
-            ledger.upsert_producer(connection, scope, producer=producer, values=values)
-
-    def close_producer(self, buffer: str, producer: str, *, run: str, stage: str = "") -> None:
-        """Announce that `producer` is finished; readers drain what is left."""
-        with self._write() as connection:
-            ledger.upsert_producer(connection, Scope(run, stage, buffer), producer=producer, values={"is_open": 0})
-        self._notify()
-
-    def producers_open(self, buffer: str, *, run: str, stage: str = "") -> int:
-        """Return how many producers of the buffer are not finished."""
-        with self._read() as connection:
-            return ledger.producers(connection, Scope(run, stage, buffer), trained_version=None).open
-
-    def finished_step(self, buffer: str, producer: str, *, run: str, stage: str = "") -> int:
-        """Return the last explore step of `producer` that is complete in the log, 0 without any."""
-        key = (Scope(run, stage, buffer).where(PRODUCER), PRODUCER.c.producer == producer)
-        with self._read() as connection:
-            return connection.scalar(select(PRODUCER.c.finished_step).where(*key)) or 0
-
-    def announce_wait(
-        self, buffer: str, producer: str, version: int, *, run: str | None = None, stage: str = ""
-    ) -> None:
-        """Announce that `producer` appends nothing before model version `version` is published.
-
-        A reader whose trainer has published an older version then gets an incomplete batch at once.
-        Without `run`, the producer must have been opened by this store object.
-        """
-        scope = self._scopes[buffer, producer] if run is None else Scope(run, stage, buffer)
-        with self._write() as connection:
-            ledger.upsert_producer(connection, scope, producer=producer, values={"wait_version": version})
-        self._notify()
 
     def append(
         self,
@@ -146,11 +103,12 @@ class ExperienceStore:
         producer: str,
         explore_step: int,
         stage: str = "",
+        snapshot: str | None = None,
     ) -> AppendResult:
         """Append the experiences of one explore step and record the step as finished, in one transaction.
 
         Rows are sorted by id; ids that the log has are left untouched, so that a repeated append does nothing.
-        An empty list records an empty step.
+        An empty list records an empty step. A `snapshot` of the producer after the step is kept with it.
 
         Raises:
             DataError: a reward is not a finite number, or two experiences have one id; nothing is appended.
@@ -160,12 +118,15 @@ class ExperienceStore:
         tags = {**scope.values, "producer": producer, "explore_step": explore_step}
         ordered, rows = prepare(experiences, tags, max_bytes=self.max_experience_bytes)
         uids = [row["uid"] for row in rows]
-        with self._write() as connection:
+        with self._database.write() as connection:
             known = ledger.known_uids(connection, scope, uids=uids)
             new = [row for row in rows if row["uid"] not in known]
             if new:
                 connection.execute(insert(EXPERIENCE), new)
             ledger.finish_step(connection, scope, producer=producer, step=explore_step)
+            ready = {row["uid"] for row in new if row["state"] == READY}
+            added = num_rollouts([experience for experience in ordered if experience.eid.uid in ready])
+            ledger.keep_snapshot(connection, scope, producer=producer, text=snapshot, num_added=added)
             failpoint("store.append.before_commit")
         failpoint("store.append.after_commit")
         if self.backup is not None:
@@ -184,7 +145,7 @@ class ExperienceStore:
         Raises:
             StoreError: the payload of such a row was pruned (E5205).
         """
-        with self._write() as connection:
+        with self._database.write() as connection:
             epoch = ledger.open_consumer(connection, Scope(run, stage, buffer), consumer=consumer, cut=cut)
         self._notify()
         return ConsumerToken(buffer, consumer, run, stage, epoch)
@@ -213,21 +174,30 @@ class ExperienceStore:
             StoreError: the token is fenced (E5203).
             DataError: a payload is damaged (E5101); that row is set aside as dropped (`unreadable`).
         """
-        with self._write() as connection:
+        return self._claim(token, Limits(n, at_least, max_version, whole_rollouts), lease_s=lease_s)[0]
+
+    def _claim(self, token: ConsumerToken, limits: Limits, *, lease_s: float) -> tuple[list[Experience], int]:
+        """Return what was claimed, and how many experiences left a full replay buffer."""
+        with self._database.write() as connection:
             ledger.verify_token(connection, token)
-            limits = ledger.Limits(n, at_least, max_version, whole_rollouts)
-            rows = ledger.claim(connection, token, limits, lease_s=lease_s)
+            if self.reuse is None or not limits.whole_rollouts:
+                claimed: list[Any] = list(ledger.claim(connection, token, limits, lease_s=lease_s))
+                evicted = 0
+            else:
+                claimed, evicted = reuse.claim(connection, token, limits, reuse=self.reuse, lease_s=lease_s)
         failpoint("store.claim.after_commit")
         experiences = []
-        for row in rows:
+        for row in claimed:
             try:
                 experiences.append(Experience.deserialize(row.experience_bytes, max_bytes=self.max_experience_bytes))
             except DataError as error:
-                self._set_aside(token, [r.id for r in rows], bad=row.id)
+                self._set_aside(token, [r.id for r in claimed], bad=row.id)
                 raise DataError(
                     f"row {row.id} ({row.uid}) of {redact(self.url)}: {error.args[0]}; it was set aside", code="E5101"
                 ) from error
-        return experiences
+        if evicted:
+            self._notify()
+        return experiences, evicted
 
     def release(self, token: ConsumerToken, uids: Sequence[str]) -> None:
         """Return claimed experiences to ready, unused.
@@ -235,8 +205,8 @@ class ExperienceStore:
         Raises:
             StoreError: fenced (E5203), or a row is not claimed (E5204).
         """
-        values = {"state": READY, "claimed_by": None, "lease_until": None}
-        with self._write() as connection:
+        values = ledger.unclaimed(Scope.of(token), consumer=token.consumer)
+        with self._database.write() as connection:
             ledger.verify_token(connection, token)
             ledger.end_claims(connection, token, uids=uids, values=values, what="release")
         self._notify()
@@ -247,43 +217,49 @@ class ExperienceStore:
         Raises:
             StoreError: fenced (E5203), a row is not claimed (E5204), or another commit of that step (E5207).
         """
-        with self._write() as connection:
+        with self._database.write() as connection:
             ledger.verify_token(connection, token)
             ledger.commit_step(connection, token, step=step, uids=uids)
             failpoint("store.commit_step.before_commit")
         failpoint("store.commit_step.after_commit")
+        self._notify()
 
     def drop(self, token: ConsumerToken, uids: Sequence[str], reason: str) -> None:
         """Drop claimed experiences with a reason; resuming before the step under way makes them ready again.
 
+        Those that were trained before stay trained, and are not used again.
+
         Raises:
             StoreError: fenced (E5203), or a row is not claimed (E5204).
         """
-        with self._write() as connection:
+        with self._database.write() as connection:
             ledger.verify_token(connection, token)
             step = ledger.last_step(connection, token) + 1
+            new = uids if self.reuse is None else reuse.retire(connection, token, uids=uids)
             values = {"state": DROPPED, "drop_reason": reason, "trained_step": step, "lease_until": None}
-            ledger.end_claims(connection, token, uids=uids, values=values, what="drop")
+            ledger.end_claims(connection, token, uids=new, values=values, what="drop")
+        self._notify()
 
     def step_uids(self, token: ConsumerToken, step: int) -> list[str] | None:
         """Return the ids that a committed training step used, in order; None if it is not committed."""
-        with self._read() as connection:
+        with self._database.read() as connection:
             return ledger.step_uids(connection, token, step=step)
 
     def prune(self, token: ConsumerToken, up_to_step: int) -> int:
         """Remove the payloads of experiences trained or dropped at or before `up_to_step`; return how many.
 
-        `up_to_step` is the step of the oldest retained checkpoint: no resume can ask for them again.
+        `up_to_step` is the step of the oldest retained checkpoint: no resume can ask for them again. What may be used
+        again is kept.
         """
         if self.keep_payloads:
             return 0
-        with self._write() as connection:
+        with self._database.write() as connection:
             ledger.verify_token(connection, token)
-            return ledger.prune(connection, token, up_to_step=up_to_step)
+            return ledger.prune(connection, token, up_to_step=up_to_step, is_reused=self.reuse is not None)
 
     def counts(self, buffer: str, run: str, stage: str = "") -> Counts:
         """Return the number of experiences by state; their sum is what was generated."""
-        with self._read() as connection:
+        with self._database.read() as connection:
             return ledger.counts(connection, Scope(run, stage, buffer))
 
     def read_batch(
@@ -318,78 +294,27 @@ class ExperienceStore:
                     "buffer.trainer_input.experience_buffer.max_read_timeout"
                 )
             with self._changed:
-                if self._engine is not None:
+                if self._database.is_open:
                     self._changed.wait(min(POLL_S, max(deadline - time.monotonic(), 0.0)))
 
     def _try_read(self, token: ConsumerToken, n: int, *, is_last: bool, trained_version: int | None) -> Batch | None:
-        scope = Scope.of(token)
-        with self._read() as connection:
-            # The state of the producers first: what they appended before it is then all visible to the claim.
-            state = ledger.producers(connection, scope, trained_version=trained_version)
-            ledger.verify_token(connection, token)
-        takes_less = is_last or state.is_idle
-        with self._read() as connection:
-            ready = ledger.num_claimable(connection, scope, n=n, consumer=token.consumer, max_version=trained_version)
-        if ready < n and not takes_less:
+        found = outlook(self._database, token, n, version=trained_version, is_last=is_last, reuse=self.reuse)
+        if found.is_over:
+            return Batch([], is_complete=False, is_closed=True)
+        if not found.is_due:
             return None
-        least = 0 if takes_less else n
-        experiences = self.claim(token, n, at_least=least, max_version=trained_version, whole_rollouts=True)
-        if not experiences and not state.is_idle:
+        limits = Limits(n, 0 if found.takes_less else n, trained_version, whole_rollouts=True)
+        experiences, evicted = self._claim(token, limits, lease_s=LEASE_S)
+        if not experiences and not found.is_idle:
             return None
-        return Batch(experiences, num_rollouts(experiences) == n, not experiences and state.is_closed)
+        is_complete = num_rollouts(experiences) == n
+        return Batch(experiences, is_complete, not experiences and found.is_closed, evicted)
 
     def _set_aside(self, token: ConsumerToken, ids: list[int], *, bad: int) -> None:
-        ready = {"state": READY, "claimed_by": None, "lease_until": None}
+        ready = ledger.unclaimed(Scope.of(token), consumer=token.consumer)
         dropped = {"state": DROPPED, "drop_reason": "unreadable", "lease_until": None}
-        with self._write() as connection:
+        with self._database.write() as connection:
             ledger.verify_token(connection, token)
             for part in ledger.chunks([i for i in ids if i != bad]):
                 connection.execute(update(EXPERIENCE).where(EXPERIENCE.c.id.in_(part)).values(**ready))
             connection.execute(update(EXPERIENCE).where(EXPERIENCE.c.id == bad).values(**dropped))
-
-    def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
-    @contextmanager
-    def _write(self) -> Iterator[Connection]:
-        options = dialect.write_options()
-        with self._write_lock, self._guard() as engine, engine.connect() as plain:
-            connection = plain.execution_options(**options)
-            with connection.begin():
-                yield connection
-
-    @contextmanager
-    def _read(self) -> Iterator[Connection]:
-        with self._guard() as engine, engine.connect() as connection:
-            yield connection
-
-    @contextmanager
-    def _guard(self) -> Iterator[Engine]:
-        engine = self._engine
-        if engine is None:
-            raise StoreError(f"the experience store {redact(self.url)} is closed", code="E5208")
-        if _inode(self._file) != self._inode:
-            raise StoreError(f"the experience store {self._file} was removed or replaced while in use", code="E5209")
-        try:
-            yield engine
-        except SQLAlchemyError as error:
-            raise StoreError(
-                f"the experience store {redact(self.url)} failed: {_cause(error)} (waited up to "
-                f"{self.busy_timeout_s:g} s for other processes)",
-                code="E5200",
-            ) from error
-
-
-def _cause(error: SQLAlchemyError) -> str:
-    return str(getattr(error, "orig", None) or error)
-
-
-def _inode(file: Path | None) -> tuple[int, int]:
-    if file is None:
-        return 0, 0
-    try:
-        status = os.stat(file)
-    except FileNotFoundError:
-        return -1, -1
-    return status.st_dev, status.st_ino

@@ -54,11 +54,13 @@ class Batch:
             weights and nothing is left, or if the buffer is closed.
         is_complete: as many as asked for, experiences or rollouts.
         is_closed: empty, and all producers are finished.
+        evicted: experiences that left a full replay buffer for it.
     """
 
     experiences: list[Experience]
     is_complete: bool
     is_closed: bool
+    evicted: int = 0
 
 
 class Counts(TypedDict):

@@ -116,11 +116,9 @@ class ReplayBufferConfig(Section):
     """Reuse of trained experiences."""
 
     enable: bool = key(False, "Put experiences back.", GUIDE)
-    priority_fn: Literal[
-        "linear_decay", "linear_decay_use_count_control_randomization", "decay_limit_randomization"
-    ] = key("linear_decay", "Order of reuse.", GUIDE)
+    priority_fn: str = key("linear_decay", "Order in which rollouts are handed out, by name.", GUIDE)
     reuse_cooldown_time: NonNegative | None = key(None, "Pause before reuse in seconds; null: no reuse.", GUIDE)
-    priority_fn_args: Args = key({"decay": 2.0}, "Arguments of priority_fn.", GUIDE)
+    priority_fn_args: Args = key({}, "Arguments of priority_fn; those not written have its defaults.", GUIDE)
 
 
 class ExperienceBufferConfig(Section):
@@ -136,7 +134,7 @@ class ExperienceBufferConfig(Section):
         1800.0, "Longest wait for a full batch in seconds, > 0; then the incomplete one is used.", GUIDE
     )
     replay_buffer: ReplayBufferConfig = section(ReplayBufferConfig, "Reuse of trained experiences (queue).")
-    capacity: Count = key(10000, "Experiences that a queue holds at most, >= 1.", TRINITY)
+    capacity: Count = key(10000, "Experiences of a queue that wait to be trained, or may be used again, >= 1.", TRINITY)
     split: str = key("train", "Split of a dataset (file).", TRINITY)
     subset_name: str | None = key(None, "Subset of a dataset (file).", TRINITY)
     max_retry_times: Natural = key(3, "Retries of a database call.", TRINITY)

@@ -31,6 +31,7 @@ class Catalogue:
     operator: Contents = field(default_factory=dict)
     selector: Contents = field(default_factory=dict)
     monitor: Contents = field(default_factory=dict)
+    priority_fn: Contents = field(default_factory=dict)
     plugins: Mapping[str, frozenset[str]] = field(default_factory=dict)
     has_unknown_plugins: bool = False
 
@@ -73,4 +74,5 @@ REGISTRIES = (
     "operator",
     "selector",
     "monitor",
+    "priority_fn",
 )

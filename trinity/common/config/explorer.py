@@ -8,6 +8,7 @@ from pydantic import Field
 
 from trinity.common.config.base import (
     GUIDE,
+    OWN,
     TRINITY,
     Count,
     Float,
@@ -54,6 +55,9 @@ class ExplorerConfig(Section):
         "sequential", "How a runner does the repeats of a workflow that cannot repeat itself.", TRINITY
     )
     max_repeat_times_per_runner: Count | None = key(None, "Repeats of one task per runner; null: all.", TRINITY)
+    runner_isolation: Literal["thread", "process"] = key(
+        "thread", "Where runners do synchronous code: a thread each, or a process each that can be killed.", OWN
+    )
     rollout_model: InferenceModelConfig = section(InferenceModelConfig, "Engine of the trained model.")
     auxiliary_models: tuple[InferenceModelConfig, ...] = key((), "Further models that workflows call.", GUIDE)
     eval_interval: Count | None = key(100, "Steps between evaluations, >= 1; null: never.", GUIDE)
@@ -62,6 +66,10 @@ class ExplorerConfig(Section):
     over_rollout: OverRolloutConfig = section(OverRolloutConfig, "Go on before the slowest tasks are done.")
     dynamic_timeout: DynamicTimeoutConfig = section(DynamicTimeoutConfig, "Deadline from measured times.")
     runner_state_report_interval: NonNegative = key(0.0, "Seconds between reports of runner states; 0: none.", GUIDE)
+    engine_recovery_timeout: Positive = key(300.0, "Longest time without any engine in seconds; then an error.", OWN)
+    engine_probe_first_wait: NonNegative = key(30.0, "Seconds from the start of engines to their first probe.", OWN)
+    engine_probe_interval: Positive = key(10.0, "Seconds between two probes of an engine, > 0.", OWN)
+    engine_probe_timeout: Positive = key(20.0, "Longest answer to a probe in seconds; then a new engine.", OWN)
     max_inflight_batches: Count = key(2, "Sync style fully_async: batches under way.", TRINITY)
     proxy_port: Port = key(8010, "Mode serve: port, 0 to 65535.", TRINITY)
     listen_address: str = key("0.0.0.0", "Mode serve: address to listen on.", TRINITY)

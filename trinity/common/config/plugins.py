@@ -22,6 +22,7 @@ REGISTRY_NAMES = {
     "REWARD_MODELS": "reward_model",
     "EXPERIENCE_OPERATORS": "operator",
     "SELECTORS": "selector",
+    "PRIORITY_FUNC": "priority_fn",
     "MONITOR": "monitor",
 }
 MAX_FILE_BYTES = 4 << 20

@@ -39,9 +39,11 @@ from trinity.common.config.rules.cluster import (
     resolve_synchronizer,
 )
 from trinity.common.config.rules.critic import check_unused_critic, resolve_critic
+from trinity.common.config.rules.external import resolve_external
 from trinity.common.config.rules.lengths import hand_down, resolve_lengths
 from trinity.common.config.rules.mixture import check_sampling
 from trinity.common.config.rules.names import check_model_paths, derive_names
+from trinity.common.config.rules.replay import check_replay
 from trinity.common.config.rules.reward_model import resolve_reward_model
 from trinity.common.config.rules.rollouts import check_auxiliary_models, check_components, check_reshaping
 from trinity.common.config.rules.staleness import resolve_staleness
@@ -159,6 +161,7 @@ RULES = (
     resolve_adapter,
     resolve_algorithm,
     resolve_lengths,
+    resolve_external,
     resolve_engine,
     resolve_synchronizer,
     hand_down,
@@ -172,6 +175,7 @@ RULES = (
     resolve_experience_buffer,
     resolve_auxiliary_buffers,
     resolve_staleness,
+    check_replay,
     check_sampling,
     check_schedule,
     resolve_cluster,

@@ -42,7 +42,8 @@ class ExperienceModel(Base):
         state: `ready`, `claimed`, `trained` or `dropped`.
         claimed_by: consumer that claimed, trained or dropped it.
         lease_until: end of the claim, seconds since 1970 by the clock of the database.
-        trained_step: training step that used (or dropped) it.
+        trained_step: last training step that used (or dropped) it.
+        retired_step: training step before which a replay buffer let go of it; NULL: it may be used again.
         drop_reason: why it was dropped.
         use_count: how often it was trained.
         prompt_text: the prompt as text.
@@ -70,6 +71,7 @@ class ExperienceModel(Base):
     claimed_by: Mapped[str | None] = mapped_column(String(128))
     lease_until: Mapped[float | None] = mapped_column(Float)
     trained_step: Mapped[int | None] = mapped_column(Integer)
+    retired_step: Mapped[int | None] = mapped_column(Integer)
     drop_reason: Mapped[str | None] = mapped_column(String(128))
     use_count: Mapped[int] = mapped_column(Integer, default=0)
     prompt_text: Mapped[str | None] = mapped_column(Text)

@@ -11,7 +11,6 @@ from torch import Tensor
 from trinity.common.errors import SyncError
 from trinity.common.weights.files import read_version
 from trinity.common.weights.ticket import Ticket, matches
-from trinity.runtime.objects import get_object
 from trinity.utils.deadline import bounded
 
 
@@ -23,7 +22,8 @@ class Updatable(Protocol):
 
 
 def _from_memory(ticket: Ticket, timeout_s: float) -> Mapping[str, Tensor]:
-    return get_object(ticket.place["ref"])
+    tensors: Mapping[str, Tensor] = ticket.place["ref"].load()
+    return tensors
 
 
 def _from_files(ticket: Ticket, timeout_s: float) -> Mapping[str, Tensor]:
@@ -47,7 +47,7 @@ def receive(ticket: Ticket, *, timeout_s: float) -> Mapping[str, Tensor]:
         timeout_s: longest wait for the other side in seconds (`synchronizer.sync_timeout`).
 
     Raises:
-        SyncError: the weights are not held (E5502), or not those that were published (E5503).
+        SyncError: the weights are not held (E5502, E5704), or not those that were published (E5503).
     """
     if ticket.method not in _RECEIVERS:
         known = ", ".join(sorted(_RECEIVERS))

@@ -12,6 +12,7 @@ from trinity.common.config import Config
 from trinity.common.config.mixture import num_expert_rows
 from trinity.common.config.verl import ActorConfig
 from trinity.common.config.verl_base import FsdpConfig
+from trinity.common.constants import SyncStyle
 from trinity.common.errors import ConfigError
 from trinity.trainer.verl.loss import TOKEN_MEAN, LossFn
 from trinity.trainer.verl.optim import Schedule, make_schedule
@@ -51,8 +52,22 @@ def planned_steps(config: Config, explore_steps: int | None = None) -> int | Non
     steps = buffer.total_steps if buffer.total_steps is not None else explore_steps
     if steps is None:
         return None
+    if _uses_again(config):
+        # Rollouts of earlier steps fill the batches: the schedule says how many steps there are, not the rollouts.
+        sync = config.synchronizer
+        if sync.sync_style != SyncStyle.FIXED:
+            return None
+        ours, theirs = (
+            each or sync.sync_interval for each in (sync.trainer_sync_interval, sync.explorer_sync_interval)
+        )
+        return max(1, -(-steps * ours // theirs))
     produced = steps * buffer.batch_size * (config.algorithm.repeat_times or 1)
     return max(1, -(-produced // num_rollouts(config)))
+
+
+def _uses_again(config: Config) -> bool:
+    buffer = config.buffer.trainer_input.experience_buffer
+    return buffer is not None and buffer.replay_buffer.enable and buffer.replay_buffer.reuse_cooldown_time is not None
 
 
 def train_batch_size(config: Config) -> int:

@@ -115,17 +115,17 @@ def _resolve_function(draft: Draft, name: str, registry: str, defaults: dict[str
         return
     entry = draft.catalogue.entry(registry, chosen)
     if entry is None:
-        _merge_arguments(draft, f"{key}_args", chosen, {}, is_closed=False)
+        merge_arguments(draft, f"{key}_args", chosen, {}, is_closed=False)
         return
     if entry.needs & OF_DISTRIBUTIONS:
         recompute(draft, key, "reads whole distributions of the weights before the step")
     arguments = dict(entry.args)
     if defaults.get(name) == chosen:
         arguments |= dict(defaults.get(f"{name}_args") or {})
-    _merge_arguments(draft, f"{key}_args", chosen, arguments, is_closed=True)
+    merge_arguments(draft, f"{key}_args", chosen, arguments, is_closed=True)
 
 
-def _merge_arguments(draft: Draft, key: str, function: str, known: dict[str, Any], *, is_closed: bool) -> None:
+def merge_arguments(draft: Draft, key: str, function: str, known: dict[str, Any], *, is_closed: bool) -> None:
     """Put the written arguments over the defaults; refuse those that the function does not have."""
     written = draft.get(key) or {}
     if is_closed:

@@ -177,10 +177,10 @@ def check_intervals(draft: Draft) -> None:
     batch, experts = draft.get("buffer.batch_size"), num_experts(draft)
     size = draft.get(SIZE) - experts
     made, taken = batch * repeat * theirs, size * ours
-    is_at_most = _may_drop(draft)
-    if taken == made or (is_at_most and taken < made):
+    is_at_most, is_at_least = _may_drop(draft), _uses_again(draft)
+    if taken == made or (is_at_most and taken < made) or (is_at_least and taken > made):
         return
-    relation = "at most" if is_at_most else "equal"
+    relation = "at most" if is_at_most else "at least" if is_at_least else "equal"
     rollouts = f"({size + experts} - {experts} expert rows)" if experts else f"{size}"
     draft.problem(
         "E1824",
@@ -214,3 +214,9 @@ def _may_drop(draft: Draft) -> bool:
     operators = draft.get("data_processor.experience_pipeline.operators")
     arguments = draft.get("algorithm.advantage_fn_args") or {}
     return arguments.get("std_threshold") is not None or any(o["name"] in _FILTERS for o in operators)
+
+
+def _uses_again(draft: Draft) -> bool:
+    """Return whether a replay buffer adds rollouts of earlier steps to those that are new."""
+    replay = (draft.get("buffer.trainer_input.experience_buffer") or {}).get("replay_buffer") or {}
+    return bool(replay.get("enable")) and replay.get("reuse_cooldown_time") is not None

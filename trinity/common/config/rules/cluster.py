@@ -5,6 +5,7 @@ from __future__ import annotations
 from trinity.common.config.draft import Draft, path_of
 
 ENGINE = "explorer.rollout_model.engine_type"
+DYNAMIC = "explorer.dynamic_timeout.enable"
 METHOD = "synchronizer.sync_method"
 
 
@@ -58,6 +59,8 @@ def resolve_cluster(draft: Draft) -> None:
 
 
 def _devices(draft: Draft, engine: str) -> int:
+    if draft.get(f"{engine}.engine_type") == "external":
+        return 0
     sizes = ("engine_num", "tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size")
     product = 1
     for name in sizes:
@@ -82,7 +85,13 @@ def resolve_synchronizer(draft: Draft) -> None:
             involves=("model.lora_configs",),
             suggestion="write `sync_method: auto` or `sync_method: checkpoint`",
         )
-    if draft.get("explorer.over_rollout.ratio") > 0 and draft.get("synchronizer.sync_style") == "fixed":
+    _check_pacing(draft)
+
+
+def _check_pacing(draft: Draft) -> None:
+    """Check that nobody goes on without tasks that somebody waits for, and that timing decides nothing it may not."""
+    leaves_tasks = draft.get("explorer.over_rollout.ratio") > 0
+    if leaves_tasks and draft.get("synchronizer.sync_style") == "fixed":
         draft.problem(
             "E1805",
             "explorer.over_rollout.ratio",
@@ -90,6 +99,16 @@ def resolve_synchronizer(draft: Draft) -> None:
             involves=("synchronizer.sync_style",),
             suggestion="write `ratio: 0` or another sync_style",
         )
+    timed = {"explorer.over_rollout.ratio": leaves_tasks, DYNAMIC: draft.get(DYNAMIC)}
+    for key, is_used in timed.items():
+        if is_used and draft.get("deterministic") and draft.explores:
+            draft.problem(
+                "E1805",
+                key,
+                f"with `deterministic: true` no rollout may depend on how long others took, as it does with {key}",
+                involves=("deterministic",),
+                suggestion=f"remove `{key.removeprefix('explorer.')}`, or write `deterministic: false`",
+            )
 
 
 def _resolve_method(draft: Draft) -> None:

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import itertools
-import logging
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from jaxtyping import Float
@@ -19,19 +16,16 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from trinity.common.errors import EngineError, EnvironmentProblem, OutOfMemoryError
-from trinity.common.experience import Experience
-from trinity.common.models.chat_template import decode_tokens, encode_text, load_tokenizer, render_chat
+from trinity.common.models.chat_template import load_tokenizer
 from trinity.common.models.generate_params import GenerateParams
-from trinity.common.models.masking import masked_conversation
+from trinity.common.models.local_model import LocalModel, stop_token_ids
 from trinity.common.models.torch_engine.admission import make_admission
 from trinity.common.models.torch_engine.batch import Batch
 from trinity.common.models.torch_engine.decoder import Decoder, load_decoder
 from trinity.common.models.torch_engine.loop import EngineLoop
 from trinity.common.models.torch_engine.memory import MEMORY_KEYS, explained, weight_bytes
 from trinity.common.models.torch_engine.request import Request, Sample
-from trinity.common.models.torch_engine.sampler import noise_key
 from trinity.common.models.torch_engine.settings import EngineSettings
-from trinity.common.models.torch_engine.stop_tokens import stop_token_ids
 from trinity.common.models.torch_engine.weights import copy_weights
 from trinity.common.weights import Ticket, update_from
 from trinity.utils.deadline import bounded
@@ -41,19 +35,17 @@ from trinity.utils.log import get_logger
 _CPU_CACHE_FRAC = 0.4  # of the machine's memory, which trainer and engine share on a CPU
 
 
-class TorchEngine:
+class TorchEngine(LocalModel):
     """Continuous batching over one causal language model; see `trinity.common.models.model.InferenceModel`.
 
     Methods may be awaited on any event loop, several at once. The work is done in one thread of this process.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
-        self.settings = settings
+        super().__init__(settings)
         self._loaded: tuple[Decoder, EngineLoop, PreTrainedTokenizerBase] | None = None
         self._load_lock = threading.Lock()
         self._staged: dict[asyncio.AbstractEventLoop, list[Request]] = {}
-        self._numbers = itertools.count()
-        self._has_warned = False
 
     async def prepare(self) -> None:
         """Load tokenizer and weights and start the engine's thread; does nothing the second time.
@@ -107,18 +99,13 @@ class TorchEngine:
                 *(num_slots, self._max_model_len),
             )
 
-    @property
-    def _max_model_len(self) -> int:
-        assert self.settings.model.max_model_len is not None, "engine settings carry max_model_len"
-        return self.settings.model.max_model_len
-
     def _num_slots(self, decoder: Decoder) -> int:
         """Return how many sequences of full length fit, at most `max_num_seqs`."""
         if decoder.kv_bytes_per_token == 0:
             probe = torch.zeros(1, 1, dtype=torch.long, device=decoder.device)
             with torch.no_grad():
                 decoder.prefill(probe, probe[0])
-        total = total_memory_bytes(decoder.device)
+        total = total_memory_bytes(decoder.device) // self.settings.num_engines
         weights = weight_bytes(decoder)
         is_cpu = decoder.device.type == "cpu"
         room = total * _CPU_CACHE_FRAC if is_cpu else total * self.settings.memory_frac - weights
@@ -146,114 +133,10 @@ class TorchEngine:
         """The tokenizer with its chat template."""
         return self._ready()[2]
 
-    def vocabulary(self) -> Mapping[str, int]:
-        """Return the id of each token of the tokenizer."""
-        return self.tokenizer.get_vocab()
-
     @property
     def model_version(self) -> int:
         """Version of the weights: 0 as loaded, then what `update_weights` was told."""
         return self._loaded[1].model_version if self._loaded else 0
-
-    async def generate(self, prompt: str | Sequence[int], **arguments: Any) -> list[Experience]:
-        """Return `n` samples of one prompt (text or token ids).
-
-        A prompt longer than `model.max_prompt_tokens` is cut to its first tokens if `enable_prompt_truncation`, and
-        not continued: the experience is marked `prompt_truncated` and its one response token is masked.
-
-        Args:
-            prompt: text or token ids.
-            arguments: those of `GenerateParams`; None keeps the default.
-
-        Raises:
-            EngineError: bad argument, a prompt that leaves no room for a response, or the engine failed.
-            DeadlineError: no result within `explorer.max_timeout`.
-        """
-        params = self.settings.params.override(arguments)
-        tokenizer = self.tokenizer
-        tokens = encode_text(tokenizer, prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
-        limit = self.settings.model.max_prompt_tokens
-        if not tokens:
-            raise EngineError("a prompt needs at least one token, got none", code="E5602")
-        if limit is not None and len(tokens) > limit and self.settings.model.enable_prompt_truncation:
-            self._warn_truncated(len(tokens), limit)
-            return [self._truncated(tokens[: limit + 1]) for _ in range(params.n)]
-        request = self._request(tokens, params)
-        samples = await self._answer(request)
-        prompt_text = decode_tokens(tokenizer, tokens)
-        return [self._experience(tokens, sample, prompt_text=prompt_text) for sample in samples]
-
-    async def chat(
-        self, messages: Sequence[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None, **arguments: Any
-    ) -> list[Experience]:
-        """Return `n` answers to a conversation, rendered by the chat template; see `generate`.
-
-        Raises:
-            EnvironmentProblem: no chat template, or it fails.
-        """
-        tokens, _ = render_chat(
-            self.tokenizer, messages, tools=tools, enable_thinking=self.settings.model.enable_thinking
-        )
-        return await self.generate(tokens, **arguments)
-
-    async def logprobs(self, tokens: Sequence[int], *, temperature: float = 1.0) -> Float[Tensor, "N"]:
-        """Return the logprob of each token but the first under the current weights, float32.
-
-        Raises:
-            EngineError: fewer than two tokens, more than `max_model_len`, or a temperature that is not positive.
-        """
-        if not 2 <= len(tokens) <= self._max_model_len or temperature <= 0:
-            raise EngineError(
-                f"logprobs takes 2 to {self._max_model_len} tokens (model.max_model_len) and a temperature above 0, "
-                f"got {len(tokens)} tokens and temperature {temperature}",
-                code="E5602",
-            )
-        decoder, loop, _ = self._ready()
-        sequence = torch.tensor([int(token) for token in tokens], device=decoder.device)
-        future = loop.between_steps(lambda: decoder.sequence_logprobs(sequence, temperature).to("cpu"))
-        return await bounded(
-            asyncio.wrap_future(future), self.settings.timeout_s, what="logprobs", setting="explorer.max_timeout"
-        )
-
-    async def convert_messages_to_experience(
-        self,
-        messages: Sequence[dict[str, Any]],
-        tools: list[dict[str, Any]] | None = None,
-        temperature: float | None = None,
-    ) -> Experience:
-        """Return a whole conversation as one experience; the assistant's tokens are its actions.
-
-        Tokens beyond `max_model_len` are cut and the experience is marked `response_truncated`.
-
-        Raises:
-            EngineError: no assistant message within `max_model_len` tokens (E5602).
-        """
-        tokens, mask, start = masked_conversation(
-            self.tokenizer, messages, tools=tools, enable_thinking=self.settings.model.enable_thinking
-        )
-        is_cut = len(tokens) > self._max_model_len
-        tokens, mask = tokens[: self._max_model_len], mask[: self._max_model_len]
-        if start == 0 or start >= len(tokens):
-            raise EngineError(
-                "a conversation becomes an experience if it has an assistant message after its first token and within "
-                f"model.max_model_len ({self._max_model_len}) tokens, got {len(tokens)} tokens and the first "
-                f"assistant token at {start}",
-                code="E5602",
-            )
-        chosen = self.settings.params.temperature if temperature is None else temperature
-        logprobs = await self.logprobs(tokens, temperature=chosen or 1.0)
-        return Experience(
-            tokens=torch.tensor(tokens),
-            prompt_length=start,
-            logprobs=logprobs[start - 1 :],
-            action_mask=torch.tensor(mask[start:], dtype=torch.bool),
-            truncate_status="response_truncated" if is_cut else None,
-            info={"model_version": self.model_version},
-            prompt_text=decode_tokens(self.tokenizer, tokens[:start]),
-            response_text=decode_tokens(self.tokenizer, tokens[start:]),
-            messages=[dict(message) for message in messages],
-            tools=tools,
-        )
 
     async def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
         """Copy `weights` (Hugging Face names) into the engine and set its version.
@@ -306,10 +189,6 @@ class TorchEngine:
         if self._loaded is not None:
             await asyncio.to_thread(self._loaded[1].stop)
 
-    async def get_message_token_len(self, messages: Sequence[dict[str, Any]]) -> int:
-        """Return the number of tokens of a conversation as a prompt."""
-        return len(render_chat(self.tokenizer, messages, enable_thinking=self.settings.model.enable_thinking)[0])
-
     async def stats(self) -> dict[str, float]:
         """Return totals since the start: tokens, samples, prefills, seconds at work, tokens per second, slots."""
         _, loop, _ = self._ready()
@@ -325,37 +204,22 @@ class TorchEngine:
             "num_slots": float(loop.batch.num_slots),
         }
 
-    def _warn_truncated(self, length: int, limit: int) -> None:
-        """Log the first prompt that is cut as a warning; each experience carries its own mark."""
-        level = logging.DEBUG if self._has_warned else logging.WARNING
-        self._has_warned = True
-        get_logger("explorer").log(
-            level, "prompt of %d tokens truncated to %d (model.max_prompt_tokens); its loss is masked", length, limit
+    async def _score(self, tokens: list[int], temperature: float) -> Float[Tensor, "N"]:
+        """Return the logprob of each token but the first, float32."""
+        decoder, loop, _ = self._ready()
+        sequence = torch.tensor(tokens, device=decoder.device)
+        future = loop.between_steps(lambda: decoder.sequence_logprobs(sequence, temperature).to("cpu"))
+        return await bounded(
+            asyncio.wrap_future(future), self.settings.timeout_s, what="logprobs", setting="explorer.max_timeout"
         )
 
-    def _request(self, tokens: list[int], params: GenerateParams) -> Request:
-        left = self._max_model_len - len(tokens)
-        if left < 1:
-            raise EngineError(
-                f"a prompt of {len(tokens)} tokens leaves no room for a response within model.max_model_len "
-                f"({self._max_model_len}); shorten it, raise model.max_model_len, or set "
-                "model.enable_prompt_truncation: true",
-                code="E5608",
-            )
-        seed = self.settings.seed if params.seed is None else params.seed
-        ids = params.sample_ids
-        if ids is None:
-            # With a seed of the caller's own, the same call gives the same samples; else every call is another.
-            call = "" if params.seed is not None else f"~{next(self._numbers):012d}/"
-            ids = tuple(f"{call}{index:06d}" for index in range(params.n))
-        allowed = GenerateParams(**{**params.__dict__, "max_tokens": min(params.max_tokens or left, left)})
-        loop = asyncio.get_running_loop()
-        keys = [noise_key(seed, sample_id) for sample_id in ids]
-        return Request(tokens, allowed, keys=keys, ids=ids, loop=loop, future=loop.create_future())
-
-    async def _answer(self, request: Request) -> list[Sample]:
+    async def _sample(
+        self, prompt: list[int], params: GenerateParams, *, keys: list[int], ids: tuple[str, ...]
+    ) -> list[Sample]:
         """Hand a request to the engine's thread, together with all others of this turn of the event loop."""
         engine = self._ready()[1]
+        caller = asyncio.get_running_loop()
+        request = Request(prompt, params, keys=keys, ids=ids, loop=caller, future=caller.create_future())
         staged = self._staged.setdefault(request.loop, [])
         staged.append(request)
         if len(staged) == 1:
@@ -370,30 +234,3 @@ class TorchEngine:
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
         self._ready()[1].submit(self._staged.pop(loop))
-
-    def _experience(self, prompt: list[int], sample: Sample, *, prompt_text: str) -> Experience:
-        text = decode_tokens(self.tokenizer, sample.tokens, skip_special=True)
-        if sample.stop_text is not None:
-            text = text.partition(sample.stop_text)[0]
-        return Experience(
-            tokens=torch.tensor(prompt + sample.tokens),
-            prompt_length=len(prompt),
-            logprobs=sample.logprobs,
-            truncate_status="response_truncated" if sample.finish_reason == "length" else None,
-            info={"model_version": sample.model_version, "finish_reason": sample.finish_reason},
-            prompt_text=prompt_text,
-            response_text=text,
-        )
-
-    def _truncated(self, tokens: list[int]) -> Experience:
-        """Return the experience of a prompt that was cut: its last token stands in for a response, masked."""
-        return Experience(
-            tokens=torch.tensor(tokens),
-            prompt_length=len(tokens) - 1,
-            logprobs=torch.zeros(1),
-            action_mask=torch.zeros(1, dtype=torch.bool),
-            truncate_status="prompt_truncated",
-            info={"model_version": self.model_version, "finish_reason": "prompt_truncated"},
-            prompt_text=decode_tokens(self.tokenizer, tokens[:-1]),
-            response_text="",
-        )

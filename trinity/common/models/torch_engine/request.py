@@ -25,6 +25,7 @@ class Sample:
         finish_reason: `stop` (stop token or stop string) or `length`.
         model_version: of the weights that sampled all of it.
         stop_text: the stop string that ended it, if one did.
+        model_versions: version of each token where the weights changed on the way; `model_version` is then the first.
     """
 
     tokens: list[int]
@@ -32,6 +33,7 @@ class Sample:
     finish_reason: FinishReason
     model_version: int
     stop_text: str | None = None
+    model_versions: tuple[int, ...] | None = None
 
 
 @dataclass(eq=False)

@@ -26,6 +26,7 @@ class EngineSettings:
         dtype: auto, float32, bfloat16 or float16.
         device: auto, cpu or cuda.
         memory_frac: share of a CUDA device's memory for weights and cache.
+        num_engines: engines that share the device's memory.
         timeout_s: longest wait for one call.
         sync_timeout_s: longest wait for an update of the weights.
         is_fast_allowed: use the fast path where it fits.
@@ -40,6 +41,7 @@ class EngineSettings:
     dtype: str = "auto"
     device: str = "auto"
     memory_frac: float = 0.9
+    num_engines: int = 1
     timeout_s: float = 1800.0
     sync_timeout_s: float = 3600.0
     is_fast_allowed: bool = True
@@ -53,7 +55,7 @@ def engine_settings(config: Config, auxiliary: InferenceModelConfig | None = Non
         ConfigError: `max_model_len` is unknown, or an unknown key in `extra_engine_args` (E1612).
     """
     rollout = auxiliary or config.explorer.rollout_model
-    model = _inherited(config.model, rollout)
+    model = inherited(config.model, rollout)
     known = {"max_num_seqs", "device"}
     unknown = sorted(rollout.extra_engine_args.keys() - known)
     if unknown:
@@ -85,6 +87,7 @@ def engine_settings(config: Config, auxiliary: InferenceModelConfig | None = Non
         dtype=rollout.dtype,
         device=str(rollout.extra_engine_args.get("device", "auto")),
         memory_frac=rollout.gpu_memory_utilization,
+        num_engines=rollout.engine_num,
         timeout_s=call_timeout_s(config),
         sync_timeout_s=config.synchronizer.sync_timeout,
         is_auxiliary=auxiliary is not None,
@@ -106,7 +109,7 @@ def check_available(model: ModelConfig) -> None:
         raise NotAvailableError(f"model.logprobs above 1 is not available with the torch engine, got {model.logprobs}")
 
 
-def _inherited(model: ModelConfig, rollout: InferenceModelConfig) -> ModelConfig:
+def inherited(model: ModelConfig, rollout: InferenceModelConfig) -> ModelConfig:
     """Return `model` with what `rollout` sets for itself; null inherits."""
     names = ModelConfig.model_fields.keys() & InferenceModelConfig.model_fields.keys()
     own = {name: value for name in names if (value := rollout.__dict__[name]) is not None}

@@ -1,0 +1,88 @@
+"""The priority functions of a replay buffer: pure functions of what the log knows of a rollout."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ReplayItem:
+    """A rollout as a priority function sees it.
+
+    Attributes:
+        task: the group (`batch/task`).
+        run: number of the rollout in its group.
+        model_version: version of the weights that sampled it; 0 where none is known.
+        use_count: training steps that used it.
+        reward: of its first experience; None where there is none.
+    """
+
+    task: str
+    run: int
+    model_version: int
+    use_count: int
+    reward: float | None = None
+
+
+class PriorityFunction(ABC):
+    """Says how soon a rollout is handed out, and whether it is handed out again.
+
+    Attributes:
+        seed: of its random numbers, the run's; they must be functions of it and of the item.
+    """
+
+    seed: int = 0
+
+    @abstractmethod
+    def __call__(self, item: ReplayItem) -> tuple[float, bool]:
+        """Return the priority, higher first, and whether an item that was used stays in the buffer."""
+
+
+class LinearDecay(PriorityFunction):
+    """model_version - decay use_count, without a limit of uses.
+
+    Args:
+        decay: model versions that one use costs.
+    """
+
+    def __init__(self, decay: float = 2.0) -> None:
+        self.decay = decay
+
+    def __call__(self, item: ReplayItem) -> tuple[float, bool]:
+        """Return the priority; every item stays."""
+        return item.model_version - self.decay * item.use_count, True
+
+
+class DecayLimitRandomization(PriorityFunction):
+    """model_version - decay use_count + sigma z, for at most `use_count_limit` uses; z is standard normal.
+
+    z is a function of seed, task and use count, so that the rollouts of a group keep together and a run that is
+    continued draws the same numbers.
+
+    Args:
+        decay: model versions that one use costs.
+        use_count_limit: uses after which a rollout leaves the buffer, >= 1.
+        sigma: standard deviation of the noise in model versions, >= 0.
+
+    Raises:
+        ValueError: a limit or a deviation out of range.
+    """
+
+    def __init__(self, decay: float = 2.0, use_count_limit: int = 3, sigma: float = 0.0) -> None:
+        if use_count_limit < 1:
+            raise ValueError(f"use_count_limit must be >= 1, got {use_count_limit}")
+        if not sigma >= 0:
+            raise ValueError(f"sigma must be >= 0, got {sigma}")
+        self.decay = decay
+        self.use_count_limit = use_count_limit
+        self.sigma = sigma
+
+    def __call__(self, item: ReplayItem) -> tuple[float, bool]:
+        """Return the priority with its noise, and whether the item was used less often than the limit."""
+        priority = item.model_version - self.decay * item.use_count
+        if self.sigma:
+            # A text seeds the generator by its SHA-512, on every machine alike.
+            priority += random.Random(f"{self.seed}\0{item.task}\0{item.use_count}").gauss(0.0, self.sigma)
+        return priority, item.use_count < self.use_count_limit

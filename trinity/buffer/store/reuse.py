@@ -1,0 +1,186 @@
+"""Replay: rows that were trained are claimed again, best priority first, and the worst leave a full buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, and_, func, or_, select, update
+from sqlalchemy.engine import Row
+
+from trinity.buffer.priority import PriorityFunction, ReplayItem
+from trinity.buffer.store import ledger
+from trinity.buffer.store.dialect import clock
+from trinity.buffer.store.ledger import Limits, Scope
+from trinity.buffer.store.tables import EXPERIENCE, TRAIN_STEP
+from trinity.buffer.store.types import NO_TASK, ConsumerToken
+from trinity.common.schema.sql_schema import CLAIMED, DROPPED, READY, TRAINED
+
+EVICTED = "evicted"
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """How trained rollouts are used again.
+
+    Attributes:
+        priority: order of rollouts, and which are used again.
+        cooldown_s: pause between two uses of a rollout in seconds.
+        capacity: experiences that may be used, at most; beyond it the lowest priorities leave the buffer.
+        is_patient: claim only when the producers wait for weights or are finished, so that what is there follows
+            from the schedule and not from timing.
+        is_bounded: the trainer stops by itself: rollouts are used again when the producers are finished and no
+            new ones are left.
+    """
+
+    priority: PriorityFunction
+    cooldown_s: float
+    capacity: int
+    is_patient: bool = False
+    is_bounded: bool = False
+
+
+@dataclass
+class Rollout:
+    """The rows of a rollout that the buffer holds.
+
+    Attributes:
+        ids: of its rows, ascending.
+        item: what the priority function sees.
+        is_claimable: it may be trained now: it is new, or has cooled down.
+        priority: higher is claimed first.
+        stays: it may be used now or later.
+    """
+
+    ids: list[int]
+    item: ReplayItem
+    is_claimable: bool
+    priority: float = 0.0
+    stays: bool = True
+
+    @property
+    def is_new(self) -> bool:
+        """It was never trained."""
+        return self.item.use_count == 0
+
+
+@dataclass(frozen=True)
+class Held:
+    """The rollouts of the buffer in the order of their use.
+
+    Attributes:
+        kept: within the capacity, best first.
+        evicted: beyond it.
+        spent: used as often as the priority function lets them.
+    """
+
+    kept: list[Rollout] = field(default_factory=list)
+    evicted: list[Rollout] = field(default_factory=list)
+    spent: list[Rollout] = field(default_factory=list)
+
+    @property
+    def claimable(self) -> list[Rollout]:
+        """What may be trained now, best first."""
+        return [rollout for rollout in self.kept if rollout.is_claimable]
+
+
+def held(connection: Connection, scope: Scope, *, consumer: str, reuse: Reuse, max_version: int | None = None) -> Held:
+    """Return what the buffer holds for `consumer`, by priority; of equal priority the older rollout comes first.
+
+    Rollouts of weights newer than `max_version` are not counted.
+    """
+    columns, now = EXPERIENCE.c, clock(connection)
+    own_steps = and_(scope.where(TRAIN_STEP), TRAIN_STEP.c.consumer == consumer)
+    cool = select(func.max(TRAIN_STEP.c.step)).where(own_steps, TRAIN_STEP.c.committed_at <= now - reuse.cooldown_s)
+    last_cool = connection.scalar(cool) or 0
+    expired = and_(columns.state == CLAIMED, columns.lease_until < now, columns.claimed_by != consumer)
+    used = and_(columns.state == TRAINED, columns.claimed_by == consumer, columns.retired_step.is_(None))
+    rows = connection.execute(
+        select(columns.id, columns.task_id, columns.run_id, columns.model_version, columns.use_count)
+        .add_columns(columns.reward, columns.trained_step, columns.state)
+        .where(scope.where(EXPERIENCE), or_(columns.state == READY, expired, used))
+        .where(columns.experience_bytes.is_not(None))
+        .order_by(columns.id)
+    )
+    rollouts: dict[tuple[Any, Any], Rollout] = {}
+    for row in rows:
+        if max_version is not None and row.model_version is not None and row.model_version > max_version:
+            continue  # of a run that was rewound: it comes again, and takes no room before
+        key = (row.id, None) if row.task_id == NO_TASK else (row.task_id, row.run_id)
+        if key in rollouts:
+            rollouts[key].ids.append(row.id)
+        else:
+            rollouts[key] = _rollout(row, last_cool=last_cool)
+    return ranked(rollouts.values(), reuse)
+
+
+def _rollout(row: Row[Any], *, last_cool: int) -> Rollout:
+    is_cool = row.state != TRAINED or row.trained_step <= last_cool
+    item = ReplayItem(row.task_id, row.run_id, row.model_version or 0, row.use_count, row.reward)
+    return Rollout([row.id], item, is_claimable=is_cool)
+
+
+def ranked(rollouts: Iterable[Rollout], reuse: Reuse) -> Held:
+    """Return the rollouts by priority, those beyond the capacity, and those that are not used again."""
+    result = Held()
+    staying: list[Rollout] = []
+    for rollout in rollouts:
+        rollout.priority, stays = reuse.priority(rollout.item)
+        rollout.stays = rollout.is_new or stays
+        (staying if rollout.stays else result.spent).append(rollout)
+    room = reuse.capacity
+    for rollout in sorted(staying, key=lambda one: (-one.priority, one.ids[0])):
+        room -= len(rollout.ids)
+        (result.kept if room >= 0 else result.evicted).append(rollout)
+    return result
+
+
+def claim(
+    connection: Connection, token: ConsumerToken, limits: Limits, *, reuse: Reuse, lease_s: float
+) -> tuple[list[Any], int]:
+    """Claim the best rollouts within `limits`, and let go what is spent or beyond the capacity.
+
+    Returns:
+        (id, uid, payload) of the rows in the order of their use, and the number of experiences evicted; nothing
+        happens if fewer rollouts are there than `limits.at_least`.
+    """
+    have = held(connection, Scope.of(token), consumer=token.consumer, reuse=reuse, max_version=limits.max_version)
+    chosen = have.claimable[: limits.n]
+    if len(chosen) < max(limits.at_least, 1):
+        return [], 0
+    _let_go(connection, token, have)
+    ids = [number for rollout in chosen for number in rollout.ids]
+    columns = EXPERIENCE.c
+    values = {"state": CLAIMED, "claimed_by": token.consumer, "lease_until": clock(connection) + lease_s}
+    rows: dict[int, Any] = {}
+    for part in ledger.chunks(ids):
+        connection.execute(update(EXPERIENCE).where(columns.id.in_(part)).values(**values))
+        wanted = select(columns.id, columns.uid, columns.experience_bytes).where(columns.id.in_(part))
+        rows.update({row.id: row for row in connection.execute(wanted)})
+    return [rows[number] for number in ids], sum(len(rollout.ids) for rollout in have.evicted)
+
+
+def _let_go(connection: Connection, token: ConsumerToken, have: Held) -> None:
+    """Retire what was trained and leaves the buffer; drop what leaves it without having been trained."""
+    step = ledger.last_step(connection, token) + 1
+    new = [number for rollout in have.evicted if rollout.is_new for number in rollout.ids]
+    old = [n for rollout in (*have.evicted, *have.spent) if not rollout.is_new for n in rollout.ids]
+    dropped = {"state": DROPPED, "drop_reason": EVICTED, "claimed_by": token.consumer, "trained_step": step}
+    for ids, values in ((new, dropped), (old, {"retired_step": step})):
+        for part in ledger.chunks(ids):
+            connection.execute(update(EXPERIENCE).where(EXPERIENCE.c.id.in_(part)).values(**values))
+
+
+def retire(connection: Connection, token: ConsumerToken, *, uids: Sequence[str]) -> list[str]:
+    """Give claimed rows that were trained before back, not to be used again; return the others of `uids`."""
+    step = ledger.last_step(connection, token) + 1
+    known: set[str] = set()
+    columns = EXPERIENCE.c
+    mine = and_(Scope.of(token).where(EXPERIENCE), columns.state == CLAIMED, columns.claimed_by == token.consumer)
+    for part in ledger.chunks(uids):
+        used = and_(mine, columns.uid.in_(part), columns.use_count > 0)
+        known.update(connection.scalars(select(columns.uid).where(used)))
+        values = {"state": TRAINED, "retired_step": step, "lease_until": None}
+        connection.execute(update(EXPERIENCE).where(used).values(**values))
+    return [uid for uid in uids if uid not in known]

@@ -1,0 +1,89 @@
+"""Which of several engines answers a request: pure functions of loads and identities.
+
+A group's samples share a prompt, and a conversation's turns share its beginning. The engine that computed a prefix
+answers what follows, unless it is overloaded; everything else goes where the least is under way. With
+`deterministic: true` timing may decide nothing, so the engine is a function of who asks.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+OVERLOAD_SAMPLES = 32.0
+"""Samples that the engine of a prefix may have under way beyond the least loaded one."""
+OVERLOAD_FACTOR = 1.5
+"""Multiple of the least load below which the engine of a prefix is never overloaded."""
+MAX_PREFIXES = 65_536
+
+_NUMBERED = re.compile(r"[a-z_]+_(\d+)")
+
+
+def choose_engine(loads: Mapping[int, float], *, home: int | None = None) -> int:
+    """Return the engine that answers next.
+
+    Args:
+        loads: samples under way by engine, of the engines that serve; at least one.
+        home: engine that holds the request's prefix; None where none does.
+
+    Returns:
+        `home` while it serves and is not overloaded, else the least loaded engine, the first of equal ones.
+    """
+    least = min(loads, key=loads.__getitem__)
+    if home is None or home not in loads:
+        return least
+    is_overloaded = loads[home] - loads[least] > OVERLOAD_SAMPLES and loads[home] > OVERLOAD_FACTOR * loads[least]
+    return least if is_overloaded else home
+
+
+def fixed_engine(identity: str, engines: Sequence[int]) -> int:
+    """Return the engine of `identity` among `engines`, whatever the time and the loads.
+
+    A numbered name (`runner_0003`; `runner_0003+1` is its replacement, with the same place) takes its turn, so that
+    runners spread evenly; any other is spread by its checksum.
+    """
+    numbered = _NUMBERED.fullmatch(identity.partition("+")[0])
+    number = int(numbered.group(1)) if numbered else zlib.crc32(identity.encode())
+    return engines[number % len(engines)]
+
+
+def group_of(sample_ids: Sequence[str] | None) -> str | None:
+    """Return the group of samples with these ids, `batch/task` of `batch/task/run/turn`; None without such ids."""
+    if not sample_ids or sample_ids[0].count("/") < 3:
+        return None
+    return sample_ids[0].rsplit("/", 2)[0]
+
+
+class PrefixTable:
+    """Which engine holds the prefix of which group; the groups asked for longest ago are forgotten.
+
+    Args:
+        capacity: most groups.
+    """
+
+    def __init__(self, capacity: int = MAX_PREFIXES) -> None:
+        self._capacity = capacity
+        self._homes: OrderedDict[str, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+    def home(self, group: str | None) -> int | None:
+        """Return the engine of a group; None if none is known."""
+        return None if group is None else self._homes.get(group)
+
+    def note(self, group: str | None, engine: int) -> None:
+        """Keep that `engine` answers `group`."""
+        if group is None:
+            return
+        self._homes[group] = engine
+        self._homes.move_to_end(group)
+        if len(self._homes) > self._capacity:
+            self._homes.popitem(last=False)
+
+    def forget(self, engine: int) -> None:
+        """Forget every group of an engine that lost its cache."""
+        for group in [group for group, home in self._homes.items() if home == engine]:
+            del self._homes[group]

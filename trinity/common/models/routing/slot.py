@@ -1,0 +1,130 @@
+"""One engine behind the router: its life, its load, and where engines come from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from trinity.common.errors import EngineError, TrinityError
+from trinity.common.models.model import InferenceModel
+
+R = TypeVar("R")
+
+GONE_CODES = frozenset({"E5601", "E5606", "E5607", "E5701"})
+"""Errors that say that an engine, not a request, has failed: its thread has failed or ended, its process is gone."""
+
+
+class EngineSource(Protocol):
+    """Where a router's engines come from and go to."""
+
+    async def start(self, index: int) -> InferenceModel:
+        """Return engine number `index`, prepared; a second call returns another one in its place."""
+
+    async def end(self, engine: InferenceModel) -> None:
+        """End an engine, whatever state it is in."""
+
+
+class LocalEngines:
+    """Engines in this process.
+
+    Args:
+        make: returns a new engine, not yet prepared.
+    """
+
+    def __init__(self, make: Callable[[], InferenceModel]) -> None:
+        self._make = make
+
+    async def start(self, index: int) -> InferenceModel:
+        """Return a new engine, prepared."""
+        engine = self._make()
+        await engine.prepare()
+        return engine
+
+    async def end(self, engine: InferenceModel) -> None:
+        """Shut the engine down."""
+        await engine.shutdown()
+
+
+@dataclass(eq=False)
+class EngineSlot:
+    """An engine from its start to its end; the engine that replaces it has a slot of its own.
+
+    Attributes:
+        index: number of the engine.
+        engine: the engine.
+        epoch: the router's updates of the weights that it has taken; -1 for none.
+        is_leaving: whether it gets no new requests.
+        load: samples under way.
+        answered: requests answered.
+        stats: what it reported last.
+        lost: why it is given up; None while it lives.
+        taking: held while it takes weights.
+    """
+
+    index: int
+    engine: InferenceModel
+    epoch: int = -1
+    is_leaving: bool = False
+    load: float = 0.0
+    answered: int = 0
+    stats: dict[str, float] = field(default_factory=dict)
+    lost: BaseException | None = None
+    taking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def give_up(self, error: BaseException) -> None:
+        """Call the engine lost; whoever waits for it gets `EngineGone`."""
+        self.lost = error
+        self._gone.set()
+
+    async def answer(self, call: Coroutine[Any, Any, R], *, samples: float) -> R:
+        """Return what `call` to the engine returns.
+
+        Raises:
+            EngineGone: the engine failed, or was given up meanwhile; the answer, if it still comes, is discarded.
+        """
+        self.load += samples
+        answer = asyncio.ensure_future(call)
+        gone = asyncio.ensure_future(self._gone.wait())
+        try:
+            # The call has the engine's deadline, and the router bounds the whole of it.
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise EngineGone(self.lost)
+            result = answer.result()
+        except TrinityError as error:
+            if isinstance(error, EngineGone) or not is_engine_failure(error):
+                raise
+            raise EngineGone(error) from error
+        finally:
+            self.load -= samples
+            discard((answer, gone))
+        self.answered += 1
+        return result
+
+
+class EngineGone(EngineError):
+    """An engine is gone; the request can be asked of another one."""
+
+    def __init__(self, cause: BaseException | None) -> None:
+        super().__init__(f"the engine is gone: {cause}", code="E5631")
+        self.cause = cause
+
+
+def is_engine_failure(error: BaseException) -> bool:
+    """Return whether `error` tells that the engine has failed, and not only the request."""
+    return isinstance(error, TrinityError) and error.code in GONE_CODES
+
+
+def discard(calls: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel calls that nobody waits for; what becomes of them is of no interest."""
+    for call in calls:
+        call.cancel()
+        call.add_done_callback(_retrieve)
+
+
+def _retrieve(call: asyncio.Future[Any]) -> None:
+    if not call.cancelled():
+        call.exception()

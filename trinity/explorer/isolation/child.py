@@ -1,0 +1,244 @@
+"""A runner in a process of its own, as that process sees it.
+
+The engines live elsewhere. A call to one waits here until the parent fetches it, and is answered by the parent; so the
+parent alone opens calls between the two, whatever places the process.
+
+Dimension key: N = tokens of a sequence but the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from trinity.common.config import Config
+from trinity.common.errors import EngineError
+from trinity.common.experience import Experience
+from trinity.common.models.model import Messages, ModelWrapper
+from trinity.common.weights import Ticket
+from trinity.common.workflows.task import Task
+from trinity.explorer.outcome import Outcome
+from trinity.explorer.runner import WorkflowRunner
+
+NO_DEADLINE_S = 1e9
+VOCABULARY_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class EngineCall:
+    """A call to an engine, on its way to the parent.
+
+    Attributes:
+        number: of the call.
+        engine: 0 for the rollout model, then the auxiliary models.
+        method: of the engine; empty for a call that nobody waits for any more.
+        args: positional arguments.
+        kwargs: arguments by name.
+    """
+
+    number: int
+    engine: int
+    method: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] | None = None
+
+
+class Calls:
+    """Calls that wait to be fetched, and those that wait for their answers; for one event loop."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._new: list[EngineCall] = []
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._arrived = asyncio.Event()
+
+    async def ask(self, engine: int, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return what the parent answers; the engine and the attempt have the deadlines."""
+        number = next(self._numbers)
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        self._tell(EngineCall(number, engine, method, args, kwargs))
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self._tell(EngineCall(number, engine, ""))
+            raise
+        finally:
+            del self._answers[number]
+
+    async def fetch(self, timeout_s: float) -> list[EngineCall]:
+        """Return the new calls; none if none comes within `timeout_s`."""
+        if not self._new:
+            self._arrived.clear()
+            waiting = asyncio.ensure_future(self._arrived.wait())
+            await asyncio.wait({waiting}, timeout=timeout_s)
+            waiting.cancel()
+        new, self._new = self._new, []
+        return new
+
+    def answer(self, number: int, value: Any, error: BaseException | None) -> None:
+        """Give a call its answer, unless nobody waits for it any more."""
+        waiting = self._answers.get(number)
+        if waiting is None or waiting.done():
+            return
+        if error is not None:
+            waiting.set_exception(error)
+        else:
+            waiting.set_result(value)
+
+    def _tell(self, call: EngineCall) -> None:
+        self._new.append(call)
+        self._arrived.set()
+
+
+class DistantEngine:
+    """An engine beyond the parent; see `trinity.common.models.model.InferenceModel`."""
+
+    def __init__(self, calls: Calls, index: int) -> None:
+        self.model_version = 0
+        self._calls = calls
+        self._index = index
+        self._loop = asyncio.get_running_loop()
+
+    async def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return await self._calls.ask(self._index, method, args, kwargs)
+
+    async def prepare(self) -> None:
+        """Do nothing: the parent prepares its engines."""
+
+    async def generate(self, prompt: str | Sequence[int], **arguments: Any) -> list[Experience]:
+        """Return `n` samples of one prompt."""
+        return list(await self._ask("generate", prompt, **arguments))
+
+    async def chat(
+        self, messages: Messages, *, tools: list[dict[str, Any]] | None = None, **arguments: Any
+    ) -> list[Experience]:
+        """Return `n` answers to a conversation."""
+        return list(await self._ask("chat", messages, tools=tools, **arguments))
+
+    async def logprobs(self, tokens: Sequence[int], *, temperature: float = 1.0) -> Float[Tensor, "N"]:
+        """Return the logprob of each token but the first."""
+        values: Tensor = await self._ask("logprobs", tokens, temperature=temperature)
+        return values
+
+    async def convert_messages_to_experience(
+        self, messages: Messages, tools: list[dict[str, Any]] | None = None, temperature: float | None = None
+    ) -> Experience:
+        """Return a conversation as one experience."""
+        experience: Experience = await self._ask("convert_messages_to_experience", messages, tools, temperature)
+        return experience
+
+    async def get_message_token_len(self, messages: Messages) -> int:
+        """Return the number of tokens of a conversation as a prompt."""
+        return int(await self._ask("get_message_token_len", messages))
+
+    def vocabulary(self) -> Mapping[str, int]:
+        """Return the id of each token of the tokenizer; blocks, so it is for code that runs in a thread."""
+        call = self._ask("vocabulary")
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            found: dict[str, int] = asyncio.run_coroutine_threadsafe(call, self._loop).result(VOCABULARY_TIMEOUT_S)
+            return found
+        call.close()
+        raise EngineError("the vocabulary of a distant engine would block the event loop", code="E5610")
+
+    async def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
+        """Refuse: weights come from the trainer.
+
+        Raises:
+            EngineError: always (E5635).
+        """
+        raise EngineError("a workflow cannot change the weights of an engine", code="E5635")
+
+    async def pull(self, ticket: Ticket) -> None:
+        """Refuse: weights come from the trainer.
+
+        Raises:
+            EngineError: always (E5635).
+        """
+        raise EngineError("a workflow cannot change the weights of an engine", code="E5635")
+
+    async def join_round(self, participant: str) -> None:
+        """Let every round wait for a request of `participant`."""
+        await self._ask("join_round", participant)
+
+    async def leave_round(self, participant: str) -> None:
+        """Do not let rounds wait for `participant` any more."""
+        await self._ask("leave_round", participant)
+
+    async def waits_in_round(self, participant: str) -> bool:
+        """Return whether a round has yet to answer `participant`."""
+        return bool(await self._ask("waits_in_round", participant))
+
+    async def stats(self) -> dict[str, float]:
+        """Return the engine's totals."""
+        return dict(await self._ask("stats"))
+
+    async def shutdown(self) -> None:
+        """Do nothing: the parent shuts its engines down."""
+
+
+class RunnerProcess:
+    """Does what its parent's `ProcessRunner` asks for.
+
+    Args:
+        config: the run's configuration.
+        runner_name: of the runner.
+        engine_count: number of engines, that of the rollout model among them.
+    """
+
+    def __init__(self, config: Config, *, runner_name: str, engine_count: int) -> None:
+        self._config = config
+        self._name = runner_name
+        self._count = engine_count
+        self._made: tuple[WorkflowRunner, Calls, list[DistantEngine]] | None = None
+
+    async def prepare(self) -> None:
+        """Make the runner on the event loop of the process; does nothing the second time."""
+        if self._made is None:
+            calls = Calls()
+            engines = [DistantEngine(calls, index) for index in range(self._count)]
+            sections = self._config.explorer.auxiliary_models
+            others = [
+                ModelWrapper(engine, config=self._config, rollout_config=section)
+                for engine, section in zip(engines[1:], sections, strict=True)
+            ]
+            model = ModelWrapper(engines[0], config=self._config)
+            runner = WorkflowRunner(self._name, model, max_timeout=NO_DEADLINE_S, auxiliary_models=others)
+            self._made = runner, calls, engines
+
+    async def perform(
+        self, task: Task, runs: range, *, participant: str, is_greedy: bool, versions: Sequence[int]
+    ) -> list[Outcome]:
+        """Return the outcome of each of `runs`; the parent has the deadline."""
+        runner, _, engines = self._parts
+        for engine, version in zip(engines, versions, strict=True):
+            engine.model_version = version
+        runner.participant = participant
+        runner.start_batch()
+        try:
+            return await runner.perform(task, runs, is_greedy=is_greedy)
+        except asyncio.CancelledError:
+            runner.abandon(is_overdue=False)
+            raise
+
+    async def fetch(self, timeout_s: float) -> list[EngineCall]:
+        """Return the engine calls that wait for the parent."""
+        return await self._parts[1].fetch(timeout_s)
+
+    async def answer(self, number: int, value: Any, error: BaseException | None, *, engine: int, version: int) -> None:
+        """Give an engine call its answer."""
+        _, calls, engines = self._parts
+        engines[engine].model_version = version
+        calls.answer(number, value, error)
+
+    @property
+    def _parts(self) -> tuple[WorkflowRunner, Calls, list[DistantEngine]]:
+        assert self._made is not None, "prepare() comes first"
+        return self._made

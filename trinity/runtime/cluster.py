@@ -1,0 +1,205 @@
+"""Which Ray cluster a run uses, what it asks of it, and what is said where that is not there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trinity.common.errors import DeadlineError, EnvironmentProblem
+from trinity.runtime.base import Order
+from trinity.utils.log import get_logger
+
+DEFAULT_PORT = 6379
+PROBE_S = 3.0
+LOCAL = ("", "local")
+
+
+@dataclass(frozen=True)
+class ClusterRequest:
+    """The cluster that a run asks for.
+
+    Attributes:
+        address: `host:port`, `auto` (the one that `ray start` began on this machine, else a new one) or `local` (a new
+            one).
+        namespace: of the run's actors.
+        node_num: machines that it asks for.
+        gpu_per_node: GPUs of each.
+        has_timeline: record what Ray's timeline shows.
+        is_quiet: do not print the lines of the actors.
+    """
+
+    address: str
+    namespace: str
+    node_num: int = 1
+    gpu_per_node: int = 0
+    has_timeline: bool = False
+    is_quiet: bool = False
+
+
+def found_address(address: str) -> str | None:
+    """Return `host:port` of the cluster that runs at `address`; None: none does.
+
+    Raises:
+        EnvironmentProblem: the address is one of Ray Client (E3404) or not of the form `host:port` (E3404).
+    """
+    if address in LOCAL:
+        return None
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS", "") or _latest_address()
+        if address in (*LOCAL, "auto"):
+            return None
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "//" in address:
+        raise EnvironmentProblem(
+            f"cluster.ray_address is `host:port` of a Ray head, auto or local, got {address!r}; a `ray://` address of "
+            "Ray Client cannot be used, so run `trinity` on a machine of the cluster",
+            code="E3404",
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S).close()
+    except OSError:
+        return None
+    return address
+
+
+def _latest_address() -> str:
+    """Return the address that `ray start` noted on this machine; empty if it noted none."""
+    file = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def check_found(request: ClusterRequest, address: str | None) -> None:
+    """Check that a cluster runs where the run asks for more than this machine.
+
+    Raises:
+        EnvironmentProblem: none was found, and several machines are asked for (E3401).
+    """
+    if address is not None:
+        return
+    is_named = request.address not in (*LOCAL, "auto")
+    if request.node_num > 1:
+        raise _not_running(request, f"does not answer at {request.address}" if is_named else "is not running")
+    if is_named:
+        get_logger("launch").warning(
+            "Ray does not answer at cluster.ray_address %s: a new one is started here", request.address
+        )
+
+
+def check_cluster(request: ClusterRequest, nodes: Sequence[str], gpus: float) -> None:
+    """Check that the cluster has the machines and the GPUs that the run asks for.
+
+    Raises:
+        EnvironmentProblem: it has fewer machines (E3401) or GPUs (E3202).
+    """
+    if len(nodes) < request.node_num:
+        raise _not_running(request, f"has {len(nodes)} machines ({', '.join(nodes)})")
+    check_gpus({"node_num x gpu_per_node": request.node_num * request.gpu_per_node}, gpus, nodes)
+
+
+def _not_running(request: ClusterRequest, why: str) -> EnvironmentProblem:
+    gpus = f" --num-gpus={request.gpu_per_node}" if request.gpu_per_node else ""
+    is_named = request.address not in (*LOCAL, "auto")
+    host, _, port = request.address.rpartition(":") if is_named else ("FIRST_MACHINE", "", str(DEFAULT_PORT))
+    return EnvironmentProblem(
+        f"cluster.node_num is {request.node_num} and Ray {why}; start it\n"
+        f"  on the first machine:     ray start --head --port={port}{gpus}\n"
+        f"  on each of the others:    ray start --address={host}:{port}{gpus}\n"
+        f"and run again with --set cluster.ray_address={host}:{port}",
+        code="E3401",
+    )
+
+
+def mismatch(error: Exception) -> EnvironmentProblem:
+    """Return the error of a cluster whose versions or token are not those of this process."""
+    text = " ".join(str(error).split())
+    return EnvironmentProblem(
+        f"the Ray cluster does not take this driver: {text}; every machine needs the same versions of Python "
+        f"(here {sys.version.split()[0]}) and of ray, and the same token (RAY_AUTH_TOKEN or ~/.ray/auth_token, or "
+        "RAY_AUTH_MODE=disabled on all of them)",
+        code="E3402",
+    )
+
+
+def check_gpus(asked: Mapping[str, float], have: float, nodes: Sequence[str]) -> None:
+    """Check that the cluster has the GPUs that a run asks for.
+
+    Args:
+        asked: GPUs by what asks for them.
+        have: GPUs of the cluster.
+        nodes: addresses of its machines.
+
+    Raises:
+        EnvironmentProblem: it has fewer (E3202).
+    """
+    total = sum(asked.values())
+    if total <= have:
+        return
+    raise EnvironmentProblem(
+        f"the run asks for {total:g} GPUs and the cluster has {have:g}:\n{table(asked, have)}\n"
+        f"machines: {', '.join(nodes) or 'none'}; lower cluster.gpu_per_node or engine_num, or start Ray with "
+        "--num-gpus on machines that have more",
+        code="E3202",
+    )
+
+
+def table(asked: Mapping[str, float], have: float) -> str:
+    """Return a table of what asks for how many GPUs, and what there is."""
+    width = max(len("asked in all"), *map(len, asked)) if asked else len("asked in all")
+    rows = [*asked.items(), ("asked in all", sum(asked.values())), ("have", have)]
+    return "\n".join(f"  {name:<{width}}  {count:g}" for name, count in rows)
+
+
+def death_cause(text: str) -> str:
+    """Return in few words what Ray's error says of the end of an actor."""
+    text = " ".join(text.split())
+    if "ray.kill" in text:
+        return "it was killed by its runtime"
+    if "owner" in text and "died" in text:
+        return "the process that started it is gone"
+    if "node has died" in text or "node died" in text or "node is dead" in text:
+        return "its machine is gone from the cluster"
+    if "SYSTEM_ERROR" in text or "connection error" in text:
+        return "its process ended without a word: killed by a signal (out of memory is SIGKILL), os._exit or a crash"
+    return text
+
+
+def last_words(file: str) -> str:
+    """Return the last line of a process's standard error, where its file is on this machine."""
+    try:
+        lines = Path(file).read_text(encoding="utf-8", errors="replace").splitlines() if file else []
+    except OSError:
+        return ""
+    own = [line for line in lines if line.strip() and not line.startswith(":")]
+    return f"; its last line on stderr: {own[-1]}" if own else ""
+
+
+def late(what: str, order: Order, free: str) -> DeadlineError:
+    """Return the error of a place or a process that was not there in time; `free` says what the cluster has."""
+    wants = order.resources
+    return DeadlineError(
+        f"{what} within {order.timeout_s:g} s: each asks for {wants.num_gpus:g} GPUs and {wants.num_cpus:g} CPUs, and "
+        f"the cluster has {free} free; wait until others give theirs back, or ask for less",
+        code="E5702",
+    )
+
+
+@contextlib.contextmanager
+def signals_kept() -> Iterator[None]:
+    """Restore the handlers of Ctrl-C and SIGTERM, which Ray replaces."""
+    is_main = threading.current_thread() is threading.main_thread()
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if is_main else {}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)

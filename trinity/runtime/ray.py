@@ -1,0 +1,400 @@
+"""Components as named actors of a Ray cluster; the only module that imports ray."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import AuthenticationError, GetTimeoutError, RayActorError, RayError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from trinity.common.errors import AlreadyRunningError, DeadlineError, EnvironmentProblem, SyncError
+from trinity.runtime.base import (
+    CLOSE_GRACE_S,
+    ActorDiedError,
+    Handle,
+    Order,
+    Setup,
+    public_name,
+)
+from trinity.runtime.cluster import (
+    ClusterRequest,
+    check_cluster,
+    check_found,
+    check_gpus,
+    death_cause,
+    found_address,
+    last_words,
+    late,
+    mismatch,
+    signals_kept,
+)
+from trinity.runtime.failure import Failure
+from trinity.runtime.host import ActorHost
+from trinity.runtime.objects import Entry, as_bytes, layout, views
+from trinity.runtime.process import start_together
+from trinity.utils.log import get_logger
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = get_logger("launch")
+
+MAX_CONCURRENCY = 4096
+OBJECT_TIMEOUT_S = 300.0
+KILL_WAIT_S = 10.0
+HEARD_S = 1.0
+NAME_WAIT_S = 10.0
+POLL_S = 0.1
+SMALLEST_CPU = 0.001  # a bundle of a placement group must reserve something
+
+
+class _Actor(ActorHost):
+    """What runs in an actor's process: one component."""
+
+    async def prepare(self, setup: Setup | None, env: Mapping[str, str]) -> dict[str, Any]:
+        await self.set_up(setup, env)
+        node_id = ray.get_runtime_context().get_node_id()
+        errors = os.readlink("/proc/self/fd/2") if sys.platform == "linux" else ""
+        return {"pid": os.getpid(), "node": ray.util.get_node_ip_address(), "node_id": node_id, "errors": errors}
+
+
+class RayHandle:
+    """Handle of an actor; see `trinity.runtime.base.Handle`. It may be given to other actors.
+
+    Args:
+        name: of the component.
+        actor: Ray's handle.
+        facts: what the actor said of its process.
+    """
+
+    def __init__(self, name: str, actor: Any, facts: Mapping[str, Any]) -> None:
+        self.name = name
+        self.pid: int = facts["pid"]
+        self.node: str = facts["node"]
+        self._facts = dict(facts)
+        self._actor = actor
+        self._numbers = (f"{uuid.uuid4().hex}-{number}" for number in itertools.count())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RayHandle, (self.name, self._actor, self._facts)
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        public_name(name, self.__dict__.get("name", "component"))
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            number = next(self._numbers)
+            try:
+                value = await self._actor.run.remote(number, name, args, kwargs)
+            except asyncio.CancelledError:
+                self._actor.cancel.remote(number)
+                raise
+            except RayActorError as error:
+                raise self._death(error) from None
+            if isinstance(value, Failure):
+                raise value.error()
+            return value
+
+        return call
+
+    async def kill(self) -> None:
+        """End the actor's process with SIGKILL."""
+        ray.kill(self._actor)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.wait_dead(), HEARD_S)
+            return
+        await self._kill_process()  # one that is stopped or holds the interpreter does not hear of Ray's kill
+        try:
+            await asyncio.wait_for(self.wait_dead(), KILL_WAIT_S)
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"{self.name} (process {self.pid} on {self.node}) is still there {KILL_WAIT_S:g} s after SIGKILL",
+                code="E5705",
+            ) from error
+
+    async def _kill_process(self) -> None:
+        place = NodeAffinitySchedulingStrategy(self._facts["node_id"], soft=False)
+        killing = ray.remote(_kill).options(num_cpus=0, scheduling_strategy=place).remote(self.pid)
+        with contextlib.suppress(TimeoutError, RayError):
+            await asyncio.wait_for(_result(killing), KILL_WAIT_S)
+
+    async def wait_dead(self) -> str:
+        """Return the cause of death, when the actor is gone."""
+        try:
+            await self._actor.watch.remote()
+        except RayActorError as error:
+            return self._cause(error)
+        raise AssertionError("the watch of an actor ends with the actor only")
+
+    def release(self) -> None:
+        """End the actor; wait for nothing."""
+        ray.kill(self._actor)
+
+    def _death(self, error: RayActorError) -> ActorDiedError:
+        return ActorDiedError(f"{self.name} (process {self.pid} on {self.node}) is gone: {self._cause(error)}")
+
+    def _cause(self, error: RayActorError) -> str:
+        return death_cause(str(error)) + last_words(self._facts["errors"])
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+async def _result(ref: Any) -> Any:
+    return await ref
+
+
+class RayRef:
+    """Tensors in Ray's object store; they live as long as a reference to them."""
+
+    def __init__(self, ref: Any, entries: Mapping[str, Entry]) -> None:
+        self._ref = ref
+        self._entries = entries
+
+    def load(self) -> Mapping[str, Tensor]:
+        """Return the tensors as views of the store, which must not be written."""
+        if self._ref is None:
+            raise SyncError("the tensors are gone: they have been dropped", code="E5704")
+        try:
+            parts = ray.get(self._ref, timeout=OBJECT_TIMEOUT_S)
+        except (RayError, GetTimeoutError) as error:
+            raise SyncError(
+                f"the tensors cannot be had from Ray's object store within {OBJECT_TIMEOUT_S:g} s: {_first(error)}",
+                code="E5704",
+            ) from error
+        return views(self._entries, parts)
+
+    def drop(self) -> None:
+        """Let go of the tensors."""
+        self._ref = None
+
+
+def _first(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]
+
+
+class RayObjects:
+    """Tensors handed over through Ray's object store."""
+
+    is_local = False
+
+    def put(self, tensors: Mapping[str, Tensor]) -> RayRef:
+        """Keep a copy of `tensors` while the reference, or a copy of it, lives."""
+        entries, parts, _ = layout(tensors)
+        return RayRef(ray.put({offset: as_bytes(tensor) for offset, tensor in parts.items()}), entries)
+
+    def get(self, ref: Any) -> Mapping[str, Tensor]:
+        """Return the tensors of `ref`."""
+        tensors: Mapping[str, Tensor] = ref.load()
+        return tensors
+
+
+class RayRuntime:
+    """Places each component in an actor; see `trinity.runtime.base.Runtime`. It may be given to an actor.
+
+    An actor lives no longer than the process that started it.
+
+    Args:
+        namespace: of the names.
+        setup: what every process does before it makes its component.
+    """
+
+    def __init__(self, namespace: str, setup: Setup | None = None) -> None:
+        self.namespace = namespace
+        self.objects = RayObjects()
+        self._setup = setup
+        self._handles: list[RayHandle] = []
+        self._groups: list[PlacementGroup] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RayRuntime, (self.namespace, self._setup)
+
+    async def start(self, cls: Callable[..., Any], *args: Any, **how: Any) -> Handle:
+        """Return a handle of `cls(*args, **kwargs)` in an actor."""
+        order = Order.of(cls, args, how)
+        check_gpus({order.name: order.resources.num_gpus}, _gpus(), _nodes())
+        node = order.resources.node
+        place = None if node is None else NodeAffinitySchedulingStrategy(_node_id(node), soft=False)
+        return await self._start(order, place)
+
+    async def _start(self, order: Order, place: Any) -> Handle:
+        name, wants = order.name, order.resources
+        await self._until_free(name)
+        actor: Any = (
+            ray.remote(_Actor)
+            .options(
+                name=name,
+                namespace=self.namespace,
+                num_cpus=wants.num_cpus,
+                num_gpus=wants.num_gpus,
+                max_concurrency=MAX_CONCURRENCY,
+                max_restarts=0,
+                **({} if place is None else {"scheduling_strategy": place}),
+            )
+            .remote(name)
+        )
+        try:
+            facts, made = await asyncio.wait_for(self._construct(actor, order), order.timeout_s)
+        except TimeoutError as error:
+            ray.kill(actor)
+            raise late(f"{name} did not start", order, _free()) from error
+        except RayActorError as error:
+            raise ActorDiedError(f"{name} is gone before it was ready: {death_cause(str(error))}") from error
+        except BaseException:
+            ray.kill(actor)
+            raise
+        handle = RayHandle(name, actor, facts)
+        if isinstance(made, Failure):
+            ray.kill(actor)
+            raise made.error()
+        self._handles.append(handle)
+        return handle
+
+    async def _construct(self, actor: Any, order: Order) -> tuple[dict[str, Any], Failure | None]:
+        facts = await actor.prepare.remote(self._setup, order.resources.env)
+        return facts, await actor.construct.remote(order.cls, order.args, order.kwargs)
+
+    async def group(self, cls: Callable[..., Any], count: int, *args: Any, **how: Any) -> list[Handle]:
+        """Return handles of `count` components in the bundles of one placement group."""
+        order = Order.of(cls, args, how)
+        wants = order.resources
+        orders = order.ranks(count)
+        check_gpus({each.name: wants.num_gpus for each in orders}, _gpus(), _nodes())
+        bundle = {"CPU": max(wants.num_cpus, SMALLEST_CPU)} | ({"GPU": wants.num_gpus} if wants.num_gpus else {})
+        group = placement_group([dict(bundle) for _ in orders], strategy="PACK")
+        try:
+            await asyncio.wait_for(_result(group.ready()), order.timeout_s)
+            bundles = [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i) for i in range(count)]
+            pairs = zip(orders, bundles, strict=True)
+            handles = await start_together([self._start(each, place) for each, place in pairs])
+        except TimeoutError as error:
+            remove_placement_group(group)
+            raise late(f"{count} places of {order.name} were not free", order, _free()) from error
+        except BaseException:
+            remove_placement_group(group)
+            raise
+        self._groups.append(group)
+        return handles
+
+    async def close(self, *, grace_s: float = CLOSE_GRACE_S) -> None:
+        """End every actor that this runtime started."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.release()
+        deaths = [asyncio.ensure_future(handle.wait_dead()) for handle in handles]
+        if deaths:
+            _, late = await asyncio.wait(deaths, timeout=grace_s)
+            await asyncio.gather(*(h.kill() for h, death in zip(handles, deaths, strict=True) if death in late))
+        for group in self._groups:
+            remove_placement_group(group)
+        self._groups.clear()
+
+    async def _until_free(self, name: str) -> None:
+        """Wait until Ray has forgotten a dead actor of this name.
+
+        Raises:
+            AlreadyRunningError: the actor lives (E8010).
+        """
+        end = time.monotonic() + NAME_WAIT_S
+        while time.monotonic() < end:
+            try:
+                holder = ray.get_actor(name, namespace=self.namespace)
+            except ValueError:
+                return
+            try:
+                await asyncio.wait_for(_result(holder.answer.remote()), max(POLL_S, end - time.monotonic()))
+                break
+            except RayActorError as error:
+                logger.debug("the actor %s is dead (%s); waiting until its name is free", name, _first(error))
+                ray.kill(holder)
+                await asyncio.sleep(POLL_S)
+            except TimeoutError:
+                break
+        raise AlreadyRunningError(
+            f"an actor named {name} lives in the Ray namespace {self.namespace}: another run has this name; give this "
+            "one another `name`, `explorer.name` or `ray_namespace`, or stop the other",
+            code="E8010",
+        )
+
+
+def _gpus() -> float:
+    return float(ray.cluster_resources().get("GPU", 0))
+
+
+def _free() -> str:
+    free = ray.available_resources()
+    return f"{free.get('GPU', 0):g} GPUs and {free.get('CPU', 0):g} CPUs"
+
+
+def _nodes() -> list[str]:
+    return [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
+
+
+def _node_id(address: str) -> str:
+    for node in ray.nodes():
+        if node["Alive"] and address in (node["NodeManagerAddress"], node["NodeID"]):
+            return str(node["NodeID"])
+    raise EnvironmentProblem(f"no machine {address} in the Ray cluster; it has {', '.join(_nodes())}", code="E3405")
+
+
+def connect(request: ClusterRequest) -> str:
+    """Join the cluster that runs at the address, or start one on this machine; return its address.
+
+    Signal handlers of this process stay as they are.
+
+    Raises:
+        EnvironmentProblem: none runs and several machines are asked for (E3401), versions or token differ (E3402), or
+            fewer machines or GPUs are there than asked for (E3401, E3202).
+    """
+    if request.has_timeline:
+        os.environ["RAY_PROFILING"] = "1"
+    if not sys.stdout.isatty():
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
+    address = found_address(request.address)
+    check_found(request, address)
+    with signals_kept():
+        try:
+            ray.init(
+                address=address or "local",
+                num_gpus=None if address else request.gpu_per_node,
+                include_dashboard=None if address else False,
+                namespace=request.namespace,
+                log_to_driver=not request.is_quiet,
+                logging_level=logging.WARNING,
+            )
+        except (AuthenticationError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "Version mismatch" not in str(error):
+                raise
+            raise mismatch(error) from error
+    try:
+        check_cluster(request, _nodes(), _gpus())
+    except EnvironmentProblem:
+        ray.shutdown()
+        raise
+    where = f"joined the Ray cluster at {address}" if address else "started Ray on this machine"
+    logger.info("%s: %d machines, %s", where, len(_nodes()), _free())
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def disconnect(timeline: Path | None = None) -> None:
+    """Leave the cluster, and end it if `connect` started it; write Ray's timeline to `timeline` before."""
+    if not ray.is_initialized():
+        return
+    if timeline is not None:
+        timeline.parent.mkdir(parents=True, exist_ok=True)
+        ray.timeline(str(timeline))
+    ray.shutdown()
