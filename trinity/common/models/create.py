@@ -8,51 +8,61 @@ from trinity.common.errors import NotAvailableError
 from trinity.common.models.external_model import ExternalModel, external_settings
 from trinity.common.models.model import InferenceModel, call_timeout_s
 from trinity.common.models.routing.fleet import FleetSettings
+from trinity.common.models.routing.remote import RuntimeEngines
 from trinity.common.models.routing.router import EngineRouter
-from trinity.common.models.routing.slot import LocalEngines
+from trinity.common.models.routing.slot import EngineSource, LocalEngines
 from trinity.common.models.torch_engine.engine import TorchEngine
 from trinity.common.models.torch_engine.settings import engine_settings
+from trinity.runtime.base import Resources, Runtime
 
 
-def create_inference_model(config: Config) -> InferenceModel:
+def create_inference_model(config: Config, runtime: Runtime | None = None) -> InferenceModel:
     """Return the engine of the rollout model, not yet prepared.
+
+    Args:
+        config: resolved configuration of the stage.
+        runtime: starts the processes of several engines; None: all are in this process.
 
     Raises:
         NotAvailableError: another `engine_type` than auto, torch and external, or an engine on several devices.
     """
-    section, key = config.explorer.rollout_model, "explorer.rollout_model"
-    if section.engine_type == "external":
-        return ExternalModel(external_settings(config, section, key=key))
-    _check(section, key=key)
-    return _engines(config)
+    return _model(config, runtime, auxiliary=None)
 
 
-def create_auxiliary_models(config: Config) -> list[InferenceModel]:
+def create_auxiliary_models(config: Config, runtime: Runtime | None = None) -> list[InferenceModel]:
     """Return the engines of the auxiliary models, not yet prepared.
 
     Raises:
         NotAvailableError: as for `create_inference_model`.
     """
-    engines: list[InferenceModel] = []
-    for index, model in enumerate(config.explorer.auxiliary_models):
-        key = f"explorer.auxiliary_models[{index}]"
-        if model.engine_type == "external":
-            engines.append(ExternalModel(external_settings(config, model, key=key)))
-            continue
-        _check(model, key=key)
-        engines.append(_engines(config, model))
-    return engines
+    return [_model(config, runtime, auxiliary=index) for index in range(len(config.explorer.auxiliary_models))]
 
 
-def _engines(config: Config, auxiliary: InferenceModelConfig | None = None) -> InferenceModel:
-    """Return the engine of a model, or a router over its `engine_num` engines."""
-    model = auxiliary or config.explorer.rollout_model
-    settings = engine_settings(config, auxiliary)
-    if model.engine_num == 1:
+def _model(config: Config, runtime: Runtime | None, *, auxiliary: int | None) -> InferenceModel:
+    """Return the server, the engine, or the router over the `engine_num` engines of a model."""
+    is_rollout = auxiliary is None
+    section = config.explorer.rollout_model if auxiliary is None else config.explorer.auxiliary_models[auxiliary]
+    key = "explorer.rollout_model" if is_rollout else f"explorer.auxiliary_models[{auxiliary}]"
+    if section.engine_type == "external":
+        return ExternalModel(external_settings(config, section, key=key))
+    _check(section, key=key)
+    settings = engine_settings(config, None if is_rollout else section)
+    if section.engine_num == 1:
         return TorchEngine(settings)
+    source: EngineSource = LocalEngines(lambda: TorchEngine(settings))
+    if runtime is not None:
+        source = RuntimeEngines(
+            runtime,
+            TorchEngine,
+            settings,
+            name=f"{config.explorer.name}_{'engine' if is_rollout else f'auxiliary_{auxiliary}'}",
+            resources=Resources(num_gpus=1 if config.cluster.rollout_gpu_num else 0, own_process=True),
+            timeout_s=settings.timeout_s,
+            sync_timeout_s=settings.sync_timeout_s,
+        )
     return EngineRouter(
-        LocalEngines(lambda: TorchEngine(settings)),
-        fleet_settings(config, model),
+        source,
+        fleet_settings(config, section),
         timeout_s=call_timeout_s(config),
         is_deterministic=config.deterministic,
     )

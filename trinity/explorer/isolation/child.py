@@ -21,6 +21,7 @@ from trinity.common.config import Config
 from trinity.common.errors import EngineError
 from trinity.common.experience import Experience
 from trinity.common.models.model import Messages, ModelWrapper
+from trinity.common.weights import Ticket
 from trinity.common.workflows.task import Task
 from trinity.explorer.outcome import Outcome
 from trinity.explorer.runner import WorkflowRunner
@@ -148,6 +149,14 @@ class DistantEngine:
         raise EngineError("the vocabulary of a distant engine would block the event loop", code="E5610")
 
     async def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
+        """Refuse: weights come from the trainer.
+
+        Raises:
+            EngineError: always (E5635).
+        """
+        raise EngineError("a workflow cannot change the weights of an engine", code="E5635")
+
+    async def pull(self, ticket: Ticket) -> None:
         """Refuse: weights come from the trainer.
 
         Raises:
