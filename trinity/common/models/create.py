@@ -5,6 +5,7 @@ from __future__ import annotations
 from trinity.common.config import Config
 from trinity.common.config.model import InferenceModelConfig
 from trinity.common.errors import NotAvailableError
+from trinity.common.models.external_model import ExternalModel, external_settings
 from trinity.common.models.model import InferenceModel, call_timeout_s
 from trinity.common.models.routing.fleet import FleetSettings
 from trinity.common.models.routing.remote import RuntimeEngines
@@ -23,10 +24,9 @@ def create_inference_model(config: Config, runtime: Runtime | None = None) -> In
         runtime: starts the processes of several engines; None: all are in this process.
 
     Raises:
-        NotAvailableError: `engine_type` is neither auto nor torch, or an engine on several devices is asked for.
+        NotAvailableError: another `engine_type` than auto, torch and external, or an engine on several devices.
     """
-    _check(config.explorer.rollout_model, key="explorer.rollout_model")
-    return _engines(config, runtime)
+    return _model(config, runtime, auxiliary=None)
 
 
 def create_auxiliary_models(config: Config, runtime: Runtime | None = None) -> list[InferenceModel]:
@@ -35,19 +35,19 @@ def create_auxiliary_models(config: Config, runtime: Runtime | None = None) -> l
     Raises:
         NotAvailableError: as for `create_inference_model`.
     """
-    engines: list[InferenceModel] = []
-    for index, model in enumerate(config.explorer.auxiliary_models):
-        _check(model, key=f"explorer.auxiliary_models[{index}]")
-        engines.append(_engines(config, runtime, index))
-    return engines
+    return [_model(config, runtime, auxiliary=index) for index in range(len(config.explorer.auxiliary_models))]
 
 
-def _engines(config: Config, runtime: Runtime | None, auxiliary: int | None = None) -> InferenceModel:
-    """Return the engine of a model, or a router over its `engine_num` engines."""
+def _model(config: Config, runtime: Runtime | None, *, auxiliary: int | None) -> InferenceModel:
+    """Return the server, the engine, or the router over the `engine_num` engines of a model."""
     is_rollout = auxiliary is None
-    model = config.explorer.rollout_model if auxiliary is None else config.explorer.auxiliary_models[auxiliary]
-    settings = engine_settings(config, None if is_rollout else model)
-    if model.engine_num == 1:
+    section = config.explorer.rollout_model if auxiliary is None else config.explorer.auxiliary_models[auxiliary]
+    key = "explorer.rollout_model" if is_rollout else f"explorer.auxiliary_models[{auxiliary}]"
+    if section.engine_type == "external":
+        return ExternalModel(external_settings(config, section, key=key))
+    _check(section, key=key)
+    settings = engine_settings(config, None if is_rollout else section)
+    if section.engine_num == 1:
         return TorchEngine(settings)
     source: EngineSource = LocalEngines(lambda: TorchEngine(settings))
     if runtime is not None:
@@ -62,7 +62,7 @@ def _engines(config: Config, runtime: Runtime | None, auxiliary: int | None = No
         )
     return EngineRouter(
         source,
-        fleet_settings(config, model),
+        fleet_settings(config, section),
         timeout_s=call_timeout_s(config),
         is_deterministic=config.deterministic,
     )
@@ -84,8 +84,8 @@ def fleet_settings(config: Config, model: InferenceModelConfig) -> FleetSettings
 def _check(rollout: InferenceModelConfig, *, key: str) -> None:
     if rollout.engine_type not in ("auto", "torch"):
         raise NotAvailableError(
-            f"{key}.engine_type: only auto and torch are available in this version, got {rollout.engine_type!r}; "
-            f"use --set {key}.engine_type=torch"
+            f"{key}.engine_type: only auto, torch and external are available in this version, got "
+            f"{rollout.engine_type!r}; use --set {key}.engine_type=torch"
         )
     if rollout.tensor_parallel_size != 1:
         raise NotAvailableError(
