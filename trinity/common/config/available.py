@@ -118,15 +118,17 @@ SECTIONS = (
 ROLLOUT_MODEL = (
     "engine_num", "dtype", "enable_history", "seed", "trust_remote_code", "temperature", "top_p", "top_k",
     "max_model_len", "max_prompt_tokens", "max_response_tokens", "min_response_tokens", "enable_prompt_truncation",
-    "chat_template", "ignore_eos", "extra_engine_args", "gpu_memory_utilization",
+    "chat_template", "ignore_eos", "extra_engine_args", "gpu_memory_utilization", "tensor_parallel_size",
+    "pipeline_parallel_size", "enforce_eager", "enable_prefix_caching", "enable_chunked_prefill",
+    "enable_expert_parallel", "enable_log_requests",
 )  # fmt: skip
 
 HONOURED: dict[str, tuple[Any, ...]] = {
     **{f"explorer.rollout_model.{name}": (ANY,) for name in ROLLOUT_MODEL},
-    "explorer.rollout_model.engine_type": ("auto", "torch", "external"),
+    "explorer.rollout_model.engine_type": ("auto", "torch", "vllm", "vllm_async", "external"),
     "explorer.rollout_model.external_model_config.*": (ANY,),
     **{f"explorer.auxiliary_models.*.{name}": (ANY,) for name in ("model_path", "name", *ROLLOUT_MODEL)},
-    "explorer.auxiliary_models.*.engine_type": ("auto", "torch", "external"),
+    "explorer.auxiliary_models.*.engine_type": ("auto", "torch", "vllm", "vllm_async", "external"),
     "explorer.auxiliary_models.*.external_model_config.*": (ANY,),
     "explorer.auxiliary_models.*.logprobs": (0, 1),
     "explorer.auxiliary_models.*.repetition_penalty": (1.0,),
@@ -198,7 +200,7 @@ MIRRORS: dict[str, str] = {
 
 WAYS_OUT: dict[str, str] = {
     "explorer.rollout_model.engine_type": "use --set explorer.rollout_model.engine_type=torch",
-    "explorer.rollout_model.tensor_parallel_size": "use --set explorer.rollout_model.tensor_parallel_size=1",
+    "explorer.rollout_model.data_parallel_size": "use explorer.rollout_model.engine_num",
     "cluster.gpu_per_node": "use --set cluster.gpu_per_node=1",
     "cluster.node_num": "use --set cluster.node_num=1",
     "cluster.runtime": "use --set cluster.runtime=local",

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from trinity.common.config.draft import Draft, path_of
+from trinity.common.config.rules.engines import resolve_engine_types
 
-ENGINE = "explorer.rollout_model.engine_type"
 DYNAMIC = "explorer.dynamic_timeout.enable"
 METHOD = "synchronizer.sync_method"
 
 
 def resolve_engine(draft: Draft) -> None:
     """Fill the engine type and the runtime."""
-    if draft.get(ENGINE) == "auto":
-        draft.derive(ENGINE, "torch", "the engine of this version that runs on any machine")
-    elif draft.get(ENGINE) == "vllm_async":
-        draft.derive(ENGINE, "vllm", "vllm_async means vllm")
+    resolve_engine_types(draft)
     if draft.get("cluster.runtime") == "auto":
         draft.derive("cluster.runtime", "local", "one engine and one trainer worker fit one process")
     runners = draft.get("explorer.runner_num")

@@ -70,9 +70,7 @@ class RemoteEngine:
     async def prepare(self) -> None:
         """Let the engine load what it needs; does nothing the second time."""
         if self._vocabulary is None:
-            await bounded(
-                self.handle.prepare(), PREPARE_TIMEOUT_S, what=self.handle.name, setting="PREPARE_TIMEOUT_S"
-            )
+            await bounded(self.handle.prepare(), PREPARE_TIMEOUT_S, what=self.handle.name, setting="PREPARE_TIMEOUT_S")
             self._vocabulary = dict(await self._call("vocabulary"))
 
     async def generate(self, prompt: str | Sequence[int], **arguments: Any) -> list[Experience]:
