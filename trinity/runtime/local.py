@@ -93,6 +93,8 @@ class LocalRuntime:
         setup: what each child process does before it makes its component.
     """
 
+    is_local = True
+
     def __init__(self, setup: Setup | None = None) -> None:
         self.objects = LocalObjects()
         self._processes = ProcessRuntime(setup)

@@ -246,6 +246,8 @@ class ProcessRuntime:
         setup: what every process does before it makes its component.
     """
 
+    is_local = False
+
     def __init__(self, setup: Setup | None = None) -> None:
         self.objects = MemoryObjects()
         self._setup = setup
