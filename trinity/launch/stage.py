@@ -123,8 +123,9 @@ class Stage:
         synchronizer = await self.place.synchronizer()
         store = open_store(self.config)
         shared: dict[str, Any] = {"resume": resume, "store": store, "on_metrics": self.on_metrics}
-        explorer = await self.place.side(ExplorerSide, synchronizer, **shared)
-        trainer = await self.place.side(TrainerSide, synchronizer, **shared)
+        explorer, trainer = await asyncio.gather(
+            *(self.place.side(side, synchronizer, **shared) for side in (ExplorerSide, TrainerSide))
+        )
         try:
             await trainer.prepare(explore_steps=await explorer.prepare())
             exploring = asyncio.create_task(explorer.run(), name=self.config.explorer.name)

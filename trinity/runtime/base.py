@@ -131,7 +131,7 @@ class Handle(Protocol):
     async def wait_dead(self) -> str:
         """Return the cause of death, when the component is gone."""
 
-    def release(self) -> None:
+    def let_go(self) -> None:
         """Give the placement back without waiting; the component's own `close` is its caller's business."""
 
 

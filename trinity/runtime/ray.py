@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import AuthenticationError, GetTimeoutError, RayActorError, RayError
+from ray.exceptions import AuthenticationError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -128,7 +128,7 @@ class RayHandle:
             return self._cause(error)
         raise AssertionError("the watch of an actor ends with the actor only")
 
-    def release(self) -> None:
+    def let_go(self) -> None:
         """End the actor; wait for nothing."""
         ray.kill(self._actor)
 
@@ -160,8 +160,8 @@ class RayRef:
         if self._ref is None:
             raise SyncError("the tensors are gone: they have been dropped", code="E5704")
         try:
-            parts = ray.get(self._ref, timeout=OBJECT_TIMEOUT_S)
-        except (RayError, GetTimeoutError) as error:
+            parts = self._ref.future().result(OBJECT_TIMEOUT_S)  # ray.get warns in an actor with an event loop
+        except (RayError, TimeoutError) as error:
             raise SyncError(
                 f"the tensors cannot be had from Ray's object store within {OBJECT_TIMEOUT_S:g} s: {_first(error)}",
                 code="E5704",
@@ -286,7 +286,7 @@ class RayRuntime:
         """End every actor that this runtime started."""
         handles, self._handles = self._handles, []
         for handle in handles:
-            handle.release()
+            handle.let_go()
         deaths = [asyncio.ensure_future(handle.wait_dead()) for handle in handles]
         if deaths:
             _, slow = await asyncio.wait(deaths, timeout=grace_s)
@@ -374,7 +374,7 @@ def connect(request: cluster.ClusterRequest) -> str:
                 logging_level=logging.WARNING,
             )
         except (AuthenticationError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and "Version cluster.mismatch" not in str(error):
+            if isinstance(error, RuntimeError) and "Version mismatch" not in str(error):
                 raise
             raise cluster.mismatch(error) from error
     try:
@@ -393,5 +393,6 @@ def disconnect(timeline: Path | None = None) -> None:
         return
     if timeline is not None:
         timeline.parent.mkdir(parents=True, exist_ok=True)
+        logging.getLogger("ray._private.state").setLevel(logging.ERROR)  # it warns of where events will be kept
         ray.timeline(str(timeline))
     ray.shutdown()
