@@ -67,6 +67,7 @@ def run_config(path: Path, options: RunOptions, *, is_quiet: bool = False) -> Ru
     log_to_console(is_quiet=is_quiet)
     try:
         plan = plan_run(path, options)
+        options.command = resume_command(path, options)
         _refuse_unfit_machine(plan, options)
         _show_plan(plan, is_quiet=is_quiet)
         return _run_with_progress(plan, options, is_quiet=is_quiet)

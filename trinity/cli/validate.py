@@ -159,6 +159,8 @@ def _check_auxiliary(stage: StagePlan) -> Iterator[Problem]:
     config = stage.config
     advantage = ADVANTAGE_FN.contents.get(config.algorithm.advantage_fn or "")
     for index, auxiliary in enumerate(config.explorer.auxiliary_models if config.mode != "train" else ()):
+        if auxiliary.engine_type == "external":
+            continue
         path, trusts = auxiliary.model_path or config.model.model_path, bool(auxiliary.trust_remote_code)
         found = check_model_dir(path, trust_remote_code=trusts, need_chat_template=False)
         if index == 0 and not found and advantage is not None and "teacher_logprobs" in advantage.needs:

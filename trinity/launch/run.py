@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.catalogue import builtin_catalogue
 from trinity.common.config import Config, Plan, StagePlan, dump_config, load_plan
-from trinity.common.errors import CheckpointError, ExitCode, TrinityError
+from trinity.common.constants import Mode
+from trinity.common.errors import CheckpointError, ConfigError, ExitCode, TrinityError
+from trinity.launch.components import check_shared_keys, component_of
 from trinity.launch.job import (
-    SAVED_CONFIG,
     JobLock,
     check_same_config,
+    config_file,
     has_content,
     read_record,
     write_atomically,
@@ -43,6 +45,7 @@ class RunOptions:
         on_metrics: called with actor, step and values of every logged line.
         on_stage: called with each stage's plan before it starts.
         resume_overrides: what `--set` must add to continue this run; `plan_run` fills it.
+        command: what continues the run, for those who wait for it.
     """
 
     overrides: Sequence[str] = ()
@@ -51,6 +54,7 @@ class RunOptions:
     on_metrics: MetricsListener | None = None
     on_stage: Any = None
     resume_overrides: Sequence[str] = ()
+    command: str = ""
 
 
 @dataclass
@@ -79,12 +83,31 @@ def plan_run(path: Path, options: RunOptions) -> Plan:
     first = plan.stages[0].config
     if first.continue_from_checkpoint:
         return plan
+    if any(component_of(stage.config) is not None for stage in plan.stages):
+        return _begin_apart(plan)
     name = base = first.name.split("/")[0]
     if any(has_content(Path(s.config.checkpoint_job_dir)) for s in plan.stages):
         name = f"{base}_{time.strftime('%Y%m%d%H%M%S')}"
         logger.info("continue_from_checkpoint is false and %s holds an earlier run: this one is named %s", base, name)
         plan = load_plan(path, [*options.overrides, f"name={name}"], catalogue=catalogue)
     options.resume_overrides = (f"name={name}", "continue_from_checkpoint=true")
+    return plan
+
+
+def _begin_apart(plan: Plan) -> Plan:
+    """Return `plan` unless a component of it has been in its job before: another name would part it from the others.
+
+    Raises:
+        ConfigError: it has, and `continue_from_checkpoint` is false (E1840).
+    """
+    for stage in plan.stages:
+        job_dir, component = Path(stage.config.checkpoint_job_dir), component_of(stage.config)
+        if component is not None and config_file(job_dir, component).exists():
+            raise ConfigError(
+                f"`continue_from_checkpoint: false`, but {component} has run in {job_dir} before; to begin again write "
+                "another `name` in the files of all components, to go on write true",
+                code="E1840",
+            )
     return plan
 
 
@@ -97,7 +120,7 @@ def run_plan(plan: Plan, options: RunOptions) -> RunResult:
         for stage in plan.stages:
             stage = _after(stage, previous)
             previous = _finished_model(stage.config)
-            if previous is not None:
+            if previous is not None and not _may_get_more(stage.config):
                 logger.info("stage %s is already complete in %s", stage.name or "", stage.config.checkpoint_job_dir)
                 continue
             if options.on_stage is not None:
@@ -139,8 +162,12 @@ def _finished_model(config: Config) -> Path | None:
         CheckpointError: the stage is complete but its model is gone.
     """
     job_dir = Path(config.checkpoint_job_dir)
-    record = read_record(job_dir)
-    if record.get("status") != "done" or record.get("length") != _length(config):
+    record = read_record(job_dir, component_of(config))
+    if (
+        config.mode in (Mode.EXPLORE, Mode.BENCH)
+        or record.get("status") != "done"
+        or record.get("length") != _length(config)
+    ):
         return None
     model = job_dir / f"global_step_{record['training_step']}" / "actor" / "huggingface"
     if not (model / "config.json").is_file():
@@ -151,6 +178,11 @@ def _finished_model(config: Config) -> Path | None:
     return model
 
 
+def _may_get_more(config: Config) -> bool:
+    """Return whether a complete stage can go on all the same: a trainer without a last step, when an explorer joins."""
+    return component_of(config) is not None and config.trainer.total_steps is None
+
+
 def _length(config: Config) -> list[int | None]:
     """Return what decides how long a stage runs; a complete stage with a greater length goes on."""
     return [config.trainer.total_steps, config.buffer.total_steps, config.buffer.total_epochs]
@@ -159,18 +191,20 @@ def _length(config: Config) -> list[int | None]:
 def _run_stage(stage: StagePlan, stop: StopSignal, options: RunOptions) -> StageResult:
     config = stage.config
     job_dir = Path(config.checkpoint_job_dir)
-    lock = JobLock(job_dir)
+    component = component_of(config)
+    lock = JobLock(job_dir, component, command=options.command)
     try:
         text = dump_config(config)
-        check_same_config(job_dir, text, accepted=options.accepted_changes)
+        check_shared_keys(job_dir, component, text)
+        check_same_config(job_dir, text, accepted=options.accepted_changes, component=component)
         prepare_process(config.model.model_path, deterministic=config.deterministic)
         set_level(config.log.level)
         facts = process_facts()
-        check_same_facts(read_record(job_dir).get("facts", {}), facts, deterministic=config.deterministic)
+        check_same_facts(read_record(job_dir, component).get("facts", {}), facts, deterministic=config.deterministic)
         if config.deterministic:
             use_deterministic_algorithms()
-        write_atomically(job_dir / SAVED_CONFIG, text)
-        write_record(job_dir, status="running", facts=facts, stage=stage.name)
+        write_atomically(config_file(job_dir, component), text)
+        write_record(job_dir, component, status="running", facts=facts, stage=stage.name)
 
         from trinity.launch.placement import placed
         from trinity.launch.stage import Stage
@@ -181,11 +215,12 @@ def _run_stage(stage: StagePlan, stop: StopSignal, options: RunOptions) -> Stage
         status = "done" if outcome.stopped is None else "stopped"
         write_record(
             job_dir,
+            component,
             status=status,
             length=_length(config),
             training_step=outcome.training_step,
             explore_step=outcome.explore_step,
-            seconds=round(read_record(job_dir).get("seconds", 0.0) + outcome.seconds, 3),
+            seconds=round(read_record(job_dir, component).get("seconds", 0.0) + outcome.seconds, 3),
         )
         return outcome
     finally:

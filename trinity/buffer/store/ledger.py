@@ -16,6 +16,7 @@ from trinity.buffer.store.tables import (
     PRODUCER,
     SCHEMA,
     SCHEMA_VERSION,
+    SNAPSHOT,
     STEP_EXP,
     TABLES,
     TRAIN_STEP,
@@ -149,6 +150,17 @@ def finish_step(connection: Connection, scope: Scope, *, producer: str, step: in
     key = and_(scope.where(PRODUCER), PRODUCER.c.producer == producer)
     last = connection.scalar(select(PRODUCER.c.finished_step).where(key)) or 0
     upsert_producer(connection, scope, producer=producer, values={"finished_step": max(last, step)})
+
+
+def keep_snapshot(connection: Connection, scope: Scope, *, producer: str, text: str | None, num_added: int = 0) -> None:
+    """Replace a producer's snapshot unless `text` is None, and count the rollouts that it appended."""
+    key = and_(scope.where(SNAPSHOT), SNAPSHOT.c.producer == producer)
+    values: dict[str, Any] = {"num_rollouts": SNAPSHOT.c.num_rollouts + num_added}
+    if text is not None:
+        values["state"] = text
+    if not connection.execute(update(SNAPSHOT).where(key).values(**values)).rowcount:
+        first = {"state": text, "num_rollouts": num_added}
+        connection.execute(insert(SNAPSHOT).values(**scope.values, producer=producer, **first))
 
 
 def producers(connection: Connection, scope: Scope, *, trained_version: int | None) -> Producers:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, update
 
 from trinity.buffer.store import ledger, reuse
 from trinity.buffer.store.backup import JSONBackup
@@ -15,23 +14,23 @@ from trinity.buffer.store.database import Database
 from trinity.buffer.store.door import prepare
 from trinity.buffer.store.ledger import Limits, Scope
 from trinity.buffer.store.outlook import outlook
+from trinity.buffer.store.producers import POLL_S, ProducerBoard
 from trinity.buffer.store.reuse import Reuse
-from trinity.buffer.store.tables import EXPERIENCE, NO_ROOM, PRODUCER
+from trinity.buffer.store.tables import EXPERIENCE
 from trinity.buffer.store.types import AppendResult, Batch, ConsumerToken, Counts, num_rollouts
 from trinity.common.errors import DataError, StarvedError, StoreError
 from trinity.common.experience import Experience
 from trinity.common.payload import MAX_EXPERIENCE_BYTES
-from trinity.common.schema.sql_schema import DROPPED
+from trinity.common.schema.sql_schema import DROPPED, READY
 from trinity.utils.failpoints import failpoint
 from trinity.utils.log import get_logger, redact
 
-POLL_S = 0.2
 LEASE_S = 3600.0
 
 _logger = get_logger("buffer.store")
 
 
-class ExperienceStore:
+class ExperienceStore(ProducerBoard):
     """One transactional log of experiences in SQLite (a file) or PostgreSQL; safe to use from many threads.
 
     Args:
@@ -57,15 +56,12 @@ class ExperienceStore:
         reuse: Reuse | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
+        super().__init__(Database(url, busy_timeout_s=busy_timeout_s, clock=clock), capacity=capacity)
         self.url = url
         self.keep_payloads = keep_payloads
         self.backup = backup
         self.max_experience_bytes = max_experience_bytes
-        self.capacity = capacity
         self.reuse = reuse
-        self._database = Database(url, busy_timeout_s=busy_timeout_s, clock=clock)
-        self._changed = threading.Condition()
-        self._scopes: dict[tuple[str, str], Scope] = {}
 
     def open(self) -> ExperienceStore:
         """Open or create the database; return the store. A second call does nothing.
@@ -98,67 +94,6 @@ class ExperienceStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def open_producer(self, buffer: str, producer: str, *, run: str, stage: str = "") -> None:
-        """Announce that `producer` will append; readers wait for it until it is closed."""
-        scope = Scope(run, stage, buffer)
-        self._scopes[buffer, producer] = scope
-        with self._database.write() as connection:
-            values = {"is_open": 1, "wait_version": None}
-            ledger.upsert_producer(connection, scope, producer=producer, values=values)
-
-    def close_producer(self, buffer: str, producer: str, *, run: str, stage: str = "") -> None:
-        """Announce that `producer` is finished; readers drain what is left."""
-        with self._database.write() as connection:
-            ledger.upsert_producer(connection, Scope(run, stage, buffer), producer=producer, values={"is_open": 0})
-        self._notify()
-
-    def producers_open(self, buffer: str, *, run: str, stage: str = "") -> int:
-        """Return how many producers of the buffer are not finished."""
-        with self._database.read() as connection:
-            return ledger.producers(connection, Scope(run, stage, buffer), trained_version=None).open
-
-    def finished_step(self, buffer: str, producer: str, *, run: str, stage: str = "") -> int:
-        """Return the last explore step of `producer` that is complete in the log, 0 without any."""
-        key = (Scope(run, stage, buffer).where(PRODUCER), PRODUCER.c.producer == producer)
-        with self._database.read() as connection:
-            return connection.scalar(select(PRODUCER.c.finished_step).where(*key)) or 0
-
-    def announce_wait(
-        self, buffer: str, producer: str, version: int, *, run: str | None = None, stage: str = ""
-    ) -> None:
-        """Announce that `producer` appends nothing before model version `version` is published.
-
-        A reader whose trainer has published an older version then gets an incomplete batch at once.
-        Without `run`, the producer must have been opened by this store object.
-        """
-        scope = self._scopes[buffer, producer] if run is None else Scope(run, stage, buffer)
-        with self._database.write() as connection:
-            ledger.upsert_producer(connection, scope, producer=producer, values={"wait_version": version})
-        self._notify()
-
-    def wait_for_room(self, buffer: str, producer: str, *, timeout_s: float, run: str, stage: str = "") -> bool:
-        """Return whether fewer than `capacity` experiences wait to be trained, at the latest after `timeout_s`.
-
-        Until it returns true, readers are told that `producer` appends nothing: they do not wait for a full batch.
-        """
-        scope, deadline = Scope(run, stage, buffer), time.monotonic() + timeout_s
-        is_told = False
-        while self.capacity is not None:
-            with self._database.read() as connection:
-                has_room = ledger.num_waiting(connection, scope) < self.capacity
-            if has_room or not is_told:
-                with self._database.write() as connection:
-                    values = {"wait_version": None if has_room else NO_ROOM}
-                    ledger.upsert_producer(connection, scope, producer=producer, values=values)
-                is_told = True
-                self._notify()
-            if has_room or time.monotonic() >= deadline:
-                return has_room
-            with self._changed:
-                if self._database.is_open:
-                    self._changed.wait(min(POLL_S, max(deadline - time.monotonic(), 0.0)))
-        return True
-
     def append(
         self,
         buffer: str,
@@ -168,11 +103,12 @@ class ExperienceStore:
         producer: str,
         explore_step: int,
         stage: str = "",
+        snapshot: str | None = None,
     ) -> AppendResult:
         """Append the experiences of one explore step and record the step as finished, in one transaction.
 
         Rows are sorted by id; ids that the log has are left untouched, so that a repeated append does nothing.
-        An empty list records an empty step.
+        An empty list records an empty step. A `snapshot` of the producer after the step is kept with it.
 
         Raises:
             DataError: a reward is not a finite number, or two experiences have one id; nothing is appended.
@@ -188,6 +124,9 @@ class ExperienceStore:
             if new:
                 connection.execute(insert(EXPERIENCE), new)
             ledger.finish_step(connection, scope, producer=producer, step=explore_step)
+            ready = {row["uid"] for row in new if row["state"] == READY}
+            added = num_rollouts([experience for experience in ordered if experience.eid.uid in ready])
+            ledger.keep_snapshot(connection, scope, producer=producer, text=snapshot, num_added=added)
             failpoint("store.append.before_commit")
         failpoint("store.append.after_commit")
         if self.backup is not None:
@@ -379,7 +318,3 @@ class ExperienceStore:
             for part in ledger.chunks([i for i in ids if i != bad]):
                 connection.execute(update(EXPERIENCE).where(EXPERIENCE.c.id.in_(part)).values(**ready))
             connection.execute(update(EXPERIENCE).where(EXPERIENCE.c.id == bad).values(**dropped))
-
-    def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Float, Index, Integer, String, Table
+from sqlalchemy import Float, Index, Integer, String, Table, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from trinity.common.schema.sql_schema import Base, ExperienceModel
@@ -44,6 +44,24 @@ class ProducerModel(Base):
     is_open: Mapped[int] = mapped_column(Integer, default=1)
     wait_version: Mapped[int | None] = mapped_column(Integer)
     finished_step: Mapped[int] = mapped_column(Integer, default=0)
+
+
+class SnapshotModel(Base):
+    """Where a producer stands after its last finished step, written with that step's experiences.
+
+    Attributes:
+        state: what the producer wants to continue from, as text; NULL where its state is kept elsewhere.
+        num_rollouts: rollouts that it has appended.
+    """
+
+    __tablename__ = "producer_snapshot"
+
+    run: Mapped[str] = mapped_column(String(256), primary_key=True)
+    stage: Mapped[str] = mapped_column(String(128), primary_key=True)
+    buffer: Mapped[str] = mapped_column(String(128), primary_key=True)
+    producer: Mapped[str] = mapped_column(String(128), primary_key=True)
+    state: Mapped[str | None] = mapped_column(Text)
+    num_rollouts: Mapped[int] = mapped_column(Integer, default=0)
 
 
 class ConsumerModel(Base):
@@ -116,7 +134,8 @@ def _table(model: type[Base]) -> Table:
 EXPERIENCE = _table(ExperienceModel)
 SCHEMA = _table(SchemaModel)
 PRODUCER = _table(ProducerModel)
+SNAPSHOT = _table(SnapshotModel)
 CONSUMER = _table(ConsumerModel)
 TRAIN_STEP = _table(TrainStepModel)
 STEP_EXP = _table(StepExperienceModel)
-TABLES = (EXPERIENCE, SCHEMA, PRODUCER, CONSUMER, TRAIN_STEP, STEP_EXP)
+TABLES = (EXPERIENCE, SCHEMA, PRODUCER, SNAPSHOT, CONSUMER, TRAIN_STEP, STEP_EXP)

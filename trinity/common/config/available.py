@@ -58,7 +58,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "model.rope_scaling*": (None, {}),
     "model.rope_theta": (None,),
     "model.tinker.enable": (False,),
-    "model.external_model.enable": (False,),
     "cluster.node_num": (ANY,),
     "cluster.gpu_per_node": (ANY,),
     "cluster.ray_address": (ANY,),
@@ -124,10 +123,12 @@ ROLLOUT_MODEL = (
 
 HONOURED: dict[str, tuple[Any, ...]] = {
     **{f"explorer.rollout_model.{name}": (ANY,) for name in ROLLOUT_MODEL},
-    "explorer.rollout_model.engine_type": ("auto", "torch"),
+    "explorer.rollout_model.engine_type": ("auto", "torch", "external"),
+    "explorer.rollout_model.external_model_config.*": (ANY,),
     **{f"explorer.auxiliary_models.*.{name}": (ANY,) for name in ("model_path", "name", *ROLLOUT_MODEL)},
-    "explorer.auxiliary_models.*.engine_type": ("auto", "torch"),
-    "explorer.auxiliary_models.*.logprobs": (0,),
+    "explorer.auxiliary_models.*.engine_type": ("auto", "torch", "external"),
+    "explorer.auxiliary_models.*.external_model_config.*": (ANY,),
+    "explorer.auxiliary_models.*.logprobs": (0, 1),
     "explorer.auxiliary_models.*.repetition_penalty": (1.0,),
     f"{_MODEL}.enable_gradient_checkpointing": (ANY,),
     f"{_MODEL}.use_remove_padding": (True,),

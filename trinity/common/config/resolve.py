@@ -39,6 +39,7 @@ from trinity.common.config.rules.cluster import (
     resolve_synchronizer,
 )
 from trinity.common.config.rules.critic import check_unused_critic, resolve_critic
+from trinity.common.config.rules.external import resolve_external
 from trinity.common.config.rules.lengths import hand_down, resolve_lengths
 from trinity.common.config.rules.mixture import check_sampling
 from trinity.common.config.rules.names import check_model_paths, derive_names
@@ -159,6 +160,7 @@ RULES = (
     resolve_adapter,
     resolve_algorithm,
     resolve_lengths,
+    resolve_external,
     resolve_engine,
     resolve_synchronizer,
     hand_down,

@@ -5,14 +5,15 @@ from __future__ import annotations
 from trinity.common.config import Config
 from trinity.common.config.model import InferenceModelConfig
 from trinity.common.errors import NotAvailableError
+from trinity.common.models.external_model import ExternalModel, external_settings
 from trinity.common.models.model import InferenceModel, call_timeout_s
-from trinity.common.models.remote_engine import EnginePlace, RemoteEngines
 from trinity.common.models.routing.fleet import FleetSettings
+from trinity.common.models.routing.remote import RuntimeEngines
 from trinity.common.models.routing.router import EngineRouter
 from trinity.common.models.routing.slot import EngineSource, LocalEngines
 from trinity.common.models.torch_engine.engine import TorchEngine
 from trinity.common.models.torch_engine.settings import engine_settings
-from trinity.runtime.base import Runtime
+from trinity.runtime.base import Resources, Runtime
 
 SHARE_OF_ENGINES = 0.5  # of a single GPU; the trainer has the rest
 
@@ -22,13 +23,12 @@ def create_inference_model(config: Config, runtime: Runtime | None = None) -> In
 
     Args:
         config: resolved configuration of the stage.
-        runtime: places engines that have processes of their own; None: every engine is in this process.
+        runtime: starts the processes of several engines, and of engines elsewhere; None: all are in this process.
 
     Raises:
-        NotAvailableError: `engine_type` is neither auto nor torch, or an engine on several devices is asked for.
+        NotAvailableError: another `engine_type` than auto, torch and external, or an engine on several devices.
     """
-    _check(config.explorer.rollout_model, key="explorer.rollout_model")
-    return _engines(config, None, runtime)
+    return _model(config, runtime, auxiliary=None)
 
 
 def create_auxiliary_models(config: Config, runtime: Runtime | None = None) -> list[InferenceModel]:
@@ -37,42 +37,40 @@ def create_auxiliary_models(config: Config, runtime: Runtime | None = None) -> l
     Raises:
         NotAvailableError: as for `create_inference_model`.
     """
-    engines: list[InferenceModel] = []
-    for index, model in enumerate(config.explorer.auxiliary_models):
-        _check(model, key=f"explorer.auxiliary_models[{index}]")
-        engines.append(_engines(config, index, runtime))
-    return engines
+    return [_model(config, runtime, auxiliary=index) for index in range(len(config.explorer.auxiliary_models))]
 
 
-def create_engine(config: Config, auxiliary: int | None = None) -> InferenceModel:
-    """Return one engine in this process, not yet prepared.
+def _model(config: Config, runtime: Runtime | None, *, auxiliary: int | None) -> InferenceModel:
+    """Return the server, the engine, or the router over the `engine_num` engines of a model.
 
-    Args:
-        config: resolved configuration of the stage.
-        auxiliary: index of the auxiliary model; None: the rollout model.
+    One engine of a local run is in this process; several, and those of a cluster, have processes of their own.
     """
-    model = None if auxiliary is None else config.explorer.auxiliary_models[auxiliary]
-    return TorchEngine(engine_settings(config, model))
-
-
-def _engines(config: Config, auxiliary: int | None, runtime: Runtime | None) -> InferenceModel:
-    """Return the engine of a model, or a router over its `engine_num` engines.
-
-    One engine of a local run is in this process; several, and those on other machines, have processes of their own.
-    """
-    explorer = config.explorer
-    model = explorer.rollout_model if auxiliary is None else explorer.auxiliary_models[auxiliary]
-    if model.engine_num == 1 and (runtime is None or runtime.is_local):
-        return create_engine(config, auxiliary)
-    source: EngineSource = LocalEngines(lambda: create_engine(config, auxiliary))
+    is_rollout = auxiliary is None
+    section = config.explorer.rollout_model if auxiliary is None else config.explorer.auxiliary_models[auxiliary]
+    key = "explorer.rollout_model" if is_rollout else f"explorer.auxiliary_models[{auxiliary}]"
+    if section.engine_type == "external":
+        return ExternalModel(external_settings(config, section, key=key))
+    _check(section, key=key)
+    settings = engine_settings(config, None if is_rollout else section)
+    if section.engine_num == 1 and (runtime is None or runtime.is_local):
+        return TorchEngine(settings)
+    source: EngineSource = LocalEngines(lambda: TorchEngine(settings))
     if runtime is not None:
-        num_gpus = gpus_of_engine(config, model)
-        source = RemoteEngines(EnginePlace(runtime, config, create_engine, auxiliary, num_gpus=num_gpus))
+        source = RuntimeEngines(
+            runtime,
+            TorchEngine,
+            settings,
+            name=f"{config.explorer.name}_{'rollout_model' if is_rollout else f'auxiliary_model_{auxiliary}'}",
+            resources=Resources(num_gpus=gpus_of_engine(config, section), own_process=True),
+            timeout_s=settings.timeout_s,
+            sync_timeout_s=settings.sync_timeout_s,
+        )
     return EngineRouter(
         source,
-        fleet_settings(config, model),
+        fleet_settings(config, section),
         timeout_s=call_timeout_s(config),
         is_deterministic=config.deterministic,
+        objects=None if runtime is None else runtime.objects,
     )
 
 
@@ -101,8 +99,8 @@ def fleet_settings(config: Config, model: InferenceModelConfig) -> FleetSettings
 def _check(rollout: InferenceModelConfig, *, key: str) -> None:
     if rollout.engine_type not in ("auto", "torch"):
         raise NotAvailableError(
-            f"{key}.engine_type: only auto and torch are available in this version, got {rollout.engine_type!r}; "
-            f"use --set {key}.engine_type=torch"
+            f"{key}.engine_type: only auto, torch and external are available in this version, got "
+            f"{rollout.engine_type!r}; use --set {key}.engine_type=torch"
         )
     if rollout.tensor_parallel_size != 1:
         raise NotAvailableError(

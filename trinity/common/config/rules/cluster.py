@@ -70,6 +70,8 @@ def resolve_cluster(draft: Draft) -> None:
 
 
 def _devices(draft: Draft, engine: str) -> int:
+    if draft.get(f"{engine}.engine_type") == "external":
+        return 0
     sizes = ("engine_num", "tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size")
     product = 1
     for name in sizes:

@@ -1,0 +1,120 @@
+"""What the store knows of those who append to it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from sqlalchemy import func, select
+
+from trinity.buffer.store import ledger
+from trinity.buffer.store.database import Database
+from trinity.buffer.store.ledger import Scope
+from trinity.buffer.store.tables import NO_ROOM, PRODUCER, SNAPSHOT
+
+POLL_S = 0.2
+
+
+class ProducerBoard:
+    """The part of `ExperienceStore` in which producers say what they do, and others read it.
+
+    Args:
+        database: of the store.
+        capacity: experiences that may wait to be trained; None: any number.
+    """
+
+    def __init__(self, database: Database, *, capacity: int | None) -> None:
+        self.capacity = capacity
+        self._database = database
+        self._changed = threading.Condition()
+        self._scopes: dict[tuple[str, str], Scope] = {}
+
+    def open_producer(self, buffer: str, producer: str, *, run: str, stage: str = "") -> None:
+        """Announce that `producer` will append; readers wait for it until it is closed."""
+        scope = Scope(run, stage, buffer)
+        self._scopes[buffer, producer] = scope
+        with self._database.write() as connection:
+            values = {"is_open": 1, "wait_version": None}
+            ledger.upsert_producer(connection, scope, producer=producer, values=values)
+
+    def close_producer(self, buffer: str, producer: str, *, run: str, stage: str = "") -> None:
+        """Announce that `producer` is finished; readers drain what is left."""
+        with self._database.write() as connection:
+            ledger.upsert_producer(connection, Scope(run, stage, buffer), producer=producer, values={"is_open": 0})
+        self._notify()
+
+    def producers_open(self, buffer: str, *, run: str, stage: str = "") -> int:
+        """Return how many producers of the buffer are not finished."""
+        with self._database.read() as connection:
+            return ledger.producers(connection, Scope(run, stage, buffer), trained_version=None).open
+
+    def finished_step(self, buffer: str, producer: str, *, run: str, stage: str = "") -> int:
+        """Return the last explore step of `producer` that is complete in the log, 0 without any."""
+        key = (Scope(run, stage, buffer).where(PRODUCER), PRODUCER.c.producer == producer)
+        with self._database.read() as connection:
+            return connection.scalar(select(PRODUCER.c.finished_step).where(*key)) or 0
+
+    def announce_wait(
+        self, buffer: str, producer: str, version: int, *, run: str | None = None, stage: str = ""
+    ) -> None:
+        """Announce that `producer` appends nothing before model version `version` is published.
+
+        A reader whose trainer has published an older version then gets an incomplete batch at once.
+        Without `run`, the producer must have been opened by this store object.
+        """
+        scope = self._scopes[buffer, producer] if run is None else Scope(run, stage, buffer)
+        with self._database.write() as connection:
+            ledger.upsert_producer(connection, scope, producer=producer, values={"wait_version": version})
+        self._notify()
+
+    def open_producers(self, buffer: str, *, run: str, stage: str = "") -> list[str]:
+        """Return the names of the producers of the buffer that are not finished, sorted."""
+        where = Scope(run, stage, buffer).where(PRODUCER)
+        with self._database.read() as connection:
+            names = connection.scalars(select(PRODUCER.c.producer).where(where, PRODUCER.c.is_open == 1))
+            return sorted(names)
+
+    def keep_snapshot(self, buffer: str, producer: str, text: str, *, run: str, stage: str = "") -> None:
+        """Replace the snapshot of a producer, between two of its steps."""
+        with self._database.write() as connection:
+            ledger.keep_snapshot(connection, Scope(run, stage, buffer), producer=producer, text=text)
+
+    def snapshot(self, buffer: str, producer: str, *, run: str, stage: str = "") -> str | None:
+        """Return the snapshot of a producer after its last finished step; None if it keeps none here."""
+        key = (Scope(run, stage, buffer).where(SNAPSHOT), SNAPSHOT.c.producer == producer)
+        with self._database.read() as connection:
+            text: str | None = connection.scalar(select(SNAPSHOT.c.state).where(*key))
+            return text
+
+    def num_produced(self, buffer: str, *, run: str, stage: str = "") -> int:
+        """Return the rollouts that all producers of the buffer have appended."""
+        where = Scope(run, stage, buffer).where(SNAPSHOT)
+        with self._database.read() as connection:
+            return int(connection.scalar(select(func.sum(SNAPSHOT.c.num_rollouts)).where(where)) or 0)
+
+    def wait_for_room(self, buffer: str, producer: str, *, timeout_s: float, run: str, stage: str = "") -> bool:
+        """Return whether fewer than `capacity` experiences wait to be trained, at the latest after `timeout_s`.
+
+        Until it returns true, readers are told that `producer` appends nothing: they do not wait for a full batch.
+        """
+        scope, deadline = Scope(run, stage, buffer), time.monotonic() + timeout_s
+        is_told = False
+        while self.capacity is not None:
+            with self._database.read() as connection:
+                has_room = ledger.num_waiting(connection, scope) < self.capacity
+            if has_room or not is_told:
+                with self._database.write() as connection:
+                    values = {"wait_version": None if has_room else NO_ROOM}
+                    ledger.upsert_producer(connection, scope, producer=producer, values=values)
+                is_told = True
+                self._notify()
+            if has_room or time.monotonic() >= deadline:
+                return has_room
+            with self._changed:
+                if self._database.is_open:
+                    self._changed.wait(min(POLL_S, max(deadline - time.monotonic(), 0.0)))
+        return True
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

@@ -1,0 +1,90 @@
+"""Components that run apart and meet in a job folder: who they are, what they keep there, what they must agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trinity.common.config import Config
+from trinity.common.constants import Mode, StorageType
+from trinity.common.errors import CheckpointError, ConfigError
+from trinity.launch.job import COMPONENTS, SAVED_CONFIG, flatten
+
+BENCH = "bench"
+
+# What explorers and trainer of one job must say alike; the rest is each component's own business.
+SHARED = (
+    "algorithm.algorithm_type",
+    "algorithm.advantage_fn",
+    "buffer.trainer_input.experience_buffer.name",
+    "buffer.trainer_input.experience_buffer.path",
+    "buffer.trainer_input.experience_buffer.storage_type",
+    "model.model_path",
+    "model.chat_template_path",
+    "model.custom_chat_template",
+    "model.lora_configs",
+    "synchronizer.sync_method",
+    "synchronizer.sync_style",
+    "synchronizer.sync_interval",
+    "synchronizer.sync_offset",
+    "synchronizer.explorer_sync_interval",
+    "synchronizer.trainer_sync_interval",
+)
+
+
+def component_of(config: Config) -> str | None:
+    """Return the name under which a run shares its job folder with others; None for one that has it to itself."""
+    if config.mode == Mode.EXPLORE:
+        return config.explorer.name
+    if config.mode == Mode.BENCH:
+        return BENCH
+    buffer = config.buffer.trainer_input.experience_buffer
+    if config.mode == Mode.TRAIN and (buffer is None or buffer.storage_type != StorageType.FILE):
+        return config.trainer.name
+    return None
+
+
+def check_shared_keys(job_dir: Path, component: str | None, text: str) -> None:
+    """Compare a component's configuration with those of the others of its job.
+
+    Args:
+        job_dir: folder of the job.
+        component: name of the component; None for a run that has the job to itself.
+        text: YAML text of its resolved configuration.
+
+    Raises:
+        ConfigError: a key that all must say alike differs (E1810).
+        CheckpointError: the job was begun apart and is continued in one process, or the other way round (E7040).
+    """
+    others = sorted((job_dir / COMPONENTS).glob("*.yaml"))
+    if component is None and any(path.stem != BENCH for path in others) or (
+        component not in (None, BENCH) and (job_dir / SAVED_CONFIG).exists()
+    ):  # fmt: skip
+        begun, now = ("in parts", "in one process") if component is None else ("in one process", "in parts")
+        raise CheckpointError(
+            f"{job_dir} was begun {begun} and this run would continue it {now}, whose explorers keep their place "
+            "elsewhere; take the `mode` that it was begun with, or choose another `name`",
+            code="E7040",
+        )
+    if component in (None, BENCH):
+        return
+    own = flatten(yaml.safe_load(text) or {})
+    for path in others:
+        if path.stem not in (component, BENCH):
+            _check_alike(component or "", own, path.stem, flatten(yaml.safe_load(path.read_text("utf-8")) or {}))
+
+
+def _check_alike(name: str, own: Mapping[str, Any], other_name: str, other: Mapping[str, Any]) -> None:
+    different = [key for key in SHARED if own.get(key) != other.get(key)]
+    if different:
+        lines = "\n".join(
+            f"  {key}: {own.get(key)!r} in {name}, {other.get(key)!r} in {other_name}" for key in different
+        )
+        raise ConfigError(
+            f"{name} and {other_name} of one job disagree:\n{lines}\nwrite the same in both files, or choose another "
+            "`name` for another job",
+            code="E1810",
+        )
