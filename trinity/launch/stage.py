@@ -13,12 +13,10 @@ from trinity.common.checkpoint import CheckpointStore
 from trinity.common.constants import Mode
 from trinity.common.errors import ExitCode
 from trinity.launch.explorer_side import ExplorerSide
+from trinity.launch.placement import ClusterPlacement, LocalPlacement
 from trinity.launch.side import MetricsListener, close_all
 from trinity.launch.stop import StopSignal
 from trinity.launch.trainer_side import TrainerSide
-from trinity.runtime.local import LocalRuntime
-from trinity.synchronizer.schedule import schedule_of
-from trinity.synchronizer.synchronizer import Synchronizer
 from trinity.utils.log import get_logger, logged_to_file
 
 if TYPE_CHECKING:
@@ -60,17 +58,24 @@ class Stage:
         name: stage name.
         stop: the signal context of the process.
         on_metrics: called with actor name, step and values of every logged line.
+        place: where the sides are; None: in this process.
     """
 
     def __init__(
-        self, config: Config, *, name: str | None, stop: StopSignal, on_metrics: MetricsListener | None = None
+        self,
+        config: Config,
+        *,
+        name: str | None,
+        stop: StopSignal,
+        on_metrics: MetricsListener | None = None,
+        place: LocalPlacement | ClusterPlacement | None = None,
     ) -> None:
         self.config = config
         self.name = name
         self.stop = stop
         self.on_metrics = on_metrics
         self.job_dir = Path(config.checkpoint_job_dir)
-        self.runtime = LocalRuntime()
+        self.place = place or LocalPlacement(config)
 
     async def run(self) -> StageResult:
         """Run the stage; return what it did.
@@ -96,16 +101,15 @@ class Stage:
                     await self._explore_and_train(resume, result)
         finally:
             self.stop.on_stop(None)
-            await self.runtime.close()
+            await self.place.close()
             result.seconds = time.monotonic() - started
         result.stopped = self.stop.code
         return result
 
     # ------------------------------------------------------------------- modes
     async def _train_only(self, resume: Path | None, result: StageResult) -> None:
-        trainer = TrainerSide(
-            self.config, self._synchronizer(), self.runtime, resume=resume, on_metrics=self.on_metrics
-        )
+        synchronizer = await self.place.synchronizer()
+        trainer = await self.place.side(TrainerSide, synchronizer, resume=resume, on_metrics=self.on_metrics)
         try:
             await trainer.prepare()
             self._stop_with(trainer)
@@ -116,11 +120,12 @@ class Stage:
     async def _explore_and_train(self, resume: Path | None, result: StageResult) -> None:
         from trinity.buffer.buffer import open_store
 
-        synchronizer = self._synchronizer()
+        synchronizer = await self.place.synchronizer()
         store = open_store(self.config)
         shared: dict[str, Any] = {"resume": resume, "store": store, "on_metrics": self.on_metrics}
-        explorer = ExplorerSide(self.config, synchronizer, self.runtime, **shared)
-        trainer = TrainerSide(self.config, synchronizer, self.runtime, **shared)
+        explorer, trainer = await asyncio.gather(
+            *(self.place.side(side, synchronizer, **shared) for side in (ExplorerSide, TrainerSide))
+        )
         try:
             await trainer.prepare(explore_steps=await explorer.prepare())
             exploring = asyncio.create_task(explorer.run(), name=self.config.explorer.name)
@@ -172,10 +177,7 @@ class Stage:
             if error is not None:
                 raise error
 
-    def _synchronizer(self) -> Synchronizer:
-        return Synchronizer(schedule_of(self.config), timeout_s=self.config.synchronizer.sync_timeout)
-
-    def _stop_with(self, *sides: ExplorerSide | TrainerSide) -> None:
+    def _stop_with(self, *sides: Any) -> None:
         """Let a signal abandon the rollout under way and end training after its step."""
         loop = asyncio.get_running_loop()
         ending: list[asyncio.Task[None]] = []

@@ -22,7 +22,8 @@ from trinity.common.models.routing.fleet import EngineFleet, FleetSettings
 from trinity.common.models.routing.remote import RemoteEngine
 from trinity.common.models.routing.slot import EngineGone, EngineSlot, EngineSource
 from trinity.common.weights import Ticket, receive
-from trinity.runtime.objects import LocalRef
+from trinity.runtime.base import ObjectRef, Objects
+from trinity.runtime.objects import LocalObjects
 from trinity.utils.deadline import bounded
 
 R = TypeVar("R")
@@ -42,10 +43,17 @@ class EngineRouter:
         settings: their number, health and deadlines.
         timeout_s: longest time of a request, all its engines together.
         is_deterministic: who asks decides which engine answers, and waits for that one.
+        objects: through which engines of other processes get weights; None: those of this machine.
     """
 
     def __init__(
-        self, source: EngineSource, settings: FleetSettings, *, timeout_s: float, is_deterministic: bool = False
+        self,
+        source: EngineSource,
+        settings: FleetSettings,
+        *,
+        timeout_s: float,
+        is_deterministic: bool = False,
+        objects: Objects | None = None,
     ) -> None:
         self.rerouted_count = 0
         self._source = source
@@ -55,7 +63,8 @@ class EngineRouter:
         self._prefixes = PrefixTable()
         self._joined: dict[str, int] = {}
         self._calls = itertools.count()
-        self._kept: LocalRef | None = None
+        self._kept: ObjectRef | None = None
+        self._objects = objects or LocalObjects()
         self._running: tuple[EngineFleet, asyncio.AbstractEventLoop] | None = None
 
     # --------------------------------------------------------------------- life
@@ -221,7 +230,7 @@ class EngineRouter:
             TrinityError: no engine could take them.
         """
         copies = await asyncio.to_thread(lambda: {name: tensor.detach().clone() for name, tensor in weights.items()})
-        kept = LocalRef(copies)
+        kept = await asyncio.to_thread(self._objects.put, copies)
 
         async def give(engine: InferenceModel) -> None:
             if isinstance(engine, RemoteEngine):
