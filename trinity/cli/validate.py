@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trinity.common.errors import ExitCode
+from trinity.utils.gpu import has_gpu
 from trinity.utils.log import redact
 
 if TYPE_CHECKING:
@@ -286,12 +287,6 @@ def _check_devices(stage: StagePlan) -> Iterator[Problem]:
             "this machine has no GPU (no NVIDIA device file)",
             "use --set cluster.gpu_per_node=0",
         )
-
-
-def has_gpu() -> bool:
-    """Return whether an NVIDIA device is there and not hidden by CUDA_VISIBLE_DEVICES."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return any(Path("/dev").glob("nvidia[0-9]*")) and visible not in ("", "-1")
 
 
 def _as_json(plan: Plan | None, problems: list[Problem], reports: list[ProbeReport] | None) -> str:

@@ -22,6 +22,7 @@ from trinity.common.errors import CheckpointError, ConfigError
 from trinity.common.experience import Experience
 from trinity.common.models.chat_template import load_tokenizer
 from trinity.monitor.monitor import Monitor
+from trinity.runtime.base import Objects
 from trinity.runtime.worker_thread import WorkerThread
 from trinity.synchronizer.folder import AnySynchronizer
 from trinity.synchronizer.publisher import Publisher
@@ -67,6 +68,7 @@ class Trainer:
         monitor: records the metrics of the trainer.
         tokenizer: for datasets and for checkpoints; loaded from the model where it is not given.
         resume: checkpoint directory to continue from.
+        objects: where weights wait in memory for engines of other processes; None: in this one.
     """
 
     def __init__(
@@ -78,12 +80,13 @@ class Trainer:
         monitor: Monitor,
         tokenizer: PreTrainedTokenizerBase | None = None,
         resume: Path | None = None,
+        objects: Objects | None = None,
     ) -> None:
         self.config = config
         self.store = store
         self.synchronizer = synchronizer
         self.schedule = schedule_of(config)
-        self.publisher = Publisher(synchronizer, transport_of(config))
+        self.publisher = Publisher(synchronizer, transport_of(config, objects=objects))
         self.monitor = monitor
         self.tokenizer = tokenizer
         self.resume = resume
