@@ -88,7 +88,7 @@ def fleet_settings(config: Config, model: InferenceModelConfig) -> FleetSettings
 def _check(model: InferenceModelConfig, *, key: str) -> None:
     if model.engine_type not in ("auto", "torch"):
         raise NotAvailableError(
-            f"{key}.engine_type: auto, torch, vllm and external are available in this version, got {model.engine_type!r}; "
+            f"{key}.engine_type: auto, torch, vllm and external are available, got {model.engine_type!r}; "
             f"use --set {key}.engine_type=torch"
         )
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
