@@ -1,43 +1,54 @@
-"""A vLLM that dies, hangs or loses its owner."""
+"""A vLLM whose process stops, or whose owner is killed."""
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from transformers import PreTrainedModel
 
-from tests.common.models.engines import run
-from tests.common.models.vllm.conftest import settings
 from tests.e2e.short_run import ROOT
-from trinity.common.errors import DeadlineError, EngineError
-from trinity.common.models.vllm_engine import VLLMEngine
 
 pytestmark = pytest.mark.slow
 
 OWNER = """
-import asyncio, json, sys
+import asyncio, dataclasses, json, sys
 from pathlib import Path
 from tests.common.models.vllm.conftest import settings
+from trinity.common.errors import TrinityError
+from trinity.common.models.torch_engine.weights import read_tensors
 from trinity.common.models.vllm_engine import VLLMEngine
 
-async def main():
-    made = VLLMEngine(settings(Path(sys.argv[1])))
+def tell(value):
+    print(json.dumps(value), flush=True)
+
+async def fate(call):
+    try:
+        await call
+    except TrinityError as error:
+        return str(error)
+
+async def main(folder):
+    made = VLLMEngine(settings(folder, sync_timeout_s=1.0))
     await made.prepare()
-    print(json.dumps([worker["pid"] for worker in made.workers]), flush=True)
-    await made.generate("1+1=", n=400, max_tokens=120, ignore_eos=True)
+    tell([worker["pid"] for worker in made.workers])
+    sys.stdin.readline()
+    weights = dict(read_tensors(folder))
+    calls = [made.update_weights(weights, version=1), made.generate("1+1="), made.logprobs([4, 5]), made.stats()]
+    tell([await fate(call) for call in calls] + [made.model_version])
+    await asyncio.sleep(60)
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(Path(sys.argv[1])))
 """
 
 
@@ -51,73 +62,48 @@ def wait_until_gone(pid: int, seconds: float = 10.0) -> None:
     raise AssertionError(f"process {pid} is still there after {seconds:g} s")
 
 
-def test_an_update_that_breaks_off_leaves_an_engine_that_says_so_and_then_one_that_died(
-    tied: tuple[Path, PreTrainedModel],
-) -> None:
-    pytest.importorskip("vllm")
-    made = VLLMEngine(settings(tied[0], sync_timeout_s=1.0))
-
-    async def stopped() -> int:
-        await made.prepare()
-        (pid,) = (worker["pid"] for worker in made.workers)
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            with pytest.raises(DeadlineError, match="synchronizer.sync_timeout"):
-                await made.update_weights(dict(tied[1].named_parameters()), version=1)
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        for call in (made.generate("1+1="), made.logprobs([4, 5]), made.stats()):
-            with pytest.raises(EngineError, match="version 1 could not be loaded.*started again") as caught:
-                await call
-            assert caught.value.code == "E5661"
-        assert made.model_version == 0
-        await made.shutdown()
-        return pid
-
-    wait_until_gone(run(stopped()))
-
-
-def test_what_is_under_way_fails_at_once_when_the_process_is_killed(tied: tuple[Path, PreTrainedModel]) -> None:
-    pytest.importorskip("vllm")
-    made = VLLMEngine(dataclasses.replace(settings(tied[0])))
-
-    async def killed() -> float:
-        await made.prepare()
-        tasks = [asyncio.ensure_future(made.generate("1+1=", n=60, max_tokens=120, ignore_eos=True)) for _ in range(2)]
-        await asyncio.sleep(0.3)
-        os.kill(made.workers[0]["pid"], signal.SIGKILL)
-        started = time.monotonic()
-        for task in tasks:
-            with pytest.raises(EngineError) as caught:
-                await task
-            assert caught.value.code == "E5660"
-        with pytest.raises(EngineError, match="started again"):
-            await made.generate("1+1=")
-        took = time.monotonic() - started
-        await made.shutdown()
-        return took
-
-    assert run(killed()) < 10
-
-
-def test_vllm_ends_with_the_process_that_started_it(tied: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
+@pytest.fixture
+def owner(tied: tuple[Path, PreTrainedModel], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that owns an engine; killed at the end."""
     pytest.importorskip("vllm")
     program = tmp_path / "owner.py"
     program.write_text(OWNER)
-    owner = subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, str(program), str(tied[0])],
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    assert owner.stdout is not None
+    yield process
+    process.kill()
+    process.communicate(timeout=10)
+
+
+def told(process: subprocess.Popen[str]) -> list[Any]:
+    """Return the next list that the owner tells."""
+    assert process.stdout is not None
+    return json.loads(next(line for line in process.stdout if line.startswith("[") and line.endswith("]\n")))
+
+
+def test_a_process_that_stops_in_an_update_makes_the_engine_unusable_and_ends_with_its_owner(
+    owner: subprocess.Popen[str],
+) -> None:
+    (worker,) = told(owner)
+    assert worker in [child.pid for child in psutil.Process(owner.pid).children(recursive=True)]
+    os.kill(worker, signal.SIGSTOP)
     try:
-        lines = (line for line in owner.stdout if line.startswith("["))
-        pids = json.loads(next(lines))
-        children = psutil.Process(owner.pid).children(recursive=True)
-        assert pids[0] in [child.pid for child in children]
+        assert owner.stdin is not None
+        owner.stdin.write("go\n")
+        owner.stdin.flush()
+        update, *later, version = told(owner)
     finally:
-        owner.kill()
-        owner.wait(10)
-    wait_until_gone(pids[0])
+        os.kill(worker, signal.SIGCONT)
+    assert "timed out after 1 s" in update and "synchronizer.sync_timeout" in update
+    assert len(later) == 3
+    for error in later:
+        assert error.startswith("[E5661] weights of version 1 could not be loaded") and "started again" in error
+    assert version == 0
+    owner.kill()
+    wait_until_gone(worker)
