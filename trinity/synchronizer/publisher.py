@@ -12,7 +12,7 @@ from trinity.synchronizer.synchronizer import sync_metrics
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trinity.synchronizer.synchronizer import Synchronizer
+    from trinity.synchronizer.folder import AnySynchronizer
     from trinity.synchronizer.transport import Transport
 
 
@@ -24,7 +24,7 @@ class Publisher:
         transport: holds the weights, in this process.
     """
 
-    def __init__(self, synchronizer: Synchronizer, transport: Transport) -> None:
+    def __init__(self, synchronizer: AnySynchronizer, transport: Transport) -> None:
         self.synchronizer = synchronizer
         self.transport = transport
 

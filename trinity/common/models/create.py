@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from trinity.common.config import Config
 from trinity.common.config.model import InferenceModelConfig
@@ -10,66 +11,67 @@ from trinity.common.errors import ConfigError, NotAvailableError
 from trinity.common.models.external_model import ExternalModel, external_settings
 from trinity.common.models.model import InferenceModel, call_timeout_s
 from trinity.common.models.routing.fleet import FleetSettings
+from trinity.common.models.routing.remote import RuntimeEngines
 from trinity.common.models.routing.router import EngineRouter
-from trinity.common.models.routing.slot import LocalEngines
+from trinity.common.models.routing.slot import EngineSource, LocalEngines
 from trinity.common.models.torch_engine.engine import TorchEngine
-from trinity.common.models.torch_engine.settings import engine_settings
+from trinity.common.models.torch_engine.settings import EngineSettings, engine_settings
 from trinity.common.models.vllm_engine import VLLMEngine
 from trinity.common.models.vllm_settings import vllm_settings
+from trinity.runtime.base import Resources, Runtime
 
 
-def create_inference_model(config: Config) -> InferenceModel:
+def create_inference_model(config: Config, runtime: Runtime | None = None) -> InferenceModel:
     """Return the engine of the rollout model, not yet prepared.
+
+    Args:
+        config: resolved configuration of the stage.
+        runtime: starts the processes of several engines; None: all are in this process.
 
     Raises:
         NotAvailableError: an `engine_type` that is not served (E1900).
         ConfigError: a value that the engine does not serve (E1612, E3220, E3223, E3224).
     """
-    section, key = config.explorer.rollout_model, "explorer.rollout_model"
-    if section.engine_type == "external":
-        return ExternalModel(external_settings(config, section, key=key))
-    return _engines(config, key=key)
+    return _model(config, runtime, auxiliary=None)
 
 
-def create_auxiliary_models(config: Config) -> list[InferenceModel]:
+def create_auxiliary_models(config: Config, runtime: Runtime | None = None) -> list[InferenceModel]:
     """Return the engines of the auxiliary models, not yet prepared.
 
     Raises:
         NotAvailableError: as for `create_inference_model`.
     """
-    engines: list[InferenceModel] = []
-    for index, model in enumerate(config.explorer.auxiliary_models):
-        key = f"explorer.auxiliary_models[{index}]"
-        if model.engine_type == "external":
-            engines.append(ExternalModel(external_settings(config, model, key=key)))
-            continue
-        engines.append(_engines(config, model, key=key))
-    return engines
+    return [_model(config, runtime, auxiliary=index) for index in range(len(config.explorer.auxiliary_models))]
 
 
-def _engines(config: Config, auxiliary: InferenceModelConfig | None = None, *, key: str) -> InferenceModel:
-    """Return the engine of a model, or a router over its `engine_num` engines."""
-    model = auxiliary or config.explorer.rollout_model
-    make = _maker(config, auxiliary, key=key)
-    if model.engine_num == 1:
-        return make()
+def _model(config: Config, runtime: Runtime | None, *, auxiliary: int | None) -> InferenceModel:
+    """Return the server, the engine, or the router over the `engine_num` engines of a model."""
+    is_rollout = auxiliary is None
+    section = config.explorer.rollout_model if auxiliary is None else config.explorer.auxiliary_models[auxiliary]
+    key = "explorer.rollout_model" if is_rollout else f"explorer.auxiliary_models[{auxiliary}]"
+    if section.engine_type == "external":
+        return ExternalModel(external_settings(config, section, key=key))
+    engine, settings = _kind(config, None if is_rollout else section, key=key)
+    if section.engine_num == 1:
+        return engine(settings)
+    source: EngineSource = LocalEngines(lambda: engine(settings))
+    if runtime is not None:
+        devices = section.tensor_parallel_size * section.pipeline_parallel_size
+        source = RuntimeEngines(
+            runtime,
+            engine,
+            settings,
+            name=f"{config.explorer.name}_{'engine' if is_rollout else f'auxiliary_{auxiliary}'}",
+            resources=Resources(num_gpus=devices if config.cluster.rollout_gpu_num else 0, own_process=True),
+            timeout_s=settings.timeout_s,
+            sync_timeout_s=settings.sync_timeout_s,
+        )
     return EngineRouter(
-        LocalEngines(make),
-        fleet_settings(config, model),
+        source,
+        fleet_settings(config, section),
         timeout_s=call_timeout_s(config),
         is_deterministic=config.deterministic,
     )
-
-
-def _maker(config: Config, auxiliary: InferenceModelConfig | None, *, key: str) -> Callable[[], InferenceModel]:
-    """Return what makes an engine of a model."""
-    model = auxiliary or config.explorer.rollout_model
-    if model.engine_type in ("vllm", "vllm_async"):
-        served = vllm_settings(config, auxiliary, key=key)
-        return lambda: VLLMEngine(served)
-    _check(model, key=key)
-    settings = engine_settings(config, auxiliary)
-    return lambda: TorchEngine(settings)
 
 
 def fleet_settings(config: Config, model: InferenceModelConfig) -> FleetSettings:
@@ -85,7 +87,13 @@ def fleet_settings(config: Config, model: InferenceModelConfig) -> FleetSettings
     )
 
 
-def _check(model: InferenceModelConfig, *, key: str) -> None:
+def _kind(
+    config: Config, auxiliary: InferenceModelConfig | None, *, key: str
+) -> tuple[Callable[[Any], InferenceModel], EngineSettings]:
+    """Return the class of a model's engine, and its settings."""
+    model = auxiliary or config.explorer.rollout_model
+    if model.engine_type in ("vllm", "vllm_async"):
+        return VLLMEngine, vllm_settings(config, auxiliary, key=key)
     if model.engine_type not in ("auto", "torch"):
         raise NotAvailableError(
             f"{key}.engine_type: auto, torch, vllm and external are available, got {model.engine_type!r}; "
@@ -97,3 +105,4 @@ def _check(model: InferenceModelConfig, *, key: str) -> None:
             raise ConfigError(
                 f"{key}.{name}: the torch engine is on one device, got {size}; use 1 or engine_type: vllm", code="E3223"
             )
+    return TorchEngine, engine_settings(config, auxiliary)

@@ -18,9 +18,11 @@ from trinity.common.experience import Experience
 from trinity.common.models.model import InferenceModel, Messages
 from trinity.common.models.routing.choice import PrefixTable, choose_engine, fixed_engine, group_of
 from trinity.common.models.routing.fleet import EngineFleet, FleetSettings
+from trinity.common.models.routing.remote import RemoteEngine
 from trinity.common.models.routing.slot import EngineGone, EngineSlot, EngineSource
 from trinity.common.weights import Ticket, receive
 from trinity.common.weights.ticket import LAYOUT
+from trinity.runtime.objects import LocalRef
 from trinity.utils.deadline import bounded
 
 R = TypeVar("R")
@@ -53,6 +55,7 @@ class EngineRouter:
         self._prefixes = PrefixTable()
         self._joined: dict[str, int] = {}
         self._calls = itertools.count()
+        self._kept: LocalRef | None = None
         self._running: tuple[EngineFleet, asyncio.AbstractEventLoop] | None = None
 
     # --------------------------------------------------------------------- life
@@ -76,6 +79,8 @@ class EngineRouter:
         """End all engines; calls under way fail."""
         if self._running is not None:
             await self._here(self._fleet.close())
+        if self._kept is not None:
+            self._kept.drop()
 
     async def add_engine(self) -> int:
         """Start one more engine; return its number. It serves once it has taken the current weights."""
@@ -215,12 +220,19 @@ class EngineRouter:
         Raises:
             TrinityError: no engine could take them.
         """
-        kept = await asyncio.to_thread(lambda: {name: tensor.detach().clone() for name, tensor in weights.items()})
+        copies = await asyncio.to_thread(lambda: {name: tensor.detach().clone() for name, tensor in weights.items()})
+        kept = LocalRef(copies)
 
         async def give(engine: InferenceModel) -> None:
-            await engine.update_weights(kept, version=version)
+            if isinstance(engine, RemoteEngine):
+                await engine.load_weights(kept, version=version)
+            else:
+                await engine.update_weights(copies, version=version)
 
+        previous, self._kept = self._kept, kept
         await self._here(self._fleet.update(give, version=version))
+        if previous is not None:
+            previous.drop()
 
     async def pull(self, ticket: Ticket) -> None:
         """Let every engine get and take the weights that a ticket leads to; raises as `update_weights`.
