@@ -76,7 +76,12 @@ class TrainerSide:
             self._store = open_store(self.config)
         self._monitor = open_monitor(self.config, self.config.trainer.name, self._on_metrics)
         self._trainer = Trainer(
-            self.config, store=self._store, synchronizer=self.synchronizer, monitor=self._monitor, resume=self.resume
+            self.config,
+            store=self._store,
+            synchronizer=self.synchronizer,
+            monitor=self._monitor,
+            resume=self.resume,
+            runtime=self.runtime,
         )
         await self._trainer.prepare(explore_steps=explore_steps)
         if self.resume is not None and self.config.mode == Mode.BOTH:

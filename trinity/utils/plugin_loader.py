@@ -127,6 +127,12 @@ def load_plugins(dirs: PluginDirs = None) -> list[str]:
     return loaded
 
 
+def loaded_dirs() -> list[str]:
+    """Return the directories whose plugins this process has loaded, for another process of the run."""
+    package = sys.modules.get(PACKAGE)
+    return [] if package is None else list(package.__path__)
+
+
 def _package() -> types.ModuleType:
     """Return the package that plugin modules belong to; it has no directory of its own."""
     if PACKAGE not in sys.modules:
