@@ -88,7 +88,7 @@ class TrainerSide:
             synchronizer=self._meeting_point(),
             monitor=self._monitor,
             resume=self.resume,
-            objects=self.runtime.objects,
+            runtime=self.runtime,
         )
         await self._trainer.prepare(explore_steps=explore_steps)
         if self._is_apart:
