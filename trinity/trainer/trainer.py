@@ -23,7 +23,7 @@ from trinity.common.experience import Experience
 from trinity.common.models.chat_template import load_tokenizer
 from trinity.monitor.monitor import Monitor
 from trinity.runtime.worker_thread import WorkerThread
-from trinity.synchronizer.folder import AnySynchronizer
+from trinity.synchronizer.folder import AnySynchronizer, FolderSynchronizer
 from trinity.synchronizer.publisher import Publisher
 from trinity.synchronizer.schedule import schedule_of
 from trinity.synchronizer.transport import transport_of
@@ -38,6 +38,8 @@ from trinity.utils.log import get_logger
 logger = get_logger("trainer")
 
 T = TypeVar("T")
+
+JOIN_POLL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -256,8 +258,18 @@ class Trainer:
     async def _sample(self) -> tuple[list[Experience], dict[str, float], list[dict[str, Any]]] | None:
         """Return the next batch, or None at the end or when a stop was requested."""
         assert self._strategy is not None and self._source is not None, "prepare() comes first"
-        sampled = await self._unless_stopped(self._strategy.sample(self.step + 1))
-        return None if sampled is None or (not sampled[0] and self._source.is_closed) else sampled
+        while True:
+            sampled = await self._unless_stopped(self._strategy.sample(self.step + 1))
+            if sampled is None or sampled[0] or not self._source.is_closed:
+                return sampled
+            if self._stop.is_set() or not await self._is_joined():
+                return None
+            await asyncio.sleep(JOIN_POLL_S)
+
+    async def _is_joined(self) -> bool:
+        """Return whether an explorer that runs apart has started and not said anything yet."""
+        synchronizer = self.synchronizer
+        return isinstance(synchronizer, FolderSynchronizer) and await synchronizer.is_explorer_starting()
 
     async def _publish(self) -> dict[str, float]:
         """Publish the weights of the current step; return metrics. A stopped run has nobody who would take them."""
