@@ -82,8 +82,8 @@ class ExplorerSide:
         if self._store is None:
             self._store = open_store(config)
         synchronizer = self.synchronizer or folder_synchronizer(config, self._store)
-        engine = create_inference_model(config)
-        self._engines = [engine, *create_auxiliary_models(config)]
+        engine = create_inference_model(config, self.runtime)
+        self._engines = [engine, *create_auxiliary_models(config, self.runtime)]
         self._monitor = open_monitor(config, config.explorer.name, self._on_metrics)
         self._explorer = Explorer(
             config,

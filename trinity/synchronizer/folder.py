@@ -231,6 +231,10 @@ class FolderSynchronizer:
                 code="E7041",
             ) from error
 
+    async def is_asked(self) -> bool:
+        """Return false: an explorer that runs apart takes what there is."""
+        return False
+
     async def _say(self, **changes: Any) -> None:
         self._own = replace(self._own, **changes)
         text = json.dumps(asdict(self._own), indent=1, sort_keys=True)

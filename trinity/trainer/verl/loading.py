@@ -178,6 +178,13 @@ def _without_report() -> Iterator[None]:
         transformers_logging.set_verbosity(level)
 
 
+def move_buffers(model: PreTrainedModel, device: torch.device) -> None:
+    """Bring what is no parameter to `device`, where sharding has brought the parameters."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
+
+
 def _ready(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     """Return the model on `device`, without dropout."""
     for module in model.modules():
