@@ -31,11 +31,6 @@ SIZES = (
     "model.max_response_tokens=24",
     "synchronizer.sync_interval=2",
 )
-    "cluster.gpu_per_node=0",
-    "model.max_model_len=40",
-    "model.max_response_tokens=24",
-    "synchronizer.sync_interval=2",
-)
 EXPLORER_SIZES = ("buffer.batch_size=6", "explorer.rollout_model.engine_num=1", "explorer.runner_per_model=48")
 TRAINER_SIZES = ("buffer.train_batch_size=48", "algorithm.optimizer.lr=3e-4")
 PAIRS = [(13 + 7 * i, 88 - 5 * i) for i in range(12)]  # all of them carry

@@ -293,6 +293,11 @@ def _replace_file(path: Path, text: str) -> None:
 AnySynchronizer = Synchronizer | FolderSynchronizer
 
 
+async def is_explorer_starting(synchronizer: AnySynchronizer) -> bool:
+    """Return whether an explorer that runs apart has started and not said anything yet; false within one run."""
+    return isinstance(synchronizer, FolderSynchronizer) and await synchronizer.is_explorer_starting()
+
+
 async def pull_newest(synchronizer: AnySynchronizer, engine: InferenceModel, *, explorer: str) -> dict[str, float]:
     """Let `engine` load the newest version unless it serves it; return the metrics of the hand-over, if there is one.
 
