@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trinity.common.checkpoint import CheckpointStore
+from trinity.common.constants import BENCH
 from trinity.common.errors import CheckpointError
-from trinity.launch.components import BENCH
 from trinity.launch.side import MetricsListener, close_all, end_all, open_monitor
 from trinity.utils.log import get_logger
 

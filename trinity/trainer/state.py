@@ -71,11 +71,11 @@ def read_trainer_state(checkpoint: Path) -> TrainerState:
         raise CheckpointError(f"cannot read {file}: {error}", code="E7009") from error
 
 
-def check_reference(own: Mapping[str, str], state: TrainerState, *, checkpoint: Path) -> None:
-    """Check that the reference model, of path and hash `own`, is the one that `checkpoint` was trained with.
+def check_reference(state: TrainerState, own: Mapping[str, str], checkpoint: Path) -> None:
+    """Compare the reference model of a run with that of the checkpoint from which it continues.
 
     Raises:
-        CheckpointError: it is another (E7011).
+        CheckpointError: another model, or the model's files changed (E7011).
     """
     if own.get("hash") != state.reference.get("hash"):
         raise CheckpointError(

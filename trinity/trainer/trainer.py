@@ -23,7 +23,7 @@ from trinity.common.experience import Experience
 from trinity.common.models.chat_template import load_tokenizer
 from trinity.monitor.monitor import Monitor
 from trinity.runtime.worker_thread import WorkerThread
-from trinity.synchronizer.folder import AnySynchronizer
+from trinity.synchronizer.folder import AnySynchronizer, is_explorer_starting
 from trinity.synchronizer.publisher import Publisher
 from trinity.synchronizer.schedule import FixedSchedule, schedule_of
 from trinity.synchronizer.transport import transport_of
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 logger = get_logger("trainer")
 
 T = TypeVar("T")
+
+JOIN_POLL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ class Trainer:
         self._backend = self._make_backend()
         await self._backend.prepare(self._total_steps)
         if state is not None and self.resume is not None:
-            check_reference(self._reference(), state, checkpoint=self.resume)
+            check_reference(state, self.backend.reference(), self.resume)
             await self._backend.load(self.resume)
         # Without a checkpoint the cut is step 0: what a killed process logged of it is logged again.
         self.monitor.truncate({"lines": 0, "samples": 0} if state is None else state.monitor)
@@ -256,11 +258,6 @@ class Trainer:
             weights[self.step] = await self.weights()
         await self.publisher.restore(newest, explorer_state, weights=weights)
 
-    async def publish_start(self) -> None:
-        """Tell explorers that run apart where this trainer begins: at the step of its checkpoint, with its weights."""
-        weights = {self.step: await self.weights()} if self.step else {}
-        await self.publisher.restore(self.step, None, weights=weights)
-
     def request_stop(self) -> None:
         """End after the step under way; a wait for experiences ends at once."""
         self._stop.set()
@@ -292,8 +289,13 @@ class Trainer:
     async def _sample(self) -> tuple[list[Experience], dict[str, float], list[dict[str, Any]]] | None:
         """Return the next batch, or None at the end or when a stop was requested."""
         assert self._strategy is not None and self._source is not None, "prepare() comes first"
-        sampled = await self._unless_stopped(self._strategy.sample(self.step + 1))
-        return None if sampled is None or (not sampled[0] and self._source.is_closed) else sampled
+        while True:
+            sampled = await self._unless_stopped(self._strategy.sample(self.step + 1))
+            if sampled is None or sampled[0] or not self._source.is_closed:
+                return sampled
+            if self._stop.is_set() or not await is_explorer_starting(self.synchronizer):
+                return None
+            await asyncio.sleep(JOIN_POLL_S)
 
     async def _publish(self) -> dict[str, float]:
         """Publish the weights of the current step; return metrics. A stopped run has nobody who would take them."""
@@ -394,9 +396,6 @@ class Trainer:
             sampler=sampler,
             source=source,
             monitor=dict(self.monitor.state_dict()),
-            reference=self._reference(),
+            reference=self.backend.reference(),
             served_versions=served_versions,
         )
-
-    def _reference(self) -> dict[str, str]:
-        return self.backend.reference()
