@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.tiny import tiny_model
+from tests.trainer.rank_pool import RankPool
 from trinity.common.config import Config
 from trinity.common.experience import EID, Experience
 from trinity.trainer.verl.worker import ActorWorker
@@ -25,6 +26,13 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     tiny_model(path, "llama", seed=1, scale=3.0)
     return path
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[RankPool]:
+    """Four processes that play ranks, started by the first test that asks for them."""
+    with RankPool(4) as made:
+        yield made
 
 
 @pytest.fixture

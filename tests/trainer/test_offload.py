@@ -63,7 +63,7 @@ def test_moves_between_the_steps_leave_the_numbers_and_drop_the_copies(make_conf
         made.train_step(make_experiences(step), step)
         for decoder in (made.actor.decoder, made.reference.scorer.decoder):
             assert isinstance(decoder, FastDecoder)
-            assert decoder._head is None and decoder.layers[0].qkv._weight is None
+            assert decoder._head is None and decoder.layers[0].maps.qkv._weight is None
     assert all(torch.equal(a, b) for a, b in zip(held(plain), held(made), strict=True))
     owned = {id(parameter) for group in made.optimizer.param_groups for parameter in group["params"]}
     assert owned == {id(parameter) for parameter in made.model.parameters()}

@@ -40,6 +40,11 @@ class FixedSchedule:
         rounds = max(0, explore_step - 1 - self.offset) // self.explorer_interval
         return rounds * self.trainer_interval
 
+    def is_sync_point(self, explore_step: int) -> bool:
+        """Return whether explore step `explore_step` is the first that a version may serve."""
+        ahead = explore_step - 1 - self.offset
+        return ahead > 0 and ahead % self.explorer_interval == 0
+
     def is_published(self, training_step: int) -> bool:
         """Return whether the trainer publishes its weights after `training_step`."""
         return training_step % self.trainer_interval == 0

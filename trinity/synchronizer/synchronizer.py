@@ -20,6 +20,7 @@ from trinity.utils.log import get_logger
 if TYPE_CHECKING:
     from trinity.common.models.model import InferenceModel
     from trinity.common.weights import Ticket
+    from trinity.synchronizer.folder import FolderSynchronizer
 
 logger = get_logger("synchronizer")
 
@@ -314,7 +315,7 @@ class Synchronizer:
 
 
 async def pull_weights(
-    synchronizer: Synchronizer, engine: InferenceModel, version: int, *, explorer: str = EXPLORER
+    synchronizer: Synchronizer | FolderSynchronizer, engine: InferenceModel, version: int, *, explorer: str = EXPLORER
 ) -> dict[str, float]:
     """Let `engine` load `version` and tell the synchronizer; return `time/sync_weight` and what was moved.
 

@@ -200,7 +200,7 @@ def micro_batches(
         max_tokens: most tokens of a group, prompt and response.
         max_rows: most rows of a group.
     """
-    units = _by_prompt(batch, _units(list(rows), batch.rows_per_experience))
+    units = _by_prompt(batch, units_of(list(rows), batch.rows_per_experience))
     lengths = batch.lengths.tolist()
     sizes = [sum(lengths[row] for row in unit) for unit in units]
     total = sum(sizes)
@@ -219,8 +219,8 @@ def micro_batches(
     return groups
 
 
-def _units(rows: list[int], size: int) -> list[list[int]]:
-    """Return the rows of each experience."""
+def units_of(rows: list[int], size: int) -> list[list[int]]:
+    """Return the rows of each experience, of `size` rows each."""
     units = [rows[start : start + size] for start in range(0, len(rows), size)]
     is_whole = all(unit == list(range(unit[0], unit[0] + size)) and unit[0] % size == 0 for unit in units)
     assert is_whole, f"rows of whole experiences ({size} rows each) are split, got {rows}"

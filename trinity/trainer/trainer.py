@@ -22,10 +22,11 @@ from trinity.common.errors import CheckpointError, ConfigError
 from trinity.common.experience import Experience
 from trinity.common.models.chat_template import load_tokenizer
 from trinity.monitor.monitor import Monitor
+from trinity.runtime.base import Objects
 from trinity.runtime.worker_thread import WorkerThread
+from trinity.synchronizer.folder import AnySynchronizer
 from trinity.synchronizer.publisher import Publisher
 from trinity.synchronizer.schedule import FixedSchedule, schedule_of
-from trinity.synchronizer.synchronizer import Synchronizer
 from trinity.synchronizer.transport import transport_of
 from trinity.trainer.auxiliary import open_auxiliary
 from trinity.trainer.source import BufferSource, DatasetSource
@@ -67,6 +68,7 @@ class Trainer:
         monitor: records the metrics of the trainer.
         tokenizer: for datasets and for checkpoints; loaded from the model where it is not given.
         resume: checkpoint directory to continue from.
+        objects: where weights wait in memory for engines of other processes; None: in this one.
     """
 
     def __init__(
@@ -74,16 +76,17 @@ class Trainer:
         config: Config,
         *,
         store: ExperienceStore | None,
-        synchronizer: Synchronizer,
+        synchronizer: AnySynchronizer,
         monitor: Monitor,
         tokenizer: PreTrainedTokenizerBase | None = None,
         resume: Path | None = None,
+        objects: Objects | None = None,
     ) -> None:
         self.config = config
         self.store = store
         self.synchronizer = synchronizer
         self.schedule = schedule_of(config)
-        self.publisher = Publisher(synchronizer, transport_of(config))
+        self.publisher = Publisher(synchronizer, transport_of(config, objects=objects))
         self.monitor = monitor
         self.tokenizer = tokenizer
         self.resume = resume
@@ -229,7 +232,8 @@ class Trainer:
                 await self._publish()
         if self.step:
             await self._save(is_last=not self._stop.is_set())
-        await self.synchronizer.finish_trainer()
+        if self.config.mode == Mode.BOTH or not self._stop.is_set():
+            await self.synchronizer.finish_trainer()  # explorers that run apart wait for one that was stopped
         return TrainSummary(self.step, self._checkpoint, self._stop.is_set(), self._metrics)
 
     async def restore_versions(self, explorer_state: dict[str, Any]) -> None:
@@ -240,6 +244,11 @@ class Trainer:
         if newest == self.step:
             weights[self.step] = self.weights()
         await self.publisher.restore(newest, explorer_state, weights=weights)
+
+    async def publish_start(self) -> None:
+        """Tell explorers that run apart where this trainer begins: at the step of its checkpoint, with its weights."""
+        weights = {self.step: self.weights()} if self.step else {}
+        await self.publisher.restore(self.step, None, weights=weights)
 
     def request_stop(self) -> None:
         """End after the step under way; a wait for experiences ends at once."""

@@ -84,12 +84,12 @@ class ProducerBoard:
         self._notify()
         return found
 
-    def open_producers(self, buffer: str, *, run: str, stage: str = "") -> list[str]:
-        """Return the names of the producers of the buffer that are not finished, sorted."""
+    def producers(self, buffer: str, *, run: str, stage: str = "") -> dict[str, bool]:
+        """Return every producer of the buffer by name, and whether it is still open."""
         where = Scope(run, stage, buffer).where(PRODUCER)
         with self._database.read() as connection:
-            names = connection.scalars(select(PRODUCER.c.producer).where(where, PRODUCER.c.is_open == 1))
-            return sorted(names)
+            rows = connection.execute(select(PRODUCER.c.producer, PRODUCER.c.is_open).where(where)).all()
+            return {row.producer: bool(row.is_open) for row in sorted(rows)}
 
     def keep_snapshot(self, buffer: str, producer: str, text: str, *, run: str, stage: str = "") -> None:
         """Replace the snapshot of a producer, between two of its steps."""

@@ -1,9 +1,9 @@
-"""A trained model's part of a checkpoint, in veRL's layout for one worker: `actor/`, and `critic/` where there is one.
+"""A trained model's part of a checkpoint, in veRL's layout: `actor/`, and `critic/` where there is one.
 
 ```
-actor/model_world_size_1_rank_0.pt        weights by Hugging Face name
-      optim_world_size_1_rank_0.pt        optimizer state
-      extra_state_world_size_1_rank_0.pt  schedule and random generators, as tensors and integers
+actor/model_world_size_W_rank_r.pt        weights by Hugging Face name; of W > 1 ranks each one's part, as DTensors
+      optim_world_size_W_rank_r.pt        optimizer state
+      extra_state_world_size_W_rank_r.pt  schedule and random generators, as tensors and integers
       lora_adapter/                       with an adapter, in the place of model_...: see `lora`
       fsdp_config.json                    world size
       huggingface/                        config and tokenizer; model.safetensors on request
@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +27,12 @@ from torch._weights_only_unpickler import UnpicklingError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trinity.common.errors import CheckpointError
+from trinity.trainer.verl.ranks import ALONE, Ranks, whole
+from trinity.trainer.verl.resharding import joined, load_model_parts, optimizer_state, read_parts, saved_world, suffix
 
 if TYPE_CHECKING:
     from trinity.trainer.verl.lora import Adapter
 
-SUFFIX = "world_size_1_rank_0.pt"
 HUGGINGFACE = "huggingface"
 LORA_FOLDER = "lora_adapter"
 
@@ -43,8 +46,10 @@ def save_trained(
     tokenizer: PreTrainedTokenizerBase | None,
     hf: bool,
     adapter: Adapter | None = None,
+    ranks: Ranks = ALONE,
+    strategy: str = "unrestricted",
 ) -> None:
-    """Write the files of a trained model into the new folder `folder`.
+    """Write the files of a trained model into the new folder `folder`; every rank calls it.
 
     Args:
         folder: `global_step_N/actor` or `global_step_N/critic`.
@@ -54,52 +59,115 @@ def save_trained(
         tokenizer: saved beside the configuration.
         hf: write the weights as safetensors too, in their own number type and with the adapter merged.
         adapter: what is trained of the model, if that is an adapter.
+        ranks: the processes that hold the model.
+        strategy: who may write at the same time (`trainer.save_strategy`).
     """
-    folder.mkdir(parents=True)
-    if adapter is None:
-        weights = OrderedDict((name, tensor.detach().cpu()) for name, tensor in model.state_dict().items())
-        torch.save(weights, folder / f"model_{SUFFIX}")
-    else:
-        adapter.save(folder)
-    torch.save(optimizer.state_dict(), folder / f"optim_{SUFFIX}")
-    torch.save(extra | {"rng": random_state()}, folder / f"extra_state_{SUFFIX}")
-    (folder / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 1, "world_size": 1}, indent=4))
-    target = folder / HUGGINGFACE
-    model.config.save_pretrained(target)
+    end = suffix(ranks.rank, ranks.world)
+    if ranks.is_first:
+        folder.mkdir(parents=True)
+    ranks.barrier()
+    if adapter is not None:
+        adapter.save(folder, is_writer=ranks.is_first)
+
+    def write_own() -> None:
+        if adapter is None:
+            weights = OrderedDict((name, tensor.detach().cpu()) for name, tensor in model.state_dict().items())
+            torch.save(weights, folder / f"model_{end}")
+        torch.save(optimizer.state_dict(), folder / f"optim_{end}")
+        torch.save(extra | {"rng": random_state()}, folder / f"extra_state_{end}")
+
+    _in_turns(write_own, ranks, strategy)
+    full = _full_weights(model, adapter, ranks) if hf else {}
+    if ranks.is_first:
+        version = 1 if ranks.is_alone else 2
+        text = json.dumps({"FSDP_version": version, "world_size": ranks.world}, indent=4)
+        (folder / "fsdp_config.json").write_text(text, encoding="utf-8")
+        _save_huggingface(folder / HUGGINGFACE, model, tokenizer, full)
+    ranks.barrier()
+
+
+def _in_turns(write: Callable[[], None], ranks: Ranks, strategy: str) -> None:
+    """Call `write` on every rank: all at once, node after node, or rank after rank."""
+    if ranks.is_alone or strategy == "unrestricted":
+        write()
+        return
+    places = ranks.gather(socket.gethostname() if strategy == "single_node" else str(ranks.rank))
+    for place in dict.fromkeys(places):
+        if place == places[ranks.rank]:
+            write()
+        ranks.barrier()
+
+
+def _full_weights(model: PreTrainedModel, adapter: Adapter | None, ranks: Ranks) -> dict[str, Tensor] | None:
+    """Return the whole weights on the first rank, on the CPU; gathered tensor by tensor, of which others keep none."""
+    held: Mapping[str, Tensor] = model.state_dict() if adapter is None else adapter.weights()
+    if ranks.is_alone:
+        return None if adapter is None else dict(held)
+    full: dict[str, Tensor] = {}
+    for name in held:
+        tensor = whole(held[name])
+        if ranks.is_first:
+            full[name] = tensor.cpu()
+    return full
+
+
+def _save_huggingface(
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, weights: dict[str, Tensor] | None
+) -> None:
+    """Write configuration and tokenizer, and `weights` if there are any; None stands for those of the model."""
+    model.config.save_pretrained(folder)
     generation_config = getattr(model, "generation_config", None)  # a value model has none
     if generation_config is not None:
-        generation_config.save_pretrained(target)
+        generation_config.save_pretrained(folder)
     if tokenizer is not None:
-        tokenizer.save_pretrained(target)
-    if hf:
-        model.save_pretrained(target, state_dict=None if adapter is None else dict(adapter.weights()))
+        tokenizer.save_pretrained(folder)
+    if weights is None or weights:
+        model.save_pretrained(folder, state_dict=weights)
 
 
 def load_trained(
-    folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, *, adapter: Adapter | None = None
+    folder: Path,
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    *,
+    adapter: Adapter | None = None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Restore weights (those of `adapter`, if there is one), optimizer and random generators; return the extra state.
 
+    Any number of ranks may have written it.
+
     Raises:
-        CheckpointError: a file cannot be read, is of another model or another number of workers, or holds an adapter
-            where whole weights are trained, or the other way round.
+        CheckpointError: a file cannot be read, is of another model, or holds an adapter where whole weights are
+            trained, or the other way round.
     """
     _check_kind(folder, has_adapter=adapter is not None)
     try:
-        if adapter is None:
-            model.load_state_dict(_load(folder / f"model_{SUFFIX}"))
-        else:
+        world = saved_world(folder)
+        if adapter is not None:
             adapter.load(folder)
-        optimizer.load_state_dict(_load(folder / f"optim_{SUFFIX}"))
-        extra: dict[str, Any] = _load(folder / f"extra_state_{SUFFIX}")
+        else:
+            load_model_parts(read_parts(folder, "model", world), model)
+        optimizer.load_state_dict(optimizer_state(read_parts(folder, "optim", world), optimizer))
+        extra: dict[str, Any] = read_parts(folder, "extra_state", world)[ranks.rank % world]
         restore_random_state(extra.pop("rng"))
     except (OSError, RuntimeError, ValueError, KeyError, UnpicklingError) as error:
         raise CheckpointError(
-            f"cannot continue from {folder}: {error}; use the model.model_path and the number of workers that wrote "
-            "it, or set continue_from_checkpoint: false",
+            f"cannot continue from {folder}: {error}; use the model.model_path that wrote it, or set "
+            "continue_from_checkpoint: false",
             code="E7008",
         ) from error
     return extra
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Return the weights in the folder of a trained model by Hugging Face name, on the CPU.
+
+    Raises:
+        OSError, RuntimeError, ValueError: the file is missing or cannot be read.
+    """
+    parts = read_parts(folder, "model", saved_world(folder))
+    return {name: joined([part[name] for part in parts]) for name in parts[0]}
 
 
 def _check_kind(folder: Path, *, has_adapter: bool) -> None:
@@ -112,10 +180,6 @@ def _check_kind(folder: Path, *, has_adapter: bool) -> None:
         "or set continue_from_checkpoint: false",
         code="E7020",
     )
-
-
-def _load(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def random_state() -> dict[str, Any]:

@@ -19,9 +19,11 @@ from trinity.trainer.verl import settings
 from trinity.trainer.verl.checkpoint import load_trained, save_trained
 from trinity.trainer.verl.decoder import make_decoder
 from trinity.trainer.verl.dp_critic import CriticSettings, DataParallelPPOCritic
-from trinity.trainer.verl.loading import load_value_model, num_embeddings, value_head
+from trinity.trainer.verl.loading import load_value_model, move_buffers, num_embeddings, value_head
 from trinity.trainer.verl.optim import Schedule, make_optimizer, make_schedule
+from trinity.trainer.verl.ranks import ALONE, Ranks
 from trinity.trainer.verl.scorer import ActorSettings
+from trinity.trainer.verl.shard_settings import critic_options
 from trinity.utils.device import num_bytes
 from trinity.utils.log import get_logger
 
@@ -40,15 +42,25 @@ class Critic:
         device: where it computes.
         total_steps: training steps of the run, for the learning-rate schedule.
         num_tokens: tokens that the policy's embedding knows; the value model must know as many.
+        ranks: the processes that train together.
 
     Raises:
         EnvironmentProblem: the model cannot be loaded, or does not fit the policy.
     """
 
-    def __init__(self, config: Config, *, device: torch.device, total_steps: int | None, num_tokens: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        device: torch.device,
+        total_steps: int | None,
+        num_tokens: int,
+        ranks: Ranks = ALONE,
+    ) -> None:
         self.config = config
+        self.ranks = ranks
         self.path = str(config.model.critic_model_path or config.model.model_path)
-        self.model = load_value_model(self.path, device, config=config)
+        self.model = load_value_model(self.path, ranks.loading_device(device), config=config)
         own = num_embeddings(self.model)
         if own < num_tokens:
             raise EnvironmentProblem(
@@ -59,6 +71,10 @@ class Critic:
         critic, optimizer = critic_of(config), config.algorithm.optimizer
         schedule = schedule_of(config, total_steps)
         self.warmup = critic_warmup(config)
+        recompute = critic.model.enable_gradient_checkpointing
+        decoder = make_decoder(self.model, dtype=dtype_of(config, device), recompute=recompute)
+        ranks.shard(decoder, critic_options(config))
+        move_buffers(self.model, device)
         self.optimizer = make_optimizer(
             self.model.parameters(),
             optimizer.optimizer_type,
@@ -66,15 +82,15 @@ class Critic:
             betas=optimizer.betas if critic.optim.betas is None else critic.optim.betas,
             weight_decay=optimizer.weight_decay if critic.optim.weight_decay is None else critic.optim.weight_decay,
         )
-        recompute = critic.model.enable_gradient_checkpointing
         self.trained = DataParallelPPOCritic(
             self.model,
-            make_decoder(self.model, dtype=dtype_of(config, device), recompute=recompute),
+            decoder,
             head=value_head(self.model),
             optimizer=self.optimizer,
             schedule=schedule,
             settings=critic_settings(config),
             quarantine=Quarantine(Path(config.checkpoint_job_dir) / "quarantine", prefix="critic_step"),
+            ranks=ranks,
         )
 
     def with_values(self, batch: TrainBatch) -> TrainBatch:
@@ -92,7 +108,16 @@ class Critic:
     def save(self, folder: Path, *, tokenizer: PreTrainedTokenizerBase | None, hf: bool) -> None:
         """Write `critic/` into `folder`, in the layout of `actor/`."""
         extra = self.trained.stepper.state()
-        save_trained(folder / FOLDER, self.model, self.optimizer, extra, tokenizer=tokenizer, hf=hf)
+        save_trained(
+            folder / FOLDER,
+            self.model,
+            self.optimizer,
+            extra,
+            tokenizer=tokenizer,
+            hf=hf,
+            ranks=self.ranks,
+            strategy=self.config.trainer.save_strategy,
+        )
 
     def load(self, folder: Path) -> None:
         """Continue from `critic/` in `folder`.
@@ -100,8 +125,8 @@ class Critic:
         Raises:
             CheckpointError: it is missing, or of another model.
         """
-        extra = load_trained(folder / FOLDER, self.model, self.optimizer)
-        self.trained.decoder.refresh()
+        extra = load_trained(folder / FOLDER, self.model, self.optimizer, ranks=self.ranks)
+        self.trained.stepper.refresh()
         self.trained.stepper.restore(extra)
 
     def memory_table(self) -> dict[str, int]:

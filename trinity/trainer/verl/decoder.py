@@ -5,8 +5,8 @@ Dimension key: M = scored positions, d = hidden size, V = vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -46,13 +46,19 @@ class Decoder(Protocol):
         """Forget copies of the parameters; call it whenever they have changed."""
         ...
 
+    def blocks(self) -> list[nn.Module]:
+        """Return the modules of which each is gathered and freed on its own where the parameters are sharded."""
+        ...
 
-class _Layer:
-    """One decoder layer over the parameters of a Hugging Face layer."""
+    def shard(self) -> None:
+        """Keep no copies of parameters and read them anew in each call, since they are about to be sharded."""
+        ...
 
-    def __init__(
-        self, layer: nn.Module, *, head_size: int, eps: float, dtype: torch.dtype, is_adapted: bool = True
-    ) -> None:
+
+class _Maps:
+    """The linear maps and norms of a decoder layer over the parameters that it has at this moment."""
+
+    def __init__(self, layer: nn.Module, *, dtype: torch.dtype, is_adapted: bool) -> None:
         tensors = {name.replace(".base_layer.", "."): tensor for name, tensor in layer.named_parameters()}
 
         def fused(*names: str) -> FusedLinear:
@@ -61,9 +67,6 @@ class _Layer:
             additions = [_addition(layer, name, tensors) if is_adapted else None for name in names]
             return FusedLinear(weights, biases, dtype=dtype, low_rank=additions)
 
-        self.head_size, self.eps, self.dtype = head_size, eps, dtype
-        self.num_queries = tensors["self_attn.q_proj.weight"].shape[0] // head_size
-        self.num_keys = tensors["self_attn.k_proj.weight"].shape[0] // head_size
         self.qkv = fused("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         self.out = fused("self_attn.o_proj")
         self.gate_up = fused("mlp.gate_proj", "mlp.up_proj")
@@ -73,26 +76,56 @@ class _Layer:
         if "self_attn.q_norm.weight" in tensors:
             self.head_norms = (tensors["self_attn.q_norm.weight"], tensors["self_attn.k_norm.weight"])
 
-    @property
-    def linears(self) -> tuple[FusedLinear, ...]:
-        """All linear maps."""
-        return self.qkv, self.out, self.gate_up, self.down
+    def refresh(self) -> None:
+        for linear in (self.qkv, self.out, self.gate_up, self.down):
+            linear.refresh()
 
-    def __call__(self, hidden: Tensor, cos: Tensor, sin: Tensor, packed: Packed, is_last: bool) -> Tensor:
-        normed = rms_norm(hidden, self.norms[0], eps=self.eps, dtype=self.dtype)
-        heads = self.qkv(normed).view(hidden.shape[0], -1, self.head_size)
+
+class _Layer(nn.Module):
+    """One decoder layer over the parameters of a Hugging Face layer, which it holds, so that both are sharded."""
+
+    def __init__(
+        self, layer: nn.Module, *, head_size: int, eps: float, dtype: torch.dtype, is_adapted: bool = True
+    ) -> None:
+        super().__init__()
+        self.wrapped = layer
+        self.head_size, self.eps, self.dtype, self.is_adapted = head_size, eps, dtype, is_adapted
+        self.is_sharded = False
+        self.maps = _Maps(layer, dtype=dtype, is_adapted=is_adapted)
+        self.num_queries, self.num_keys = (w.shape[0] // head_size for w in self.maps.qkv.weights[:2])
+
+    def shard(self) -> None:
+        """Read the parameters anew in each call: between calls there are only parts of them."""
+        self.is_sharded = True
+        del self.maps
+
+    def forward(
+        self, hidden: Tensor, cos: Tensor, sin: Tensor, packed: Packed, is_last: bool, recompute: bool
+    ) -> Tensor:
+        """Return the residual stream after the layer; of the last layer at the scored positions only."""
+        if not recompute:
+            return self._compute(hidden, cos, sin, packed, is_last)
+        result: Tensor = checkpoint(self._compute, hidden, cos, sin, packed, is_last, use_reentrant=False)
+        return result
+
+    def _compute(self, hidden: Tensor, cos: Tensor, sin: Tensor, packed: Packed, is_last: bool) -> Tensor:
+        is_sharded, eps, dtype = self.is_sharded, self.eps, self.dtype
+        maps = _Maps(self.wrapped, dtype=dtype, is_adapted=self.is_adapted) if is_sharded else self.maps
+        normed = rms_norm(hidden, maps.norms[0], eps=eps, dtype=dtype)
+        heads = maps.qkv(normed).view(hidden.shape[0], -1, self.head_size)
         rotated, values = heads.split((self.num_queries + self.num_keys, self.num_keys), dim=1)
-        if self.head_norms is not None:
+        if maps.head_norms is not None:
             parts = rotated.split((self.num_queries, self.num_keys), dim=1)
-            pairs = zip(parts, self.head_norms, strict=True)
-            rotated = torch.cat([rms_norm(part, w, eps=self.eps, dtype=self.dtype) for part, w in pairs], 1)
+            pairs = zip(parts, maps.head_norms, strict=True)
+            rotated = torch.cat([rms_norm(part, w, eps=eps, dtype=dtype) for part, w in pairs], 1)
         queries, keys = rotate(rotated, cos, sin).split((self.num_queries, self.num_keys), dim=1)
         attended = attend(queries, keys, values, packed)
         if is_last:
-            hidden, attended = hidden.index_select(0, packed.sources), attended.index_select(0, packed.sources)
-        hidden = hidden + self.out(attended)
-        normed = rms_norm(hidden, self.norms[1], eps=self.eps, dtype=self.dtype)
-        return hidden + self.down(swiglu(self.gate_up(normed)))
+            sources = packed.own_sources
+            hidden, attended = hidden.index_select(0, sources), attended.index_select(0, sources)
+        hidden = hidden + maps.out(attended)
+        normed = rms_norm(hidden, maps.norms[1], eps=eps, dtype=dtype)
+        return hidden + maps.down(swiglu(maps.gate_up(normed)))
 
 
 def _addition(layer: nn.Module, name: str, tensors: Mapping[str, Tensor]) -> LowRank | None:
@@ -104,7 +137,7 @@ def _addition(layer: nn.Module, name: str, tensors: Mapping[str, Tensor]) -> Low
     return LowRank(down, tensors[f"{name}.lora_B.default.weight"], module.scaling["default"])
 
 
-class FastDecoder:
+class FastDecoder(nn.Module):
     """Llama, Qwen2 and Qwen3 over the parameters of the Hugging Face model.
 
     The residual stream is float32, products are in `dtype`. The last layer goes on after its attention with the scored
@@ -120,46 +153,75 @@ class FastDecoder:
     can_share_prompts = True
 
     def __init__(self, model: PreTrainedModel, *, dtype: torch.dtype, recompute: bool, is_adapted: bool = True) -> None:
+        super().__init__()
         config = model.config
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.model, self.dtype, self.recompute = model, dtype, recompute
-        self.eps = config.rms_norm_eps
+        self.dtype, self.recompute, self.eps = dtype, recompute, config.rms_norm_eps
+        self.is_sharded = False
+        base = model.model
+        self.embed, self.norm = base.embed_tokens, base.norm
+        self.tops = nn.ModuleList(child for child in model.children() if child is not base)
         sizes: dict[str, Any] = {"head_size": size, "eps": self.eps, "dtype": dtype, "is_adapted": is_adapted}
-        self.layers = [_Layer(layer, **sizes) for layer in model.model.layers]
+        self.layers = nn.ModuleList(_Layer(layer, **sizes) for layer in base.layers)
+        self._own: list[_Layer] = list(self.layers)  # type: ignore[arg-type]
+        # No children of this module: the model is sharded layer by layer, and the rotation has no parameters.
+        self._outside: dict[str, Any] = {"model": model, "rotate": base.rotary_emb}
         self._head: Tensor | None = None
+
+    def blocks(self) -> list[nn.Module]:
+        """Return what is sharded on its own; see `Decoder`."""
+        return list(self.layers)
+
+    def shard(self) -> None:
+        """Keep no copies; see `Decoder`."""
+        self.is_sharded = True
+        for layer in self._own:
+            layer.shard()
 
     def hidden(self, packed: Packed) -> Float[Tensor, "M d"]:
         """Return the last hidden states; see `Decoder`."""
-        base = self.model.model
-        hidden = nn.functional.embedding(packed.tokens, base.embed_tokens.weight)
+        hidden: Tensor = self(packed)
+        return hidden
+
+    def forward(self, packed: Packed) -> Float[Tensor, "M d"]:
+        """Return the last hidden states; a call of the module, so that sharded parameters are gathered."""
+        tokens, positions = packed.own_tokens
+        hidden = nn.functional.embedding(tokens, self.embed.weight)
         with torch.no_grad():
-            cos, sin = base.rotary_emb(hidden[None], packed.positions[None])
+            cos, sin = self._outside["rotate"](hidden[None], positions[None])
             cos, sin = cos[0, :, None].to(self.dtype), sin[0, :, None].to(self.dtype)
             sin[..., : sin.shape[-1] // 2].neg_()
-        for layer in self.layers:
-            is_last = layer is self.layers[-1]
-            if self.recompute and torch.is_grad_enabled():
-                hidden = checkpoint(layer, hidden, cos, sin, packed, is_last, use_reentrant=False)
-            else:
-                hidden = layer(hidden, cos, sin, packed, is_last)
-        return rms_norm(hidden, base.norm.weight, eps=self.eps, dtype=self.dtype)
+        recompute, last = self.recompute and torch.is_grad_enabled(), self._own[-1]
+        for layer in self._own:
+            hidden = layer(hidden, cos, sin, packed, layer is last, recompute)
+        return rms_norm(hidden, self.norm.weight, eps=self.eps, dtype=self.dtype)
 
     def head(self) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return the output layer; see `Decoder`."""
-        parameter = self.model.get_output_embeddings().weight
-        if self._head is None:
+        parameter = self._outside["model"].get_output_embeddings().weight
+        if self._head is None or self.is_sharded:
             self._head = parameter.detach().to(self.dtype)
         return self._head, None, parameter
 
     def refresh(self) -> None:
         """Forget copies; see `Decoder`."""
         self._head = None
-        for layer in self.layers:
-            for linear in layer.linears:
-                linear.refresh()
+        for layer in self._own if not self.is_sharded else ():
+            layer.maps.refresh()
+
+    @contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        """Leave the adapter out while entered; only where the parameters are sharded, so that nothing is copied."""
+        for layer in self._own:
+            layer.is_adapted = False
+        try:
+            yield
+        finally:
+            for layer in self._own:
+                layer.is_adapted = True
 
 
-class HFDecoder:
+class HFDecoder(nn.Module):
     """Any causal language model through Hugging Face's own forward, with our attention over packed sequences.
 
     Args:
@@ -174,20 +236,36 @@ class HFDecoder:
     def __init__(
         self, model: PreTrainedModel, *, dtype: torch.dtype, recompute: bool, without: Without | None = None
     ) -> None:
+        super().__init__()
         self.model, self.dtype, self.context = model, dtype, without or nullcontext
         model.set_attn_implementation(register())
         if recompute:
             model.train()  # Hugging Face recomputes in training mode only; dropout is 0
             model.gradient_checkpointing_enable({"use_reentrant": False})
 
+    def blocks(self) -> list[nn.Module]:
+        """Return what is sharded on its own; see `Decoder`."""
+        names = set(self.model._no_split_modules or ())
+        return [module for module in self.model.modules() if type(module).__name__ in names]
+
+    def shard(self) -> None:
+        """Nothing is copied."""
+
     def hidden(self, packed: Packed) -> Float[Tensor, "M d"]:
         """Return the last hidden states; see `Decoder`. The caller stays inside `computing` for the backward pass."""
-        device = packed.tokens.device
+        hidden: Tensor = self(packed)
+        return hidden
+
+    def forward(self, packed: Packed) -> Float[Tensor, "M d"]:
+        """Return the last hidden states; a call of the module, so that sharded parameters are gathered."""
+        tokens, positions = packed.own_tokens
+        device = tokens.device
         with self.context(), torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32):
             output = self.model.base_model(
-                input_ids=packed.tokens[None], position_ids=packed.positions[None], use_cache=False, return_dict=True
+                input_ids=tokens[None], position_ids=positions[None], use_cache=False, return_dict=True
             )
-        return output.last_hidden_state[0].index_select(0, packed.sources).to(self.dtype)
+        hidden: Tensor = output.last_hidden_state[0].index_select(0, packed.own_sources).to(self.dtype)
+        return hidden
 
     def head(self) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return the output layer; see `Decoder`."""
@@ -196,6 +274,24 @@ class HFDecoder:
 
     def refresh(self) -> None:
         """Nothing is copied."""
+
+
+class WithoutAdapter:
+    """A decoder of sharded parameters that leaves the adapter out; it shares everything with the one it is made of.
+
+    Args:
+        decoder: computes with the adapter.
+    """
+
+    def __init__(self, decoder: FastDecoder) -> None:
+        self.decoder = decoder
+        self.can_share_prompts = decoder.can_share_prompts
+        self.blocks, self.shard, self.head, self.refresh = decoder.blocks, decoder.shard, decoder.head, decoder.refresh
+
+    def hidden(self, packed: Packed) -> Float[Tensor, "M d"]:
+        """Return the last hidden states; see `Decoder`."""
+        with self.decoder.without_adapter():
+            return self.decoder.hidden(packed)
 
 
 def make_decoder(
@@ -231,4 +327,4 @@ def is_common(model: PreTrainedModel) -> bool:
     )
 
 
-__all__ = ["Decoder", "FastDecoder", "HFDecoder", "computing", "is_common", "make_decoder"]
+__all__ = ["Decoder", "FastDecoder", "HFDecoder", "WithoutAdapter", "computing", "is_common", "make_decoder"]

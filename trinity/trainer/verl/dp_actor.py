@@ -8,12 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from trinity.trainer.batch import TrainBatch, counted_rows, micro_batches
+from trinity.trainer.batch import TrainBatch, counted_rows
 from trinity.trainer.quarantine import Quarantine
 from trinity.trainer.verl.attention import computing
 from trinity.trainer.verl.decoder import Decoder
 from trinity.trainer.verl.loss import LossFn, Metrics, Shares, spread_to_rows
 from trinity.trainer.verl.optim import Schedule
+from trinity.trainer.verl.ranks import ALONE, Ranks
 from trinity.trainer.verl.reference import Reference
 from trinity.trainer.verl.scorer import ActorSettings, Scorer
 from trinity.trainer.verl.stepping import Reporter, Stepper, mean_norm, passes
@@ -30,6 +31,7 @@ class DataParallelPPOActor:
         schedule: learning rate of each training step.
         settings: how a batch is split and stepped.
         quarantine: where batches with a gradient that is not finite are written; None keeps none.
+        ranks: the processes that train together.
 
     Attributes:
         reference: read by a KL term over whole distributions; the worker sets it.
@@ -47,10 +49,12 @@ class DataParallelPPOActor:
         schedule: Schedule,
         settings: ActorSettings,
         quarantine: Quarantine | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.model = model
         self.decoder = decoder
-        self.scorer = Scorer(decoder, settings=settings, device=next(model.parameters()).device)
+        self.ranks = ranks
+        self.scorer = Scorer(decoder, settings=settings, device=next(model.parameters()).device, ranks=ranks)
         self.loss_fn = loss_fn
         self.settings = settings
         self.quarantine = quarantine
@@ -61,6 +65,7 @@ class DataParallelPPOActor:
             schedule=schedule,
             grad_clip=settings.grad_clip,
             keys="algorithm.optimizer.lr or trainer.grad_clip",
+            ranks=ranks,
         )
         self.device = self.scorer.device
 
@@ -80,6 +85,7 @@ class DataParallelPPOActor:
             self._accumulate(mini, metrics, difference if is_first else None)
             norms.append(self.stepper.step(step, report=self._reporter(mini, step, len(norms) + 1)))
             is_first = False
+        metrics, difference = metrics.of_all(self.ranks), difference.of_all(self.ranks)
         values = {_full(name): value / len(norms) if name.endswith("loss") else value
                   for name, value in metrics.means().items()}  # fmt: skip
         return (
@@ -99,10 +105,10 @@ class DataParallelPPOActor:
         mini = self._with_selection(mini)
         settings = self.settings
         measured = mini.select(kept) if self.loss_fn.ignores_zero_advantage else mini
-        for rows in micro_batches(mini, kept, max_tokens=settings.max_tokens, max_rows=settings.max_rows):
-            micro = mini.select(rows)
+        for work in self.ranks.split(mini, kept, max_tokens=settings.max_tokens, max_rows=settings.max_rows):
+            micro = mini.select(work.rows)
             shares = self.loss_fn.shares(micro, mini, normalizer=settings.normalizer, measured=measured)
-            self._micro_step(micro, shares, metrics, difference)
+            self._micro_step(micro, shares, metrics, difference, is_filler=work.is_filler)
 
     def _rows_with_signal(self, mini: TrainBatch) -> list[int]:
         """Return the rows whose forward pass can change the gradient; the others still count in every mean."""
@@ -121,7 +127,15 @@ class DataParallelPPOActor:
             return mini  # the loss says what is missing
         return mini.with_columns(selected=select(**tensors))
 
-    def _micro_step(self, micro: TrainBatch, shares: Shares, metrics: Metrics, difference: _Mismatch | None) -> None:
+    def _micro_step(
+        self,
+        micro: TrainBatch,
+        shares: Shares,
+        metrics: Metrics,
+        difference: _Mismatch | None,
+        *,
+        is_filler: bool = False,
+    ) -> None:
         packed = self.scorer.pack(micro)
         with computing(packed):
             hidden = self.decoder.hidden(packed)
@@ -136,7 +150,9 @@ class DataParallelPPOActor:
                 tensors["ref_divergence"] = spread_to_rows(divergence, packed.targets, **size)
             spread_entropy = spread_to_rows(entropy, packed.targets, **size)
             loss, values = self.loss_fn(logprob, spread_entropy, tensors, shares)
-            loss.backward()
+            (loss * 0.0 if is_filler else loss).backward()
+        if is_filler:
+            return
         if difference is not None:
             difference.add(micro, logprob.detach())
         metrics.merge(values)
@@ -149,6 +165,8 @@ class DataParallelPPOActor:
 
         def report(norm: float, parameters: list[str]) -> Path | None:
             computed = {"logprob": self.scorer.compute_log_prob(mini)}
+            if not self.ranks.is_first:
+                return None
             return quarantine.write(
                 mini, step=step, mini_batch=number, norm=norm, parameters=parameters, computed=computed
             )
@@ -182,6 +200,16 @@ class _Mismatch:
         self.total += float(difference.double().sum())
         self.count += difference.numel()
         self.largest = max(self.largest, float(difference.max()))
+
+    def of_all(self, ranks: Ranks) -> _Mismatch:
+        """Return what all ranks have compared together."""
+        if ranks.is_alone:
+            return self
+        together = _Mismatch(self.trained_version)
+        for of_rank in ranks.gather(self):
+            together.total, together.count = together.total + of_rank.total, together.count + of_rank.count
+            together.largest = max(together.largest, of_rank.largest)
+        return together
 
     def metrics(self) -> dict[str, float]:
         """Return `training/rollout_logprobs_diff_{max,mean}`, or nothing where no row could be compared."""

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from trinity.algorithm.aggregation import masked_mean
 from trinity.algorithm.statistics import masked_var
 from trinity.algorithm.value_loss import compute_value_loss
-from trinity.trainer.batch import TrainBatch, micro_batches, rows_of_policy
+from trinity.trainer.batch import TrainBatch, rows_of_policy
 from trinity.trainer.quarantine import Quarantine
 from trinity.trainer.verl.attention import computing
 from trinity.trainer.verl.decoder import Decoder
 from trinity.trainer.verl.loss import Metrics, Share, spread_to_rows
 from trinity.trainer.verl.optim import Schedule
 from trinity.trainer.verl.packing import Packed
+from trinity.trainer.verl.ranks import ALONE, Ranks
 from trinity.trainer.verl.scorer import ActorSettings, Scorer
 from trinity.trainer.verl.stepping import Reporter, Stepper, mean_norm, passes
 
@@ -58,6 +59,7 @@ class DataParallelPPOCritic:
         schedule: learning rate of each training step.
         settings: how a batch is split and stepped, and the loss.
         quarantine: where batches with a gradient that is not finite are written; None keeps none.
+        ranks: the processes that train together.
     """
 
     def __init__(
@@ -70,13 +72,16 @@ class DataParallelPPOCritic:
         schedule: Schedule,
         settings: CriticSettings,
         quarantine: Quarantine | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.model = model
         self.decoder = decoder
         self.head = head
         self.settings = settings
         self.quarantine = quarantine
-        self.scorer = Scorer(decoder, settings=settings.forward, device=next(model.parameters()).device)
+        self.ranks = ranks
+        device = next(model.parameters()).device
+        self.scorer = Scorer(decoder, settings=settings.forward, device=device, ranks=ranks)
         self.stepper = Stepper(
             model,
             decoder,
@@ -84,6 +89,7 @@ class DataParallelPPOCritic:
             schedule=schedule,
             grad_clip=settings.update.grad_clip,
             keys="trainer.trainer_config.critic.optim.lr or critic.grad_clip",
+            ranks=ranks,
         )
 
     def compute_values(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
@@ -106,6 +112,7 @@ class DataParallelPPOCritic:
             mini = batch.select(rows)
             self._accumulate(mini, metrics)
             norms.append(self.stepper.step(step, report=self._reporter(mini, step, len(norms) + 1)))
+        metrics = metrics.of_all(self.ranks)
         values = {"vf_loss": 0.0} | {name: value / len(norms) if name.endswith("loss") else value
                   for name, value in metrics.means().items()}  # fmt: skip
         values["vf_explained_var"] = explained_variance(
@@ -122,6 +129,8 @@ class DataParallelPPOCritic:
 
         def report(norm: float, parameters: list[str]) -> Path | None:
             computed = {"predicted_values": self.compute_values(mini)}
+            if not self.ranks.is_first:
+                return None
             return quarantine.write(
                 mini, step=step, mini_batch=number, norm=norm, parameters=parameters, computed=computed
             )
@@ -137,11 +146,12 @@ class DataParallelPPOCritic:
         """Add the gradient of a mini-batch's loss to the parameters."""
         split = self.settings.update
         counted = torch.nonzero(mini.action_mask.any(1)).squeeze(-1).tolist()
-        for rows in micro_batches(mini, counted, max_tokens=split.max_tokens, max_rows=split.max_rows):
-            micro = mini.select(rows)
-            self._micro_step(micro, Share.of_rows(micro, mini, normalizer=split.normalizer), metrics)
+        for work in self.ranks.split(mini, counted, max_tokens=split.max_tokens, max_rows=split.max_rows):
+            micro = mini.select(work.rows)
+            share = Share.of_rows(micro, mini, normalizer=split.normalizer)
+            self._micro_step(micro, share, metrics, is_filler=work.is_filler)
 
-    def _micro_step(self, micro: TrainBatch, share: Share, metrics: Metrics) -> None:
+    def _micro_step(self, micro: TrainBatch, share: Share, metrics: Metrics, *, is_filler: bool = False) -> None:
         packed = self.scorer.pack(micro)
         device, mode = self.scorer.device, self.settings.loss_agg_mode
         mask = micro.action_mask.to(device)
@@ -153,7 +163,9 @@ class DataParallelPPOCritic:
                 predicted, returns, old, mask, cliprange_value=self.settings.cliprange_value, loss_agg_mode=mode
             )
             loss = loss * share.of(mode, counts_empty_rows=False)
-            loss.backward()
+            (loss * 0.0 if is_filler else loss).backward()
+        if is_filler:
+            return
         values["vpred_mean"] = float(masked_mean(predicted.detach(), mask))
         metrics.add_sum({"vf_loss": float(loss.detach())})
         metrics.add(values, float(share.tokens))

@@ -36,6 +36,8 @@ from trinity.common.config.model import LoraConfig
 from trinity.common.errors import CheckpointError, ConfigError, EnvironmentProblem
 from trinity.common.models.preflight_adapter import ADAPTER_FILES, check_adapter_dir
 from trinity.trainer.verl.checkpoint import LORA_FOLDER
+from trinity.trainer.verl.ranks import local, whole
+from trinity.trainer.verl.resharding import own_part
 from trinity.utils.log import get_logger
 
 logger = get_logger("trainer")
@@ -72,12 +74,22 @@ class MergedWeights(Mapping[str, Tensor]):
         }
 
     def __getitem__(self, name: str) -> Tensor:
-        weight = self._own[name].detach()
+        weight = whole(self._own[name])
         if name not in self._adapted:
             return weight
         with torch.no_grad():
-            merged: Tensor = weight + self._adapted[name].get_delta_weight(ADAPTER)
+            merged: Tensor = weight + self._delta(self._adapted[name])
             return merged
+
+    @staticmethod
+    def _delta(module: Any) -> Tensor:
+        """Return what the adapter adds to a weight."""
+        down, up = (layer[ADAPTER].weight for layer in (module.lora_A, module.lora_B))
+        if not hasattr(down, "device_mesh"):
+            added: Tensor = module.get_delta_weight(ADAPTER)
+            return added
+        product = whole(up) @ whole(down)
+        return (product.T if module.fan_in_fan_out else product) * module.scaling[ADAPTER]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._own)
@@ -123,15 +135,20 @@ class Adapter:
         return context
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return A and B of each linear map under PEFT's names, on the CPU."""
+        """Return A and B of each linear map under PEFT's names, whole and on the CPU; every rank calls it."""
         state = get_peft_model_state_dict(self.wrapped, save_embedding_layers=False)
-        return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+        return {name: whole(tensor).cpu().contiguous() for name, tensor in state.items()}
 
-    def save(self, folder: Path) -> None:
-        """Write the adapter into the actor's folder of a checkpoint; `PeftModel.from_pretrained` reads it."""
-        target = folder / LORA_FOLDER
+    def save(self, folder: Path, *, is_writer: bool = True) -> None:
+        """Write the adapter into the actor's folder of a checkpoint; `PeftModel.from_pretrained` reads it.
+
+        Every rank calls it, one of them as the writer.
+        """
+        target, tensors = folder / LORA_FOLDER, self.tensors()
+        if not is_writer:
+            return
         target.mkdir(parents=True)
-        save_file(self.tensors(), target / WEIGHTS, metadata={"format": "pt"})
+        save_file(tensors, target / WEIGHTS, metadata={"format": "pt"})
         config = self.config
         values = {k: sorted(v) if isinstance(v, set) else v for k, v in config.to_dict().items()}
         text = json.dumps(values | {"inference_mode": True}, indent=2, sort_keys=True, default=str)
@@ -161,7 +178,10 @@ class Adapter:
                 "target_modules as they were, or set continue_from_checkpoint: false",
                 code="E7020",
             )
-        set_peft_model_state_dict(self.wrapped, saved)
+        held = get_peft_model_state_dict(self.wrapped, save_embedding_layers=False)
+        with torch.no_grad():
+            for tensor_name, tensor in held.items():
+                local(tensor).copy_(own_part(saved[tensor_name], tensor))
 
 
 def is_adapter_tensor(name: str) -> bool:

@@ -21,6 +21,7 @@ from trinity.algorithm import EntropyLossFn, KLFn, PolicyLossFn
 from trinity.algorithm.policy_loss_fn.policy_loss_fn import LossPart
 from trinity.common.errors import DataError
 from trinity.trainer.batch import TrainBatch
+from trinity.trainer.verl.ranks import Ranks
 
 TOKEN_MEAN = "token-mean"
 TOKEN_SUM = "token-sum"
@@ -146,6 +147,15 @@ class Metrics:
             self._weights[name] = 1.0 if is_sum else self._weights.get(name, 0.0) + other._weights[name]
         for name, value in other._extremes.items():
             self._extremes[name] = _extreme(name, value, self._extremes.get(name, value))
+
+    def of_all(self, ranks: Ranks) -> Metrics:
+        """Return what all ranks have measured together."""
+        if ranks.is_alone:
+            return self
+        together = Metrics()
+        for of_rank in ranks.gather(self):
+            together.merge(of_rank)
+        return together
 
     def means(self) -> dict[str, float]:
         """Return the mean (or sum, or extreme) of each metric."""

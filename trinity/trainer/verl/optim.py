@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trinity.common.errors import ConfigError
+from trinity.trainer.verl.ranks import local
 
 Scheduler = Literal["constant", "linear", "cosine"]
 
@@ -125,4 +126,4 @@ def scale_gradients(parameters: Iterable[Tensor], norm: float, *, max_norm: floa
     """Scale all gradients by max_norm / norm where `norm` is above `max_norm`."""
     if norm > max_norm:
         factor = max_norm / (norm + 1e-6)
-        torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)
+        torch._foreach_mul_([local(p.grad) for p in parameters if p.grad is not None], factor)

@@ -70,6 +70,16 @@ class Packed:
     num_rows: int
     width: int
 
+    @property
+    def own_tokens(self) -> tuple[Int[Tensor, "n"], Int[Tensor, "n"]]:
+        """The tokens that this rank computes and their positions."""
+        return self.tokens, self.positions
+
+    @property
+    def own_sources(self) -> Int[Tensor, "m"]:
+        """Places of the scored positions among `own_tokens`."""
+        return self.sources
+
     def to(self, device: torch.device) -> Packed:
         """Return it with all tensors on `device`."""
         if device.type == "cpu":

@@ -6,17 +6,19 @@ from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trinity.common.config import Config
 from trinity.trainer.batch import TrainBatch
-from trinity.trainer.verl.decoder import Decoder, make_decoder
+from trinity.trainer.verl.decoder import Decoder, FastDecoder, WithoutAdapter, make_decoder
 from trinity.trainer.verl.divergence import Output
-from trinity.trainer.verl.loading import attach_adapter, load_model, model_hash
+from trinity.trainer.verl.loading import attach_adapter, load_model, model_hash, move_buffers
 from trinity.trainer.verl.offload import Offload, tell_idle_offload
 from trinity.trainer.verl.packing import Packed
+from trinity.trainer.verl.ranks import ALONE, Ranks
 from trinity.trainer.verl.scorer import ActorSettings, Scorer
+from trinity.trainer.verl.shard_settings import reference_options
 
 if TYPE_CHECKING:
     from trinity.trainer.verl.lora import Adapter
@@ -35,6 +37,7 @@ class Reference:
         fingerprint: hash of the model's files.
         model: parameters of its own, frozen here; None where the decoder leaves out the policy's adapter.
         is_offloaded: keep the model's parameters in host memory between two batches.
+        ranks: the processes that score together.
     """
 
     def __init__(
@@ -47,12 +50,14 @@ class Reference:
         fingerprint: str,
         model: PreTrainedModel | None,
         is_offloaded: bool = False,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.path = path
         self.model = None if model is None else model.requires_grad_(False)
         self.fingerprint = fingerprint
-        self.scorer = Scorer(decoder, settings=settings, device=device)
-        moved = [self.model] if self.model is not None and is_offloaded else []
+        self.scorer = Scorer(decoder, settings=settings, device=device, ranks=ranks)
+        held = self.model if ranks.is_alone or not isinstance(decoder, nn.Module) else decoder
+        moved = [held] if self.model is not None and held is not None and is_offloaded else []
         self.offload = Offload(device, models=moved, decoders=[decoder])
 
     @torch.no_grad()
@@ -82,6 +87,8 @@ def load_reference(
     settings: ActorSettings,
     device: torch.device,
     dtype: torch.dtype,
+    ranks: Ranks = ALONE,
+    decoder: Decoder | None = None,
 ) -> Reference:
     """Return the policy as it is before the stage.
 
@@ -92,26 +99,34 @@ def load_reference(
         settings: temperature and size of micro-batches.
         device: where it is computed.
         dtype: number type of the products.
+        ranks: the processes that score together.
+        decoder: of the policy, whose sharded parameters nobody else can read.
     """
     path = str(config.model.model_path)
     fingerprint, model = model_hash(path), None
-    if adapter is not None and adapter.is_fresh:
-        decoder = make_decoder(policy, dtype=dtype, recompute=False, without=adapter.disabled)
+    made: Decoder
+    if adapter is not None and adapter.is_fresh and not ranks.is_alone and isinstance(decoder, FastDecoder):
+        made = WithoutAdapter(decoder)
+    elif adapter is not None and adapter.is_fresh and ranks.is_alone:
+        made = make_decoder(policy, dtype=dtype, recompute=False, without=adapter.disabled)
     else:
-        model = load_model(path, device, config=config)
-        if adapter is not None:
+        model = load_model(path, ranks.loading_device(device), config=config)
+        if adapter is not None and not adapter.is_fresh:
             attach_adapter(model, config)
             fingerprint += adapter.path_hash
-        decoder = make_decoder(model, dtype=dtype, recompute=False)
+        made = make_decoder(model.requires_grad_(False), dtype=dtype, recompute=False)
+        ranks.shard(made, reference_options(config))
+        move_buffers(model, device)
     is_offloaded = config.trainer.trainer_config.actor_rollout_ref.ref.fsdp_config.param_offload
     if is_offloaded:
         tell_idle_offload(OFFLOAD, device, is_shared=model is None)
     return Reference(
         path,
-        decoder,
+        made,
         settings=settings,
         device=device,
         fingerprint=fingerprint,
         model=model,
         is_offloaded=is_offloaded,
+        ranks=ranks,
     )

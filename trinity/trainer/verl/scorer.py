@@ -9,13 +9,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from trinity.trainer.batch import TrainBatch, counted_rows, micro_batches
+from trinity.trainer.batch import TrainBatch, counted_rows
 from trinity.trainer.verl.attention import computing, is_manual
 from trinity.trainer.verl.decoder import Decoder
 from trinity.trainer.verl.divergence import Output, full_divergence
 from trinity.trainer.verl.logprob import distribution_statistics, logprob_and_entropy
 from trinity.trainer.verl.loss import spread_to_rows
 from trinity.trainer.verl.packing import Packed, pack
+from trinity.trainer.verl.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,16 @@ class Scorer:
         decoder: computes the model's hidden states.
         settings: temperature and size of micro-batches.
         device: where the model is.
+        ranks: the processes that score a batch together.
     """
 
-    def __init__(self, decoder: Decoder, *, settings: ActorSettings, device: torch.device) -> None:
+    def __init__(
+        self, decoder: Decoder, *, settings: ActorSettings, device: torch.device, ranks: Ranks = ALONE
+    ) -> None:
         self.decoder = decoder
         self.settings = settings
         self.device = device
+        self.ranks = ranks
 
     def pack(self, micro: TrainBatch) -> Packed:
         """Return the packed form of a micro-batch on the device."""
@@ -115,11 +120,14 @@ class Scorer:
         result = {name: torch.zeros(batch.action_mask.shape) for name in names}
         counted = counted_rows(batch, batch.action_mask)
         settings = self.settings
-        for rows in micro_batches(batch, counted, max_tokens=settings.max_tokens, max_rows=settings.max_rows):
-            packed = self.pack(batch.select(rows))
+        for work in self.ranks.split(batch, counted, max_tokens=settings.max_tokens, max_rows=settings.max_rows):
+            packed = self.pack(batch.select(work.rows))
             with computing(packed):
                 found = function(packed)
+            if work.is_filler:
+                continue
             for name, values in found.items():
                 part = spread_to_rows(values, packed.targets, num_rows=packed.num_rows, width=packed.width)
-                result[name][torch.tensor(rows), : packed.width] = part.cpu()
+                result[name][torch.tensor(work.rows), : packed.width] = part.cpu()
+        self.ranks.add_up(result.values())
         return result

@@ -21,7 +21,7 @@ from trinity.utils.device import has_bf16_units
 from trinity.utils.registry import Registry
 
 DEFAULT_MICRO_ROWS = 4
-_FLOATS = {
+FLOATS = {
     "fp32": torch.float32, "float32": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16,
     "fp16": torch.float16, "float16": torch.float16,
 }  # fmt: skip
@@ -118,8 +118,8 @@ def products_dtype(config: Config, device: torch.device) -> torch.dtype:
 def dtype_of(fsdp: FsdpConfig, device: torch.device) -> torch.dtype:
     """Return the number type that a model's section asks for on `device`; see `products_dtype`."""
     if fsdp.mixed_precision is not None:
-        return _FLOATS[fsdp.mixed_precision.param_dtype]
-    wanted = _FLOATS[fsdp.dtype]
+        return FLOATS[fsdp.mixed_precision.param_dtype]
+    wanted = FLOATS[fsdp.dtype]
     if "dtype" in fsdp.model_fields_set or wanted == torch.float32 or has_bf16_units(device):
         return wanted
     return torch.float32

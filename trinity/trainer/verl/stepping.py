@@ -15,6 +15,7 @@ from trinity.common.errors import NumericError
 from trinity.trainer.batch import TrainBatch, mini_batches
 from trinity.trainer.verl.decoder import Decoder
 from trinity.trainer.verl.optim import Schedule, gradient_norm, scale_gradients
+from trinity.trainer.verl.ranks import ALONE, Ranks
 from trinity.trainer.verl.scorer import ActorSettings
 from trinity.utils.log import get_logger
 
@@ -36,6 +37,7 @@ class Stepper:
         schedule: learning rate of each training step.
         grad_clip: largest gradient norm; None or 0 means no clipping.
         keys: the settings to lower where gradients are not finite.
+        ranks: the processes that step together.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Stepper:
         schedule: Schedule,
         grad_clip: float | None,
         keys: str,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.model = model
         self.decoder = decoder
@@ -56,7 +59,9 @@ class Stepper:
         self.keys = keys
         self.num_skipped = 0
         self.skipped_in_a_row = 0
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.ranks = ranks
+        self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.parameters = list(self.named.values())
 
     def begin(self, step: int) -> float:
         """Set the learning rate of training step `step` (1-based) and return it."""
@@ -78,17 +83,27 @@ class Stepper:
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        norm = gradient_norm(self.parameters)
+        norm = self._norm()
         if math.isfinite(norm):
             if self.grad_clip:
                 scale_gradients(self.parameters, norm, max_norm=self.grad_clip)
             self.optimizer.step()
-            self.decoder.refresh()
+            self.refresh()
             self.skipped_in_a_row = 0
         else:
             self._skip(step, norm, report)
         self.optimizer.zero_grad(set_to_none=True)
         return norm
+
+    def refresh(self) -> None:
+        """Forget what was gathered or copied of the parameters; call it whenever they have changed."""
+        self.ranks.free(self.decoder)
+        self.decoder.refresh()
+
+    def _norm(self) -> float:
+        if self.ranks.is_alone:
+            return gradient_norm(self.parameters)
+        return self.ranks.total_norm([p.grad for p in self.parameters if p.grad is not None])
 
     def check_weights(self) -> None:
         """Check that every weight of the model is finite, before they are saved.
@@ -96,7 +111,8 @@ class Stepper:
         Raises:
             NumericError: one is not (E6002).
         """
-        bad = [name for name, parameter in self.model.named_parameters() if not bool(parameter.isfinite().all())]
+        self.ranks.free(self.decoder)
+        bad = self.ranks.not_finite(dict(self.model.named_parameters()))
         if bad:
             raise NumericError(
                 f"the weights of {len(bad)} tensors are not finite (first {bad[0]}) and are not saved; the newest "
@@ -120,7 +136,7 @@ class Stepper:
     def _skip(self, step: int, norm: float, report: Reporter | None) -> None:
         self.num_skipped += 1
         self.skipped_in_a_row += 1
-        bad = [name for name, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+        bad = self.ranks.not_finite({name: p.grad for name, p in self.named.items() if p.grad is not None})
         self.optimizer.zero_grad(set_to_none=True)
         file = None if report is None else report(norm, bad)
         place = f"; the batch is in {file}" if file is not None else ""

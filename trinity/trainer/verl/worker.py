@@ -6,7 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from trinity.common.config import Config
@@ -22,12 +23,14 @@ from trinity.trainer.verl.checkpoint import load_trained, save_trained
 from trinity.trainer.verl.critic import Critic, critic_warmup, reads_values
 from trinity.trainer.verl.decoder import make_decoder
 from trinity.trainer.verl.dp_actor import DataParallelPPOActor
-from trinity.trainer.verl.loading import attach_adapter, load_model, num_embeddings
+from trinity.trainer.verl.loading import attach_adapter, load_model, move_buffers, num_embeddings
 from trinity.trainer.verl.logprob import STATISTICS
 from trinity.trainer.verl.offload import Offload, tell_idle_offload
 from trinity.trainer.verl.optim import make_optimizer
 from trinity.trainer.verl.plugin_state import function_states, restore_functions
-from trinity.trainer.verl.reference import load_reference
+from trinity.trainer.verl.ranks import ALONE, Ranks
+from trinity.trainer.verl.reference import Reference, load_reference
+from trinity.trainer.verl.shard_settings import actor_options
 from trinity.trainer.verl.stepping import Stepper
 from trinity.utils.device import (
     is_out_of_memory,
@@ -62,6 +65,7 @@ class ActorWorker:
         tokenizer: saved in checkpoints.
         total_steps: training steps of the run, for the learning-rate schedule.
         device: `auto`, `cpu` or `cuda`.
+        ranks: the processes that train together.
 
     Raises:
         EnvironmentProblem: the model cannot be loaded.
@@ -74,52 +78,69 @@ class ActorWorker:
         tokenizer: PreTrainedTokenizerBase | None,
         total_steps: int | None,
         device: str = "auto",
+        ranks: Ranks = ALONE,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
-        self.device = select_device(device)
+        self.ranks = ranks
+        self.device = select_device(device) if ranks.is_alone else ranks.device
         self.dtype = settings.products_dtype(config, self.device)
         self.loss_fn = settings.loss_of(config)
         self.correction = correction_of(config, self.loss_fn)
         self.advantage = batch_advantage_of(config)
         self.statistics = frozenset() if self.advantage is None else self.advantage.names & STATISTICS.keys()
-        self.model = load_model(str(config.model.model_path), self.device, config=config)
+        self.model = load_model(str(config.model.model_path), ranks.loading_device(self.device), config=config)
         self.adapter = attach_adapter(self.model, config)
         has_critic = self.advantage is not None and reads_values(self.advantage, config)
         start = critic_warmup(config) if has_critic else 0
-        schedule, optimizer = settings.schedule_of(config, total_steps, start=start), config.algorithm.optimizer
-        self.optimizer = make_optimizer(
-            (parameter for parameter in self.model.parameters() if parameter.requires_grad),
-            optimizer.optimizer_type,
-            lr=schedule.lr,
-            betas=optimizer.betas,
-            weight_decay=optimizer.weight_decay,
-        )
-        recompute = config.trainer.trainer_config.actor_rollout_ref.model.enable_gradient_checkpointing
-        self.actor = DataParallelPPOActor(
-            self.model,
-            make_decoder(self.model, dtype=self.dtype, recompute=recompute),
-            loss_fn=self.loss_fn,
-            optimizer=self.optimizer,
-            schedule=schedule,
-            settings=settings.actor_settings(config),
-            quarantine=Quarantine(Path(config.checkpoint_job_dir) / "quarantine"),
-        )
-        penalises = self.advantage is not None and self.advantage.with_kl
-        self.reference = None
-        if self.loss_fn.needs_reference or penalises:
-            self.reference = load_reference(
-                config,
-                self.model,
-                adapter=self.adapter,
-                settings=self.actor.settings,
-                device=self.device,
-                dtype=self.dtype,
-            )
+        self.optimizer, self.actor = self._make_actor(total_steps, start=start)
+        self.reference = self._load_reference()
         self.actor.reference = self.reference
         self._tell_model()
         self.critic = self._load_critic(total_steps) if has_critic else None
         self.offload = self._offload()
+
+    def _make_actor(self, total_steps: int | None, *, start: int) -> tuple[torch.optim.Optimizer, DataParallelPPOActor]:
+        """Return the optimizer of the policy and what trains it, from training step `start` + 1 on."""
+        config = self.config
+        recompute = config.trainer.trainer_config.actor_rollout_ref.model.enable_gradient_checkpointing
+        decoder = make_decoder(self.model, dtype=self.dtype, recompute=recompute)
+        self.ranks.shard(decoder, actor_options(config))
+        move_buffers(self.model, self.device)
+        schedule, wanted = settings.schedule_of(config, total_steps, start=start), config.algorithm.optimizer
+        optimizer = make_optimizer(
+            (parameter for parameter in self.model.parameters() if parameter.requires_grad),
+            wanted.optimizer_type,
+            lr=schedule.lr,
+            betas=wanted.betas,
+            weight_decay=wanted.weight_decay,
+        )
+        return optimizer, DataParallelPPOActor(
+            self.model,
+            decoder,
+            loss_fn=self.loss_fn,
+            optimizer=optimizer,
+            schedule=schedule,
+            settings=settings.actor_settings(config),
+            quarantine=Quarantine(Path(config.checkpoint_job_dir) / "quarantine"),
+            ranks=self.ranks,
+        )
+
+    def _load_reference(self) -> Reference | None:
+        """Return the policy as it is before the stage, where something reads it."""
+        penalises = self.advantage is not None and self.advantage.with_kl
+        if not self.loss_fn.needs_reference and not penalises:
+            return None
+        return load_reference(
+            self.config,
+            self.model,
+            adapter=self.adapter,
+            settings=self.actor.settings,
+            device=self.device,
+            dtype=self.dtype,
+            ranks=self.ranks,
+            decoder=self.actor.decoder,
+        )
 
     def _tell_model(self) -> None:
         """Log what is trained, and where."""
@@ -182,6 +203,7 @@ class ActorWorker:
         """
         if self.adapter is not None:
             return self.adapter.weights()
+        self.ranks.free(self.actor.decoder)
         return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
 
     def save(self, folder: Path, *, hf: bool) -> None:
@@ -197,7 +219,15 @@ class ActorWorker:
             "functions": function_states(self.loss_fn, self.advantage),
         }
         save_trained(
-            folder / "actor", self.model, self.optimizer, extra, tokenizer=self.tokenizer, hf=hf, adapter=self.adapter
+            folder / "actor",
+            self.model,
+            self.optimizer,
+            extra,
+            tokenizer=self.tokenizer,
+            hf=hf,
+            adapter=self.adapter,
+            ranks=self.ranks,
+            strategy=self.config.trainer.save_strategy,
         )
         if self.critic is not None:
             self.critic.save(folder, tokenizer=self.tokenizer, hf=hf)
@@ -205,10 +235,10 @@ class ActorWorker:
     def load(self, folder: Path) -> None:
         """Continue from `actor/` and `critic/` in `folder`; see `TrainerBackend.load`."""
         with self.offload.loaded():  # an optimizer takes its state to where its parameters are
-            extra = load_trained(folder / "actor", self.model, self.optimizer, adapter=self.adapter)
+            extra = load_trained(folder / "actor", self.model, self.optimizer, adapter=self.adapter, ranks=self.ranks)
             if self.critic is not None:
                 self.critic.load(folder)
-        self.actor.decoder.refresh()
+        self.actor.stepper.refresh()
         self.actor.stepper.restore(extra)
         restore_functions(extra["functions"], self.loss_fn, self.advantage)
 
@@ -256,7 +286,9 @@ class ActorWorker:
     def _load_critic(self, total_steps: int | None) -> Critic:
         """Return the value model, which the advantage reads."""
         num_tokens = num_embeddings(self.model) if self.tokenizer is None else len(self.tokenizer)
-        critic = Critic(self.config, device=self.device, total_steps=total_steps, num_tokens=num_tokens)
+        critic = Critic(
+            self.config, device=self.device, total_steps=total_steps, num_tokens=num_tokens, ranks=self.ranks
+        )
         logger.info("critic from %s, actor first trained in step %d", critic.path, critic.warmup + 1)
         return critic
 
@@ -266,9 +298,11 @@ class ActorWorker:
         for key, is_on in (("param_offload", fsdp.param_offload), ("optimizer_offload", fsdp.optimizer_offload)):
             if is_on:
                 tell_idle_offload(f"trainer.{key}", self.device)
-        models = [self.model, *([critic.model] if critic else [])]
+        models: list[nn.Module] = [self.model, *([critic.model] if critic else [])]
         optimizers = [self.optimizer, *([critic.optimizer] if critic else [])]
         decoders = [self.actor.decoder, *([critic.trained.decoder] if critic else [])]
+        if not self.ranks.is_alone:  # moved through the module that knows which part is where
+            models = [decoder for decoder in decoders if isinstance(decoder, nn.Module)]
         if self.reference is not None:
             decoders.append(self.reference.scorer.decoder)
         return Offload(

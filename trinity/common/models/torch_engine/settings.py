@@ -48,8 +48,15 @@ class EngineSettings:
     is_auxiliary: bool = False
 
 
-def engine_settings(config: Config, auxiliary: InferenceModelConfig | None = None) -> EngineSettings:
+def engine_settings(
+    config: Config, auxiliary: InferenceModelConfig | None = None, *, is_any_argument_known: bool = False
+) -> EngineSettings:
     """Return the settings of the rollout model's engine, or of the auxiliary model's that is given.
+
+    Args:
+        config: the run's configuration.
+        auxiliary: section of an auxiliary model.
+        is_any_argument_known: leave the names in `extra_engine_args` to the engine that gets them.
 
     Raises:
         ConfigError: `max_model_len` is unknown, or an unknown key in `extra_engine_args` (E1612).
@@ -58,7 +65,7 @@ def engine_settings(config: Config, auxiliary: InferenceModelConfig | None = Non
     model = inherited(config.model, rollout)
     known = {"max_num_seqs", "device"}
     unknown = sorted(rollout.extra_engine_args.keys() - known)
-    if unknown:
+    if unknown and not is_any_argument_known:
         raise ConfigError(
             f"explorer.rollout_model.extra_engine_args: the torch engine knows {', '.join(sorted(known))}, "
             f"got {unknown[0]!r}",
