@@ -107,7 +107,13 @@ class RankWorker:
     def prepare(self, total_steps: int | None) -> None:
         """Load the model and keep this rank's part; see `TrainerBackend.prepare`."""
         with self._together("loading the model"):
-            ranks = Ranks(self.rank, self.world, device=self.device, is_balanced=is_balanced(self.config))
+            ranks = Ranks(
+                self.rank,
+                self.world,
+                device=self.device,
+                is_balanced=is_balanced(self.config),
+                sequence_size=self.config.trainer.ulysses_sequence_parallel_size,
+            )
             tokenizer = load_tokenizer(self.config.model)
             self._worker = ActorWorker(self.config, tokenizer=tokenizer, total_steps=total_steps, ranks=ranks)
 
