@@ -15,7 +15,6 @@ from trinity.explorer.room import wait_for_room
 from trinity.runtime.worker_thread import WorkerThread
 from trinity.synchronizer.schedule import FixedSchedule
 from trinity.synchronizer.synchronizer import Synchronizer
-from trinity.synchronizer.transport import MemoryTransport
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ async def waited(store: ExperienceStore, synchronizer: Synchronizer, *, timeout_
 
 
 def synchronizer() -> Synchronizer:
-    return Synchronizer(FixedSchedule(), MemoryTransport(), timeout_s=60)
+    return Synchronizer(FixedSchedule(), timeout_s=60)
 
 
 def test_a_queue_that_stays_full_is_an_error_with_the_settings(full: ExperienceStore) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from trinity.common.checkpoint import CheckpointStore
 from trinity.common.constants import Mode
 from trinity.common.errors import ExitCode
+from trinity.launch.bench import BenchSide
+from trinity.launch.components import component_of
 from trinity.launch.explorer_side import ExplorerSide
+from trinity.launch.placement import ClusterPlacement, LocalPlacement
 from trinity.launch.side import MetricsListener, close_all
 from trinity.launch.stop import StopSignal
 from trinity.launch.trainer_side import TrainerSide
-from trinity.runtime.local import LocalRuntime
-from trinity.synchronizer.schedule import schedule_of
-from trinity.synchronizer.synchronizer import Synchronizer
 from trinity.utils.log import get_logger, logged_to_file
 
 if TYPE_CHECKING:
@@ -60,17 +61,24 @@ class Stage:
         name: stage name.
         stop: the signal context of the process.
         on_metrics: called with actor name, step and values of every logged line.
+        place: where the sides are; None: in this process.
     """
 
     def __init__(
-        self, config: Config, *, name: str | None, stop: StopSignal, on_metrics: MetricsListener | None = None
+        self,
+        config: Config,
+        *,
+        name: str | None,
+        stop: StopSignal,
+        on_metrics: MetricsListener | None = None,
+        place: LocalPlacement | ClusterPlacement | None = None,
     ) -> None:
         self.config = config
         self.name = name
         self.stop = stop
         self.on_metrics = on_metrics
         self.job_dir = Path(config.checkpoint_job_dir)
-        self.runtime = LocalRuntime()
+        self.place = place or LocalPlacement(config)
 
     async def run(self) -> StageResult:
         """Run the stage; return what it did.
@@ -78,64 +86,85 @@ class Stage:
         Raises:
             TrinityError: the first failure of a component, after the others were ended.
         """
-        started = time.monotonic()
-        checkpoints = CheckpointStore(self.job_dir)
-        checkpoints.clean()
-        resume = checkpoints.latest() if self.config.continue_from_checkpoint else None
+        started, config = time.monotonic(), self.config
+        resume = self._checkpoint() if config.mode in (Mode.BOTH, Mode.TRAIN) else None
         result = StageResult(self.name, self.job_dir, is_resumed=resume is not None)
-        logs = self.job_dir / "log"
         try:
-            with (
-                logged_to_file("", logs / "run.log"),
-                logged_to_file("explorer", logs / f"{self.config.explorer.name}.log"),
-                logged_to_file("trainer", logs / f"{self.config.trainer.name}.log"),
-            ):
-                if self.config.mode == Mode.TRAIN:
+            with self._logged():
+                if config.mode == Mode.TRAIN:
                     await self._train_only(resume, result)
+                elif config.mode == Mode.EXPLORE:
+                    await self._explore_only(result)
+                elif config.mode == Mode.BENCH:
+                    await self._bench(result)
                 else:
                     await self._explore_and_train(resume, result)
         finally:
             self.stop.on_stop(None)
-            await self.runtime.close()
+            await self.place.close()
             result.seconds = time.monotonic() - started
         result.stopped = self.stop.code
         return result
 
+    def _checkpoint(self) -> Path | None:
+        """Return the checkpoint that the trainer continues from, after clearing what an interrupted one left."""
+        checkpoints = CheckpointStore(self.job_dir)
+        checkpoints.clean()
+        return checkpoints.latest() if self.config.continue_from_checkpoint else None
+
+    @contextlib.contextmanager
+    def _logged(self) -> Iterator[None]:
+        """Write the log of the run, and those of its components, into the folder of the job."""
+        logs, component = self.job_dir / "log", component_of(self.config)
+        names = {component: ""} if component else {}
+        if not component:
+            names = {"run": "", self.config.explorer.name: "explorer", self.config.trainer.name: "trainer"}
+        with contextlib.ExitStack() as stack:
+            for file, logger_name in names.items():
+                stack.enter_context(logged_to_file(logger_name, logs / f"{file}.log"))
+            yield
+
     # ------------------------------------------------------------------- modes
     async def _train_only(self, resume: Path | None, result: StageResult) -> None:
-        trainer = TrainerSide(
-            self.config, self._synchronizer(), self.runtime, resume=resume, on_metrics=self.on_metrics
-        )
-        try:
+        trainer = await self.place.side(TrainerSide, None, resume=resume, on_metrics=self.on_metrics)
+        async with _closing(trainer):
             await trainer.prepare()
             self._stop_with(trainer)
             result.training_step = (await trainer.run()).step
-        finally:
-            await trainer.close()
+
+    async def _explore_only(self, result: StageResult) -> None:
+        explorer = await self.place.side(ExplorerSide, None, on_metrics=self.on_metrics)
+        async with _closing(explorer):
+            await explorer.prepare()
+            self._stop_with(explorer)
+            result.explore_step = (await explorer.run()).step
+
+    async def _bench(self, result: StageResult) -> None:
+        bench = BenchSide(self.config, self.place.runtime, on_metrics=self.on_metrics)
+        async with _closing(bench):
+            await bench.prepare()
+            self._stop_with(bench)
+            result.training_step = max(await bench.run(), default=0)
 
     async def _explore_and_train(self, resume: Path | None, result: StageResult) -> None:
         from trinity.buffer.buffer import open_store
 
-        synchronizer = self._synchronizer()
+        synchronizer = await self.place.synchronizer()
         store = open_store(self.config)
         shared: dict[str, Any] = {"resume": resume, "store": store, "on_metrics": self.on_metrics}
-        explorer = ExplorerSide(self.config, synchronizer, self.runtime, **shared)
-        trainer = TrainerSide(self.config, synchronizer, self.runtime, **shared)
+        explorer, trainer = await asyncio.gather(
+            *(self.place.side(side, synchronizer, **shared) for side in (ExplorerSide, TrainerSide))
+        )
         try:
-            await trainer.prepare(explore_steps=await explorer.prepare())
-            exploring = asyncio.create_task(explorer.run(), name=self.config.explorer.name)
-            training = asyncio.create_task(trainer.run(), name=self.config.trainer.name)
-            self._stop_with(trainer, explorer)
-            await self._join(exploring, training)
-            result.explore_step = exploring.result().step
-            result.training_step = training.result().step
-            self._tell_untrained(store)
-        except BaseException:
-            with contextlib.suppress(Exception):  # the run fails of an earlier cause; this one is logged
-                await close_all((explorer.close, trainer.close))
-            raise
-        else:
-            await close_all((explorer.close, trainer.close))
+            async with _closing(explorer, trainer):
+                await trainer.prepare(explore_steps=await explorer.prepare())
+                exploring = asyncio.create_task(explorer.run(), name=self.config.explorer.name)
+                training = asyncio.create_task(trainer.run(), name=self.config.trainer.name)
+                self._stop_with(trainer, explorer)
+                await self._join(exploring, training)
+                result.explore_step = exploring.result().step
+                result.training_step = training.result().step
+                self._tell_untrained(store)
         finally:
             store.close()
 
@@ -172,10 +201,7 @@ class Stage:
             if error is not None:
                 raise error
 
-    def _synchronizer(self) -> Synchronizer:
-        return Synchronizer(schedule_of(self.config), timeout_s=self.config.synchronizer.sync_timeout)
-
-    def _stop_with(self, *sides: ExplorerSide | TrainerSide) -> None:
+    def _stop_with(self, *sides: Any) -> None:
         """Let a signal abandon the rollout under way and end training after its step."""
         loop = asyncio.get_running_loop()
         ending: list[asyncio.Task[None]] = []
@@ -187,3 +213,15 @@ class Stage:
             loop.call_soon_threadsafe(end)
 
         self.stop.on_stop(end_soon)
+
+
+@contextlib.asynccontextmanager
+async def _closing(*sides: Any) -> AsyncIterator[None]:
+    """Close the sides at the end; a failure to close is raised only where nothing failed before it."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(Exception):  # it is logged
+            await close_all(side.close for side in sides)
+        raise
+    await close_all(side.close for side in sides)

@@ -22,14 +22,15 @@ from trinity.common.errors import CheckpointError, ConfigError
 from trinity.common.experience import Experience
 from trinity.common.models.chat_template import load_tokenizer
 from trinity.monitor.monitor import Monitor
+from trinity.runtime.base import Objects
 from trinity.runtime.worker_thread import WorkerThread
+from trinity.synchronizer.folder import AnySynchronizer
 from trinity.synchronizer.publisher import Publisher
-from trinity.synchronizer.schedule import schedule_of
-from trinity.synchronizer.synchronizer import Synchronizer
+from trinity.synchronizer.schedule import FixedSchedule, schedule_of
 from trinity.synchronizer.transport import transport_of
 from trinity.trainer.auxiliary import open_auxiliary
-from trinity.trainer.backend import LocalBackend, TrainerBackend, run_on
-from trinity.trainer.rank_group import RankGroup
+from trinity.trainer.backend import TrainerBackend, run_on
+from trinity.trainer.rank_group import backend_of
 from trinity.trainer.source import BufferSource, DatasetSource
 from trinity.trainer.state import TrainerState, read_served_weights, read_trainer_state, write_explorer_part
 from trinity.trainer.verl import settings
@@ -71,6 +72,7 @@ class Trainer:
         monitor: records the metrics of the trainer.
         tokenizer: for datasets and for checkpoints; loaded from the model where it is not given.
         resume: checkpoint directory to continue from.
+        objects: where weights wait in memory for engines of other processes; None: in this one.
         runtime: starts the processes of several ranks; one worker needs none.
     """
 
@@ -79,17 +81,18 @@ class Trainer:
         config: Config,
         *,
         store: ExperienceStore | None,
-        synchronizer: Synchronizer,
+        synchronizer: AnySynchronizer,
         monitor: Monitor,
         tokenizer: PreTrainedTokenizerBase | None = None,
         resume: Path | None = None,
+        objects: Objects | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         self.config = config
         self.store = store
         self.synchronizer = synchronizer
         self.schedule = schedule_of(config)
-        self.publisher = Publisher(synchronizer, transport_of(config))
+        self.publisher = Publisher(synchronizer, transport_of(config, objects=objects))
         self.monitor = monitor
         self.tokenizer = tokenizer
         self.resume = resume
@@ -100,6 +103,7 @@ class Trainer:
         self._checkpoint: Path | None = resume
         self._saved: tuple[int, bool] | None = None
         self._stop = asyncio.Event()
+        self._step_lock = asyncio.Lock()
         self._thread = WorkerThread(config.trainer.name)
         self._pending: dict[str, float] = {}
         self._metrics: dict[str, float] = {}
@@ -123,7 +127,7 @@ class Trainer:
         """
         state = None if self.resume is None else read_trainer_state(self.resume)
         await self._thread.call(self._prepare, state, explore_steps)
-        self._backend = self._make_backend()
+        self._backend = backend_of(self.config, tokenizer=self.tokenizer, runtime=self.runtime)
         await self._backend.prepare(self._total_steps)
         if state is not None and self.resume is not None:
             self._check_reference(state)
@@ -145,13 +149,6 @@ class Trainer:
         if state is not None:
             self._strategy.load_state_dict(state.sampler)
         self._positions = self._strategy.state_dict(), source.state_dict()
-
-    def _make_backend(self) -> TrainerBackend:
-        world = settings.num_workers(self.config)
-        if world == 1:
-            return LocalBackend(self.config, tokenizer=self.tokenizer)
-        assert self.runtime is not None, "several ranks need a runtime that starts their processes"
-        return RankGroup(self.config, runtime=self.runtime, world=world)
 
     def _make_strategy(self, source: BufferSource | DatasetSource, batch_size: int) -> SampleStrategy:
         config = self.config
@@ -214,28 +211,53 @@ class Trainer:
             SyncError: the explorer did not take new weights in time.
             CheckpointError: a checkpoint could not be written.
         """
+        if isinstance(self.schedule, FixedSchedule) or not self._publishes():
+            return await self._train()
+        training = asyncio.ensure_future(self._train())
+        answering = asyncio.ensure_future(
+            self.publisher.answer_questions(self._step_lock, step=lambda: self.step, weights=self.weights)
+        )
+        try:
+            await asyncio.wait({training, answering}, return_when=asyncio.FIRST_COMPLETED)
+            if not training.done():
+                answering.result()
+            return training.result()
+        finally:
+            for task in (training, answering):
+                task.cancel()
+            await asyncio.gather(training, answering, return_exceptions=True)
+
+    async def _train(self) -> TrainSummary:
         while not self._is_done():
             sampled = await self._sample()
             if sampled is None:
                 break
-            await self._train_step(*sampled)
+            async with self._step_lock:
+                await self._train_step(*sampled)
             if self._is_save_due():
                 await self._save(is_last=False)
-        if self._publishes() and self.step > await self.synchronizer.newest_version():
-            await self._publish()
+        async with self._step_lock:
+            if self._publishes() and self.step > await self.synchronizer.newest_version():
+                await self._publish()
         if self.step:
             await self._save(is_last=not self._stop.is_set())
-        await self.synchronizer.finish_trainer()
+        if self.config.mode == Mode.BOTH or not self._stop.is_set():
+            await self.synchronizer.finish_trainer()  # explorers that run apart wait for one that was stopped
         return TrainSummary(self.step, self._checkpoint, self._stop.is_set(), self._metrics)
 
     async def restore_versions(self, explorer_state: dict[str, Any]) -> None:
         """Publish again the versions of the checkpoint that the explorer of `explorer_state` can ask for."""
         assert self.resume is not None, "a run that begins has published nothing"
         weights: dict[int, Mapping[str, Tensor]] = dict(read_served_weights(self.resume))
-        newest = self.step - self.step % self.schedule.trainer_interval
+        newest = self.schedule.newest_at(self.step)
         if newest == self.step:
             weights[self.step] = await self.weights()
         await self.publisher.restore(newest, explorer_state, weights=weights)
+
+    async def publish_start(self) -> None:
+        """Tell explorers that run apart where this trainer begins: at the step of its checkpoint, with its weights."""
+        weights = {self.step: await self.weights()} if self.step else {}
+        await self.publisher.restore(self.step, None, weights=weights)
 
     def request_stop(self) -> None:
         """End after the step under way; a wait for experiences ends at once."""
@@ -308,7 +330,7 @@ class Trainer:
         self.step = step
         # A read for the next step may be under way when a checkpoint is written: it holds what this step left.
         self._positions = self._strategy.state_dict(), self._source.state_dict()
-        if self._publishes() and self.schedule.is_published(step):
+        if self._publishes() and (self.schedule.is_published(step) or await self.synchronizer.is_asked()):
             metrics |= await self._publish()
         self._metrics = metrics | self._pending
         self._pending = {}

@@ -127,10 +127,10 @@ def load_plugins(dirs: PluginDirs = None) -> list[str]:
     return loaded
 
 
-def loaded_dirs() -> list[str]:
-    """Return the directories whose plugins this process has loaded, for another process of the run."""
+def loaded_directories() -> list[Path]:
+    """Return the plugin directories that this process has loaded, in order."""
     package = sys.modules.get(PACKAGE)
-    return [] if package is None else list(package.__path__)
+    return [Path(folder) for folder in package.__path__] if package is not None else []
 
 
 def _package() -> types.ModuleType:

@@ -61,11 +61,11 @@ class TinkerConfig(Section):
 
 
 class ExternalModelConfig(Section):
-    """A model behind an OpenAI-compatible server, for benchmarks only."""
+    """A model behind an OpenAI-compatible server: of mode bench, or of an engine with `engine_type: external`."""
 
-    enable: bool = key(False, "Use the server.", TRINITY)
-    base_url_env: str = key("OPENAI_BASE_URL", "Environment variable that holds the address.", TRINITY)
-    api_key_env: str = key("OPENAI_API_KEY", "Environment variable that holds the key.", TRINITY)
+    enable: bool = key(False, "Use the server for the model of mode bench.", TRINITY)
+    base_url_env: str = key("OPENAI_BASE_URL", "Environment variable that holds the address with /v1.", TRINITY)
+    api_key_env: str = key("OPENAI_API_KEY", "Environment variable that holds the key; unset: none is sent.", TRINITY)
     model_name: str | None = key(None, "Name of the model at the server.", TRINITY)
 
 

@@ -25,6 +25,7 @@ from trinity.common.models.torch_engine.request import Sample
 from trinity.common.models.torch_engine.sampler import noise_key
 from trinity.common.models.torch_engine.settings import EngineSettings
 from trinity.common.models.torch_engine.weights import model_folder
+from trinity.common.weights import Ticket, update_from
 from trinity.utils.log import get_logger
 
 
@@ -55,6 +56,19 @@ class LocalModel(ABC):
     @abstractmethod
     async def _score(self, tokens: list[int], temperature: float) -> Float[Tensor, "N"]:
         """Return the logprob of each token but the first, float32."""
+
+    @abstractmethod
+    async def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
+        """Copy `weights` by Hugging Face names into the engine and set its version."""
+
+    async def pull(self, ticket: Ticket) -> None:
+        """Get the weights that a ticket leads to, check them, and take them as `update_weights` does.
+
+        Raises:
+            SyncError: they are not held, or not those that were published; the engine keeps its weights.
+            DeadlineError: they did not come within `synchronizer.sync_timeout`.
+        """
+        await update_from(ticket, self, timeout_s=self.settings.sync_timeout_s)
 
     @property
     def _max_model_len(self) -> int:

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from trinity.common.config.draft import Draft, path_of
+from trinity.common.config.rules.engines import resolve_engine_types
 
-ENGINE = "explorer.rollout_model.engine_type"
 DYNAMIC = "explorer.dynamic_timeout.enable"
 METHOD = "synchronizer.sync_method"
 
 
 def resolve_engine(draft: Draft) -> None:
     """Fill the engine type and the runtime."""
-    if draft.get(ENGINE) == "auto":
-        draft.derive(ENGINE, "torch", "the engine of this version that runs on any machine")
-    elif draft.get(ENGINE) == "vllm_async":
-        draft.derive(ENGINE, "vllm", "vllm_async means vllm")
-    if draft.get("cluster.runtime") == "auto":
-        draft.derive("cluster.runtime", "local", "one engine and one trainer worker fit one process")
+    resolve_engine_types(draft)
+    _resolve_runtime(draft)
     runners = draft.get("explorer.runner_num")
     if runners is not None and not draft.is_given("explorer.runner_per_model"):
         per_model = max(1, runners // draft.get("explorer.rollout_model.engine_num"))
         draft.derive("explorer.runner_per_model", per_model, "runner_num over engine_num")
+
+
+def _resolve_runtime(draft: Draft) -> None:
+    """Fill the runtime: Ray where a cluster is named or several machines are asked for."""
+    if draft.get("cluster.runtime") != "auto":
+        return
+    if draft.get("cluster.ray_address") not in ("auto", ""):
+        draft.derive("cluster.runtime", "ray", "cluster.ray_address names a cluster")
+    elif draft.get("cluster.node_num") > 1:
+        draft.derive("cluster.runtime", "ray", "several machines need a cluster")
+    else:
+        draft.derive("cluster.runtime", "local", "the processes of one machine need no cluster")
 
 
 def resolve_cluster(draft: Draft) -> None:
@@ -59,6 +67,8 @@ def resolve_cluster(draft: Draft) -> None:
 
 
 def _devices(draft: Draft, engine: str) -> int:
+    if draft.get(f"{engine}.engine_type") == "external":
+        return 0
     sizes = ("engine_num", "tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size")
     product = 1
     for name in sizes:
@@ -84,13 +94,6 @@ def resolve_synchronizer(draft: Draft) -> None:
             suggestion="write `sync_method: auto` or `sync_method: checkpoint`",
         )
     _check_pacing(draft)
-    if draft.get("synchronizer.sync_style") == "fully_async" and draft.get("buffer.explorer_input.eval_tasksets"):
-        draft.problem(
-            "E1805",
-            "synchronizer.sync_style",
-            "`synchronizer.sync_style: fully_async` has no pause for evaluation",
-            suggestion="remove eval_tasksets",
-        )
 
 
 def _check_pacing(draft: Draft) -> None:

@@ -25,7 +25,7 @@ def check_auxiliary_models(draft: Draft) -> None:
         return
     models: list[dict[str, Any]] = draft.get(MODELS)
     for index, model in enumerate(models):
-        if not model["model_path"]:
+        if not model["model_path"] and model["engine_type"] != "external":
             draft.problem(
                 "E1821",
                 f"{MODELS}[{index}].model_path",
@@ -43,6 +43,16 @@ def check_auxiliary_models(draft: Draft) -> None:
             rule="at least one model",
             involves=("algorithm.advantage_fn", "algorithm.algorithm_type"),
             suggestion="write `auxiliary_models: [{model_path: <folder of the teacher>}]` under `explorer`",
+        )
+        return
+    if models[0]["engine_type"] == "external":
+        draft.problem(
+            "E1869",
+            f"{MODELS}[0].engine_type",
+            f"`{MODELS}[0]` is the teacher of advantage_fn {advantage}, and an external model scores no given tokens",
+            rule="an engine of the run",
+            involves=("algorithm.advantage_fn", "algorithm.algorithm_type"),
+            suggestion="write `engine_type: torch` and the folder of the teacher in `model_path`",
         )
         return
     longest, own = models[0]["max_model_len"], draft.get("model.max_model_len")

@@ -27,7 +27,6 @@ from trinity.common.models.torch_engine.memory import MEMORY_KEYS, explained, we
 from trinity.common.models.torch_engine.request import Request, Sample
 from trinity.common.models.torch_engine.settings import EngineSettings
 from trinity.common.models.torch_engine.weights import copy_weights
-from trinity.common.weights import Ticket, update_from
 from trinity.utils.deadline import bounded
 from trinity.utils.device import compute_dtype, is_out_of_memory, select_device, total_memory_bytes
 from trinity.utils.log import get_logger
@@ -162,15 +161,6 @@ class TorchEngine(LocalModel):
             what="the engine to finish its samples and take the new weights",
             setting="synchronizer.sync_timeout",
         )
-
-    async def pull(self, ticket: Ticket) -> None:
-        """Get the weights that a ticket leads to, check them, and take them as `update_weights` does.
-
-        Raises:
-            SyncError: they are not held, or not those that were published; the engine keeps its weights.
-            DeadlineError: they did not come within `synchronizer.sync_timeout`.
-        """
-        await update_from(ticket, self, timeout_s=self.settings.sync_timeout_s)
 
     async def join_round(self, participant: str) -> None:
         """In deterministic mode, let every round wait for a request of `participant`."""

@@ -48,17 +48,24 @@ class EngineSettings:
     is_auxiliary: bool = False
 
 
-def engine_settings(config: Config, auxiliary: InferenceModelConfig | None = None) -> EngineSettings:
+def engine_settings(
+    config: Config, auxiliary: InferenceModelConfig | None = None, *, is_any_argument_known: bool = False
+) -> EngineSettings:
     """Return the settings of the rollout model's engine, or of the auxiliary model's that is given.
+
+    Args:
+        config: the run's configuration.
+        auxiliary: section of an auxiliary model.
+        is_any_argument_known: leave the names in `extra_engine_args` to the engine that gets them.
 
     Raises:
         ConfigError: `max_model_len` is unknown, or an unknown key in `extra_engine_args` (E1612).
     """
     rollout = auxiliary or config.explorer.rollout_model
-    model = _inherited(config.model, rollout)
+    model = inherited(config.model, rollout)
     known = {"max_num_seqs", "device"}
     unknown = sorted(rollout.extra_engine_args.keys() - known)
-    if unknown:
+    if unknown and not is_any_argument_known:
         raise ConfigError(
             f"explorer.rollout_model.extra_engine_args: the torch engine knows {', '.join(sorted(known))}, "
             f"got {unknown[0]!r}",
@@ -109,7 +116,7 @@ def check_available(model: ModelConfig) -> None:
         raise NotAvailableError(f"model.logprobs above 1 is not available with the torch engine, got {model.logprobs}")
 
 
-def _inherited(model: ModelConfig, rollout: InferenceModelConfig) -> ModelConfig:
+def inherited(model: ModelConfig, rollout: InferenceModelConfig) -> ModelConfig:
     """Return `model` with what `rollout` sets for itself; null inherits."""
     names = ModelConfig.model_fields.keys() & InferenceModelConfig.model_fields.keys()
     own = {name: value for name in names if (value := rollout.__dict__[name]) is not None}

@@ -44,13 +44,26 @@ def has_safetensors(folder: Path) -> bool:
 
 def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Yield name and tensor of all weights of a folder, one at a time."""
-    names = [SINGLE]
-    if (folder / INDEX).is_file():
-        names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
-    for name in names:
+    for name in _file_names(folder):
         with safe_open(folder / name, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118 (the file object is not iterable)
                 yield key, file.get_tensor(key)
+
+
+def read_shapes(folder: Path) -> dict[str, torch.Size]:
+    """Return name and shape of all weights of a folder, from the headers of its files."""
+    shapes: dict[str, torch.Size] = {}
+    for name in _file_names(folder):
+        with safe_open(folder / name, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118 (the file object is not iterable)
+                shapes[key] = torch.Size(file.get_slice(key).get_shape())
+    return shapes
+
+
+def _file_names(folder: Path) -> list[str]:
+    if not (folder / INDEX).is_file():
+        return [SINGLE]
+    return sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
 
 
 def check_names(

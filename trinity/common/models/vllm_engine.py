@@ -1,0 +1,392 @@
+"""The vLLM engine: an `InferenceModel` over vLLM's AsyncLLM, with the samples and logprobs of the torch engine.
+
+vLLM is imported when an engine is prepared. Its work is done in processes of its own; an event loop in a thread of
+this process talks to them, so that the methods may be awaited on any loop.
+
+Dimension key: N = tokens of a sequence but the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib.util
+import itertools
+import os
+import threading
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from trinity.common.errors import ConfigError, EngineError, EnvironmentProblem
+from trinity.common.models.chat_template import load_tokenizer
+from trinity.common.models.generate_params import GenerateParams
+from trinity.common.models.local_model import LocalModel, stop_token_ids
+from trinity.common.models.torch_engine.request import Sample
+from trinity.common.models.vllm_requests import Progress, Scored, sample_of, stops_of
+from trinity.common.models.vllm_settings import (
+    OWN_ARGS,
+    TORCH_INSTEAD,
+    VLLMSettings,
+    check_device,
+    check_version,
+    engine_arguments,
+    process_environment,
+)
+from trinity.common.models.vllm_state import Counts, Started, environment, start_lock
+from trinity.common.models.vllm_weights import read_facts, written_weights
+from trinity.utils.deadline import bounded
+from trinity.utils.device import compute_dtype, select_device
+from trinity.utils.log import get_logger
+
+T = TypeVar("T")
+
+_START_TIMEOUT_S = 1800.0
+_STOP_TIMEOUT_S = 30.0
+_PROCESS_GRACE_S = 1.0
+
+
+class VLLMEngine(LocalModel):
+    """Continuous batching by vLLM; see `trinity.common.models.model.InferenceModel`."""
+
+    settings: VLLMSettings
+
+    def __init__(self, settings: VLLMSettings) -> None:
+        super().__init__(settings)
+        self._started: Started | None = None
+        self._prepare_lock = threading.Lock()
+        self._failure: EngineError | None = None
+        self._version = 0
+        self._counts = Counts()
+        self.workers: list[dict[str, Any]] = []
+        self._ids = itertools.count()
+        # A prompt is scored at the temperature that the engine was started with; others take a step a token.
+        self._temperature = settings.params.temperature or 1.0
+
+    async def prepare(self) -> None:
+        """Start vLLM and load the model; does nothing the second time.
+
+        Raises:
+            EnvironmentProblem: vLLM is missing (E3301), of another version (E3221), a CUDA build without a GPU (E3201),
+                it does not start (E3222), or the model cannot be read.
+            ConfigError: an argument that vLLM does not know (E1612).
+        """
+        await bounded(
+            asyncio.to_thread(self._prepare), _START_TIMEOUT_S, what="vLLM to start", setting="_START_TIMEOUT_S"
+        )
+
+    def _prepare(self) -> None:
+        with self._prepare_lock:
+            if self._started is not None:
+                return
+            check_installed()
+            loop = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="vllm-engine", daemon=True).start()
+            try:
+                self._started = asyncio.run_coroutine_threadsafe(self._start(), loop).result(_START_TIMEOUT_S)
+                # The first request meets what no check of vLLM foresees, such as a size that its kernels lack.
+                first = self._one([0], GenerateParams(max_tokens=1, ignore_eos=True), 0)
+                asyncio.run_coroutine_threadsafe(first, loop).result(_START_TIMEOUT_S)
+                self._counts = Counts()
+            except (EnvironmentProblem, ConfigError):
+                self._give_up(loop)
+                raise
+            # Whatever vLLM raises at its start ends the run with its words and this engine's keys.
+            except Exception as error:
+                self._give_up(loop)
+                raise EnvironmentProblem(
+                    f"vLLM did not start with {self.settings.model.model_path}: {type(error).__name__}: {error}; see "
+                    "its lines above (VLLM_LOGGING_LEVEL=INFO for more), explorer.rollout_model.extra_engine_args, or "
+                    f"{TORCH_INSTEAD}",
+                    code="E3222",
+                ) from error
+
+    def _give_up(self, loop: asyncio.AbstractEventLoop) -> None:
+        started, self._started, self._failure = self._started, None, None
+        if started is not None:
+            started.llm.shutdown(_PROCESS_GRACE_S)
+        loop.call_soon_threadsafe(loop.stop)
+
+    async def _start(self) -> Started:
+        settings, model = self.settings, self.settings.model
+        tokenizer, facts = load_tokenizer(model), read_facts(model)
+        device = select_device("auto")
+        dtype = compute_dtype(settings.dtype, device)
+        stop_ids = stop_token_ids(model.model_path, tokenizer)
+        own = {
+            "temperature": self._temperature,
+            "num_tokens": min(len(tokenizer), facts.vocab_size),
+            "stop_ids": stop_ids,
+        }
+        is_cpu = device.type == "cpu"
+        arguments = engine_arguments(
+            settings, facts.text_config, folder=facts.folder, dtype=dtype, is_cpu=is_cpu, own=own
+        )
+        slots = asyncio.Semaphore(settings.max_num_seqs)
+        loop = asyncio.get_running_loop()
+        with start_lock, environment(process_environment(is_cpu)):
+            started = Started(_async_llm(arguments), loop, tokenizer, facts, dtype, stop_ids, slots)
+        self.workers = await started.llm.collective_rpc("trinity_start", args=(os.getpid(), self._temperature))
+        get_logger("explorer").info(
+            "vLLM engine: %s, %s on %s, %d sequences at once of %d tokens at most; workers %s",
+            *(model.model_path, dtype, device, settings.max_num_seqs, self._max_model_len, self.workers),
+        )
+        return started
+
+    def _ready(self) -> Started:
+        if self._started is None:
+            raise EngineError("the engine is not prepared; await prepare() first", code="E5607")
+        if self._failure is not None:
+            raise EngineError(self._failure.args[0], code=self._failure.code)
+        return self._started
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer with its chat template."""
+        return self._ready().tokenizer
+
+    @property
+    def model_version(self) -> int:
+        """Version of the weights: 0 as loaded, then what `update_weights` was told."""
+        return self._version
+
+    async def _call(self, call: Coroutine[Any, Any, T], seconds: float, *, what: str, setting: str) -> T:
+        """Return the result of a coroutine of the engine's loop; cancelled there when the caller is."""
+        try:
+            future = asyncio.run_coroutine_threadsafe(call, self._ready().loop)
+        except EngineError:
+            call.close()
+            raise
+        return await bounded(asyncio.wrap_future(future), seconds, what=what, setting=setting)
+
+    async def _sample(
+        self, prompt: list[int], params: GenerateParams, *, keys: list[int], ids: tuple[str, ...]
+    ) -> list[Sample]:
+        """Return the samples: one request each, so that each has its own noise; vLLM shares the prompt's cache."""
+        self._counts.prompt_tokens += len(prompt)
+
+        async def every() -> list[Sample]:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._one(prompt, params, key)) for key in keys]
+            return [task.result()[0] for task in tasks]
+
+        return await self._answer(every(), what="the engine's samples")
+
+    async def _score(self, tokens: list[int], temperature: float) -> Float[Tensor, "N"]:
+        """Return the logprobs: those of the prompt in one pass, or a step a token at an unusual temperature."""
+        start = len(tokens) - 1 if temperature == self._temperature else 1
+        params = GenerateParams(temperature=temperature, max_tokens=len(tokens) - start, ignore_eos=True)
+
+        async def score() -> Tensor:
+            sample, scored = await self._one(tokens[:start], params, 0, forced=tokens[start:])
+            return torch.cat([torch.tensor(scored[1:]), sample.logprobs])
+
+        return await self._answer(score(), what="logprobs")
+
+    async def _answer(self, call: Coroutine[Any, Any, T], *, what: str) -> T:
+        try:
+            return await self._call(call, self.settings.timeout_s, what=what, setting="explorer.max_timeout")
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+    async def _one(
+        self, prompt: list[int], params: GenerateParams, key: int, *, forced: list[int] | None = None
+    ) -> Scored:
+        """Return one sample, and the logprobs of the prompt's tokens if tokens are `forced`."""
+        started = self._ready()
+        async with started.slots:
+            await started.gate.wait()
+            self._ready()
+            name = str(next(self._ids))
+            progress = Progress(self._version)
+            started.begin(name, progress, self._counts)
+            try:
+                return await self._ask(name, prompt, params, key=key, forced=forced, progress=progress)
+            except asyncio.CancelledError:
+                if self._failure is not None:
+                    self._ready()
+                raise
+            finally:
+                started.end(name, self._counts)
+
+    async def _ask(
+        self,
+        name: str,
+        prompt: list[int],
+        params: GenerateParams,
+        *,
+        key: int,
+        forced: list[int] | None,
+        progress: Progress,
+    ) -> Scored:
+        from vllm import SamplingParams, TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        started = self._ready()
+        own = {
+            "id": name,
+            "key": key,
+            "forced": forced or [],
+            **{field: getattr(params, field) for field in ("temperature", "top_k", "top_p", "min_tokens")},
+        }
+        stops = stops_of(params)
+        asked = SamplingParams(
+            temperature=0.0,
+            max_tokens=params.max_tokens,
+            stop=list(stops),
+            stop_token_ids=[] if params.ignore_eos else started.stop_ids,
+            ignore_eos=True,
+            detokenize=bool(stops),
+            logprobs=0,
+            prompt_logprobs=None if forced is None else 0,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args={OWN_ARGS: own},
+        )
+        last = None
+        try:
+            async for output in started.llm.generate(TokensPrompt(prompt_token_ids=prompt), asked, f"trinity-{name}"):
+                last = output
+        except (EngineDeadError, EngineGenerateError) as error:
+            self._fail(f"vLLM's process has ended or failed: {error.__cause__ or error}", code="E5660", cause=error)
+            self._ready()
+        assert last is not None, "a request that ends has an output"
+        sample, scored = sample_of(last, params, tokenizer=started.tokenizer, progress=progress)
+        self._counts.generated_tokens += len(sample.tokens) if forced is None else 0
+        self._counts.samples += forced is None
+        return sample, scored
+
+    def _fail(self, message: str, *, code: str, cause: BaseException) -> None:
+        """Mark the engine unusable and end what is under way with the reason."""
+        if self._failure is not None or self._started is None:
+            return
+        self._failure = EngineError(f"{message}; the engine must be started again", code=code)
+        get_logger("explorer").error("%s", self._failure, exc_info=cause)
+        self._started.cancel_others()
+
+    async def update_weights(self, weights: Mapping[str, Tensor], *, version: int, in_flight: bool = False) -> None:
+        """Load `weights` (Hugging Face names) into vLLM in place and set the engine's version.
+
+        Samples under way are finished first, so that one version made all of a sample; with `in_flight` they are
+        held and go on with the new weights, their cache computed anew, and the experience says each token's version.
+        Waiting requests get the new weights. Caches of the old weights are dropped.
+
+        Raises:
+            SyncError: names or shapes differ; the engine keeps its weights (E5501).
+            EngineError: loading failed on the way; the engine is unusable (E5661).
+            DeadlineError: not idle within `synchronizer.sync_timeout`.
+        """
+        started = self._ready()
+        source = f"weights of version {version}"
+        written = written_weights(weights, started.facts, dtype=started.dtype, source=source)
+        path, digest = await asyncio.to_thread(written.__enter__)
+        try:
+            await self._call(
+                self._update(path, digest, version=version, in_flight=in_flight),
+                self.settings.sync_timeout_s,
+                what="the engine to finish its samples and take the new weights",
+                setting="synchronizer.sync_timeout",
+            )
+        finally:
+            written.__exit__(None, None, None)
+
+    async def _update(self, path: str, digest: str, *, version: int, in_flight: bool) -> None:
+        started = self._ready()
+        async with started.update_lock:
+            started.gate.clear()
+            try:
+                if not in_flight:
+                    await started.idle.wait()
+                await self._load(started, path, digest, version=version, in_flight=in_flight)
+            finally:
+                started.gate.set()
+
+    async def _load(self, started: Started, path: str, digest: str, *, version: int, in_flight: bool) -> None:
+        """Pause, load and go on; whatever breaks on the way leaves weights that nobody knows."""
+        try:
+            await started.llm.pause_generation(mode="keep" if in_flight else "abort", clear_cache=True)
+            answers = await started.llm.collective_rpc("trinity_update", args=(path, digest))
+            for name, progress in started.active.items():
+                progress.change(max((answer.get(name, 0) for answer in answers), default=0), version)
+            self._version = version
+            await started.llm.resume_generation()
+        except BaseException as error:
+            self._fail(f"weights of version {version} could not be loaded: {error!r}", code="E5661", cause=error)
+            self._ready()
+            raise
+
+    async def join_round(self, participant: str) -> None:
+        """Do nothing: this engine has no rounds."""
+
+    async def leave_round(self, participant: str) -> None:
+        """Do nothing: this engine has no rounds."""
+
+    async def waits_in_round(self, participant: str) -> bool:
+        """Return false: this engine has no rounds."""
+        return False
+
+    async def shutdown(self) -> None:
+        """End vLLM's processes; calls under way get an EngineError."""
+        started = self._started
+        if started is None or started.llm is None:
+            return
+
+        async def end() -> None:
+            if self._failure is None:
+                self._failure = EngineError("the engine is shut down", code="E5607")
+            started.cancel_others()
+            llm, started.llm = started.llm, None
+            if llm.output_handler is not None:
+                llm.output_handler.cancel()  # it would take the end of the processes for a failure
+            await asyncio.to_thread(llm.shutdown, _PROCESS_GRACE_S)
+
+        future = asyncio.run_coroutine_threadsafe(end(), started.loop)
+        await bounded(asyncio.wrap_future(future), _STOP_TIMEOUT_S, what="vLLM to end", setting="_STOP_TIMEOUT_S")
+        started.loop.call_soon_threadsafe(started.loop.stop)
+        gc.collect()  # vLLM's objects refer to each other, and would end a second time when the interpreter does
+
+    async def stats(self) -> dict[str, float]:
+        """Return totals since the start: tokens, samples, seconds at work, tokens per second, slots."""
+        started = self._ready()
+        return self._counts.table(is_busy=not started.idle.is_set(), num_slots=self.settings.max_num_seqs)
+
+
+def check_installed() -> None:
+    """Verify that vLLM is there, of a supported version, and built for this machine.
+
+    Raises:
+        EnvironmentProblem: it is not (E3301, E3221, E3201).
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise EnvironmentProblem(
+            f'engine_type vllm needs the package vllm: pip install "trinity-rft[vllm]", or {TORCH_INSTEAD}',
+            code="E3301",
+        )
+    with start_lock, environment(process_environment(not torch.cuda.is_available())):
+        import vllm
+        from vllm.platforms import current_platform
+
+    check_version(vllm.__version__)
+    check_device(bool(current_platform.is_cpu()), has_cuda=torch.cuda.is_available())
+
+
+def _async_llm(arguments: dict[str, Any]) -> Any:
+    """Return a started AsyncLLM.
+
+    Raises:
+        ConfigError: an argument that vLLM does not know (E1612).
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    unknown = sorted(arguments.keys() - AsyncEngineArgs.__dataclass_fields__.keys())
+    if unknown:
+        raise ConfigError(
+            f"explorer.rollout_model.extra_engine_args: this version of vLLM has no argument {unknown[0]!r}",
+            code="E1612",
+        )
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))

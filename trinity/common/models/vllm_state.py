@@ -1,0 +1,120 @@
+"""A running vLLM: the loop that it lives on, what is under way, and the environment of its processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from trinity.common.models.vllm_requests import Progress
+from trinity.common.models.vllm_weights import ModelFacts
+
+start_lock = threading.Lock()
+"""Held while environment variables, which belong to the whole process, are those of vLLM's processes."""
+
+
+@dataclass
+class Counts:
+    """What the engine has done; `busy_s` counts seconds with a request under way."""
+
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    samples: int = 0
+    busy_s: float = 0.0
+    busy_since: float = 0.0
+
+    def table(self, *, is_busy: bool, num_slots: int) -> dict[str, float]:
+        """Return the totals and tokens per second by the names of the torch engine."""
+        busy_s = self.busy_s + (time.perf_counter() - self.busy_since if is_busy else 0.0)
+        return {
+            "generated_tokens": float(self.generated_tokens),
+            "prompt_tokens": float(self.prompt_tokens),
+            "samples": float(self.samples),
+            "busy_s": busy_s,
+            "tokens_per_second": self.generated_tokens / busy_s if busy_s else 0.0,
+            "num_slots": float(num_slots),
+        }
+
+
+@dataclass
+class Started:
+    """A running AsyncLLM with the loop that it lives on.
+
+    Attributes:
+        llm: vLLM's engine.
+        loop: runs in a thread of its own.
+        tokenizer: of the model.
+        facts: names, shapes and sizes of the model.
+        dtype: number type of the engine's weights.
+        stop_ids: token ids that end a response.
+        slots: as many samples are with vLLM at once; the others wait here, where an update passes them.
+        gate: open unless an update waits or runs.
+        idle: set while no request is under way.
+        update_lock: one update at a time.
+        active: the requests under way by name.
+        tasks: that wait for them.
+    """
+
+    llm: Any
+    loop: asyncio.AbstractEventLoop
+    tokenizer: PreTrainedTokenizerBase
+    facts: ModelFacts
+    dtype: torch.dtype
+    stop_ids: list[int]
+    slots: asyncio.Semaphore
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    update_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    active: dict[str, Progress] = field(default_factory=dict)
+    tasks: set[asyncio.Task] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+        self.idle.set()
+
+    def begin(self, name: str, progress: Progress, counts: Counts) -> None:
+        """Note that the running task asks for a sample."""
+        self.active[name] = progress
+        self.tasks.add(_running_task())
+        if self.idle.is_set():
+            counts.busy_since = time.perf_counter()
+        self.idle.clear()
+
+    def end(self, name: str, counts: Counts) -> None:
+        """Note that the running task has its sample or never will."""
+        self.tasks.discard(_running_task())
+        del self.active[name]
+        if not self.active:
+            counts.busy_s += time.perf_counter() - counts.busy_since
+            self.idle.set()
+
+    def cancel_others(self) -> None:
+        """Cancel what is under way, but the running task."""
+        for task in self.tasks - {asyncio.current_task()}:
+            task.cancel()
+
+
+def _running_task() -> asyncio.Task:
+    task = asyncio.current_task()
+    assert task is not None, "runs in a task"
+    return task
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the length of a block; processes started in it keep them."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
