@@ -268,12 +268,15 @@ class VLLMEngine(LocalModel):
         get_logger("explorer").error("%s", self._failure, exc_info=cause)
         self._started.cancel_others()
 
-    async def update_weights(self, weights: Mapping[str, Tensor], *, version: int, in_flight: bool = False) -> None:
+    async def update_weights(
+        self, weights: Mapping[str, Tensor], *, version: int, in_flight: bool | None = None
+    ) -> None:
         """Load `weights` (Hugging Face names) into vLLM in place and set the engine's version.
 
-        Samples under way are finished first, so that one version made all of a sample; with `in_flight` they are
-        held and go on with the new weights, their cache computed anew, and the experience says each token's version.
-        Waiting requests get the new weights. Caches of the old weights are dropped.
+        Samples under way are finished first, so that one version made all of a sample; with `in_flight` (None: as
+        `synchronizer.update_in_flight` says) they are held and go on with the new weights, their cache computed anew,
+        and the experience says each token's version. Waiting requests get the new weights. Caches of the old weights
+        are dropped.
 
         Raises:
             SyncError: names or shapes differ; the engine keeps its weights (E5501).
@@ -281,12 +284,13 @@ class VLLMEngine(LocalModel):
             DeadlineError: not idle within `synchronizer.sync_timeout`.
         """
         started = self._ready()
+        is_in_flight = self.settings.updates_in_flight if in_flight is None else in_flight
         source = f"weights of version {version}"
         written = written_weights(weights, started.facts, dtype=started.dtype, source=source)
         path, digest = await asyncio.to_thread(written.__enter__)
         try:
             await self._call(
-                self._update(path, digest, version=version, in_flight=in_flight),
+                self._update(path, digest, version=version, in_flight=is_in_flight),
                 self.settings.sync_timeout_s,
                 what="the engine to finish its samples and take the new weights",
                 setting="synchronizer.sync_timeout",
