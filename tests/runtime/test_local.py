@@ -54,7 +54,7 @@ def test_a_handle_passes_errors_on_and_shows_only_public_methods() -> None:
             handle.value  # noqa: B018
         with pytest.raises(AttributeError, match="private"):
             handle._hidden_method  # noqa: B018
-        handle.release()
+        handle.let_go()
 
     asyncio.run(main())
 

@@ -207,9 +207,12 @@ def _run_stage(stage: StagePlan, stop: StopSignal, options: RunOptions) -> Stage
         write_atomically(config_file(job_dir, component), text)
         write_record(job_dir, component, status="running", facts=facts, stage=stage.name)
 
+        from trinity.launch.placement import placed
         from trinity.launch.stage import Stage
 
-        outcome = run_event_loop(Stage(config, name=stage.name, stop=stop, on_metrics=options.on_metrics).run())
+        with placed(config) as place:
+            made = Stage(config, name=stage.name, stop=stop, on_metrics=options.on_metrics, place=place)
+            outcome = run_event_loop(made.run())
         status = "done" if outcome.stopped is None else "stopped"
         write_record(
             job_dir,

@@ -16,12 +16,10 @@ from trinity.common.errors import ExitCode
 from trinity.launch.bench import BenchSide
 from trinity.launch.components import component_of
 from trinity.launch.explorer_side import ExplorerSide
-from trinity.launch.side import MetricsListener, Side, close_all
+from trinity.launch.placement import ClusterPlacement, LocalPlacement
+from trinity.launch.side import MetricsListener, close_all
 from trinity.launch.stop import StopSignal
 from trinity.launch.trainer_side import TrainerSide
-from trinity.runtime.local import LocalRuntime
-from trinity.synchronizer.schedule import schedule_of
-from trinity.synchronizer.synchronizer import Synchronizer
 from trinity.utils.log import get_logger, logged_to_file
 
 if TYPE_CHECKING:
@@ -63,17 +61,24 @@ class Stage:
         name: stage name.
         stop: the signal context of the process.
         on_metrics: called with actor name, step and values of every logged line.
+        place: where the sides are; None: in this process.
     """
 
     def __init__(
-        self, config: Config, *, name: str | None, stop: StopSignal, on_metrics: MetricsListener | None = None
+        self,
+        config: Config,
+        *,
+        name: str | None,
+        stop: StopSignal,
+        on_metrics: MetricsListener | None = None,
+        place: LocalPlacement | ClusterPlacement | None = None,
     ) -> None:
         self.config = config
         self.name = name
         self.stop = stop
         self.on_metrics = on_metrics
         self.job_dir = Path(config.checkpoint_job_dir)
-        self.runtime = LocalRuntime()
+        self.place = place or LocalPlacement(config)
 
     async def run(self) -> StageResult:
         """Run the stage; return what it did.
@@ -96,7 +101,7 @@ class Stage:
                     await self._explore_and_train(resume, result)
         finally:
             self.stop.on_stop(None)
-            await self.runtime.close()
+            await self.place.close()
             result.seconds = time.monotonic() - started
         result.stopped = self.stop.code
         return result
@@ -121,21 +126,21 @@ class Stage:
 
     # ------------------------------------------------------------------- modes
     async def _train_only(self, resume: Path | None, result: StageResult) -> None:
-        trainer = TrainerSide(self.config, None, self.runtime, resume=resume, on_metrics=self.on_metrics)
+        trainer = await self.place.side(TrainerSide, None, resume=resume, on_metrics=self.on_metrics)
         async with _closing(trainer):
             await trainer.prepare()
             self._stop_with(trainer)
             result.training_step = (await trainer.run()).step
 
     async def _explore_only(self, result: StageResult) -> None:
-        explorer = ExplorerSide(self.config, None, self.runtime, on_metrics=self.on_metrics)
+        explorer = await self.place.side(ExplorerSide, None, on_metrics=self.on_metrics)
         async with _closing(explorer):
             await explorer.prepare()
             self._stop_with(explorer)
             result.explore_step = (await explorer.run()).step
 
     async def _bench(self, result: StageResult) -> None:
-        bench = BenchSide(self.config, self.runtime, on_metrics=self.on_metrics)
+        bench = BenchSide(self.config, self.place.runtime, on_metrics=self.on_metrics)
         async with _closing(bench):
             await bench.prepare()
             self._stop_with(bench)
@@ -144,11 +149,12 @@ class Stage:
     async def _explore_and_train(self, resume: Path | None, result: StageResult) -> None:
         from trinity.buffer.buffer import open_store
 
-        synchronizer = self._synchronizer()
+        synchronizer = await self.place.synchronizer()
         store = open_store(self.config)
         shared: dict[str, Any] = {"resume": resume, "store": store, "on_metrics": self.on_metrics}
-        explorer = ExplorerSide(self.config, synchronizer, self.runtime, **shared)
-        trainer = TrainerSide(self.config, synchronizer, self.runtime, **shared)
+        explorer, trainer = await asyncio.gather(
+            *(self.place.side(side, synchronizer, **shared) for side in (ExplorerSide, TrainerSide))
+        )
         try:
             async with _closing(explorer, trainer):
                 await trainer.prepare(explore_steps=await explorer.prepare())
@@ -195,10 +201,7 @@ class Stage:
             if error is not None:
                 raise error
 
-    def _synchronizer(self) -> Synchronizer:
-        return Synchronizer(schedule_of(self.config), timeout_s=self.config.synchronizer.sync_timeout)
-
-    def _stop_with(self, *sides: Side) -> None:
+    def _stop_with(self, *sides: Any) -> None:
         """Let a signal abandon the rollout under way and end training after its step."""
         loop = asyncio.get_running_loop()
         ending: list[asyncio.Task[None]] = []
@@ -213,7 +216,7 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def _closing(*sides: Side) -> AsyncIterator[None]:
+async def _closing(*sides: Any) -> AsyncIterator[None]:
     """Close the sides at the end; a failure to close is raised only where nothing failed before it."""
     try:
         yield

@@ -83,7 +83,12 @@ class TrainerSide:
             self._store = open_store(config)
         self._monitor = open_monitor(config, config.trainer.name, self._on_metrics)
         self._trainer = Trainer(
-            config, store=self._store, synchronizer=self._meeting_point(), monitor=self._monitor, resume=self.resume
+            config,
+            store=self._store,
+            synchronizer=self._meeting_point(),
+            monitor=self._monitor,
+            resume=self.resume,
+            runtime=self.runtime,
         )
         await self._trainer.prepare(explore_steps=explore_steps)
         if self._is_apart:

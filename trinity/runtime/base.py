@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from trinity.common.errors import TrinityError
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 300.0
 CLOSE_GRACE_S = 10.0
+NODE_ENV_VAR = "TRINITY_NODE"
+"""Tells a process of a cluster the address of its machine."""
 
 
 class ActorDiedError(TrinityError):
@@ -129,7 +131,7 @@ class Handle(Protocol):
     async def wait_dead(self) -> str:
         """Return the cause of death, when the component is gone."""
 
-    def release(self) -> None:
+    def let_go(self) -> None:
         """Give the placement back without waiting; the component's own `close` is its caller's business."""
 
 
@@ -147,6 +149,7 @@ class ObjectRef(Protocol):
         """Give the memory back; takes effect where `put` was called."""
 
 
+@runtime_checkable
 class Objects(Protocol):
     """Hands large tensors from one component to another; may itself be given to a component.
 
@@ -164,7 +167,13 @@ class Objects(Protocol):
 
 
 class Runtime(Protocol):
-    """Places components and hands out handles."""
+    """Places components and hands out handles.
+
+    Attributes:
+        is_local: a component is in this process, unless `Resources.own_process` asks for another.
+    """
+
+    is_local: bool
 
     @property
     def objects(self) -> Objects:

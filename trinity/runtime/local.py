@@ -73,7 +73,7 @@ class LocalHandle:
         self._mourners.append(future)
         return await future
 
-    def release(self) -> None:
+    def let_go(self) -> None:
         """Let the worker thread end after its present call; wait for nothing."""
         self._host.close()
 
@@ -92,6 +92,8 @@ class LocalRuntime:
     Args:
         setup: what each child process does before it makes its component.
     """
+
+    is_local = True
 
     def __init__(self, setup: Setup | None = None) -> None:
         self.objects = LocalObjects()
@@ -127,6 +129,6 @@ class LocalRuntime:
     async def close(self, *, grace_s: float = CLOSE_GRACE_S) -> None:
         """Let every worker thread end; a call that never returns is abandoned. End the child processes."""
         for handle in self._handles.values():
-            handle.release()
+            handle.let_go()
         self._handles.clear()
         await self._processes.close(grace_s=grace_s)

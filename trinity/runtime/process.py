@@ -130,7 +130,7 @@ class ProcessHandle:
             self._mourners.append((loop, future))
         return await future
 
-    def release(self) -> None:
+    def let_go(self) -> None:
         """Ask the child to leave; wait for nothing."""
         self._is_released = True
         self._out.put(to_bytes(("exit", 0, b"")))
@@ -246,6 +246,8 @@ class ProcessRuntime:
         setup: what every process does before it makes its component.
     """
 
+    is_local = False
+
     def __init__(self, setup: Setup | None = None) -> None:
         self.objects = MemoryObjects()
         self._setup = setup
@@ -287,7 +289,7 @@ class ProcessRuntime:
         """Ask every child to leave, and kill those that are there after `grace_s` seconds."""
         alive = [handle for handle in self._handles.values() if handle.cause is None]
         for handle in alive:
-            handle.release()
+            handle.let_go()
         if alive:
             await asyncio.wait([asyncio.ensure_future(handle.wait_dead()) for handle in alive], timeout=grace_s)
         late = [handle for handle in alive if handle.cause is None]

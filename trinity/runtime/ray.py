@@ -16,30 +16,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import AuthenticationError, GetTimeoutError, RayActorError, RayError
+from ray.exceptions import AuthenticationError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from trinity.common.errors import AlreadyRunningError, DeadlineError, EnvironmentProblem, SyncError
+from trinity.runtime import cluster
 from trinity.runtime.base import (
     CLOSE_GRACE_S,
+    NODE_ENV_VAR,
     ActorDiedError,
     Handle,
     Order,
     Setup,
     public_name,
-)
-from trinity.runtime.cluster import (
-    ClusterRequest,
-    check_cluster,
-    check_found,
-    check_gpus,
-    death_cause,
-    found_address,
-    last_words,
-    late,
-    mismatch,
-    signals_kept,
 )
 from trinity.runtime.failure import Failure
 from trinity.runtime.host import ActorHost
@@ -65,10 +55,10 @@ class _Actor(ActorHost):
     """What runs in an actor's process: one component."""
 
     async def prepare(self, setup: Setup | None, env: Mapping[str, str]) -> dict[str, Any]:
-        await self.set_up(setup, env)
-        node_id = ray.get_runtime_context().get_node_id()
+        node = ray.util.get_node_ip_address()
+        await self.set_up(setup, {NODE_ENV_VAR: node, **env})
         errors = os.readlink("/proc/self/fd/2") if sys.platform == "linux" else ""
-        return {"pid": os.getpid(), "node": ray.util.get_node_ip_address(), "node_id": node_id, "errors": errors}
+        return {"pid": os.getpid(), "node": node, "node_id": this_node(), "errors": errors}
 
 
 class RayHandle:
@@ -138,7 +128,7 @@ class RayHandle:
             return self._cause(error)
         raise AssertionError("the watch of an actor ends with the actor only")
 
-    def release(self) -> None:
+    def let_go(self) -> None:
         """End the actor; wait for nothing."""
         ray.kill(self._actor)
 
@@ -146,7 +136,7 @@ class RayHandle:
         return ActorDiedError(f"{self.name} (process {self.pid} on {self.node}) is gone: {self._cause(error)}")
 
     def _cause(self, error: RayActorError) -> str:
-        return death_cause(str(error)) + last_words(self._facts["errors"])
+        return cluster.death_cause(str(error)) + cluster.last_words(self._facts["errors"])
 
 
 def _kill(pid: int) -> None:
@@ -170,8 +160,8 @@ class RayRef:
         if self._ref is None:
             raise SyncError("the tensors are gone: they have been dropped", code="E5704")
         try:
-            parts = ray.get(self._ref, timeout=OBJECT_TIMEOUT_S)
-        except (RayError, GetTimeoutError) as error:
+            parts = self._ref.future().result(OBJECT_TIMEOUT_S)  # ray.get warns in an actor with an event loop
+        except (RayError, TimeoutError) as error:
             raise SyncError(
                 f"the tensors cannot be had from Ray's object store within {OBJECT_TIMEOUT_S:g} s: {_first(error)}",
                 code="E5704",
@@ -213,6 +203,8 @@ class RayRuntime:
         setup: what every process does before it makes its component.
     """
 
+    is_local = False
+
     def __init__(self, namespace: str, setup: Setup | None = None) -> None:
         self.namespace = namespace
         self.objects = RayObjects()
@@ -226,7 +218,7 @@ class RayRuntime:
     async def start(self, cls: Callable[..., Any], *args: Any, **how: Any) -> Handle:
         """Return a handle of `cls(*args, **kwargs)` in an actor."""
         order = Order.of(cls, args, how)
-        check_gpus({order.name: order.resources.num_gpus}, _gpus(), _nodes())
+        cluster.check_gpus({order.name: order.resources.num_gpus}, _gpus(), _nodes())
         node = order.resources.node
         place = None if node is None else NodeAffinitySchedulingStrategy(_node_id(node), soft=False)
         return await self._start(order, place)
@@ -251,9 +243,9 @@ class RayRuntime:
             facts, made = await asyncio.wait_for(self._construct(actor, order), order.timeout_s)
         except TimeoutError as error:
             ray.kill(actor)
-            raise late(f"{name} did not start", order, _free()) from error
+            raise cluster.late(f"{name} did not start", order, _free()) from error
         except RayActorError as error:
-            raise ActorDiedError(f"{name} is gone before it was ready: {death_cause(str(error))}") from error
+            raise ActorDiedError(f"{name} is gone before it was ready: {cluster.death_cause(str(error))}") from error
         except BaseException:
             ray.kill(actor)
             raise
@@ -273,7 +265,7 @@ class RayRuntime:
         order = Order.of(cls, args, how)
         wants = order.resources
         orders = order.ranks(count)
-        check_gpus({each.name: wants.num_gpus for each in orders}, _gpus(), _nodes())
+        cluster.check_gpus({each.name: wants.num_gpus for each in orders}, _gpus(), _nodes())
         bundle = {"CPU": max(wants.num_cpus, SMALLEST_CPU)} | ({"GPU": wants.num_gpus} if wants.num_gpus else {})
         group = placement_group([dict(bundle) for _ in orders], strategy="PACK")
         try:
@@ -283,7 +275,7 @@ class RayRuntime:
             handles = await start_together([self._start(each, place) for each, place in pairs])
         except TimeoutError as error:
             remove_placement_group(group)
-            raise late(f"{count} places of {order.name} were not free", order, _free()) from error
+            raise cluster.late(f"{count} places of {order.name} were not free", order, _free()) from error
         except BaseException:
             remove_placement_group(group)
             raise
@@ -294,11 +286,11 @@ class RayRuntime:
         """End every actor that this runtime started."""
         handles, self._handles = self._handles, []
         for handle in handles:
-            handle.release()
+            handle.let_go()
         deaths = [asyncio.ensure_future(handle.wait_dead()) for handle in handles]
         if deaths:
-            _, late = await asyncio.wait(deaths, timeout=grace_s)
-            await asyncio.gather(*(h.kill() for h, death in zip(handles, deaths, strict=True) if death in late))
+            _, slow = await asyncio.wait(deaths, timeout=grace_s)
+            await asyncio.gather(*(h.kill() for h, death in zip(handles, deaths, strict=True) if death in slow))
         for group in self._groups:
             remove_placement_group(group)
         self._groups.clear()
@@ -331,6 +323,11 @@ class RayRuntime:
         )
 
 
+def this_node() -> str:
+    """Return the id of the machine of this process in the cluster."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
 def _gpus() -> float:
     return float(ray.cluster_resources().get("GPU", 0))
 
@@ -351,7 +348,7 @@ def _node_id(address: str) -> str:
     raise EnvironmentProblem(f"no machine {address} in the Ray cluster; it has {', '.join(_nodes())}", code="E3405")
 
 
-def connect(request: ClusterRequest) -> str:
+def connect(request: cluster.ClusterRequest) -> str:
     """Join the cluster that runs at the address, or start one on this machine; return its address.
 
     Signal handlers of this process stay as they are.
@@ -364,9 +361,9 @@ def connect(request: ClusterRequest) -> str:
         os.environ["RAY_PROFILING"] = "1"
     if not sys.stdout.isatty():
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
-    address = found_address(request.address)
-    check_found(request, address)
-    with signals_kept():
+    address = cluster.found_address(request.address)
+    cluster.check_found(request, address)
+    with cluster.signals_kept():
         try:
             ray.init(
                 address=address or "local",
@@ -379,9 +376,9 @@ def connect(request: ClusterRequest) -> str:
         except (AuthenticationError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "Version mismatch" not in str(error):
                 raise
-            raise mismatch(error) from error
+            raise cluster.mismatch(error) from error
     try:
-        check_cluster(request, _nodes(), _gpus())
+        cluster.check_cluster(request, _nodes(), _gpus())
     except EnvironmentProblem:
         ray.shutdown()
         raise
@@ -396,5 +393,6 @@ def disconnect(timeline: Path | None = None) -> None:
         return
     if timeline is not None:
         timeline.parent.mkdir(parents=True, exist_ok=True)
+        logging.getLogger("ray._private.state").setLevel(logging.ERROR)  # it warns of where events will be kept
         ray.timeline(str(timeline))
     ray.shutdown()

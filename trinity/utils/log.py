@@ -39,6 +39,11 @@ def add_secret(value: str) -> None:
         _secrets.add(value)
 
 
+def known_secrets() -> list[str]:
+    """Return the remembered secrets, for another process of the run; they must not be written anywhere."""
+    return sorted(_secrets)
+
+
 def redact(text: str) -> str:
     """Return `text` without remembered secrets and without passwords of URLs."""
     for secret in sorted(_secrets, key=len, reverse=True):

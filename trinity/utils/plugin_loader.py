@@ -127,6 +127,12 @@ def load_plugins(dirs: PluginDirs = None) -> list[str]:
     return loaded
 
 
+def loaded_directories() -> list[Path]:
+    """Return the plugin directories that this process has loaded, in order."""
+    package = sys.modules.get(PACKAGE)
+    return [Path(folder) for folder in package.__path__] if package is not None else []
+
+
 def _package() -> types.ModuleType:
     """Return the package that plugin modules belong to; it has no directory of its own."""
     if PACKAGE not in sys.modules:

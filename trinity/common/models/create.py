@@ -15,10 +15,12 @@ from trinity.common.models.routing.remote import RuntimeEngines
 from trinity.common.models.routing.router import EngineRouter
 from trinity.common.models.routing.slot import EngineSource, LocalEngines
 from trinity.common.models.torch_engine.engine import TorchEngine
-from trinity.common.models.torch_engine.settings import EngineSettings, engine_settings
+from trinity.common.models.torch_engine.settings import engine_settings
 from trinity.common.models.vllm_engine import VLLMEngine
 from trinity.common.models.vllm_settings import vllm_settings
 from trinity.runtime.base import Resources, Runtime
+
+SHARE_OF_ENGINES = 0.5  # of a single GPU; the trainer has the rest
 
 
 def create_inference_model(config: Config, runtime: Runtime | None = None) -> InferenceModel:
@@ -26,7 +28,7 @@ def create_inference_model(config: Config, runtime: Runtime | None = None) -> In
 
     Args:
         config: resolved configuration of the stage.
-        runtime: starts the processes of several engines; None: all are in this process.
+        runtime: starts the processes of several engines, and of engines elsewhere; None: all are in this process.
 
     Raises:
         NotAvailableError: an `engine_type` that is not served (E1900).
@@ -45,33 +47,57 @@ def create_auxiliary_models(config: Config, runtime: Runtime | None = None) -> l
 
 
 def _model(config: Config, runtime: Runtime | None, *, auxiliary: int | None) -> InferenceModel:
-    """Return the server, the engine, or the router over the `engine_num` engines of a model."""
+    """Return the server, the engine, or the router over the `engine_num` engines of a model.
+
+    One engine of a local run is in this process; several, and those of a cluster, have processes of their own.
+    """
     is_rollout = auxiliary is None
     section = config.explorer.rollout_model if auxiliary is None else config.explorer.auxiliary_models[auxiliary]
     key = "explorer.rollout_model" if is_rollout else f"explorer.auxiliary_models[{auxiliary}]"
     if section.engine_type == "external":
         return ExternalModel(external_settings(config, section, key=key))
-    engine, settings = _kind(config, None if is_rollout else section, key=key)
-    if section.engine_num == 1:
-        return engine(settings)
-    source: EngineSource = LocalEngines(lambda: engine(settings))
+    engine_class, settings = _engine(config, None if is_rollout else section, key=key)
+    if section.engine_num == 1 and (runtime is None or runtime.is_local):
+        return engine_class(settings)
+    source: EngineSource = LocalEngines(lambda: engine_class(settings))
+    timeout_s = call_timeout_s(config)
     if runtime is not None:
-        devices = section.tensor_parallel_size * section.pipeline_parallel_size
         source = RuntimeEngines(
             runtime,
-            engine,
+            engine_class,
             settings,
-            name=f"{config.explorer.name}_{'engine' if is_rollout else f'auxiliary_{auxiliary}'}",
-            resources=Resources(num_gpus=devices if config.cluster.rollout_gpu_num else 0, own_process=True),
-            timeout_s=settings.timeout_s,
-            sync_timeout_s=settings.sync_timeout_s,
+            name=f"{config.explorer.name}_{'rollout_model' if is_rollout else f'auxiliary_model_{auxiliary}'}",
+            resources=Resources(num_gpus=gpus_of_engine(config, section), own_process=True),
+            timeout_s=timeout_s,
+            sync_timeout_s=config.synchronizer.sync_timeout,
         )
     return EngineRouter(
         source,
         fleet_settings(config, section),
-        timeout_s=call_timeout_s(config),
+        timeout_s=timeout_s,
         is_deterministic=config.deterministic,
+        objects=None if runtime is None else runtime.objects,
     )
+
+
+def _engine(
+    config: Config, auxiliary: InferenceModelConfig | None, *, key: str
+) -> tuple[Callable[[Any], InferenceModel], Any]:
+    """Return the class of a model's engine, and its settings."""
+    section = auxiliary or config.explorer.rollout_model
+    if section.engine_type in ("vllm", "vllm_async"):
+        return VLLMEngine, vllm_settings(config, auxiliary, key=key)
+    _check(section, key=key)
+    return TorchEngine, engine_settings(config, auxiliary)
+
+
+def gpus_of_engine(config: Config, model: InferenceModelConfig) -> float:
+    """Return the GPUs that a scheduler reserves for one engine; a part, where the run has one GPU for all."""
+    total = config.cluster.total_gpu_num or 0
+    if total == 1:
+        engines = [config.explorer.rollout_model, *config.explorer.auxiliary_models]
+        return SHARE_OF_ENGINES / sum(each.engine_num for each in engines)
+    return float(model.tensor_parallel_size * model.pipeline_parallel_size * model.data_parallel_size) if total else 0.0
 
 
 def fleet_settings(config: Config, model: InferenceModelConfig) -> FleetSettings:
@@ -87,17 +113,11 @@ def fleet_settings(config: Config, model: InferenceModelConfig) -> FleetSettings
     )
 
 
-def _kind(
-    config: Config, auxiliary: InferenceModelConfig | None, *, key: str
-) -> tuple[Callable[[Any], InferenceModel], EngineSettings]:
-    """Return the class of a model's engine, and its settings."""
-    model = auxiliary or config.explorer.rollout_model
-    if model.engine_type in ("vllm", "vllm_async"):
-        return VLLMEngine, vllm_settings(config, auxiliary, key=key)
+def _check(model: InferenceModelConfig, *, key: str) -> None:
     if model.engine_type not in ("auto", "torch"):
         raise NotAvailableError(
-            f"{key}.engine_type: auto, torch, vllm and external are available, got {model.engine_type!r}; "
-            f"use --set {key}.engine_type=torch"
+            f"{key}.engine_type: auto, torch, vllm and external are available in this version, got "
+            f"{model.engine_type!r}; use --set {key}.engine_type=torch"
         )
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         size = model.__dict__[name]
@@ -105,4 +125,3 @@ def _kind(
             raise ConfigError(
                 f"{key}.{name}: the torch engine is on one device, got {size}; use 1 or engine_type: vllm", code="E3223"
             )
-    return TorchEngine, engine_settings(config, auxiliary)

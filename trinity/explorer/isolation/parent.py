@@ -163,7 +163,7 @@ class ProcessRunner(Runner):
         """Let the process end; wait for nothing."""
         if self._starting is not None and self._starting.done() and not self._starting.cancelled():
             if self._starting.exception() is None:
-                self._starting.result().release()
+                self._starting.result().let_go()
         elif self._starting is not None:
             self._starting.cancel()
         for task in list(self._tasks):

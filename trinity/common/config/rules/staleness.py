@@ -58,8 +58,8 @@ def _resolve_apart(draft: Draft) -> None:
     draft.problem(
         "E1805",
         STYLE,
-        f"`{STYLE}: {style}` needs explorer and trainer in one run, but mode is {draft.mode}: there each explorer takes "
-        "the newest weights every sync_interval steps",
+        f"`{STYLE}: {style}` needs explorer and trainer in one run, but mode is {draft.mode}: there each explorer "
+        "takes the newest weights every sync_interval steps",
         rule="fixed",
         involves=("mode",),
         suggestion="write `sync_style: fixed`",

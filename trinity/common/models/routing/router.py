@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from jaxtyping import Float
 from torch import Tensor
 
+from trinity.common.constants import SyncMethod
 from trinity.common.errors import EngineError, TrinityError
 from trinity.common.experience import Experience
 from trinity.common.models.model import InferenceModel, Messages
@@ -21,8 +22,8 @@ from trinity.common.models.routing.fleet import EngineFleet, FleetSettings
 from trinity.common.models.routing.remote import RemoteEngine
 from trinity.common.models.routing.slot import EngineGone, EngineSlot, EngineSource
 from trinity.common.weights import Ticket, receive
-from trinity.common.weights.ticket import LAYOUT
-from trinity.runtime.objects import LocalRef
+from trinity.runtime.base import ObjectRef, Objects
+from trinity.runtime.objects import LocalObjects
 from trinity.utils.deadline import bounded
 
 R = TypeVar("R")
@@ -42,10 +43,17 @@ class EngineRouter:
         settings: their number, health and deadlines.
         timeout_s: longest time of a request, all its engines together.
         is_deterministic: who asks decides which engine answers, and waits for that one.
+        objects: through which engines of other processes get weights; None: those of this machine.
     """
 
     def __init__(
-        self, source: EngineSource, settings: FleetSettings, *, timeout_s: float, is_deterministic: bool = False
+        self,
+        source: EngineSource,
+        settings: FleetSettings,
+        *,
+        timeout_s: float,
+        is_deterministic: bool = False,
+        objects: Objects | None = None,
     ) -> None:
         self.rerouted_count = 0
         self._source = source
@@ -55,7 +63,8 @@ class EngineRouter:
         self._prefixes = PrefixTable()
         self._joined: dict[str, int] = {}
         self._calls = itertools.count()
-        self._kept: LocalRef | None = None
+        self._kept: ObjectRef | None = None
+        self._objects = objects or LocalObjects()
         self._running: tuple[EngineFleet, asyncio.AbstractEventLoop] | None = None
 
     # --------------------------------------------------------------------- life
@@ -221,7 +230,7 @@ class EngineRouter:
             TrinityError: no engine could take them.
         """
         copies = await asyncio.to_thread(lambda: {name: tensor.detach().clone() for name, tensor in weights.items()})
-        kept = LocalRef(copies)
+        kept = await asyncio.to_thread(self._objects.put, copies)
 
         async def give(engine: InferenceModel) -> None:
             if isinstance(engine, RemoteEngine):
@@ -237,9 +246,9 @@ class EngineRouter:
     async def pull(self, ticket: Ticket) -> None:
         """Let every engine get and take the weights that a ticket leads to; raises as `update_weights`.
 
-        Weights that are lent to this process alone are copied here, since a later reader would find newer ones.
+        Weights in memory may change or end once they are taken; a copy is kept, as with `update_weights`.
         """
-        if ticket.fingerprint.startswith(LAYOUT):
+        if ticket.method == SyncMethod.MEMORY.value:
             weights = await asyncio.to_thread(receive, ticket, timeout_s=self._settings.sync_timeout_s)
             await self.update_weights(weights, version=ticket.version)
             return

@@ -1,0 +1,229 @@
+"""Where the sides of a stage are: in this process, or in processes of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trinity.common.errors import EnvironmentProblem
+from trinity.launch.component import component_setup
+from trinity.launch.side import MetricsListener
+from trinity.runtime.base import Handle, Resources, Runtime
+from trinity.runtime.cluster import ClusterRequest
+from trinity.runtime.local import LocalRuntime
+from trinity.synchronizer.schedule import schedule_of
+from trinity.synchronizer.synchronizer import Synchronizer
+
+if TYPE_CHECKING:
+    from trinity.common.config import Config
+    from trinity.launch.explorer_side import ExplorerSide
+    from trinity.launch.trainer_side import TrainerSide
+
+    SideClass = type[ExplorerSide] | type[TrainerSide]
+
+METRICS_WAIT_S = 1.0
+CLOSE_S = 60.0
+
+
+def make_synchronizer(config: Config) -> Synchronizer:
+    """Return the synchronizer of a stage."""
+    return Synchronizer(schedule_of(config), timeout_s=config.synchronizer.sync_timeout)
+
+
+class LocalPlacement:
+    """Sides in this process, one loop for all.
+
+    Args:
+        config: resolved configuration of the stage.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.runtime: Runtime = LocalRuntime(component_setup(config, has_console=False))
+
+    async def synchronizer(self) -> Any:
+        """Return the synchronizer of the stage."""
+        return make_synchronizer(self.config)
+
+    async def side(self, cls: SideClass, synchronizer: Any, **arguments: Any) -> Any:
+        """Return a side of the stage."""
+        return cls(self.config, synchronizer, self.runtime, **arguments)
+
+    async def close(self) -> None:
+        """End what the runtime started."""
+        await self.runtime.close()
+
+
+class ClusterPlacement:
+    """Sides and synchronizer in processes of their own, on the machine of this one.
+
+    Args:
+        config: resolved configuration of the stage.
+        runtime: starts them.
+        node: address of this machine in the cluster.
+    """
+
+    def __init__(self, config: Config, runtime: Runtime, node: str) -> None:
+        self.config = config
+        self.runtime = runtime
+        self.node = node
+
+    async def synchronizer(self) -> Handle:
+        """Return a handle of the stage's synchronizer."""
+        place = Resources(node=self.node)
+        return await self.runtime.start(make_synchronizer, self.config, name="synchronizer", resources=place)
+
+    async def side(
+        self, cls: SideClass, synchronizer: Any, *, on_metrics: MetricsListener | None = None, **arguments: Any
+    ) -> RemoteSide:
+        """Return a side of the stage in a process of its own; it opens the store itself."""
+        arguments.pop("store", None)
+        is_trainer = cls.__name__ == "TrainerSide"
+        section = self.config.trainer if is_trainer else self.config.explorer
+        handle = await self.runtime.start(
+            SideHost,
+            cls,
+            (self.config, synchronizer, self.runtime),
+            arguments,
+            name=section.name,
+            resources=Resources(node=self.node, num_gpus=_trainer_gpus(self.config) if is_trainer else 0),
+        )
+        return RemoteSide(handle, on_metrics)
+
+    async def close(self) -> None:
+        """End what the runtime started."""
+        await self.runtime.close()
+
+
+class SideHost:
+    """A side in a process of its own: it keeps the metrics lines until the driver takes them.
+
+    Args:
+        cls: class of the side.
+        args: its arguments.
+        kwargs: its arguments by name.
+    """
+
+    def __init__(self, cls: SideClass, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._lines: list[tuple[str, int, dict[str, float]]] = []
+        self._side = cls(*args, on_metrics=self._keep, **kwargs)
+
+    def _keep(self, actor: str, step: int, values: Mapping[str, float]) -> None:
+        self._lines.append((actor, step, dict(values)))
+
+    async def metrics(self) -> list[tuple[str, int, dict[str, float]]]:
+        """Return the lines since the last call: actor, step and values."""
+        lines, self._lines = self._lines, []
+        return lines
+
+    async def prepare(self, **arguments: Any) -> Any:
+        """Prepare the side."""
+        return await self._side.prepare(**arguments)
+
+    async def run(self) -> Any:
+        """Run the side to its end; return what it did."""
+        return await self._side.run()
+
+    async def request_stop(self) -> None:
+        """Let the side end early."""
+        await self._side.request_stop()
+
+    async def close(self) -> None:
+        """Close the side."""
+        await self._side.close()
+
+
+class RemoteSide:
+    """A side in another process, as the stage sees it.
+
+    Args:
+        handle: of its host.
+        on_metrics: called with actor name, step and values of every logged line.
+    """
+
+    def __init__(self, handle: Handle, on_metrics: MetricsListener | None) -> None:
+        self._handle = handle
+        self._on_metrics = on_metrics
+
+    async def prepare(self, **arguments: Any) -> Any:
+        """Prepare the side."""
+        return await self._handle.prepare(**arguments)
+
+    async def run(self) -> Any:
+        """Run the side to its end; return what it did."""
+        showing = asyncio.ensure_future(self._show())
+        try:
+            return await self._handle.run()
+        finally:
+            showing.cancel()
+            await asyncio.gather(showing, return_exceptions=True)
+            with contextlib.suppress(Exception):  # the side may be gone, and its last lines with it
+                await asyncio.wait_for(self._take(), METRICS_WAIT_S)
+
+    async def request_stop(self) -> None:
+        """Let the side end early."""
+        await self._handle.request_stop()
+
+    async def close(self) -> None:
+        """Close the side; a side that is gone is closed."""
+        await asyncio.wait_for(self._handle.close(), CLOSE_S)
+
+    async def _show(self) -> None:
+        while True:
+            await asyncio.sleep(METRICS_WAIT_S)
+            await self._take()
+
+    async def _take(self) -> None:
+        if self._on_metrics is None:
+            return
+        for actor, step, values in await self._handle.metrics():
+            self._on_metrics(actor, step, values)
+
+
+def _trainer_gpus(config: Config) -> float:
+    """Return the GPUs of the process that trains; a part, where the run has one GPU for all."""
+    total = config.cluster.total_gpu_num or 0
+    if total == 1:
+        from trinity.common.models.create import SHARE_OF_ENGINES
+
+        return 1 - SHARE_OF_ENGINES
+    return min(1.0, float(config.cluster.trainer_gpu_num or 0))
+
+
+@contextlib.contextmanager
+def placed(config: Config) -> Iterator[LocalPlacement | ClusterPlacement]:
+    """Yield the placement of a stage; on a cluster, join or start it before and leave it after.
+
+    Raises:
+        EnvironmentProblem: the runtime is ray and ray is not installed (E3301), or there is no cluster that fits.
+    """
+    if config.cluster.runtime != "ray":
+        yield LocalPlacement(config)
+        return
+    try:
+        from trinity.runtime import ray as cluster
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"cluster.runtime: ray needs the package ray ({error}); install it with `pip install 'trinity-rft[ray]'`, "
+            "or use --set cluster.runtime=local",
+            code="E3301",
+        ) from error
+    has_timeline = config.monitor.enable_ray_timeline
+    cluster.connect(
+        ClusterRequest(
+            config.cluster.ray_address,
+            config.ray_namespace,
+            node_num=config.cluster.node_num,
+            gpu_per_node=config.cluster.gpu_per_node,
+            has_timeline=has_timeline,
+        )
+    )
+    try:
+        runtime = cluster.RayRuntime(config.ray_namespace, component_setup(config, has_console=True))
+        yield ClusterPlacement(config, runtime, cluster.this_node())
+    finally:
+        file = Path(config.checkpoint_job_dir) / "monitor" / "timeline.json"
+        cluster.disconnect(file if has_timeline else None)
