@@ -9,7 +9,6 @@ Dimension key: N = tokens of a sequence but the first.
 from __future__ import annotations
 
 import asyncio
-import gc
 import importlib.util
 import itertools
 import os
@@ -108,7 +107,7 @@ class VLLMEngine(LocalModel):
     def _give_up(self, loop: asyncio.AbstractEventLoop) -> None:
         started, self._started, self._failure = self._started, None, None
         if started is not None:
-            started.llm.shutdown(_PROCESS_GRACE_S)
+            started.stop(_PROCESS_GRACE_S)
         loop.call_soon_threadsafe(loop.stop)
 
     async def _start(self) -> Started:
@@ -343,15 +342,11 @@ class VLLMEngine(LocalModel):
             if self._failure is None:
                 self._failure = EngineError("the engine is shut down", code="E5607")
             started.cancel_others()
-            llm, started.llm = started.llm, None
-            if llm.output_handler is not None:
-                llm.output_handler.cancel()  # it would take the end of the processes for a failure
-            await asyncio.to_thread(llm.shutdown, _PROCESS_GRACE_S)
+            await asyncio.to_thread(started.stop, _PROCESS_GRACE_S)
 
         future = asyncio.run_coroutine_threadsafe(end(), started.loop)
         await bounded(asyncio.wrap_future(future), _STOP_TIMEOUT_S, what="vLLM to end", setting="_STOP_TIMEOUT_S")
         started.loop.call_soon_threadsafe(started.loop.stop)
-        gc.collect()  # vLLM's objects refer to each other, and would end a second time when the interpreter does
 
     async def stats(self) -> dict[str, float]:
         """Return totals since the start: tokens, samples, seconds at work, tokens per second, slots."""
