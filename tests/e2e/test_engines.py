@@ -30,10 +30,12 @@ def plain(tmp_path_factory: pytest.TempPathFactory, plugins: Path) -> TinyRun:
     return run
 
 
-def test_groups_that_are_split_among_runners_are_whole_for_the_advantage(
-    tmp_path: Path, plugins: Path, plain: TinyRun
+@pytest.mark.parametrize("key", ["max_repeat_times_per_runner=1", "runner_isolation=process"])
+def test_groups_in_parts_and_runners_in_processes_learn_the_same(
+    tmp_path: Path, plugins: Path, plain: TinyRun, key: str
 ) -> None:
-    run = make_run(tmp_path, {"algorithm_type": "grpo"}).change(explorer__max_repeat_times_per_runner=1)
+    name, _, value = key.partition("=")
+    run = make_run(tmp_path, {"algorithm_type": "grpo"}).change(**{f"explorer__{name}": yaml.safe_load(value)})
     finish(run, plugins)
     assert final_weights(run, STEPS) == final_weights(plain, STEPS)
     assert comparable_metrics(run.job) == comparable_metrics(plain.job)
