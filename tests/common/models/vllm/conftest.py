@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from tests.tiny import tiny_model
 from trinity.common.config.model import ModelConfig
+from trinity.common.errors import EngineError
 from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.vllm_engine import VLLMEngine
 from trinity.common.models.vllm_settings import VLLMSettings
@@ -35,13 +36,30 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedMode
 
 
 @pytest.fixture(scope="package")
-def served(tied: tuple[Path, PreTrainedModel]) -> Iterator[VLLMEngine]:
-    """One running engine, started at the first test that asks for it."""
+def started() -> Iterator[list[VLLMEngine]]:
+    """The engines that tests have started, the running one last."""
     pytest.importorskip("vllm")
-    made = VLLMEngine(settings(tied[0]))
-    asyncio.run(made.prepare())
+    made: list[VLLMEngine] = []
     yield made
-    asyncio.run(made.shutdown())
+    for each in made:
+        asyncio.run(each.shutdown())
+
+
+@pytest.fixture
+def served(started: list[VLLMEngine], tied: tuple[Path, PreTrainedModel]) -> VLLMEngine:
+    """One running engine for all tests, started again after a test that has killed it."""
+    if not started or not _is_running(started[-1]):
+        started.append(VLLMEngine(settings(tied[0])))
+        asyncio.run(started[-1].prepare())
+    return started[-1]
+
+
+def _is_running(made: VLLMEngine) -> bool:
+    try:
+        asyncio.run(made.stats())
+    except EngineError:
+        return False
+    return True
 
 
 @pytest.fixture
