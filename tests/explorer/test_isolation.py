@@ -14,8 +14,10 @@ import pytest
 
 from tests.explorer.drastic import drastic
 from tests.explorer.rollouts import Rollouts
+from trinity.common.errors import EngineError, WorkflowError
 from trinity.common.models import create_inference_model
 from trinity.explorer.assembly import build_scheduler
+from trinity.explorer.isolation.child import Calls, DistantEngine
 from trinity.explorer.metrics import rollout_metrics
 from trinity.explorer.outcome import Completed, Failed, TimedOut
 from trinity.explorer.scheduler import Scheduler
@@ -128,3 +130,23 @@ def test_a_task_that_never_ends_or_ends_its_process_leaves_the_others_alone(
     assert "exit" in apart.results[1].outcome.error
     assert [e.tokens.tolist() for e in apart.experiences] == [here.experiences[2].tokens.tolist()]
     assert apart.restart_count == 2
+
+
+def test_a_process_that_does_not_start_is_told_with_its_reason(rollouts: Rollouts) -> None:
+    async def scenario() -> None:
+        broken = {"PYTHONHOME": "/nowhere"}
+        async with isolated(rollouts, runners=1, env_vars=broken, runner_prepare_max_retries=1):
+            pass
+
+    with pytest.raises(WorkflowError, match="runner_0000 did not start in 2 attempts") as failure:
+        asyncio.run(scenario())
+    assert failure.value.code == "E5634"
+
+
+def test_a_workflow_cannot_change_the_weights_of_a_distant_engine() -> None:
+    async def scenario() -> None:
+        await DistantEngine(Calls(), 0).update_weights({}, version=1)
+
+    with pytest.raises(EngineError, match="a workflow cannot change the weights") as failure:
+        asyncio.run(scenario())
+    assert failure.value.code == "E5635"
