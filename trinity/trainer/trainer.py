@@ -18,7 +18,7 @@ from trinity.buffer.store import ExperienceStore
 from trinity.common.checkpoint import CheckpointStore
 from trinity.common.config import Config
 from trinity.common.constants import Mode, SyncMethod
-from trinity.common.errors import CheckpointError, ConfigError
+from trinity.common.errors import ConfigError
 from trinity.common.experience import Experience
 from trinity.common.models.chat_template import load_tokenizer
 from trinity.monitor.monitor import Monitor
@@ -31,7 +31,13 @@ from trinity.trainer.auxiliary import open_auxiliary
 from trinity.trainer.backend import LocalBackend, TrainerBackend, run_on
 from trinity.trainer.rank_group import RankGroup
 from trinity.trainer.source import BufferSource, DatasetSource
-from trinity.trainer.state import TrainerState, read_served_weights, read_trainer_state, write_explorer_part
+from trinity.trainer.state import (
+    TrainerState,
+    check_reference,
+    read_served_weights,
+    read_trainer_state,
+    write_explorer_part,
+)
 from trinity.trainer.verl import settings
 from trinity.utils.failpoints import failpoint
 from trinity.utils.log import get_logger
@@ -129,7 +135,7 @@ class Trainer:
         self._backend = self._make_backend()
         await self._backend.prepare(self._total_steps)
         if state is not None and self.resume is not None:
-            self._check_reference(state)
+            check_reference(self._reference(), state, checkpoint=self.resume)
             await self._backend.load(self.resume)
         # Without a checkpoint the cut is step 0: what a killed process logged of it is logged again.
         self.monitor.truncate({"lines": 0, "samples": 0} if state is None else state.monitor)
@@ -195,16 +201,6 @@ class Trainer:
         folder = Path(config.checkpoint_job_dir) / "buffer" / "quarantine"
         self._source = DatasetSource(reader, quarantine=folder)
         return self._source
-
-    def _check_reference(self, state: TrainerState) -> None:
-        own = self._reference()
-        if own.get("hash") != state.reference.get("hash"):
-            raise CheckpointError(
-                f"the reference model {own.get('path') or '(none)'} is not the one of {self.resume} "
-                f"({state.reference.get('path') or 'none'}): its files changed; restore them, or set "
-                "continue_from_checkpoint: false",
-                code="E7011",
-            )
 
     # --------------------------------------------------------------------- loop
     async def train(self) -> TrainSummary:
