@@ -23,9 +23,9 @@ from trinity.common.experience import Experience
 from trinity.common.models.chat_template import load_tokenizer
 from trinity.monitor.monitor import Monitor
 from trinity.runtime.worker_thread import WorkerThread
+from trinity.synchronizer.folder import AnySynchronizer
 from trinity.synchronizer.publisher import Publisher
-from trinity.synchronizer.schedule import schedule_of
-from trinity.synchronizer.synchronizer import Synchronizer
+from trinity.synchronizer.schedule import FixedSchedule, schedule_of
 from trinity.synchronizer.transport import transport_of
 from trinity.trainer.auxiliary import open_auxiliary
 from trinity.trainer.source import BufferSource, DatasetSource
@@ -74,7 +74,7 @@ class Trainer:
         config: Config,
         *,
         store: ExperienceStore | None,
-        synchronizer: Synchronizer,
+        synchronizer: AnySynchronizer,
         monitor: Monitor,
         tokenizer: PreTrainedTokenizerBase | None = None,
         resume: Path | None = None,
@@ -93,6 +93,7 @@ class Trainer:
         self._checkpoint: Path | None = resume
         self._saved: tuple[int, bool] | None = None
         self._stop = asyncio.Event()
+        self._step_lock = asyncio.Lock()
         self._thread = WorkerThread(config.trainer.name)
         self._pending: dict[str, float] = {}
         self._metrics: dict[str, float] = {}
@@ -198,28 +199,53 @@ class Trainer:
             SyncError: the explorer did not take new weights in time.
             CheckpointError: a checkpoint could not be written.
         """
+        if isinstance(self.schedule, FixedSchedule) or not self._publishes():
+            return await self._train()
+        training = asyncio.ensure_future(self._train())
+        answering = asyncio.ensure_future(
+            self.publisher.answer_questions(self._step_lock, step=lambda: self.step, weights=self.weights)
+        )
+        try:
+            await asyncio.wait({training, answering}, return_when=asyncio.FIRST_COMPLETED)
+            if not training.done():
+                answering.result()
+            return training.result()
+        finally:
+            for task in (training, answering):
+                task.cancel()
+            await asyncio.gather(training, answering, return_exceptions=True)
+
+    async def _train(self) -> TrainSummary:
         while not self._is_done():
             sampled = await self._sample()
             if sampled is None:
                 break
-            await self._train_step(*sampled)
+            async with self._step_lock:
+                await self._train_step(*sampled)
             if self._is_save_due():
                 await self._save(is_last=False)
-        if self._publishes() and self.step > await self.synchronizer.newest_version():
-            await self._publish()
+        async with self._step_lock:
+            if self._publishes() and self.step > await self.synchronizer.newest_version():
+                await self._publish()
         if self.step:
             await self._save(is_last=not self._stop.is_set())
-        await self.synchronizer.finish_trainer()
+        if self.config.mode == Mode.BOTH or not self._stop.is_set():
+            await self.synchronizer.finish_trainer()  # explorers that run apart wait for one that was stopped
         return TrainSummary(self.step, self._checkpoint, self._stop.is_set(), self._metrics)
 
     async def restore_versions(self, explorer_state: dict[str, Any]) -> None:
         """Publish again the versions of the checkpoint that the explorer of `explorer_state` can ask for."""
         assert self.resume is not None, "a run that begins has published nothing"
         weights: dict[int, Mapping[str, Tensor]] = dict(read_served_weights(self.resume))
-        newest = self.step - self.step % self.schedule.trainer_interval
+        newest = self.schedule.newest_at(self.step)
         if newest == self.step:
             weights[self.step] = self.weights()
         await self.publisher.restore(newest, explorer_state, weights=weights)
+
+    async def publish_start(self) -> None:
+        """Tell explorers that run apart where this trainer begins: at the step of its checkpoint, with its weights."""
+        weights = {self.step: self.weights()} if self.step else {}
+        await self.publisher.restore(self.step, None, weights=weights)
 
     def request_stop(self) -> None:
         """End after the step under way; a wait for experiences ends at once."""
@@ -286,7 +312,7 @@ class Trainer:
         self.step = step
         # A read for the next step may be under way when a checkpoint is written: it holds what this step left.
         self._positions = self._strategy.state_dict(), self._source.state_dict()
-        if self._publishes() and self.schedule.is_published(step):
+        if self._publishes() and (self.schedule.is_published(step) or await self.synchronizer.is_asked()):
             metrics |= await self._publish()
         self._metrics = metrics | self._pending
         self._pending = {}

@@ -120,11 +120,9 @@ LATER = {
     "explorer.auxiliary_models=[{model_path: m}, {model_path: n, logprobs: 2}]": (
         "explorer.auxiliary_models[1].logprobs"
     ),
-    "synchronizer.sync_style=dynamic_by_explorer": "synchronizer.sync_style",
     "buffer.explorer_input.tasksets=[{name: b, path: c}]": "buffer.explorer_input.tasksets",
     "service.data_juicer.auto_start=true": "service.data_juicer",
     "monitor.enable_ray_timeline=true": "monitor.enable_ray_timeline",
-    "synchronizer.sync_style=explorer_driven": "synchronizer.sync_style",
     "trainer.trainer_strategy=megatron": "trainer.trainer_strategy",
     "trainer.ulysses_sequence_parallel_size=2": "trainer.ulysses_sequence_parallel_size",
     f"{VERL_MODEL}.lora_rank=8": f"{VERL_MODEL}.lora_rank",

@@ -46,7 +46,7 @@ _MODEL = f"{_TREE}.actor_rollout_ref.model"
 _REF = f"{_TREE}.actor_rollout_ref.ref"
 
 VALUES: dict[str, tuple[Any, ...]] = {
-    "mode": ("both", "train"),
+    "mode": ("both", "train", "explore", "bench"),
     "ignore_validator_suggestions": (ANY,),
     "algorithm.enable_router_replay": (False,),
     "model.logprobs": (0,),
@@ -77,8 +77,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "buffer.trainer_input.auxiliary_buffers.*.capacity": (),
     "buffer.trainer_input.auxiliary_buffers.*.max_retry_times": (),
     "buffer.trainer_input.auxiliary_buffers.*.max_retry_interval": (),
-    "explorer.bench_on_latest_checkpoint": (False,),
-    "explorer.max_inflight_batches": (),
     "explorer.proxy_port": (),
     "explorer.listen_address": (),
     "explorer.service_status_check_interval": (),
@@ -97,7 +95,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "trainer.offload_policy": (False,),
     "trainer.megatron.*": (),
     f"{_TREE}.*": (),
-    "synchronizer.sync_style": ("fixed",),
     "synchronizer.group_name": (),
     "synchronizer.wait_for_checkpoint": (False,),
     "monitor.enable_ray_timeline": (False,),

@@ -28,7 +28,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trinity.common.errors import CheckpointError
 from trinity.trainer.verl.ranks import ALONE, Ranks, whole
-from trinity.trainer.verl.resharding import load_model_parts, optimizer_state, read_parts, saved_world, suffix
+from trinity.trainer.verl.resharding import joined, load_model_parts, optimizer_state, read_parts, saved_world, suffix
 
 if TYPE_CHECKING:
     from trinity.trainer.verl.lora import Adapter
@@ -158,6 +158,16 @@ def load_trained(
             code="E7008",
         ) from error
     return extra
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Return the weights in the folder of a trained model by Hugging Face name, on the CPU.
+
+    Raises:
+        OSError, RuntimeError, ValueError: the file is missing or cannot be read.
+    """
+    parts = read_parts(folder, "model", saved_world(folder))
+    return {name: joined([part[name] for part in parts]) for name in parts[0]}
 
 
 def _check_kind(folder: Path, *, has_adapter: bool) -> None:

@@ -86,13 +86,6 @@ def resolve_synchronizer(draft: Draft) -> None:
             suggestion="write `sync_method: auto` or `sync_method: checkpoint`",
         )
     _check_pacing(draft)
-    if draft.get("synchronizer.sync_style") == "fully_async" and draft.get("buffer.explorer_input.eval_tasksets"):
-        draft.problem(
-            "E1805",
-            "synchronizer.sync_style",
-            "`synchronizer.sync_style: fully_async` has no pause for evaluation",
-            suggestion="remove eval_tasksets",
-        )
 
 
 def _check_pacing(draft: Draft) -> None:
