@@ -35,6 +35,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fixed, over_rollout 0.05": {"over_rollout": OverRollout(0.05, 0.0)},
     "fixed, over_rollout 0.2": {"over_rollout": OverRollout(0.2, 0.0)},
     "dynamic_by_explorer, interval 2": {"style": "dynamic_by_explorer", "interval": 2},
+    "dynamic_by_trainer, max_staleness 2": {"style": "dynamic_by_trainer", "max_staleness": 2},
     "fully_async, max_staleness 1": {"style": "fully_async", "max_staleness": 1},
     "fully_async, max_staleness 4": {"style": "fully_async", "max_staleness": 4, "max_inflight": 4},
 }
