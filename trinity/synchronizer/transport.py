@@ -69,11 +69,12 @@ class MemoryTransport:
 
     Args:
         objects: where they are held; this process, if nothing else is given.
+        can_lend: whether a version may be lent; not where an engine that comes back asks for it once more.
     """
 
-    def __init__(self, objects: Objects | None = None) -> None:
+    def __init__(self, objects: Objects | None = None, *, can_lend: bool = True) -> None:
         self.objects = objects or LocalObjects()
-        self.can_lend = self.objects.is_local
+        self.can_lend = can_lend and self.objects.is_local
         self._held: dict[int, Ticket] = {}
 
     def put(self, version: int, weights: Mapping[str, Tensor], *, copy: bool) -> Ticket:
@@ -177,6 +178,12 @@ class CheckpointTransport:
         """Leave the files: the next process of the run, or another one's explorer, reads them."""
 
 
+def has_engines_apart(config: Config) -> bool:
+    """Return whether engines have processes of their own, which may be replaced."""
+    rollout = config.explorer.rollout_model
+    return rollout.engine_num > 1 or rollout.engine_type != "torch" or config.cluster.runtime != "local"
+
+
 def transport_of(config: Config, *, objects: Objects | None = None) -> Transport:
     """Return the transport that a resolved configuration names.
 
@@ -190,7 +197,7 @@ def transport_of(config: Config, *, objects: Objects | None = None) -> Transport
         return BroadcastTransport(config.synchronizer.group_name, backend=backend)
     if config.synchronizer.sync_method == SyncMethod.CHECKPOINT:
         return CheckpointTransport(Path(config.checkpoint_job_dir))
-    return MemoryTransport(objects)
+    return MemoryTransport(objects, can_lend=not has_engines_apart(config))
 
 
 def _flush(path: Path) -> None:

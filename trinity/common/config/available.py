@@ -95,7 +95,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "trainer.offload_policy": (False,),
     "trainer.megatron.*": (),
     f"{_TREE}.*": (),
-    "synchronizer.group_name": (),
     "synchronizer.wait_for_checkpoint": (False,),
     "monitor.enable_ray_timeline": (ANY,),
     "monitor.detailed_stats": (False,),

@@ -286,7 +286,7 @@ class VLLMEngine(LocalModel):
         path, digest = await asyncio.to_thread(written.__enter__)
         try:
             await self._call(
-                self._update(path, digest, version=version, in_flight=in_flight),
+                self._update(path, digest, version=version, in_flight=in_flight or self.settings.updates_in_flight),
                 self.settings.sync_timeout_s,
                 what="the engine to finish its samples and take the new weights",
                 setting="synchronizer.sync_timeout",

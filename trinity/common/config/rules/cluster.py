@@ -122,11 +122,11 @@ def _check_pacing(draft: Draft) -> None:
 def _resolve_method(draft: Draft) -> None:
     method = draft.get(METHOD)
     if draft.mode == "both":
-        if method in ("auto", "nccl"):
+        if method == "auto" or (method == "nccl" and not _has_engines_apart(draft)):
             draft.derive(
                 METHOD,
                 "memory",
-                "explorer and trainer share one process"
+                "the memory of the run's processes"
                 if method == "auto"
                 else "nccl between parts of one process is a copy in memory",
             )
@@ -141,6 +141,13 @@ def _resolve_method(draft: Draft) -> None:
         )
     elif method != "checkpoint":
         draft.derive(METHOD, "checkpoint", f"mode {draft.mode} meets the other side in checkpoints")
+
+
+def _has_engines_apart(draft: Draft) -> bool:
+    """Return whether engines have processes of their own."""
+    engine = "explorer.rollout_model"
+    is_here = draft.get(f"{engine}.engine_type") == "torch" and draft.get(f"{engine}.engine_num") == 1
+    return not is_here or draft.get("cluster.runtime") != "local"
 
 
 def _mode_is_written_with(draft: Draft) -> bool:
