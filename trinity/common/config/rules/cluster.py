@@ -7,6 +7,7 @@ from trinity.common.config.rules.engines import resolve_engine_types
 
 DYNAMIC = "explorer.dynamic_timeout.enable"
 METHOD = "synchronizer.sync_method"
+DELTA = "synchronizer.checkpoint_delta"
 
 
 def resolve_engine(draft: Draft) -> None:
@@ -83,6 +84,9 @@ def resolve_synchronizer(draft: Draft) -> None:
         if draft.get(key) is None:
             draft.derive(key, draft.get("synchronizer.sync_interval"), "sync_interval")
     _resolve_method(draft)
+    if draft.get(DELTA) and draft.get(METHOD) != "checkpoint":
+        method = draft.get(METHOD)
+        draft.problem("W1902", DELTA, f"`{DELTA}` has no effect with sync_method {method}", suggestion="remove it")
     written = draft.tree.get(path_of(METHOD)) if draft.is_given(METHOD) else None
     if draft.get("model.lora_configs") and written in ("nccl", "online"):
         draft.problem(
