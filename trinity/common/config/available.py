@@ -91,7 +91,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "trainer.offload_policy": (False,),
     "trainer.megatron.*": (),
     f"{_TREE}.*": (),
-    "synchronizer.group_name": (),
     "synchronizer.wait_for_checkpoint": (False,),
     "monitor.detailed_stats": (False,),
     "data_processor.experience_pipeline.save_input": (False,),
