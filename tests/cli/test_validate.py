@@ -70,11 +70,11 @@ def test_json_lists_problems_and_derived_values(run_yaml: Path) -> None:
 
 
 def test_what_is_not_available_yet_is_an_error_or_a_warning(run_yaml: Path) -> None:
-    strict = runner.invoke(app, ["validate", "-c", str(run_yaml), "--set", "explorer.rollout_model.engine_type=vllm"])
+    strict = runner.invoke(app, ["validate", "-c", str(run_yaml), "--set", "explorer.rollout_model.engine_type=sglang"])
     assert strict.exit_code == ExitCode.USAGE
     assert "use --set explorer.rollout_model.engine_type=torch" in strict.output
     soft = runner.invoke(
-        app, ["validate", "-c", str(run_yaml), "--schema-only", "--set", "explorer.rollout_model.engine_type=vllm"]
+        app, ["validate", "-c", str(run_yaml), "--schema-only", "--set", "explorer.rollout_model.engine_type=sglang"]
     )
     assert soft.exit_code == ExitCode.DONE
     assert "warning[E1900]" in soft.output

@@ -16,6 +16,7 @@ from trinity.utils.log import get_logger, log_to_console, redact
 if TYPE_CHECKING:
     from trinity.common.config import Plan
     from trinity.launch.run import RunOptions, RunResult
+    from trinity.launch.stage import StageResult
 
 logger = get_logger("cli")
 
@@ -84,10 +85,16 @@ def run_config(path: Path, options: RunOptions, *, is_quiet: bool = False) -> Ru
 def outcome_lines(result: RunResult) -> list[str]:
     """Return one line a stage that ran: what it did, how long it took, where its outputs are."""
     return [
-        f"{'stopped' if stage.stopped else 'done'}: {stage.name or 'run'}, training step {stage.training_step}, "
+        f"{'stopped' if stage.stopped else 'done'}: {stage.name or 'run'}, {_progress(stage)}, "
         f"{stage.seconds:.1f} s, outputs in {stage.job_dir}"
         for stage in result.stages
     ]
+
+
+def _progress(stage: StageResult) -> str:
+    if stage.explore_step and not stage.training_step:
+        return f"explore step {stage.explore_step}"
+    return f"training step {stage.training_step}"
 
 
 def resume_command(path: Path, options: RunOptions) -> str:

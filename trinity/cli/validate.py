@@ -6,6 +6,8 @@ imports both, and the plugins, and writes a small model into a temporary folder.
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import json
 import os
 import shutil
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trinity.common.errors import ExitCode
+from trinity.utils.gpu import has_gpu
 from trinity.utils.log import redact
 
 if TYPE_CHECKING:
@@ -288,12 +291,30 @@ def _check_devices(stage: StagePlan) -> Iterator[Problem]:
             "this machine has no GPU (no NVIDIA device file)",
             "use --set cluster.gpu_per_node=0",
         )
+    yield from _check_vllm(stage)
 
 
-def has_gpu() -> bool:
-    """Return whether an NVIDIA device is there and not hidden by CUDA_VISIBLE_DEVICES."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return any(Path("/dev").glob("nvidia[0-9]*")) and visible not in ("", "-1")
+def _check_vllm(stage: StagePlan) -> Iterator[Problem]:
+    explorer = stage.config.explorer
+    if stage.config.mode == "train":
+        return
+    models = {"explorer.rollout_model": explorer.rollout_model}
+    models |= {f"explorer.auxiliary_models[{index}]": model for index, model in enumerate(explorer.auxiliary_models)}
+    for model in [name for name, section in models.items() if section.engine_type == "vllm"]:
+        key, way_out = f"{model}.engine_type", f"use --set {model}.engine_type=torch"
+        if importlib.util.find_spec("vllm") is None:
+            what = f'{way_out}, or pip install "trinity-rft[vllm]"'
+            yield _problem(stage, "E3301", key, "the package vllm is not installed", what)
+        elif not has_gpu() and not has_cpu_build():
+            yield _problem(stage, "E3201", key, "this build of vLLM needs a GPU, and this machine has none", way_out)
+
+
+def has_cpu_build() -> bool:
+    """Return whether the installed vLLM is one for CPUs, by its name or the label of its version."""
+    try:
+        return "cpu" in importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return True
 
 
 def _as_json(plan: Plan | None, problems: list[Problem], reports: list[ProbeReport] | None) -> str:

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
-from trinity.common.constants import Mode
+from trinity.common.constants import Mode, SyncStyle
 from trinity.common.errors import WorkflowError
 from trinity.explorer.assembly import ExplorerParts, build_parts, experience_buffer, store_scope
 from trinity.explorer.baseline import attach_baselines
 from trinity.explorer.metrics import prefixed, rollout_metrics
 from trinity.explorer.outcome import BatchResult
+from trinity.explorer.overlap import explore_overlapped
 from trinity.explorer.room import wait_for_room
 from trinity.explorer.state import ExplorerState
+from trinity.explorer.updates import WeightUpdates, batches_at_once
 from trinity.runtime.worker_thread import WorkerThread
-from trinity.synchronizer.schedule import schedule_of
+from trinity.synchronizer.folder import pull_newest
+from trinity.synchronizer.schedule import FixedSchedule, schedule_of
 from trinity.synchronizer.synchronizer import pull_weights
 from trinity.utils.failpoints import failpoint
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
-    from trinity.buffer.store import ExperienceStore
+    from trinity.buffer.store import AppendResult, ExperienceStore
     from trinity.common.config import Config
+    from trinity.common.experience import Experience
     from trinity.common.models.model import InferenceModel
     from trinity.common.workflows.task import Task
     from trinity.monitor.monitor import Monitor
     from trinity.runtime.base import Runtime
+    from trinity.synchronizer.folder import AnySynchronizer, FolderSynchronizer
     from trinity.synchronizer.synchronizer import Synchronizer
 
 logger = get_logger("explorer")
@@ -53,6 +59,23 @@ class ExploreSummary:
     evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Rollout:
+    """What came of the tasks of an explore step.
+
+    Attributes:
+        result: outcomes of all runs.
+        model_version: that the engine served when the step began.
+        started: when that was, as `time.perf_counter()`.
+        times: what the step waited for, as metrics.
+    """
+
+    result: BatchResult
+    model_version: int
+    started: float
+    times: dict[str, float]
+
+
 class Explorer:
     """Lets the model attempt tasks and hands over what happened.
 
@@ -73,7 +96,7 @@ class Explorer:
         *,
         model: InferenceModel,
         store: ExperienceStore,
-        synchronizer: Synchronizer,
+        synchronizer: AnySynchronizer,
         monitor: Monitor,
         resume: Path | None = None,
         auxiliary_models: Sequence[InferenceModel] = (),
@@ -92,8 +115,24 @@ class Explorer:
         self._io = WorkerThread(f"{config.explorer.name}_io")
         self._producer = (experience_buffer(config), config.explorer.name)
         self._scope = store_scope(config)
+        self._is_apart = config.mode == Mode.EXPLORE
+        self._has_served = False
         self._parts: ExplorerParts | None = None
         self._times: dict[str, float] = {}
+        self._readers_after: dict[int, dict[str, Any]] = {}
+        self._updates = self._make_updates()
+
+    def _make_updates(self) -> WeightUpdates | None:
+        if isinstance(self.schedule, FixedSchedule):
+            return None
+        return WeightUpdates(
+            self.config,
+            self.schedule,
+            engine=self.engine,
+            store=self.store,
+            synchronizer=cast("Synchronizer", self.synchronizer),  # other styles than fixed are of one run
+            call=self._io.call,
+        )
 
     @property
     def parts(self) -> ExplorerParts:
@@ -109,6 +148,7 @@ class Explorer:
             DataError: a dataset that cannot be used.
         """
         os.environ.update(self.config.explorer.env_vars)
+        await self._continue()
         parts = self._parts = await self._io.call(
             build_parts, self.config, self.engine, self.auxiliary_models, self.runtime
         )
@@ -123,6 +163,16 @@ class Explorer:
         self.monitor.truncate(self.state.monitor)
         await self._io.call(self.store.open_producer, *self._producer, **self._scope)
         await self._snapshot()
+
+    async def _continue(self) -> None:
+        """Where no trainer keeps the snapshot in its checkpoints, take it from the store."""
+        if not self._is_apart:
+            return
+        text = await self._io.call(self.store.snapshot, *self._producer, **self._scope)
+        if text is not None:
+            self.state = ExplorerState.from_json(json.loads(text))
+            self.summary.step = self.state.explore_step
+            logger.info("%s continues after its explore step %d", self.config.explorer.name, self.state.explore_step)
 
     @property
     def planned_steps(self) -> int | None:
@@ -139,17 +189,23 @@ class Explorer:
             SyncError: weights did not come before `synchronizer.sync_timeout`.
             WorkflowError: no run was completed in several steps, or an operator failed.
         """
-        while True:
-            step = self.state.explore_step + 1
-            tasks = await self._next_tasks(step)
-            if not tasks or not await self._serve(step):
-                break
-            if self._is_eval_due(step - 1):
-                await self._evaluate(step - 1)
-            await self._explore_step(step, tasks)
+        if self._updates is not None and self.config.synchronizer.sync_style == SyncStyle.FULLY_ASYNC:
+            await explore_overlapped(self, self._updates, limit=batches_at_once(self.config))
+        else:
+            await self._explore_in_turn()
         await self._io.call(self.store.close_producer, *self._producer, **self._scope)
         await self._finish()
         return self.summary
+
+    async def _explore_in_turn(self) -> None:
+        while True:
+            step = self.state.explore_step + 1
+            tasks = await self.read_tasks(step)
+            if not tasks or not await self._serve(step):
+                return
+            if self.is_eval_due(step - 1):
+                await self.evaluate(step - 1)
+            await self.finish_step(step, await self.roll_out(step, tasks))
 
     async def close(self) -> None:
         """Release runners, pipeline and threads; a workflow that hangs is left behind."""
@@ -159,14 +215,22 @@ class Explorer:
         self._io.close()
 
     # ------------------------------------------------------------------ one step
-    async def _next_tasks(self, step: int) -> list[Task]:
+    async def read_tasks(self, step: int) -> list[Task]:
+        """Return the tasks of explore step `step`; none at the end of the run."""
         total = self.config.buffer.total_steps
         if total is not None and step > total:
             return []
-        return await self._io.call(self.parts.reader.read, self.config.buffer.batch_size)
+        tasks = await self._io.call(self.parts.reader.read, self.config.buffer.batch_size)
+        self._readers_after[step] = {TASKSET: self.parts.reader.state_dict()}
+        return tasks
 
     async def _serve(self, step: int) -> bool:
         """Make the engine serve the version of `step`; return false if the trainer ended before it."""
+        if self._updates is not None:
+            return bool(await self._updates.admit(step))
+        if self._is_apart:
+            return await self._serve_newest(step)
+        assert isinstance(self.schedule, FixedSchedule), "without updates the schedule says which version serves"
         version = self.schedule.version_for(step)
         if version <= self.engine.model_version:
             return True
@@ -180,29 +244,59 @@ class Explorer:
         self._times |= await pull_weights(self.synchronizer, self.engine, version)
         return True
 
-    async def _explore_step(self, step: int, tasks: list[Task]) -> None:
-        started = time.perf_counter()
-        result = await self.parts.scheduler.schedule(tasks, batch=step, with_baseline=self.parts.needs.baseline)
+    async def _serve_newest(self, step: int) -> bool:
+        """At a point of synchronisation, serve the newest version, which is old enough to wait for only in need.
+
+        The points are those of the schedule, and the first step of this process. Returns false at the trainer's end.
+        """
+        is_first, self._has_served = not self._has_served, True
+        synchronizer = cast("FolderSynchronizer", self.synchronizer)
+        if is_first or cast("FixedSchedule", self.schedule).is_sync_point(step):
+            started = time.perf_counter()
+            required = await synchronizer.required_version()
+            if await synchronizer.newest_version() < required:
+                await self._io.call(self.store.announce_wait, *self._producer, required, **self._scope)
+                await synchronizer.wait_for_version(required, timeout_s=self.config.synchronizer.sync_timeout)
+            self._times = {"time/wait_weight": time.perf_counter() - started}
+            self._times |= await pull_newest(synchronizer, self.engine, explorer=self.config.explorer.name)
+        if await synchronizer.is_trainer_finished():
+            logger.info("the trainer has finished: no explore step %d", step)
+            return False
+        return True
+
+    async def roll_out(self, step: int, tasks: list[Task]) -> Rollout:
+        """Let the model attempt the tasks of explore step `step`; `finish_step` takes what came of it."""
+        started, version, times = time.perf_counter(), self.engine.model_version, self._pop_times()
+        result = await self.parts.scheduler.schedule(
+            tasks, batch=self._batch(step), with_baseline=self.parts.needs.baseline
+        )
+        return Rollout(result, version, started, times)
+
+    async def finish_step(self, step: int, rollout: Rollout) -> None:
+        """Process and store the experiences of explore step `step`, log it, and report it as finished."""
+        result = rollout.result
         metrics = rollout_metrics(result) | attach_baselines(result)
-        metrics["rollout/model_version"] = self.engine.model_version
+        metrics["rollout/model_version"] = rollout.model_version
         experiences, own = await self.parts.pipeline.process(result.experiences)
         metrics |= prefixed("experience_pipeline", own)
         metrics["time/wait_room"] = await self._wait_for_room()
-        buffer, producer = self._producer
-        appended = await self._io.call(
-            self.store.append, buffer, experiences, producer=producer, explore_step=step, **self._scope
-        )
+        self._advance(step, result)
+        appended = await self._append(step, experiences)
         if appended.duplicates:
             logger.info("step %d: %d experiences were in the store already", step, appended.duplicates)
         metrics["experience_pipeline/oversize_count"] = appended.quarantined
         metrics["time/wait_explore_step"] = result.wall_s
-        metrics["time/explore_step"] = time.perf_counter() - started
+        metrics["time/explore_step"] = time.perf_counter() - rollout.started
         metrics |= prefixed("perf/engine", await self.engine.stats())
-        self.monitor.log(metrics | self._pop_times(), step=step)
+        self.monitor.log(metrics | rollout.times, step=step)
         failpoint("explore.after_rollout")
         self.summary.step = step
         self.summary.experience_count += appended.appended
         await self._report(step, result)
+
+    def _batch(self, step: int) -> int | str:
+        """Return the first part of the step's ids; several explorers of a job count their steps each."""
+        return f"{self.config.explorer.name}/{step}" if self._is_apart else step
 
     async def _wait_for_room(self) -> float:
         return await wait_for_room(
@@ -214,11 +308,32 @@ class Explorer:
             timeout_s=self.config.synchronizer.sync_timeout,
         )
 
-    async def _report(self, step: int, result: BatchResult) -> None:
+    def _advance(self, step: int, result: BatchResult) -> None:
         state = self.state
         state.explore_step = step
-        state.readers = {TASKSET: self.parts.reader.state_dict()}
+        state.readers = self._readers_after.pop(step)
         state.empty_steps = 0 if result.finished_tasks else state.empty_steps + 1
+
+    async def _append(self, step: int, experiences: list[Experience]) -> AppendResult:
+        """Store a step's experiences; an explorer apart stores its place with them."""
+        snapshot = None
+        if self._is_apart:
+            self._note_place()
+            self.state.monitor["lines"] += 1  # the line of this step, which comes next
+            snapshot = json.dumps(self.state.as_json())
+        buffer, producer = self._producer
+        return await self._io.call(
+            self.store.append,
+            buffer,
+            experiences,
+            producer=producer,
+            explore_step=step,
+            snapshot=snapshot,
+            **self._scope,
+        )
+
+    async def _report(self, step: int, result: BatchResult) -> None:
+        state = self.state
         await self._snapshot()
         is_all = step == self.planned_steps == state.empty_steps
         if state.empty_steps >= MAX_EMPTY_STEPS or is_all:
@@ -230,16 +345,19 @@ class Explorer:
         if not result.finished_tasks:
             logger.warning("explore step %d: no run was completed; first: %s", step, result.reasons()[0])
 
-    async def _snapshot(self) -> None:
+    def _note_place(self) -> None:
         self.state.model_version = self.engine.model_version
         self.state.pipeline = self.parts.pipeline.state_dict()
         if self.config.explorer.dynamic_timeout.enable:
             self.state.times = self.parts.scheduler.times.state_dict()
         self.state.monitor = dict(self.monitor.state_dict())
-        await self.synchronizer.report_explorer(self.state.as_json())
+
+    async def _snapshot(self) -> None:
+        self._note_place()
+        await self.synchronizer.report_explorer(self.state.as_json(), explorer=self.config.explorer.name)
 
     # ---------------------------------------------------------------- evaluation
-    def _is_eval_due(self, step: int) -> bool:
+    def is_eval_due(self, step: int) -> bool:
         """Return whether the model that has explored `step` steps is to be evaluated now."""
         if not self.parts.evaluator.tasksets or step in self.state.eval_steps:
             return False
@@ -248,7 +366,8 @@ class Explorer:
         interval = self.config.explorer.eval_interval
         return interval is not None and step % interval == 0
 
-    async def _evaluate(self, step: int) -> None:
+    async def evaluate(self, step: int) -> None:
+        """Evaluate the model that has explored `step` steps, log it, and report it."""
         metrics = await self.parts.evaluator.evaluate(step)
         self.monitor.log(metrics | {"eval/model_version": self.engine.model_version}, step=step)
         self.summary.evaluations[step] = metrics
@@ -258,13 +377,19 @@ class Explorer:
     async def _finish(self) -> None:
         """Evaluate the trainer's last weights, once they are there."""
         step = self.state.explore_step
-        if self.config.mode == Mode.BOTH and self.parts.evaluator.tasksets and step not in self.state.eval_steps:
+        is_due = self.parts.evaluator.tasksets and step not in self.state.eval_steps
+        if is_due and self._is_apart:  # others may go on for long, and nobody waits for their end
+            await pull_newest(self.synchronizer, self.engine, explorer=self.config.explorer.name)
+            await self.evaluate(step)
+        elif is_due and self.config.mode == Mode.BOTH:
             version = await self.synchronizer.wait_for_trainer(timeout_s=self.config.synchronizer.sync_timeout)
             if version > self.engine.model_version:
                 await pull_weights(self.synchronizer, self.engine, version)
-            await self._evaluate(step)
+            await self.evaluate(step)
         await self.synchronizer.finish_explorer()
 
     def _pop_times(self) -> dict[str, float]:
         times, self._times = self._times, {}
+        if self._updates is not None:
+            times, self._updates.times = times | self._updates.times, {}
         return times

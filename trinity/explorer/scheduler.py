@@ -99,6 +99,7 @@ class Scheduler:
         self.times = AttemptTimes(settings.max_timeout, settings.dynamic_timeout)
         self._runners = [self._new_runner(f"runner_{i:04d}") for i in range(settings.num_runners)]
         self._lanes: dict[str, list[Runner]] = {}
+        self._turns = {runner.name: asyncio.Lock() for runner in self._runners}  # of batches that overlap
         if settings.is_deterministic and settings.concurrent_mode != "sequential":
             logger.warning(
                 "explorer.concurrent_mode %s has no effect with deterministic: true; repeats run one after another",
@@ -198,8 +199,11 @@ class Scheduler:
     async def _work(self, runner: Runner, queue: deque[_Part], result: BatchResult, progress: BatchProgress) -> None:
         try:
             while queue:
-                part = queue.popleft()
-                await self._do(runner, part, result)
+                async with self._turns[runner.name]:
+                    if not queue:
+                        break
+                    part = queue.popleft()
+                    await self._do(runner, part, result)
                 progress.done(part.index)
         finally:
             if self._settings.is_deterministic:

@@ -42,6 +42,12 @@ class ExplorerState:
         return state
 
     @classmethod
+    def from_json(cls, values: dict[str, Any]) -> ExplorerState:
+        """Return the snapshot that `as_json` gave; KeyError or TypeError where `values` is none of this version."""
+        values = {"pipeline": {}, "times": {}} | values  # a checkpoint may lack what has no state
+        return cls(**{f.name: values[f.name] for f in fields(cls)})
+
+    @classmethod
     def load(cls, checkpoint: Path) -> ExplorerState:
         """Return the snapshot in a checkpoint; that of step 0 where the checkpoint holds none.
 
@@ -53,10 +59,7 @@ class ExplorerState:
             return cls()
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
-            if values is None:
-                return cls()
-            values = {"pipeline": {}, "times": {}} | values  # a checkpoint may lack what has no state
-            return cls(**{f.name: values[f.name] for f in fields(cls)})
+            return cls() if values is None else cls.from_json(values)
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise CheckpointError(
                 f"{file} is no snapshot of an explorer of this version ({type(error).__name__}: {error}); "

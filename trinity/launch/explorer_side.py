@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trinity.launch.side import MetricsListener, close_all, open_monitor
+from trinity.launch.side import MetricsListener, close_all, folder_synchronizer, open_monitor
 from trinity.runtime.event_loop import LoopWatch
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ class ExplorerSide:
 
     Args:
         config: resolved configuration of the stage.
-        synchronizer: source of newer weights; the object, or a handle of it.
+        synchronizer: source of newer weights; the object, or a handle of it. None: the folder of the job, where the
+            trainer runs apart.
         runtime: places what needs a process of its own.
         resume: checkpoint to continue from.
         store: an open store that the caller closes; None opens one of its own.
@@ -41,7 +42,7 @@ class ExplorerSide:
     def __init__(
         self,
         config: Config,
-        synchronizer: Synchronizer,
+        synchronizer: Synchronizer | None,
         runtime: Runtime,
         *,
         resume: Path | None = None,
@@ -80,6 +81,7 @@ class ExplorerSide:
         config = self.config
         if self._store is None:
             self._store = open_store(config)
+        synchronizer = self.synchronizer or folder_synchronizer(config, self._store)
         engine = create_inference_model(config, self.runtime)
         self._engines = [engine, *create_auxiliary_models(config, self.runtime)]
         self._monitor = open_monitor(config, config.explorer.name, self._on_metrics)
@@ -88,7 +90,7 @@ class ExplorerSide:
             model=engine,
             auxiliary_models=self._engines[1:],
             store=self._store,
-            synchronizer=self.synchronizer,
+            synchronizer=synchronizer,
             monitor=self._monitor,
             resume=self.resume,
             runtime=self.runtime,

@@ -12,7 +12,7 @@ from trinity.catalogue import builtin_catalogue
 from trinity.common.config import Config, Plan, StagePlan, dump_config, load_plan
 from trinity.common.constants import Mode
 from trinity.common.errors import CheckpointError, ConfigError, ExitCode, TrinityError
-from trinity.launch.components import check_shared_keys, component_of
+from trinity.launch.components import BENCH, check_shared_keys, component_of
 from trinity.launch.job import (
     JobLock,
     check_same_config,
@@ -102,7 +102,7 @@ def _begin_apart(plan: Plan) -> Plan:
     """
     for stage in plan.stages:
         job_dir, component = Path(stage.config.checkpoint_job_dir), component_of(stage.config)
-        if component is not None and config_file(job_dir, component).exists():
+        if component not in (None, BENCH) and config_file(job_dir, component).exists():
             raise ConfigError(
                 f"`continue_from_checkpoint: false`, but {component} has run in {job_dir} before; to begin again write "
                 "another `name` in the files of all components, to go on write true",
@@ -196,7 +196,8 @@ def _run_stage(stage: StagePlan, stop: StopSignal, options: RunOptions) -> Stage
     try:
         text = dump_config(config)
         check_shared_keys(job_dir, component, text)
-        check_same_config(job_dir, text, accepted=options.accepted_changes, component=component)
+        if component != BENCH:  # an evaluation continues nothing
+            check_same_config(job_dir, text, accepted=options.accepted_changes, component=component)
         prepare_process(config.model.model_path, deterministic=config.deterministic)
         set_level(config.log.level)
         facts = process_facts()

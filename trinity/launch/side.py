@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trinity.monitor.monitor import Monitor
+from trinity.synchronizer.folder import FolderSynchronizer, TrainerNews
+from trinity.synchronizer.schedule import schedule_of
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
+    from trinity.buffer.store import ExperienceStore
     from trinity.common.config import Config
 
 logger = get_logger("launch")
 
 MetricsListener = Callable[[str, int, Mapping[str, float]], None]
+
+
+class Side(Protocol):
+    """What a stage supervises: prepared, run to its end, closed."""
+
+    async def request_stop(self) -> None:
+        """End soon; `run` then returns what was done."""
+
+    async def close(self) -> None:
+        """Release everything, also after a failure."""
 
 
 def open_monitor(config: Config, actor: str, listener: MetricsListener | None) -> Monitor:
@@ -27,6 +41,34 @@ def open_monitor(config: Config, actor: str, listener: MetricsListener | None) -
         monitor_type=config.monitor.monitor_type,
         monitor_args=config.monitor.monitor_args,
         listener=listener,
+    )
+
+
+def folder_synchronizer(config: Config, store: ExperienceStore, *, trainer: str = "") -> FolderSynchronizer:
+    """Return the synchronizer of a component that runs apart from the others of its job.
+
+    Args:
+        config: resolved configuration of the component.
+        store: the open store of the job.
+        trainer: name of the component, on the trainer's side.
+    """
+    from trinity.explorer.assembly import experience_buffer, store_scope
+    from trinity.trainer.verl.settings import num_rollouts
+
+    schedule = schedule_of(config)
+    news = TrainerNews(
+        name=trainer,
+        interval=schedule.trainer_interval,
+        offset=schedule.offset,
+        rollouts_per_step=num_rollouts(config),
+    )
+    return FolderSynchronizer(
+        Path(config.checkpoint_job_dir),
+        store,
+        buffer=experience_buffer(config),
+        scope=store_scope(config),
+        timeout_s=config.synchronizer.sync_timeout,
+        news=news,
     )
 
 
@@ -45,3 +87,11 @@ async def close_all(closers: Iterable[Callable[[], Awaitable[None]]]) -> None:
             first = first or error
     if first is not None:
         raise first
+
+
+async def end_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel every task that is not done and wait for its end, whatever it raises."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

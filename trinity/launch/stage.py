@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from trinity.common.checkpoint import CheckpointStore
 from trinity.common.constants import Mode
 from trinity.common.errors import ExitCode
+from trinity.launch.bench import BenchSide
+from trinity.launch.components import component_of
 from trinity.launch.explorer_side import ExplorerSide
 from trinity.launch.placement import ClusterPlacement, LocalPlacement
 from trinity.launch.side import MetricsListener, close_all
@@ -83,20 +86,17 @@ class Stage:
         Raises:
             TrinityError: the first failure of a component, after the others were ended.
         """
-        started = time.monotonic()
-        checkpoints = CheckpointStore(self.job_dir)
-        checkpoints.clean()
-        resume = checkpoints.latest() if self.config.continue_from_checkpoint else None
+        started, config = time.monotonic(), self.config
+        resume = self._checkpoint() if config.mode in (Mode.BOTH, Mode.TRAIN) else None
         result = StageResult(self.name, self.job_dir, is_resumed=resume is not None)
-        logs = self.job_dir / "log"
         try:
-            with (
-                logged_to_file("", logs / "run.log"),
-                logged_to_file("explorer", logs / f"{self.config.explorer.name}.log"),
-                logged_to_file("trainer", logs / f"{self.config.trainer.name}.log"),
-            ):
-                if self.config.mode == Mode.TRAIN:
+            with self._logged():
+                if config.mode == Mode.TRAIN:
                     await self._train_only(resume, result)
+                elif config.mode == Mode.EXPLORE:
+                    await self._explore_only(result)
+                elif config.mode == Mode.BENCH:
+                    await self._bench(result)
                 else:
                     await self._explore_and_train(resume, result)
         finally:
@@ -106,16 +106,45 @@ class Stage:
         result.stopped = self.stop.code
         return result
 
+    def _checkpoint(self) -> Path | None:
+        """Return the checkpoint that the trainer continues from, after clearing what an interrupted one left."""
+        checkpoints = CheckpointStore(self.job_dir)
+        checkpoints.clean()
+        return checkpoints.latest() if self.config.continue_from_checkpoint else None
+
+    @contextlib.contextmanager
+    def _logged(self) -> Iterator[None]:
+        """Write the log of the run, and those of its components, into the folder of the job."""
+        logs, component = self.job_dir / "log", component_of(self.config)
+        names = {component: ""} if component else {}
+        if not component:
+            names = {"run": "", self.config.explorer.name: "explorer", self.config.trainer.name: "trainer"}
+        with contextlib.ExitStack() as stack:
+            for file, logger_name in names.items():
+                stack.enter_context(logged_to_file(logger_name, logs / f"{file}.log"))
+            yield
+
     # ------------------------------------------------------------------- modes
     async def _train_only(self, resume: Path | None, result: StageResult) -> None:
-        synchronizer = await self.place.synchronizer()
-        trainer = await self.place.side(TrainerSide, synchronizer, resume=resume, on_metrics=self.on_metrics)
-        try:
+        trainer = await self.place.side(TrainerSide, None, resume=resume, on_metrics=self.on_metrics)
+        async with _closing(trainer):
             await trainer.prepare()
             self._stop_with(trainer)
             result.training_step = (await trainer.run()).step
-        finally:
-            await trainer.close()
+
+    async def _explore_only(self, result: StageResult) -> None:
+        explorer = await self.place.side(ExplorerSide, None, on_metrics=self.on_metrics)
+        async with _closing(explorer):
+            await explorer.prepare()
+            self._stop_with(explorer)
+            result.explore_step = (await explorer.run()).step
+
+    async def _bench(self, result: StageResult) -> None:
+        bench = BenchSide(self.config, self.place.runtime, on_metrics=self.on_metrics)
+        async with _closing(bench):
+            await bench.prepare()
+            self._stop_with(bench)
+            result.training_step = max(await bench.run(), default=0)
 
     async def _explore_and_train(self, resume: Path | None, result: StageResult) -> None:
         from trinity.buffer.buffer import open_store
@@ -127,20 +156,15 @@ class Stage:
             *(self.place.side(side, synchronizer, **shared) for side in (ExplorerSide, TrainerSide))
         )
         try:
-            await trainer.prepare(explore_steps=await explorer.prepare())
-            exploring = asyncio.create_task(explorer.run(), name=self.config.explorer.name)
-            training = asyncio.create_task(trainer.run(), name=self.config.trainer.name)
-            self._stop_with(trainer, explorer)
-            await self._join(exploring, training)
-            result.explore_step = exploring.result().step
-            result.training_step = training.result().step
-            self._tell_untrained(store)
-        except BaseException:
-            with contextlib.suppress(Exception):  # the run fails of an earlier cause; this one is logged
-                await close_all((explorer.close, trainer.close))
-            raise
-        else:
-            await close_all((explorer.close, trainer.close))
+            async with _closing(explorer, trainer):
+                await trainer.prepare(explore_steps=await explorer.prepare())
+                exploring = asyncio.create_task(explorer.run(), name=self.config.explorer.name)
+                training = asyncio.create_task(trainer.run(), name=self.config.trainer.name)
+                self._stop_with(trainer, explorer)
+                await self._join(exploring, training)
+                result.explore_step = exploring.result().step
+                result.training_step = training.result().step
+                self._tell_untrained(store)
         finally:
             store.close()
 
@@ -189,3 +213,15 @@ class Stage:
             loop.call_soon_threadsafe(end)
 
         self.stop.on_stop(end_soon)
+
+
+@contextlib.asynccontextmanager
+async def _closing(*sides: Any) -> AsyncIterator[None]:
+    """Close the sides at the end; a failure to close is raised only where nothing failed before it."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(Exception):  # it is logged
+            await close_all(side.close for side in sides)
+        raise
+    await close_all(side.close for side in sides)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trinity.common.constants import Mode, StorageType
-from trinity.launch.side import MetricsListener, close_all, open_monitor
+from trinity.launch.side import MetricsListener, close_all, end_all, folder_synchronizer, open_monitor
+from trinity.launch.watch import watch_explorers
+from trinity.synchronizer.schedule import schedule_of
+from trinity.synchronizer.synchronizer import Synchronizer
 
 if TYPE_CHECKING:
     from trinity.buffer.store import ExperienceStore
     from trinity.common.config import Config
     from trinity.monitor.monitor import Monitor
     from trinity.runtime.base import Runtime
-    from trinity.synchronizer.synchronizer import Synchronizer
+    from trinity.synchronizer.folder import AnySynchronizer
     from trinity.trainer.trainer import Trainer, TrainSummary
 
 
@@ -24,7 +28,8 @@ class TrainerSide:
 
     Args:
         config: resolved configuration of the stage.
-        synchronizer: takes new weights to the explorer; the object, or a handle of it.
+        synchronizer: takes new weights to the explorer; the object, or a handle of it. None: the folder of the job,
+            where explorers run apart, or a trainer that reads a dataset is alone.
         runtime: places what needs a process of its own.
         resume: checkpoint to continue from.
         store: an open store that the caller closes; None opens one of its own, unless the trainer reads a dataset.
@@ -34,7 +39,7 @@ class TrainerSide:
     def __init__(
         self,
         config: Config,
-        synchronizer: Synchronizer,
+        synchronizer: Synchronizer | None,
         runtime: Runtime,
         *,
         resume: Path | None = None,
@@ -50,6 +55,7 @@ class TrainerSide:
         self._on_metrics = on_metrics
         self._monitor: Monitor | None = None
         self._trainer: Trainer | None = None
+        self._is_apart = False
         self._is_stopped = False
 
     @property
@@ -70,24 +76,36 @@ class TrainerSide:
         from trinity.buffer.buffer import open_store
         from trinity.trainer.trainer import Trainer
 
-        buffer = self.config.buffer.trainer_input.experience_buffer
+        config, buffer = self.config, self.config.buffer.trainer_input.experience_buffer
         reads_dataset = buffer is not None and buffer.storage_type == StorageType.FILE
-        if self._store is None and not (reads_dataset and self.config.mode == Mode.TRAIN):
-            self._store = open_store(self.config)
-        self._monitor = open_monitor(self.config, self.config.trainer.name, self._on_metrics)
+        self._is_apart = config.mode == Mode.TRAIN and not reads_dataset
+        if self._store is None and (self._is_apart or config.mode == Mode.BOTH):
+            self._store = open_store(config)
+        self._monitor = open_monitor(config, config.trainer.name, self._on_metrics)
         self._trainer = Trainer(
-            self.config,
+            config,
             store=self._store,
-            synchronizer=self.synchronizer,
+            synchronizer=self._meeting_point(),
             monitor=self._monitor,
             resume=self.resume,
-            objects=self.runtime.objects,
+            runtime=self.runtime,
         )
         await self._trainer.prepare(explore_steps=explore_steps)
-        if self.resume is not None and self.config.mode == Mode.BOTH:
+        if self._is_apart:
+            await self._trainer.publish_start()
+        elif self.resume is not None and config.mode == Mode.BOTH:
             await self._restore(self.resume)
         if self._is_stopped:
             self._trainer.request_stop()
+
+    def _meeting_point(self) -> AnySynchronizer:
+        """Return where this trainer meets explorers; one that trains on a dataset meets nobody."""
+        if self.synchronizer is not None:
+            return self.synchronizer
+        config = self.config
+        if not self._is_apart or self._store is None:
+            return Synchronizer(schedule_of(config), timeout_s=config.synchronizer.sync_timeout)
+        return folder_synchronizer(config, self._store, trainer=config.trainer.name)
 
     async def run(self) -> TrainSummary:
         """Train to the end, or until `request_stop`; return what was done.
@@ -95,7 +113,15 @@ class TrainerSide:
         Raises:
             TrinityError: what ended the trainer.
         """
-        return await self.trainer.train()
+        if not self._is_apart or self._store is None:
+            return await self.trainer.train()
+        training = asyncio.ensure_future(self.trainer.train())
+        watching = asyncio.ensure_future(watch_explorers(self.config, self._store))
+        try:
+            await asyncio.wait((training, watching), return_when=asyncio.FIRST_COMPLETED)
+            return training.result() if training.done() else watching.result()
+        finally:
+            await end_all((training, watching))
 
     async def request_stop(self) -> None:
         """End after the step under way; a wait for experiences ends at once."""

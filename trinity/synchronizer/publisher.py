@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 from trinity.synchronizer.synchronizer import sync_metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from trinity.synchronizer.folder import AnySynchronizer
     from trinity.synchronizer.synchronizer import Synchronizer
     from trinity.synchronizer.transport import Transport
+
+QUESTION_WAIT_S = 60.0  # of one wait for a question; the next one begins at once
 
 
 class Publisher:
@@ -24,7 +27,7 @@ class Publisher:
         transport: holds the weights, in this process.
     """
 
-    def __init__(self, synchronizer: Synchronizer, transport: Transport) -> None:
+    def __init__(self, synchronizer: AnySynchronizer, transport: Transport) -> None:
         self.synchronizer = synchronizer
         self.transport = transport
 
@@ -53,6 +56,27 @@ class Publisher:
             oldest = await self.synchronizer.publish(ticket)
         await asyncio.to_thread(self.transport.drop_before, oldest or 0)
         return sync_metrics(ticket, time.perf_counter() - start)
+
+    async def answer_questions(
+        self, lock: asyncio.Lock, *, step: Callable[[], int], weights: Callable[[], Awaitable[Mapping[str, Tensor]]]
+    ) -> None:
+        """Publish for every explorer that asks, between two training steps; goes on until it is cancelled.
+
+        Args:
+            lock: held while a training step changes the weights.
+            step: gives the last training step.
+            weights: gives the live tensors.
+
+        Raises:
+            SyncError: a version could not be published.
+        """
+        synchronizer = cast("Synchronizer", self.synchronizer)  # nobody asks over a folder
+        while True:
+            if await synchronizer.wait_for_question(timeout_s=QUESTION_WAIT_S):
+                async with lock:
+                    if step() > await synchronizer.newest_version():
+                        await self.publish(step(), await weights())
+                    await synchronizer.answer()
 
     async def served_weights(self, training_step: int) -> dict[int, Mapping[str, Tensor]]:
         """Return the published weights that an explorer can still ask for and that are not those of `training_step`."""

@@ -1,15 +1,21 @@
-"""The fixed schedule: which weights serve which explore step.
+"""Which weights serve which explore step, and when the trainer publishes.
 
-With interval `i` and offset `o`, explore steps 1 .. i+o run on the initial weights; then every `i` explore steps
-the explorer takes the weights that the trainer published after as many of its own intervals. A version is the number of
-the training step that produced the weights, so one rollout followed by two optimizer steps has explorer interval 1 and
-trainer interval 2, and explore step k is served by version 2 (k - 1).
+The fixed schedule is a function of the step. With interval `i` and offset `o`, explore steps 1 .. i+o run on the
+initial weights; then every `i` explore steps the explorer takes the weights that the trainer published after as many
+of its own intervals. A version is the number of the training step that produced the weights, so one rollout followed
+by two optimizer steps has explorer interval 1 and trainer interval 2, and explore step k is served by version
+2 (k - 1).
+
+Under the other styles the explorer takes the newest version there is, so that timing decides which; a bound on
+staleness is then kept by pacing.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from trinity.common.constants import SyncStyle
 
 if TYPE_CHECKING:
     from trinity.common.config import Config
@@ -34,9 +40,22 @@ class FixedSchedule:
         rounds = max(0, explore_step - 1 - self.offset) // self.explorer_interval
         return rounds * self.trainer_interval
 
+    def is_sync_point(self, explore_step: int) -> bool:
+        """Return whether explore step `explore_step` is the first that a version may serve."""
+        ahead = explore_step - 1 - self.offset
+        return ahead > 0 and ahead % self.explorer_interval == 0
+
     def is_published(self, training_step: int) -> bool:
         """Return whether the trainer publishes its weights after `training_step`."""
         return training_step % self.trainer_interval == 0
+
+    def oldest_needed(self, explore_step: int, *, newest: int) -> int:
+        """Return the oldest version that can serve explore step `explore_step` or a later one."""
+        return min(self.version_for(explore_step), newest)
+
+    def newest_at(self, training_step: int) -> int:
+        """Return the newest version that there is after `training_step`."""
+        return training_step - training_step % self.trainer_interval
 
     @property
     def keeps_history(self) -> bool:
@@ -44,11 +63,51 @@ class FixedSchedule:
         return self.explorer_interval > 1 or self.offset > 0 or self.trainer_interval > 1
 
 
-def schedule_of(config: Config) -> FixedSchedule:
+@dataclass(frozen=True)
+class DynamicSchedule:
+    """The styles in which the explorer takes the trainer's newest version.
+
+    Attributes:
+        style: `dynamic_by_explorer` (the trainer publishes when it is asked), `dynamic_by_trainer` (the explorer takes
+            what there is before each step), or `fully_async` (also while rollouts are under way).
+        explorer_interval: explore steps between two questions, >= 1.
+        trainer_interval: training steps between two versions that nobody has asked for, >= 1.
+        offset: explore steps before the first question, >= 0.
+    """
+
+    style: SyncStyle
+    explorer_interval: int = 1
+    trainer_interval: int = 1
+    offset: int = 0
+
+    keeps_history = True  # nobody waits for a version by its number, so none is lent
+
+    def is_asked_before(self, explore_step: int) -> bool:
+        """Return whether the explorer asks the trainer for its weights before explore step `explore_step`."""
+        ahead = explore_step - 1 - self.offset
+        is_asking = self.style == SyncStyle.DYNAMIC_BY_EXPLORER
+        return is_asking and ahead > 0 and ahead % self.explorer_interval == 0
+
+    def is_published(self, training_step: int) -> bool:
+        """Return whether the trainer publishes its weights after `training_step` although nobody has asked."""
+        return self.style != SyncStyle.DYNAMIC_BY_EXPLORER and training_step % self.trainer_interval == 0
+
+    def oldest_needed(self, explore_step: int, *, newest: int) -> int:
+        """Return the newest version: no older one is asked for."""
+        return newest
+
+    def newest_at(self, training_step: int) -> int:
+        """Return the newest version after a restart at `training_step`: its own."""
+        return training_step
+
+
+Schedule = FixedSchedule | DynamicSchedule
+
+
+def schedule_of(config: Config) -> Schedule:
     """Return the synchronization schedule that a resolved configuration describes."""
     sync = config.synchronizer
-    return FixedSchedule(
-        explorer_interval=sync.explorer_sync_interval or sync.sync_interval,
-        trainer_interval=sync.trainer_sync_interval or sync.sync_interval,
-        offset=sync.sync_offset,
-    )
+    explorer, trainer = sync.explorer_sync_interval, sync.trainer_sync_interval
+    intervals = (explorer or sync.sync_interval, trainer or sync.sync_interval, sync.sync_offset)
+    style = SyncStyle(sync.sync_style)
+    return FixedSchedule(*intervals) if style == SyncStyle.FIXED else DynamicSchedule(style, *intervals)

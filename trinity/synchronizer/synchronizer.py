@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trinity.common.errors import SyncError
-from trinity.synchronizer.schedule import FixedSchedule
+from trinity.synchronizer.schedule import FixedSchedule, Schedule
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
     from trinity.common.models.model import InferenceModel
     from trinity.common.weights import Ticket
+    from trinity.synchronizer.folder import FolderSynchronizer
 
 logger = get_logger("synchronizer")
 
@@ -33,25 +34,29 @@ class Seat:
     Attributes:
         state: its snapshot after its last finished step, None before the first.
         awaited: version that it waits for.
+        asked: version, or a newer one, that it asks the trainer to publish; 0 for whatever there is.
+        is_heard: the trainer knows of the question.
         reading: versions that its engines are taking, and how many of them.
         is_done: it will ask for no further version.
     """
 
     state: dict[str, Any] | None = None
     awaited: int | None = None
+    asked: int | None = None
+    is_heard: bool = False
     reading: Counter[int] = field(default_factory=Counter)
     is_done: bool = False
 
 
 class Synchronizer:
-    """Carries tickets from the trainer to the explorers under the fixed schedule.
+    """Carries tickets from the trainer to the explorers.
 
     Args:
         schedule: which version serves which explore step.
         timeout_s: longest wait for a version or for the explorer to take one (`synchronizer.sync_timeout`).
     """
 
-    def __init__(self, schedule: FixedSchedule, *, timeout_s: float) -> None:
+    def __init__(self, schedule: Schedule, *, timeout_s: float) -> None:
         self.schedule = schedule
         self.timeout_s = timeout_s
         self._version = 0
@@ -90,12 +95,34 @@ class Synchronizer:
             self._tickets[version] = ticket
             self._version = max(self._version, version)
             self._borrowed = version if is_lent else None
+            self._settle_questions()
             self._changed.notify_all()
             if is_lent:
                 await self._until(lambda: self._borrowed is None, f"the explorer to load version {version}")
                 del self._tickets[version]
                 return version + 1
             return self._drop()
+
+    async def wait_for_question(self, *, timeout_s: float) -> bool:
+        """Wait until an explorer asks for weights that the trainer was not told of; return whether one did in time."""
+        async with self._changed:
+            try:
+                await asyncio.wait_for(self._changed.wait_for(self._unheard), timeout_s)
+            except TimeoutError:
+                return False
+            for seat in self._unheard():
+                seat.is_heard = True
+            return True
+
+    async def is_asked(self) -> bool:
+        """Return whether an explorer waits for an answer."""
+        return any(seat.asked is not None for seat in self._seats.values())
+
+    async def answer(self) -> None:
+        """Say that the newest version is what the trainer has; whoever needs a newer one goes on waiting."""
+        async with self._changed:
+            self._settle_questions()
+            self._changed.notify_all()
 
     async def finish_trainer(self) -> None:
         """Say that no further version will come."""
@@ -110,8 +137,11 @@ class Synchronizer:
     async def needed_versions(self, training_step: int) -> list[int]:
         """Return the published versions that an explorer can still ask for and that are not that of `training_step`.
 
-        Empty where the checkpoint's own weights, or the initial model, serve all that comes.
+        Empty where the checkpoint's own weights, or the initial model, serve all that comes: always so where the
+        explorer takes the newest.
         """
+        if not isinstance(self.schedule, FixedSchedule):
+            return []
         oldest = self._oldest_needed()
         return [version for version in sorted(self._tickets) if oldest <= version < training_step]
 
@@ -134,6 +164,26 @@ class Synchronizer:
                 )
             finally:  # also when this wait is cancelled: nobody would take weights lent to it
                 seat.awaited = None
+            return self._version
+
+    async def ask(self, version: int = 0, *, timeout_s: float | None = None, explorer: str = EXPLORER) -> int:
+        """Ask the trainer for its weights, `version` or newer; return the newest when it has answered, or has finished.
+
+        It answers between two training steps, also while it waits for experiences.
+
+        Raises:
+            SyncError: no answer before the deadline (`synchronizer.sync_timeout`).
+        """
+        async with self._changed:
+            seat = self._seat(explorer)
+            if self._version < version or not version:
+                seat.asked, seat.is_heard = version, False
+            self._changed.notify_all()
+            try:
+                what = f"the trainer to answer with version {version or self._version} or a newer one"
+                await self._until(lambda: seat.asked is None or self._trainer_done, what, timeout_s=timeout_s)
+            finally:
+                seat.asked = None
             return self._version
 
     async def wait_for_trainer(self, *, timeout_s: float | None = None) -> int:
@@ -222,6 +272,14 @@ class Synchronizer:
     def _seat(self, explorer: str) -> Seat:
         return self._seats.setdefault(explorer, Seat())
 
+    def _unheard(self) -> list[Seat]:
+        return [seat for seat in self._seats.values() if seat.asked is not None and not seat.is_heard]
+
+    def _settle_questions(self) -> None:
+        for seat in self._seats.values():
+            if seat.asked is not None and seat.asked <= self._version:
+                seat.asked = None
+
     def _may_lend(self, version: int) -> bool:
         if self.schedule.keeps_history or len(self._seats) != 1:
             return False
@@ -236,7 +294,7 @@ class Synchronizer:
 
     def _next_of(self, seat: Seat) -> int:
         done = seat.state["explore_step"] if seat.state else 0
-        return min([min(self.schedule.version_for(done + 1), self._version), *seat.reading])
+        return min([self.schedule.oldest_needed(done + 1, newest=self._version), *seat.reading])
 
     def _drop(self) -> int:
         oldest = self._oldest_needed()
@@ -257,7 +315,7 @@ class Synchronizer:
 
 
 async def pull_weights(
-    synchronizer: Synchronizer, engine: InferenceModel, version: int, *, explorer: str = EXPLORER
+    synchronizer: Synchronizer | FolderSynchronizer, engine: InferenceModel, version: int, *, explorer: str = EXPLORER
 ) -> dict[str, float]:
     """Let `engine` load `version` and tell the synchronizer; return `time/sync_weight` and what was moved.
 

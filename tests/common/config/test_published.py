@@ -19,7 +19,6 @@ GUIDE = {
     "data_processor.experience_pipeline.operators[0].name",
     "data_processor.experience_pipeline.operators[1].name",
     "data_processor.task_pipeline",
-    "explorer.rollout_model.engine_type",
     "monitor.monitor_type",
     "service.data_juicer",
 }
@@ -65,7 +64,7 @@ def test_the_veRL_file_is_read_in_place_of_trainer_config(catalogue: Catalogue) 
 def test_the_way_out_of_missing_hardware_is_a_set_argument(catalogue: Catalogue) -> None:
     _, problems = examine(DATA / "guide.yaml", catalogue=catalogue)
     hints = {p.key: p.suggestion for p in problems}
-    assert hints["explorer.rollout_model.engine_type"] == "use --set explorer.rollout_model.engine_type=torch"
+    assert "cluster.gpu_per_node" not in hints and "explorer.rollout_model.engine_type" not in hints
 
 
 @pytest.mark.parametrize("name", ["guide.yaml", "train_guide.yaml"])
@@ -107,19 +106,17 @@ LATER = {
     "model.rope_scaling={a: 1}": "model.rope_scaling.a",
     "model.tinker.enable=true": "model.tinker.enable",
     "buffer.explorer_input.taskset.storage_type=sql": "buffer.explorer_input.taskset.storage_type",
-    "explorer.rollout_model.engine_type=vllm_async": "explorer.rollout_model.engine_type",
-    "explorer.rollout_model.tensor_parallel_size=2": "explorer.rollout_model.tensor_parallel_size",
-    "explorer.auxiliary_models=[{model_path: m, engine_type: vllm}]": "explorer.auxiliary_models[0].engine_type",
-    "explorer.auxiliary_models=[{model_path: m, tensor_parallel_size: 2}]": (
-        "explorer.auxiliary_models[0].tensor_parallel_size"
+    "explorer.rollout_model.engine_type=sglang": "explorer.rollout_model.engine_type",
+    "explorer.rollout_model.data_parallel_size=2": "explorer.rollout_model.data_parallel_size",
+    "explorer.auxiliary_models=[{model_path: m, engine_type: tinker}]": "explorer.auxiliary_models[0].engine_type",
+    "explorer.auxiliary_models=[{model_path: m, data_parallel_size: 2}]": (
+        "explorer.auxiliary_models[0].data_parallel_size"
     ),
     "explorer.auxiliary_models=[{model_path: m}, {model_path: n, logprobs: 2}]": (
         "explorer.auxiliary_models[1].logprobs"
     ),
-    "synchronizer.sync_style=dynamic_by_explorer": "synchronizer.sync_style",
     "buffer.explorer_input.tasksets=[{name: b, path: c}]": "buffer.explorer_input.tasksets",
     "service.data_juicer.auto_start=true": "service.data_juicer",
-    "synchronizer.sync_style=explorer_driven": "synchronizer.sync_style",
     "trainer.trainer_strategy=megatron": "trainer.trainer_strategy",
     "trainer.ulysses_sequence_parallel_size=2": "trainer.ulysses_sequence_parallel_size",
     f"{VERL_MODEL}.lora_rank=8": f"{VERL_MODEL}.lora_rank",

@@ -68,13 +68,20 @@ def test_a_length_must_be_known() -> None:
 @pytest.mark.parametrize(
     ("rollout", "key"),
     [
-        ({"engine_type": "vllm"}, "engine_type"),
-        ({"tensor_parallel_size": 4}, "tensor_parallel_size"),
+        ({"engine_type": "sglang"}, "engine_type"),
+        ({"engine_type": "tinker"}, "engine_type"),
     ],
 )
 def test_what_is_not_available_yet_is_refused(rollout: dict[str, Any], key: str) -> None:
     with pytest.raises(NotAvailableError, match=f"explorer.rollout_model.{key}"):
         create_inference_model(config("m", rollout))
+
+
+@pytest.mark.parametrize("key", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_an_engine_on_several_devices_is_another(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"explorer.rollout_model.{key}.*engine_type: vllm") as caught:
+        create_inference_model(config("m", {key: 4}))
+    assert caught.value.code == "E3223"
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 from sqlalchemy import func, select
 
-from trinity.buffer.store import ledger
+from trinity.buffer.store import backlog, ledger
+from trinity.buffer.store.backlog import Backlog, Pace
 from trinity.buffer.store.database import Database
 from trinity.buffer.store.ledger import Scope
 from trinity.buffer.store.tables import NO_ROOM, PRODUCER, SNAPSHOT
@@ -67,12 +69,27 @@ class ProducerBoard:
             ledger.upsert_producer(connection, scope, producer=producer, values={"wait_version": version})
         self._notify()
 
-    def open_producers(self, buffer: str, *, run: str, stage: str = "") -> list[str]:
-        """Return the names of the producers of the buffer that are not finished, sorted."""
+    def enter_batch(
+        self, buffer: str, producer: str, *, run: str, stage: str = "", version: int, pace: Pace, in_flight: int = 0
+    ) -> Backlog:
+        """Return what waits to be trained and, in the same transaction, record whether `producer` begins a batch.
+
+        It begins one if `version`, which its engine serves, is new enough for the bound of `pace`. Otherwise, if it
+        has no batch under way, it is recorded as waiting for the training step after the last, which then takes what
+        there is.
+        """
+        place: dict[str, Any] = {"producer": producer, "version": version, "pace": pace, "in_flight": in_flight}
+        with self._database.write() as connection:
+            found = backlog.enter_batch(connection, Scope(run, stage, buffer), **place)
+        self._notify()
+        return found
+
+    def producers(self, buffer: str, *, run: str, stage: str = "") -> dict[str, bool]:
+        """Return every producer of the buffer by name, and whether it is still open."""
         where = Scope(run, stage, buffer).where(PRODUCER)
         with self._database.read() as connection:
-            names = connection.scalars(select(PRODUCER.c.producer).where(where, PRODUCER.c.is_open == 1))
-            return sorted(names)
+            rows = connection.execute(select(PRODUCER.c.producer, PRODUCER.c.is_open).where(where)).all()
+            return {row.producer: bool(row.is_open) for row in sorted(rows)}
 
     def keep_snapshot(self, buffer: str, producer: str, text: str, *, run: str, stage: str = "") -> None:
         """Replace the snapshot of a producer, between two of its steps."""

@@ -46,7 +46,7 @@ _MODEL = f"{_TREE}.actor_rollout_ref.model"
 _REF = f"{_TREE}.actor_rollout_ref.ref"
 
 VALUES: dict[str, tuple[Any, ...]] = {
-    "mode": ("both", "train"),
+    "mode": ("both", "train", "explore", "bench"),
     "ignore_validator_suggestions": (ANY,),
     "algorithm.enable_router_replay": (False,),
     "model.logprobs": (0,),
@@ -73,8 +73,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "buffer.trainer_input.auxiliary_buffers.*.capacity": (),
     "buffer.trainer_input.auxiliary_buffers.*.max_retry_times": (),
     "buffer.trainer_input.auxiliary_buffers.*.max_retry_interval": (),
-    "explorer.bench_on_latest_checkpoint": (False,),
-    "explorer.max_inflight_batches": (),
     "explorer.proxy_port": (),
     "explorer.listen_address": (),
     "explorer.service_status_check_interval": (),
@@ -93,7 +91,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "trainer.offload_policy": (False,),
     "trainer.megatron.*": (),
     f"{_TREE}.*": (),
-    "synchronizer.sync_style": ("fixed",),
     "synchronizer.group_name": (),
     "synchronizer.wait_for_checkpoint": (False,),
     "monitor.detailed_stats": (False,),
@@ -112,15 +109,17 @@ SECTIONS = (
 ROLLOUT_MODEL = (
     "engine_num", "dtype", "enable_history", "seed", "trust_remote_code", "temperature", "top_p", "top_k",
     "max_model_len", "max_prompt_tokens", "max_response_tokens", "min_response_tokens", "enable_prompt_truncation",
-    "chat_template", "ignore_eos", "extra_engine_args", "gpu_memory_utilization",
+    "chat_template", "ignore_eos", "extra_engine_args", "gpu_memory_utilization", "tensor_parallel_size",
+    "pipeline_parallel_size", "enforce_eager", "enable_prefix_caching", "enable_chunked_prefill",
+    "enable_expert_parallel", "enable_log_requests",
 )  # fmt: skip
 
 HONOURED: dict[str, tuple[Any, ...]] = {
     **{f"explorer.rollout_model.{name}": (ANY,) for name in ROLLOUT_MODEL},
-    "explorer.rollout_model.engine_type": ("auto", "torch", "external"),
+    "explorer.rollout_model.engine_type": ("auto", "torch", "vllm", "vllm_async", "external"),
     "explorer.rollout_model.external_model_config.*": (ANY,),
     **{f"explorer.auxiliary_models.*.{name}": (ANY,) for name in ("model_path", "name", *ROLLOUT_MODEL)},
-    "explorer.auxiliary_models.*.engine_type": ("auto", "torch", "external"),
+    "explorer.auxiliary_models.*.engine_type": ("auto", "torch", "vllm", "vllm_async", "external"),
     "explorer.auxiliary_models.*.external_model_config.*": (ANY,),
     "explorer.auxiliary_models.*.logprobs": (0, 1),
     "explorer.auxiliary_models.*.repetition_penalty": (1.0,),
@@ -192,7 +191,7 @@ MIRRORS: dict[str, str] = {
 
 WAYS_OUT: dict[str, str] = {
     "explorer.rollout_model.engine_type": "use --set explorer.rollout_model.engine_type=torch",
-    "explorer.rollout_model.tensor_parallel_size": "use --set explorer.rollout_model.tensor_parallel_size=1",
+    "explorer.rollout_model.data_parallel_size": "use explorer.rollout_model.engine_num",
     "trainer.trainer_strategy": "use --set trainer.trainer_strategy=fsdp",
     **{f"{_MODEL}.{name}": "write `model.lora_configs`" for name in ("lora_rank", "lora_alpha", "lora_adapter_path")},
     "explorer.rollout_model.lora_configs": "write `model.lora_configs`",

@@ -46,6 +46,7 @@ from trinity.common.config.rules.names import check_model_paths, derive_names
 from trinity.common.config.rules.replay import check_replay
 from trinity.common.config.rules.reward_model import resolve_reward_model
 from trinity.common.config.rules.rollouts import check_auxiliary_models, check_components, check_reshaping
+from trinity.common.config.rules.staleness import resolve_staleness
 from trinity.common.config.rules.training import check_derived_keys, check_schedule, resolve_trainer
 from trinity.common.config.schema_index import variants
 from trinity.common.config.tree import Path, Tree
@@ -173,6 +174,7 @@ RULES = (
     resolve_reward_model,
     resolve_experience_buffer,
     resolve_auxiliary_buffers,
+    resolve_staleness,
     check_replay,
     check_sampling,
     check_schedule,

@@ -34,5 +34,13 @@ class SynchronizerConfig(Section):
     sync_timeout: Positive = key(3600.0, "Longest wait for the other side in seconds, > 0.", TRINITY)
     explorer_sync_interval: Count | None = key(None, "Explorer steps; null: sync_interval.", TRINITY)
     trainer_sync_interval: Count | None = key(None, "Trainer steps; null: sync_interval.", TRINITY)
+    max_staleness: Natural | None = key(
+        None,
+        "Styles other than fixed: versions between the weights that sample and those that are trained; null: any.",
+        OWN,
+    )
+    update_in_flight: bool = key(
+        False, "Style fully_async: samples under way go on over a weight update; their tokens carry versions.", OWN
+    )
     group_name: str = key("rollout_weight_sync", "Name of the process group (nccl).", TRINITY)
     wait_for_checkpoint: bool = key(False, "Wait for the first checkpoint.", TRINITY)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from trinity.common.config import Config
 from trinity.common.config.model import InferenceModelConfig
-from trinity.common.errors import NotAvailableError
+from trinity.common.errors import ConfigError, NotAvailableError
 from trinity.common.models.external_model import ExternalModel, external_settings
 from trinity.common.models.model import InferenceModel, call_timeout_s
 from trinity.common.models.routing.fleet import FleetSettings
@@ -13,6 +16,8 @@ from trinity.common.models.routing.router import EngineRouter
 from trinity.common.models.routing.slot import EngineSource, LocalEngines
 from trinity.common.models.torch_engine.engine import TorchEngine
 from trinity.common.models.torch_engine.settings import engine_settings
+from trinity.common.models.vllm_engine import VLLMEngine
+from trinity.common.models.vllm_settings import vllm_settings
 from trinity.runtime.base import Resources, Runtime
 
 SHARE_OF_ENGINES = 0.5  # of a single GPU; the trainer has the rest
@@ -26,7 +31,8 @@ def create_inference_model(config: Config, runtime: Runtime | None = None) -> In
         runtime: starts the processes of several engines, and of engines elsewhere; None: all are in this process.
 
     Raises:
-        NotAvailableError: another `engine_type` than auto, torch and external, or an engine on several devices.
+        NotAvailableError: an `engine_type` that is not served (E1900).
+        ConfigError: a value that the engine does not serve (E1612, E3220, E3223, E3224).
     """
     return _model(config, runtime, auxiliary=None)
 
@@ -50,28 +56,39 @@ def _model(config: Config, runtime: Runtime | None, *, auxiliary: int | None) ->
     key = "explorer.rollout_model" if is_rollout else f"explorer.auxiliary_models[{auxiliary}]"
     if section.engine_type == "external":
         return ExternalModel(external_settings(config, section, key=key))
-    _check(section, key=key)
-    settings = engine_settings(config, None if is_rollout else section)
+    engine_class, settings = _engine(config, None if is_rollout else section, key=key)
     if section.engine_num == 1 and (runtime is None or runtime.is_local):
-        return TorchEngine(settings)
-    source: EngineSource = LocalEngines(lambda: TorchEngine(settings))
+        return engine_class(settings)
+    source: EngineSource = LocalEngines(lambda: engine_class(settings))
+    timeout_s = call_timeout_s(config)
     if runtime is not None:
         source = RuntimeEngines(
             runtime,
-            TorchEngine,
+            engine_class,
             settings,
             name=f"{config.explorer.name}_{'rollout_model' if is_rollout else f'auxiliary_model_{auxiliary}'}",
             resources=Resources(num_gpus=gpus_of_engine(config, section), own_process=True),
-            timeout_s=settings.timeout_s,
-            sync_timeout_s=settings.sync_timeout_s,
+            timeout_s=timeout_s,
+            sync_timeout_s=config.synchronizer.sync_timeout,
         )
     return EngineRouter(
         source,
         fleet_settings(config, section),
-        timeout_s=call_timeout_s(config),
+        timeout_s=timeout_s,
         is_deterministic=config.deterministic,
         objects=None if runtime is None else runtime.objects,
     )
+
+
+def _engine(
+    config: Config, auxiliary: InferenceModelConfig | None, *, key: str
+) -> tuple[Callable[[Any], InferenceModel], Any]:
+    """Return the class of a model's engine, and its settings."""
+    section = auxiliary or config.explorer.rollout_model
+    if section.engine_type in ("vllm", "vllm_async"):
+        return VLLMEngine, vllm_settings(config, auxiliary, key=key)
+    _check(section, key=key)
+    return TorchEngine, engine_settings(config, auxiliary)
 
 
 def gpus_of_engine(config: Config, model: InferenceModelConfig) -> float:
@@ -96,13 +113,15 @@ def fleet_settings(config: Config, model: InferenceModelConfig) -> FleetSettings
     )
 
 
-def _check(rollout: InferenceModelConfig, *, key: str) -> None:
-    if rollout.engine_type not in ("auto", "torch"):
+def _check(model: InferenceModelConfig, *, key: str) -> None:
+    if model.engine_type not in ("auto", "torch"):
         raise NotAvailableError(
-            f"{key}.engine_type: only auto, torch and external are available in this version, got "
-            f"{rollout.engine_type!r}; use --set {key}.engine_type=torch"
+            f"{key}.engine_type: auto, torch, vllm and external are available in this version, got "
+            f"{model.engine_type!r}; use --set {key}.engine_type=torch"
         )
-    if rollout.tensor_parallel_size != 1:
-        raise NotAvailableError(
-            f"{key}.tensor_parallel_size: the torch engine is on one device, got {rollout.tensor_parallel_size}; use 1"
-        )
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        size = model.__dict__[name]
+        if size != 1:
+            raise ConfigError(
+                f"{key}.{name}: the torch engine is on one device, got {size}; use 1 or engine_type: vllm", code="E3223"
+            )

@@ -156,7 +156,11 @@ class VLLMEngine(LocalModel):
 
     async def _call(self, call: Coroutine[Any, Any, T], seconds: float, *, what: str, setting: str) -> T:
         """Return the result of a coroutine of the engine's loop; cancelled there when the caller is."""
-        future = asyncio.run_coroutine_threadsafe(call, self._ready().loop)
+        try:
+            future = asyncio.run_coroutine_threadsafe(call, self._ready().loop)
+        except EngineError:
+            call.close()
+            raise
         return await bounded(asyncio.wrap_future(future), seconds, what=what, setting=setting)
 
     async def _sample(

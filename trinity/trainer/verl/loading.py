@@ -15,7 +15,8 @@ from transformers.utils import logging as transformers_logging
 
 from trinity.common.checkpoint import hash_tree
 from trinity.common.config import Config
-from trinity.common.errors import EnvironmentProblem
+from trinity.common.errors import CheckpointError, EnvironmentProblem
+from trinity.trainer.verl.checkpoint import LORA_FOLDER, read_weights
 
 if TYPE_CHECKING:
     from trinity.trainer.verl.lora import Adapter
@@ -65,6 +66,26 @@ def initial_weights(config: Config) -> Mapping[str, Tensor]:
     adapter = attach_adapter(model, config)
     assert adapter is not None, "asked for only with model.lora_configs"
     return adapter.weights()
+
+
+def checkpoint_weights(checkpoint: Path, config: Config) -> Mapping[str, Tensor]:
+    """Return the weights of the policy in a checkpoint by Hugging Face name, on the CPU, an adapter merged.
+
+    Raises:
+        CheckpointError: they cannot be read (E7043).
+    """
+    folder = checkpoint / "actor"
+    try:
+        if not (folder / LORA_FOLDER).is_dir():
+            return read_weights(folder)
+        model = load_model(str(config.model.model_path), torch.device("cpu"), config=config)
+        adapter = attach_adapter(model, config)
+        if adapter is None:
+            raise ValueError("it holds an adapter; write model.lora_configs as it was")
+        adapter.load(folder)
+        return adapter.weights()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"cannot read the policy of {checkpoint}: {error}", code="E7043") from error
 
 
 def model_hash(path: str) -> str:

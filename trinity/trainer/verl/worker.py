@@ -242,6 +242,11 @@ class ActorWorker:
         self.actor.stepper.restore(extra)
         restore_functions(extra["functions"], self.loss_fn, self.advantage)
 
+    def reference_facts(self) -> dict[str, str]:
+        """Return path and hash of the reference model; nothing where none is loaded."""
+        reference = self.reference
+        return {} if reference is None else {"path": reference.path, "hash": reference.fingerprint}
+
     def memory_table(self) -> dict[str, int]:
         """Return bytes by what holds them, and the memory of the device."""
         parameters = list(self.model.parameters())

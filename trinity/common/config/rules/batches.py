@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from trinity.common.config.draft import Draft
@@ -113,7 +114,7 @@ def resolve_steps(draft: Draft) -> None:
 
 
 def _reason(draft: Draft, source: str) -> str:
-    theirs, ours = _intervals(draft)
+    theirs, ours = _rhythm(draft)
     if draft.mode != "both" or theirs == ours:
         return source
     return f"{source}, with {ours} trainer steps for {theirs} explorer steps"
@@ -122,15 +123,26 @@ def _reason(draft: Draft, source: str) -> str:
 def _in_trainer_steps(draft: Draft, steps: int) -> int:
     if draft.mode != "both":
         return steps
-    theirs, ours = _intervals(draft)
+    theirs, ours = _rhythm(draft)
     return max(1, steps * ours // theirs)
 
 
 def _in_explorer_steps(draft: Draft, steps: int) -> int:
     if draft.mode != "both":
         return steps
-    theirs, ours = _intervals(draft)
+    theirs, ours = _rhythm(draft)
     return max(1, -(-steps * theirs // ours))
+
+
+def _rhythm(draft: Draft) -> tuple[int, int]:
+    """Return explorer steps and the trainer steps that take as much: the intervals, where these are fixed."""
+    if draft.get("synchronizer.sync_style") == "fixed":
+        return _intervals(draft)
+    taskset: dict[str, Any] = draft.get("buffer.explorer_input.taskset") or {}
+    repeat = taskset.get("repeat_times") or draft.get("algorithm.repeat_times") or 1
+    made, taken = draft.get("buffer.batch_size") * repeat, max(1, draft.get(SIZE) - num_experts(draft))
+    shared = math.gcd(made, taken)
+    return taken // shared, made // shared
 
 
 def _intervals(draft: Draft) -> tuple[int, int]:

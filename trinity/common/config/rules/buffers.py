@@ -13,6 +13,7 @@ from trinity.common.config.rules.formats import MULTI_TURN, check_format, check_
 from trinity.common.config.rules.lengths import tasksets
 
 TASKSET = "buffer.explorer_input.taskset"
+EVALUATED = "buffer.explorer_input.eval_tasksets"
 OUTPUT = "buffer.trainer_input.experience_buffer"
 AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
 _BACKUP_SUFFIXES = (".json", ".jsonl")
@@ -37,6 +38,14 @@ def resolve_tasksets(draft: Draft) -> None:
             f"mode {draft.mode} needs `{TASKSET}`",
             involves=("mode",),
             suggestion="write `buffer: {explorer_input: {taskset: {name: train, path: data.jsonl}}}`",
+        )
+    if draft.mode == "bench" and not explorer_input["eval_tasksets"]:
+        draft.problem(
+            "E1841",
+            EVALUATED,
+            f"mode bench needs `{EVALUATED}`",
+            involves=("mode",),
+            suggestion="write `buffer: {explorer_input: {eval_tasksets: [{name: test, path: test.jsonl}]}}`",
         )
     if not draft.explores:
         return

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from trinity.common.config.draft import Draft, path_of
+from trinity.common.config.rules.engines import resolve_engine_types
 from trinity.common.config.rules.runtime import resolve_runtime
 
-ENGINE = "explorer.rollout_model.engine_type"
 DYNAMIC = "explorer.dynamic_timeout.enable"
 METHOD = "synchronizer.sync_method"
 
 
 def resolve_engine(draft: Draft) -> None:
     """Fill the engine type and the runtime."""
-    if draft.get(ENGINE) == "auto":
-        draft.derive(ENGINE, "torch", "the engine of this version that runs on any machine")
-    elif draft.get(ENGINE) == "vllm_async":
-        draft.derive(ENGINE, "vllm", "vllm_async means vllm")
+    resolve_engine_types(draft)
     resolve_runtime(draft)
     runners = draft.get("explorer.runner_num")
     if runners is not None and not draft.is_given("explorer.runner_per_model"):
@@ -86,13 +83,6 @@ def resolve_synchronizer(draft: Draft) -> None:
             suggestion="write `sync_method: auto` or `sync_method: checkpoint`",
         )
     _check_pacing(draft)
-    if draft.get("synchronizer.sync_style") == "fully_async" and draft.get("buffer.explorer_input.eval_tasksets"):
-        draft.problem(
-            "E1805",
-            "synchronizer.sync_style",
-            "`synchronizer.sync_style: fully_async` has no pause for evaluation",
-            suggestion="remove eval_tasksets",
-        )
 
 
 def _check_pacing(draft: Draft) -> None:

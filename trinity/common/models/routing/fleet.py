@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trinity.common.errors import EngineError, EnginesLostError
+from trinity.common.errors import EngineError, EnginesLostError, SyncError
 from trinity.common.models.model import InferenceModel
 from trinity.common.models.routing.slot import EngineSlot, EngineSource, is_engine_failure
 from trinity.utils.deadline import bounded
@@ -21,6 +21,7 @@ logger = get_logger("explorer")
 
 RECOVERY_KEY = "explorer.engine_recovery_timeout"
 PROBE_KEY = "explorer.engine_probe_timeout"
+PREPARE_TIMEOUT_S = 1800.0
 END_TIMEOUT_S = 60.0
 RESTART_FIRST_WAIT_S = 1.0
 RESTART_MAX_WAIT_S = 60.0
@@ -38,7 +39,7 @@ class FleetSettings:
         probe_first_wait_s: from the start of the engines to the first probe.
         probe_interval_s: between two probes.
         probe_timeout_s: longest time of an answer to a probe.
-        recovery_timeout_s: longest time without any engine, and of the start of one.
+        recovery_timeout_s: longest time without any engine.
         sync_timeout_s: longest time in which an engine takes new weights.
     """
 
@@ -78,6 +79,7 @@ class EngineFleet:
         self._epoch = 0
         self._down_since: dict[int, float] = {}
         self._changed = asyncio.Event()
+        self._reviving: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     # --------------------------------------------------------------------- life
@@ -103,7 +105,11 @@ class EngineFleet:
             TrinityError: it does not start, or does not take the weights.
         """
         number = next(self._numbers)
-        await self._start(number)
+        try:
+            await self._start(number)
+        except SyncError:
+            await self._cast_out(self.slots[number])
+            raise
         self.members.append(number)
         self._tell()
         return number
@@ -227,8 +233,8 @@ class EngineFleet:
         logger.warning("engine %d is lost and will be started again: %s", slot.index, error)
         self._drop(slot, error)
         if slot.index in self.members:
-            self._down_since[slot.index] = time.monotonic()
-            self._spawn(self._revive(slot), f"engine-{slot.index}-restart")
+            self._down_since.setdefault(slot.index, time.monotonic())
+            self._spawn(self._replace(slot), f"engine-{slot.index}-restart")
 
     def _drop(self, slot: EngineSlot, error: BaseException) -> None:
         del self.slots[slot.index]
@@ -237,11 +243,21 @@ class EngineFleet:
             self.past[name] = self.past.get(name, 0.0) + value
         self._tell()
 
-    async def _revive(self, lost: EngineSlot) -> None:
+    async def _replace(self, lost: EngineSlot) -> None:
         await self._end(lost.engine)
-        index, wait_s = lost.index, RESTART_FIRST_WAIT_S
+        if lost.index in self._reviving:
+            return
+        self._reviving.add(lost.index)
+        try:
+            await self._revive(lost.index)
+        finally:
+            self._reviving.discard(lost.index)
+
+    async def _revive(self, index: int) -> None:
+        """Start engine `index` until it serves."""
+        wait_s = RESTART_FIRST_WAIT_S
         while index in self.members:
-            self.restart_count += 1
+            self.restart_count += index not in self.slots
             try:
                 await self._start(index)
             # Whatever keeps an engine from starting may pass: it is tried again until no engine is left for too long.
@@ -254,22 +270,42 @@ class EngineFleet:
                 return
 
     async def _start(self, index: int) -> None:
+        """Let engine `index` serve: start it if it is not up, and let it take the current weights.
+
+        Raises:
+            SyncError: the weights cannot be had now; the engine stays up without serving.
+            TrinityError: the engine did not start, or failed; it is ended.
+        """
+        slot = self.slots.get(index) or await self._launch(index)
+        try:
+            await self._take(slot)
+        except SyncError:
+            raise
+        except BaseException:
+            await self._cast_out(slot)
+            raise
+        self._down_since.pop(index, None)
+        self._tell()
+
+    async def _launch(self, index: int) -> EngineSlot:
         engine = await bounded(
             self._source.start(index),
-            self.settings.recovery_timeout_s,
+            PREPARE_TIMEOUT_S,
             what=f"engine {index} to start",
-            setting=RECOVERY_KEY,
+            setting="PREPARE_TIMEOUT_S",
         )
         slot = self.slots[index] = EngineSlot(index, engine)
         try:
             await self._on_start(slot)
-            await self._take(slot)
         except BaseException:
-            if self.slots.pop(index, None) is slot:
-                await self._end(engine)
+            await self._cast_out(slot)
             raise
-        self._down_since.pop(index, None)
-        self._tell()
+        return slot
+
+    async def _cast_out(self, slot: EngineSlot) -> None:
+        if self.slots.get(slot.index) is slot:
+            self._drop(slot, EngineError(f"engine {slot.index} could not begin to serve", code="E5631"))
+            await self._end(slot.engine)
 
     async def _watch(self) -> None:
         """Probe all engines again and again."""

@@ -15,8 +15,9 @@ from torch import Tensor
 from trinity.common.errors import EngineError, TrinityError
 from trinity.common.experience import Experience
 from trinity.common.models.model import InferenceModel, Messages
+from trinity.common.models.routing.fleet import PREPARE_TIMEOUT_S
 from trinity.common.weights import Ticket
-from trinity.runtime.base import START_TIMEOUT_S, Handle, ObjectRef, Resources, Runtime
+from trinity.runtime.base import Handle, ObjectRef, Resources, Runtime
 from trinity.runtime.objects import LocalRef
 from trinity.utils.deadline import bounded
 
@@ -69,7 +70,7 @@ class RemoteEngine:
     async def prepare(self) -> None:
         """Let the engine load what it needs; does nothing the second time."""
         if self._vocabulary is None:
-            await bounded(self.handle.prepare(), START_TIMEOUT_S, what=self.handle.name, setting="START_TIMEOUT_S")
+            await bounded(self.handle.prepare(), PREPARE_TIMEOUT_S, what=self.handle.name, setting="PREPARE_TIMEOUT_S")
             self._vocabulary = dict(await self._call("vocabulary"))
 
     async def generate(self, prompt: str | Sequence[int], **arguments: Any) -> list[Experience]:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from jaxtyping import Float
 from torch import Tensor
 
+from trinity.common.constants import SyncMethod
 from trinity.common.errors import EngineError, TrinityError
 from trinity.common.experience import Experience
 from trinity.common.models.model import InferenceModel, Messages
@@ -21,7 +22,6 @@ from trinity.common.models.routing.fleet import EngineFleet, FleetSettings
 from trinity.common.models.routing.remote import RemoteEngine
 from trinity.common.models.routing.slot import EngineGone, EngineSlot, EngineSource
 from trinity.common.weights import Ticket, receive
-from trinity.common.weights.ticket import LAYOUT
 from trinity.runtime.base import ObjectRef, Objects
 from trinity.runtime.objects import LocalObjects
 from trinity.utils.deadline import bounded
@@ -246,9 +246,9 @@ class EngineRouter:
     async def pull(self, ticket: Ticket) -> None:
         """Let every engine get and take the weights that a ticket leads to; raises as `update_weights`.
 
-        Weights that are lent to this process alone are copied here, since a later reader would find newer ones.
+        Weights in memory may change or end once they are taken; a copy is kept, as with `update_weights`.
         """
-        if ticket.fingerprint.startswith(LAYOUT):
+        if ticket.method == SyncMethod.MEMORY.value:
             weights = await asyncio.to_thread(receive, ticket, timeout_s=self._settings.sync_timeout_s)
             await self.update_weights(weights, version=ticket.version)
             return

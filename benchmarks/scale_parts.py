@@ -1,0 +1,216 @@
+"""What `scale.py` measures on this machine: weight sync, scheduling, the experience store, latencies of samples."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trinity.buffer.store import ExperienceStore
+from trinity.common.config import Config
+from trinity.common.experience import EID, Experience
+from trinity.common.models import ModelWrapper, create_inference_model
+from trinity.common.weights import Ticket, num_bytes, receive
+from trinity.common.workflows.task import Task
+from trinity.common.workflows.workflow import Workflow
+from trinity.explorer.scheduler import Scheduler, SchedulerSettings
+from trinity.quickstart.folder import prepare
+from trinity.runtime.objects import MemoryObjects
+from trinity.synchronizer.transport import CheckpointTransport, MemoryTransport, Transport
+
+TIMEOUT_S = 600.0
+PAYLOAD_BYTES = 8 * 1024
+Row = dict[str, Any]
+
+
+# ----------------------------------------------------------------------- weights
+def weights_of(megabytes: int) -> dict[str, Tensor]:
+    """Return float32 tensors of 4 MiB each, random so that nothing can be compressed."""
+    generator = torch.Generator().manual_seed(1)
+    return {f"layer.{i}": torch.randn(1024, 1024, generator=generator) for i in range(max(1, megabytes // 4))}
+
+
+def take(ticket: Ticket, target: dict[str, Tensor] | None = None) -> float:
+    """Get the weights of a ticket, check them, copy them; return the seconds it took."""
+    started = time.perf_counter()
+    got = receive(ticket, timeout_s=TIMEOUT_S)
+    if target is None:
+        target = {name: torch.empty_like(tensor) for name, tensor in got.items()}
+    for name, tensor in got.items():
+        target[name].copy_(tensor)
+    return time.perf_counter() - started
+
+
+def in_other_process(ticket: Ticket) -> float:
+    """As `take`, for a process of its own with one thread."""
+    torch.set_num_threads(1)
+    return take(ticket)
+
+
+def transports(folder: Path) -> dict[str, tuple[Transport, bool]]:
+    """Return each transport by name, and whether it reaches another process."""
+    return {
+        "memory, one process": (MemoryTransport(), False),
+        "memory, between processes": (MemoryTransport(MemoryObjects()), True),
+        "checkpoint, between processes": (CheckpointTransport(folder), True),
+    }
+
+
+def weight_sync(folder: Path, *, megabytes: int, repeats: int) -> list[Row]:
+    """Return the median seconds of publishing and of taking `megabytes` of weights, and GB/s of both together."""
+    weights, rows = weights_of(megabytes), []
+    size = num_bytes(weights)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        for name, (transport, is_distant) in transports(folder).items():
+            target = {key: torch.empty_like(tensor) for key, tensor in weights.items()}
+            puts, takes = [], []
+            for version in range(1, repeats + 2):
+                for tensor in weights.values():
+                    tensor[0, 0] += 1.0
+                started = time.perf_counter()
+                ticket = transport.put(version, weights, copy=True)
+                puts.append(time.perf_counter() - started)
+                if is_distant:
+                    takes.append(pool.submit(in_other_process, ticket).result(timeout=TIMEOUT_S))
+                else:
+                    takes.append(take(ticket, target))
+                transport.drop_before(version)
+            transport.drop_before(repeats + 2)
+            transport.close()
+            put_s, take_s = median(puts[1:]), median(takes[1:])  # the first one starts the process
+            rows.append(
+                {"transport": name, "publish_s": put_s, "take_s": take_s, "gb_per_s": size / (put_s + take_s) / 1e9}
+            )
+    shutil.rmtree(folder / "weights", ignore_errors=True)
+    return rows
+
+
+# --------------------------------------------------------------------- scheduler
+class Nothing(Workflow):
+    """Asks no model: what remains is the scheduler's own work."""
+
+    def run(self) -> list[Experience]:
+        """Return an experience of two tokens."""
+        return [Experience(tokens=[1, 2], prompt_length=1, reward=0.0)]  # type: ignore[arg-type]
+
+
+def quickstart(folder: Path) -> Config:
+    """Return the configuration of the quickstart's untrained model."""
+    prepare(folder, seed=1)
+    model = {
+        "model_path": str(folder / "model"),
+        "max_model_len": 96,
+        "max_prompt_tokens": 32,
+        "max_response_tokens": 64,
+    }
+    explorer = {"rollout_model": {"dtype": "float32"}, "runner_per_model": 32}
+    return Config.model_validate({"model": model, "explorer": explorer})
+
+
+def scheduling(folder: Path, *, tasks: int, runners: Sequence[int]) -> list[Row]:
+    """Return microseconds a task of a workflow that does nothing, by the number of runners."""
+    config = quickstart(folder)
+
+    async def measure(number: int) -> float:
+        engine = create_inference_model(config)
+        settings = SchedulerSettings(num_runners=number, max_timeout=60.0)
+        scheduler = Scheduler(engine, ModelWrapper(engine, config=config), settings=settings)
+        work = [Task(workflow=Nothing, raw_task={}, repeat_times=1) for _ in range(tasks)]
+        await scheduler.prepare()
+        await scheduler.schedule(work[: 2 * number], batch=0)
+        started = time.perf_counter()
+        result = await scheduler.schedule(work, batch=1)
+        seconds = time.perf_counter() - started
+        scheduler.close()
+        if len(result.experiences) != tasks:
+            raise RuntimeError(f"{tasks} tasks were to give one experience each, got {len(result.experiences)}")
+        return seconds
+
+    return [{"runners": number, "us_per_task": asyncio.run(measure(number)) / tasks * 1e6} for number in runners]
+
+
+# ------------------------------------------------------------------------- store
+def rows_of(step: int, number: int) -> list[Experience]:
+    """Return experiences whose payload has 8 KiB."""
+    length = 500
+    tokens = torch.arange(length)
+    logprobs = torch.full((length // 2,), -0.5)
+    filling = "x" * 2450
+    return [
+        Experience(
+            eid=EID(step, task), tokens=tokens, prompt_length=length // 2, logprobs=logprobs, reward=1.0,
+            info={"model_version": 0, "filling": filling},
+        )
+        for task in range(number)
+    ]  # fmt: skip
+
+
+def store_rows(folder: Path, *, steps: int, rows: int) -> Row:
+    """Return rows a second of append, claim and commit, and of all three, with a durable commit a call each."""
+    size = len(rows_of(1, 1)[0].serialize())
+    seconds = {"append": 0.0, "claim": 0.0, "commit": 0.0}
+    file = folder / "rows.db"
+    with ExperienceStore(f"sqlite:///{file}") as store:
+        store.open_producer("exp", "explorer", run="run")
+        token = store.open_consumer("exp", "trainer", run="run", cut=0)
+        for step in range(1, steps + 1):
+            batch = rows_of(step, rows)
+            times = [time.perf_counter()]
+            store.append("exp", batch, run="run", producer="explorer", explore_step=step)
+            times.append(time.perf_counter())
+            read = store.read_batch(token, rows, timeout_s=60.0)
+            times.append(time.perf_counter())
+            store.commit_step(token, step, [one.eid.uid for one in read.experiences])
+            times.append(time.perf_counter())
+            for name, start, end in zip(seconds, times[:-1], times[1:], strict=True):
+                seconds[name] += end - start
+        counts = store.counts("exp", "run")
+    if counts["trained"] != steps * rows:
+        raise RuntimeError(f"{steps * rows} rows were to be trained, got {counts}")
+    file.unlink()
+    total = steps * rows
+    return {"payload_bytes": size, "rows": total, "all_per_s": total / sum(seconds.values())} | {
+        f"{name}_per_s": total / spent for name, spent in seconds.items()
+    }
+
+
+# --------------------------------------------------------------------- latencies
+def latencies(folder: Path, *, number: int) -> list[float]:
+    """Return the seconds that each of `number` samples of the torch engine took, 32 of them under way at once."""
+    config = quickstart(folder)
+
+    async def measure() -> list[float]:
+        engine = create_inference_model(config)
+        await engine.prepare()
+        limit, seconds = asyncio.Semaphore(32), []
+
+        async def one(index: int) -> None:
+            async with limit:
+                started = time.perf_counter()
+                await engine.chat([{"role": "user", "content": f"{index % 90 + 10}+{index % 80 + 11}="}], seed=index)
+                seconds.append(time.perf_counter() - started)
+
+        try:
+            await asyncio.gather(*(one(index) for index in range(number + 64)))
+        finally:
+            await engine.shutdown()
+        return seconds[32:-32]  # without the start, where the prefills queue up, and the end, where engines run empty
+
+    return asyncio.run(measure())
+
+
+def described(values: Sequence[float]) -> Mapping[str, float]:
+    """Return mean, median, 99th percentile and maximum in units of the mean."""
+    ordered, mean = sorted(values), sum(values) / len(values)
+    pick = {"median": 0.5, "p99": 0.99, "max": 1.0}
+    return {name: ordered[min(len(ordered) - 1, int(share * len(ordered)))] / mean for name, share in pick.items()}

@@ -1,0 +1,305 @@
+"""A run on many engines as discrete events: which engine answers, who waits for whom, how old what is trained is.
+
+The decisions are the product's own functions (`choose_engine`, `fixed_engine`, `PrefixTable`, `OverRollout`,
+`FixedSchedule`); only time is simulated. A runner does all rollouts of one task as one request of `repeat_times`
+samples, each of which takes as long as a draw from the latency distribution. A sample waits on its engine while all of
+the engine's slots are taken.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from trinity.common.models.routing.choice import PrefixTable, choose_engine, fixed_engine
+from trinity.explorer.pacing import OverRollout
+from trinity.synchronizer.schedule import FixedSchedule
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is simulated.
+
+    Attributes:
+        style: `fixed`, `dynamic_by_explorer` or `fully_async`.
+        engines: number of engines.
+        slots: samples that an engine computes at once.
+        runners_per_engine: `explorer.runner_per_model`.
+        batch_size: tasks of an explore step.
+        repeat_times: rollouts of a task.
+        steps: training steps.
+        train_s: seconds of a training step.
+        sync_s: seconds in which the engines take new weights and answer nothing.
+        offset: `synchronizer.sync_offset` of style fixed.
+        interval: explore steps between two questions of style dynamic_by_explorer.
+        max_staleness: bound of style fully_async.
+        max_inflight: batches under way in style fully_async.
+        is_least_loaded: requests go where the least is under way; else every runner has an engine of its own.
+        over_rollout: which tasks of a batch are not waited for.
+        seed: of the draws.
+    """
+
+    style: str = "fixed"
+    engines: int = 1024
+    slots: int = 8
+    runners_per_engine: int = 2
+    batch_size: int = 4096
+    repeat_times: int = 8
+    steps: int = 8
+    train_s: float = 60.0
+    sync_s: float = 5.0
+    offset: int = 0
+    interval: int = 1
+    max_staleness: int = 1
+    max_inflight: int = 2
+    is_least_loaded: bool = True
+    over_rollout: OverRollout = OverRollout(0.0, 0.0)
+    seed: int = 1
+
+
+@dataclass
+class Outcome:
+    """What came of it.
+
+    Attributes:
+        wall_s: simulated seconds of the run.
+        engine_frac: share of the engines' slots that computed samples which were kept.
+        wasted_frac: share that computed samples which were abandoned.
+        trainer_frac: share of the time in which the trainer trained.
+        staleness: of every trained task: training steps between its weights and those that were trained.
+        tasks_lost: tasks that were abandoned.
+    """
+
+    wall_s: float = 0.0
+    engine_frac: float = 0.0
+    wasted_frac: float = 0.0
+    trainer_frac: float = 0.0
+    staleness: list[int] = field(default_factory=list)
+    tasks_lost: int = 0
+
+
+@dataclass
+class _Batch:
+    step: int
+    version: int
+    open: dict[int, int]
+    done: int = 0
+    is_over: bool = False
+    given_out: set[int] = field(default_factory=set)
+    samples: list[_Sample] = field(default_factory=list)
+
+
+@dataclass
+class _Sample:
+    batch: _Batch
+    task: int
+    engine: int
+    seconds: float
+    began: float | None = None
+    is_ended: bool = False
+
+
+class Simulation:
+    """One run.
+
+    Args:
+        plan: what is simulated.
+        draw: returns the seconds of a sample.
+    """
+
+    def __init__(self, plan: Plan, draw: Callable[[random.Random], float]) -> None:
+        self.plan = plan
+        self._draw = draw
+        self._random = random.Random(plan.seed)
+        self._now = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self._loads = dict.fromkeys(range(plan.engines), 0.0)
+        self._busy = [0] * plan.engines
+        self._waiting: list[deque[_Sample]] = [deque() for _ in range(plan.engines)]
+        self._prefixes = PrefixTable()
+        self._tasks: deque[tuple[_Batch, int]] = deque()
+        self._num_runners = self._free_runners = plan.engines * plan.runners_per_engine
+        self._paused_until = 0.0
+        self._explored = self._begun = 0
+        self._version = self._trained = self._published = 0
+        self._is_training = self._is_asked = False
+        self._answered = 0
+        self._ready: deque[tuple[int, int]] = deque()  # version and tasks of each finished batch
+        self._inflight = 0
+        self._schedule = FixedSchedule(offset=plan.offset)
+        self._kept_s = self._wasted_s = self._trained_s = 0.0
+        self.outcome = Outcome()
+
+    def run(self) -> Outcome:
+        """Simulate to the last training step; return what came of it."""
+        self._explore()
+        while self._events and self._trained < self.plan.steps:
+            self._now, _, event = heapq.heappop(self._events)
+            event()
+        capacity = self._now * self.plan.engines * self.plan.slots
+        result = self.outcome
+        result.wall_s = self._now
+        result.engine_frac, result.wasted_frac = self._kept_s / capacity, self._wasted_s / capacity
+        result.trainer_frac = self._trained_s / self._now
+        return result
+
+    def _at(self, when: float, event: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (when, self._count, event))
+
+    # ------------------------------------------------------------------ explorer
+    def _explore(self) -> None:
+        """Begin the next explore step if the style lets it."""
+        plan, step = self.plan, self._begun + 1
+        limit = plan.max_inflight if plan.style == "fully_async" else 1
+        if self._inflight >= limit or self._begun >= plan.steps:
+            return
+        version = self._version_for(step)
+        if version is None:
+            return
+        if version > self._version:
+            self._version = version
+            self._paused_until = self._now + plan.sync_s
+            self._at(self._paused_until, self._fill_all)
+        self._begun, self._inflight = step, self._inflight + 1
+        batch = _Batch(step, self._version, dict.fromkeys(range(plan.batch_size), plan.repeat_times))
+        self._tasks.extend((batch, task) for task in range(plan.batch_size))
+        self._give_out()
+        self._explore()
+
+    def _version_for(self, step: int) -> int | None:
+        """Return the version that serves an explore step, or None while it cannot begin."""
+        plan = self.plan
+        if plan.style == "fixed":
+            wanted = self._schedule.version_for(step)
+            return wanted if self._published >= wanted else None
+        if plan.style == "dynamic_by_explorer":
+            if step == 1 or (step - 1) % plan.interval or self._answered == step:
+                return self._published if self._answered == step else self._version
+            self._is_asked = True
+            if self._is_training:
+                return None
+            self._answer(step)
+            return self._published
+        required = self._trained + self._is_training + math.ceil(len(self._ready) + self._inflight + 1) - 1
+        return self._published if self._published >= required - plan.max_staleness else None
+
+    def _answer(self, step: int) -> None:
+        """Publish what is trained, as the explorer asked for before `step`."""
+        self._published, self._is_asked, self._answered = self._trained, False, step
+
+    def _give_out(self) -> None:
+        while self._free_runners and self._tasks:
+            batch, task = self._tasks.popleft()
+            if batch.is_over:
+                continue
+            self._free_runners -= 1
+            group = f"{batch.step}/{task}"
+            if self.plan.is_least_loaded:
+                engine = choose_engine(self._loads, home=self._prefixes.home(group))
+            else:
+                engine = fixed_engine(f"runner_{task % self._num_runners:04d}", range(self.plan.engines))
+            self._prefixes.note(group, engine)
+            batch.given_out.add(task)
+            self._loads[engine] += self.plan.repeat_times
+            for _ in range(self.plan.repeat_times):
+                sample = _Sample(batch, task, engine, self._draw(self._random))
+                batch.samples.append(sample)
+                self._waiting[engine].append(sample)
+            self._fill(engine)
+
+    def _fill_all(self) -> None:
+        for engine in range(self.plan.engines):
+            self._fill(engine)
+
+    def _fill(self, engine: int) -> None:
+        """Let the engine compute what waits, as far as its slots go; it answers nothing while it takes weights."""
+        queue = self._waiting[engine]
+        while queue and self._busy[engine] < self.plan.slots and self._now >= self._paused_until:
+            sample = queue.popleft()
+            if sample.is_ended:
+                continue
+            self._busy[engine] += 1
+            sample.began = self._now
+            self._at(self._now + sample.seconds, lambda sample=sample: self._end(sample))  # type: ignore[misc]
+
+    def _end(self, sample: _Sample) -> None:
+        """Take a finished sample; one of an abandoned task was ended when its batch was."""
+        batch = sample.batch
+        if sample.is_ended:
+            return
+        sample.is_ended = True
+        self._busy[sample.engine] -= 1
+        self._loads[sample.engine] -= 1
+        batch.open[sample.task] -= 1
+        if not batch.open[sample.task]:
+            del batch.open[sample.task]
+            batch.done += 1
+            self._free_runners += 1
+            self._give_out()
+            self._check(batch)
+        self._fill(sample.engine)
+
+    def _check(self, batch: _Batch) -> None:
+        rule, size = self.plan.over_rollout, self.plan.batch_size
+        if not batch.open:
+            self._finish(batch)
+        elif batch.done == rule.needed(size):
+            self._at(self._now + rule.wait_after_min, lambda: self._finish(batch))
+
+    def _finish(self, batch: _Batch) -> None:
+        if batch.is_over:
+            return
+        batch.is_over = True
+        self._abandon(batch)
+        self._explored, self._inflight = self._explored + 1, self._inflight - 1
+        self._ready.append((batch.version, batch.done))
+        self._train()
+        self._explore()
+
+    def _abandon(self, batch: _Batch) -> None:
+        """End the samples of tasks that are not waited for, on every engine."""
+        kept = [sample for sample in batch.samples if sample.task not in batch.open]
+        self._kept_s += sum(sample.seconds for sample in kept)
+        touched = set()
+        for sample in batch.samples:
+            if sample.task not in batch.open:
+                continue
+            if sample.began is not None:
+                self._wasted_s += min(self._now - sample.began, sample.seconds)
+            if not sample.is_ended:
+                sample.is_ended = True
+                self._loads[sample.engine] -= 1
+                self._busy[sample.engine] -= sample.began is not None
+                touched.add(sample.engine)
+        self._free_runners += len(batch.given_out & batch.open.keys())
+        self.outcome.tasks_lost += len(batch.open)
+        batch.samples.clear()
+        self._give_out()
+        for engine in touched:
+            self._fill(engine)
+
+    # ------------------------------------------------------------------- trainer
+    def _train(self) -> None:
+        if self._is_training or not self._ready:
+            return
+        version, tasks = self._ready.popleft()
+        self._is_training = True
+        self.outcome.staleness += [self._trained - version] * tasks
+        self._at(self._now + self.plan.train_s, self._trained_step)
+
+    def _trained_step(self) -> None:
+        self._is_training = False
+        self._trained += 1
+        self._trained_s += self.plan.train_s
+        if self.plan.style != "dynamic_by_explorer":
+            self._published = self._trained
+        elif self._is_asked:
+            self._answer(self._begun + 1)
+        self._explore()
+        self._train()

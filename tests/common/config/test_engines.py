@@ -1,0 +1,62 @@
+"""Which engine answers, and keys that only one kind of engine has."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from types import ModuleType
+
+import pytest
+
+from tests.common.config.conftest import MINIMAL, Examine
+from trinity.common.config.rules.engines import best_engine
+
+ROLLOUT = "explorer.rollout_model"
+
+
+@pytest.mark.parametrize("name", ["vllm", "vllm_async"])
+def test_vllm_is_served_with_its_keys(examined: Examine, name: str) -> None:
+    keys = ("tensor_parallel_size=2", "pipeline_parallel_size=2", "enforce_eager=true", "enable_prefix_caching=false",
+            "enable_chunked_prefill=false", "enable_expert_parallel=true", "enable_log_requests=true")  # fmt: skip
+    overrides = [f"{ROLLOUT}.{key}" for key in (f"engine_type={name}", *keys)]
+    plan, problems = examined(MINIMAL, *overrides)
+    assert [p.render() for p in problems if p.key and p.key.startswith("explorer")] == []
+    assert plan.stages[0].config.explorer.rollout_model.engine_type == "vllm"
+
+
+def test_auxiliary_models_choose_for_themselves(examined: Examine) -> None:
+    models = "explorer.auxiliary_models=[{model_path: m, engine_type: vllm_async}, {model_path: n}]"
+    plan, _ = examined(MINIMAL, models, f"{ROLLOUT}.engine_type=torch")
+    found = [model.engine_type for model in plan.stages[0].config.explorer.auxiliary_models]
+    assert found[0] == "vllm" and found[1] in ("torch", "vllm")
+
+
+def test_deterministic_runs_need_the_torch_engine(examined: Examine) -> None:
+    problems = examined(MINIMAL, f"{ROLLOUT}.engine_type=vllm", "deterministic=true")[1]
+    (found,) = [p for p in problems if p.code == "E3220"]
+    assert found.is_error and f"--set {ROLLOUT}.engine_type=torch" in (found.suggestion or "")
+
+
+@pytest.mark.parametrize("key", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_the_torch_engine_is_on_one_device(examined: Examine, key: str) -> None:
+    problems = examined(MINIMAL, f"{ROLLOUT}.{key}=2", f"{ROLLOUT}.engine_type=torch")[1]
+    (found,) = [p for p in problems if p.code == "E3223"]
+    assert found.key == f"{ROLLOUT}.{key}" and "engine_type=vllm" in (found.suggestion or "")
+
+
+def test_keys_of_vllm_have_no_effect_on_the_torch_engine_and_it_is_told(examined: Examine) -> None:
+    problems = examined(MINIMAL, f"{ROLLOUT}.enforce_eager=true", f"{ROLLOUT}.engine_type=torch")[1]
+    assert [(p.code, p.key) for p in problems if p.code == "W1902"] == [("W1902", f"{ROLLOUT}.enforce_eager")]
+
+
+def test_auto_is_vllm_where_it_and_a_gpu_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trinity.common.config.rules.engines.has_gpu", lambda: False)
+    module = ModuleType("vllm")
+    module.__spec__ = importlib.util.spec_from_loader("vllm", loader=None)
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    assert best_engine(is_deterministic=False) == ("torch", "this machine has no GPU")
+    monkeypatch.setattr("trinity.common.config.rules.engines.has_gpu", lambda: True)
+    assert best_engine(is_deterministic=False) == ("vllm", "vLLM and a GPU are there")
+    assert best_engine(is_deterministic=True)[0] == "torch"
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    assert best_engine(is_deterministic=False) == ("torch", "vLLM is not installed")

@@ -1,0 +1,109 @@
+"""A vLLM whose process stops, or whose owner is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from transformers import PreTrainedModel
+
+from tests.e2e.short_run import ROOT
+
+pytestmark = pytest.mark.slow
+
+OWNER = """
+import asyncio, dataclasses, json, sys
+from pathlib import Path
+from tests.common.models.vllm.conftest import settings
+from trinity.common.errors import TrinityError
+from trinity.common.models.torch_engine.weights import read_tensors
+from trinity.common.models.vllm_engine import VLLMEngine
+
+def tell(value):
+    print(json.dumps(value), flush=True)
+
+async def fate(call):
+    try:
+        await call
+    except TrinityError as error:
+        return str(error)
+
+async def main(folder):
+    made = VLLMEngine(settings(folder, sync_timeout_s=1.0))
+    await made.prepare()
+    tell([worker["pid"] for worker in made.workers])
+    sys.stdin.readline()
+    weights = dict(read_tensors(folder))
+    calls = [made.update_weights(weights, version=1), made.generate("1+1="), made.logprobs([4, 5]), made.stats()]
+    tell([await fate(call) for call in calls] + [made.model_version])
+    await asyncio.sleep(60)
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+def wait_until_gone(pid: int, seconds: float = 10.0) -> None:
+    """Wait until a process has ended; a zombie that nobody has reaped yet has."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"process {pid} is still there after {seconds:g} s")
+
+
+@pytest.fixture
+def owner(tied: tuple[Path, PreTrainedModel], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that owns an engine; killed at the end."""
+    pytest.importorskip("vllm")
+    program = tmp_path / "owner.py"
+    program.write_text(OWNER)
+    process = subprocess.Popen(
+        [sys.executable, str(program), str(tied[0])],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    yield process
+    process.kill()
+    process.communicate(timeout=10)
+
+
+def told(process: subprocess.Popen[str]) -> list[Any]:
+    """Return the next list that the owner tells."""
+    assert process.stdout is not None
+    return json.loads(next(line for line in process.stdout if line.startswith("[") and line.endswith("]\n")))
+
+
+def test_a_process_that_stops_in_an_update_makes_the_engine_unusable_and_ends_with_its_owner(
+    owner: subprocess.Popen[str],
+) -> None:
+    (worker,) = told(owner)
+    assert worker in [child.pid for child in psutil.Process(owner.pid).children(recursive=True)]
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        assert owner.stdin is not None
+        owner.stdin.write("go\n")
+        owner.stdin.flush()
+        update, *later, version = told(owner)
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    assert "timed out after 1 s" in update and "synchronizer.sync_timeout" in update
+    assert len(later) == 3
+    for error in later:
+        assert error.startswith("[E5661] weights of version 1 could not be loaded") and "started again" in error
+    assert version == 0
+    owner.kill()
+    wait_until_gone(worker)

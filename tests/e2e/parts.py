@@ -1,0 +1,124 @@
+"""A run in parts: explorers and a trainer with a YAML file each, in threads of this process or in processes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.e2e.short_run import ROOT
+from tests.e2e.tiny_run import PLAIN, TinyRun
+from trinity.launch.run import RunOptions, RunResult, plan_run, run_plan
+
+PLUGIN = '''
+"""A workflow whose answer is rewarded for its digits: a random model earns something."""
+
+from trinity.common.rewards import REWARD_FUNCTIONS, RewardFn
+
+
+@REWARD_FUNCTIONS.register_module("digits_in_answer")
+class DigitsInAnswer(RewardFn):
+    def __call__(self, response, prompt=None, truth=None, **kwargs):
+        return {"digits": sum(character.isdigit() for character in response) / max(len(response), 1)}
+'''
+
+
+@dataclass
+class Parts:
+    """A folder with a YAML file a component.
+
+    Attributes:
+        folder: where they are and run.
+        trees: contents of the files by name of the component.
+    """
+
+    folder: Path
+    trees: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        run = TinyRun(self.folder)
+        run.write_rows([{"question": f"{a}+{a + 2}=", "answer": str(2 * a + 2)} for a in range(4)], "new.jsonl")
+        (self.folder / "plugins").mkdir(exist_ok=True)
+        (self.folder / "plugins" / "digits.py").write_text(PLUGIN)
+        common = copy.deepcopy(PLAIN)
+        common["checkpoint_root_dir"] = str(self.folder / "out")
+        common["model"]["model_path"] = str(self.folder / "model")
+        common["synchronizer"] = {"sync_method": "checkpoint", "sync_interval": 2, "sync_timeout": 60}
+        common["buffer"]["trainer_input"] = {"experience_buffer": {"name": "exps", "storage_type": "queue"}}
+        common["buffer"]["trainer_input"]["experience_buffer"]["max_read_timeout"] = 60
+        common["buffer"]["explorer_input"]["default_reward_fn_type"] = "digits_in_answer"
+        common["buffer"]["explorer_input"]["taskset"]["path"] = str(self.folder / "train.jsonl")
+        del common["buffer"]["total_steps"]
+        trainer = copy.deepcopy(common) | {"mode": "train", "trainer": {"save_interval": 2}}
+        trainer["buffer"]["train_batch_size"] = 4
+        del trainer["explorer"]
+        self.trees["trainer"] = trainer
+        del common["trainer"]
+        for name, rows in (("explorer", "train.jsonl"), ("explorer_new", "new.jsonl")):
+            tree = copy.deepcopy(common) | {"mode": "explore"}
+            tree["explorer"]["name"] = name
+            tree["buffer"]["total_steps"] = 8
+            tree["buffer"]["explorer_input"]["taskset"]["path"] = str(self.folder / rows)
+            self.trees[name] = tree
+
+    def write(self, component: str) -> Path:
+        """Write the YAML file of a component; return it."""
+        path = self.folder / f"{component}.yaml"
+        path.write_text(yaml.safe_dump(self.trees[component]))
+        return path
+
+    def run(self, component: str, *overrides: str) -> RunResult:
+        """Run a component in this thread."""
+        options = RunOptions(plugin_dirs=(self.folder / "plugins",), overrides=overrides)
+        return run_plan(plan_run(self.write(component), options), options)
+
+    def run_together(self, *components: str) -> dict[str, RunResult]:
+        """Run components in a thread each; return their results, or raise the first failure."""
+        with ThreadPoolExecutor(len(components)) as pool:
+            ends: dict[str, Future[RunResult]] = {name: pool.submit(self.run, name) for name in components}
+            return {name: end.result(timeout=120) for name, end in ends.items()}
+
+    def start(self, component: str, *, failpoints: str = "") -> subprocess.Popen[str]:
+        """Start a component in a process of its own; its output goes to `<component>.out`."""
+        command = [sys.executable, "-m", "trinity", "run", "--config", str(self.write(component))]
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
+        with open(self.folder / f"{component}.out", "a") as out:
+            return subprocess.Popen(
+                [*command, "--plugin-dir", str(self.folder / "plugins")],
+                cwd=self.folder,
+                env=os.environ | {"TRINITY_FAILPOINTS": failpoints, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+
+    def output(self, component: str) -> str:
+        """Return what the processes of a component have printed."""
+        return (self.folder / f"{component}.out").read_text()
+
+    @property
+    def job(self) -> Path:
+        """Folder of the job."""
+        return self.folder / "out" / "tiny" / "run"
+
+    def lines(self, actor: str) -> list[dict[str, Any]]:
+        """Return the metrics lines of an actor."""
+        lines = [json.loads(line) for line in (self.job / "metrics.jsonl").read_text().splitlines()]
+        return [line for line in lines if line["actor"] == actor]
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        """Return the rows of a query of the experience store."""
+        with sqlite3.connect(self.job / "buffer" / "experience.db") as connection:
+            return connection.execute(statement).fetchall()

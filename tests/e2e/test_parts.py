@@ -1,0 +1,102 @@
+"""Explorers and a trainer that run apart and meet in the job's folder and store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.parts import Parts
+from trinity.common.errors import AlreadyRunningError, CheckpointError, ConfigError, ExitCode
+from trinity.launch.job import JobLock
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Parts:
+    """Two explorers, of which the second joins late, and a trainer; all ran to their end."""
+    made = Parts(tmp_path_factory.mktemp("parts") / "run")
+    made.trees["explorer"]["buffer"]["explorer_input"]["eval_tasksets"] = [
+        made.trees["explorer"]["buffer"]["explorer_input"]["taskset"] | {"name": "test"}
+    ]
+    made.trees["explorer"]["explorer"] |= {"eval_interval": 4, "eval_on_startup": True}
+    made.trees["explorer_new"]["buffer"]["total_steps"] = 4
+    # The first explorer alone explores what it may without a trainer, then ends at the deadline of its wait.
+    made.trees["explorer"]["synchronizer"]["sync_timeout"] = 1
+    with pytest.raises(Exception, match="waiting for version 2 .*no trainer is running") as waited:
+        made.run("explorer")
+    assert waited.value.code == "E5501"  # type: ignore[attr-defined]
+    assert made.query("select producer, finished_step, is_open from producer") == [("explorer", 2, 1)]
+    made.trees["explorer"]["synchronizer"]["sync_timeout"] = 60
+    results = made.run_together("trainer", "explorer", "explorer_new")
+    assert {name: result.exit_code for name, result in results.items()} == dict.fromkeys(results, ExitCode.DONE)
+    return made
+
+
+def test_the_trainer_consumes_from_both_and_trains_every_experience_once(parts: Parts):
+    made = parts.query("select producer, count(*), count(distinct uid), max(explore_step) from experience group by 1")
+    assert made == [("explorer", 32, 32, 8), ("explorer_new", 16, 16, 4)]
+    assert parts.query("select state, use_count, count(*) from experience group by 1, 2") == [("trained", 1, 48)]
+    assert parts.query("select count(*), count(distinct uid) from step_exp") == [(48, 48)]
+    assert [line["step"] for line in parts.lines("trainer")] == list(range(1, 13))
+    assert parts.query("select producer, is_open from producer") == [("explorer", 0), ("explorer_new", 0)]
+
+
+def test_weights_reach_both_explorers_and_staleness_is_bounded(parts: Parts):
+    for name in ("explorer", "explorer_new"):
+        versions = [line["rollout/model_version"] for line in parts.lines(name) if "rollout/model_version" in line]
+        assert versions == sorted(versions) and len(set(versions)) > 1 and all(v % 2 == 0 for v in versions), versions
+    # Each of two explorers makes at most two batches beyond what the newest version needed.
+    assert max(line["sample/staleness/max"] for line in parts.lines("trainer")) <= 2 * 2 + 1
+
+
+def test_an_explorer_evaluates_on_its_own_schedule_and_at_its_end(parts: Parts):
+    evaluated = {
+        line["step"]: line["eval/model_version"] for line in parts.lines("explorer") if "eval/model_version" in line
+    }
+    assert list(evaluated) == [0, 4, 8] and evaluated[0] == 0 < evaluated[4] <= evaluated[8]
+    assert [line["step"] for line in parts.lines("explorer") if "rollout/model_version" in line] == list(range(1, 9))
+
+
+def test_bench_evaluates_every_checkpoint_or_the_latest(parts: Parts):
+    explorer = parts.trees["explorer"]
+    tree = {key: explorer[key] for key in ("project", "name", "checkpoint_root_dir", "algorithm", "model", "buffer")}
+    parts.trees["bench"] = tree | {"mode": "bench", "explorer": {"eval_on_startup": True}}
+    assert parts.run("bench").exit_code == ExitCode.DONE
+    key = "bench/test/reward/mean@1"
+    scores = {line["step"]: line[key] for line in parts.lines("bench")}
+    assert list(scores) == [0, 2, 4, 6, 8, 10, 12] and len(set(scores.values())) > 1, scores
+    assert parts.run("bench", "explorer.bench_on_latest_checkpoint=true", "explorer.eval_on_startup=false").stages
+    assert {line["step"]: line[key] for line in parts.lines("bench")} == {12: scores[12]}
+
+
+def test_a_live_name_a_whole_job_and_another_shape_of_run_are_refused(parts: Parts, tmp_path: Path):
+    held = JobLock(parts.job, "explorer", command="trinity run --config explorer.yaml")
+    try:
+        with pytest.raises(AlreadyRunningError, match="live component named 'explorer' already .pid") as again:
+            parts.run("explorer")
+        assert (again.value.code, again.value.exit_code) == ("E8002", ExitCode.ALREADY_RUNNING)
+        with pytest.raises(AlreadyRunningError, match="explorer: pid") as whole:
+            JobLock(parts.job)
+        assert whole.value.code == "E8001"
+        JobLock(parts.job, "another").release()
+    finally:
+        held.release()
+    with pytest.raises(CheckpointError, match="was begun in parts") as shape:
+        parts.run("explorer", "mode=both", "trainer.save_interval=1")
+    assert shape.value.code == "E7040"
+    with pytest.raises(ConfigError, match="has run in .* before") as anew:
+        parts.run("explorer", "continue_from_checkpoint=false")
+    assert anew.value.code == "E1840"
+
+
+def test_files_of_one_job_that_disagree_are_shown_key_by_key(parts: Parts):
+    with pytest.raises(ConfigError) as found:
+        parts.run("explorer_new", "explorer.name=third", "synchronizer.sync_interval=3")
+    message = found.value.args[0]
+    assert found.value.code == "E1810" and "synchronizer.sync_interval: 3 in third, 2 in explorer\n" in message
+    assert "sync_timeout" not in message and "path" not in message
+    with pytest.raises(CheckpointError, match="temperature") as changed:
+        parts.run("explorer", "model.temperature=0.5")
+    assert changed.value.code == "E7004"

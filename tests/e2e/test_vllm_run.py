@@ -1,0 +1,36 @@
+"""A run with the vLLM engine learns what the same run with the torch engine learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_algorithms import STEPS, finish, make_run
+from tests.e2e.tiny_run import TinyRun
+from tests.tiny import tiny_model
+
+pytestmark = pytest.mark.slow
+
+
+def learned(folder: Path, plugins: Path, engine: str) -> TinyRun:
+    """Return a finished GRPO run on a model that both engines have kernels for."""
+    run = make_run(folder, {"algorithm_type": "grpo", "kl_loss_fn": "none"})
+    tiny_model(folder / "model", "qwen2", seed=1, scale=3.0, head_dim=32, hidden_size=128, tie_word_embeddings=False)
+    run.change(deterministic=False, explorer__rollout_model__engine_type=engine, model__temperature=1.1)
+    finish(run, plugins)
+    return run
+
+
+def test_a_run_on_vllm_is_that_on_the_torch_engine(tmp_path: Path, plugins: Path) -> None:
+    pytest.importorskip("vllm")
+    ours, theirs = (learned(tmp_path / engine, plugins, engine) for engine in ("vllm", "torch"))
+    for run in (ours, theirs):
+        assert [line["rollout/model_version"] for line in run.lines("explorer")] == list(range(STEPS))
+        assert [line["step"] for line in run.lines("trainer")] == list(range(1, STEPS + 1))
+        assert max(line["training/rollout_logprobs_diff_max"] for line in run.lines("trainer")) <= 1e-4
+    keys = ("actor/pg_loss", "actor/grad_norm", "actor/entropy_loss")
+    for one, other in zip(ours.lines("trainer"), theirs.lines("trainer"), strict=True):
+        assert [one[key] for key in keys] == pytest.approx([other[key] for key in keys], rel=1e-3, abs=1e-6)
+    assert max(line["actor/grad_norm"] for line in ours.lines("trainer")) > 1e-4
+    assert ours.lines("explorer")[-1]["perf/engine/generated_tokens"] > 0

@@ -1,0 +1,104 @@
+"""Engines in real processes that are killed or stopped while they answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.tiny import tiny_model
+from trinity.common.config.model import ModelConfig
+from trinity.common.models.routing.fleet import FleetSettings
+from trinity.common.models.routing.remote import RemoteEngine, RuntimeEngines
+from trinity.common.models.routing.router import EngineRouter
+from trinity.common.models.torch_engine.engine import TorchEngine
+from trinity.common.models.torch_engine.settings import EngineSettings
+from trinity.runtime.base import Resources
+from trinity.runtime.local import LocalRuntime
+
+pytestmark = pytest.mark.slow
+
+PROBES = {"probe_first_wait_s": 0.3, "probe_interval_s": 0.3, "probe_timeout_s": 1.0}
+
+
+@asynccontextmanager
+async def engines(folder: Path) -> AsyncIterator[tuple[EngineRouter, dict[str, torch.Tensor]]]:
+    """Yield a router over two engine processes, and weights for them."""
+    model = tiny_model(folder / "model")
+    config = ModelConfig.model_validate({"model_path": str(folder / "model"), "max_model_len": 256})
+    settings = EngineSettings(model=config, dtype="float32", device="cpu", timeout_s=60.0, max_num_seqs=16)
+    runtime = LocalRuntime()
+    source = RuntimeEngines(
+        runtime,
+        TorchEngine,
+        settings,
+        name="engine",
+        resources=Resources(own_process=True),
+        timeout_s=60.0,
+        sync_timeout_s=60.0,
+    )
+    router = EngineRouter(source, FleetSettings(2, recovery_timeout_s=60.0, **PROBES), timeout_s=60.0)
+    await router.prepare()
+    try:
+        yield router, {name: tensor * 0.5 for name, tensor in model.state_dict().items()}
+    finally:
+        await router.shutdown()
+        await runtime.close()
+
+
+def pid_of(router: EngineRouter, index: int) -> int:
+    engine = router._fleet.slots[index].engine
+    assert isinstance(engine, RemoteEngine)
+    return engine.handle.pid
+
+
+async def until_both_serve(router: EngineRouter) -> None:
+    while len(router._fleet.serving()) < 2:
+        await asyncio.sleep(0.02)
+
+
+async def answers_while(router: EngineRouter, number: int, *, what: signal.Signals, engine: int) -> tuple[Any, float]:
+    """Return the answers of sixteen requests, during which an engine gets a signal, and the seconds they took."""
+    started = time.monotonic()
+    calls = [
+        asyncio.ensure_future(
+            router.generate(f"{task}+", max_tokens=240, ignore_eos=True, sample_ids=[f"{number}/{task}/0/0"])
+        )
+        for task in range(16)
+    ]
+    await asyncio.sleep(0.05)
+    os.kill(pid_of(router, engine), what)
+    answers = await asyncio.gather(*calls)
+    return [(e.info["model_version"], e.tokens.tolist()) for (e,) in answers], time.monotonic() - started
+
+
+def test_requests_survive_an_engine_that_is_killed_and_one_that_hangs(tmp_path: Path) -> None:
+    async def scenario() -> dict[str, Any]:
+        async with engines(tmp_path) as (router, weights):
+            seen: dict[str, Any] = {}
+            await router.update_weights(weights, version=4)
+            seen["whole"], _ = await answers_while(router, 1, what=signal.SIGCONT, engine=0)
+            seen["killed"], _ = await answers_while(router, 1, what=signal.SIGKILL, engine=0)
+            seen["after kill"] = await router.stats()
+            await until_both_serve(router)
+            seen["stopped"], seen["seconds"] = await answers_while(router, 1, what=signal.SIGSTOP, engine=1)
+            await until_both_serve(router)
+            seen["again"], _ = await answers_while(router, 2, what=signal.SIGCONT, engine=0)
+            return seen | {"end": await router.stats()}
+
+    seen = asyncio.run(asyncio.wait_for(scenario(), 120))
+    whole = seen["whole"]
+    assert len(whole) == 16 and {version for version, _ in whole} == {4}
+    assert seen["killed"] == whole and seen["stopped"] == whole and len(seen["again"]) == 16
+    assert seen["after kill"]["rerouted_requests"] > 0 and seen["after kill"]["engines_serving"] == 1
+    assert seen["seconds"] < 0.3 + 1.0 + 3.0, "the probe's interval, its timeout, and the answers of the other engine"
+    assert seen["end"]["engine_restarts"] == 2 and seen["end"]["engines_serving"] == 2
+    assert min(seen["end"][f"{index}/answered_requests"] for index in range(2)) > 0, "both serve after they came back"

@@ -1,0 +1,100 @@
+"""Pacing: whether a producer may begin a batch without it getting too old before it is trained.
+
+Everything that decides is in the log, so that it holds for several producers and after a restart of any of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from trinity.buffer.store import ledger
+from trinity.buffer.store.ledger import Scope
+from trinity.buffer.store.tables import EXPERIENCE, NO_ROOM, PRODUCER, TRAIN_STEP
+from trinity.buffer.store.types import NO_TASK
+from trinity.common.schema.sql_schema import CLAIMED, READY
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The bound, and the sizes that it depends on.
+
+    Attributes:
+        max_staleness: most versions between the weights that sample and those that are trained, >= 0.
+        rollouts: of a batch of this producer.
+        rollouts_per_step: that a training step takes.
+        max_batches: that another producer of the same kind may have under way.
+    """
+
+    max_staleness: int
+    rollouts: int
+    rollouts_per_step: int
+    max_batches: int = 1
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """What waits to be trained.
+
+    Attributes:
+        step: last training step that was committed.
+        claimed: rollouts that the step under way trains.
+        ready: rollouts that are in the log and not claimed.
+        busy: other producers that may append more before the next version.
+    """
+
+    step: int
+    claimed: int
+    ready: int
+    busy: int
+
+    def last_step(self, pace: Pace, *, in_flight: int) -> int:
+        """Return the training step in which the last rollout of a batch that begins now is trained, at the latest.
+
+        The log is trained in order. A step takes fewer rollouts only where no producer has a batch under way; it then
+        takes all there are, so that nothing gets later by it.
+
+        Args:
+            pace: sizes of a batch and of a training step.
+            in_flight: batches of this producer that are under way already.
+        """
+        ahead = self.ready + (in_flight + self.busy * pace.max_batches + 1) * pace.rollouts
+        return self.step + (self.claimed > 0) + math.ceil(ahead / pace.rollouts_per_step)
+
+    def required_version(self, pace: Pace, *, in_flight: int) -> int:
+        """Return the oldest version that a batch that begins now may be sampled with."""
+        return self.last_step(pace, in_flight=in_flight) - 1 - pace.max_staleness
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing waits and nobody makes more."""
+        return not (self.claimed or self.ready or self.busy)
+
+
+def enter_batch(
+    connection: Connection, scope: Scope, *, producer: str, version: int, pace: Pace, in_flight: int
+) -> Backlog:
+    """Return the backlog, and record whether the producer begins a batch or waits; see `ProducerBoard.enter_batch`."""
+    step = connection.scalar(select(func.max(TRAIN_STEP.c.step)).where(scope.where(TRAIN_STEP))) or 0
+    columns = EXPERIENCE.c
+    statement = select(columns.state, columns.id, columns.task_id, columns.run_id)
+    rows = connection.execute(statement.where(scope.where(EXPERIENCE), columns.state.in_((READY, CLAIMED)))).all()
+    others = select(PRODUCER.c.wait_version).where(
+        scope.where(PRODUCER), PRODUCER.c.producer != producer, PRODUCER.c.is_open == 1
+    )
+    busy = sum(1 for wait in connection.scalars(others) if wait in (None, NO_ROOM) or wait <= step)
+    backlog = Backlog(step, _rollouts(rows, CLAIMED), _rollouts(rows, READY), busy)
+    if version >= backlog.required_version(pace, in_flight=in_flight):
+        ledger.upsert_producer(connection, scope, producer=producer, values={"wait_version": None})
+    elif not in_flight:
+        ledger.upsert_producer(connection, scope, producer=producer, values={"wait_version": step + 1})
+    return backlog
+
+
+def _rollouts(rows: Iterable[Any], state: str) -> int:
+    own = [row for row in rows if row.state == state]
+    return len({(row.id, None) if row.task_id == NO_TASK else (row.task_id, row.run_id) for row in own})

@@ -1,0 +1,76 @@
+"""Which engine answers, and keys that only one kind of engine has."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from trinity.common.config.draft import Draft
+from trinity.utils.gpu import has_gpu
+
+MODELS = "explorer.auxiliary_models"
+ROLLOUT = "explorer.rollout_model"
+PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size")
+TUNING = ("enforce_eager", "enable_prefix_caching", "enable_chunked_prefill", "enable_expert_parallel",
+          "enable_log_requests")  # fmt: skip
+
+
+def resolve_engine_types(draft: Draft) -> None:
+    """Choose the engine where `engine_type` is auto, and check each model's keys against its engine."""
+    if not draft.explores:
+        return
+    models = [ROLLOUT, *(f"{MODELS}[{index}]" for index in range(len(draft.get(MODELS))))]
+    for model in models:
+        key = f"{model}.engine_type"
+        if draft.get(key) == "auto":
+            engine, reason = best_engine(is_deterministic=bool(draft.get("deterministic")))
+            draft.derive(key, engine, reason)
+        elif draft.get(key) == "vllm_async":
+            draft.derive(key, "vllm", "vllm_async means vllm")
+        if draft.get(key) == "vllm":
+            _check_vllm(draft, model)
+        elif draft.get(key) == "torch":
+            _check_torch(draft, model)
+
+
+def best_engine(*, is_deterministic: bool) -> tuple[str, str]:
+    """Return the engine that `auto` means on this machine, and why."""
+    if is_deterministic:
+        return "torch", "deterministic: true needs it"
+    if importlib.util.find_spec("vllm") is None:
+        return "torch", "vLLM is not installed"
+    return ("vllm", "vLLM and a GPU are there") if has_gpu() else ("torch", "this machine has no GPU")
+
+
+def _check_vllm(draft: Draft, model: str) -> None:
+    if draft.get("deterministic"):
+        draft.problem(
+            "E3220",
+            f"{model}.engine_type",
+            "`deterministic: true` does not fit engine_type vllm: the bits of its sums depend on which requests share "
+            "a batch",
+            rule="torch",
+            involves=("deterministic",),
+            suggestion=f"use --set {model}.engine_type=torch, or write `deterministic: false`",
+        )
+
+
+def _check_torch(draft: Draft, model: str) -> None:
+    for name in PARALLEL:
+        size = draft.get(f"{model}.{name}")
+        if size != 1:
+            draft.problem(
+                "E3223",
+                f"{model}.{name}",
+                f"`{model}.{name}: {size}` needs engine_type vllm: the torch engine is on one device",
+                rule="1",
+                involves=(f"{model}.engine_type",),
+                suggestion=f"use --set {model}.{name}=1 or --set {model}.engine_type=vllm",
+            )
+    for name in TUNING:
+        if draft.is_given(f"{model}.{name}"):
+            draft.problem(
+                "W1902",
+                f"{model}.{name}",
+                f"`{model}.{name}` has no effect: it is of the vLLM engine, and the engine is torch",
+                suggestion="remove it",
+            )

@@ -1,0 +1,89 @@
+"""Explore steps that overlap (style `fully_async`): the next batch begins while earlier ones are under way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trinity.common.workflows.task import Task
+    from trinity.explorer.explorer import Explorer, Rollout
+    from trinity.explorer.updates import WeightUpdates
+
+START_POLL_S = 0.1  # between two looks at whether the next batch may begin
+
+
+@dataclass
+class _Flight:
+    step: int
+    rollout: asyncio.Task[Rollout]
+
+
+async def explore_overlapped(explorer: Explorer, updates: WeightUpdates, *, limit: int) -> None:
+    """Explore to the end with at most `limit` batches under way; steps are finished in their order.
+
+    The engine takes newer weights meanwhile. An evaluation waits for the end of what is under way, and nothing begins
+    before its own. What is under way when the explorer is cancelled is explored again after
+    a resume, since a snapshot knows finished steps only.
+
+    Raises:
+        TrinityError: what ended a batch or the updates; the other batches are ended.
+    """
+    flights: deque[_Flight] = deque()
+    following = asyncio.ensure_future(updates.follow())
+    ahead = _Ahead(explorer)
+    try:
+        while True:
+            while len(flights) < limit and (tasks := await ahead.tasks()):
+                if explorer.is_eval_due(ahead.step - 1):
+                    if flights:  # an evaluation has the engine, and its weights, for itself
+                        break
+                    async with updates.lock:
+                        await explorer.evaluate(ahead.step - 1)
+                verdict = await updates.admit(ahead.step, in_flight=len(flights))
+                if verdict is None:
+                    break
+                if not verdict:
+                    ahead.is_ended = True
+                    break
+                rollout = asyncio.ensure_future(explorer.roll_out(ahead.step, tasks))
+                flights.append(_Flight(ahead.step, rollout))
+                ahead.advance()
+            if not flights:
+                return
+            first = flights[0]
+            # The rollouts of a batch have their own deadlines; this wait only looks again at what may begin.
+            await asyncio.wait({first.rollout, following}, timeout=START_POLL_S, return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                following.result()
+            if first.rollout.done():
+                flights.popleft()
+                await explorer.finish_step(first.step, first.rollout.result())
+    finally:
+        left = [following, *(flight.rollout for flight in flights)]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+class _Ahead:
+    """The step that comes next, and its tasks once they are read."""
+
+    def __init__(self, explorer: Explorer) -> None:
+        self.step = explorer.state.explore_step + 1
+        self.is_ended = False
+        self._explorer = explorer
+        self._tasks: list[Task] | None = None
+
+    async def tasks(self) -> list[Task]:
+        """Return the tasks of the step; none at the end."""
+        if self._tasks is None:
+            self._tasks = await self._explorer.read_tasks(self.step)
+        return [] if self.is_ended else self._tasks
+
+    def advance(self) -> None:
+        """Go on to the next step."""
+        self.step += 1
+        self._tasks = None

@@ -1,0 +1,56 @@
+"""The trainer's eye on explorers that run apart: who has joined, and who died."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from trinity.utils.locks import component_lock, is_held, note_of
+from trinity.utils.log import get_logger
+
+if TYPE_CHECKING:
+    from trinity.buffer.store import ExperienceStore
+    from trinity.common.config import Config
+
+logger = get_logger("launch")
+
+WATCH_S = 1.0
+ALONE_S = 10.0
+AGAIN_S = 60.0
+
+
+async def watch_explorers(config: Config, store: ExperienceStore) -> NoReturn:
+    """Warn, once and then every minute, of explorers that ended without being finished; runs until it is cancelled.
+
+    An explorer that died is one whose buffer is still open and whose lock is free. The trainer goes on with the others;
+    what the dead one had stored is trained, and it continues after its last stored step when it is started again.
+    """
+    from trinity.explorer.assembly import experience_buffer, store_scope
+
+    job_dir, started = Path(config.checkpoint_job_dir), time.monotonic()
+    told: dict[str, float] = {}
+    is_alone_told = False
+    while True:
+        producers = await asyncio.to_thread(store.producers, experience_buffer(config), **store_scope(config))
+        now = time.monotonic()
+        if not producers and not is_alone_told and now - started > ALONE_S:
+            is_alone_told = True
+            logger.warning(
+                "no explorer has joined %s yet; start one with mode explore under project %s and name %s",
+                job_dir, config.project, config.name,
+            )  # fmt: skip
+        for name, is_open in producers.items():
+            lock = component_lock(job_dir, name)
+            if not is_open or is_held(lock):
+                if told.pop(name, None) is not None and is_open:
+                    logger.info("explorer %s is back", name)
+            elif now - told.get(name, -AGAIN_S) >= AGAIN_S:
+                told[name] = now
+                logger.warning(
+                    "explorer %s has died: it ended without being finished; start it again, it continues after its "
+                    "last stored step: %s",
+                    name, note_of(lock) or f"mode explore with explorer.name {name}",
+                )  # fmt: skip
+        await asyncio.sleep(WATCH_S)

@@ -1,0 +1,305 @@
+"""The meeting point of explorers and a trainer that run apart: the folder of their job, and the experience store.
+
+```
+<job>/synchronizer.json            what the trainer says: its newest version, its rhythm, whether it has finished
+      weights/version_N/           published weights and their ticket
+      locks/<component>.lock       held while a component lives
+store: producer                    what each explorer says: its last step, which version it waits for, its end
+       producer_snapshot           where it continues after a restart
+```
+
+Everybody looks again every `POLL_S` seconds. Nobody is told of a component that dies: its lock is free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trinity.common.errors import SyncError
+from trinity.common.weights.files import remove_unless_read, ticket_in, versions_in
+from trinity.synchronizer.synchronizer import EXPLORER, Synchronizer, pull_weights
+from trinity.utils.locks import component_lock, is_held, note_of
+from trinity.utils.log import get_logger
+
+if TYPE_CHECKING:
+    from trinity.buffer.store import ExperienceStore
+    from trinity.common.models.model import InferenceModel
+    from trinity.common.weights import Ticket
+
+logger = get_logger("synchronizer")
+
+POLL_S = 0.1
+PULL_ATTEMPTS = 3
+ALIVE_EVERY = 10  # polls between two looks at the other side's lock
+ALONE_S = 10.0
+STATE_FILE = "synchronizer.json"
+
+
+@dataclass(frozen=True)
+class TrainerNews:
+    """What the trainer of a job says to its explorers.
+
+    Attributes:
+        name: of the component; empty where no trainer has joined yet.
+        version: newest published version; 0 is the initial model.
+        interval: training steps between two versions.
+        offset: training batches that the explorers together may run ahead.
+        rollouts_per_step: rollouts that a training step takes.
+        is_finished: no further version will come.
+    """
+
+    name: str = ""
+    version: int = 0
+    interval: int = 1
+    offset: int = 0
+    rollouts_per_step: int = 0
+    is_finished: bool = False
+
+    def required(self, num_rollouts: int) -> int:
+        """Return the version without which nothing more may be explored when `num_rollouts` rollouts are made.
+
+        It is the newest that the trainer reaches with these alone, less the offset. With one explorer that makes a
+        batch a step this is the fixed schedule; with several, all of them together stay as close to the trainer.
+        """
+        if not self.rollouts_per_step:
+            return 0
+        steps = max(0, num_rollouts // self.rollouts_per_step - self.offset)
+        return steps - steps % self.interval
+
+
+class FolderSynchronizer:
+    """`Synchronizer` for components in processes of their own; every component of a job makes one.
+
+    Args:
+        job_dir: folder of the job.
+        store: the open store of the job.
+        buffer: name of the experience buffer.
+        scope: `run` and `stage` of the job's rows.
+        timeout_s: longest wait for the other side (`synchronizer.sync_timeout`).
+        news: what the trainer says of itself; on an explorer's side, what holds until it says anything.
+    """
+
+    def __init__(
+        self,
+        job_dir: Path,
+        store: ExperienceStore,
+        *,
+        buffer: str,
+        scope: dict[str, str],
+        timeout_s: float,
+        news: TrainerNews,
+    ) -> None:
+        self.job_dir = job_dir
+        self.store = store
+        self.buffer = buffer
+        self.scope = scope
+        self.timeout_s = timeout_s
+        self._own = news
+        self._is_told = False
+
+    # ------------------------------------------------------------------ trainer
+    async def is_awaited(self, version: int) -> bool:
+        """Return false: nobody can copy from the tensors of another process."""
+        return False
+
+    async def publish(self, ticket: Ticket, *, is_lent: bool = False) -> int | None:
+        """Announce a version; return the one before, which an explorer may still be about to read."""
+        before = self._news().version
+        await self._say(version=ticket.version)
+        return before
+
+    async def finish_trainer(self) -> None:
+        """Say that no further version will come."""
+        await self._say(is_finished=True)
+
+    async def explorer_state(self, explorer: str = EXPLORER) -> dict[str, Any] | None:
+        """Return nothing for a checkpoint: the store keeps what explorers continue from."""
+        return None
+
+    async def needed_versions(self, training_step: int) -> list[int]:
+        """Return nothing: a trainer that continues publishes its checkpoint's own weights."""
+        return []
+
+    async def restore(
+        self,
+        version: int,
+        explorer_state: dict[str, Any] | None,
+        *,
+        tickets: Sequence[Ticket],
+        explorer: str = EXPLORER,
+    ) -> None:
+        """Begin, or continue from a checkpoint of step `version`; what a lost later step published is removed."""
+        folder = self.job_dir / "weights"
+        for later in versions_in(folder):
+            if later > version:
+                remove_unless_read(folder / f"version_{later}")
+        await self._say(version=version, is_finished=False)
+
+    # ----------------------------------------------------------------- explorer
+    async def required_version(self) -> int:
+        """Return the version without which no further step may be explored, from what all explorers have made."""
+        produced = await asyncio.to_thread(self.store.num_produced, self.buffer, **self.scope)
+        return self._news().required(produced)
+
+    async def wait_for_version(self, version: int, *, timeout_s: float | None = None, explorer: str = EXPLORER) -> int:
+        """Wait until `version` or a newer one is published, or the trainer has finished; return the newest.
+
+        Raises:
+            SyncError: neither happened before the deadline (`synchronizer.sync_timeout`).
+        """
+        await self._until(
+            lambda news: news.version >= version or news.is_finished, f"version {version}", timeout_s=timeout_s
+        )
+        return self._news().version
+
+    async def wait_for_trainer(self, *, timeout_s: float | None = None) -> int:
+        """Wait until the trainer has finished, however many versions it still publishes; return the last one.
+
+        Raises:
+            SyncError: a version took longer than the deadline.
+        """
+        news = self._news()
+        while not news.is_finished:
+            await self._until(_is_newer_than(news.version), "the trainer to finish", timeout_s=timeout_s)
+            news = self._news()
+        return news.version
+
+    async def fetch(self, version: int, *, explorer: str = EXPLORER) -> Ticket:
+        """Return the ticket of `version`.
+
+        Raises:
+            SyncError: its files are not there (E5502).
+        """
+        return await asyncio.to_thread(ticket_in, self.job_dir / "weights" / f"version_{version}")
+
+    async def release(self, version: int, *, explorer: str = EXPLORER) -> None:
+        """Nothing to give back: whoever reads a version holds the lock of its folder meanwhile."""
+
+    async def report_explorer(self, state: dict[str, Any], *, explorer: str = EXPLORER) -> None:
+        """Keep an explorer's snapshot between two of its steps."""
+        text = json.dumps(state)
+        await asyncio.to_thread(self.store.keep_snapshot, self.buffer, explorer, text, **self.scope)
+
+    async def finish_explorer(self, *, explorer: str = EXPLORER) -> None:
+        """Nothing to say: the store knows which producers are finished."""
+
+    # ------------------------------------------------------------------- either
+    async def newest_version(self) -> int:
+        """Return the newest published version; 0 is the initial model."""
+        return self._news().version
+
+    async def is_trainer_finished(self) -> bool:
+        """Return whether the trainer will publish no further version."""
+        return self._news().is_finished
+
+    async def is_explorer_finished(self) -> bool:
+        """Return whether explorers have joined and all of them are finished."""
+        producers = await asyncio.to_thread(self.store.producers, self.buffer, **self.scope)
+        return bool(producers) and not any(producers.values())
+
+    def _news(self) -> TrainerNews:
+        """Return what the trainer said last.
+
+        Raises:
+            SyncError: its file cannot be read (E7041).
+        """
+        path = self.job_dir / STATE_FILE
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            return TrainerNews(**{each.name: values[each.name] for each in fields(TrainerNews)})
+        except FileNotFoundError:
+            return self._own
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SyncError(
+                f"{path} is not what a trainer of this version writes ({type(error).__name__}: {error}); start the "
+                "trainer again, which writes it anew",
+                code="E7041",
+            ) from error
+
+    async def is_asked(self) -> bool:
+        """Return false: an explorer that runs apart takes what there is."""
+        return False
+
+    async def _say(self, **changes: Any) -> None:
+        self._own = replace(self._own, **changes)
+        text = json.dumps(asdict(self._own), indent=1, sort_keys=True)
+        await asyncio.to_thread(_replace_file, self.job_dir / STATE_FILE, text)
+
+    async def _until(
+        self, condition: Callable[[TrainerNews], bool], what: str, *, timeout_s: float | None = None
+    ) -> None:
+        limit = self.timeout_s if timeout_s is None else timeout_s
+        deadline, polls = time.monotonic() + limit, 0
+        while not condition(news := self._news()):
+            if time.monotonic() > deadline:
+                raise SyncError(
+                    f"timed out after {limit:g} s waiting for {what} (the trainer's newest is {news.version}, and "
+                    f"{'it is running' if self._is_alive(news) else 'no trainer is running'} in {self.job_dir}); "
+                    "raise synchronizer.sync_timeout if a step takes longer",
+                    code="E5501",
+                )
+            # One that has said nothing yet may be about to: loading its model takes a while.
+            if polls % ALIVE_EVERY == ALIVE_EVERY - 1 and (news.name or polls * POLL_S > ALONE_S):
+                self._look_for_trainer(news, what)
+            polls += 1
+            await asyncio.sleep(POLL_S)
+
+    def _is_alive(self, news: TrainerNews) -> bool:
+        return bool(news.name) and is_held(component_lock(self.job_dir, news.name))
+
+    def _look_for_trainer(self, news: TrainerNews, what: str) -> None:
+        """Tell once when nobody is there who could publish."""
+        if self._is_alive(news):
+            self._is_told = False
+        elif not self._is_told:
+            self._is_told = True
+            way = note_of(component_lock(self.job_dir, news.name)) if news.name else ""
+            logger.warning(
+                "waiting for %s, and no trainer is running in %s; start it%s",
+                what,
+                self.job_dir,
+                f" again: {way}" if way else " with mode train under the same project and name",
+            )
+
+
+def _is_newer_than(version: int) -> Callable[[TrainerNews], bool]:
+    return lambda news: news.is_finished or news.version > version
+
+
+def _replace_file(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+AnySynchronizer = Synchronizer | FolderSynchronizer
+
+
+async def pull_newest(synchronizer: AnySynchronizer, engine: InferenceModel, *, explorer: str) -> dict[str, float]:
+    """Let `engine` load the newest version unless it serves it; return the metrics of the hand-over, if there is one.
+
+    The trainer may remove a version in the instant before it is read; then there is a newer one.
+
+    Raises:
+        SyncError: the newest version cannot be read.
+    """
+    for attempt in range(PULL_ATTEMPTS):
+        newest = await synchronizer.newest_version()
+        if newest in (0, engine.model_version):
+            return {}
+        try:
+            return await pull_weights(synchronizer, engine, newest, explorer=explorer)
+        except SyncError:
+            if attempt == PULL_ATTEMPTS - 1 or newest == await synchronizer.newest_version():
+                raise
+    return {}
