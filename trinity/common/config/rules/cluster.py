@@ -6,6 +6,7 @@ from trinity.common.config.draft import Draft, path_of
 from trinity.common.config.rules.engines import resolve_engine_types
 from trinity.common.config.rules.runtime import resolve_runtime
 
+ISOLATION = "explorer.runner_isolation"
 DYNAMIC = "explorer.dynamic_timeout.enable"
 METHOD = "synchronizer.sync_method"
 
@@ -14,6 +15,10 @@ def resolve_engine(draft: Draft) -> None:
     """Fill the engine type and the runtime."""
     resolve_engine_types(draft)
     resolve_runtime(draft)
+    if draft.get(ISOLATION) == "auto":
+        is_ray = draft.get("cluster.runtime") == "ray"
+        reason = "a cluster places runners anywhere" if is_ray else "the least memory, and started at once"
+        draft.derive(ISOLATION, "process" if is_ray else "thread", reason)
     runners = draft.get("explorer.runner_num")
     if runners is not None and not draft.is_given("explorer.runner_per_model"):
         per_model = max(1, runners // draft.get("explorer.rollout_model.engine_num"))
