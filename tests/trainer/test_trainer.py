@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ from trinity.common.checkpoint import CheckpointStore
 from trinity.common.config import Config
 from trinity.common.errors import CheckpointError, StarvedError
 from trinity.monitor.monitor import Monitor
+from trinity.runtime.local import LocalRuntime
 from trinity.synchronizer.schedule import schedule_of
 from trinity.synchronizer.synchronizer import Synchronizer
+from trinity.trainer.backend import LocalBackend
 from trinity.trainer.state import read_served_weights, read_trainer_state
 from trinity.trainer.trainer import Trainer, TrainSummary
 from trinity.utils import failpoints
@@ -38,8 +40,10 @@ class Run:
         self.store = ExperienceStore(f"sqlite:///{self.job / 'experience.db'}").open()
         self.synchronizer = Synchronizer(schedule_of(config), timeout_s=10.0)
         self.monitor = Monitor(self.job, project="p", name="n", actor="trainer", monitor_type=None)
+        self.runtime = LocalRuntime()
         self.trainer = Trainer(
             config,
+            runtime=self.runtime,
             store=self.store,
             synchronizer=self.synchronizer,
             monitor=self.monitor,
@@ -68,6 +72,7 @@ class Run:
                 return await self.trainer.train()
             finally:
                 await self.trainer.close()
+                await self.runtime.close()
                 self.monitor.close()
                 self.store.close()
 
@@ -79,9 +84,16 @@ class Run:
         return [{k: v for k, v in row.items() if k != "time" and not k.startswith(("time/", "perf/"))} for row in rows]
 
 
+def live_weights(run: Run) -> Mapping[str, Tensor]:
+    """Return the weights of a run's only worker, which the next step changes."""
+    assert isinstance(run.trainer.backend, LocalBackend)
+    return run.trainer.backend.worker.weights()
+
+
 def final_state(run: Run) -> dict[str, Tensor]:
     """Return weights and optimizer moments after a run."""
-    backend = run.trainer.backend
+    assert isinstance(run.trainer.backend, LocalBackend)
+    backend = run.trainer.backend.worker
     moments = {f"{i}.{k}": v for i, state in enumerate(backend.optimizer.state.values()) for k, v in state.items()}
     return {name: tensor.clone() for name, tensor in (dict(backend.weights()) | moments).items()}
 
@@ -218,7 +230,7 @@ def test_hugging_face_weights_are_saved_when_asked_for(make_config: Maker, choic
     assert all((folder / "tokenizer.json").exists() for folder in folders.values())
     if steps:
         model = AutoModelForCausalLM.from_pretrained(folders[4])
-        weights = run.trainer.weights()
+        weights = live_weights(run)
         assert model.dtype == torch.float32
         assert all(torch.equal(weights[name], p) for name, p in model.named_parameters())
 
@@ -234,7 +246,7 @@ def test_checkpoint_has_the_layout_of_verl(make_config: Maker) -> None:
         assert content
     assert json.loads((actor / "fsdp_config.json").read_text()) == {"FSDP_version": 1, "world_size": 1}
     state = load_fsdp_state_dict_from_verl_checkpoint(str(actor))
-    weights = run.trainer.weights()
+    weights = live_weights(run)
     assert all(torch.equal(weights[name], state[name]) for name in weights)
     assert (run.job / "latest_checkpointed_iteration.txt").read_text() == "1"
 
@@ -253,7 +265,7 @@ def test_weights_are_published_and_what_the_explorer_needs_is_saved(make_config:
     assert list(served) == [2]
     published = run.trainer.publisher.transport.get(2)
     assert all(torch.equal(served[2][name], tensor) for name, tensor in published.items())
-    live = run.trainer.weights()
+    live = live_weights(run)
     assert any(not torch.equal(served[2][name], live[name]) for name in live)
     assert json.loads((summary.checkpoint / "explorer.json").read_text()) == {"explore_step": 1}
     assert read_trainer_state(summary.checkpoint).served_versions == (2,)

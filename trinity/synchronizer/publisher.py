@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from trinity.synchronizer.synchronizer import sync_metrics
@@ -58,14 +58,14 @@ class Publisher:
         return sync_metrics(ticket, time.perf_counter() - start)
 
     async def answer_questions(
-        self, lock: asyncio.Lock, *, step: Callable[[], int], weights: Callable[[], Mapping[str, Tensor]]
+        self, lock: asyncio.Lock, *, step: Callable[[], int], weights: Callable[[], Awaitable[Mapping[str, Tensor]]]
     ) -> None:
         """Publish for every explorer that asks, between two training steps; goes on until it is cancelled.
 
         Args:
             lock: held while a training step changes the weights.
             step: gives the last training step.
-            weights: gives the live tensors.
+            weights: gives the present tensors.
 
         Raises:
             SyncError: a version could not be published.
@@ -75,7 +75,7 @@ class Publisher:
             if await synchronizer.wait_for_question(timeout_s=QUESTION_WAIT_S):
                 async with lock:
                     if step() > await synchronizer.newest_version():
-                        await self.publish(step(), weights())
+                        await self.publish(step(), await weights())
                     await synchronizer.answer()
 
     async def served_weights(self, training_step: int) -> dict[int, Mapping[str, Tensor]]:

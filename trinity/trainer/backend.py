@@ -1,21 +1,39 @@
-"""What the training loop asks of a back end."""
+"""What the training loop asks of a back end, and the back end of one worker."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
+from trinity.common.config import Config
 from trinity.common.experience import Experience
+from trinity.runtime.worker_thread import WorkerThread
+from trinity.trainer.verl.worker import ActorWorker
 
 
 @runtime_checkable
 class TrainerBackend(Protocol):
-    """Holds the model and the optimizer; every method blocks and is called from one thread at a time."""
+    """Holds the model and the optimizer, here or in other processes; one call at a time."""
 
-    def train_step(self, experiences: Sequence[Experience], step: int) -> dict[str, float]:
+    def reference(self) -> dict[str, str]:
+        """Return path and hash of the reference model; empty where none is loaded."""
+
+    def is_healthy(self) -> bool:
+        """Return whether the last optimizer steps were taken; false after a gradient that was not finite."""
+
+    async def prepare(self, total_steps: int | None) -> None:
+        """Load the model for a run of `total_steps` training steps; None where only the data know.
+
+        Raises:
+            EnvironmentProblem: the model cannot be loaded.
+        """
+
+    async def train_step(self, experiences: Sequence[Experience], step: int) -> dict[str, float]:
         """Train on `experiences` as step `step` (1-based); return metrics.
 
         Raises:
@@ -23,24 +41,81 @@ class TrainerBackend(Protocol):
             NumericError: gradients were not finite in several steps in a row.
             DataError: an experience cannot be trained on.
         """
-        ...
 
-    def weights(self) -> Mapping[str, Tensor]:
-        """Return the live weights by Hugging Face name; the next step changes them."""
-        ...
+    async def weights(self) -> Mapping[str, Tensor]:
+        """Return the weights by Hugging Face name; the next step may change them."""
 
-    def save(self, folder: Path, *, hf: bool) -> None:
+    async def save(self, folder: Path, *, hf: bool) -> None:
         """Write the back end's part of a checkpoint into `folder`; with `hf` also the weights as safetensors."""
-        ...
 
-    def load(self, folder: Path) -> None:
+    async def load(self, folder: Path) -> None:
         """Continue from what `save` wrote.
 
         Raises:
             CheckpointError: it does not fit the model or the configuration.
         """
-        ...
 
-    def memory_table(self) -> dict[str, int]:
-        """Return bytes by what holds them."""
-        ...
+    async def close(self) -> None:
+        """Release threads and processes; a call under way is left behind."""
+
+
+class LocalBackend:
+    """One worker in a thread of this process.
+
+    Args:
+        config: resolved configuration of the stage.
+        tokenizer: saved in checkpoints.
+    """
+
+    def __init__(self, config: Config, *, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self._worker: ActorWorker | None = None
+        self._thread = WorkerThread(f"{config.trainer.name}-worker")
+
+    @property
+    def worker(self) -> ActorWorker:
+        """The worker; there after `prepare`."""
+        assert self._worker is not None, "prepare() comes first"
+        return self._worker
+
+    def reference(self) -> dict[str, str]:
+        """Return path and hash of the reference model; see `TrainerBackend`."""
+        return self.worker.reference_facts()
+
+    def is_healthy(self) -> bool:
+        """Return whether the last optimizer steps were taken."""
+        return self.worker.is_healthy
+
+    async def prepare(self, total_steps: int | None) -> None:
+        """Load the model; see `TrainerBackend`."""
+        self._worker = await self._call(ActorWorker, self.config, tokenizer=self.tokenizer, total_steps=total_steps)
+
+    async def train_step(self, experiences: Sequence[Experience], step: int) -> dict[str, float]:
+        """Train; see `TrainerBackend`."""
+        metrics: dict[str, float] = await self._call(self.worker.train_step, experiences, step)
+        return metrics
+
+    async def weights(self) -> Mapping[str, Tensor]:
+        """Return the live weights; the next step changes them."""
+        return self.worker.weights()
+
+    async def save(self, folder: Path, *, hf: bool) -> None:
+        """Write a checkpoint's part; see `TrainerBackend`."""
+        await self._call(self.worker.save, folder, hf=hf)
+
+    async def load(self, folder: Path) -> None:
+        """Continue; see `TrainerBackend`."""
+        await self._call(self.worker.load, folder)
+
+    async def close(self) -> None:
+        """Release the thread; see `TrainerBackend`."""
+        self._thread.close()
+
+    async def _call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        return await self._thread.call(function, *args, **kwargs)
+
+
+def run_on(loop: asyncio.AbstractEventLoop, work: Any) -> Any:
+    """Return what a coroutine returns that runs on `loop`, awaited in another thread; its own deadlines end it."""
+    return asyncio.run_coroutine_threadsafe(work, loop).result()

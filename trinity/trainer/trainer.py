@@ -7,7 +7,7 @@ import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -18,27 +18,38 @@ from trinity.buffer.store import ExperienceStore
 from trinity.common.checkpoint import CheckpointStore
 from trinity.common.config import Config
 from trinity.common.constants import Mode, SyncMethod
-from trinity.common.errors import CheckpointError, ConfigError
+from trinity.common.errors import ConfigError
 from trinity.common.experience import Experience
 from trinity.common.models.chat_template import load_tokenizer
 from trinity.monitor.monitor import Monitor
-from trinity.runtime.base import Objects
 from trinity.runtime.worker_thread import WorkerThread
-from trinity.synchronizer.folder import AnySynchronizer
+from trinity.synchronizer.folder import AnySynchronizer, is_explorer_starting
 from trinity.synchronizer.publisher import Publisher
 from trinity.synchronizer.schedule import FixedSchedule, schedule_of
 from trinity.synchronizer.transport import transport_of
 from trinity.trainer.auxiliary import open_auxiliary
+from trinity.trainer.backend import TrainerBackend, run_on
+from trinity.trainer.rank_group import backend_of
 from trinity.trainer.source import BufferSource, DatasetSource
-from trinity.trainer.state import TrainerState, read_served_weights, read_trainer_state, write_explorer_part
+from trinity.trainer.state import (
+    TrainerState,
+    check_reference,
+    read_served_weights,
+    read_trainer_state,
+    write_explorer_part,
+)
 from trinity.trainer.verl import settings
-from trinity.trainer.verl.worker import ActorWorker
 from trinity.utils.failpoints import failpoint
 from trinity.utils.log import get_logger
+
+if TYPE_CHECKING:
+    from trinity.runtime.base import Runtime
 
 logger = get_logger("trainer")
 
 T = TypeVar("T")
+
+JOIN_POLL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -68,7 +79,7 @@ class Trainer:
         monitor: records the metrics of the trainer.
         tokenizer: for datasets and for checkpoints; loaded from the model where it is not given.
         resume: checkpoint directory to continue from.
-        objects: where weights wait in memory for engines of other processes; None: in this one.
+        runtime: starts the processes of several ranks, and holds weights for engines elsewhere; None: all is here.
     """
 
     def __init__(
@@ -80,16 +91,19 @@ class Trainer:
         monitor: Monitor,
         tokenizer: PreTrainedTokenizerBase | None = None,
         resume: Path | None = None,
-        objects: Objects | None = None,
+        runtime: Runtime | None = None,
     ) -> None:
         self.config = config
         self.store = store
         self.synchronizer = synchronizer
         self.schedule = schedule_of(config)
-        self.publisher = Publisher(synchronizer, transport_of(config, objects=objects))
+        self.publisher = Publisher(
+            synchronizer, transport_of(config, objects=None if runtime is None else runtime.objects)
+        )
         self.monitor = monitor
         self.tokenizer = tokenizer
         self.resume = resume
+        self.runtime = runtime
         self.step = 0
         self.run_name = f"{config.project}/{config.name}"
         self.checkpoints = CheckpointStore(Path(config.checkpoint_job_dir))
@@ -100,7 +114,7 @@ class Trainer:
         self._thread = WorkerThread(config.trainer.name)
         self._pending: dict[str, float] = {}
         self._metrics: dict[str, float] = {}
-        self._backend: ActorWorker | None = None
+        self._backend: TrainerBackend | None = None
         self._source: BufferSource | DatasetSource | None = None
         self._strategy: SampleStrategy | None = None
         self._positions: tuple[dict[str, Any], dict[str, Any]] = {}, {}
@@ -120,6 +134,11 @@ class Trainer:
         """
         state = None if self.resume is None else read_trainer_state(self.resume)
         await self._thread.call(self._prepare, state, explore_steps)
+        self._backend = backend_of(self.config, tokenizer=self.tokenizer, runtime=self.runtime)
+        await self._backend.prepare(self._total_steps)
+        if state is not None and self.resume is not None:
+            check_reference(state, self.backend.reference(), self.resume)
+            await self._backend.load(self.resume)
         # Without a checkpoint the cut is step 0: what a killed process logged of it is logged again.
         self.monitor.truncate({"lines": 0, "samples": 0} if state is None else state.monitor)
 
@@ -134,11 +153,8 @@ class Trainer:
         if self._total_steps is None and isinstance(source, DatasetSource):
             self._total_steps = -(-len(source.reader) * source.reader.total_epochs // batch_size) or None
         self._strategy = self._make_strategy(source, batch_size)
-        self._backend = ActorWorker(config, tokenizer=self.tokenizer, total_steps=self._total_steps)
-        if state is not None and self.resume is not None:
-            self._check_reference(state)
+        if state is not None:
             self._strategy.load_state_dict(state.sampler)
-            self._backend.load(self.resume)
         self._positions = self._strategy.state_dict(), source.state_dict()
 
     def _make_strategy(self, source: BufferSource | DatasetSource, batch_size: int) -> SampleStrategy:
@@ -180,16 +196,6 @@ class Trainer:
         folder = Path(config.checkpoint_job_dir) / "buffer" / "quarantine"
         self._source = DatasetSource(reader, quarantine=folder)
         return self._source
-
-    def _check_reference(self, state: TrainerState) -> None:
-        own = self._reference()
-        if own.get("hash") != state.reference.get("hash"):
-            raise CheckpointError(
-                f"the reference model {own.get('path') or '(none)'} is not the one of {self.resume} "
-                f"({state.reference.get('path') or 'none'}): its files changed; restore them, or set "
-                "continue_from_checkpoint: false",
-                code="E7011",
-            )
 
     # --------------------------------------------------------------------- loop
     async def train(self) -> TrainSummary:
@@ -242,24 +248,21 @@ class Trainer:
         weights: dict[int, Mapping[str, Tensor]] = dict(read_served_weights(self.resume))
         newest = self.schedule.newest_at(self.step)
         if newest == self.step:
-            weights[self.step] = self.weights()
+            weights[self.step] = await self.weights()
         await self.publisher.restore(newest, explorer_state, weights=weights)
-
-    async def publish_start(self) -> None:
-        """Tell explorers that run apart where this trainer begins: at the step of its checkpoint, with its weights."""
-        weights = {self.step: self.weights()} if self.step else {}
-        await self.publisher.restore(self.step, None, weights=weights)
 
     def request_stop(self) -> None:
         """End after the step under way; a wait for experiences ends at once."""
         self._stop.set()
 
     async def close(self) -> None:
-        """Release the thread; a step under way is left behind."""
+        """Release the threads and the ranks; a step under way is left behind."""
         self._thread.close()
+        if self._backend is not None:
+            await self._backend.close()
 
     @property
-    def backend(self) -> ActorWorker:
+    def backend(self) -> TrainerBackend:
         """The back end; there after `prepare`."""
         assert self._backend is not None, "prepare() comes first"
         return self._backend
@@ -269,9 +272,9 @@ class Trainer:
         """Training steps of the run; None where only the data know."""
         return self._total_steps
 
-    def weights(self) -> Mapping[str, Tensor]:
-        """Return the live weights by Hugging Face name; the next step changes them."""
-        return self.backend.weights()
+    async def weights(self) -> Mapping[str, Tensor]:
+        """Return the weights by Hugging Face name; the next step may change them."""
+        return await self.backend.weights()
 
     def _is_done(self) -> bool:
         return self._stop.is_set() or (self._total_steps is not None and self.step >= self._total_steps)
@@ -279,12 +282,21 @@ class Trainer:
     async def _sample(self) -> tuple[list[Experience], dict[str, float], list[dict[str, Any]]] | None:
         """Return the next batch, or None at the end or when a stop was requested."""
         assert self._strategy is not None and self._source is not None, "prepare() comes first"
-        sampled = await self._unless_stopped(self._strategy.sample(self.step + 1))
-        return None if sampled is None or (not sampled[0] and self._source.is_closed) else sampled
+        while True:
+            sampled = await self._unless_stopped(self._strategy.sample(self.step + 1))
+            if sampled is None or sampled[0] or not self._source.is_closed:
+                return sampled
+            if self._stop.is_set() or not await is_explorer_starting(self.synchronizer):
+                return None
+            await asyncio.sleep(JOIN_POLL_S)
 
     async def _publish(self) -> dict[str, float]:
         """Publish the weights of the current step; return metrics. A stopped run has nobody who would take them."""
-        return await self._unless_stopped(self.publisher.publish(self.step, self.weights())) or {}
+
+        async def publish() -> dict[str, float]:
+            return await self.publisher.publish(self.step, await self.weights())
+
+        return await self._unless_stopped(publish()) or {}
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Return the result of `work`, or None as soon as a stop is requested."""
@@ -307,7 +319,7 @@ class Trainer:
         failpoint("train.before_step")
         metrics = metrics | self._source.metrics() | {"sample/experience_count": float(len(experiences))}
         if experiences:
-            metrics |= await self._thread.call(self.backend.train_step, experiences, step)
+            metrics |= await self.backend.train_step(experiences, step)
         else:
             logger.warning("training step %d: no experience was left to train on, the weights stay", step)
         failpoint("train.after_step")
@@ -346,13 +358,15 @@ class Trainer:
         explorer_state = await self.synchronizer.explorer_state()
         state = self._state(tuple(sorted(served)))
 
+        loop = asyncio.get_running_loop()
+
         def fill(folder: Path) -> None:
-            self.backend.save(folder, hf=hf)
+            run_on(loop, self.backend.save(folder, hf=hf))
             state.write(folder)
             write_explorer_part(folder, explorer_state, served)
 
         meta = {"run": self.run_name, "ledger_cut": self.step, "has_hf_weights": hf}
-        meta["is_healthy"] = self.backend.is_healthy
+        meta["is_healthy"] = self.backend.is_healthy()
         keep = self.config.trainer.max_checkpoints_to_keep
         self._checkpoint = await self._thread.call(self.checkpoints.write, self.step, fill, meta=meta, keep=keep)
         self._saved = (self.step, hf)
@@ -375,10 +389,6 @@ class Trainer:
             sampler=sampler,
             source=source,
             monitor=dict(self.monitor.state_dict()),
-            reference=self._reference(),
+            reference=self.backend.reference(),
             served_versions=served_versions,
         )
-
-    def _reference(self) -> dict[str, str]:
-        reference = self.backend.reference
-        return {} if reference is None else {"path": reference.path, "hash": reference.fingerprint}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from trinity.common.config.base import GUIDE, TRINITY, Count, Natural, NonNegative, Section, key, section
+from trinity.common.config.base import GUIDE, OWN, TRINITY, Count, Natural, NonNegative, Positive, Section, key, section
 from trinity.common.config.buffer import BufferName
 from trinity.common.config.verl import VerlConfig
 
@@ -29,6 +29,10 @@ class TrainerConfig(Section):
     trainer_strategy: Literal["fsdp", "fsdp2", "megatron"] = key(
         "fsdp", "Sharding of the model; with one worker fsdp and fsdp2 mean none.", GUIDE
     )
+    num_workers: Natural | None = key(
+        None, "Processes that train the model; null or 0: one a GPU of the trainer, else one.", OWN
+    )
+    rank_timeout: Positive = key(600.0, "Longest wait of a training process for the others, in seconds.", OWN)
     total_steps: Count | None = key(None, "Training steps; null: until the data end.", GUIDE)
     save_interval: Natural = key(0, "Steps between checkpoints; 0: only the last.", TRINITY)
     save_strategy: Literal["unrestricted", "single_thread", "single_process", "single_node"] = key(

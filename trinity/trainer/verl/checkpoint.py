@@ -77,7 +77,9 @@ def save_trained(
         torch.save(extra | {"rng": random_state()}, folder / f"extra_state_{end}")
 
     _in_turns(write_own, ranks, strategy)
-    full = _full_weights(model, adapter, ranks) if hf else {}
+    full: dict[str, Tensor] | None = {}
+    if hf:
+        full = None if ranks.is_alone and adapter is None else full_weights(model, adapter, ranks)
     if ranks.is_first:
         version = 1 if ranks.is_alone else 2
         text = json.dumps({"FSDP_version": version, "world_size": ranks.world}, indent=4)
@@ -98,11 +100,21 @@ def _in_turns(write: Callable[[], None], ranks: Ranks, strategy: str) -> None:
         ranks.barrier()
 
 
-def _full_weights(model: PreTrainedModel, adapter: Adapter | None, ranks: Ranks) -> dict[str, Tensor] | None:
-    """Return the whole weights on the first rank, on the CPU; gathered tensor by tensor, of which others keep none."""
-    held: Mapping[str, Tensor] = model.state_dict() if adapter is None else adapter.weights()
-    if ranks.is_alone:
-        return None if adapter is None else dict(held)
+def full_weights(
+    model: PreTrainedModel, adapter: Adapter | None, ranks: Ranks, *, only_trained_names: bool = False
+) -> dict[str, Tensor]:
+    """Return the whole weights on the first rank, on the CPU; other ranks gather one tensor at a time and keep none.
+
+    Args:
+        model: the model; every rank calls this.
+        adapter: merged in, if there is one.
+        ranks: the processes that hold the model.
+        only_trained_names: list a tied output layer once, as the parameters do, and no buffers.
+    """
+    if adapter is not None:
+        held: Mapping[str, Tensor] = adapter.weights()
+    else:
+        held = dict(model.named_parameters()) if only_trained_names else model.state_dict()
     full: dict[str, Tensor] = {}
     for name in held:
         tensor = whole(held[name])

@@ -27,6 +27,11 @@ FLOATS = {
 }  # fmt: skip
 
 
+def num_workers(config: Config) -> int:
+    """Return the processes that train the model: as written, else one a GPU of the trainer."""
+    return int(config.trainer.num_workers or config.cluster.trainer_gpu_num or 1)
+
+
 def schema_of(config: Config) -> str:
     """Return the kind of experiences that the algorithm trains on: `sft`, `cpt`, `dpo` or `experience`."""
     return str(ALGORITHM_TYPE.get(config.algorithm.algorithm_type).schema)

@@ -32,6 +32,7 @@ from trinity.trainer.verl.ranks import ALONE, Ranks
 from trinity.trainer.verl.reference import Reference, load_reference
 from trinity.trainer.verl.shard_settings import actor_options
 from trinity.trainer.verl.stepping import Stepper
+from trinity.trainer.verl.ulysses import check_heads
 from trinity.utils.device import (
     is_out_of_memory,
     num_bytes,
@@ -90,6 +91,7 @@ class ActorWorker:
         self.advantage = batch_advantage_of(config)
         self.statistics = frozenset() if self.advantage is None else self.advantage.names & STATISTICS.keys()
         self.model = load_model(str(config.model.model_path), ranks.loading_device(self.device), config=config)
+        check_heads(self.model, ranks.sequence_size)
         self.adapter = attach_adapter(self.model, config)
         has_critic = self.advantage is not None and reads_values(self.advantage, config)
         start = critic_warmup(config) if has_critic else 0
@@ -241,6 +243,11 @@ class ActorWorker:
         self.actor.stepper.refresh()
         self.actor.stepper.restore(extra)
         restore_functions(extra["functions"], self.loss_fn, self.advantage)
+
+    def reference_facts(self) -> dict[str, str]:
+        """Return path and hash of the reference model; nothing where none is loaded."""
+        reference = self.reference
+        return {} if reference is None else {"path": reference.path, "hash": reference.fingerprint}
 
     def memory_table(self) -> dict[str, int]:
         """Return bytes by what holds them, and the memory of the device."""

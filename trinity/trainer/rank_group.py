@@ -1,0 +1,217 @@
+"""The back end of several ranks: what is asked of it is asked of all of them, and one that is lost ends the call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from trinity.common.config import Config
+from trinity.common.experience import Experience
+from trinity.runtime.base import ActorDiedError, Resources
+from trinity.trainer.backend import LocalBackend, TrainerBackend
+from trinity.trainer.rank_worker import TIMEOUT_KEY, RankError, RankWorker
+from trinity.trainer.verl.settings import num_workers
+from trinity.utils.log import get_logger
+
+if TYPE_CHECKING:
+    from trinity.runtime.base import Handle, Runtime
+
+logger = get_logger("trainer")
+
+PING_EVERY_S = 5.0
+OTHERS_GRACE_S = 3.0  # for the other ranks' own errors, of which one is the cause
+DIAGNOSIS_S = 2.0
+LEAVE_S = 5.0
+
+
+class RankGroup:
+    """`world` ranks, each with a process of its own; see `TrainerBackend`.
+
+    Args:
+        config: resolved configuration of the stage.
+        runtime: starts the processes.
+        world: number of ranks.
+        device: `auto`, `cpu` or `cuda`.
+    """
+
+    def __init__(self, config: Config, *, runtime: Runtime, world: int, device: str = "auto") -> None:
+        self.config = config
+        self.runtime = runtime
+        self.world = world
+        self.device = device
+        self.timeout_s = config.trainer.rank_timeout
+        self.handles: list[Handle] = []
+        self._failure: BaseException | None = None
+        self._lock = asyncio.Lock()  # every rank gets the calls in the same order
+        self._facts: tuple[dict[str, str], bool] = {}, True
+
+    def reference(self) -> dict[str, str]:
+        """Return path and hash of the reference model; see `TrainerBackend`."""
+        return self._facts[0]
+
+    def is_healthy(self) -> bool:
+        """Return whether the last optimizer steps were taken."""
+        return self._facts[1]
+
+    async def prepare(self, total_steps: int | None) -> None:
+        """Start the ranks, let them meet and load the model; see `TrainerBackend`.
+
+        Raises:
+            ActorDiedError: a rank's process ended.
+            RankError: the ranks did not find each other.
+        """
+        gpus = self.config.cluster.trainer_gpu_num or 0
+        self.handles = await self.runtime.group(
+            RankWorker,
+            self.world,
+            self.config.model_dump(exclude_unset=True),
+            name=f"{self.config.trainer.name}_rank",
+            resources=Resources(num_gpus=1 if gpus >= self.world else 0, own_process=True),
+            num_threads=max(1, torch.get_num_threads() // self.world),
+            world=self.world,
+            patience_s=self.timeout_s,
+            device=self.device,
+        )
+        logger.info("trainer on %d ranks, processes %s", self.world, ", ".join(str(h.pid) for h in self.handles))
+        first = self.handles[0]
+        host = "127.0.0.1" if len({handle.node for handle in self.handles}) == 1 else first.node
+        address = await asyncio.wait_for(first.open_meeting(host), self.timeout_s)
+        await self._all("join", address)
+        await self._all("prepare", total_steps)
+        self._facts = (await self._all("facts"))[0]
+
+    async def train_step(self, experiences: Sequence[Experience], step: int) -> dict[str, float]:
+        """Train on all ranks; see `TrainerBackend`.
+
+        Raises:
+            ActorDiedError: a rank's process ended (E5701).
+            RankError: the ranks lost each other (E5682), or one does not answer (E5683).
+        """
+        metrics: dict[str, float] = (await self._all("train_step", list(experiences), step))[0]
+        self._facts = (await self._all("facts"))[0]
+        return metrics
+
+    async def weights(self) -> Mapping[str, Tensor]:
+        """Return the whole weights as they are now, in memory that the first rank has written."""
+        ref = (await self._all("share_weights", self.runtime.objects))[0]
+        weights: Mapping[str, Tensor] = await asyncio.to_thread(ref.load)
+        return weights
+
+    async def save(self, folder: Path, *, hf: bool) -> None:
+        """Let every rank write its part into `folder`; see `TrainerBackend`."""
+        await self._all("save", folder, hf=hf)
+
+    async def load(self, folder: Path) -> None:
+        """Continue on all ranks; see `TrainerBackend`."""
+        await self._all("load", folder)
+        self._facts = (await self._all("facts"))[0]
+
+    async def close(self) -> None:
+        """End the ranks; one that computes is killed."""
+        handles, self.handles = self.handles, []
+        if not handles:
+            return
+        if self._failure is None:
+            await _within(LEAVE_S, [handle.leave() for handle in handles])
+            for handle in handles:
+                handle.release()
+            await _within(LEAVE_S, [handle.wait_dead() for handle in handles])
+        await asyncio.gather(*(handle.kill() for handle in handles), return_exceptions=True)
+
+    # ------------------------------------------------------------------- calls
+    async def _all(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Return what `method` returns on every rank; the first failure ends the group.
+
+        A wait that is cancelled leaves the call to its end: ranks that were interrupted apart could not go on together.
+        """
+        work = asyncio.ensure_future(self._all_now(method, args, kwargs))
+        work.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(work)
+
+    async def _all_now(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        async with self._lock:
+            return await self._ask(method, args, kwargs)
+
+    async def _ask(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        if self._failure is not None:
+            raise self._failure
+        calls = [asyncio.ensure_future(getattr(handle, method)(*args, **kwargs)) for handle in self.handles]
+        watch = asyncio.ensure_future(self._watch())
+        together = asyncio.gather(*calls)
+        try:
+            await asyncio.wait((together, watch), return_when=asyncio.FIRST_COMPLETED)
+            if together.done() and together.exception() is None:
+                return together.result()
+            await asyncio.wait(calls, timeout=OTHERS_GRACE_S)
+            errors = [task.exception() for task in (watch, *calls) if task.done() and not task.cancelled()]
+            self._failure = await self._cause([error for error in errors if error is not None])
+            raise self._failure
+        finally:
+            for task in (together, watch, *calls):
+                task.cancel()
+            await asyncio.gather(together, watch, *calls, return_exceptions=True)
+            if self._failure is not None:
+                await asyncio.gather(*(handle.kill() for handle in self.handles), return_exceptions=True)
+
+    async def _cause(self, errors: list[BaseException]) -> BaseException:
+        """Return the error that explains the others: a death, then a rank's own error, then what its loss caused."""
+        for kind in (ActorDiedError, None):
+            for error in errors:
+                if isinstance(error, kind) if kind else not isinstance(error, RankError):
+                    return error
+        silent = await self._silent(DIAGNOSIS_S)
+        if silent:
+            names = ", ".join(f"{handle.name} (process {handle.pid})" for handle in silent)
+            return RankError(
+                f"{names} does not answer for {TIMEOUT_KEY} {self.timeout_s:g} s while the others wait for it: it was "
+                f"stopped or hangs; see its lines in the log, or raise {TIMEOUT_KEY}",
+                code="E5683",
+            )
+        return errors[0]
+
+    async def _watch(self) -> None:
+        """Ask the ranks whether they live, until one does not answer.
+
+        Raises:
+            RankError: see above.
+        """
+        while True:
+            await asyncio.sleep(min(PING_EVERY_S, self.timeout_s / 4))
+            if await self._silent(self.timeout_s):
+                raise RankError(f"a rank does not answer for {TIMEOUT_KEY} {self.timeout_s:g} s")
+
+    async def _silent(self, limit_s: float) -> list[Handle]:
+        """Return the ranks that do not answer within `limit_s` seconds."""
+        pings = [asyncio.ensure_future(handle.ping()) for handle in self.handles]
+        try:
+            await asyncio.wait(pings, timeout=limit_s)
+            pairs = zip(self.handles, pings, strict=True)
+            return [handle for handle, ping in pairs if not ping.done()]
+        finally:
+            for ping in pings:
+                ping.cancel()
+            await asyncio.gather(*pings, return_exceptions=True)
+
+
+def backend_of(config: Config, *, tokenizer: PreTrainedTokenizerBase | None, runtime: Runtime | None) -> TrainerBackend:
+    """Return the back end of a run, not yet prepared: one worker in this process, or several ranks by `runtime`."""
+    world = num_workers(config)
+    if world == 1:
+        return LocalBackend(config, tokenizer=tokenizer)
+    assert runtime is not None, "several ranks need a runtime that starts their processes"
+    return RankGroup(config, runtime=runtime, world=world)
+
+
+async def _within(limit_s: float, works: list[Any]) -> None:
+    """Wait for `works`, at most `limit_s` seconds; what they raise is nobody's business any more."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    await asyncio.wait(tasks, timeout=limit_s)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
