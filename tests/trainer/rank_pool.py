@@ -14,8 +14,8 @@ import torch
 
 from trinity.trainer.verl.ranks import Ranks
 
-WAIT_S = 120.0
-GROUP_S = 60.0
+WAIT_S = 300.0
+GROUP_S = 240.0
 
 
 class RankPool:

@@ -21,7 +21,7 @@ from trinity.trainer.verl.decoder import make_decoder
 from trinity.trainer.verl.dp_critic import CriticSettings, DataParallelPPOCritic
 from trinity.trainer.verl.loading import load_value_model, move_buffers, num_embeddings, value_head
 from trinity.trainer.verl.optim import Schedule, make_optimizer, make_schedule
-from trinity.trainer.verl.ranks import ALONE, Ranks
+from trinity.trainer.verl.ranks import ALONE, Ranks, local
 from trinity.trainer.verl.scorer import ActorSettings
 from trinity.trainer.verl.shard_settings import critic_options
 from trinity.trainer.verl.ulysses import check_heads
@@ -139,9 +139,9 @@ class Critic:
         parameters = list(self.model.parameters())
         state = (t for values in self.optimizer.state.values() for t in values.values() if isinstance(t, Tensor))
         return {
-            "critic parameters": num_bytes(parameters),
-            "critic gradients": num_bytes(p.grad for p in parameters if p.grad is not None),
-            "critic optimizer state": num_bytes(state) or 2 * num_bytes(parameters),
+            "critic parameters": num_bytes(map(local, parameters)),
+            "critic gradients": num_bytes(local(p.grad) for p in parameters if p.grad is not None),
+            "critic optimizer state": num_bytes(map(local, state)) or 2 * num_bytes(map(local, parameters)),
         }
 
 

@@ -28,7 +28,7 @@ from trinity.trainer.verl.logprob import STATISTICS
 from trinity.trainer.verl.offload import Offload, tell_idle_offload
 from trinity.trainer.verl.optim import make_optimizer
 from trinity.trainer.verl.plugin_state import function_states, restore_functions
-from trinity.trainer.verl.ranks import ALONE, Ranks
+from trinity.trainer.verl.ranks import ALONE, Ranks, local
 from trinity.trainer.verl.reference import Reference, load_reference
 from trinity.trainer.verl.shard_settings import actor_options
 from trinity.trainer.verl.stepping import Stepper
@@ -264,11 +264,12 @@ class ActorWorker:
         reference = None if self.reference is None else self.reference.model
         state = (t for values in self.optimizer.state.values() for t in values.values() if isinstance(t, Tensor))
         table = {
-            "parameters": num_bytes(parameters),
-            "gradients": num_bytes(p.grad for p in parameters if p.grad is not None),
+            "parameters": num_bytes(map(local, parameters)),
+            "gradients": num_bytes(local(p.grad) for p in parameters if p.grad is not None),
             # AdamW's two moments are made in the first step: before it, what they will take.
-            "optimizer state": num_bytes(state) or 2 * num_bytes(p for p in parameters if p.requires_grad),
-            "reference model": 0 if reference is None else num_bytes(reference.parameters()),
+            "optimizer state": num_bytes(map(local, state))
+            or 2 * num_bytes(local(p) for p in parameters if p.requires_grad),
+            "reference model": 0 if reference is None else num_bytes(map(local, reference.parameters())),
             **(self.critic.memory_table() if self.critic else {}),
             "most held by PyTorch": peak_memory_bytes(self.device),
             "memory of the device": total_memory_bytes(self.device),
