@@ -23,7 +23,7 @@ GUIDE = {
     "monitor.monitor_type",
     "service.data_juicer",
 }
-EXPLORER = {"mode", "cluster.gpu_per_node"}
+EXPLORER = {"cluster.gpu_per_node"}
 
 
 @pytest.fixture(autouse=True)
@@ -99,9 +99,7 @@ def test_the_json_schema_covers_stages_and_refuses_unknown_keys() -> None:
 OUTPUT = "buffer.trainer_input.experience_buffer"
 VERL_MODEL = "trainer.trainer_config.actor_rollout_ref.model"
 LATER = {
-    "mode=explore": "mode",
     "mode=serve": "mode",
-    "mode=bench": "mode",
     "model.lora_configs=[{lora_dtype: bfloat16}]": "model.lora_configs[0].lora_dtype",
     "explorer.rollout_model.lora_configs=[{}]": "explorer.rollout_model.lora_configs",
     "model.rope_scaling={a: 1}": "model.rope_scaling.a",
