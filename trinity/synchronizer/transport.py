@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import torch
+
 from trinity.common.constants import SyncMethod
 from trinity.common.errors import SyncError
 from trinity.common.weights.files import (
@@ -26,6 +28,7 @@ from trinity.common.weights.files import (
 from trinity.common.weights.ticket import Ticket, fingerprint, layout_fingerprint, num_bytes
 from trinity.runtime.base import Objects
 from trinity.runtime.objects import LocalObjects
+from trinity.synchronizer.broadcast import BroadcastTransport
 from trinity.utils.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -181,6 +184,10 @@ def transport_of(config: Config, *, objects: Objects | None = None) -> Transport
         config: of the stage.
         objects: where transport `memory` holds the weights; None: in this process.
     """
+    if config.synchronizer.sync_method == SyncMethod.NCCL:
+        has_several_gpus = (config.cluster.total_gpu_num or 0) > 1
+        backend = "nccl" if has_several_gpus and torch.cuda.is_available() else "gloo"
+        return BroadcastTransport(config.synchronizer.group_name, backend=backend)
     if config.synchronizer.sync_method == SyncMethod.CHECKPOINT:
         return CheckpointTransport(Path(config.checkpoint_job_dir))
     return MemoryTransport(objects)

@@ -58,10 +58,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "model.rope_scaling*": (None, {}),
     "model.rope_theta": (None,),
     "model.tinker.enable": (False,),
-    "cluster.node_num": (ANY,),
-    "cluster.gpu_per_node": (ANY,),
-    "cluster.ray_address": (ANY,),
-    "cluster.runtime": ("auto", "local", "ray"),
     "buffer.explorer_input.*.storage_type": ("file",),
     "buffer.explorer_input.*.max_retry_times": (),
     "buffer.explorer_input.*.max_retry_interval": (),
@@ -97,13 +93,11 @@ VALUES: dict[str, tuple[Any, ...]] = {
     f"{_TREE}.*": (),
     "synchronizer.group_name": (),
     "synchronizer.wait_for_checkpoint": (False,),
-    "monitor.enable_ray_timeline": (ANY,),
     "monitor.detailed_stats": (False,),
     "data_processor.experience_pipeline.save_input": (False,),
     "data_processor.experience_pipeline.input_save_path": (None,),
     "data_processor.experience_pipeline.inputs*": ({},),
     "data_processor.experience_pipeline.output*": (None, {}),
-    "log.group_by_node": (ANY,),
 }
 
 SECTIONS = (
@@ -198,9 +192,6 @@ MIRRORS: dict[str, str] = {
 WAYS_OUT: dict[str, str] = {
     "explorer.rollout_model.engine_type": "use --set explorer.rollout_model.engine_type=torch",
     "explorer.rollout_model.data_parallel_size": "use explorer.rollout_model.engine_num",
-    "cluster.gpu_per_node": "use --set cluster.gpu_per_node=1",
-    "cluster.node_num": "use --set cluster.node_num=1",
-    "cluster.runtime": "use --set cluster.runtime=local",
     "trainer.trainer_strategy": "use --set trainer.trainer_strategy=fsdp",
     **{f"{_MODEL}.{name}": "write `model.lora_configs`" for name in ("lora_rank", "lora_alpha", "lora_adapter_path")},
     "explorer.rollout_model.lora_configs": "write `model.lora_configs`",

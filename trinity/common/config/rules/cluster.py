@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trinity.common.config.draft import Draft, path_of
 from trinity.common.config.rules.engines import resolve_engine_types
+from trinity.common.config.rules.runtime import resolve_runtime
 
 DYNAMIC = "explorer.dynamic_timeout.enable"
 METHOD = "synchronizer.sync_method"
@@ -12,23 +13,11 @@ METHOD = "synchronizer.sync_method"
 def resolve_engine(draft: Draft) -> None:
     """Fill the engine type and the runtime."""
     resolve_engine_types(draft)
-    _resolve_runtime(draft)
+    resolve_runtime(draft)
     runners = draft.get("explorer.runner_num")
     if runners is not None and not draft.is_given("explorer.runner_per_model"):
         per_model = max(1, runners // draft.get("explorer.rollout_model.engine_num"))
         draft.derive("explorer.runner_per_model", per_model, "runner_num over engine_num")
-
-
-def _resolve_runtime(draft: Draft) -> None:
-    """Fill the runtime: Ray where a cluster is named or several machines are asked for."""
-    if draft.get("cluster.runtime") != "auto":
-        return
-    if draft.get("cluster.ray_address") not in ("auto", ""):
-        draft.derive("cluster.runtime", "ray", "cluster.ray_address names a cluster")
-    elif draft.get("cluster.node_num") > 1:
-        draft.derive("cluster.runtime", "ray", "several machines need a cluster")
-    else:
-        draft.derive("cluster.runtime", "local", "the processes of one machine need no cluster")
 
 
 def resolve_cluster(draft: Draft) -> None:
