@@ -20,7 +20,7 @@ def resolve_resume(draft: Draft) -> None:
         draft.derive(CONTINUE, False, "resume_mode: disable")
     elif (mode == "disable" and continues) or (mode == "resume_path" and not continues):
         draft.problem(
-            "E1842",
+            "E1846",
             MODE,
             f"`{MODE}: {mode}` contradicts {CONTINUE}: {str(continues).lower()}",
             involves=(CONTINUE,),
@@ -28,7 +28,7 @@ def resolve_resume(draft: Draft) -> None:
         )
     if mode != "resume_path" and path:
         draft.problem(
-            "E1843",
+            "E1847",
             PATH,
             f"`{PATH}` has an effect only with resume_mode resume_path, got {mode}",
             involves=(MODE,),
@@ -36,7 +36,7 @@ def resolve_resume(draft: Draft) -> None:
         )
     if mode == "resume_path" and (not path or not re.fullmatch(r"global_step_\d+", PurePath(path).name)):
         draft.problem(
-            "E1843",
+            "E1847",
             PATH,
             f"`{PATH}` must name a checkpoint, got {path or 'nothing'}",
             rule="a folder global_step_<N> of this job",
