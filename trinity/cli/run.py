@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trinity.common.errors import ExitCode, TrinityError
+from trinity.runtime.failure import user_place
 from trinity.utils.log import get_logger, log_to_console, redact
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def run_config(path: Path, options: RunOptions, *, is_quiet: bool = False) -> Ru
         return RunResult(exit_code=error.exit_code, error=error)
     except Exception as error:  # noqa: BLE001  the one place that turns an unforeseen failure into an exit status
         typer.echo(redact("".join(traceback.format_exception(error))), err=True)
-        typer.echo(redact(f"error[E5000]: {type(error).__name__}: {error} ({_user_frame(error)})"), err=True)
+        typer.echo(redact(f"error[E5000]: {type(error).__name__}: {error} ({user_place(error)})"), err=True)
         return RunResult(exit_code=ExitCode.RUNTIME)
 
 
@@ -149,13 +150,3 @@ def _report(error: TrinityError) -> None:
 
     text = error.format() if isinstance(error, ConfigErrors) else f"error[{error.code}]: {error.args[0]}"
     typer.echo(redact(text), err=True)
-
-
-def _user_frame(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    if not frames:
-        return "no traceback"
-    own = Path(__file__).resolve().parent.parent
-    outside = [frame for frame in frames if not Path(frame.filename).resolve().is_relative_to(own)]
-    frame = (outside or frames)[-1]
-    return f"{frame.filename}:{frame.lineno}"

@@ -281,7 +281,9 @@ def _check_folder(stage: StagePlan) -> Iterator[Problem]:
 
 
 def _check_devices(stage: StagePlan) -> Iterator[Problem]:
-    if stage.config.cluster.gpu_per_node > 0 and not has_gpu():
+    cluster = stage.config.cluster
+    is_here = cluster.runtime == "local" or (cluster.ray_address in ("auto", "", "local") and cluster.node_num <= 1)
+    if cluster.gpu_per_node > 0 and is_here and not has_gpu():
         yield _problem(
             stage,
             "E3202",

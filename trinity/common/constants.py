@@ -26,6 +26,9 @@ class Mode(StrEnum):
     COLOCATE = "colocate"
 
 
+BENCH = Mode.BENCH.value  # also the name under which that mode shares a job folder
+
+
 class PromptType(StrEnum):
     """Form of the prompt column of a dataset."""
 

@@ -9,11 +9,9 @@ from typing import Any
 import yaml
 
 from trinity.common.config import Config
-from trinity.common.constants import Mode, StorageType
+from trinity.common.constants import BENCH, Mode, StorageType
 from trinity.common.errors import CheckpointError, ConfigError
 from trinity.launch.job import COMPONENTS, SAVED_CONFIG, flatten
-
-BENCH = "bench"
 
 # What explorers and trainer of one job must say alike; the rest is each component's own business.
 SHARED = (

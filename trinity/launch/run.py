@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.catalogue import builtin_catalogue
 from trinity.common.config import Config, Plan, StagePlan, dump_config, load_plan
-from trinity.common.constants import Mode
+from trinity.common.constants import BENCH, Mode
 from trinity.common.errors import CheckpointError, ConfigError, ExitCode, TrinityError
-from trinity.launch.components import BENCH, check_shared_keys, component_of
+from trinity.launch.components import check_shared_keys, component_of
 from trinity.launch.job import (
     JobLock,
     check_same_config,

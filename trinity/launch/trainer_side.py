@@ -92,11 +92,16 @@ class TrainerSide:
         )
         await self._trainer.prepare(explore_steps=explore_steps)
         if self._is_apart:
-            await self._trainer.publish_start()
+            await self._begin_apart(self._trainer)
         elif self.resume is not None and config.mode == Mode.BOTH:
             await self._restore(self.resume)
         if self._is_stopped:
             self._trainer.request_stop()
+
+    async def _begin_apart(self, trainer: Trainer) -> None:
+        """Tell the explorers where this trainer begins: at the step of its checkpoint, with its weights."""
+        weights = {trainer.step: await trainer.weights()} if trainer.step else {}
+        await trainer.publisher.restore(trainer.step, None, weights=weights)
 
     def _meeting_point(self) -> AnySynchronizer:
         """Return where this trainer meets explorers; one that trains on a dataset meets nobody."""

@@ -278,6 +278,7 @@ class ProcessRuntime:
         except BaseException:
             await handle.kill()
             raise
+        get_logger("launch").info("%s is process %d", handle.name, handle.pid)
         return handle
 
     async def _construct(self, handle: ProcessHandle, order: Order) -> None:

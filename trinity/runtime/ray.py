@@ -254,6 +254,7 @@ class RayRuntime:
             ray.kill(actor)
             raise made.error()
         self._handles.append(handle)
+        logger.info("%s is process %d on %s", name, handle.pid, handle.node)
         return handle
 
     async def _construct(self, actor: Any, order: Order) -> tuple[dict[str, Any], Failure | None]:

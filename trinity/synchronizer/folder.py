@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trinity.common.constants import BENCH
 from trinity.common.errors import SyncError
 from trinity.common.weights.files import remove_unless_read, ticket_in, versions_in
 from trinity.synchronizer.synchronizer import EXPLORER, Synchronizer, pull_weights
@@ -204,6 +205,13 @@ class FolderSynchronizer:
         producers = await asyncio.to_thread(self.store.producers, self.buffer, **self.scope)
         return bool(producers) and not any(producers.values())
 
+    async def is_explorer_starting(self) -> bool:
+        """Return whether a component of the job lives that is neither trainer nor evaluation nor a known producer."""
+        known = await asyncio.to_thread(self.store.producers, self.buffer, **self.scope)
+        names = {path.stem for path in component_lock(self.job_dir, "").parent.glob("?*.lock")}
+        others = names - known.keys() - {self._own.name, BENCH}
+        return any(is_held(component_lock(self.job_dir, name)) for name in others)
+
     def _news(self) -> TrainerNews:
         """Return what the trainer said last.
 
@@ -283,6 +291,11 @@ def _replace_file(path: Path, text: str) -> None:
 
 
 AnySynchronizer = Synchronizer | FolderSynchronizer
+
+
+async def is_explorer_starting(synchronizer: AnySynchronizer) -> bool:
+    """Return whether an explorer that runs apart has started and not said anything yet; false within one run."""
+    return isinstance(synchronizer, FolderSynchronizer) and await synchronizer.is_explorer_starting()
 
 
 async def pull_newest(synchronizer: AnySynchronizer, engine: InferenceModel, *, explorer: str) -> dict[str, float]:

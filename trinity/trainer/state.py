@@ -71,6 +71,21 @@ def read_trainer_state(checkpoint: Path) -> TrainerState:
         raise CheckpointError(f"cannot read {file}: {error}", code="E7009") from error
 
 
+def check_reference(state: TrainerState, own: Mapping[str, str], checkpoint: Path) -> None:
+    """Compare the reference model of a run with that of the checkpoint from which it continues.
+
+    Raises:
+        CheckpointError: another model, or the model's files changed (E7011).
+    """
+    if own.get("hash") != state.reference.get("hash"):
+        raise CheckpointError(
+            f"the reference model {own.get('path') or '(none)'} is not the one of {checkpoint} "
+            f"({state.reference.get('path') or 'none'}): its files changed; restore them, or set "
+            "continue_from_checkpoint: false",
+            code="E7011",
+        )
+
+
 def write_explorer_part(folder: Path, state: dict[str, Any] | None, served: Mapping[int, Mapping[str, Tensor]]) -> None:
     """Write the explorer's snapshot, and the published weights that it can still ask for, by version."""
     (folder / EXPLORER_FILE).write_text(json.dumps(state, indent=1, sort_keys=True), encoding="utf-8")

@@ -18,20 +18,26 @@ from trinity.buffer.store import ExperienceStore
 from trinity.common.checkpoint import CheckpointStore
 from trinity.common.config import Config
 from trinity.common.constants import Mode, SyncMethod
-from trinity.common.errors import CheckpointError, ConfigError
+from trinity.common.errors import ConfigError
 from trinity.common.experience import Experience
 from trinity.common.models.chat_template import load_tokenizer
 from trinity.monitor.monitor import Monitor
 from trinity.runtime.worker_thread import WorkerThread
-from trinity.synchronizer.folder import AnySynchronizer
+from trinity.synchronizer.folder import AnySynchronizer, is_explorer_starting
 from trinity.synchronizer.publisher import Publisher
 from trinity.synchronizer.schedule import FixedSchedule, schedule_of
 from trinity.synchronizer.transport import transport_of
 from trinity.trainer.auxiliary import open_auxiliary
-from trinity.trainer.backend import LocalBackend, TrainerBackend, run_on
-from trinity.trainer.rank_group import RankGroup
+from trinity.trainer.backend import TrainerBackend, run_on
+from trinity.trainer.rank_group import backend_of
 from trinity.trainer.source import BufferSource, DatasetSource
-from trinity.trainer.state import TrainerState, read_served_weights, read_trainer_state, write_explorer_part
+from trinity.trainer.state import (
+    TrainerState,
+    check_reference,
+    read_served_weights,
+    read_trainer_state,
+    write_explorer_part,
+)
 from trinity.trainer.verl import settings
 from trinity.utils.failpoints import failpoint
 from trinity.utils.log import get_logger
@@ -42,6 +48,8 @@ if TYPE_CHECKING:
 logger = get_logger("trainer")
 
 T = TypeVar("T")
+
+JOIN_POLL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -126,10 +134,10 @@ class Trainer:
         """
         state = None if self.resume is None else read_trainer_state(self.resume)
         await self._thread.call(self._prepare, state, explore_steps)
-        self._backend = self._make_backend()
+        self._backend = backend_of(self.config, tokenizer=self.tokenizer, runtime=self.runtime)
         await self._backend.prepare(self._total_steps)
         if state is not None and self.resume is not None:
-            self._check_reference(state)
+            check_reference(state, self.backend.reference(), self.resume)
             await self._backend.load(self.resume)
         # Without a checkpoint the cut is step 0: what a killed process logged of it is logged again.
         self.monitor.truncate({"lines": 0, "samples": 0} if state is None else state.monitor)
@@ -148,13 +156,6 @@ class Trainer:
         if state is not None:
             self._strategy.load_state_dict(state.sampler)
         self._positions = self._strategy.state_dict(), source.state_dict()
-
-    def _make_backend(self) -> TrainerBackend:
-        world = settings.num_workers(self.config)
-        if world == 1:
-            return LocalBackend(self.config, tokenizer=self.tokenizer)
-        assert self.runtime is not None, "several ranks need a runtime that starts their processes"
-        return RankGroup(self.config, runtime=self.runtime, world=world)
 
     def _make_strategy(self, source: BufferSource | DatasetSource, batch_size: int) -> SampleStrategy:
         config = self.config
@@ -195,16 +196,6 @@ class Trainer:
         folder = Path(config.checkpoint_job_dir) / "buffer" / "quarantine"
         self._source = DatasetSource(reader, quarantine=folder)
         return self._source
-
-    def _check_reference(self, state: TrainerState) -> None:
-        own = self._reference()
-        if own.get("hash") != state.reference.get("hash"):
-            raise CheckpointError(
-                f"the reference model {own.get('path') or '(none)'} is not the one of {self.resume} "
-                f"({state.reference.get('path') or 'none'}): its files changed; restore them, or set "
-                "continue_from_checkpoint: false",
-                code="E7011",
-            )
 
     # --------------------------------------------------------------------- loop
     async def train(self) -> TrainSummary:
@@ -260,11 +251,6 @@ class Trainer:
             weights[self.step] = await self.weights()
         await self.publisher.restore(newest, explorer_state, weights=weights)
 
-    async def publish_start(self) -> None:
-        """Tell explorers that run apart where this trainer begins: at the step of its checkpoint, with its weights."""
-        weights = {self.step: await self.weights()} if self.step else {}
-        await self.publisher.restore(self.step, None, weights=weights)
-
     def request_stop(self) -> None:
         """End after the step under way; a wait for experiences ends at once."""
         self._stop.set()
@@ -296,8 +282,13 @@ class Trainer:
     async def _sample(self) -> tuple[list[Experience], dict[str, float], list[dict[str, Any]]] | None:
         """Return the next batch, or None at the end or when a stop was requested."""
         assert self._strategy is not None and self._source is not None, "prepare() comes first"
-        sampled = await self._unless_stopped(self._strategy.sample(self.step + 1))
-        return None if sampled is None or (not sampled[0] and self._source.is_closed) else sampled
+        while True:
+            sampled = await self._unless_stopped(self._strategy.sample(self.step + 1))
+            if sampled is None or sampled[0] or not self._source.is_closed:
+                return sampled
+            if self._stop.is_set() or not await is_explorer_starting(self.synchronizer):
+                return None
+            await asyncio.sleep(JOIN_POLL_S)
 
     async def _publish(self) -> dict[str, float]:
         """Publish the weights of the current step; return metrics. A stopped run has nobody who would take them."""
@@ -398,9 +389,6 @@ class Trainer:
             sampler=sampler,
             source=source,
             monitor=dict(self.monitor.state_dict()),
-            reference=self._reference(),
+            reference=self.backend.reference(),
             served_versions=served_versions,
         )
-
-    def _reference(self) -> dict[str, str]:
-        return self.backend.reference()

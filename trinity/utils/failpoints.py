@@ -37,6 +37,8 @@ NAMES = (
     "explore.after_rollout",
     "sync.before_publish",
     "sync.after_publish",
+    "sync.after_bucket",
+    "sync.after_bucket_received",
     "engine.before_weights",
 )
 

@@ -247,13 +247,6 @@ COMBINATIONS = {
         14,
         "deterministic: false",
     ),
-    "B55 apart": (
-        with_("mode: explore\nsynchronizer: {sync_style: fully_async}\n"),
-        "E1805",
-        "synchronizer.sync_style",
-        15,
-        "sync_style: fixed",
-    ),
     "B56": (
         with_("trainer:\n  trainer_config_path: x.yaml\n  trainer_config: {critic: {}}\n"),
         "E1806",

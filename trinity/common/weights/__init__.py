@@ -1,6 +1,7 @@
 """How the weights of a version reach an engine: a small ticket travels, the engine's side gets the tensors itself."""
 
+from trinity.common.weights.collective import shared_by
 from trinity.common.weights.receiver import receive, update_from
 from trinity.common.weights.ticket import Ticket, fingerprint, layout_fingerprint, num_bytes
 
-__all__ = ["Ticket", "fingerprint", "layout_fingerprint", "num_bytes", "receive", "update_from"]
+__all__ = ["Ticket", "fingerprint", "layout_fingerprint", "num_bytes", "receive", "shared_by", "update_from"]

@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from trinity.common.errors import SyncError
+from trinity.common.weights.collective import receive_broadcast
 from trinity.common.weights.files import read_version
 from trinity.common.weights.ticket import Ticket, matches
 from trinity.utils.deadline import bounded
@@ -33,6 +34,7 @@ def _from_files(ticket: Ticket, timeout_s: float) -> Mapping[str, Tensor]:
 _RECEIVERS: dict[str, Callable[[Ticket, float], Mapping[str, Tensor]]] = {
     "memory": _from_memory,
     "checkpoint": _from_files,
+    "nccl": receive_broadcast,
 }
 
 

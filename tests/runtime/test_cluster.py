@@ -1,0 +1,95 @@
+"""Which cluster is used, and what is said where it is not there or too small."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from trinity.common.errors import EnvironmentProblem
+from trinity.runtime.cluster import (
+    ClusterRequest,
+    check_cluster,
+    check_found,
+    check_gpus,
+    death_cause,
+    found_address,
+    last_words,
+    mismatch,
+)
+
+
+def test_an_address_is_found_where_something_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert found_address(address) == address
+        assert found_address("auto") is None and found_address("local") is None
+        (tmp_path / "ray").mkdir()
+        (tmp_path / "ray" / "ray_current_cluster").write_text(address + "\n")
+        assert found_address("auto") == address and found_address("local") is None
+        monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+        assert found_address("auto") is None
+    assert found_address(address) is None
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:port"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(EnvironmentProblem, match=r"E3404.*host:port"):
+        found_address(address)
+
+
+def test_several_machines_without_a_cluster_are_told_how_to_start_one(caplog: pytest.LogCaptureFixture) -> None:
+    request = ClusterRequest("10.0.0.1:7000", "run", node_num=3, gpu_per_node=8)
+    with pytest.raises(EnvironmentProblem, match="E3401") as error:
+        check_found(request, None)
+    text = str(error.value)
+    assert "ray start --head --port=7000 --num-gpus=8" in text
+    assert "ray start --address=10.0.0.1:7000 --num-gpus=8" in text and "does not answer" in text
+    check_found(request, "10.0.0.1:7000")
+    with pytest.raises(EnvironmentProblem, match=r"E3401.*has 2 machines \(a, b\)"):
+        check_cluster(request, ["a", "b"], 16)
+    with pytest.raises(EnvironmentProblem, match="E3202"):
+        check_cluster(request, ["a", "b", "c"], 16)
+    check_cluster(request, ["a", "b", "c"], 24)
+    check_found(ClusterRequest("auto", "run"), None)
+    with caplog.at_level("WARNING", "trinity"):
+        check_found(ClusterRequest("10.0.0.1:7000", "run"), None)
+    assert "does not answer at cluster.ray_address 10.0.0.1:7000: a new one is started here" in caplog.text
+
+
+def test_gpus_are_counted_in_a_table() -> None:
+    check_gpus({"engines": 2, "trainer": 2}, 4, ["a"])
+    with pytest.raises(EnvironmentProblem, match="E3202") as error:
+        check_gpus({"engines": 8, "trainer": 1}, 8, ["10.0.0.1"])
+    rows = [line.split() for line in str(error.value).splitlines()[1:5]]
+    assert rows == [["engines", "8"], ["trainer", "1"], ["asked", "in", "all", "9"], ["have", "8"]]
+    assert error.value.exit_code == 3
+
+
+def test_other_versions_or_another_token_are_told() -> None:
+    error = mismatch(RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.9\n    Python: 3.10"))
+    assert error.code == "E3402" and "Ray: 2.9 Python: 3.10" in str(error) and "token" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("The actor is dead because it was killed by `ray.kill`.", "killed by its runtime"),
+        ("The actor is dead because its owner has died. Owner Id: 1", "the process that started it is gone"),
+        ("The actor died because its node has died. Node Id: 1", "its machine is gone"),
+        ("Worker exit type: SYSTEM_ERROR Worker exit detail: connection error code 2", "without a word"),
+        ("something else\nhappened", "something else happened"),
+    ],
+)
+def test_the_cause_of_a_death_is_short(text: str, cause: str) -> None:
+    assert cause in death_cause(text)
+
+
+def test_the_last_words_are_those_of_the_process_itself(tmp_path: Path) -> None:
+    file = tmp_path / "worker.err"
+    file.write_text(":job_id:1\nfirst\nkilled by me\n\n:actor_name:x\n")
+    assert last_words(str(file)) == "; its last line on stderr: killed by me"
+    assert last_words(str(tmp_path / "none")) == "" and last_words("") == ""
