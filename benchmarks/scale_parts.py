@@ -13,13 +13,14 @@ from statistics import median
 from typing import Any
 
 import torch
+from scale_child import TIMEOUT_S, in_other_process, take
 from torch import Tensor
 
 from trinity.buffer.store import ExperienceStore
 from trinity.common.config import Config
 from trinity.common.experience import EID, Experience
 from trinity.common.models import ModelWrapper, create_inference_model
-from trinity.common.weights import Ticket, num_bytes, receive
+from trinity.common.weights import num_bytes
 from trinity.common.workflows.task import Task
 from trinity.common.workflows.workflow import Workflow
 from trinity.explorer.scheduler import Scheduler, SchedulerSettings
@@ -27,7 +28,6 @@ from trinity.quickstart.folder import prepare
 from trinity.runtime.objects import MemoryObjects
 from trinity.synchronizer.transport import CheckpointTransport, MemoryTransport, Transport
 
-TIMEOUT_S = 600.0
 PAYLOAD_BYTES = 8 * 1024
 Row = dict[str, Any]
 
@@ -37,23 +37,6 @@ def weights_of(megabytes: int) -> dict[str, Tensor]:
     """Return float32 tensors of 4 MiB each, random so that nothing can be compressed."""
     generator = torch.Generator().manual_seed(1)
     return {f"layer.{i}": torch.randn(1024, 1024, generator=generator) for i in range(max(1, megabytes // 4))}
-
-
-def take(ticket: Ticket, target: dict[str, Tensor] | None = None) -> float:
-    """Get the weights of a ticket, check them, copy them; return the seconds it took."""
-    started = time.perf_counter()
-    got = receive(ticket, timeout_s=TIMEOUT_S)
-    if target is None:
-        target = {name: torch.empty_like(tensor) for name, tensor in got.items()}
-    for name, tensor in got.items():
-        target[name].copy_(tensor)
-    return time.perf_counter() - started
-
-
-def in_other_process(ticket: Ticket) -> float:
-    """As `take`, for a process of its own with one thread."""
-    torch.set_num_threads(1)
-    return take(ticket)
 
 
 def transports(folder: Path) -> dict[str, tuple[Transport, bool]]:
@@ -156,32 +139,42 @@ def rows_of(step: int, number: int) -> list[Experience]:
 
 
 def store_rows(folder: Path, *, steps: int, rows: int) -> Row:
-    """Return rows a second of append, claim and commit, and of all three, with a durable commit a call each."""
+    """Return rows a second of append, claim and commit, and of all three, with a durable commit a call each.
+
+    `..._per_cpu_s` counts the seconds in which this process computed, which others beside it do not lengthen.
+    """
     size = len(rows_of(1, 1)[0].serialize())
-    seconds = {"append": 0.0, "claim": 0.0, "commit": 0.0}
+    seconds, cpu = ({"append": 0.0, "claim": 0.0, "commit": 0.0} for _ in range(2))
     file = folder / "rows.db"
     with ExperienceStore(f"sqlite:///{file}") as store:
         store.open_producer("exp", "explorer", run="run")
         token = store.open_consumer("exp", "trainer", run="run", cut=0)
         for step in range(1, steps + 1):
             batch = rows_of(step, rows)
-            times = [time.perf_counter()]
+            times = [_clocks()]
             store.append("exp", batch, run="run", producer="explorer", explore_step=step)
-            times.append(time.perf_counter())
+            times.append(_clocks())
             read = store.read_batch(token, rows, timeout_s=60.0)
-            times.append(time.perf_counter())
+            times.append(_clocks())
             store.commit_step(token, step, [one.eid.uid for one in read.experiences])
-            times.append(time.perf_counter())
+            times.append(_clocks())
             for name, start, end in zip(seconds, times[:-1], times[1:], strict=True):
-                seconds[name] += end - start
+                seconds[name] += end[0] - start[0]
+                cpu[name] += end[1] - start[1]
         counts = store.counts("exp", "run")
     if counts["trained"] != steps * rows:
         raise RuntimeError(f"{steps * rows} rows were to be trained, got {counts}")
     file.unlink()
     total = steps * rows
-    return {"payload_bytes": size, "rows": total, "all_per_s": total / sum(seconds.values())} | {
-        f"{name}_per_s": total / spent for name, spent in seconds.items()
-    }
+    found: Row = {"payload_bytes": size, "rows": total}
+    for unit, spent in (("s", seconds), ("cpu_s", cpu)):
+        spent["all"] = sum(spent.values())
+        found |= {f"{name}_per_{unit}": total / value for name, value in spent.items()}
+    return found
+
+
+def _clocks() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
 
 
 # --------------------------------------------------------------------- latencies

@@ -1,23 +1,24 @@
 """A run on many engines as discrete events: which engine answers, who waits for whom, how old what is trained is.
 
 The decisions are the product's own functions (`choose_engine`, `fixed_engine`, `PrefixTable`, `OverRollout`,
-`FixedSchedule`); only time is simulated. A runner does all rollouts of one task as one request of `repeat_times`
-samples, each of which takes as long as a draw from the latency distribution. A sample waits on its engine while all of
-the engine's slots are taken.
+`FixedSchedule`, `DynamicSchedule`, `Backlog`); only time is simulated. A runner does all rollouts of one task as one
+request of `repeat_times` samples, each of which takes as long as a draw from the latency distribution. A sample waits
+on its engine while all of the engine's slots are taken.
 """
 
 from __future__ import annotations
 
 import heapq
-import math
 import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from trinity.buffer.store.backlog import Backlog, Pace
+from trinity.common.constants import SyncStyle
 from trinity.common.models.routing.choice import PrefixTable, choose_engine, fixed_engine
 from trinity.explorer.pacing import OverRollout
-from trinity.synchronizer.schedule import FixedSchedule
+from trinity.synchronizer.schedule import DynamicSchedule, FixedSchedule
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Plan:
     """What is simulated.
 
     Attributes:
-        style: `fixed`, `dynamic_by_explorer` or `fully_async`.
+        style: of `synchronizer.sync_style`; in `fully_async` several batches are under way at once.
         engines: number of engines.
         slots: samples that an engine computes at once.
         runners_per_engine: `explorer.runner_per_model`.
@@ -36,7 +37,7 @@ class Plan:
         sync_s: seconds in which the engines take new weights and answer nothing.
         offset: `synchronizer.sync_offset` of style fixed.
         interval: explore steps between two questions of style dynamic_by_explorer.
-        max_staleness: bound of style fully_async.
+        max_staleness: bound of the styles dynamic_by_trainer and fully_async.
         max_inflight: batches under way in style fully_async.
         is_least_loaded: requests go where the least is under way; else every runner has an engine of its own.
         over_rollout: which tasks of a batch are not waited for.
@@ -132,6 +133,7 @@ class Simulation:
         self._ready: deque[tuple[int, int]] = deque()  # version and tasks of each finished batch
         self._inflight = 0
         self._schedule = FixedSchedule(offset=plan.offset)
+        self._asking = DynamicSchedule(SyncStyle.DYNAMIC_BY_EXPLORER, explorer_interval=plan.interval)
         self._kept_s = self._wasted_s = self._trained_s = 0.0
         self.outcome = Outcome()
 
@@ -179,15 +181,18 @@ class Simulation:
             wanted = self._schedule.version_for(step)
             return wanted if self._published >= wanted else None
         if plan.style == "dynamic_by_explorer":
-            if step == 1 or (step - 1) % plan.interval or self._answered == step:
+            if self._answered == step or not self._asking.is_asked_before(step):
                 return self._published if self._answered == step else self._version
             self._is_asked = True
             if self._is_training:
                 return None
             self._answer(step)
             return self._published
-        required = self._trained + self._is_training + math.ceil(len(self._ready) + self._inflight + 1) - 1
-        return self._published if self._published >= required - plan.max_staleness else None
+        pace = Pace(plan.max_staleness, plan.batch_size, plan.batch_size, plan.max_inflight)
+        ready = sum(tasks for _, tasks in self._ready)
+        backlog = Backlog(self._trained, claimed=plan.batch_size * self._is_training, ready=ready, busy=0)
+        required = backlog.required_version(pace, in_flight=self._inflight)
+        return self._published if self._published >= required else None
 
     def _answer(self, step: int) -> None:
         """Publish what is trained, as the explorer asked for before `step`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ import pytest
 import yaml
 
 from tests.e2e.short_run import comparable_metrics
-from tests.e2e.test_algorithms import STEPS, finish, make_run
+from tests.e2e.test_algorithms import STEPS, finish, make_run, stored
 from tests.e2e.test_resume import final_weights
 from tests.e2e.tiny_run import TinyRun
 from trinity.common.errors import EnginesLostError, ExitCode
@@ -30,10 +31,12 @@ def plain(tmp_path_factory: pytest.TempPathFactory, plugins: Path) -> TinyRun:
     return run
 
 
-def test_groups_that_are_split_among_runners_are_whole_for_the_advantage(
-    tmp_path: Path, plugins: Path, plain: TinyRun
+@pytest.mark.parametrize("key", ["max_repeat_times_per_runner=1", "runner_isolation=process"])
+def test_groups_in_parts_and_runners_in_processes_learn_the_same(
+    tmp_path: Path, plugins: Path, plain: TinyRun, key: str
 ) -> None:
-    run = make_run(tmp_path, {"algorithm_type": "grpo"}).change(explorer__max_repeat_times_per_runner=1)
+    name, _, value = key.partition("=")
+    run = make_run(tmp_path, {"algorithm_type": "grpo"}).change(**{f"explorer__{name}": yaml.safe_load(value)})
     finish(run, plugins)
     assert final_weights(run, STEPS) == final_weights(plain, STEPS)
     assert comparable_metrics(run.job) == comparable_metrics(plain.job)
@@ -82,3 +85,54 @@ def test_a_run_ends_when_no_engine_comes_back(tmp_path: Path, plugins: Path) -> 
         run_and_kill(run, plugins, break_model=True)
     assert failure.value.exit_code == ExitCode.RUNTIME and failure.value.code == "E5630"
     assert not engine_processes()
+
+
+SLOW = '''
+"""A workflow that takes long for some rows."""
+
+import asyncio
+
+from trinity.common.workflows import WORKFLOWS
+from trinity.common.workflows.workflow import AsyncSimpleWorkflow
+
+
+@WORKFLOWS.register_module("slow_for_some")
+class SlowForSome(AsyncSimpleWorkflow):
+    """Waits for a minute where the question begins with an odd digit."""
+
+    async def run_async(self):
+        if int(self.task.task_desc[0]) % 2:
+            await asyncio.sleep(60)
+        return await super().run_async()
+'''
+
+
+def test_a_run_goes_on_without_its_slowest_tasks(tmp_path: Path, plugins: Path) -> None:
+    """Of the two tasks of a step one is slow; what the other gives is trained, and nothing of the slow one is."""
+    run = make_run(tmp_path, {"algorithm_type": "grpo"})
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "slow_for_some.py").write_text(SLOW)
+    run.change(
+        deterministic=False,
+        buffer__total_steps=4,
+        buffer__train_batch_size=4,
+        buffer__explorer_input__default_workflow_type="slow_for_some",
+        explorer__over_rollout={"ratio": 0.5, "wait_after_min": 0.05},
+        explorer__dynamic_timeout={"enable": True, "ratio": 1000.0},
+        explorer__runner_state_report_interval=0.02,
+        synchronizer__sync_style="dynamic_by_explorer",
+    )
+    (run.folder / "run.yaml").write_text(yaml.safe_dump(run.tree))
+    options = RunOptions(plugin_dirs=(plugins, tmp_path / "own"))
+    result = run_plan(plan_run(run.folder / "run.yaml", options), options)
+    assert result.error is None and result.stages[-1].training_step == 4
+    lines = run.lines("explorer")
+    assert [line["rollout/unfinished_task_count"] for line in lines] == [1] * 4
+    assert [line["rollout/unfinished_run_count"] for line in lines] == [4] * 4
+    assert [line["experience_pipeline/experience_count"] for line in lines] == [4] * 4
+    with stored(run) as store:
+        counts = store.counts("experience_buffer", "tiny/run")
+    assert (counts["trained"], counts["ready"], counts["claimed"]) == (16, 0, 0)
+    state = json.loads((run.job / "global_step_4" / "explorer.json").read_text())
+    assert state["times"]["count"] > 0, "a resumed run knows how long attempts take"
+    assert "task 1 of batch 1" in (run.job / "log" / "explorer.log").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 
@@ -100,3 +101,31 @@ def test_when_something_fails_the_engines_of_all_models_end(
     finally:
         failpoints.configure("")
     assert not [thread.name for thread in set(threading.enumerate()) - before if thread.name == "torch-engine"]
+
+
+def test_a_benchmark_of_a_server_needs_its_tokenizer_and_no_checkpoint(
+    tmp_path: Path, judging: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = made(tmp_path, [])
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    for file in (run.folder / "model").iterdir():
+        if file.suffix in (".json", ".jinja") and "index" not in file.name:
+            shutil.copy(file, tokenizer / file.name)
+    held_out = {"name": "held_out", "path": str(tmp_path / "train.jsonl"), "default_workflow_type": "simple_workflow"}
+    held_out |= {"format": {"prompt_key": "question", "response_key": "answer"}}
+    run.change(
+        mode="bench",
+        synchronizer__sync_method="checkpoint",
+        model__model_path=str(tokenizer),
+        model__external_model={"enable": True, "model_name": "judge", "base_url_env": "JUDGE_URL"},
+        buffer__explorer_input__eval_tasksets=[held_out],
+        explorer__rollout_model={},
+    )
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run.tree))
+    with serving(run.folder / "model") as service:
+        monkeypatch.setenv("JUDGE_URL", service.url)
+        finish(run, judging)
+    assert [path for path, _, _ in service.requests] == ["/v1/chat/completions"] * 4
+    (line,) = run.lines("bench")
+    assert line["step"] == 0 and "bench/held_out/accuracy/mean@1" in line

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.explorer.drastic import drastic
 from tests.explorer.rollouts import Rollouts
+from trinity.common.errors import EngineError, WorkflowError
 from trinity.common.models import create_inference_model
 from trinity.explorer.assembly import build_scheduler
+from trinity.explorer.isolation.child import Calls, DistantEngine
 from trinity.explorer.metrics import rollout_metrics
 from trinity.explorer.outcome import Completed, Failed, TimedOut
 from trinity.explorer.scheduler import Scheduler
@@ -21,16 +25,18 @@ from trinity.runtime.local import LocalRuntime
 
 
 @asynccontextmanager
-async def isolated(rollouts: Rollouts, *, runners: int = 2, **explorer: Any) -> AsyncIterator[Scheduler]:
-    """Give a prepared scheduler whose runners are processes."""
+async def isolated(
+    rollouts: Rollouts, *, runners: int = 2, runtime: Any = None, **explorer: Any
+) -> AsyncIterator[Scheduler]:
+    """Give a prepared scheduler whose runners are processes, or actors of a runtime on a cluster."""
     section = {
         "rollout_model": {"dtype": "float32", "seed": 3},
         "runner_isolation": "process",
         "runner_per_model": runners,
         "env_vars": {"DRASTIC_VARIABLE": "7"},
     }
-    config = rollouts.config(explorer=section | {"max_timeout": 2.0, "max_retry_times": 1} | explorer)
-    engine, runtime = create_inference_model(config), LocalRuntime()
+    config = rollouts.config(explorer=section | {"max_timeout": 4.0, "max_retry_times": 1} | explorer)
+    engine, runtime = create_inference_model(config), runtime or LocalRuntime()
     await engine.prepare()
     scheduler = build_scheduler(config, engine, runtime=runtime)
     try:
@@ -90,17 +96,57 @@ def test_what_ends_or_blocks_a_process_ends_one_attempt(rollouts: Rollouts, tmp_
     assert seconds < 60
 
 
-def test_a_task_that_never_ends_is_timed_out_and_its_engine_calls_are_not_missed(
-    rollouts: Rollouts, tmp_path: Path
+@pytest.fixture
+def make_runtime(request: pytest.FixtureRequest) -> Iterator[Callable[[], Any]]:
+    """Yield a function that makes the runtime of the test's parameter."""
+    if request.param == "local":
+        yield LocalRuntime
+        return
+    pytest.importorskip("ray")
+    from trinity.runtime import ray as placement
+    from trinity.runtime.cluster import ClusterRequest
+
+    placement.connect(ClusterRequest("local", namespace="isolation"))
+    yield lambda: placement.RayRuntime("isolation")
+    placement.disconnect()
+
+
+@pytest.mark.parametrize("make_runtime", ["local", "ray"], indirect=True)
+def test_a_task_that_never_ends_or_ends_its_process_leaves_the_others_alone(
+    rollouts: Rollouts, tmp_path: Path, make_runtime: Callable[[], Any]
 ) -> None:
     async def scenario() -> Any:
-        async with isolated(rollouts, runners=1, max_retry_times=0, max_timeout=1.0) as scheduler:
-            tasks = [drastic(tmp_path, "stuck", "sleep"), drastic(tmp_path, "after")]
-            first = await scheduler.schedule(tasks, batch=1)
-            again = await scheduler.schedule([drastic(tmp_path, "again")], batch=1)
-            return first, again
+        settings = {"runners": 1, "max_retry_times": 0, "max_timeout": 3.0}
+        async with isolated(rollouts, runtime=make_runtime(), **settings) as scheduler:
+            tasks = [drastic(tmp_path, "stuck", "sleep"), drastic(tmp_path, "exit", "exit"), drastic(tmp_path, "after")]
+            return await scheduler.schedule(tasks, batch=1)
 
-    first, again = asyncio.run(scenario())
-    assert first.results[0].outcome == TimedOut(1.0)
-    assert first.count(Completed) == 1 and again.count(Completed) == 1
-    assert first.wall_s < 30
+    async def in_a_thread() -> Any:
+        async with rollouts.scheduler(num_runners=1) as scheduler:
+            return await scheduler.schedule([*[drastic(tmp_path, "thread")] * 3], batch=1)
+
+    apart, here = asyncio.run(scenario()), asyncio.run(in_a_thread())
+    assert apart.results[0].outcome == TimedOut(3.0) and isinstance(apart.results[1].outcome, Failed)
+    assert "exit" in apart.results[1].outcome.error
+    assert [e.tokens.tolist() for e in apart.experiences] == [here.experiences[2].tokens.tolist()]
+    assert apart.restart_count == 2
+
+
+def test_a_process_that_does_not_start_is_told_with_its_reason(rollouts: Rollouts) -> None:
+    async def scenario() -> None:
+        broken = {"PYTHONHOME": "/nowhere"}
+        async with isolated(rollouts, runners=1, env_vars=broken, runner_prepare_max_retries=1):
+            pass
+
+    with pytest.raises(WorkflowError, match="runner_0000 did not start in 2 attempts") as failure:
+        asyncio.run(scenario())
+    assert failure.value.code == "E5634"
+
+
+def test_a_workflow_cannot_change_the_weights_of_a_distant_engine() -> None:
+    async def scenario() -> None:
+        await DistantEngine(Calls(), 0).update_weights({}, version=1)
+
+    with pytest.raises(EngineError, match="a workflow cannot change the weights") as failure:
+        asyncio.run(scenario())
+    assert failure.value.code == "E5635"

@@ -157,6 +157,27 @@ def test_the_order_of_arrival_does_not_show_in_the_result(rollouts: Rollouts) ->
     ]
 
 
+def test_batches_that_overlap_share_the_runners_and_the_older_one_goes_first(rollouts: Rollouts) -> None:
+    """A deadline of 0.5 s would pass for a task that waits for another one's thread."""
+
+    async def scenario() -> tuple[list[BatchResult], list[str]]:
+        ended: list[str] = []
+
+        async def batch(number: int) -> BatchResult:
+            tasks = [make(Asynchronous, 1, act="ok", delay=0.15) for _ in range(4)] + [make(Scripted, 1, act="ok")]
+            result = await scheduler.schedule(tasks, batch=number)
+            ended.append(str(number))
+            return result
+
+        async with rollouts.scheduler(num_runners=2, max_timeout=0.5, max_retry_times=0) as scheduler:
+            return list(await asyncio.gather(*(batch(number) for number in (1, 2, 3)))), ended
+
+    results, ended = asyncio.run(scenario())
+    assert [result.count(Completed) for result in results] == [5, 5, 5]
+    assert ended == ["1", "2", "3"] and results[0].wall_s < results[2].wall_s - 0.3
+    assert {e.eid.batch for e in results[1].experiences} == {2}
+
+
 def test_cancelling_a_batch_ends_at_once(rollouts: Rollouts) -> None:
     async def scenario() -> float:
         async with rollouts.scheduler(num_runners=2) as scheduler:

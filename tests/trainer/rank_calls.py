@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trinity.common.config import Config
 from trinity.common.experience import Experience
-from trinity.trainer.batch import collate
+from trinity.trainer.batch import TrainBatch, collate
 from trinity.trainer.correction import correction_of
 from trinity.trainer.verl.loss import Metrics
 from trinity.trainer.verl.ranks import ALONE, Ranks, whole
@@ -24,7 +24,10 @@ Call = tuple[dict[str, Any], dict[str, Any], list[Experience]]
 
 def worker(ranks: Ranks, config: dict[str, Any], **settings: Any) -> ActorWorker:
     """Return a worker whose policy has left the reference; `settings` replace how its actor splits a batch."""
-    made = ActorWorker(Config.model_validate(config), tokenizer=None, total_steps=6, device="cpu", ranks=ranks)
+    read = Config.model_validate(config)
+    ranks.sequence_size = 1 if ranks.is_alone else read.trainer.ulysses_sequence_parallel_size
+    ranks.is_balanced = read.trainer.balance_batch
+    made = ActorWorker(read, tokenizer=None, total_steps=6, device="cpu", ranks=ranks)
     made.actor.settings = dataclasses.replace(made.actor.settings, **settings)
     made.actor.scorer.settings = made.actor.settings
     return made
@@ -86,6 +89,11 @@ def train(
     return weights(made), kept
 
 
+def outputs(ranks: Ranks, config: dict[str, Any], batch: TrainBatch) -> dict[str, Tensor]:
+    """Return log-probabilities and entropies of a batch."""
+    return worker(ranks, config).actor.scorer.compute_statistics(batch, ["entropys"])
+
+
 def continued(
     ranks: Ranks,
     config: dict[str, Any],
@@ -116,4 +124,14 @@ def weights(made: ActorWorker) -> dict[str, Tensor]:
     return {name: whole(parameter).clone() for name, parameter in named.items()}
 
 
-__all__ = ["ALONE", "continued", "gradients", "gradients_of_losses", "moved_worker", "train", "weights", "worker"]
+__all__ = [
+    "ALONE",
+    "continued",
+    "gradients",
+    "gradients_of_losses",
+    "moved_worker",
+    "outputs",
+    "train",
+    "weights",
+    "worker",
+]

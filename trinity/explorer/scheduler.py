@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +19,7 @@ from trinity.explorer.attempts import Runner
 from trinity.explorer.isolation.parent import ProcessRunner, RunnerPlace
 from trinity.explorer.outcome import BatchResult, Completed, RunResult, is_retried
 from trinity.explorer.pacing import AttemptTimes, BatchProgress, DynamicTimeout, OverRollout
+from trinity.explorer.pool import RunnerPool
 from trinity.explorer.runner import WorkflowRunner
 from trinity.utils.log import get_logger
 
@@ -99,7 +101,11 @@ class Scheduler:
         self.times = AttemptTimes(settings.max_timeout, settings.dynamic_timeout)
         self._runners = [self._new_runner(f"runner_{i:04d}") for i in range(settings.num_runners)]
         self._lanes: dict[str, list[Runner]] = {}
-        self._turns = {runner.name: asyncio.Lock() for runner in self._runners}  # of batches that overlap
+        self._pool = RunnerPool(self._runners)
+        self._numbers = itertools.count()
+        self._alone = asyncio.Lock()
+        self._under_way = 0
+        self._reports: asyncio.Task[None] | None = None
         if settings.is_deterministic and settings.concurrent_mode != "sequential":
             logger.warning(
                 "explorer.concurrent_mode %s has no effect with deterministic: true; repeats run one after another",
@@ -115,7 +121,7 @@ class Scheduler:
         await _all_or_none([runner.prepare() for runner in self._runners])
 
     async def schedule(self, tasks: Sequence[Task], *, batch: int | str, with_baseline: bool = False) -> BatchResult:
-        """Return the outcomes of all runs of all tasks.
+        """Return the outcomes of all runs of all tasks. Batches may overlap: the older one gets the next idle runner.
 
         Args:
             tasks: the tasks; `repeat_times` of each is the number of its runs.
@@ -132,26 +138,20 @@ class Scheduler:
         if with_baseline:
             parts += self._baselines(tasks, batch)
         progress = BatchProgress(part.index for part in parts)
-        queues = self._queues(parts)
-        workers = list(zip(self._runners, queues, strict=False))
         for runner in self._all_runners():
             runner.start_batch()
-        before = self._losses()
-        if self._settings.is_deterministic:
-            for runner, _ in workers:
-                await self._engine.join_round(runner.participant)
         is_training = not any(task.is_eval for task in tasks)
         rule = self._settings.over_rollout if is_training else None
-        async with self._reports():
-            work = [self._work(runner, queue, result, progress) for runner, queue in workers]
-            await _all_or_none(work, until=None if rule is None else progress.enough(rule))
+        with self._reported():
+            if self._settings.is_deterministic:
+                async with self._alone:
+                    await self._in_places(parts, result, progress)
+            else:
+                await self._shared(parts, result, progress, rule)
         if rule is not None:
             _leave_behind(result, parts, progress.unfinished, keeps_parts=rule.return_partial_tasks)
         if is_training:
             self.times.end_batch()
-        result.abandoned_count, result.restart_count = (
-            now - then for now, then in zip(self._losses(), before, strict=True)
-        )
         result.results.sort(key=lambda r: (r.task, r.run))
         result.wall_s = time.monotonic() - started
         return result
@@ -188,26 +188,41 @@ class Scheduler:
             parts.append(_Part(task, index, range(run, run + 1), can_repeat, is_baseline=True))
         return parts
 
-    def _queues(self, parts: list[_Part]) -> list[deque[_Part]]:
-        """Return one queue a busy runner: each its own in deterministic mode, otherwise all the same one."""
+    async def _in_places(self, parts: list[_Part], result: BatchResult, progress: BatchProgress) -> None:
+        """Do the parts, each on the runner of its place; the runners meet in the engine's rounds."""
         busy = min(self._settings.num_runners, len(parts))
-        if self._settings.is_deterministic:
-            return [deque(parts[i::busy]) for i in range(busy)]
-        shared = deque(parts)
-        return [shared] * busy
+        runners = self._runners[:busy]
+        for runner in runners:
+            await self._engine.join_round(runner.participant)
 
-    async def _work(self, runner: Runner, queue: deque[_Part], result: BatchResult, progress: BatchProgress) -> None:
-        try:
+        async def work(place: int, runner: Runner) -> None:
+            try:
+                for part in parts[place::busy]:
+                    await self._do(runner, part, result)
+                    progress.done(part.index)
+            finally:
+                await self._engine.leave_round(runner.participant)
+
+        await _all_or_none([work(place, runner) for place, runner in enumerate(runners)])
+
+    async def _shared(
+        self, parts: list[_Part], result: BatchResult, progress: BatchProgress, rule: OverRollout | None
+    ) -> None:
+        """Do the parts, each on the next runner that is idle."""
+        queue, number = deque(parts), next(self._numbers)
+
+        async def work() -> None:
             while queue:
-                async with self._turns[runner.name]:
+                async with self._pool.lent(number) as runner:
                     if not queue:
-                        break
+                        return
                     part = queue.popleft()
                     await self._do(runner, part, result)
-                progress.done(part.index)
-        finally:
-            if self._settings.is_deterministic:
-                await self._engine.leave_round(runner.participant)
+                    progress.done(part.index)
+
+        count = min(self._settings.num_runners, len(parts))
+        until = None if rule is None else progress.enough(rule)
+        await _all_or_none([work() for _ in range(count)], until=until)
 
     async def _do(self, runner: Runner, part: _Part, result: BatchResult) -> None:
         if part.can_repeat:
@@ -227,13 +242,15 @@ class Scheduler:
         """Attempt `runs` until something usable comes of it, at most `max_retry_times` + 1 times."""
         for attempt in range(self._settings.max_retry_times + 1):
             result.retry_count += attempt > 0
-            participant = runner.participant
-            outcomes, seconds = await runner.attempt(
-                part.task,
-                runs,
-                is_greedy=part.is_baseline,
-                timeout_s=None if part.task.is_eval else self.times.deadline_s,
-            )
+            participant, abandoned, restarts = runner.participant, runner.abandoned_count, runner.restart_count
+            deadline_s = None if part.task.is_eval else self.times.deadline_s
+            try:
+                outcomes, seconds = await runner.attempt(
+                    part.task, runs, is_greedy=part.is_baseline, timeout_s=deadline_s
+                )
+            finally:
+                result.abandoned_count += runner.abandoned_count - abandoned
+                result.restart_count += runner.restart_count - restarts
             if self._settings.is_deterministic and runner.participant != participant:
                 await self._engine.join_round(runner.participant)
                 await self._engine.leave_round(participant)
@@ -265,28 +282,26 @@ class Scheduler:
             name, self._model, auxiliary_models=self._auxiliary_models, supply=self._supply, **deadlines
         )
 
-    @asynccontextmanager
-    async def _reports(self) -> AsyncIterator[None]:
-        """Log what every runner does, again and again, if that is asked for."""
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Log what every runner does, again and again, while a batch is under way, if that is asked for."""
+        self._under_way += 1
         interval_s = self._settings.report_interval_s
-        if not interval_s:
-            yield
-            return
-        reports = asyncio.ensure_future(self._report_states(interval_s))
+        if interval_s and self._reports is None:
+            self._reports = asyncio.ensure_future(self._report_states(interval_s))
         try:
             yield
         finally:
-            reports.cancel()
+            self._under_way -= 1
+            if self._reports is not None and not self._under_way:
+                self._reports.cancel()
+                self._reports = None
 
     async def _report_states(self, interval_s: float) -> None:
         while True:
             await asyncio.sleep(interval_s)
             for runner in self._all_runners():
                 logger.info("%s: %s", runner.name, runner.state)
-
-    def _losses(self) -> tuple[int, int]:
-        runners = self._all_runners()
-        return sum(runner.abandoned_count for runner in runners), sum(runner.restart_count for runner in runners)
 
     def _all_runners(self) -> list[Runner]:
         extra = [lane for lanes in self._lanes.values() for lane in lanes[1:]]

@@ -28,7 +28,8 @@ class BenchSide:
     """Evaluates every checkpoint of a job, or its latest, on the tasks of `eval_tasksets`.
 
     The metrics are those of an evaluation under `bench/`; their step is the training step of the checkpoint. With
-    `explorer.eval_on_startup` the model from which training began comes first, as step 0.
+    `explorer.eval_on_startup` the model from which training began comes first, as step 0. A model behind a server
+    (`engine_type: external`) is evaluated alone, as step 0.
 
     Args:
         config: resolved configuration of the stage.
@@ -123,7 +124,10 @@ class BenchSide:
         return self.results
 
     def _steps(self) -> Iterator[int]:
-        """Yield the training steps to evaluate; 0 is the initial model."""
+        """Yield the training steps to evaluate; 0 is the initial model, or the one behind a server."""
+        if self.config.explorer.rollout_model.engine_type == "external":
+            yield 0
+            return
         if self.config.explorer.eval_on_startup:
             yield 0
         if self.config.explorer.bench_on_latest_checkpoint:

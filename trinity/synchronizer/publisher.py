@@ -65,7 +65,7 @@ class Publisher:
         Args:
             lock: held while a training step changes the weights.
             step: gives the last training step.
-            weights: gives the live tensors.
+            weights: gives the present tensors.
 
         Raises:
             SyncError: a version could not be published.

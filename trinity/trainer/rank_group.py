@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from trinity.common.config import Config
 from trinity.common.experience import Experience
 from trinity.runtime.base import ActorDiedError, Resources
+from trinity.trainer.backend import LocalBackend, TrainerBackend
 from trinity.trainer.rank_worker import TIMEOUT_KEY, RankError, RankWorker
+from trinity.trainer.verl.settings import num_workers
 from trinity.utils.log import get_logger
-from trinity.utils.plugin_loader import loaded_directories
 
 if TYPE_CHECKING:
     from trinity.runtime.base import Handle, Runtime
@@ -46,6 +48,7 @@ class RankGroup:
         self.timeout_s = config.trainer.rank_timeout
         self.handles: list[Handle] = []
         self._failure: BaseException | None = None
+        self._lock = asyncio.Lock()  # every rank gets the calls in the same order
         self._facts: tuple[dict[str, str], bool] = {}, True
 
     def reference(self) -> dict[str, str]:
@@ -64,18 +67,15 @@ class RankGroup:
             RankError: the ranks did not find each other.
         """
         gpus = self.config.cluster.trainer_gpu_num or 0
-        threads = str(max(1, (os.cpu_count() or 1) // self.world))
         self.handles = await self.runtime.group(
             RankWorker,
             self.world,
             self.config.model_dump(exclude_unset=True),
             name=f"{self.config.trainer.name}_rank",
-            resources=Resources(
-                num_gpus=1 if gpus >= self.world else 0, env={"OMP_NUM_THREADS": threads}, own_process=True
-            ),
+            resources=Resources(num_gpus=1 if gpus >= self.world else 0, own_process=True),
+            num_threads=max(1, torch.get_num_threads() // self.world),
             world=self.world,
             patience_s=self.timeout_s,
-            plugin_dirs=[str(folder) for folder in loaded_directories()],
             device=self.device,
         )
         logger.info("trainer on %d ranks, processes %s", self.world, ", ".join(str(h.pid) for h in self.handles))
@@ -126,7 +126,19 @@ class RankGroup:
 
     # ------------------------------------------------------------------- calls
     async def _all(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Return what `method` returns on every rank; the first failure ends the group."""
+        """Return what `method` returns on every rank; the first failure ends the group.
+
+        A wait that is cancelled leaves the call to its end: ranks that were interrupted apart could not go on together.
+        """
+        work = asyncio.ensure_future(self._all_now(method, args, kwargs))
+        work.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(work)
+
+    async def _all_now(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        async with self._lock:
+            return await self._ask(method, args, kwargs)
+
+    async def _ask(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         if self._failure is not None:
             raise self._failure
         calls = [asyncio.ensure_future(getattr(handle, method)(*args, **kwargs)) for handle in self.handles]
@@ -140,9 +152,6 @@ class RankGroup:
             errors = [task.exception() for task in (watch, *calls) if task.done() and not task.cancelled()]
             self._failure = await self._cause([error for error in errors if error is not None])
             raise self._failure
-        except asyncio.CancelledError:
-            self._failure = self._failure or RankError(f"{method} of the ranks was abandoned")
-            raise
         finally:
             for task in (together, watch, *calls):
                 task.cancel()
@@ -188,6 +197,15 @@ class RankGroup:
             for ping in pings:
                 ping.cancel()
             await asyncio.gather(*pings, return_exceptions=True)
+
+
+def backend_of(config: Config, *, tokenizer: PreTrainedTokenizerBase | None, runtime: Runtime | None) -> TrainerBackend:
+    """Return the back end of a run, not yet prepared: one worker in this process, or several ranks by `runtime`."""
+    world = num_workers(config)
+    if world == 1:
+        return LocalBackend(config, tokenizer=tokenizer)
+    assert runtime is not None, "several ranks need a runtime that starts their processes"
+    return RankGroup(config, runtime=runtime, world=world)
 
 
 async def _within(limit_s: float, works: list[Any]) -> None:

@@ -20,7 +20,6 @@ from trinity.trainer.verl.checkpoint import full_weights
 from trinity.trainer.verl.ranks import Ranks
 from trinity.trainer.verl.worker import ActorWorker
 from trinity.utils.log import get_logger
-from trinity.utils.plugin_loader import load_plugins
 
 if TYPE_CHECKING:
     from trinity.runtime.base import ObjectRef, Objects
@@ -46,7 +45,7 @@ class RankWorker:
         rank: 0-based.
         world: number of ranks.
         patience_s: longest wait for the other ranks, in seconds.
-        plugin_dirs: directories of plugins that the run has loaded.
+        num_threads: CPU threads of the rank.
         device: `auto`, `cpu` or `cuda`.
     """
 
@@ -57,10 +56,10 @@ class RankWorker:
         rank: int,
         world: int,
         patience_s: float,
-        plugin_dirs: Sequence[str] = (),
+        num_threads: int = 1,
         device: str = "auto",
     ) -> None:
-        load_plugins(list(plugin_dirs))
+        torch.set_num_threads(num_threads)
         self.config = Config.model_validate(config)
         self.rank = rank
         self.world = world
@@ -70,9 +69,6 @@ class RankWorker:
         self._store: Any = None
         self._worker: ActorWorker | None = None
         self._held: ObjectRef | None = None
-        if self.config.deterministic:
-            torch.use_deterministic_algorithms(True)
-            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
     async def ping(self) -> int:
         """Return the rank; answered while a step computes."""
@@ -107,7 +103,13 @@ class RankWorker:
     def prepare(self, total_steps: int | None) -> None:
         """Load the model and keep this rank's part; see `TrainerBackend.prepare`."""
         with self._together("loading the model"):
-            ranks = Ranks(self.rank, self.world, device=self.device, is_balanced=is_balanced(self.config))
+            ranks = Ranks(
+                self.rank,
+                self.world,
+                device=self.device,
+                is_balanced=is_balanced(self.config),
+                sequence_size=self.config.trainer.ulysses_sequence_parallel_size,
+            )
             tokenizer = load_tokenizer(self.config.model)
             self._worker = ActorWorker(self.config, tokenizer=tokenizer, total_steps=total_steps, ranks=ranks)
 

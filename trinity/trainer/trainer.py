@@ -28,8 +28,8 @@ from trinity.synchronizer.publisher import Publisher
 from trinity.synchronizer.schedule import FixedSchedule, schedule_of
 from trinity.synchronizer.transport import transport_of
 from trinity.trainer.auxiliary import open_auxiliary
-from trinity.trainer.backend import LocalBackend, TrainerBackend, run_on
-from trinity.trainer.rank_group import RankGroup
+from trinity.trainer.backend import TrainerBackend, run_on
+from trinity.trainer.rank_group import backend_of
 from trinity.trainer.source import BufferSource, DatasetSource
 from trinity.trainer.state import (
     TrainerState,
@@ -134,7 +134,7 @@ class Trainer:
         """
         state = None if self.resume is None else read_trainer_state(self.resume)
         await self._thread.call(self._prepare, state, explore_steps)
-        self._backend = self._make_backend()
+        self._backend = backend_of(self.config, tokenizer=self.tokenizer, runtime=self.runtime)
         await self._backend.prepare(self._total_steps)
         if state is not None and self.resume is not None:
             check_reference(state, self.backend.reference(), self.resume)
@@ -156,13 +156,6 @@ class Trainer:
         if state is not None:
             self._strategy.load_state_dict(state.sampler)
         self._positions = self._strategy.state_dict(), source.state_dict()
-
-    def _make_backend(self) -> TrainerBackend:
-        world = settings.num_workers(self.config)
-        if world == 1:
-            return LocalBackend(self.config, tokenizer=self.tokenizer)
-        assert self.runtime is not None, "several ranks need a runtime that starts their processes"
-        return RankGroup(self.config, runtime=self.runtime, world=world)
 
     def _make_strategy(self, source: BufferSource | DatasetSource, batch_size: int) -> SampleStrategy:
         config = self.config

@@ -55,8 +55,8 @@ class ExplorerConfig(Section):
         "sequential", "How a runner does the repeats of a workflow that cannot repeat itself.", TRINITY
     )
     max_repeat_times_per_runner: Count | None = key(None, "Repeats of one task per runner; null: all.", TRINITY)
-    runner_isolation: Literal["thread", "process"] = key(
-        "thread", "Where runners do synchronous code: a thread each, or a process each that can be killed.", OWN
+    runner_isolation: Literal["auto", "thread", "process"] = key(
+        "auto", "A thread, or a process that can be killed, for each runner; auto: processes on Ray.", OWN
     )
     rollout_model: InferenceModelConfig = section(InferenceModelConfig, "Engine of the trained model.")
     auxiliary_models: tuple[InferenceModelConfig, ...] = key((), "Further models that workflows call.", GUIDE)

@@ -9,7 +9,6 @@ Dimension key: N = tokens of a sequence but the first.
 from __future__ import annotations
 
 import asyncio
-import gc
 import importlib.util
 import itertools
 import os
@@ -108,7 +107,7 @@ class VLLMEngine(LocalModel):
     def _give_up(self, loop: asyncio.AbstractEventLoop) -> None:
         started, self._started, self._failure = self._started, None, None
         if started is not None:
-            started.llm.shutdown(_PROCESS_GRACE_S)
+            started.stop(_PROCESS_GRACE_S)
         loop.call_soon_threadsafe(loop.stop)
 
     async def _start(self) -> Started:
@@ -268,12 +267,15 @@ class VLLMEngine(LocalModel):
         get_logger("explorer").error("%s", self._failure, exc_info=cause)
         self._started.cancel_others()
 
-    async def update_weights(self, weights: Mapping[str, Tensor], *, version: int, in_flight: bool = False) -> None:
+    async def update_weights(
+        self, weights: Mapping[str, Tensor], *, version: int, in_flight: bool | None = None
+    ) -> None:
         """Load `weights` (Hugging Face names) into vLLM in place and set the engine's version.
 
-        Samples under way are finished first, so that one version made all of a sample; with `in_flight` they are
-        held and go on with the new weights, their cache computed anew, and the experience says each token's version.
-        Waiting requests get the new weights. Caches of the old weights are dropped.
+        Samples under way are finished first, so that one version made all of a sample; with `in_flight` (None: as
+        `synchronizer.update_in_flight` says) they are held and go on with the new weights, their cache computed anew,
+        and the experience says each token's version. Waiting requests get the new weights. Caches of the old weights
+        are dropped.
 
         Raises:
             SyncError: names or shapes differ; the engine keeps its weights (E5501).
@@ -281,12 +283,13 @@ class VLLMEngine(LocalModel):
             DeadlineError: not idle within `synchronizer.sync_timeout`.
         """
         started = self._ready()
+        is_in_flight = self.settings.updates_in_flight if in_flight is None else in_flight
         source = f"weights of version {version}"
         written = written_weights(weights, started.facts, dtype=started.dtype, source=source)
         path, digest = await asyncio.to_thread(written.__enter__)
         try:
             await self._call(
-                self._update(path, digest, version=version, in_flight=in_flight),
+                self._update(path, digest, version=version, in_flight=is_in_flight),
                 self.settings.sync_timeout_s,
                 what="the engine to finish its samples and take the new weights",
                 setting="synchronizer.sync_timeout",
@@ -339,15 +342,11 @@ class VLLMEngine(LocalModel):
             if self._failure is None:
                 self._failure = EngineError("the engine is shut down", code="E5607")
             started.cancel_others()
-            llm, started.llm = started.llm, None
-            if llm.output_handler is not None:
-                llm.output_handler.cancel()  # it would take the end of the processes for a failure
-            await asyncio.to_thread(llm.shutdown, _PROCESS_GRACE_S)
+            await asyncio.to_thread(started.stop, _PROCESS_GRACE_S)
 
         future = asyncio.run_coroutine_threadsafe(end(), started.loop)
         await bounded(asyncio.wrap_future(future), _STOP_TIMEOUT_S, what="vLLM to end", setting="_STOP_TIMEOUT_S")
         started.loop.call_soon_threadsafe(started.loop.stop)
-        gc.collect()  # vLLM's objects refer to each other, and would end a second time when the interpreter does
 
     async def stats(self) -> dict[str, float]:
         """Return totals since the start: tokens, samples, seconds at work, tokens per second, slots."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 import time
@@ -95,6 +96,16 @@ class Started:
         if not self.active:
             counts.busy_s += time.perf_counter() - counts.busy_since
             self.idle.set()
+
+    def stop(self, grace_s: float) -> None:
+        """End vLLM's processes, after `grace_s` seconds by force."""
+        llm, self.llm = self.llm, None
+        if llm.output_handler is not None:
+            # It would take the end of the processes for a failure.
+            self.loop.call_soon_threadsafe(llm.output_handler.cancel)
+        llm.shutdown(grace_s)
+        del llm
+        gc.collect()  # vLLM's objects refer to each other, and would end a second time when the interpreter does
 
     def cancel_others(self) -> None:
         """Cancel what is under way, but the running task."""

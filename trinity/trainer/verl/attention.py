@@ -31,6 +31,13 @@ def attend(
     queries: Float[Tensor, "N Q D"], keys: Float[Tensor, "N H D"], values: Float[Tensor, "N H D"], packed: Packed
 ) -> Float[Tensor, "N Q*D"]:
     """Return the attention output of each packed token over the earlier tokens of its own row."""
+    if packed.piece is None:
+        return _attend(queries, keys, values, packed)
+    return packed.piece.attend(queries, keys, values, lambda q, k, v: _attend(q, k, v, packed))
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, packed: Packed) -> Tensor:
+    """Return the outputs of all packed tokens."""
     head_size = queries.shape[-1]
     longest = packed.rows.width + (packed.prefix.width if packed.prefix else 0)
     if packed.prefix is None:

@@ -24,6 +24,7 @@ from trinity.trainer.verl.optim import Schedule, make_optimizer, make_schedule
 from trinity.trainer.verl.ranks import ALONE, Ranks
 from trinity.trainer.verl.scorer import ActorSettings
 from trinity.trainer.verl.shard_settings import critic_options
+from trinity.trainer.verl.ulysses import check_heads
 from trinity.utils.device import num_bytes
 from trinity.utils.log import get_logger
 
@@ -61,6 +62,7 @@ class Critic:
         self.ranks = ranks
         self.path = str(config.model.critic_model_path or config.model.model_path)
         self.model = load_value_model(self.path, ranks.loading_device(device), config=config)
+        check_heads(self.model, ranks.sequence_size)
         own = num_embeddings(self.model)
         if own < num_tokens:
             raise EnvironmentProblem(
@@ -117,6 +119,7 @@ class Critic:
             hf=hf,
             ranks=self.ranks,
             strategy=self.config.trainer.save_strategy,
+            contents=critic_of(self.config).checkpoint.save_contents,
         )
 
     def load(self, folder: Path) -> None:
@@ -125,9 +128,11 @@ class Critic:
         Raises:
             CheckpointError: it is missing, or of another model.
         """
-        extra = load_trained(folder / FOLDER, self.model, self.optimizer, ranks=self.ranks)
+        contents = critic_of(self.config).checkpoint.load_contents
+        extra = load_trained(folder / FOLDER, self.model, self.optimizer, ranks=self.ranks, contents=contents)
         self.trained.stepper.refresh()
-        self.trained.stepper.restore(extra)
+        if extra:
+            self.trained.stepper.restore(extra)
 
     def memory_table(self) -> dict[str, int]:
         """Return bytes by what holds them."""

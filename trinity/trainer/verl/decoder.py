@@ -1,6 +1,6 @@
 """Forward passes from packed tokens to hidden states: our own for the common families, Hugging Face's for the rest.
 
-Dimension key: M = scored positions, d = hidden size, V = vocabulary.
+Dimension key: m = scored positions of this rank (all, unless ranks share a sequence), d = hidden size, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Decoder(Protocol):
 
     can_share_prompts: bool
 
-    def hidden(self, packed: Packed) -> Float[Tensor, "M d"]:
+    def hidden(self, packed: Packed) -> Float[Tensor, "m d"]:
         """Return the last hidden states of the scored positions, normalised, in the number type of the products."""
         ...
 
@@ -178,12 +178,12 @@ class FastDecoder(nn.Module):
         for layer in self._own:
             layer.shard()
 
-    def hidden(self, packed: Packed) -> Float[Tensor, "M d"]:
+    def hidden(self, packed: Packed) -> Float[Tensor, "m d"]:
         """Return the last hidden states; see `Decoder`."""
         hidden: Tensor = self(packed)
         return hidden
 
-    def forward(self, packed: Packed) -> Float[Tensor, "M d"]:
+    def forward(self, packed: Packed) -> Float[Tensor, "m d"]:
         """Return the last hidden states; a call of the module, so that sharded parameters are gathered."""
         tokens, positions = packed.own_tokens
         hidden = nn.functional.embedding(tokens, self.embed.weight)
@@ -251,12 +251,12 @@ class HFDecoder(nn.Module):
     def shard(self) -> None:
         """Nothing is copied."""
 
-    def hidden(self, packed: Packed) -> Float[Tensor, "M d"]:
+    def hidden(self, packed: Packed) -> Float[Tensor, "m d"]:
         """Return the last hidden states; see `Decoder`. The caller stays inside `computing` for the backward pass."""
         hidden: Tensor = self(packed)
         return hidden
 
-    def forward(self, packed: Packed) -> Float[Tensor, "M d"]:
+    def forward(self, packed: Packed) -> Float[Tensor, "m d"]:
         """Return the last hidden states; a call of the module, so that sharded parameters are gathered."""
         tokens, positions = packed.own_tokens
         device = tokens.device
@@ -288,7 +288,7 @@ class WithoutAdapter:
         self.can_share_prompts = decoder.can_share_prompts
         self.blocks, self.shard, self.head, self.refresh = decoder.blocks, decoder.shard, decoder.head, decoder.refresh
 
-    def hidden(self, packed: Packed) -> Float[Tensor, "M d"]:
+    def hidden(self, packed: Packed) -> Float[Tensor, "m d"]:
         """Return the last hidden states; see `Decoder`."""
         with self.decoder.without_adapter():
             return self.decoder.hidden(packed)

@@ -146,7 +146,7 @@ class DataParallelPPOActor:
             tensors = {name: value.to(self.device) for name, value in tensors.items()}
             if self.loss_fn.with_full_kl:
                 assert self.reference is not None, "the worker loads what the loss reads"
-                divergence = self.scorer.divergence(hidden, self.reference.output(packed))
+                divergence = self.scorer.divergence(hidden, self.reference.output(packed), packed)
                 tensors["ref_divergence"] = spread_to_rows(divergence, packed.targets, **size)
             spread_entropy = spread_to_rows(entropy, packed.targets, **size)
             loss, values = self.loss_fn(logprob, spread_entropy, tensors, shares)
@@ -206,7 +206,7 @@ class _Mismatch:
         if ranks.is_alone:
             return self
         together = _Mismatch(self.trained_version)
-        for of_rank in ranks.gather(self):
+        for of_rank in ranks.gather_shares(self):
             together.total, together.count = together.total + of_rank.total, together.count + of_rank.count
             together.largest = max(together.largest, of_rank.largest)
         return together

@@ -140,7 +140,7 @@ class DataParallelPPOCritic:
     def _values(self, packed: Packed) -> Float[Tensor, "M"]:
         """Return the values of the scored positions, computed in float32 from the hidden states."""
         hidden = self.decoder.hidden(packed).float()
-        return nn.functional.linear(hidden, self.head.weight, self.head.bias).squeeze(-1)
+        return packed.collect(nn.functional.linear(hidden, self.head.weight, self.head.bias).squeeze(-1))
 
     def _accumulate(self, mini: TrainBatch, metrics: Metrics) -> None:
         """Add the gradient of a mini-batch's loss to the parameters."""

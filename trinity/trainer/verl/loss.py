@@ -153,7 +153,7 @@ class Metrics:
         if ranks.is_alone:
             return self
         together = Metrics()
-        for of_rank in ranks.gather(self):
+        for of_rank in ranks.gather_shares(self):
             together.merge(of_rank)
         return together
 

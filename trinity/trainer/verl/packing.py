@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from trinity.trainer.batch import TrainBatch
+from trinity.trainer.verl.ulysses import Slice
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Packed:
         targets: place of each scored token in the padded responses [B x T].
         num_rows: B.
         width: T.
+        piece: this rank's part where several share the list, else None.
     """
 
     tokens: Int[Tensor, "N"]
@@ -69,16 +71,28 @@ class Packed:
     targets: Int[Tensor, "M"]
     num_rows: int
     width: int
+    piece: Slice | None = None
 
     @property
     def own_tokens(self) -> tuple[Int[Tensor, "n"], Int[Tensor, "n"]]:
         """The tokens that this rank computes and their positions."""
-        return self.tokens, self.positions
+        if self.piece is None:
+            return self.tokens, self.positions
+        return self.piece.cut(self.tokens), self.piece.cut(self.positions)
 
     @property
     def own_sources(self) -> Int[Tensor, "m"]:
-        """Places of the scored positions among `own_tokens`."""
-        return self.sources
+        """Places of this rank's scored positions among `own_tokens`."""
+        return self.sources if self.piece is None else self.sources[self.piece.scored] - self.piece.start
+
+    @property
+    def own_labels(self) -> Int[Tensor, "m"]:
+        """The scored tokens of this rank."""
+        return self.labels if self.piece is None else self.labels[self.piece.scored]
+
+    def collect(self, values: Float[Tensor, "m"]) -> Float[Tensor, "M"]:
+        """Return the values of all scored positions from those of this rank's."""
+        return values if self.piece is None else self.piece.collect(values, len(self.sources))
 
     def to(self, device: torch.device) -> Packed:
         """Return it with all tensors on `device`."""

@@ -6,6 +6,7 @@ without a word. A rank computes its own rows; columns are summed, gradients are 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from torch import Tensor, distributed, nn
 from trinity.common.errors import ConfigError
 from trinity.trainer.batch import TrainBatch, micro_batches
 from trinity.trainer.verl.balance import Work, split_work
+from trinity.trainer.verl.packing import Packed
+from trinity.trainer.verl.ulysses import Slice
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -61,15 +64,24 @@ class Ranks:
         world: number of processes.
         device: where this one computes.
         is_balanced: give all ranks equal work (`balance_batch`).
+        sequence_size: ranks that share the tokens of a micro-batch; divides `world`.
     """
 
     def __init__(
-        self, rank: int = 0, world: int = 1, *, device: torch.device | None = None, is_balanced: bool = True
+        self,
+        rank: int = 0,
+        world: int = 1,
+        *,
+        device: torch.device | None = None,
+        is_balanced: bool = True,
+        sequence_size: int = 1,
     ) -> None:
         self.rank = rank
         self.world = world
         self.device = device or torch.device("cpu")
         self.is_balanced = is_balanced
+        self.sequence_size = sequence_size
+        self._sequence_groups: dict[int, Any] = {}
         self._meshes: dict[int, DeviceMesh] = {}
 
     @property
@@ -99,19 +111,42 @@ class Ranks:
         return split_work(
             batch,
             rows,
-            index=self.rank,
-            num_shares=self.world,
+            index=self.rank // self.sequence_size,
+            num_shares=self.world // self.sequence_size,
             is_balanced=self.is_balanced,
-            max_tokens=max_tokens,
+            max_tokens=None if max_tokens is None else max_tokens * self.sequence_size,
             max_rows=max_rows,
         )
 
+    def cut(self, packed: Packed) -> Packed:
+        """Return the packed list with this rank's part of it, where several ranks share one."""
+        if self.sequence_size == 1:
+            return packed
+        from torch.distributed.device_mesh import init_device_mesh
+
+        size = self.sequence_size
+        if size not in self._sequence_groups:
+            mesh = init_device_mesh(self.device.type, (self.world // size, size), mesh_dim_names=("share", "sequence"))
+            self._sequence_groups[size] = mesh.get_group("sequence")
+        index, num_tokens = self.rank % size, len(packed.tokens)
+        length = -(-num_tokens // size)
+        scored = torch.nonzero(packed.sources // length == index).squeeze(-1)
+        piece = Slice(self._sequence_groups[size], size, index, num_tokens, scored)
+        return dataclasses.replace(packed, piece=piece)
+
     # ------------------------------------------------------------ communication
     def add_up(self, tensors: Iterable[Tensor]) -> None:
-        """Replace each tensor of the CPU by its sum over the ranks."""
-        if not self.is_alone:
-            for tensor in tensors:
-                distributed.all_reduce(tensor)
+        """Replace each tensor of the CPU by its sum over the shares; ranks of a sequence hold the same."""
+        if self.is_alone:
+            return
+        for tensor in tensors:
+            if self.rank % self.sequence_size:
+                tensor.zero_()
+            distributed.all_reduce(tensor)
+
+    def gather_shares(self, value: T) -> list[T]:
+        """Return the plain `value` of every share; ranks of a sequence measure the same."""
+        return self.gather(value)[:: self.sequence_size]
 
     def gather(self, value: T) -> list[T]:
         """Return the plain `value` of every rank, in the order of ranks."""

@@ -65,32 +65,34 @@ class Scorer:
     def pack(self, micro: TrainBatch) -> Packed:
         """Return the packed form of a micro-batch on the device."""
         shares = self.decoder.can_share_prompts and is_manual(self.device, int(micro.lengths.max()))
-        return pack(micro, share_prompts=shares).to(self.device)
+        return self.ranks.cut(pack(micro, share_prompts=shares).to(self.device))
 
     def score(self, packed: Packed, *, with_entropy: bool) -> tuple[Float[Tensor, "M"], Float[Tensor, "M"]]:
         """Return log-probability and entropy (nats) of the scored tokens; see `logprob_and_entropy`."""
         return self.score_hidden(self.decoder.hidden(packed), packed, with_entropy=with_entropy)
 
-    def divergence(self, hidden: Float[Tensor, "M d"], reference: Output) -> Float[Tensor, "M"]:
-        """Return KL(policy, reference) (nats) at the scored tokens whose `hidden` states are given."""
+    def divergence(self, hidden: Float[Tensor, "m d"], reference: Output, packed: Packed) -> Float[Tensor, "M"]:
+        """Return KL(policy, reference) (nats) at the scored tokens, from this rank's `hidden` states of them."""
         weight, bias, parameter = self.decoder.head()
         policy = Output(hidden, weight, bias)
-        return full_divergence(policy, reference, parameter=parameter, temperature=self.settings.temperature)
+        divergence = full_divergence(policy, reference, parameter=parameter, temperature=self.settings.temperature)
+        return packed.collect(divergence)
 
     def score_hidden(
-        self, hidden: Float[Tensor, "M d"], packed: Packed, *, with_entropy: bool
+        self, hidden: Float[Tensor, "m d"], packed: Packed, *, with_entropy: bool
     ) -> tuple[Float[Tensor, "M"], Float[Tensor, "M"]]:
         """Return what `score` returns, from the decoder's hidden states."""
         weight, bias, parameter = self.decoder.head()
-        return logprob_and_entropy(
+        logprob, entropy = logprob_and_entropy(
             hidden,
             weight,
-            packed.labels,
+            packed.own_labels,
             parameter=parameter,
             bias=bias,
             temperature=self.settings.temperature,
             with_entropy=with_entropy,
         )
+        return packed.collect(logprob), packed.collect(entropy)
 
     def compute_log_prob(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
         """Return the log-probability (nats) of the counted response tokens, 0 elsewhere, on the CPU."""
@@ -109,7 +111,9 @@ class Scorer:
             weight, bias, _ = self.decoder.head()
             temperature = self.settings.temperature
             found = distribution_statistics(hidden, weight, wanted, bias=bias, temperature=temperature)
-            return found | {"logprob": self.score_hidden(hidden, packed, with_entropy=False)[0]}
+            return {name: packed.collect(values) for name, values in found.items()} | {
+                "logprob": self.score_hidden(hidden, packed, with_entropy=False)[0]
+            }
 
         return self._compute_all(batch, of, names=("logprob", *wanted))
 

@@ -32,6 +32,7 @@ from trinity.trainer.verl.ranks import ALONE, Ranks
 from trinity.trainer.verl.reference import Reference, load_reference
 from trinity.trainer.verl.shard_settings import actor_options
 from trinity.trainer.verl.stepping import Stepper
+from trinity.trainer.verl.ulysses import check_heads
 from trinity.utils.device import (
     is_out_of_memory,
     num_bytes,
@@ -90,6 +91,7 @@ class ActorWorker:
         self.advantage = batch_advantage_of(config)
         self.statistics = frozenset() if self.advantage is None else self.advantage.names & STATISTICS.keys()
         self.model = load_model(str(config.model.model_path), ranks.loading_device(self.device), config=config)
+        check_heads(self.model, ranks.sequence_size)
         self.adapter = attach_adapter(self.model, config)
         has_critic = self.advantage is not None and reads_values(self.advantage, config)
         start = critic_warmup(config) if has_critic else 0
@@ -228,6 +230,7 @@ class ActorWorker:
             adapter=self.adapter,
             ranks=self.ranks,
             strategy=self.config.trainer.save_strategy,
+            contents=settings.actor_of(self.config).checkpoint.save_contents,
         )
         if self.critic is not None:
             self.critic.save(folder, tokenizer=self.tokenizer, hf=hf)
@@ -235,12 +238,20 @@ class ActorWorker:
     def load(self, folder: Path) -> None:
         """Continue from `actor/` and `critic/` in `folder`; see `TrainerBackend.load`."""
         with self.offload.loaded():  # an optimizer takes its state to where its parameters are
-            extra = load_trained(folder / "actor", self.model, self.optimizer, adapter=self.adapter, ranks=self.ranks)
+            extra = load_trained(
+                folder / "actor",
+                self.model,
+                self.optimizer,
+                adapter=self.adapter,
+                ranks=self.ranks,
+                contents=settings.actor_of(self.config).checkpoint.load_contents,
+            )
             if self.critic is not None:
                 self.critic.load(folder)
         self.actor.stepper.refresh()
-        self.actor.stepper.restore(extra)
-        restore_functions(extra["functions"], self.loss_fn, self.advantage)
+        if extra:
+            self.actor.stepper.restore(extra)
+            restore_functions(extra["functions"], self.loss_fn, self.advantage)
 
     def reference_facts(self) -> dict[str, str]:
         """Return path and hash of the reference model; nothing where none is loaded."""

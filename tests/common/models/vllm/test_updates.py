@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 import torch
@@ -90,15 +91,19 @@ def test_an_update_waits_for_samples_under_way_and_passes_waiting_ones(vllm: Ser
         assert difference(experience, source) < 1e-5
 
 
+@pytest.mark.parametrize("asked_by", ["argument", "setting"])
 def test_samples_under_way_go_on_with_new_weights_and_say_which_made_a_token(
-    vllm: Served, other: PreTrainedModel
+    vllm: Served, other: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, asked_by: str
 ) -> None:
     made, model = vllm
+    if asked_by == "setting":
+        monkeypatch.setattr(made, "settings", dataclasses.replace(made.settings, updates_in_flight=True))
+    asked = {"in_flight": True} if asked_by == "argument" else {}
 
     async def across() -> list[Experience]:
         tasks = [asyncio.ensure_future(made.generate(PROMPT, max_tokens=50, ignore_eos=True)) for _ in range(4)]
         await asyncio.sleep(0.1)
-        await made.update_weights(dict(other.named_parameters()), version=6, in_flight=True)
+        await made.update_weights(dict(other.named_parameters()), version=6, **asked)
         return [group[0] for group in await asyncio.gather(*tasks)]
 
     for experience in run(across()):

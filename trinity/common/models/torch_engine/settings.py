@@ -31,6 +31,7 @@ class EngineSettings:
         sync_timeout_s: longest wait for an update of the weights.
         is_fast_allowed: use the fast path where it fits.
         is_auxiliary: beside the rollout model: it takes part in no rounds, and its weights stay as loaded.
+        updates_in_flight: samples under way go on over a weight update.
     """
 
     model: ModelConfig
@@ -46,6 +47,7 @@ class EngineSettings:
     sync_timeout_s: float = 3600.0
     is_fast_allowed: bool = True
     is_auxiliary: bool = False
+    updates_in_flight: bool = False
 
 
 def engine_settings(
@@ -98,6 +100,7 @@ def engine_settings(
         timeout_s=call_timeout_s(config),
         sync_timeout_s=config.synchronizer.sync_timeout,
         is_auxiliary=auxiliary is not None,
+        updates_in_flight=config.synchronizer.update_in_flight,
     )
 
 
