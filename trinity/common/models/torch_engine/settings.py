@@ -30,8 +30,8 @@ class EngineSettings:
         timeout_s: longest wait for one call.
         sync_timeout_s: longest wait for an update of the weights.
         is_fast_allowed: use the fast path where it fits.
-        updates_in_flight: new weights go on with the samples under way, between two of their tokens.
         is_auxiliary: beside the rollout model: it takes part in no rounds, and its weights stay as loaded.
+        updates_in_flight: samples under way go on over a weight update.
     """
 
     model: ModelConfig
