@@ -31,8 +31,8 @@ HEAVY_CAP = 20.0
 SETTINGS: dict[str, dict[str, Any]] = {
     "fixed": {},
     "fixed, sync_offset 1": {"offset": 1},
-    "fixed, over_rollout 0.05": {"over_rollout": OverRollout(0.05, 0.0)},
-    "fixed, over_rollout 0.2": {"over_rollout": OverRollout(0.2, 0.0)},
+    "dynamic_by_explorer, over_rollout 0.05": {"style": "dynamic_by_explorer", "over_rollout": OverRollout(0.05, 0.0)},
+    "dynamic_by_explorer, over_rollout 0.2": {"style": "dynamic_by_explorer", "over_rollout": OverRollout(0.2, 0.0)},
     "dynamic_by_explorer, interval 2": {"style": "dynamic_by_explorer", "interval": 2},
     "dynamic_by_trainer, max_staleness 2": {"style": "dynamic_by_trainer", "max_staleness": 2},
     "fully_async, max_staleness 1": {"style": "fully_async", "max_staleness": 1},
