@@ -118,3 +118,16 @@ def test_an_evaluation_pauses_the_rollouts(tmp_path: Path, plugins: Path) -> Non
     assert steps == [0, 2, 4]
     lines = [(line["step"], "eval/model_version" in line) for line in run.lines("explorer")]
     assert lines.index((2, True)) == lines.index((2, False)) + 1 < lines.index((3, False))
+
+
+def test_a_broadcast_brings_two_engines_what_memory_brings(tmp_path: Path, plugins: Path) -> None:
+    runs = [
+        make(tmp_path / method, deterministic=True, synchronizer__sync_method=method) for method in ("memory", "nccl")
+    ]
+    for run in runs:
+        run.change(explorer__rollout_model__engine_num=2, synchronizer__sync_timeout=40)
+        finish(run, plugins, steps=3)
+    memory, broadcast = runs
+    assert trained(broadcast, 3) == trained(memory, 3)
+    assert final_weights(broadcast, 3) == final_weights(memory, 3)
+    assert min(column(broadcast, "explorer", "perf/sync_gb_per_second")) > 0

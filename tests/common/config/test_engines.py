@@ -49,15 +49,6 @@ def test_keys_of_vllm_have_no_effect_on_the_torch_engine_and_it_is_told(examined
     assert [(p.code, p.key) for p in problems if p.code == "W1902"] == [("W1902", f"{ROLLOUT}.enforce_eager")]
 
 
-def test_weights_change_under_a_sample_on_vllm_only(examined: Examine) -> None:
-    style = ("synchronizer.sync_style=fully_async", "synchronizer.update_in_flight=true")
-    codes = {
-        engine: [p.code for p in examined(MINIMAL, *style, f"{ROLLOUT}.engine_type={engine}")[1] if p.is_error]
-        for engine in ("torch", "vllm")
-    }
-    assert "E3225" in codes["torch"] and "E3225" not in codes["vllm"]
-
-
 def test_auto_is_vllm_where_it_and_a_gpu_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trinity.common.config.rules.engines.has_gpu", lambda: False)
     module = ModuleType("vllm")

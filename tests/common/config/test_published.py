@@ -116,7 +116,6 @@ LATER = {
     "buffer.explorer_input.tasksets=[{name: b, path: c}]": "buffer.explorer_input.tasksets",
     "service.data_juicer.auto_start=true": "service.data_juicer",
     "trainer.trainer_strategy=megatron": "trainer.trainer_strategy",
-    "trainer.ulysses_sequence_parallel_size=2": "trainer.ulysses_sequence_parallel_size",
     f"{VERL_MODEL}.lora_rank=8": f"{VERL_MODEL}.lora_rank",
     "trainer.trainer_config.trainer.resume_mode=disable": "trainer.trainer_config.trainer.resume_mode",
     "monitor.monitor_type=mlflow": "monitor.monitor_type",

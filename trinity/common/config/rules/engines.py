@@ -7,7 +7,6 @@ import importlib.util
 from trinity.common.config.draft import Draft
 from trinity.utils.gpu import has_gpu
 
-IN_FLIGHT = "synchronizer.update_in_flight"
 MODELS = "explorer.auxiliary_models"
 ROLLOUT = "explorer.rollout_model"
 PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size")
@@ -31,14 +30,6 @@ def resolve_engine_types(draft: Draft) -> None:
             _check_vllm(draft, model)
         elif draft.get(key) == "torch":
             _check_torch(draft, model)
-    if draft.get(IN_FLIGHT) and draft.get(f"{ROLLOUT}.engine_type") != "vllm":
-        draft.problem(
-            "E3225",
-            IN_FLIGHT,
-            f"`{IN_FLIGHT}` needs the vLLM engine: the others finish their samples before they take new weights",
-            involves=(f"{ROLLOUT}.engine_type",),
-            suggestion=f"write `update_in_flight: false`, or use --set {ROLLOUT}.engine_type=vllm",
-        )
 
 
 def best_engine(*, is_deterministic: bool) -> tuple[str, str]:
