@@ -117,7 +117,6 @@ LATER = {
     "service.data_juicer.auto_start=true": "service.data_juicer",
     "trainer.trainer_strategy=megatron": "trainer.trainer_strategy",
     f"{VERL_MODEL}.lora_rank=8": f"{VERL_MODEL}.lora_rank",
-    "trainer.trainer_config.trainer.resume_mode=disable": "trainer.trainer_config.trainer.resume_mode",
     "monitor.monitor_type=mlflow": "monitor.monitor_type",
 }
 

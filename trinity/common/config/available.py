@@ -174,6 +174,8 @@ HONOURED: dict[str, tuple[Any, ...]] = {
     f"{_REF}.fsdp_config.forward_prefetch": (ANY,),
     f"{_TREE}.trainer.balance_batch": (ANY,),
     f"{_TREE}.trainer.critic_warmup": (ANY,),
+    f"{_TREE}.trainer.resume_mode": (ANY,),
+    f"{_TREE}.trainer.resume_from_path": (ANY,),
     f"{_TREE}.trainer.remove_previous_ckpt_in_save": (ANY,),
     f"{_TREE}.trainer.del_local_ckpt_after_load": (ANY,),
     f"{_TREE}.trainer.max_actor_ckpt_to_keep": (ANY,),
