@@ -36,8 +36,12 @@ def test_groups_in_parts_and_runners_in_processes_learn_the_same(
     tmp_path: Path, plugins: Path, plain: TinyRun, key: str
 ) -> None:
     name, _, value = key.partition("=")
-    run = make_run(tmp_path, {"algorithm_type": "grpo"}).change(**{f"explorer__{name}": yaml.safe_load(value)})
+    keys = {f"explorer__{name}": yaml.safe_load(value), "log__group_by_node": True}
+    run = make_run(tmp_path, {"algorithm_type": "grpo"}).change(**keys)
     finish(run, plugins)
+    logs = {file.stem for file in (run.job / "log" / "127.0.0.1").iterdir()}
+    runners = {stem for stem in logs if stem.startswith("explorer_")}
+    assert logs - runners == {"run", "explorer", "trainer"} and bool(runners) == (value == "process")
     assert final_weights(run, STEPS) == final_weights(plain, STEPS)
     assert comparable_metrics(run.job) == comparable_metrics(plain.job)
 

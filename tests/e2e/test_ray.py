@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,19 +19,22 @@ from tests.e2e.short_run import comparable_metrics
 from tests.e2e.test_algorithms import finish, make_run
 from tests.e2e.test_resume import final_weights
 from tests.e2e.tiny_run import TinyRun
-from tests.runtime.test_contract import gone_soon, is_there
+from tests.runtime.parts import Part
+from tests.runtime.test_contract import gone_soon
+from trinity.common.errors import EnvironmentProblem
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-STEPS = 8
-WAIT_S = 120.0
+STEPS = 9
+WAIT_S = 300.0
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
+    os.environ.setdefault("RAY_worker_niceness", "0")
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     yield made
     made.shutdown()
@@ -53,16 +56,24 @@ def steps(folder: Path, **keys: Any) -> TinyRun:
 
 
 def on_ray(folder: Path, cluster: Any, **keys: Any) -> TinyRun:
-    return steps(folder, cluster__runtime="ray", cluster__ray_address=cluster.address, **keys)
+    keys |= {"cluster__ray_address": cluster.address, "explorer__runner_isolation": "thread"}
+    return steps(folder, cluster__runtime="ray", **keys)
 
 
 class Watched:
-    """A run under way: its lines, and the processes of its actors by name."""
+    """A run under way: its lines, and the processes of its actors by name. It ends with the `with` block."""
 
-    def __init__(self, run: TinyRun, *extra: str, failpoints: str = "") -> None:
-        self.run = run
-        self.process = run.start(*extra, failpoints=failpoints)
+    def __init__(self, run: TinyRun) -> None:
+        self.process = run.start()
         self.output = ""
+
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.end()
 
     def until(self, pattern: str) -> str:
         """Read lines until one matches; return it."""
@@ -89,82 +100,81 @@ class Watched:
         return self.process.returncode
 
 
-def test_a_run_on_ray_gives_the_bits_of_one_process_over_a_stop(tmp_path: Path, cluster: Any, whole: TinyRun) -> None:
-    keys = {"log__group_by_node": True, "monitor__enable_ray_timeline": True}
-    run = on_ray(tmp_path, cluster, **keys)
-    first = Watched(run)
-    first.until("checkpoint of step 2")
-    first.process.send_signal(signal.SIGTERM)
-    assert first.end() == 143, first.output
+VICTIMS = ("explorer", "trainer", "synchronizer")
+SIDES = (*VICTIMS, "explorer_rollout_model_0")
+
+
+def test_a_run_that_is_stopped_and_killed_on_ray_ends_with_the_bits_of_one_process(
+    tmp_path: Path, cluster: Any, whole: TinyRun
+) -> None:
+    """One job from the first step to the last, interrupted in each way that there is."""
+    run = on_ray(tmp_path, cluster, log__group_by_node=True, monitor__enable_ray_timeline=True)
+    with Watched(run) as first:
+        first.until("checkpoint of step 1:")
+        first.process.send_signal(signal.SIGTERM)
+        assert first.end() == 143, first.output
     assert "resume with: trinity run" in first.output and "\x1b[" not in first.output
     assert f"joined the Ray cluster at {cluster.address}" in first.output
-    pids = [first.pid(name) for name in ("explorer", "trainer", "synchronizer", "explorer_rollout_model_0")]
-    assert all(gone_soon(pid) for pid in pids)
-    second = Watched(run)
-    assert second.end() == 0, second.output
+    assert all(gone_soon(first.pid(name)) for name in SIDES)
+    for victim in VICTIMS:
+        killed(run, victim)
+    driver_killed(run)
+    with Watched(run) as last:
+        last.until("checkpoint of step")
+        engine = last.pid("explorer_rollout_model_0")
+        os.kill(engine, signal.SIGKILL)
+        assert last.end() == 0, last.output
     assert final_weights(run, STEPS) == final_weights(whole, STEPS)
     assert comparable_metrics(run.job) == comparable_metrics(whole.job)
     (node,) = (folder for folder in (run.job / "log").iterdir() if folder.is_dir())
-    logs = {file.stem for file in node.iterdir()}
-    assert logs >= {"explorer", "trainer", "synchronizer", "explorer_rollout_model_0"}
-    assert "checkpoint of step 8" in (node / "trainer.log").read_text()
+    assert {file.stem for file in node.iterdir()} >= set(SIDES)
+    assert f"checkpoint of step {STEPS}:" in (node / "trainer.log").read_text()
     assert len(json.loads((run.job / "monitor" / "timeline.json").read_text())) > 0
 
 
-VICTIMS = {"explorer": "trainer", "trainer": "explorer", "synchronizer": "synchronizer"}
+def killed(run: TinyRun, victim: str) -> None:
+    """Kill a side after one more step: the run ends with code 5, says who died, and leaves no process."""
+    with Watched(run) as watched:
+        watched.until("checkpoint of step")
+        os.kill(watched.pid(victim), signal.SIGKILL)
+        assert watched.end() == 5, watched.output
+    (error,) = (line for line in watched.output.splitlines() if line.startswith("error["))
+    process = f"{victim} (process {watched.pid(victim)} on "
+    assert error.startswith(f"error[E5701]: {process}") and "is gone: its process ended without a word" in error
+    assert watched.output.splitlines()[-1].startswith("resume with: trinity run")
+    assert all(gone_soon(watched.pid(name)) for name in SIDES)
 
 
-@pytest.mark.parametrize("victim", VICTIMS)
-def test_a_side_that_is_killed_ends_the_run_with_its_cause_and_the_run_goes_on(
-    tmp_path: Path, cluster: Any, whole: TinyRun, victim: str
-) -> None:
-    run = on_ray(tmp_path, cluster)
-    first = Watched(run)
-    first.until("checkpoint of step 2")
-    pids = [first.pid(name) for name in ("explorer", "trainer", "synchronizer", "explorer_rollout_model_0")]
-    os.kill(first.pid(victim), signal.SIGKILL)
-    assert first.end() == 5, first.output
-    errors = [line for line in first.output.splitlines() if line.startswith("error[")]
-    assert re.match(rf"error\[E5701\]: {victim} \(process {first.pid(victim)} on \S+\) is gone: its process", errors[0])
-    assert first.output.splitlines()[-1].startswith("resume with: trinity run")
-    assert all(gone_soon(pid) for pid in pids)
-    second = Watched(run)
-    assert second.end() == 0, second.output
-    assert final_weights(run, STEPS) == final_weights(whole, STEPS)
-    assert comparable_metrics(run.job) == comparable_metrics(whole.job)
+def driver_killed(run: TinyRun) -> None:
+    """Kill the driver after one more step: all actors end with it."""
+    with Watched(run) as watched:
+        watched.until("checkpoint of step")
+        pids = [watched.pid(name) for name in SIDES]
+        watched.process.kill()
+        assert watched.end() == -signal.SIGKILL
+    assert all(gone_soon(pid, 30) for pid in pids)
 
 
-def test_an_engine_and_a_runner_that_are_killed_are_replaced(tmp_path: Path, cluster: Any, whole: TinyRun) -> None:
-    keys = {"explorer__runner_isolation": "process", "explorer__max_retry_times": 1}
-    run = on_ray(tmp_path, cluster, **keys)
-    watched = Watched(run)
-    watched.until("checkpoint of step 1")
-    engine, runner = watched.pid("explorer_rollout_model_0"), watched.pid("explorer_runner_0")
-    os.kill(engine, signal.SIGKILL)
-    os.kill(runner, signal.SIGKILL)
-    assert watched.end() == 0, watched.output
-    assert watched.pid("explorer_rollout_model_0") != engine
-    assert (
-        sum(
-            line["rollout/dropped_task_count"] for line in run.lines("explorer") if "rollout/dropped_task_count" in line
-        )
-        == 0
-    )
-    assert not is_there(watched.pid("explorer_rollout_model_0"))
+def test_a_machine_that_leaves_the_cluster_is_named(cluster: Any) -> None:
+    from trinity.runtime import ray as placement
+    from trinity.runtime.base import ActorDiedError, Resources
+    from trinity.runtime.cluster import ClusterRequest
 
+    async def main() -> None:
+        runtime = placement.RayRuntime("leaving")
+        part = await runtime.start(Part, 3, resources=Resources(node=node.node_id))
+        waiting = asyncio.ensure_future(part.wait())
+        assert await part.add(1) == 4
+        cluster.remove_node(node)
+        with pytest.raises(ActorDiedError, match=r"E5701.*Part .* is gone: its machine is gone from the cluster"):
+            await asyncio.wait_for(waiting, WAIT_S)
+        await runtime.close()
 
-def test_nothing_is_left_of_a_driver_that_is_killed(tmp_path: Path, whole: TinyRun) -> None:
-    run = steps(tmp_path, cluster__runtime="ray", cluster__ray_address="local")
-    first = Watched(run)
-    first.until("checkpoint of step 1")
-    pids = [first.pid(name) for name in ("explorer", "trainer", "synchronizer", "explorer_rollout_model_0")]
-    cluster = children(first.process.pid)
-    assert len(cluster) > 1
-    first.process.kill()
-    assert first.end() == -signal.SIGKILL
-    assert all(gone_soon(pid, 30) for pid in (*pids, *cluster))
-
-
-def children(pid: int) -> list[int]:
-    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=True)
-    return [int(word) for word in listed.stdout.split()]
+    node = cluster.add_node(num_cpus=1)
+    with pytest.raises(EnvironmentProblem, match=r"E3401.*has 2 machines"):
+        placement.connect(ClusterRequest(cluster.address, "leaving", node_num=3))
+    placement.connect(ClusterRequest(cluster.address, "leaving", node_num=2, is_quiet=True))
+    try:
+        asyncio.run(main())
+    finally:
+        placement.disconnect()

@@ -30,6 +30,9 @@ CARRIED = (
     LOG_LEVEL_ENV_VAR,
 )
 
+THIS_MACHINE = "127.0.0.1"
+"""Name of the log folder of a run that has no cluster."""
+
 _open_logs = contextlib.ExitStack()
 
 
@@ -74,7 +77,7 @@ def prepare_component(
     if has_console:
         log_to_console()
     set_level(level)
-    folder = Path(log_dir) / os.environ.get(NODE_ENV_VAR, "localhost") if by_node else Path(log_dir)
+    folder = Path(log_dir) / os.environ.get(NODE_ENV_VAR, THIS_MACHINE) if by_node else Path(log_dir)
     _open_logs.enter_context(logged_to_file("", folder / f"{name}.log"))
     prepare_process(model_path, deterministic=deterministic)
     if deterministic:

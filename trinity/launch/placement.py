@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trinity.common.constants import Mode
 from trinity.common.errors import EnvironmentProblem
 from trinity.launch.component import component_setup
 from trinity.launch.side import MetricsListener
-from trinity.runtime.base import Handle, Resources, Runtime
+from trinity.runtime.base import ActorDiedError, Handle, Resources, Runtime
 from trinity.runtime.cluster import ClusterRequest
 from trinity.runtime.local import LocalRuntime
 from trinity.synchronizer.schedule import schedule_of
@@ -40,6 +41,8 @@ class LocalPlacement:
         config: resolved configuration of the stage.
     """
 
+    is_local = True
+
     def __init__(self, config: Config) -> None:
         self.config = config
         self.runtime: Runtime = LocalRuntime(component_setup(config, has_console=False))
@@ -65,6 +68,8 @@ class ClusterPlacement:
         runtime: starts them.
         node: address of this machine in the cluster.
     """
+
+    is_local = False
 
     def __init__(self, config: Config, runtime: Runtime, node: str) -> None:
         self.config = config
@@ -169,7 +174,8 @@ class RemoteSide:
 
     async def close(self) -> None:
         """Close the side; a side that is gone is closed."""
-        await asyncio.wait_for(self._handle.close(), CLOSE_S)
+        with contextlib.suppress(ActorDiedError):
+            await asyncio.wait_for(self._handle.close(), CLOSE_S)
 
     async def _show(self) -> None:
         while True:
@@ -184,11 +190,13 @@ class RemoteSide:
 
 
 def _trainer_gpus(config: Config) -> float:
-    """Return the GPUs of the process that trains; a part, where the run has one GPU for all."""
-    total = config.cluster.total_gpu_num or 0
-    if total == 1:
-        from trinity.common.models.create import SHARE_OF_ENGINES
+    """Return the GPUs of the process that trains; none where ranks of their own do, a part where all share one GPU."""
+    from trinity.common.models.create import SHARE_OF_ENGINES
+    from trinity.trainer.verl.settings import num_workers
 
+    if num_workers(config) > 1:
+        return 0.0
+    if config.cluster.total_gpu_num == 1 and config.mode == Mode.BOTH:
         return 1 - SHARE_OF_ENGINES
     return min(1.0, float(config.cluster.trainer_gpu_num or 0))
 

@@ -14,6 +14,7 @@ from trinity.common.checkpoint import CheckpointStore
 from trinity.common.constants import Mode
 from trinity.common.errors import ExitCode
 from trinity.launch.bench import BenchSide
+from trinity.launch.component import THIS_MACHINE
 from trinity.launch.components import component_of
 from trinity.launch.explorer_side import ExplorerSide
 from trinity.launch.placement import ClusterPlacement, LocalPlacement
@@ -120,9 +121,14 @@ class Stage:
     def _logged(self) -> Iterator[None]:
         """Write the log of the run, and those of its components, into the folder of the job."""
         logs, component = self.job_dir / "log", component_of(self.config)
-        names = {component: ""} if component else {}
-        if not component:
+        if not self.place.is_local:  # each process writes its own
+            names = {f"run_{component}" if component else "run": ""}
+        elif component:
+            names = {component: ""}
+        else:
             names = {"run": "", self.config.explorer.name: "explorer", self.config.trainer.name: "trainer"}
+        if self.config.log.group_by_node and self.place.is_local:
+            logs /= THIS_MACHINE
         with contextlib.ExitStack() as stack:
             for file, logger_name in names.items():
                 stack.enter_context(logged_to_file(logger_name, logs / f"{file}.log"))

@@ -362,6 +362,7 @@ def connect(request: cluster.ClusterRequest) -> str:
         os.environ["RAY_PROFILING"] = "1"
     if not sys.stdout.isatty():
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 starves actors beside anything else on the machine
     address = cluster.found_address(request.address)
     cluster.check_found(request, address)
     with cluster.signals_kept():
