@@ -108,7 +108,7 @@ ROLLOUT_MODEL = (
     "engine_num", "dtype", "enable_history", "seed", "trust_remote_code", "temperature", "top_p", "top_k",
     "max_model_len", "max_prompt_tokens", "max_response_tokens", "min_response_tokens", "enable_prompt_truncation",
     "chat_template", "ignore_eos", "extra_engine_args", "gpu_memory_utilization", "tensor_parallel_size",
-    "pipeline_parallel_size", "enforce_eager", "enable_prefix_caching", "enable_chunked_prefill",
+    "enforce_eager", "enable_prefix_caching", "enable_chunked_prefill",
     "enable_expert_parallel", "enable_log_requests",
 )  # fmt: skip
 
@@ -174,6 +174,8 @@ HONOURED: dict[str, tuple[Any, ...]] = {
     f"{_REF}.fsdp_config.forward_prefetch": (ANY,),
     f"{_TREE}.trainer.balance_batch": (ANY,),
     f"{_TREE}.trainer.critic_warmup": (ANY,),
+    f"{_TREE}.trainer.resume_mode": (ANY,),
+    f"{_TREE}.trainer.resume_from_path": (ANY,),
     f"{_TREE}.trainer.remove_previous_ckpt_in_save": (ANY,),
     f"{_TREE}.trainer.del_local_ckpt_after_load": (ANY,),
     f"{_TREE}.trainer.max_actor_ckpt_to_keep": (ANY,),
@@ -192,6 +194,7 @@ MIRRORS: dict[str, str] = {
 
 WAYS_OUT: dict[str, str] = {
     "explorer.rollout_model.engine_type": "use --set explorer.rollout_model.engine_type=torch",
+    "explorer.rollout_model.pipeline_parallel_size": "use explorer.rollout_model.tensor_parallel_size",
     "explorer.rollout_model.data_parallel_size": "use explorer.rollout_model.engine_num",
     "trainer.trainer_strategy": "use --set trainer.trainer_strategy=fsdp",
     **{f"{_MODEL}.{name}": "write `model.lora_configs`" for name in ("lora_rank", "lora_alpha", "lora_adapter_path")},
