@@ -116,6 +116,14 @@ class FolderSynchronizer:
         await self._say(version=ticket.version)
         return before
 
+    async def wait_for_question(self, *, timeout_s: float) -> bool:
+        """Return false after the time: explorers that run apart take what there is."""
+        await asyncio.sleep(timeout_s)
+        return False
+
+    async def answer(self) -> None:
+        """Nothing to say: nobody has asked."""
+
     async def finish_trainer(self) -> None:
         """Say that no further version will come."""
         await self._say(is_finished=True)
@@ -159,6 +167,14 @@ class FolderSynchronizer:
             lambda news: news.version >= version or news.is_finished, f"version {version}", timeout_s=timeout_s
         )
         return self._news().version
+
+    async def ask(self, version: int = 0, *, timeout_s: float | None = None, explorer: str = EXPLORER) -> int:
+        """Wait for `version` or a newer one: the trainer publishes in its own rhythm; return the newest.
+
+        Raises:
+            SyncError: it did not come before the deadline (`synchronizer.sync_timeout`).
+        """
+        return await self.wait_for_version(version, timeout_s=timeout_s, explorer=explorer)
 
     async def wait_for_trainer(self, *, timeout_s: float | None = None) -> int:
         """Wait until the trainer has finished, however many versions it still publishes; return the last one.

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trinity.common.constants import SyncStyle
+from trinity.common.constants import Mode, SyncStyle
 
 if TYPE_CHECKING:
     from trinity.common.config import Config
@@ -73,12 +73,14 @@ class DynamicSchedule:
         explorer_interval: explore steps between two questions, >= 1.
         trainer_interval: training steps between two versions that nobody has asked for, >= 1.
         offset: explore steps before the first question, >= 0.
+        is_apart: explorer and trainer meet in files, where nobody can ask: versions come every `trainer_interval`.
     """
 
     style: SyncStyle
     explorer_interval: int = 1
     trainer_interval: int = 1
     offset: int = 0
+    is_apart: bool = False
 
     keeps_history = True  # nobody waits for a version by its number, so none is lent
 
@@ -90,7 +92,8 @@ class DynamicSchedule:
 
     def is_published(self, training_step: int) -> bool:
         """Return whether the trainer publishes its weights after `training_step` although nobody has asked."""
-        return self.style != SyncStyle.DYNAMIC_BY_EXPLORER and training_step % self.trainer_interval == 0
+        is_unasked = self.is_apart or self.style != SyncStyle.DYNAMIC_BY_EXPLORER
+        return is_unasked and training_step % self.trainer_interval == 0
 
     def oldest_needed(self, explore_step: int, *, newest: int) -> int:
         """Return the newest version: no older one is asked for."""
@@ -110,4 +113,6 @@ def schedule_of(config: Config) -> Schedule:
     explorer, trainer = sync.explorer_sync_interval, sync.trainer_sync_interval
     intervals = (explorer or sync.sync_interval, trainer or sync.sync_interval, sync.sync_offset)
     style = SyncStyle(sync.sync_style)
-    return FixedSchedule(*intervals) if style == SyncStyle.FIXED else DynamicSchedule(style, *intervals)
+    if style == SyncStyle.FIXED:
+        return FixedSchedule(*intervals)
+    return DynamicSchedule(style, *intervals, is_apart=config.mode != Mode.BOTH)

@@ -35,7 +35,7 @@ def test_the_last_step_of_a_batch_counts_what_comes_before_it(backlog: Backlog, 
     assert backlog.required_version(pace(2), in_flight=in_flight) == step - 3
 
 
-def test_a_batch_of_two_steps_needs_weights_of_between(tmp_path: Path) -> None:
+def test_a_batch_of_two_steps_needs_weights_of_between() -> None:
     assert Backlog(4, 0, 0, 0).required_version(pace(1, per_step=4), in_flight=0) == 4
     assert Backlog(4, 0, 0, 0).required_version(pace(0, per_step=4), in_flight=0) == 5
 
