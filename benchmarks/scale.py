@@ -30,10 +30,9 @@ HEAVY_SIGMA = 1.2
 HEAVY_CAP = 20.0
 SETTINGS: dict[str, dict[str, Any]] = {
     "fixed": {},
-    "fixed, runners bound to engines": {"is_least_loaded": False},
     "fixed, sync_offset 1": {"offset": 1},
-    "fixed, over_rollout 0.05": {"over_rollout": OverRollout(0.05, 0.0)},
-    "fixed, over_rollout 0.2": {"over_rollout": OverRollout(0.2, 0.0)},
+    "dynamic_by_explorer, over_rollout 0.05": {"style": "dynamic_by_explorer", "over_rollout": OverRollout(0.05, 0.0)},
+    "dynamic_by_explorer, over_rollout 0.2": {"style": "dynamic_by_explorer", "over_rollout": OverRollout(0.2, 0.0)},
     "dynamic_by_explorer, interval 2": {"style": "dynamic_by_explorer", "interval": 2},
     "dynamic_by_trainer, max_staleness 2": {"style": "dynamic_by_trainer", "max_staleness": 2},
     "fully_async, max_staleness 1": {"style": "fully_async", "max_staleness": 1},
@@ -87,13 +86,13 @@ def measure(parts: Sequence[str], folder: Path, *, is_tiny: bool) -> dict[str, A
 
     found: dict[str, Any] = {}
     if "weights" in parts:
-        sizes = {"megabytes": 8, "repeats": 1} if is_tiny else {"megabytes": 512, "repeats": 3}
+        sizes = {"megabytes": 8, "repeats": 1} if is_tiny else {"megabytes": 256, "repeats": 3}
         found["weights"] = scale_parts.weight_sync(folder / "job", **sizes)
     if "scheduler" in parts:
-        number = 64 if is_tiny else 4096
+        number = 64 if is_tiny else 2048
         found["scheduler"] = scale_parts.scheduling(folder / "quickstart", tasks=number, runners=RUNNERS)
     if "store" in parts:
-        found["store"] = scale_parts.store_rows(folder, steps=2 if is_tiny else 40, rows=64 if is_tiny else 512)
+        found["store"] = scale_parts.store_rows(folder, steps=2 if is_tiny else 16, rows=64 if is_tiny else 512)
     if "simulation" in parts:
         plan = Plan(engines=8, batch_size=32, steps=3) if is_tiny else Plan()
         found["simulation"] = simulate(plan, SETTINGS, json.loads(DATA.read_text())["seconds"])
@@ -122,14 +121,15 @@ def table(found: dict[str, Any]) -> str:
     """Return the figures as Markdown."""
     lines = []
     if "weights" in found:
-        lines += ["| transport | publish s | take s | GB/s |", "|---|---|---|---|"]
-        lines += [
-            f"| {r['transport']} | {r['publish_s']:.2f} | {r['take_s']:.2f} | {r['gb_per_s']:.2f} |"
-            for r in found["weights"]
-        ]
+        lines += ["| transport | publish s | take s | GB/s | GB a CPU second |", "|---|---|---|---|---|"]
+        columns = ("publish_s", "take_s", "gb_per_s", "gb_per_cpu_s")
+        for row in found["weights"]:
+            lines.append(f"| {row['transport']} | {' | '.join(f'{row[name]:.2f}' for name in columns)} |")
     if "scheduler" in found:
-        lines += ["", "| runners | us a task |", "|---|---|"]
-        lines += [f"| {r['runners']} | {r['us_per_task']:.0f} |" for r in found["scheduler"]]
+        lines += ["", "| runners | us a task | CPU us a task |", "|---|---|---|"]
+        lines += [
+            f"| {r['runners']} | {r['us_per_task']:.0f} | {r['cpu_us_per_task']:.0f} |" for r in found["scheduler"]
+        ]
     if "store" in found:
         row = found["store"]
         lines += [

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from scale_child import TIMEOUT_S, in_other_process, take
+from scale_child import TIMEOUT_S, clocks, in_other_process, since, take
 from torch import Tensor
 
 from trinity.buffer.store import ExperienceStore
@@ -26,6 +26,7 @@ from trinity.common.workflows.workflow import Workflow
 from trinity.explorer.scheduler import Scheduler, SchedulerSettings
 from trinity.quickstart.folder import prepare
 from trinity.runtime.objects import MemoryObjects
+from trinity.synchronizer.broadcast import BroadcastTransport
 from trinity.synchronizer.transport import CheckpointTransport, MemoryTransport, Transport
 
 PAYLOAD_BYTES = 8 * 1024
@@ -45,6 +46,7 @@ def transports(folder: Path) -> dict[str, tuple[Transport, bool]]:
         "memory, one process": (MemoryTransport(), False),
         "memory, between processes": (MemoryTransport(MemoryObjects()), True),
         "checkpoint, between processes": (CheckpointTransport(folder), True),
+        "nccl (over gloo), between processes": (BroadcastTransport("scale"), True),
     }
 
 
@@ -60,9 +62,9 @@ def weight_sync(folder: Path, *, megabytes: int, repeats: int) -> list[Row]:
             for version in range(1, repeats + 2):
                 for tensor in weights.values():
                     tensor[0, 0] += 1.0
-                started = time.perf_counter()
+                started = clocks()
                 ticket = transport.put(version, weights, copy=True)
-                puts.append(time.perf_counter() - started)
+                puts.append(since(started))
                 if is_distant:
                     takes.append(pool.submit(in_other_process, ticket).result(timeout=TIMEOUT_S))
                 else:
@@ -70,9 +72,13 @@ def weight_sync(folder: Path, *, megabytes: int, repeats: int) -> list[Row]:
                 transport.drop_before(version)
             transport.drop_before(repeats + 2)
             transport.close()
-            put_s, take_s = median(puts[1:]), median(takes[1:])  # the first one starts the process
+            # The first one starts the process.
+            (put_s, put_cpu_s), (take_s, take_cpu_s) = (
+                [median(times[which] for times in side[1:]) for which in (0, 1)] for side in (puts, takes)
+            )
             rows.append(
                 {"transport": name, "publish_s": put_s, "take_s": take_s, "gb_per_s": size / (put_s + take_s) / 1e9}
+                | {"gb_per_cpu_s": size / (put_cpu_s + take_cpu_s) / 1e9}
             )
     shutil.rmtree(folder / "weights", ignore_errors=True)
     return rows
@@ -101,25 +107,29 @@ def quickstart(folder: Path) -> Config:
 
 
 def scheduling(folder: Path, *, tasks: int, runners: Sequence[int]) -> list[Row]:
-    """Return microseconds a task of a workflow that does nothing, by the number of runners."""
+    """Return microseconds a task of a workflow that does nothing, wall and CPU, by the number of runners."""
     config = quickstart(folder)
 
-    async def measure(number: int) -> float:
+    async def measure(number: int) -> tuple[float, float]:
         engine = create_inference_model(config)
         settings = SchedulerSettings(num_runners=number, max_timeout=60.0)
         scheduler = Scheduler(engine, ModelWrapper(engine, config=config), settings=settings)
         work = [Task(workflow=Nothing, raw_task={}, repeat_times=1) for _ in range(tasks)]
         await scheduler.prepare()
         await scheduler.schedule(work[: 2 * number], batch=0)
-        started = time.perf_counter()
+        started = clocks()
         result = await scheduler.schedule(work, batch=1)
-        seconds = time.perf_counter() - started
+        seconds = since(started)
         scheduler.close()
         if len(result.experiences) != tasks:
             raise RuntimeError(f"{tasks} tasks were to give one experience each, got {len(result.experiences)}")
         return seconds
 
-    return [{"runners": number, "us_per_task": asyncio.run(measure(number)) / tasks * 1e6} for number in runners]
+    rows = []
+    for number in runners:
+        wall_s, cpu_s = asyncio.run(measure(number))
+        rows.append({"runners": number, "us_per_task": wall_s / tasks * 1e6, "cpu_us_per_task": cpu_s / tasks * 1e6})
+    return rows
 
 
 # ------------------------------------------------------------------------- store
@@ -151,13 +161,13 @@ def store_rows(folder: Path, *, steps: int, rows: int) -> Row:
         token = store.open_consumer("exp", "trainer", run="run", cut=0)
         for step in range(1, steps + 1):
             batch = rows_of(step, rows)
-            times = [_clocks()]
+            times = [clocks()]
             store.append("exp", batch, run="run", producer="explorer", explore_step=step)
-            times.append(_clocks())
+            times.append(clocks())
             read = store.read_batch(token, rows, timeout_s=60.0)
-            times.append(_clocks())
+            times.append(clocks())
             store.commit_step(token, step, [one.eid.uid for one in read.experiences])
-            times.append(_clocks())
+            times.append(clocks())
             for name, start, end in zip(seconds, times[:-1], times[1:], strict=True):
                 seconds[name] += end[0] - start[0]
                 cpu[name] += end[1] - start[1]
@@ -171,10 +181,6 @@ def store_rows(folder: Path, *, steps: int, rows: int) -> Row:
         spent["all"] = sum(spent.values())
         found |= {f"{name}_per_{unit}": total / value for name, value in spent.items()}
     return found
-
-
-def _clocks() -> tuple[float, float]:
-    return time.perf_counter(), time.process_time()
 
 
 # --------------------------------------------------------------------- latencies

@@ -1,9 +1,9 @@
 """A run on many engines as discrete events: which engine answers, who waits for whom, how old what is trained is.
 
-The decisions are the product's own functions (`choose_engine`, `fixed_engine`, `PrefixTable`, `OverRollout`,
-`FixedSchedule`, `DynamicSchedule`, `Backlog`); only time is simulated. A runner does all rollouts of one task as one
-request of `repeat_times` samples, each of which takes as long as a draw from the latency distribution. A sample waits
-on its engine while all of the engine's slots are taken.
+The decisions are the product's own functions (`choose_engine`, `PrefixTable`, `OverRollout`, `FixedSchedule`,
+`DynamicSchedule`, `Backlog`); only time is simulated. A runner does all rollouts of one task as one request of
+`repeat_times` samples, each of which takes as long as a draw from the latency distribution. A sample waits on its
+engine while all of the engine's slots are taken.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from trinity.buffer.store.backlog import Backlog, Pace
 from trinity.common.constants import SyncStyle
-from trinity.common.models.routing.choice import PrefixTable, choose_engine, fixed_engine
+from trinity.common.models.routing.choice import PrefixTable, choose_engine
 from trinity.explorer.pacing import OverRollout
 from trinity.synchronizer.schedule import DynamicSchedule, FixedSchedule
 
@@ -39,7 +39,6 @@ class Plan:
         interval: explore steps between two questions of style dynamic_by_explorer.
         max_staleness: bound of the styles dynamic_by_trainer and fully_async.
         max_inflight: batches under way in style fully_async.
-        is_least_loaded: requests go where the least is under way; else every runner has an engine of its own.
         over_rollout: which tasks of a batch are not waited for.
         seed: of the draws.
     """
@@ -48,16 +47,15 @@ class Plan:
     engines: int = 1024
     slots: int = 8
     runners_per_engine: int = 2
-    batch_size: int = 4096
+    batch_size: int = 2048
     repeat_times: int = 8
-    steps: int = 8
+    steps: int = 6
     train_s: float = 60.0
     sync_s: float = 5.0
     offset: int = 0
     interval: int = 1
     max_staleness: int = 1
     max_inflight: int = 2
-    is_least_loaded: bool = True
     over_rollout: OverRollout = OverRollout(0.0, 0.0)
     seed: int = 1
 
@@ -124,7 +122,7 @@ class Simulation:
         self._waiting: list[deque[_Sample]] = [deque() for _ in range(plan.engines)]
         self._prefixes = PrefixTable()
         self._tasks: deque[tuple[_Batch, int]] = deque()
-        self._num_runners = self._free_runners = plan.engines * plan.runners_per_engine
+        self._free_runners = plan.engines * plan.runners_per_engine
         self._paused_until = 0.0
         self._explored = self._begun = 0
         self._version = self._trained = self._published = 0
@@ -205,10 +203,7 @@ class Simulation:
                 continue
             self._free_runners -= 1
             group = f"{batch.step}/{task}"
-            if self.plan.is_least_loaded:
-                engine = choose_engine(self._loads, home=self._prefixes.home(group))
-            else:
-                engine = fixed_engine(f"runner_{task % self._num_runners:04d}", range(self.plan.engines))
+            engine = choose_engine(self._loads, home=self._prefixes.home(group))
             self._prefixes.note(group, engine)
             batch.given_out.add(task)
             self._loads[engine] += self.plan.repeat_times

@@ -13,6 +13,7 @@ from tests.e2e.test_algorithms import finish, make_run, stored
 from tests.e2e.test_resume import final_weights
 from tests.e2e.tiny_run import TinyRun
 from trinity.launch.run import RunOptions, plan_run, run_plan
+from trinity.utils import failpoints
 
 pytestmark = pytest.mark.slow
 
@@ -66,26 +67,23 @@ def test_fully_async_keeps_its_bound_and_throws_nothing_away(
     assert (counts["ready"], counts["claimed"], counts["dropped"]) == (0, 0, {})
 
 
-def test_the_bound_holds_where_a_batch_is_trained_in_two_steps_and_after_a_restart(
-    tmp_path: Path, plugins: Path
-) -> None:
+def test_the_bound_holds_where_a_batch_is_trained_in_two_steps_and_after_a_crash(tmp_path: Path, plugins: Path) -> None:
     run = make(tmp_path, synchronizer__sync_style="fully_async", synchronizer__max_staleness=2)
-    run.change(buffer__train_batch_size=4, synchronizer__trainer_sync_interval=3, trainer__save_interval=1)
-    for explored in (3, 6):
-        run.change(buffer__total_steps=explored)
-        finish_explored(run, plugins, explored=explored, trained_steps=2 * explored)
+    run.change(buffer__train_batch_size=4, synchronizer__trainer_sync_interval=3, buffer__total_steps=6)
+    (run.folder / "run.yaml").write_text(yaml.safe_dump(run.tree))
+    options = RunOptions(plugin_dirs=(plugins,))
+    failpoints.configure("train.after_step=raise@6")
+    try:
+        crashed = run_plan(plan_run(run.folder / "run.yaml", options), options)
+    finally:
+        failpoints.configure("")
+    assert crashed.error is not None and crashed.stages[-1].training_step == 0
+    result = run_plan(plan_run(run.folder / "run.yaml", options), options)
+    assert result.error is None and result.stages[-1].training_step == 12
     ages = column(run, "trainer", "sample/staleness/max")
     assert len(ages) == 12 and max(ages) <= 2
     ids = trained(run, 12)
     assert len(ids) == len(set(ids)) == 48
-
-
-def finish_explored(run: TinyRun, plugins: Path, *, explored: int, trained_steps: int) -> None:
-    """Run to its end, whose training steps are not its explore steps."""
-    (run.folder / "run.yaml").write_text(yaml.safe_dump(run.tree))
-    options = RunOptions(overrides=(f"buffer.total_steps={explored}",), plugin_dirs=(plugins,))
-    result = run_plan(plan_run(run.folder / "run.yaml", options), options)
-    assert result.error is None and result.stages[-1].training_step == trained_steps
 
 
 def test_the_explorer_asks_every_interval_whatever_the_trainer_has_done(tmp_path: Path, plugins: Path) -> None:
@@ -118,3 +116,13 @@ def test_an_evaluation_pauses_the_rollouts(tmp_path: Path, plugins: Path) -> Non
     assert steps == [0, 2, 4]
     lines = [(line["step"], "eval/model_version" in line) for line in run.lines("explorer")]
     assert lines.index((2, True)) == lines.index((2, False)) + 1 < lines.index((3, False))
+
+
+def test_a_broadcast_brings_two_engines_what_memory_brings_one(tmp_path: Path, plugins: Path) -> None:
+    memory, broadcast = (make(tmp_path / name, deterministic=True) for name in ("memory", "broadcast"))
+    broadcast.change(explorer__rollout_model__engine_num=2, synchronizer__sync_method="nccl")
+    for run in (memory, broadcast):
+        finish(run, plugins, steps=3)
+    assert trained(broadcast, 3) == trained(memory, 3)
+    assert final_weights(broadcast, 3) == final_weights(memory, 3)
+    assert min(column(broadcast, "explorer", "perf/sync_gb_per_second")) > 0

@@ -128,3 +128,22 @@ def test_a_file_that_is_missing_or_holds_code_is_refused(make_config: Maker, tmp
     with pytest.raises(CheckpointError, match="cannot continue from") as caught:
         one_worker(config).load(tmp_path / "two")
     assert caught.value.code == "E7008"
+
+
+def test_a_checkpoint_holds_and_gives_what_its_contents_name(make_config: Maker, tmp_path: Path) -> None:
+    def with_contents(**names: list[str]) -> dict[str, Any]:
+        actor = {f"{kind}_contents": parts for kind, parts in names.items()}
+        return tree(make_config(trainer={"trainer_config": {"actor_rollout_ref": {"actor": {"checkpoint": actor}}}}))
+
+    lean = with_contents(save=["model", "hf_model"], load=["model"])
+    written, _ = rank_calls.continued(ALONE, lean, None, [make_experiences(1)], 0, tmp_path / "lean")
+    files = {path.name for path in (tmp_path / "lean" / "actor").iterdir()}
+    assert files == {"model_world_size_1_rank_0.pt", "fsdp_config.json", "huggingface"}
+    assert (tmp_path / "lean" / "actor" / "huggingface" / "model.safetensors").is_file()
+    read, _ = rank_calls.continued(ALONE, lean, tmp_path / "lean", [], 1, None)
+    assert all(torch.equal(tensor, read[name]) for name, tensor in written.items())
+    whole = with_contents(save=["model", "optimizer", "extra"], load=["optimizer"])
+    rank_calls.continued(ALONE, whole, None, [make_experiences(1)], 0, tmp_path / "whole")
+    assert not (tmp_path / "whole" / "actor" / "huggingface" / "model.safetensors").exists()
+    fresh, _ = rank_calls.continued(ALONE, whole, tmp_path / "whole", [], 1, None)
+    assert distance(fresh, rank_calls.continued(ALONE, whole, None, [], 0, None)[0]) == 0.0

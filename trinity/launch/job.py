@@ -40,6 +40,8 @@ SAFE_CHANGES = (
     "explorer.runner_state_report_interval",
     "synchronizer.sync_timeout",
     "trainer.save_interval",
+    "trainer.trainer_config.trainer.resume_mode",
+    "trainer.trainer_config.trainer.resume_from_path",
     "trainer.save_hf_checkpoint",
     "trainer.max_checkpoints_to_keep",
 )

@@ -90,8 +90,15 @@ def plan_run(path: Path, options: RunOptions) -> Plan:
         name = f"{base}_{time.strftime('%Y%m%d%H%M%S')}"
         logger.info("continue_from_checkpoint is false and %s holds an earlier run: this one is named %s", base, name)
         plan = load_plan(path, [*options.overrides, f"name={name}"], catalogue=catalogue)
-    options.resume_overrides = (f"name={name}", "continue_from_checkpoint=true")
+    options.resume_overrides = (f"name={name}", "continue_from_checkpoint=true", *_resuming(plan))
     return plan
+
+
+def _resuming(plan: Plan) -> list[str]:
+    """Return what continues a run that `resume_mode: disable` began anew."""
+    key = "trainer.trainer_config.trainer.resume_mode"
+    verl = [stage.config.trainer.trainer_config.trainer.resume_mode for stage in plan.stages]
+    return [f"{key}=auto"] if "disable" in verl else []
 
 
 def _begin_apart(plan: Plan) -> Plan:

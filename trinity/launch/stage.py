@@ -17,6 +17,7 @@ from trinity.launch.bench import BenchSide
 from trinity.launch.components import component_of
 from trinity.launch.explorer_side import ExplorerSide
 from trinity.launch.placement import ClusterPlacement, LocalPlacement
+from trinity.launch.rewind import rewound
 from trinity.launch.side import MetricsListener, close_all
 from trinity.launch.stop import StopSignal
 from trinity.launch.trainer_side import TrainerSide
@@ -110,6 +111,9 @@ class Stage:
         """Return the checkpoint that the trainer continues from, after clearing what an interrupted one left."""
         checkpoints = CheckpointStore(self.job_dir)
         checkpoints.clean()
+        verl = self.config.trainer.trainer_config.trainer
+        if verl.resume_mode == "resume_path":
+            return rewound(checkpoints, Path(str(verl.resume_from_path)))
         return checkpoints.latest() if self.config.continue_from_checkpoint else None
 
     @contextlib.contextmanager

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from trinity.common.constants import SyncMethod
 from trinity.common.errors import SyncError
-from trinity.common.weights.collective import BUCKET_BYTES, Sender, Session, end_group, join_group, own_address
+from trinity.common.weights.collective import BUCKET_BYTES, JOIN_S, Sender, Session, end_group, join_group, own_address
 from trinity.common.weights.ticket import Ticket, fingerprint, num_bytes
 from trinity.utils.log import get_logger
 
@@ -115,7 +115,8 @@ class BroadcastTransport:
         group = None
         try:
             reach = {"backend": self.backend, "address": self._address}
-            group, device = join_group(self._client(), self._base, session, rank=0, timeout=timeout, **reach)
+            meet = min(timeout, timedelta(seconds=JOIN_S))
+            group, device = join_group(self._client(), self._base, session, rank=0, timeout=meet, **reach)
             Sender(group, device, timeout, bucket_bytes=self.bucket_bytes).send(held[1])
         # A peer that dies shows as any of torch's errors; its side asks again, with a new group.
         except RuntimeError as error:

@@ -335,9 +335,10 @@ async def pull_weights(
 
 
 def sync_metrics(ticket: Ticket, seconds: float) -> dict[str, float]:
-    """Return the time of a hand-over in seconds, its bytes, and gigabytes (1e9 bytes) a second."""
+    """Return the time of a hand-over in seconds, the bytes that were moved, and gigabytes (1e9) of weights a second."""
+    moved = ticket.place.get("moved_bytes", ticket.num_bytes)
     return {
         "time/sync_weight": seconds,
-        "perf/sync_bytes": float(ticket.num_bytes),
+        "perf/sync_bytes": float(moved),
         "perf/sync_gb_per_second": ticket.num_bytes / 1e9 / max(seconds, 1e-9),
     }

@@ -10,22 +10,24 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from trinity.common.constants import SyncMethod
 from trinity.common.errors import SyncError
+from trinity.common.weights.delta import DELTA_FILE, is_comparable, write_delta
 from trinity.common.weights.files import (
     LOCK_FILE,
     TICKET_FILE,
     WEIGHTS_FILE,
+    needed_for,
     read_version,
     remove_unless_read,
     ticket_in,
     versions_in,
 )
-from trinity.common.weights.ticket import Ticket, fingerprint, layout_fingerprint, num_bytes
+from trinity.common.weights.ticket import Ticket, fingerprint, layout_fingerprint, num_bytes, tensor_digest
 from trinity.runtime.base import Objects
 from trinity.runtime.objects import LocalObjects
 from trinity.synchronizer.broadcast import BroadcastTransport
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from trinity.common.config import Config
 
+FULL_EVERY = 10
 LATEST_FILE = "latest_state_dict_iteration.txt"
 
 
@@ -69,11 +72,12 @@ class MemoryTransport:
 
     Args:
         objects: where they are held; this process, if nothing else is given.
+        can_lend: whether a version may be lent; not where an engine that comes back asks for it once more.
     """
 
-    def __init__(self, objects: Objects | None = None) -> None:
+    def __init__(self, objects: Objects | None = None, *, can_lend: bool = True) -> None:
         self.objects = objects or LocalObjects()
-        self.can_lend = self.objects.is_local
+        self.can_lend = can_lend and self.objects.is_local
         self._held: dict[int, Ticket] = {}
 
     def put(self, version: int, weights: Mapping[str, Tensor], *, copy: bool) -> Ticket:
@@ -118,32 +122,31 @@ class MemoryTransport:
 
 
 class CheckpointTransport:
-    """Weights as safetensors files under `<job>/weights/version_N`, each written aside and renamed.
+    """Weights as files under `<job>/weights/version_N`, each version written aside and renamed.
 
     Args:
         job_dir: folder of the job; `latest_state_dict_iteration.txt` in it names the newest version, as a hint.
+        is_delta: write what changed since the version before; a whole version comes first, then every
+            `FULL_EVERY` versions, and where the version before is gone.
     """
 
     can_lend = False
 
-    def __init__(self, job_dir: Path) -> None:
+    def __init__(self, job_dir: Path, *, is_delta: bool = False) -> None:
         self.job_dir = job_dir
         self.folder = job_dir / "weights"
+        self.is_delta = is_delta
+        self._last: tuple[Ticket, dict[str, Tensor], int] | None = None  # with the number of deltas up to it
 
     def put(self, version: int, weights: Mapping[str, Tensor], *, copy: bool) -> Ticket:
         """Hold `weights` as `version`."""
-        from safetensors.torch import save_file
-
         self.folder.mkdir(parents=True, exist_ok=True)
         temporary = self.folder / f".version_{version}.{os.getpid()}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         distinct = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in weights.items()}
         final = self.folder / f"version_{version}"
-        ticket = Ticket(
-            version, SyncMethod.CHECKPOINT.value, fingerprint(distinct), num_bytes(distinct), {"folder": str(final)}
-        )
-        save_file(distinct, temporary / WEIGHTS_FILE, metadata={"format": "pt", "version": str(version)})
+        ticket = self._write(temporary, version, distinct, final=final)
         (temporary / LOCK_FILE).touch()
         (temporary / TICKET_FILE).write_text(ticket.as_json())
         for file in temporary.iterdir():
@@ -159,14 +162,41 @@ class CheckpointTransport:
         failpoint("sync.after_publish")
         return ticket
 
+    def _write(self, folder: Path, version: int, weights: dict[str, Tensor], *, final: Path) -> Ticket:
+        """Write the tensors into `folder`, whole or as a delta; return the ticket of `final`."""
+        from safetensors.torch import save_file
+
+        digests = {name: tensor_digest(tensor) for name, tensor in weights.items()}
+        place: dict[str, Any] = {"folder": str(final)}
+        last, num_deltas = self._last, 0
+        if self.is_delta and last is not None and last[2] < FULL_EVERY - 1 and self._follows(last, version, weights):
+            num_deltas = last[2] + 1
+            place |= {"base": last[0].version, "base_fingerprint": last[0].fingerprint}
+            write_delta(folder / DELTA_FILE, last[1], weights, digests=digests)
+            place["moved_bytes"] = (folder / DELTA_FILE).stat().st_size
+        else:
+            save_file(weights, folder / WEIGHTS_FILE, metadata={"format": "pt", "version": str(version)})
+        method = SyncMethod.CHECKPOINT.value
+        ticket = Ticket(version, method, fingerprint(weights, digests), num_bytes(weights), place)
+        if self.is_delta:
+            self._last = ticket, weights, num_deltas
+        return ticket
+
+    def _follows(self, last: tuple[Ticket, dict[str, Tensor], int], version: int, weights: dict[str, Tensor]) -> bool:
+        before = last[0].version
+        is_there = (self.folder / f"version_{before}" / TICKET_FILE).is_file()
+        return before < version and is_there and is_comparable(last[1], weights)
+
     def get(self, version: int) -> Mapping[str, Tensor]:
         """Return the weights of `version`; SyncError if they are not held."""
         return read_version(ticket_in(self.folder / f"version_{version}"))
 
     def drop_before(self, version: int) -> None:
-        """Forget versions older than `version`, except what is being read."""
-        for old in self.versions():
-            if old < version:
+        """Forget versions older than `version`, except what is being read and what a delta goes back to."""
+        held = self.versions()
+        needed = needed_for(self.folder, [v for v in held if v >= version])
+        for old in held:
+            if old < version and old not in needed:
                 remove_unless_read(self.folder / f"version_{old}")
 
     def versions(self) -> list[int]:
@@ -175,6 +205,12 @@ class CheckpointTransport:
 
     def close(self) -> None:
         """Leave the files: the next process of the run, or another one's explorer, reads them."""
+
+
+def has_engines_apart(config: Config) -> bool:
+    """Return whether engines have processes of their own, which may be replaced."""
+    rollout = config.explorer.rollout_model
+    return rollout.engine_num > 1 or rollout.engine_type != "torch" or config.cluster.runtime != "local"
 
 
 def transport_of(config: Config, *, objects: Objects | None = None) -> Transport:
@@ -189,8 +225,9 @@ def transport_of(config: Config, *, objects: Objects | None = None) -> Transport
         backend = "nccl" if has_several_gpus and torch.cuda.is_available() else "gloo"
         return BroadcastTransport(config.synchronizer.group_name, backend=backend)
     if config.synchronizer.sync_method == SyncMethod.CHECKPOINT:
-        return CheckpointTransport(Path(config.checkpoint_job_dir))
-    return MemoryTransport(objects)
+        job_dir = Path(config.checkpoint_job_dir)
+        return CheckpointTransport(job_dir, is_delta=config.synchronizer.checkpoint_delta)
+    return MemoryTransport(objects, can_lend=not has_engines_apart(config))
 
 
 def _flush(path: Path) -> None:

@@ -357,7 +357,6 @@ class Trainer:
         served = await self.publisher.served_weights(self.step)
         explorer_state = await self.synchronizer.explorer_state()
         state = self._state(tuple(sorted(served)))
-
         loop = asyncio.get_running_loop()
 
         def fill(folder: Path) -> None:

@@ -121,3 +121,30 @@ def test_weights_are_converted_to_the_engine_number_type(llama: Made, tmp_path: 
     rounded = other(tmp_path, "llama")
     rounded.load_state_dict({k: v.bfloat16().float() for k, v in new.state_dict().items()})
     assert (made.logprobs - recomputed(rounded, made)).abs().max() <= 1e-5
+
+
+def test_samples_under_way_may_go_on_with_newer_weights_and_say_so(llama: Made, tmp_path: Path) -> None:
+    newer = other(tmp_path, "llama")
+
+    async def call() -> tuple[list[Experience], Experience]:
+        async with engine(llama[0], updates_in_flight=True) as made:
+            early = asyncio.ensure_future(made.generate("12+34=", n=2, max_tokens=60, min_tokens=60, temperature=1.0))
+            while made._ready()[1].batch.counts.steps < 5:
+                await asyncio.sleep(0.001)
+            await made.update_weights(dict(newer.named_parameters()), version=1)
+            assert not early.done(), "nobody waited for the samples under way"
+            (late,) = await made.generate("12+34=", n=1, max_tokens=4)
+            return await early, late
+
+    early, late = run(call())
+    for exp in early:
+        versions = exp.info["model_versions"]
+        assert len(versions) == exp.response_length > 20
+        assert versions == sorted(versions) and set(versions) == {0, 1} and exp.info["model_version"] == 0
+        first = versions.index(1)
+        old, new = recomputed(llama[1], exp), recomputed(newer, exp)
+        assert (exp.logprobs[:first] - old[:first]).abs().max() <= 1e-5
+        assert (exp.logprobs[first:] - new[first:]).abs().mean() < (exp.logprobs[first:] - old[first:]).abs().mean()
+        assert Experience.deserialize(exp.serialize()).info["model_versions"] == versions
+    assert "model_versions" not in late.info and late.info["model_version"] == 1
+    assert (late.logprobs - recomputed(newer, late)).abs().max() <= 1e-5

@@ -31,6 +31,7 @@ def version_metrics(exps: list[Experience], step: int) -> dict[str, float]:
     versions = [float(exp.info["model_version"]) for exp in exps if exp.info.get("model_version") is not None]
     if not versions:
         return metrics
+    metrics["sample/mixed_version_count"] = float(sum("model_versions" in exp.info for exp in exps))
     series = {
         "model_version": versions,
         "model_version_drift": [step - version for version in versions],

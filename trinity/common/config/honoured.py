@@ -22,6 +22,7 @@ _NUMBER_TYPES: dict[str, tuple[Any, ...]] = {
     "forward_prefetch": (ANY,),
     "grad_offload": (ANY,),
     "reshard_after_forward": (ANY,),
+    "use_orig_params": (ANY,),
     "dtype": (ANY,),
     "mixed_precision.param_dtype": (ANY,),
     "model_dtype": (None, "fp32", "float32"),
@@ -47,7 +48,9 @@ REWARD_MODEL_KEYS: dict[str, tuple[Any, ...]] = {
 
 CRITIC_KEYS: dict[str, tuple[Any, ...]] = {
     f"{_CRITIC}.strategy": ("fsdp", "fsdp2"),
-    f"{_CRITIC}.ulysses_sequence_parallel_size": (1,),
+    f"{_CRITIC}.ulysses_sequence_parallel_size": (ANY,),
+    f"{_CRITIC}.checkpoint.save_contents": (ANY,),
+    f"{_CRITIC}.checkpoint.load_contents": (ANY,),
     **{f"{_CRITIC}.{name}": (ANY,) for name in _ANY_VALUE},
     **{f"{_CRITIC}.{place}.{name}": allowed
        for place in ("fsdp", "model.fsdp_config") for name, allowed in _NUMBER_TYPES.items()},

@@ -43,7 +43,9 @@ from trinity.common.config.rules.external import resolve_external
 from trinity.common.config.rules.lengths import hand_down, resolve_lengths
 from trinity.common.config.rules.mixture import check_sampling
 from trinity.common.config.rules.names import check_model_paths, derive_names
+from trinity.common.config.rules.ranks import check_ranks
 from trinity.common.config.rules.replay import check_replay
+from trinity.common.config.rules.resume import resolve_resume
 from trinity.common.config.rules.reward_model import resolve_reward_model
 from trinity.common.config.rules.rollouts import check_auxiliary_models, check_components, check_reshaping
 from trinity.common.config.rules.staleness import resolve_staleness
@@ -172,6 +174,7 @@ RULES = (
     resolve_trainer,
     resolve_critic,
     resolve_reward_model,
+    resolve_resume,
     resolve_experience_buffer,
     resolve_auxiliary_buffers,
     resolve_staleness,
@@ -181,6 +184,7 @@ RULES = (
     resolve_cluster,
     check_unique_names,
     check_micro_batches,
+    check_ranks,
     check_groups,
     check_intervals,
     check_auxiliary_models,

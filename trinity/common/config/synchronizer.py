@@ -42,5 +42,8 @@ class SynchronizerConfig(Section):
     update_in_flight: bool = key(
         False, "Style fully_async: samples under way go on over a weight update; their tokens carry versions.", OWN
     )
+    checkpoint_delta: bool = key(
+        False, "Transport checkpoint: write what changed since the version before, without loss.", OWN
+    )
     group_name: str = key("rollout_weight_sync", "Name of the process group (nccl).", TRINITY)
     wait_for_checkpoint: bool = key(False, "Wait for the first checkpoint.", TRINITY)

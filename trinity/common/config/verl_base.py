@@ -59,7 +59,7 @@ class FsdpConfig(Section):
     model_dtype: FloatType | None = key(None, "Stored weights; null: fp32 if trained, else bf16.", VERL)
     mixed_precision: MixedPrecision | None = key(None, "Number types; null: bf16 with fp32 sums.", VERL)
     dtype: FloatType = key("bfloat16", "Number type of autocast.", VERL)
-    use_orig_params: bool = key(False, "Keep the parameters' shapes (fsdp).", VERL)
+    use_orig_params: bool = key(False, "Accepted: shapes are always kept.", VERL)
     ulysses_sequence_parallel_size: Count | None = key(None, "Devices per sequence; null: of the model.", VERL)
     entropy_from_logits_with_chunking: bool | None = key(None, "As of the model; null inherits.", VERL)
     entropy_checkpointing: bool | None = key(None, "As of the model; null inherits.", VERL)

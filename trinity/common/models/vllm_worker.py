@@ -179,6 +179,9 @@ class WorkerCalls:
 
         Prompts are scored from these logits without passing the sampler.
         """
+        if torch.cpu._is_amx_tile_supported():
+            # The kernels of vLLM use the tiles without asking the operating system, which then ends the process.
+            torch.cpu._init_amx()
         model = self.get_model()  # type: ignore[attr-defined]
         model.compute_logits = _normalised(model.compute_logits, temperature)
         threading.Thread(target=_end_with, args=(parent, os.getppid()), name="trinity-parent", daemon=True).start()

@@ -36,6 +36,7 @@ logger = get_logger("synchronizer")
 BUCKET_BYTES = 64 * 2**20
 ATTEMPTS = 2
 CONNECT_S = 10.0
+JOIN_S = 30.0  # that the peers of a session have to meet in; each asks when it is ready to receive
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def _join(place: Mapping[str, Any], session: Session, *, rank: int, timeout_s: f
         number = store.add(f"{base}/count", 1)
         store.set(f"{base}/session/{number}", json.dumps(asdict(session) | {"timeout_s": timeout_s}))
     reach = {"backend": place["backend"], "address": own_address(place["host"])}
-    group, device = join_group(store, base, session, rank=rank, timeout=limit, **reach)
+    group, device = join_group(store, base, session, rank=rank, timeout=min(limit, timedelta(seconds=JOIN_S)), **reach)
     try:
         return Receiver(group, device, limit, bucket_bytes=int(place["bucket_bytes"])).all()
     finally:
@@ -145,7 +146,7 @@ def join_group(
         nccl = dist.ProcessGroupNCCL.Options()
         nccl._timeout = timeout
         return dist.ProcessGroupNCCL(own, rank, session.size, nccl), torch.device("cuda", torch.cuda.current_device())
-    options = dist.ProcessGroupGloo._Options()
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timeout
     # The interface that leads to the store; the host's name may resolve to another, or to none.
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]

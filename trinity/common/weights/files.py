@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import fcntl
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
 
 from trinity.common.errors import SyncError
+from trinity.common.weights.delta import DELTA_FILE, apply_delta
 from trinity.common.weights.ticket import Ticket
 
 WEIGHTS_FILE = "model.safetensors"
@@ -22,11 +23,18 @@ LOCK_FILE = "readers"
 TICKET_FILE = "ticket.json"
 
 
+_last_read: dict[str, tuple[str, dict[str, Tensor]]] = {}
+"""By folder of versions: fingerprint and tensors of what was put together last, from which the next delta goes on."""
+
+
 def read_version(ticket: Ticket) -> dict[str, Tensor]:
-    """Return the tensors of a version that was published as files.
+    """Return the tensors of a version that was published as files: whole, or as a delta of the version before.
+
+    A process that reads version after version keeps the last one for the next delta; one that begins reads back to the
+    last whole version.
 
     Raises:
-        SyncError: the version is not there, or its file is torn (E5502).
+        SyncError: the version, or one that its delta is of, is not there, or its file is torn (E5502, E5507).
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -34,7 +42,17 @@ def read_version(ticket: Ticket) -> dict[str, Tensor]:
     folder = Path(ticket.place["folder"])
     try:
         with reading(folder):
-            weights: dict[str, Tensor] = load_file(folder / WEIGHTS_FILE)
+            if "base" not in ticket.place:
+                return load_file(folder / WEIGHTS_FILE)
+            base = ticket.place["base_fingerprint"]
+            kept = _last_read.get(str(folder.parent))
+            if kept is None or kept[0] != base:
+                before = ticket_in(folder.parent / f"version_{ticket.place['base']}")
+                if before.fingerprint != base:
+                    raise FileNotFoundError(f"version {before.version} is not the one that the delta is of")
+                kept = base, read_version(before)
+            weights = apply_delta(folder / DELTA_FILE, kept[1])
+            _last_read[str(folder.parent)] = ticket.fingerprint, weights
             return weights
     except (OSError, SafetensorError) as error:
         held = versions_in(folder.parent) or "none"
@@ -42,6 +60,20 @@ def read_version(ticket: Ticket) -> dict[str, Tensor]:
             f"the weights of version {ticket.version} cannot be read from {folder} ({error}); versions at hand: {held}",
             code="E5502",
         ) from error
+
+
+def needed_for(folder: Path, versions: Iterable[int]) -> set[int]:
+    """Return `versions` under `folder` and those that their deltas go back to."""
+    needed: set[int] = set()
+    for version in versions:
+        base: int | None = version
+        while base is not None and base not in needed:
+            needed.add(base)
+            try:
+                base = ticket_in(folder / f"version_{base}").place.get("base")
+            except SyncError:
+                break  # the chain is broken; whoever reads it is told
+    return needed
 
 
 def ticket_in(folder: Path) -> Ticket:

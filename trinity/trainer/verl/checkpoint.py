@@ -16,7 +16,7 @@ import json
 import random
 import socket
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +29,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trinity.common.errors import CheckpointError
 from trinity.trainer.verl.ranks import ALONE, Ranks, whole
 from trinity.trainer.verl.resharding import joined, load_model_parts, optimizer_state, read_parts, saved_world, suffix
+from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
     from trinity.trainer.verl.lora import Adapter
 
+logger = get_logger("trainer")
+
 HUGGINGFACE = "huggingface"
+PARTS = ("model", "optimizer", "extra")
 LORA_FOLDER = "lora_adapter"
 
 
@@ -48,6 +52,7 @@ def save_trained(
     adapter: Adapter | None = None,
     ranks: Ranks = ALONE,
     strategy: str = "unrestricted",
+    contents: Sequence[str] = PARTS,
 ) -> None:
     """Write the files of a trained model into the new folder `folder`; every rank calls it.
 
@@ -61,24 +66,27 @@ def save_trained(
         adapter: what is trained of the model, if that is an adapter.
         ranks: the processes that hold the model.
         strategy: who may write at the same time (`trainer.save_strategy`).
+        contents: what is written (`checkpoint.save_contents`); `hf_model` means as `hf`.
     """
     end = suffix(ranks.rank, ranks.world)
     if ranks.is_first:
         folder.mkdir(parents=True)
     ranks.barrier()
-    if adapter is not None:
+    if adapter is not None and "model" in contents:
         adapter.save(folder, is_writer=ranks.is_first)
 
     def write_own() -> None:
-        if adapter is None:
+        if adapter is None and "model" in contents:
             weights = OrderedDict((name, tensor.detach().cpu()) for name, tensor in model.state_dict().items())
             torch.save(weights, folder / f"model_{end}")
-        torch.save(optimizer.state_dict(), folder / f"optim_{end}")
-        torch.save(extra | {"rng": random_state()}, folder / f"extra_state_{end}")
+        if "optimizer" in contents:
+            torch.save(optimizer.state_dict(), folder / f"optim_{end}")
+        if "extra" in contents:
+            torch.save(extra | {"rng": random_state()}, folder / f"extra_state_{end}")
 
     _in_turns(write_own, ranks, strategy)
     full: dict[str, Tensor] | None = {}
-    if hf:
+    if hf or "hf_model" in contents:
         full = None if ranks.is_alone and adapter is None else full_weights(model, adapter, ranks)
     if ranks.is_first:
         version = 1 if ranks.is_alone else 2
@@ -144,25 +152,33 @@ def load_trained(
     *,
     adapter: Adapter | None = None,
     ranks: Ranks = ALONE,
+    contents: Sequence[str] = PARTS,
 ) -> dict[str, Any]:
     """Restore weights (those of `adapter`, if there is one), optimizer and random generators; return the extra state.
 
-    Any number of ranks may have written it.
+    Any number of ranks may have written it. Of `contents` (`checkpoint.load_contents`) the rest begins anew.
 
     Raises:
         CheckpointError: a file cannot be read, is of another model, or holds an adapter where whole weights are
             trained, or the other way round.
     """
-    _check_kind(folder, has_adapter=adapter is not None)
+    left = [part for part in PARTS if part not in contents]
+    if left:
+        logger.warning("%s: %s not loaded, as load_contents says; this is no exact continuation", folder, left)
+    if "model" in contents:
+        _check_kind(folder, has_adapter=adapter is not None)
+    extra: dict[str, Any] = {}
     try:
         world = saved_world(folder)
-        if adapter is not None:
+        if adapter is not None and "model" in contents:
             adapter.load(folder)
-        else:
+        elif "model" in contents:
             load_model_parts(read_parts(folder, "model", world), model)
-        optimizer.load_state_dict(optimizer_state(read_parts(folder, "optim", world), optimizer))
-        extra: dict[str, Any] = read_parts(folder, "extra_state", world)[ranks.rank % world]
-        restore_random_state(extra.pop("rng"))
+        if "optimizer" in contents:
+            optimizer.load_state_dict(optimizer_state(read_parts(folder, "optim", world), optimizer))
+        if "extra" in contents:
+            extra = read_parts(folder, "extra_state", world)[ranks.rank % world]
+            restore_random_state(extra.pop("rng"))
     except (OSError, RuntimeError, ValueError, KeyError, UnpicklingError) as error:
         raise CheckpointError(
             f"cannot continue from {folder}: {error}; use the model.model_path that wrote it, or set "

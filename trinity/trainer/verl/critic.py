@@ -119,6 +119,7 @@ class Critic:
             hf=hf,
             ranks=self.ranks,
             strategy=self.config.trainer.save_strategy,
+            contents=critic_of(self.config).checkpoint.save_contents,
         )
 
     def load(self, folder: Path) -> None:
@@ -127,9 +128,11 @@ class Critic:
         Raises:
             CheckpointError: it is missing, or of another model.
         """
-        extra = load_trained(folder / FOLDER, self.model, self.optimizer, ranks=self.ranks)
+        contents = critic_of(self.config).checkpoint.load_contents
+        extra = load_trained(folder / FOLDER, self.model, self.optimizer, ranks=self.ranks, contents=contents)
         self.trained.stepper.refresh()
-        self.trained.stepper.restore(extra)
+        if extra:
+            self.trained.stepper.restore(extra)
 
     def memory_table(self) -> dict[str, int]:
         """Return bytes by what holds them."""

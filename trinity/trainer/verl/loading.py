@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch._weights_only_unpickler import UnpicklingError
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -84,7 +85,7 @@ def checkpoint_weights(checkpoint: Path, config: Config) -> Mapping[str, Tensor]
             raise ValueError("it holds an adapter; write model.lora_configs as it was")
         adapter.load(folder)
         return adapter.weights()
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, KeyError, UnpicklingError) as error:
         raise CheckpointError(f"cannot read the policy of {checkpoint}: {error}", code="E7043") from error
 
 

@@ -230,6 +230,7 @@ class ActorWorker:
             adapter=self.adapter,
             ranks=self.ranks,
             strategy=self.config.trainer.save_strategy,
+            contents=settings.actor_of(self.config).checkpoint.save_contents,
         )
         if self.critic is not None:
             self.critic.save(folder, tokenizer=self.tokenizer, hf=hf)
@@ -237,12 +238,20 @@ class ActorWorker:
     def load(self, folder: Path) -> None:
         """Continue from `actor/` and `critic/` in `folder`; see `TrainerBackend.load`."""
         with self.offload.loaded():  # an optimizer takes its state to where its parameters are
-            extra = load_trained(folder / "actor", self.model, self.optimizer, adapter=self.adapter, ranks=self.ranks)
+            extra = load_trained(
+                folder / "actor",
+                self.model,
+                self.optimizer,
+                adapter=self.adapter,
+                ranks=self.ranks,
+                contents=settings.actor_of(self.config).checkpoint.load_contents,
+            )
             if self.critic is not None:
                 self.critic.load(folder)
         self.actor.stepper.refresh()
-        self.actor.stepper.restore(extra)
-        restore_functions(extra["functions"], self.loss_fn, self.advantage)
+        if extra:
+            self.actor.stepper.restore(extra)
+            restore_functions(extra["functions"], self.loss_fn, self.advantage)
 
     def reference_facts(self) -> dict[str, str]:
         """Return path and hash of the reference model; nothing where none is loaded."""

@@ -8,6 +8,7 @@ from typing import Any
 from trinity.common.config.draft import Draft
 from trinity.common.config.rules.algorithm import DATASET_ALGORITHMS, GROUPS_IN_TRAINER
 from trinity.common.config.rules.mixture import num_experts, train_batch_size
+from trinity.common.config.rules.ranks import num_workers
 
 ACTOR = "trainer.trainer_config.actor_rollout_ref.actor"
 SIZE = "buffer.train_batch_size"
@@ -52,7 +53,8 @@ def check_micro_batches(draft: Draft) -> None:
     micro = draft.get(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
     size = draft.get(SIZE)
     is_written = draft.is_given(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
-    if draft.get(f"{ACTOR}.use_dynamic_bsz") or not is_written or size % micro == 0:
+    has_ranks = num_workers(draft) > 1  # which share any number of experiences
+    if draft.get(f"{ACTOR}.use_dynamic_bsz") or not is_written or size % micro == 0 or has_ranks:
         return
     below, above = size // micro * micro, -(-size // micro) * micro
     nearest = f"{below} or {above}" if below else str(above)

@@ -41,7 +41,7 @@ def resolve_tasksets(draft: Draft) -> None:
         )
     if draft.mode == "bench" and not explorer_input["eval_tasksets"]:
         draft.problem(
-            "E1841",
+            "E1845",
             EVALUATED,
             f"mode bench needs `{EVALUATED}`",
             involves=("mode",),

@@ -9,6 +9,7 @@ from trinity.common.config.rules.runtime import resolve_runtime
 ISOLATION = "explorer.runner_isolation"
 DYNAMIC = "explorer.dynamic_timeout.enable"
 METHOD = "synchronizer.sync_method"
+DELTA = "synchronizer.checkpoint_delta"
 
 
 def resolve_engine(draft: Draft) -> None:
@@ -77,6 +78,9 @@ def resolve_synchronizer(draft: Draft) -> None:
         if draft.get(key) is None:
             draft.derive(key, draft.get("synchronizer.sync_interval"), "sync_interval")
     _resolve_method(draft)
+    if draft.get(DELTA) and draft.get(METHOD) != "checkpoint":
+        method = draft.get(METHOD)
+        draft.problem("W1902", DELTA, f"`{DELTA}` has no effect with sync_method {method}", suggestion="remove it")
     written = draft.tree.get(path_of(METHOD)) if draft.is_given(METHOD) else None
     if draft.get("model.lora_configs") and written in ("nccl", "online"):
         draft.problem(
@@ -116,11 +120,11 @@ def _check_pacing(draft: Draft) -> None:
 def _resolve_method(draft: Draft) -> None:
     method = draft.get(METHOD)
     if draft.mode == "both":
-        if method in ("auto", "nccl"):
+        if method == "auto" or (method == "nccl" and not _has_engines_apart(draft)):
             draft.derive(
                 METHOD,
                 "memory",
-                "explorer and trainer share one process"
+                "the memory of the run's processes"
                 if method == "auto"
                 else "nccl between parts of one process is a copy in memory",
             )
@@ -135,6 +139,13 @@ def _resolve_method(draft: Draft) -> None:
         )
     elif method != "checkpoint":
         draft.derive(METHOD, "checkpoint", f"mode {draft.mode} meets the other side in checkpoints")
+
+
+def _has_engines_apart(draft: Draft) -> bool:
+    """Return whether engines have processes of their own."""
+    engine = "explorer.rollout_model"
+    is_here = draft.get(f"{engine}.engine_type") == "torch" and draft.get(f"{engine}.engine_num") == 1
+    return not is_here or draft.get("cluster.runtime") != "local"
 
 
 def _mode_is_written_with(draft: Draft) -> bool:

@@ -7,10 +7,8 @@ import importlib.util
 from trinity.common.config.draft import Draft
 from trinity.utils.gpu import has_gpu
 
-IN_FLIGHT = "synchronizer.update_in_flight"
 MODELS = "explorer.auxiliary_models"
 ROLLOUT = "explorer.rollout_model"
-PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size")
 TUNING = ("enforce_eager", "enable_prefix_caching", "enable_chunked_prefill", "enable_expert_parallel",
           "enable_log_requests")  # fmt: skip
 
@@ -31,14 +29,6 @@ def resolve_engine_types(draft: Draft) -> None:
             _check_vllm(draft, model)
         elif draft.get(key) == "torch":
             _check_torch(draft, model)
-    if draft.get(IN_FLIGHT) and draft.get(f"{ROLLOUT}.engine_type") != "vllm":
-        draft.problem(
-            "E3225",
-            IN_FLIGHT,
-            f"`{IN_FLIGHT}` needs the vLLM engine: the others finish their samples before they take new weights",
-            involves=(f"{ROLLOUT}.engine_type",),
-            suggestion=f"write `update_in_flight: false`, or use --set {ROLLOUT}.engine_type=vllm",
-        )
 
 
 def best_engine(*, is_deterministic: bool) -> tuple[str, str]:
@@ -64,17 +54,16 @@ def _check_vllm(draft: Draft, model: str) -> None:
 
 
 def _check_torch(draft: Draft, model: str) -> None:
-    for name in PARALLEL:
-        size = draft.get(f"{model}.{name}")
-        if size != 1:
-            draft.problem(
-                "E3223",
-                f"{model}.{name}",
-                f"`{model}.{name}: {size}` needs engine_type vllm: the torch engine is on one device",
-                rule="1",
-                involves=(f"{model}.engine_type",),
-                suggestion=f"use --set {model}.{name}=1 or --set {model}.engine_type=vllm",
-            )
+    key = f"{model}.tensor_parallel_size"
+    if draft.get(key) != 1:
+        draft.problem(
+            "E3223",
+            key,
+            f"`{key}: {draft.get(key)}` needs engine_type vllm: the torch engine is on one device",
+            rule="1",
+            involves=(f"{model}.engine_type",),
+            suggestion=f"use --set {key}=1 or --set {model}.engine_type=vllm",
+        )
     for name in TUNING:
         if draft.is_given(f"{model}.{name}"):
             draft.problem(

@@ -21,7 +21,7 @@ from trinity.common.models.routing.choice import PrefixTable, choose_engine, fix
 from trinity.common.models.routing.fleet import EngineFleet, FleetSettings
 from trinity.common.models.routing.remote import RemoteEngine
 from trinity.common.models.routing.slot import EngineGone, EngineSlot, EngineSource
-from trinity.common.weights import Ticket, receive
+from trinity.common.weights import Ticket, receive, shared_by
 from trinity.runtime.base import ObjectRef, Objects
 from trinity.runtime.objects import LocalObjects
 from trinity.utils.deadline import bounded
@@ -253,8 +253,10 @@ class EngineRouter:
             await self.update_weights(weights, version=ticket.version)
             return
 
+        shares = iter(shared_by(ticket, len(self._fleet.slots)))  # an engine that comes later gets one of its own
+
         async def give(engine: InferenceModel) -> None:
-            await engine.pull(ticket)
+            await engine.pull(next(shares, ticket))
 
         await self._here(self._fleet.update(give, version=ticket.version))
 

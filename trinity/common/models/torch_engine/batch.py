@@ -115,6 +115,17 @@ class Batch:
         self._draw(rows, logits)
         self.counts.busy_s += time.perf_counter() - started
 
+    def go_on_with(self, model_version: int) -> None:
+        """Record that newer weights sample from here on, also the rows in slots.
+
+        Their cache is kept: it is what the logprobs of the coming tokens are computed with and recorded as, so that
+        the recorded ones stay those of the tokens' sampling; to compute it again would prefill everything under way.
+        """
+        lengths, starts = self.slots.length.tolist(), self.slots.prompt_length.tolist()
+        for slot, row in enumerate(self.slots.rows):
+            if row is not None:
+                row.switches.append((model_version, lengths[slot] - starts[slot]))
+
     def drop_cancelled(self) -> None:
         """Empty the slots of rows that nobody waits for."""
         self._vacate([s for s, row in enumerate(self.slots.rows) if row is not None and row.request.is_cancelled])
@@ -159,7 +170,9 @@ class Batch:
             tokens = self.slots.tokens[slot, starts[slot] : lengths[slot]].tolist()
             logprobs = self.slots.logprobs[slot, starts[slot] : lengths[slot]].to("cpu", copy=True)
             reason: FinishReason = "stop" if slot in stops or self._is_stop(row, tokens[-1]) else "length"
-            sample_ = Sample(tokens, logprobs, reason, row.model_version, stops.get(slot))
+            sample_ = Sample(
+                tokens, logprobs, reason, row.model_version, stops.get(slot), row.model_versions(len(tokens))
+            )
             self.counts.samples += 1
             row.request.finish(row.index, sample_)
         self._vacate(done)

@@ -140,8 +140,9 @@ class TorchEngine(LocalModel):
     async def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
         """Copy `weights` (Hugging Face names) into the engine and set its version.
 
-        Done when every sample under way is finished, so that one version made all of a sample; waiting requests
-        get the new weights. Nothing is shared with `weights` afterwards.
+        Done when every sample under way is finished, so that one version made all of a sample; with
+        `synchronizer.update_in_flight` before their next token. Waiting requests get the new weights. Nothing is
+        shared with `weights` afterwards.
 
         Raises:
             SyncError: names or shapes differ; the engine keeps its weights.
@@ -154,9 +155,12 @@ class TorchEngine(LocalModel):
                 decoder.targets(), weights, optional=decoder.optional_names(), source=f"weights of version {version}"
             )
             loop.model_version = version
+            if self.settings.updates_in_flight:
+                loop.batch.go_on_with(version)
 
+        when = loop.between_steps if self.settings.updates_in_flight else loop.when_idle
         await bounded(
-            asyncio.wrap_future(loop.when_idle(copy_all)),
+            asyncio.wrap_future(when(copy_all)),
             self.settings.sync_timeout_s,
             what="the engine to finish its samples and take the new weights",
             setting="synchronizer.sync_timeout",

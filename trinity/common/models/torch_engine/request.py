@@ -23,7 +23,7 @@ class Sample:
         tokens: response tokens, the end-of-sequence token included.
         logprobs: of these tokens, float32.
         finish_reason: `stop` (stop token or stop string) or `length`.
-        model_version: of the weights that sampled all of it.
+        model_version: of the weights that sampled its first token.
         stop_text: the stop string that ended it, if one did.
         model_versions: version of each token where the weights changed on the way; `model_version` is then the first.
     """
@@ -87,11 +87,28 @@ class Request:
 
 @dataclass(eq=False)
 class Row:
-    """One sample of a request, waiting for a slot or in one."""
+    """One sample of a request, waiting for a slot or in one.
+
+    Attributes:
+        request: it belongs to.
+        index: of the sample in the request.
+        model_version: of the weights that sampled its first token.
+        switches: each newer version that went on with it, and the response tokens that were there by then.
+    """
 
     request: Request
     index: int
     model_version: int = -1
+    switches: list[tuple[int, int]] = field(default_factory=list)
+
+    def model_versions(self, num_tokens: int) -> tuple[int, ...] | None:
+        """Return the version of each of `num_tokens` response tokens; None where one version made all."""
+        if not self.switches:
+            return None
+        starts = [(self.model_version, 0), *self.switches]
+        ends = [start for _, start in self.switches] + [num_tokens]
+        parts = [[version] * (end - start) for (version, start), end in zip(starts, ends, strict=True)]
+        return tuple(version for part in parts for version in part)
 
     @property
     def sample_id(self) -> str:

@@ -31,7 +31,7 @@ class EngineSettings:
         sync_timeout_s: longest wait for an update of the weights.
         is_fast_allowed: use the fast path where it fits.
         is_auxiliary: beside the rollout model: it takes part in no rounds, and its weights stay as loaded.
-        updates_in_flight: samples under way go on over a weight update; only vLLM can.
+        updates_in_flight: samples under way go on over a weight update.
     """
 
     model: ModelConfig

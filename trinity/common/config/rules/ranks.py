@@ -1,0 +1,75 @@
+"""The processes that train the model: how many there are, how they divide model and sequences, what they save."""
+
+from __future__ import annotations
+
+from trinity.common.config.draft import Draft
+
+WORKERS = "trainer.num_workers"
+SEQUENCE = "trainer.ulysses_sequence_parallel_size"
+TREE = "trainer.trainer_config"
+_ACTOR = f"{TREE}.actor_rollout_ref.actor"
+_REF = f"{TREE}.actor_rollout_ref.ref"
+_CRITIC = f"{TREE}.critic"
+_SIZES = (
+    f"{_ACTOR}.fsdp_config.fsdp_size",
+    f"{_REF}.fsdp_config.fsdp_size",
+    f"{_CRITIC}.model.fsdp_config.fsdp_size",
+)
+
+
+def num_workers(draft: Draft) -> int:
+    """Return the processes that train the model: as written, else one a GPU of the trainer."""
+    return int(draft.get(WORKERS) or draft.get("cluster.trainer_gpu_num") or 1)
+
+
+def check_ranks(draft: Draft) -> None:
+    """Check that the training processes can be divided as the configuration says."""
+    world = num_workers(draft)
+    _check_divisor(draft, SEQUENCE, world, "E1835", "the ranks that share a sequence are part of all ranks")
+    for key in (f"{_REF}.ulysses_sequence_parallel_size", f"{_CRITIC}.ulysses_sequence_parallel_size"):
+        value, wanted = draft.get(key), draft.get(SEQUENCE)
+        if draft.is_given(key) and value not in (None, wanted):
+            draft.problem(
+                "E1837",
+                key,
+                f"`{key}` is {value}, but {SEQUENCE} is {wanted}: all models of a run share sequences alike",
+                rule=f"{wanted}",
+                involves=(SEQUENCE,),
+                suggestion="remove it",
+            )
+    for key in _SIZES:
+        if (draft.get(key) or -1) > 0 and draft.get(key) < world:
+            _check_divisor(draft, key, world, "E1838", "groups of equal size hold a copy of the weights each")
+    for section in (f"{_ACTOR}.checkpoint", f"{_CRITIC}.checkpoint"):
+        _check_contents(draft, section)
+
+
+def _check_divisor(draft: Draft, key: str, world: int, code: str, why: str) -> None:
+    value = draft.get(key) or 1
+    if world % value == 0:
+        return
+    fine = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
+    draft.problem(
+        code,
+        key,
+        f"`{key}` ({value}) does not divide the {world} processes that train the model: {why}",
+        rule=f"a divisor of {world}",
+        involves=(WORKERS,),
+        suggestion=f"use one of {fine}, or change `{WORKERS}`",
+    )
+
+
+def _check_contents(draft: Draft, section: str) -> None:
+    """What is loaded must have been saved, or no run could be continued."""
+    saved, loaded = (set(draft.get(f"{section}.{name}_contents") or ()) for name in ("save", "load"))
+    missing = sorted(loaded - saved - {"hf_model"})
+    if missing:
+        draft.problem(
+            "E1839",
+            f"{section}.save_contents",
+            f"`{section}.load_contents` asks for {', '.join(missing)}, which save_contents leaves out: no checkpoint "
+            "could be continued",
+            rule="save_contents holds what load_contents names",
+            involves=(f"{section}.load_contents",),
+            suggestion=f"add {', '.join(missing)} to save_contents",
+        )

@@ -1,0 +1,44 @@
+"""Going back to a checkpoint that is not the newest (`resume_mode: resume_path`)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from trinity.common.checkpoint import CheckpointStore, verify_checkpoint
+from trinity.common.errors import CheckpointError
+from trinity.utils.log import get_logger
+
+logger = get_logger("launch")
+
+NOTE = "rewound.json"
+
+
+def rewound(checkpoints: CheckpointStore, path: Path) -> Path | None:
+    """Return the checkpoint from which a run that asks for `path` continues.
+
+    The first time, that is `path`, and newer checkpoints are renamed to `<name>.left_<N>`, so that nothing continues
+    from what this run leaves. Later, while the same path is asked for, it is the newest: what was learnt since then is
+    not thrown away by an interruption.
+
+    Raises:
+        CheckpointError: it is no whole checkpoint of this job (E7044, E7001).
+    """
+    job_dir, target = checkpoints.job_dir, path.expanduser().absolute()
+    if target.parent.resolve() != job_dir.absolute().resolve():
+        raise CheckpointError(
+            f"resume_from_path: {target} is not a checkpoint of {job_dir}, whose data, buffer and explorers would not "
+            "fit it; to start from the weights of another job, give its actor/huggingface as model.model_path",
+            code="E7044",
+        )
+    step = int(verify_checkpoint(target)["step"])
+    note = job_dir / NOTE
+    if note.exists() and json.loads(note.read_text(encoding="utf-8")) == step:
+        return checkpoints.latest()
+    for later in [number for number in checkpoints.steps() if number > step]:
+        folder = job_dir / f"global_step_{later}"
+        number = 1 + sum(1 for _ in job_dir.glob(f"{folder.name}.left_*"))
+        folder.rename(folder.with_name(f"{folder.name}.left_{number}"))
+        logger.warning("resume_mode resume_path: %s is left behind as %s.left_%d", folder, folder.name, number)
+    note.write_text(json.dumps(step), encoding="utf-8")
+    return target
