@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,14 @@ from trinity.common.models import create_inference_model
 from trinity.explorer.assembly import build_scheduler
 from trinity.explorer.isolation.child import Calls, DistantEngine
 from trinity.explorer.metrics import rollout_metrics
-from trinity.explorer.outcome import Completed, Failed, TimedOut
+from trinity.explorer.outcome import Completed, Failed
 from trinity.explorer.scheduler import Scheduler
 from trinity.runtime.local import LocalRuntime
 
 
 @asynccontextmanager
-async def isolated(
-    rollouts: Rollouts, *, runners: int = 2, runtime: Any = None, **explorer: Any
-) -> AsyncIterator[Scheduler]:
-    """Give a prepared scheduler whose runners are processes, or actors of a runtime on a cluster."""
+async def isolated(rollouts: Rollouts, *, runners: int = 2, **explorer: Any) -> AsyncIterator[Scheduler]:
+    """Give a prepared scheduler whose runners are processes."""
     section = {
         "rollout_model": {"dtype": "float32", "seed": 3},
         "runner_isolation": "process",
@@ -36,7 +34,7 @@ async def isolated(
         "env_vars": {"DRASTIC_VARIABLE": "7"},
     }
     config = rollouts.config(explorer=section | {"max_timeout": 4.0, "max_retry_times": 1} | explorer)
-    engine, runtime = create_inference_model(config), runtime or LocalRuntime()
+    engine, runtime = create_inference_model(config), LocalRuntime()
     await engine.prepare()
     scheduler = build_scheduler(config, engine, runtime=runtime)
     try:
@@ -70,6 +68,7 @@ def test_what_ends_or_blocks_a_process_ends_one_attempt(rollouts: Rollouts, tmp_
         drastic(tmp_path, "raise", "raise"),
         *(drastic(tmp_path, f"good {index}") for index in range(6)),
     ]
+    threads = rollouts.run([drastic(tmp_path, "thread")] * 10, num_runners=1)
 
     async def scenario() -> tuple[Any, float]:
         async with isolated(rollouts) as scheduler:
@@ -88,48 +87,14 @@ def test_what_ends_or_blocks_a_process_ends_one_attempt(rollouts: Rollouts, tmp_
         2,
         1,
     ]
-    pids = {pid for file in tmp_path.iterdir() for pid in attempts(tmp_path, file.name)}
+    here = {e.eid.task: e.tokens.tolist() for e in threads.experiences}
+    assert all(here[e.eid.task] == e.tokens.tolist() for e in result.experiences), "the samples of runners in threads"
+    pids = {pid for file in tmp_path.iterdir() if file.name != "thread" for pid in attempts(tmp_path, file.name)}
     assert os.getpid() not in pids and not any(is_alive(pid) for pid in pids)
     metrics = rollout_metrics(result)
     assert metrics["rollout/runner_restart_count"] == 4 and metrics["rollout/abandoned_thread_count"] == 1
     assert metrics["rollout/variable/min"] == 7 and metrics["rollout/retry_count"] == 4
     assert seconds < 60
-
-
-@pytest.fixture
-def make_runtime(request: pytest.FixtureRequest) -> Iterator[Callable[[], Any]]:
-    """Yield a function that makes the runtime of the test's parameter."""
-    if request.param == "local":
-        yield LocalRuntime
-        return
-    pytest.importorskip("ray")
-    from trinity.runtime import ray as placement
-    from trinity.runtime.cluster import ClusterRequest
-
-    placement.connect(ClusterRequest("local", namespace="isolation"))
-    yield lambda: placement.RayRuntime("isolation")
-    placement.disconnect()
-
-
-@pytest.mark.parametrize("make_runtime", ["local", "ray"], indirect=True)
-def test_a_task_that_never_ends_or_ends_its_process_leaves_the_others_alone(
-    rollouts: Rollouts, tmp_path: Path, make_runtime: Callable[[], Any]
-) -> None:
-    async def scenario() -> Any:
-        settings = {"runners": 1, "max_retry_times": 0, "max_timeout": 3.0}
-        async with isolated(rollouts, runtime=make_runtime(), **settings) as scheduler:
-            tasks = [drastic(tmp_path, "stuck", "sleep"), drastic(tmp_path, "exit", "exit"), drastic(tmp_path, "after")]
-            return await scheduler.schedule(tasks, batch=1)
-
-    async def in_a_thread() -> Any:
-        async with rollouts.scheduler(num_runners=1) as scheduler:
-            return await scheduler.schedule([*[drastic(tmp_path, "thread")] * 3], batch=1)
-
-    apart, here = asyncio.run(scenario()), asyncio.run(in_a_thread())
-    assert apart.results[0].outcome == TimedOut(3.0) and isinstance(apart.results[1].outcome, Failed)
-    assert "exit" in apart.results[1].outcome.error
-    assert [e.tokens.tolist() for e in apart.experiences] == [here.experiences[2].tokens.tolist()]
-    assert apart.restart_count == 2
 
 
 def test_a_process_that_does_not_start_is_told_with_its_reason(rollouts: Rollouts) -> None:

@@ -1,4 +1,4 @@
-"""Engines in real processes that are killed or stopped while they answer."""
+"""An engine in a real process that is stopped while it answers; `tests/e2e/test_engines.py` kills them."""
 
 from __future__ import annotations
 
@@ -80,25 +80,23 @@ async def answers_while(router: EngineRouter, number: int, *, what: signal.Signa
     return [(e.info["model_version"], e.tokens.tolist()) for (e,) in answers], time.monotonic() - started
 
 
-def test_requests_survive_an_engine_that_is_killed_and_one_that_hangs(tmp_path: Path) -> None:
+def test_requests_survive_an_engine_that_hangs_and_it_comes_back_with_the_weights(tmp_path: Path) -> None:
     async def scenario() -> dict[str, Any]:
         async with engines(tmp_path) as (router, weights):
             seen: dict[str, Any] = {}
             await router.update_weights(weights, version=4)
             seen["whole"], _ = await answers_while(router, 1, what=signal.SIGCONT, engine=0)
-            seen["killed"], _ = await answers_while(router, 1, what=signal.SIGKILL, engine=0)
-            seen["after kill"] = await router.stats()
-            await until_both_serve(router)
             seen["stopped"], seen["seconds"] = await answers_while(router, 1, what=signal.SIGSTOP, engine=1)
+            seen["without"] = await router.stats()
             await until_both_serve(router)
             seen["again"], _ = await answers_while(router, 2, what=signal.SIGCONT, engine=0)
             return seen | {"end": await router.stats()}
 
     seen = asyncio.run(asyncio.wait_for(scenario(), 120))
     whole = seen["whole"]
-    assert len(whole) == 16 and {version for version, _ in whole} == {4}
-    assert seen["killed"] == whole and seen["stopped"] == whole and len(seen["again"]) == 16
-    assert seen["after kill"]["rerouted_requests"] > 0 and seen["after kill"]["engines_serving"] == 1
-    assert seen["seconds"] < 0.3 + 1.0 + 3.0, "the probe's interval, its timeout, and the answers of the other engine"
-    assert seen["end"]["engine_restarts"] == 2 and seen["end"]["engines_serving"] == 2
-    assert min(seen["end"][f"{index}/answered_requests"] for index in range(2)) > 0, "both serve after they came back"
+    assert len(whole) == 16 and {version for version, _ in whole + seen["again"]} == {4}
+    assert seen["stopped"] == whole, "each request is answered once, as if nothing had happened"
+    assert seen["without"]["rerouted_requests"] > 0 and seen["without"]["engines_serving"] == 1
+    assert seen["seconds"] < 0.3 + 1.0 + 10.0, "the probe's interval, its timeout, and the answers of the other engine"
+    assert seen["end"]["engine_restarts"] == 1 and seen["end"]["engines_serving"] == 2
+    assert min(seen["end"][f"{index}/answered_requests"] for index in range(2)) > 0, "both serve after it came back"
