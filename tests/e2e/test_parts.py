@@ -69,6 +69,9 @@ def test_bench_evaluates_every_checkpoint_or_the_latest(parts: Parts):
     assert list(scores) == [0, 2, 4, 6, 8, 10, 12] and len(set(scores.values())) > 1, scores
     assert parts.run("bench", "explorer.bench_on_latest_checkpoint=true", "explorer.eval_on_startup=false").stages
     assert {line["step"]: line[key] for line in parts.lines("bench")} == {12: scores[12]}
+    with pytest.raises(CheckpointError, match="holds no checkpoint") as empty:
+        parts.run("bench", "name=nothing", "explorer.eval_on_startup=false")
+    assert empty.value.code == "E7042"
 
 
 def test_a_live_name_a_whole_job_and_another_shape_of_run_are_refused(parts: Parts, tmp_path: Path):

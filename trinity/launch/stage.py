@@ -136,11 +136,16 @@ class Stage:
 
     # ------------------------------------------------------------------- modes
     async def _train_only(self, resume: Path | None, result: StageResult) -> None:
+        from trinity.buffer.buffer import open_store
+
         trainer = await self.place.side(TrainerSide, None, resume=resume, on_metrics=self.on_metrics)
         async with _closing(trainer):
             await trainer.prepare()
             self._stop_with(trainer)
             result.training_step = (await trainer.run()).step
+        if component_of(self.config) is not None:
+            with open_store(self.config) as store:
+                self._tell_untrained(store)
 
     async def _explore_only(self, result: StageResult) -> None:
         explorer = await self.place.side(ExplorerSide, None, on_metrics=self.on_metrics)

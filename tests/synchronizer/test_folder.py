@@ -1,0 +1,128 @@
+"""The folder of a job as the meeting point of explorers and a trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from trinity.buffer.store import ExperienceStore
+from trinity.common.config import Config
+from trinity.common.errors import CheckpointError, SyncError
+from trinity.synchronizer.folder import STATE_FILE, FolderSynchronizer, TrainerNews
+from trinity.synchronizer.publisher import Publisher
+from trinity.synchronizer.transport import CheckpointTransport
+from trinity.trainer.verl.loading import checkpoint_weights
+from trinity.utils.locks import FileLock, component_lock, is_held, note_of
+
+SCOPE = {"run": "p/n", "stage": ""}
+WEIGHTS = {"w": torch.arange(4.0)}
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    with ExperienceStore(f"sqlite:///{tmp_path / 'store.db'}") as opened:
+        yield opened
+
+
+def side(folder: Path, store: ExperienceStore, name: str = "", timeout_s: float = 5.0) -> FolderSynchronizer:
+    news = TrainerNews(name=name, interval=2, offset=1, rollouts_per_step=4)
+    return FolderSynchronizer(folder, store, buffer="b", scope=SCOPE, timeout_s=timeout_s, news=news)
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "interval", "offset", "version"),
+    [(0, 1, 0, 0), (7, 1, 0, 1), (8, 1, 0, 2), (8, 1, 1, 1), (8, 1, 5, 0), (20, 2, 0, 4), (20, 2, 2, 2), (24, 5, 0, 5)],
+)
+def test_what_is_required_can_be_trained_from_what_is_there(rollouts: int, interval: int, offset: int, version: int):
+    news = TrainerNews(interval=interval, offset=offset, rollouts_per_step=4)
+    assert news.required(rollouts) == version <= rollouts // 4
+
+
+def test_versions_reach_another_side_and_a_restart_takes_back_what_was_lost(tmp_path: Path, store: ExperienceStore):
+    async def run() -> None:
+        trainer, explorer = side(tmp_path, store, "trainer"), side(tmp_path, store)
+        publisher = Publisher(trainer, CheckpointTransport(tmp_path))
+        await publisher.restore(0, None, weights={})
+        waiting = asyncio.ensure_future(explorer.wait_for_version(2))
+        for version in (2, 4, 6):
+            await publisher.publish(version, {"w": WEIGHTS["w"] + version})
+        assert await waiting >= 2 and await explorer.newest_version() == 6
+        assert publisher.transport.versions() == [4, 6], "an explorer may be about to read the one before"
+        assert (await explorer.fetch(6)).version == 6
+        with pytest.raises(SyncError, match=r"versions at hand: \[4, 6\]"):
+            await explorer.fetch(2)
+        await publisher.restore(4, None, weights={4: WEIGHTS})
+        assert await explorer.newest_version() == 4 and publisher.transport.versions() == [4]
+        assert not await explorer.is_trainer_finished()
+        await trainer.finish_trainer()
+        assert await explorer.wait_for_version(100) == await explorer.wait_for_trainer() == 4
+
+    asyncio.run(run())
+
+
+def test_a_wait_ends_at_its_deadline_and_says_that_nobody_is_there(
+    tmp_path: Path, store: ExperienceStore, caplog: pytest.LogCaptureFixture
+):
+    async def run() -> None:
+        explorer = side(tmp_path, store, timeout_s=0.2)
+        with pytest.raises(SyncError, match="waiting for version 2 .*no trainer is running.*sync_timeout") as found:
+            await explorer.wait_for_version(2)
+        assert found.value.code == "E5501"
+        lock = component_lock(tmp_path, "trainer")
+        lock.parent.mkdir()
+        held = FileLock(lock, note="trinity run --config trainer.yaml")
+        await side(tmp_path, store, "trainer").restore(0, None, tickets=())
+        with pytest.raises(SyncError, match="it is running"):
+            await explorer.wait_for_version(2)
+        held.release()
+        explorer.timeout_s = 1.5
+        with caplog.at_level(logging.WARNING), pytest.raises(SyncError):
+            await explorer.wait_for_version(2)
+        assert caplog.text.count("start it again: trinity run --config trainer.yaml") == 1
+        (tmp_path / STATE_FILE).write_text('{"version": 2')
+        with pytest.raises(SyncError, match="start the trainer again") as torn:
+            await explorer.newest_version()
+        assert torn.value.code == "E7041"
+
+    asyncio.run(run())
+
+
+def test_an_explorer_that_starts_is_waited_for_and_other_components_are_not(tmp_path: Path, store: ExperienceStore):
+    async def run() -> None:
+        trainer = side(tmp_path, store, "trainer")
+        component_lock(tmp_path, "").parent.mkdir()
+        held = [FileLock(component_lock(tmp_path, name)) for name in ("trainer", "bench")]
+        assert not await trainer.is_explorer_starting()
+        held.append(FileLock(component_lock(tmp_path, "late"), note="come back"))
+        assert await trainer.is_explorer_starting() and not await trainer.is_explorer_finished()
+        store.open_producer("b", "late", **SCOPE)
+        assert not await trainer.is_explorer_starting()
+        store.close_producer("b", "late", **SCOPE)
+        assert await trainer.is_explorer_finished()
+        for lock in held:
+            lock.release()
+        assert (
+            not is_held(component_lock(tmp_path, "late")) and note_of(component_lock(tmp_path, "late")) == "come back"
+        )
+
+    asyncio.run(run())
+
+
+def test_a_snapshot_is_kept_for_each_explorer(tmp_path: Path, store: ExperienceStore):
+    async def run() -> None:
+        explorer = side(tmp_path, store)
+        await explorer.report_explorer({"explore_step": 3}, explorer="late")
+        assert store.snapshot("b", "late", **SCOPE) == '{"explore_step": 3}'
+        assert store.snapshot("b", "other", **SCOPE) is None and store.num_produced("b", **SCOPE) == 0
+
+    asyncio.run(run())
+
+
+def test_a_checkpoint_without_weights_cannot_be_evaluated(tmp_path: Path):
+    with pytest.raises(CheckpointError, match="cannot read the policy") as found:
+        checkpoint_weights(tmp_path, Config())
+    assert found.value.code == "E7043"
