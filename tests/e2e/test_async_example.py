@@ -138,6 +138,22 @@ def test_two_explorers_and_a_trainer_learn_apart(folder: Path):
     assert mean(accuracy[-8:]) > mean(accuracy[:2]) + 0.15, accuracy
 
 
+def test_the_same_files_run_on_one_ray_cluster(folder: Path):
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    try:
+        options = {"cluster.ray_address": cluster.address, "explorer.runner_isolation": "thread"}
+        job = run(folder, "ray", *(word for key, value in options.items() for word in ("--set", f"{key}={value}")))
+    finally:
+        cluster.shutdown()
+    check(job, folder / "ray" / "gsm8k.db")
+    processes = [(folder / "ray" / f"{name}.out").read_text() for name in ("explorer", "explorer_new", "trainer")]
+    for name, text in zip(("explorer", "explorer_new", "trainer"), processes, strict=True):
+        assert f"{name} is process" in text
+
+
 def test_the_example_runs_with_opmd(folder: Path):
     check(run_here(folder, "opmd", "algorithm.algorithm_type=opmd"), folder / "opmd.db")
 

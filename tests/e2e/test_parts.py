@@ -103,3 +103,19 @@ def test_files_of_one_job_that_disagree_are_shown_key_by_key(parts: Parts):
     with pytest.raises(CheckpointError, match="temperature") as changed:
         parts.run("explorer", "model.temperature=0.5")
     assert changed.value.code == "E7004"
+
+
+def test_explorers_apart_may_follow_the_trainer_without_a_fixed_schedule(tmp_path: Path):
+    made = Parts(tmp_path / "run")
+    for tree in made.trees.values():
+        tree["synchronizer"] |= {"sync_style": "fully_async", "sync_interval": 1, "max_staleness": 3}
+    for name in ("explorer", "explorer_new"):
+        made.trees[name]["buffer"]["total_steps"] = 4
+    results = made.run_together("trainer", "explorer", "explorer_new")
+    assert {name: result.exit_code for name, result in results.items()} == dict.fromkeys(results, ExitCode.DONE)
+    assert made.query("select state, use_count, count(*) from experience group by 1, 2") == [("trained", 1, 32)]
+    for name in ("explorer", "explorer_new"):
+        versions = [line["rollout/model_version"] for line in made.lines(name) if "rollout/model_version" in line]
+        assert len(versions) == 4 and versions == sorted(versions) and versions[-1] > 0, versions
+    # The bound of one explorer, and one batch of the other beyond it.
+    assert max(line["sample/staleness/max"] for line in made.lines("trainer")) <= 3 + 1

@@ -110,12 +110,3 @@ def test_a_penalty_in_a_reward_that_distillation_does_not_read_is_refused(tmp_pa
     (problem,) = _examined(tmp_path, algorithm, explorer=TEACHER)[1]
     assert problem.code == "E1831" and "which reads no rewards of tokens" in problem.message
     assert not _codes(tmp_path, {"algorithm_type": "remax", "kl_penalty_fn": "k1"})
-
-
-@pytest.mark.parametrize("mode", ["explore", "train"])
-def test_explorer_and_trainer_that_run_apart_keep_to_the_fixed_style(tmp_path: Path, mode: str) -> None:
-    sync = {"sync_style": "fully_async"}
-    problems = _examined(tmp_path, {"algorithm_type": "grpo"}, mode=mode, synchronizer=sync)[1]
-    assert [(p.code, p.key, p.suggestion) for p in problems if p.key == "synchronizer.sync_style"] == [
-        ("E1805", "synchronizer.sync_style", "write `sync_style: fixed`")
-    ]

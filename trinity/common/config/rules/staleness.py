@@ -14,7 +14,6 @@ SIZE = "buffer.train_batch_size"
 
 def resolve_staleness(draft: Draft) -> None:
     """Fill the bound of `fully_async`, and check that the keys of a style fit it."""
-    _resolve_apart(draft)
     if not draft.explores:
         return
     style = draft.get(STYLE)
@@ -45,25 +44,6 @@ def resolve_staleness(draft: Draft) -> None:
             involves=("buffer.trainer_input.experience_buffer.replay_buffer.enable",),
             suggestion="remove one of them",
         )
-
-
-def _resolve_apart(draft: Draft) -> None:
-    """Let explorer and trainer that run apart keep to the fixed style: they ask each other nothing."""
-    style = draft.get(STYLE)
-    if draft.mode == "both" or style == "fixed":
-        return
-    if not draft.is_own(STYLE):
-        draft.derive(STYLE, "fixed", f"mode {draft.mode} has no other side to ask")
-        return
-    draft.problem(
-        "E1805",
-        STYLE,
-        f"`{STYLE}: {style}` needs explorer and trainer in one run, but mode is {draft.mode}: there each explorer "
-        "takes the newest weights every sync_interval steps",
-        rule="fixed",
-        involves=("mode",),
-        suggestion="write `sync_style: fixed`",
-    )
 
 
 def _check_style(draft: Draft, style: str) -> None:
