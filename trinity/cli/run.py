@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trinity.common.errors import ExitCode, TrinityError
-from trinity.runtime.failure import user_place
 from trinity.utils.log import get_logger, log_to_console, redact
 
 if TYPE_CHECKING:
@@ -77,6 +76,8 @@ def run_config(path: Path, options: RunOptions, *, is_quiet: bool = False) -> Ru
         _report(error)
         return RunResult(exit_code=error.exit_code, error=error)
     except Exception as error:  # noqa: BLE001  the one place that turns an unforeseen failure into an exit status
+        from trinity.runtime.failure import user_place
+
         typer.echo(redact("".join(traceback.format_exception(error))), err=True)
         typer.echo(redact(f"error[E5000]: {type(error).__name__}: {error} ({user_place(error)})"), err=True)
         return RunResult(exit_code=ExitCode.RUNTIME)

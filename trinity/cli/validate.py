@@ -6,8 +6,6 @@ imports both, and the plugins, and writes a small model into a temporary folder.
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import json
 import os
 import shutil
@@ -295,6 +293,8 @@ def _check_devices(stage: StagePlan) -> Iterator[Problem]:
 
 
 def _check_vllm(stage: StagePlan) -> Iterator[Problem]:
+    from importlib.util import find_spec
+
     explorer = stage.config.explorer
     if stage.config.mode == "train":
         return
@@ -302,7 +302,7 @@ def _check_vllm(stage: StagePlan) -> Iterator[Problem]:
     models |= {f"explorer.auxiliary_models[{index}]": model for index, model in enumerate(explorer.auxiliary_models)}
     for model in [name for name, section in models.items() if section.engine_type == "vllm"]:
         key, way_out = f"{model}.engine_type", f"use --set {model}.engine_type=torch"
-        if importlib.util.find_spec("vllm") is None:
+        if find_spec("vllm") is None:
             what = f'{way_out}, or pip install "trinity-rft[vllm]"'
             yield _problem(stage, "E3301", key, "the package vllm is not installed", what)
         elif not has_gpu() and not has_cpu_build():
@@ -311,9 +311,11 @@ def _check_vllm(stage: StagePlan) -> Iterator[Problem]:
 
 def has_cpu_build() -> bool:
     """Return whether the installed vLLM is one for CPUs, by its name or the label of its version."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
-        return "cpu" in importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
+        return "cpu" in version("vllm")
+    except PackageNotFoundError:
         return True
 
 
