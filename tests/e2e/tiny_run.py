@@ -99,7 +99,7 @@ class TinyRun:
             start_new_session=True,
         )
 
-    def finish(self, *extra: str, failpoints: str = "", timeout_s: float = 60) -> Ended:
+    def finish(self, *extra: str, failpoints: str = "", timeout_s: float = 180) -> Ended:
         """Run to the end, which must come within `timeout_s`."""
         started = time.monotonic()
         process = self.start(*extra, failpoints=failpoints)

@@ -205,4 +205,4 @@ tasks = [scripted.make(scripted.Scripted, act="hang"), scored]
 result = Rollouts(Path(tempfile.mkdtemp())).run(tasks, max_timeout=0.5, max_retry_times=0)
 sys.exit(0 if [type(r.outcome).__name__ for r in result.results] == ["TimedOut"] * 2 else 1)
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=90)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=240)
