@@ -11,6 +11,12 @@ from tests.e2e.test_algorithms import finish, make_run
 pytestmark = pytest.mark.slow
 
 PPO = {"algorithm_type": "ppo"}
+SHARED = {
+    "trainer__num_workers": 2,
+    "trainer__trainer_strategy": "megatron",
+    "trainer__megatron": {"tensor_model_parallel_size": 2},
+    "trainer__save_interval": 2,
+}
 
 
 def test_two_workers_train_what_the_explorer_samples_with_their_weights(tmp_path: Path, plugins: Path) -> None:
@@ -29,3 +35,20 @@ def test_two_workers_train_what_the_explorer_samples_with_their_weights(tmp_path
     last = ranks.job / "global_step_3"
     assert (last / "critic" / "model_world_size_2_rank_1.pt").is_file()
     assert (last / "actor" / "huggingface" / "model.safetensors").is_file()
+
+
+def test_two_workers_that_share_matrices_train_as_one_and_continue(tmp_path: Path, plugins: Path) -> None:
+    alone, shared = make_run(tmp_path / "alone", PPO), make_run(tmp_path / "shared", PPO)
+    shared.change(**SHARED)
+    finish(alone, plugins)
+    finish(shared, plugins, steps=2)
+    finish(shared, plugins)
+    lines = shared.lines("trainer")
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert max(line["training/rollout_logprobs_diff_max"] for line in lines) < 1e-3
+    for expected, line in zip(alone.lines("trainer"), lines, strict=True):
+        for name, value in expected.items():
+            if name.startswith(("actor/", "critic/")):
+                assert line[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+    assert (shared.job / "global_step_3" / "critic" / "optim_world_size_2_rank_1.pt").is_file()
+    assert (shared.job / "global_step_3" / "actor" / "huggingface" / "model.safetensors").is_file()

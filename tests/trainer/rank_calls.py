@@ -14,8 +14,9 @@ from trinity.common.experience import Experience
 from trinity.trainer.batch import TrainBatch, collate
 from trinity.trainer.correction import correction_of
 from trinity.trainer.verl.loss import Metrics
-from trinity.trainer.verl.ranks import ALONE, Ranks, whole
-from trinity.trainer.verl.settings import loss_of
+from trinity.trainer.verl.ranks import ALONE, Ranks, local, whole
+from trinity.trainer.verl.resharding import own_part
+from trinity.trainer.verl.settings import loss_of, tensor_size
 from trinity.trainer.verl.worker import ActorWorker
 
 Outcome = tuple[dict[str, Tensor], list[dict[str, float]]]
@@ -26,6 +27,8 @@ def worker(ranks: Ranks, config: dict[str, Any], **settings: Any) -> ActorWorker
     """Return a worker whose policy has left the reference; `settings` replace how its actor splits a batch."""
     read = Config.model_validate(config)
     ranks.sequence_size = 1 if ranks.is_alone else read.trainer.ulysses_sequence_parallel_size
+    ranks.tensor_size = 1 if ranks.is_alone else tensor_size(read)
+    ranks.is_by_tokens = read.trainer.megatron.sequence_parallel
     ranks.is_balanced = read.trainer.balance_batch
     made = ActorWorker(read, tokenizer=None, total_steps=6, device="cpu", ranks=ranks)
     made.actor.settings = dataclasses.replace(made.actor.settings, **settings)
@@ -39,12 +42,7 @@ def moved_worker(ranks: Ranks, config: dict[str, Any], **settings: Any) -> Actor
     with torch.no_grad():
         for number, parameter in enumerate(p for p in made.model.parameters() if p.requires_grad):
             noise = 0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
-            if ranks.is_alone:
-                parameter.add_(noise)
-            else:
-                from torch.distributed.tensor import distribute_tensor
-
-                parameter.add_(distribute_tensor(noise, parameter.device_mesh, parameter.placements))
+            local(parameter).add_(own_part(noise, parameter))
     made.actor.stepper.refresh()
     return made
 

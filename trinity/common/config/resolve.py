@@ -41,6 +41,7 @@ from trinity.common.config.rules.cluster import (
 from trinity.common.config.rules.critic import check_unused_critic, resolve_critic
 from trinity.common.config.rules.external import resolve_external
 from trinity.common.config.rules.lengths import hand_down, resolve_lengths
+from trinity.common.config.rules.megatron import resolve_megatron
 from trinity.common.config.rules.mixture import check_sampling
 from trinity.common.config.rules.names import check_model_paths, derive_names
 from trinity.common.config.rules.ranks import check_ranks
@@ -173,6 +174,7 @@ RULES = (
     resolve_evaluation,
     resolve_trainer,
     resolve_critic,
+    resolve_megatron,
     resolve_reward_model,
     resolve_resume,
     resolve_experience_buffer,

@@ -28,7 +28,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trinity.common.errors import CheckpointError
 from trinity.trainer.verl.ranks import ALONE, Ranks, whole
-from trinity.trainer.verl.resharding import joined, load_model_parts, optimizer_state, read_parts, saved_world, suffix
+from trinity.trainer.verl.resharding import (
+    flattened,
+    joined,
+    load_model_parts,
+    optimizer_state,
+    read_parts,
+    saved_world,
+    suffix,
+)
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -75,12 +83,13 @@ def save_trained(
     if adapter is not None and "model" in contents:
         adapter.save(folder, is_writer=ranks.is_first)
 
+    weights, state = _own_parts(model if adapter is None else None, optimizer, contents, ranks)
+
     def write_own() -> None:
-        if adapter is None and "model" in contents:
-            weights = OrderedDict((name, tensor.detach().cpu()) for name, tensor in model.state_dict().items())
+        if weights:
             torch.save(weights, folder / f"model_{end}")
-        if "optimizer" in contents:
-            torch.save(optimizer.state_dict(), folder / f"optim_{end}")
+        if state:
+            torch.save(state, folder / f"optim_{end}")
         if "extra" in contents:
             torch.save(extra | {"rng": random_state()}, folder / f"extra_state_{end}")
 
@@ -94,6 +103,24 @@ def save_trained(
         (folder / "fsdp_config.json").write_text(text, encoding="utf-8")
         _save_huggingface(folder / HUGGINGFACE, model, tokenizer, full)
     ranks.barrier()
+
+
+def _own_parts(
+    model: PreTrainedModel | None, optimizer: torch.optim.Optimizer, contents: Sequence[str], ranks: Ranks
+) -> tuple[OrderedDict[str, Tensor], dict[str, Any]]:
+    """Return what this rank writes of weights and optimizer state; empty what is not written. Every rank calls it."""
+    weights: OrderedDict[str, Tensor] = OrderedDict()
+    state: dict[str, Any] = {}
+    if model is not None and "model" in contents:
+        for name, tensor in model.state_dict().items():
+            weights[name] = flattened(tensor.detach(), ranks).cpu()
+    if "optimizer" in contents:
+        state = optimizer.state_dict()
+        state["state"] = {
+            number: {key: flattened(value, ranks) for key, value in values.items()}
+            for number, values in state["state"].items()
+        }
+    return weights, state
 
 
 def _in_turns(write: Callable[[], None], ranks: Ranks, strategy: str) -> None:

@@ -25,6 +25,7 @@ from trinity.trainer.verl.packing import Packed
 from trinity.trainer.verl.ranks import ALONE, Ranks
 from trinity.trainer.verl.scorer import ActorSettings, Scorer
 from trinity.trainer.verl.stepping import Reporter, Stepper, mean_norm, passes
+from trinity.trainer.verl.tensor_parallel import held
 
 VARIANCE_EPSILON = 1e-5
 
@@ -140,7 +141,8 @@ class DataParallelPPOCritic:
     def _values(self, packed: Packed) -> Float[Tensor, "M"]:
         """Return the values of the scored positions, computed in float32 from the hidden states."""
         hidden = self.decoder.hidden(packed).float()
-        return packed.collect(nn.functional.linear(hidden, self.head.weight, self.head.bias).squeeze(-1))
+        bias = None if self.head.bias is None else held(self.head.bias)
+        return packed.collect(nn.functional.linear(hidden, held(self.head.weight), bias).squeeze(-1))
 
     def _accumulate(self, mini: TrainBatch, metrics: Metrics) -> None:
         """Add the gradient of a mini-batch's loss to the parameters."""

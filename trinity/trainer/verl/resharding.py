@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.serialization import safe_globals
 
-from trinity.trainer.verl.ranks import local
+from trinity.trainer.verl.ranks import Ranks, local, whole
+from trinity.trainer.verl.tensor_parallel import TENSOR
 
 _NAME = re.compile(r"\w+_world_size_(\d+)_rank_\d+\.pt")
 
@@ -106,9 +107,32 @@ def own_part(full: Tensor, like: Tensor) -> Tensor:
     mesh: Any = getattr(like, "device_mesh", None)
     if mesh is None:
         return full
-    size, index = mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1)
-    pieces = torch.chunk(full, size)
-    return pieces[index] if index < len(pieces) else full[:0]
+    spread: Any = like
+    placement, place = spread.placements[-1], dict(zip(mesh.mesh_dim_names, mesh.get_coordinate(), strict=True))
+    size = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
+    if TENSOR in size and placement.is_shard():  # what is divided then is the part of a matrix
+        full = _chunk(full, size[TENSOR], place[TENSOR], placement.dim)
+    return _chunk(full, size["fsdp"], place["fsdp"], 0)
+
+
+def _chunk(full: Tensor, size: int, index: int, dim: int) -> Tensor:
+    """Return piece `index` of `size`, as PyTorch divides a tensor; the last ones may be empty."""
+    pieces = torch.chunk(full, size, dim)
+    return pieces[index] if index < len(pieces) else full.narrow(dim, 0, 0)
+
+
+def flattened(tensor: Any, ranks: Ranks) -> Any:
+    """Return a tensor of ranks that share matrices as one that all ranks hold a piece of, as files know it.
+
+    Every rank calls it; anything but a tensor, and a tensor of no mesh, is returned as it is.
+    """
+    if not hasattr(tensor, "device_mesh") or ranks.tensor_size == 1:
+        return tensor
+    from torch.distributed.tensor import DTensor, Shard
+
+    full, mesh = whole(tensor), ranks.flat_mesh()
+    own = _chunk(full, ranks.world, ranks.rank, 0).clone()
+    return DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=full.shape, stride=full.stride())
 
 
 @torch.no_grad()
