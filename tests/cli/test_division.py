@@ -13,13 +13,16 @@ from trinity.cli.validate import check
 
 ULYSSES = "trainer.ulysses_sequence_parallel_size"
 TENSOR = "trainer.megatron.tensor_model_parallel_size"
+STAGES = "trainer.megatron.pipeline_model_parallel_size"
 MEGATRON = "trainer.trainer_strategy=megatron"
 ROWS = [
     ("llama", (f"{ULYSSES}=3",), "E1836", ULYSSES, "4 attention heads and 2 key-value heads.*choose one of 1, 2, 4"),
     ("gpt2", (f"{ULYSSES}=8",), "E1836", ULYSSES, "4 attention heads and 4 key-value heads.*choose one of 1, 2, 4"),
     ("llama", (MEGATRON, f"{TENSOR}=4"), "E1855", TENSOR, "2 key-value heads.*choose one of 1, 2$"),
     ("gpt2", (MEGATRON, f"{TENSOR}=2"), "E1856", "trainer.trainer_strategy", "model_type gpt2.*fsdp2"),
-    ("llama", (MEGATRON, f"{TENSOR}=2"), None, "", ""),
+    ("llama", (MEGATRON, f"{STAGES}=3"), "E1849", STAGES, "2 layers.*use 2 or less"),
+    ("gpt2", (MEGATRON, f"{STAGES}=2"), "E1856", "trainer.trainer_strategy", "model_type gpt2.*fsdp2"),
+    ("llama", (MEGATRON, f"{TENSOR}=2", f"{STAGES}=2"), None, "", ""),
     ("gpt2", (MEGATRON, f"{TENSOR}=1"), None, "", ""),
 ]
 

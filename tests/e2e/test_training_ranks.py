@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.e2e.test_algorithms import finish, make_run
+from tests.e2e.test_algorithms import STEPS, finish, make_run
+from trinity.launch.run import RunOptions, plan_run, run_plan
 
 pytestmark = pytest.mark.slow
 
 PPO = {"algorithm_type": "ppo"}
+RESIZED = tuple(f"trainer.megatron.{name}_model_parallel_size" for name in ("tensor", "pipeline"))
 SHARED = {
     "trainer__num_workers": 2,
     "trainer__trainer_strategy": "megatron",
@@ -37,12 +40,16 @@ def test_two_workers_train_what_the_explorer_samples_with_their_weights(tmp_path
     assert (last / "actor" / "huggingface" / "model.safetensors").is_file()
 
 
-def test_two_workers_that_share_matrices_train_as_one_and_continue(tmp_path: Path, plugins: Path) -> None:
+def test_two_workers_that_share_matrices_and_then_layers_train_as_one(tmp_path: Path, plugins: Path) -> None:
     alone, shared = make_run(tmp_path / "alone", PPO), make_run(tmp_path / "shared", PPO)
     shared.change(**SHARED)
     finish(alone, plugins)
     finish(shared, plugins, steps=2)
-    finish(shared, plugins)
+    shared.change(trainer__megatron={"pipeline_model_parallel_size": 2})
+    (shared.folder / "run.yaml").write_text(yaml.safe_dump(shared.tree))
+    overrides = (f"buffer.total_steps={STEPS}",)
+    options = RunOptions(overrides=overrides, plugin_dirs=(plugins,), accepted_changes=RESIZED)
+    assert run_plan(plan_run(shared.folder / "run.yaml", options), options).stages[-1].training_step == STEPS
     lines = shared.lines("trainer")
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert max(line["training/rollout_logprobs_diff_max"] for line in lines) < 1e-3

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 KEYS = {
     "E1836": "trainer.ulysses_sequence_parallel_size",
+    "E1849": "trainer.megatron.pipeline_model_parallel_size",
     "E1855": "trainer.megatron.tensor_model_parallel_size",
     "E1856": "trainer.trainer_strategy",
 }
@@ -26,13 +27,14 @@ def check_division_of(stage: StagePlan) -> Iterator[Problem]:
         return
     is_megatron = trainer.trainer_strategy == "megatron"
     tensor_size = trainer.megatron.tensor_model_parallel_size if is_megatron else 1
+    num_stages = trainer.megatron.pipeline_model_parallel_size if is_megatron else 1
     paths = [model.model_path, model.critic_model_path if critic.enable else None]
     for path in dict.fromkeys(path for path in paths if path):
         for finding in check_division(
             path,
             sequence_size=trainer.ulysses_sequence_parallel_size,
             tensor_size=tensor_size,
-            is_divided=tensor_size > 1,
+            num_stages=num_stages,
         ):
             message = f"{path}: {finding.message}"
             yield stage.tree.problem(finding.code, path_of(KEYS[finding.code]), message)

@@ -45,10 +45,11 @@ ROWS = {
         (*TWO, f"{SECTION}.virtual_pipeline_model_parallel_size=2"),
         "E1857", f"{SECTION}.virtual_pipeline_model_parallel_size", "remove it",
     ),
-    "pipeline": (
-        (*MEGATRON, f"{SECTION}.pipeline_model_parallel_size=2"),
-        "E1857", f"{SECTION}.pipeline_model_parallel_size", "weights are sharded over all workers",
+    "stages": (
+        (*MEGATRON, f"{SECTION}.pipeline_model_parallel_size=3"),
+        "E1848", f"{SECTION}.pipeline_model_parallel_size", "write `trainer.num_workers: 3`",
     ),
+    "stages of matrices": ((*TWO, f"{SECTION}.pipeline_model_parallel_size=4"), "E1848", TENSOR, "num_workers: 8"),
     "Ulysses": (
         (*TWO, "trainer.ulysses_sequence_parallel_size=2"),
         "E1857", "trainer.ulysses_sequence_parallel_size", "keep one",

@@ -10,6 +10,7 @@ from trinity.common.models.preflight import Finding, Unreadable, read_mapping
 
 SEQUENCE = "trainer.ulysses_sequence_parallel_size"
 TENSOR = "trainer.megatron.tensor_model_parallel_size"
+PIPELINE = "trainer.megatron.pipeline_model_parallel_size"
 # Model types that the trainer computes itself: it knows which matrices can be divided.
 DIVISIBLE = ("llama", "qwen2", "qwen3")
 
@@ -49,6 +50,21 @@ def tensor_problem(config: Mapping[str, Any], size: int) -> str | None:
     )
 
 
+def pipeline_problem(config: Mapping[str, Any], size: int) -> str | None:
+    """Return why `size` stages cannot share the layers of a model; None if they can.
+
+    Args:
+        config: contents of its `config.json`.
+        size: number of stages.
+    """
+    layers = int(config.get("num_hidden_layers") or config.get("n_layer") or 1)
+    if size <= layers:
+        return None
+    return (
+        f"{PIPELINE} {size} does not fit a model of {layers} layers: each stage has at least one; use {layers} or less"
+    )
+
+
 def family_problem(kind: str) -> str:
     """Return why the matrices of a model of type `kind` are not divided."""
     return (
@@ -57,33 +73,36 @@ def family_problem(kind: str) -> str:
     )
 
 
-def check_division(path: str | Path, *, sequence_size: int, tensor_size: int, is_divided: bool) -> list[Finding]:
+def check_division(path: str | Path, *, sequence_size: int, tensor_size: int, num_stages: int) -> list[Finding]:
     """Return why the model of the folder `path` cannot be divided so; empty if it can, or if it is no model's folder.
 
     Args:
         path: the folder, with `config.json`.
         sequence_size: ranks that share a sequence.
         tensor_size: ranks that share the matrices of a layer.
-        is_divided: whether layers or matrices are divided at all, for which the model type must be known.
+        num_stages: stages that share the layers.
     """
     file = Path(path).expanduser() / "config.json"
     try:
-        return list(_findings(read_mapping(file), sequence_size, tensor_size, is_divided)) if file.is_file() else []
+        return list(_findings(read_mapping(file), sequence_size, tensor_size, num_stages)) if file.is_file() else []
     except (Unreadable, TypeError, ValueError):
         return []  # for `check_model_dir`
 
 
-def _findings(config: Mapping[str, Any], sequence_size: int, tensor_size: int, is_divided: bool) -> Iterator[Finding]:
+def _findings(config: Mapping[str, Any], sequence_size: int, tensor_size: int, num_stages: int) -> Iterator[Finding]:
     problem = sequence_problem(config, sequence_size)
     if problem is not None:
         yield Finding("E1836", problem)
     kind = str(config.get("model_type"))
-    if is_divided and kind not in DIVISIBLE:
+    if max(tensor_size, num_stages) > 1 and kind not in DIVISIBLE:
         yield Finding("E1856", family_problem(kind))
         return
     problem = tensor_problem(config, tensor_size)
     if problem is not None:
         yield Finding("E1855", problem)
+    problem = pipeline_problem(config, num_stages)
+    if problem is not None:
+        yield Finding("E1849", problem)
 
 
 def _heads(config: Mapping[str, Any]) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from trinity.algorithm.value_loss import compute_value_loss
 from trinity.trainer.batch import TrainBatch, rows_of_policy
 from trinity.trainer.quarantine import Quarantine
 from trinity.trainer.verl.attention import computing
-from trinity.trainer.verl.decoder import Decoder
+from trinity.trainer.verl.decoder import Decoder, FastDecoder
 from trinity.trainer.verl.loss import Metrics, Share, spread_to_rows
 from trinity.trainer.verl.optim import Schedule
 from trinity.trainer.verl.packing import Packed
@@ -139,38 +139,56 @@ class DataParallelPPOCritic:
         return report
 
     def _values(self, packed: Packed) -> Float[Tensor, "M"]:
+        """Return the values of the scored positions."""
+        return self._values_of(self.decoder.hidden(packed), packed)
+
+    def _values_of(self, hidden: Float[Tensor, "m d"], packed: Packed) -> Float[Tensor, "M"]:
         """Return the values of the scored positions, computed in float32 from the hidden states."""
-        hidden = self.decoder.hidden(packed).float()
         bias = None if self.head.bias is None else held(self.head.bias)
-        return packed.collect(nn.functional.linear(hidden, held(self.head.weight), bias).squeeze(-1))
+        return packed.collect(nn.functional.linear(hidden.float(), held(self.head.weight), bias).squeeze(-1))
 
     def _accumulate(self, mini: TrainBatch, metrics: Metrics) -> None:
         """Add the gradient of a mini-batch's loss to the parameters."""
         split = self.settings.update
         counted = torch.nonzero(mini.action_mask.any(1)).squeeze(-1).tolist()
+        steps = []
         for work in self.ranks.split(mini, counted, max_tokens=split.max_tokens, max_rows=split.max_rows):
             micro = mini.select(work.rows)
-            share = Share.of_rows(micro, mini, normalizer=split.normalizer)
-            self._micro_step(micro, share, metrics, is_filler=work.is_filler)
+            steps.append((micro, Share.of_rows(micro, mini, normalizer=split.normalizer), work.is_filler))
+        stages = self.decoder.stages
+        if stages is None:
+            for step in steps:
+                packed = self.scorer.pack(step[0])
+                with computing(packed):
+                    self._loss(*step, packed, self.decoder.hidden(packed), metrics).backward()
+            return
+        packs = [self.scorer.pack(micro) for micro, _, _ in steps]
 
-    def _micro_step(self, micro: TrainBatch, share: Share, metrics: Metrics, *, is_filler: bool = False) -> None:
-        packed = self.scorer.pack(micro)
+        def loss_of(number: int, hidden: Tensor) -> Tensor:
+            return self._loss(*steps[number], packs[number], hidden, metrics)
+
+        assert isinstance(self.decoder, FastDecoder), "only its layers are shared by stages"
+        stages.accumulate(self.decoder, packs, loss_of)
+
+    def _loss(
+        self, micro: TrainBatch, share: Share, is_filler: bool, packed: Packed, hidden: Tensor, metrics: Metrics
+    ) -> Float[Tensor, ""]:
+        """Return a micro-batch's summand of the loss from its last hidden states, and note what is measured."""
         device, mode = self.scorer.device, self.settings.loss_agg_mode
         mask = micro.action_mask.to(device)
         returns, old = (micro.columns[name].to(device) for name in ("returns", "values"))
-        with computing(packed):
-            scored = self._values(packed)
-            predicted = spread_to_rows(scored, packed.targets, num_rows=packed.num_rows, width=packed.width)
-            loss, values = compute_value_loss(
-                predicted, returns, old, mask, cliprange_value=self.settings.cliprange_value, loss_agg_mode=mode
-            )
-            loss = loss * share.of(mode, counts_empty_rows=False)
-            (loss * 0.0 if is_filler else loss).backward()
+        scored = self._values_of(hidden, packed)
+        predicted = spread_to_rows(scored, packed.targets, num_rows=packed.num_rows, width=packed.width)
+        loss, values = compute_value_loss(
+            predicted, returns, old, mask, cliprange_value=self.settings.cliprange_value, loss_agg_mode=mode
+        )
+        loss = loss * share.of(mode, counts_empty_rows=False)
         if is_filler:
-            return
+            return loss * 0.0
         values["vpred_mean"] = float(masked_mean(predicted.detach(), mask))
         metrics.add_sum({"vf_loss": float(loss.detach())})
         metrics.add(values, float(share.tokens))
+        return loss
 
 
 def explained_variance(

@@ -19,6 +19,7 @@ from trinity.common.errors import ConfigError
 from trinity.trainer.batch import TrainBatch, micro_batches
 from trinity.trainer.verl.balance import Work, split_work
 from trinity.trainer.verl.packing import Packed
+from trinity.trainer.verl.pipeline import STAGE, Stages
 from trinity.trainer.verl.tensor_parallel import TENSOR, TensorGroup
 from trinity.trainer.verl.ulysses import Slice
 
@@ -69,6 +70,7 @@ class Ranks:
         sequence_size: ranks that share the tokens of a micro-batch; divides `world`.
         tensor_size: ranks that share the matrices of a layer; divides `world`, and excludes `sequence_size`.
         is_by_tokens: those ranks also share the tokens between the matrices (`sequence_parallel`).
+        num_stages: ranks, or groups of `tensor_size`, that share the layers; excludes `sequence_size`.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Ranks:
         sequence_size: int = 1,
         tensor_size: int = 1,
         is_by_tokens: bool = False,
+        num_stages: int = 1,
     ) -> None:
         self.rank = rank
         self.world = world
@@ -89,6 +92,7 @@ class Ranks:
         self.sequence_size = sequence_size
         self.tensor_size = tensor_size
         self.is_by_tokens = is_by_tokens
+        self.num_stages = num_stages
         self._sequence_groups: dict[int, Any] = {}
         self._meshes: dict[int, DeviceMesh] = {}
 
@@ -100,7 +104,17 @@ class Ranks:
     @property
     def share_size(self) -> int:
         """How many ranks compute the same rows together."""
-        return self.sequence_size * self.tensor_size
+        return self.sequence_size * self.tensor_size * self.num_stages
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether matrices or layers are shared, beside the shards of weights."""
+        return self.tensor_size * self.num_stages > 1
+
+    @property
+    def speaker(self) -> int:
+        """Which rank of a share speaks for it: the first of the last stage."""
+        return (self.num_stages - 1) * self.tensor_size
 
     @property
     def is_first(self) -> bool:
@@ -153,13 +167,13 @@ class Ranks:
         if self.is_alone:
             return
         for tensor in tensors:
-            if self.rank % self.share_size:
+            if self.rank % self.share_size != self.speaker:
                 tensor.zero_()
             distributed.all_reduce(tensor)
 
     def gather_shares(self, value: T) -> list[T]:
         """Return the plain `value` of every share; the ranks of a share measure the same."""
-        return self.gather(value)[:: self.share_size]
+        return self.gather(value)[self.speaker :: self.share_size]
 
     def gather(self, value: T) -> list[T]:
         """Return the plain `value` of every rank, in the order of ranks."""
@@ -184,7 +198,7 @@ class Ranks:
         """
         from torch.distributed.device_mesh import init_device_mesh
 
-        whole = self.world // self.tensor_size
+        whole = self.world // (self.tensor_size * self.num_stages)
         size = whole if fsdp_size < 1 or fsdp_size >= whole else fsdp_size
         if whole % size:
             raise ConfigError(
@@ -195,8 +209,9 @@ class Ranks:
         if size not in self._meshes:
             is_flat = size == whole
             shape, names = ((size,), MESH_NAMES[1:]) if is_flat else ((whole // size, size), MESH_NAMES)
-            if self.tensor_size > 1:
-                shape, names = (*shape, self.tensor_size), (*names, TENSOR)
+            for name, inner in ((STAGE, self.num_stages), (TENSOR, self.tensor_size)):
+                if inner > 1:
+                    shape, names = (*shape, inner), (*names, name)
             self._meshes[size] = init_device_mesh(self.device.type, shape, mesh_dim_names=names)
         return self._meshes[size]
 
@@ -220,9 +235,13 @@ class Ranks:
 
         assert isinstance(decoder, nn.Module), "what computes a model's hidden states is a module"
         mesh = self.mesh(options.fsdp_size)
-        decoder.shard(None if self.tensor_size == 1 else TensorGroup(mesh[TENSOR], self.is_by_tokens))
+        decoder.shard(
+            None if self.tensor_size == 1 else TensorGroup(mesh[TENSOR], self.is_by_tokens),
+            None if self.num_stages == 1 else Stages(mesh[STAGE], self.device),
+        )
+        outer = tuple(name for name in mesh.mesh_dim_names or () if name in MESH_NAMES)
         arguments: dict[str, Any] = {
-            "mesh": mesh if self.tensor_size == 1 else mesh[tuple(mesh.mesh_dim_names or ())[:-1]],
+            "mesh": mesh if len(outer) == mesh.ndim else mesh[outer],
             # Weights are gathered in their own type and cast where one worker casts them, so that numbers agree.
             "mp_policy": MixedPrecisionPolicy(reduce_dtype=options.reduce_dtype, cast_forward_inputs=False),
         }
@@ -251,7 +270,10 @@ class Ranks:
             decoder.reshard()
 
     def total_norm(self, tensors: Sequence[Tensor]) -> float:
-        """Return the Euclidean norm of sharded tensors, the same on every rank; not finite if a number is not."""
+        """Return the Euclidean norm of sharded tensors, the same on every rank; not finite if a number is not.
+
+        Of what all stages of a pipeline have, one of them gives the tensors.
+        """
         counted = [local(tensor) for tensor in tensors if counts(tensor)]
         own = torch.nn.utils.get_total_norm(counted) if counted else torch.zeros(())
         return math.sqrt(sum(self.gather(float(own.double().square()))))
@@ -260,7 +282,7 @@ class Ranks:
         """Return the names of the tensors of which any rank's part is not finite, in order."""
         own = {name for name, tensor in tensors.items() if not bool(local(tensor).isfinite().all())}
         bad = set().union(*self.gather(own))
-        return [name for name in tensors if name in bad]
+        return [name for name in tensors if name in bad] + sorted(bad - tensors.keys())  # those of other stages last
 
 
 ALONE = Ranks()

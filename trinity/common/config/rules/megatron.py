@@ -192,12 +192,3 @@ def _check_company(draft: Draft) -> None:
             involves=(f"{SECTION}.{TENSOR}", f"{SECTION}.{PIPELINE}"),
             suggestion="write `trainer.trainer_strategy: fsdp2`, which trains adapters on any number of workers",
         )
-    if draft.get(f"{SECTION}.{PIPELINE}") > 1:
-        draft.problem(
-            "E1857",
-            f"{SECTION}.{PIPELINE}",
-            f"`{SECTION}.{PIPELINE}` ({draft.get(f'{SECTION}.{PIPELINE}')}) is not done here: micro-batches of packed "
-            "rows have lengths of their own, and stages expect one",
-            rule="1",
-            suggestion=f"write 1, and more `{TENSOR}` or `{WORKERS}`: weights are sharded over all workers",
-        )
