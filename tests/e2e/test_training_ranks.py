@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from safetensors.torch import load_file
 
 from tests.e2e.test_algorithms import STEPS, finish, make_run
 from trinity.launch.run import RunOptions, plan_run, run_plan
@@ -53,9 +54,13 @@ def test_two_workers_that_share_matrices_and_then_layers_train_as_one(tmp_path: 
     lines = shared.lines("trainer")
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert max(line["training/rollout_logprobs_diff_max"] for line in lines) < 1e-3
-    for expected, line in zip(alone.lines("trainer"), lines, strict=True):
-        for name, value in expected.items():
+    for line_of_one, line in zip(alone.lines("trainer"), lines, strict=True):
+        for name, value in line_of_one.items():
             if name.startswith(("actor/", "critic/")):
                 assert line[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
     assert (shared.job / "global_step_3" / "critic" / "optim_world_size_2_rank_1.pt").is_file()
-    assert (shared.job / "global_step_3" / "actor" / "huggingface" / "model.safetensors").is_file()
+    exported, expected = (
+        load_file(run.job / "global_step_3" / "actor" / "huggingface" / "model.safetensors") for run in (shared, alone)
+    )
+    assert exported.keys() == expected.keys()
+    assert max(float((weight - expected[name]).abs().max()) for name, weight in exported.items()) < 1e-3

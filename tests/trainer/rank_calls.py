@@ -137,7 +137,7 @@ def weights(made: ActorWorker) -> dict[str, Tensor]:
 def everywhere(named: dict[str, Any], stages: Stages | None) -> dict[str, Tensor]:
     """Return the whole tensors of all stages."""
     names = [name for name in (named if stages is None else stages.parameters) if stages is not None or name in named]
-    return {name: gathered(named, name, stages).clone() for name in names}
+    return {name: gathered(named, name, stages=stages).clone() for name in names}
 
 
 def writes(ranks: Ranks, strategy: str) -> list[tuple[float, float]]:

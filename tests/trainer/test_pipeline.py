@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tests.trainer.conftest import make_experiences
 from tests.trainer.rank_calls import ALONE
 from tests.trainer.rank_pool import RankPool
 from tests.trainer.test_pairs import ALGORITHM, make_pairs
-from tests.trainer.test_ranks import BY_ROWS, BY_TOKENS, tree
+from tests.trainer.test_ranks import BY_ROWS, BY_TOKENS, other_family, tree
 from tests.trainer.test_sharded_checkpoint import _moments, run
 from tests.trainer.test_tensor_parallel import biased
 from tests.trainer.test_together import _config as everything
@@ -24,6 +25,7 @@ from tests.trainer.test_together import _experiences as experiences_of_everythin
 from tests.trainer.test_update import TERMS, assert_same
 from tests.trainer.test_update import worker as one_worker
 from trinity.common.config import Config
+from trinity.common.errors import ConfigError
 from trinity.trainer.verl.ranks import Ranks
 
 Maker = Callable[..., Config]
@@ -36,8 +38,8 @@ def sizes(stages: int = 2, tensor: int = 1, **more: Any) -> dict[str, Any]:
 
 
 def deep(path: Path) -> dict[str, Any]:
-    """Return the section `model` of a model of three layers, which stages share unequally."""
-    tiny_model(path, "qwen3", seed=1, scale=3.0, num_hidden_layers=3)
+    """Return the section `model` of a model of five layers, which stages share unequally."""
+    tiny_model(path, "qwen3", seed=1, scale=3.0, num_hidden_layers=5)
     return {"model_path": str(path)}
 
 
@@ -53,7 +55,8 @@ def test_stages_do_not_change_the_gradient(make_config: Maker, tmp_path: Path, p
         (tree(make_config(algorithm=ALGORITHM, trainer=sizes())), BY_ROWS, make_pairs(7)),
     ]
     if world == 4:
-        calls = calls[1:3]
+        calls = calls[1:2]
+        calls.append((tree(make_config(algorithm=TERMS, trainer=sizes(4), **models["deep"])), BY_ROWS, rows))
         for by_tokens in (False, True):
             both = sizes(tensor=2, sequence_parallel=by_tokens)
             calls.append((tree(make_config(algorithm=full, trainer=both, **models["deep"])), BY_ROWS, rows))
@@ -125,3 +128,24 @@ def test_a_stage_holds_its_own_layers_and_what_lies_outside_of_them(make_config:
     assert {name for name in first if "layers.1." in name} == set() != {name for name in first if "layers.0." in name}
     assert {name for name in second if "layers.0." in name} == set()
     assert first & second == {"model.embed_tokens.weight", "model.norm.weight"}
+
+
+def refusals(ranks: Ranks, configs: list[dict[str, Any]]) -> list[str]:
+    """Return the error with which a worker of each configuration is refused."""
+    messages = []
+    for config in configs:
+        with pytest.raises(ConfigError) as caught:
+            rank_calls.worker(ranks, config)
+        messages.append(f"{caught.value.code} {caught.value}")
+    return messages
+
+
+def test_a_model_that_is_known_when_it_is_loaded_is_refused_with_what_fits(
+    make_config: Maker, tmp_path: Path, pool: RankPool
+) -> None:
+    gpt2 = {"model": other_family(tmp_path / "gpt2", "gpt2")}
+    configs = [make_config(trainer=sizes(4)), make_config(trainer=sizes(1, 4))]
+    configs += [make_config(trainer=sizes(), **gpt2), make_config(trainer=sizes(1, 2), **gpt2)]
+    words = ("E1849 .*2 layers", "E1855 .*2 key-value heads.*choose one of 1, 2", *["E1856 .*gpt2.*fsdp2"] * 2)
+    for found in pool.run(4, refusals, [tree(config) for config in configs]):
+        assert all(re.search(pattern, message) for pattern, message in zip(words, found, strict=True)), found

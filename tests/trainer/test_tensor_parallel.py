@@ -58,6 +58,7 @@ def test_shared_matrices_do_not_change_the_gradient(
         (tree(make_config(algorithm=full, trainer=by_tokens, **models["biased"])), BY_ROWS, rows),
         (tree(make_config(algorithm=TERMS, trainer=by_tokens, **models["qwen2"])), BY_TOKENS, rows),
     ]
+    calls = calls if world == 2 else calls[1:5]
     alone = rank_calls.gradients(ALONE, calls)
     for of_rank in pool.run(world, rank_calls.gradients, calls):
         for expected, found in zip(alone, of_rank, strict=True):

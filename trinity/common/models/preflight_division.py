@@ -84,12 +84,20 @@ def check_division(path: str | Path, *, sequence_size: int, tensor_size: int, nu
     """
     file = Path(path).expanduser() / "config.json"
     try:
-        return list(_findings(read_mapping(file), sequence_size, tensor_size, num_stages)) if file.is_file() else []
+        return (
+            list(
+                _findings(
+                    read_mapping(file), sequence_size=sequence_size, tensor_size=tensor_size, num_stages=num_stages
+                )
+            )
+            if file.is_file()
+            else []
+        )
     except (Unreadable, TypeError, ValueError):
         return []  # for `check_model_dir`
 
 
-def _findings(config: Mapping[str, Any], sequence_size: int, tensor_size: int, num_stages: int) -> Iterator[Finding]:
+def _findings(config: Mapping[str, Any], *, sequence_size: int, tensor_size: int, num_stages: int) -> Iterator[Finding]:
     problem = sequence_problem(config, sequence_size)
     if problem is not None:
         yield Finding("E1836", problem)

@@ -87,9 +87,9 @@ def save_trained(
     if adapter is not None and "model" in contents:
         adapter.save(folder, is_writer=ranks.is_first)
 
-    weights = own_weights(model, ranks, stages) if adapter is None and "model" in contents else None
+    weights = own_weights(model, ranks, stages=stages) if adapter is None and "model" in contents else None
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    state = own_state(optimizer, names, ranks, stages) if "optimizer" in contents else None
+    state = own_state(optimizer, names, ranks=ranks, stages=stages) if "optimizer" in contents else None
 
     def write_own() -> None:
         if weights is not None:
@@ -149,7 +149,7 @@ def full_weights(
         names = stages.parameters if only_trained_names else stages.tensors
     full: dict[str, Tensor] = {}
     for name in names:
-        tensor = gathered(held, name, stages)
+        tensor = gathered(held, name, stages=stages)
         if ranks.is_first:
             full[name] = tensor.cpu()
     return full
@@ -198,12 +198,12 @@ def load_trained(
         if adapter is not None and "model" in contents:
             adapter.load(folder)
         elif "model" in contents:
-            load_model_parts(read_parts(folder, "model", world), model, stages)
+            load_model_parts(read_parts(folder, "model", world), model, stages=stages)
         if "optimizer" in contents:
             numbers = None
             if stages is not None:
                 numbers = [stages.parameters.index(name) for name, _ in model.named_parameters()]
-            optimizer.load_state_dict(optimizer_state(read_parts(folder, "optim", world), optimizer, numbers))
+            optimizer.load_state_dict(optimizer_state(read_parts(folder, "optim", world), optimizer, numbers=numbers))
         if "extra" in contents:
             extra = read_parts(folder, "extra_state", world)[ranks.rank % world]
             restore_random_state(extra.pop("rng"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -122,22 +123,23 @@ class DataParallelPPOActor:
             micro = mini.select(work.rows)
             shares = self.loss_fn.shares(micro, mini, normalizer=settings.normalizer, measured=measured)
             steps.append(_MicroStep(micro, shares, work.is_filler))
-        stages = self.decoder.stages
+        loss, stages = partial(self._loss, metrics=metrics, difference=difference), self.decoder.stages
         if stages is None:
             for step in steps:
                 packed = self.scorer.pack(step.micro)
                 with computing(packed):
                     hidden = self.decoder.hidden(packed)
-                    self._loss(step, packed, hidden, self._reference_of(packed), metrics, difference).backward()
+                    reference = self._reference_of(packed)
+                    loss(step, hidden, packed=packed, reference=reference).backward()
             return
         packs = [self.scorer.pack(step.micro) for step in steps]
         references = [self._reference_of(packed) for packed in packs]
 
         def loss_of(number: int, hidden: Tensor) -> Tensor:
-            return self._loss(steps[number], packs[number], hidden, references[number], metrics, difference)
+            return loss(steps[number], hidden, packed=packs[number], reference=references[number])
 
         assert isinstance(self.decoder, FastDecoder), "only its layers are shared by stages"
-        stages.accumulate(self.decoder, packs, loss_of)
+        stages.accumulate(self.decoder, packs, loss_of=loss_of)
 
     def _rows_with_signal(self, mini: TrainBatch) -> list[int]:
         """Return the rows whose forward pass can change the gradient; the others still count in every mean."""
@@ -166,8 +168,9 @@ class DataParallelPPOActor:
     def _loss(
         self,
         step: _MicroStep,
-        packed: Packed,
         hidden: Float[Tensor, "m d"],
+        *,
+        packed: Packed,
         reference: Output | None,
         metrics: Metrics,
         difference: _Mismatch | None,

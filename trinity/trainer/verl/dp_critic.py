@@ -47,6 +47,15 @@ class CriticSettings:
     loss_agg_mode: str = "token-mean"
 
 
+@dataclass(frozen=True)
+class _MicroStep:
+    """A micro-batch with its share of the mini-batch's loss; a filler counts nothing."""
+
+    micro: TrainBatch
+    share: Share
+    is_filler: bool
+
+
 class DataParallelPPOCritic:
     """Trains a value model towards returns.
 
@@ -154,26 +163,28 @@ class DataParallelPPOCritic:
         steps = []
         for work in self.ranks.split(mini, counted, max_tokens=split.max_tokens, max_rows=split.max_rows):
             micro = mini.select(work.rows)
-            steps.append((micro, Share.of_rows(micro, mini, normalizer=split.normalizer), work.is_filler))
+            share = Share.of_rows(micro, mini, normalizer=split.normalizer)
+            steps.append(_MicroStep(micro, share, work.is_filler))
         stages = self.decoder.stages
         if stages is None:
             for step in steps:
-                packed = self.scorer.pack(step[0])
+                packed = self.scorer.pack(step.micro)
                 with computing(packed):
-                    self._loss(*step, packed, self.decoder.hidden(packed), metrics).backward()
+                    self._loss(step, self.decoder.hidden(packed), packed=packed, metrics=metrics).backward()
             return
-        packs = [self.scorer.pack(micro) for micro, _, _ in steps]
+        packs = [self.scorer.pack(step.micro) for step in steps]
 
         def loss_of(number: int, hidden: Tensor) -> Tensor:
-            return self._loss(*steps[number], packs[number], hidden, metrics)
+            return self._loss(steps[number], hidden, packed=packs[number], metrics=metrics)
 
         assert isinstance(self.decoder, FastDecoder), "only its layers are shared by stages"
-        stages.accumulate(self.decoder, packs, loss_of)
+        stages.accumulate(self.decoder, packs, loss_of=loss_of)
 
     def _loss(
-        self, micro: TrainBatch, share: Share, is_filler: bool, packed: Packed, hidden: Tensor, metrics: Metrics
+        self, step: _MicroStep, hidden: Float[Tensor, "m d"], *, packed: Packed, metrics: Metrics
     ) -> Float[Tensor, ""]:
         """Return a micro-batch's summand of the loss from its last hidden states, and note what is measured."""
+        micro, share = step.micro, step.share
         device, mode = self.scorer.device, self.settings.loss_agg_mode
         mask = micro.action_mask.to(device)
         returns, old = (micro.columns[name].to(device) for name in ("returns", "values"))
@@ -183,7 +194,7 @@ class DataParallelPPOCritic:
             predicted, returns, old, mask, cliprange_value=self.settings.cliprange_value, loss_agg_mode=mode
         )
         loss = loss * share.of(mode, counts_empty_rows=False)
-        if is_filler:
+        if step.is_filler:
             return loss * 0.0
         values["vpred_mean"] = float(masked_mean(predicted.detach(), mask))
         metrics.add_sum({"vf_loss": float(loss.detach())})

@@ -101,7 +101,7 @@ class Stages:
         distributed.send(hidden.contiguous(), dst=self.ranks[self.index + 1], group=self.group)
         return None
 
-    def accumulate(self, decoder: FastDecoder, packs: Sequence[Packed], loss_of: LossOf) -> None:
+    def accumulate(self, decoder: FastDecoder, packs: Sequence[Packed], *, loss_of: LossOf) -> None:
         """Add the gradient of the micro-batches to the parameters; at most as many as stages are under way at once.
 
         Args:
@@ -152,15 +152,18 @@ class Stages:
         for parameter in decoder.outer():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            distributed.all_reduce(local(parameter.grad), group=self.group)
+            own = local(parameter.grad)
+            if own.numel():
+                distributed.all_reduce(own, group=self.group)
 
     # ---------------------------------------------------------------- exchange
     def broadcast(self, tensor: Tensor | None, stage: int) -> Tensor:
         """Return the whole tensor of `stage` on every stage; the others give None."""
-        facts: list[Any] = [None if tensor is None else (tensor.shape, tensor.dtype)]
+        facts: list[Any] = [None if tensor is None else (tensor.shape, tensor.dtype, tensor.device.type)]
         distributed.broadcast_object_list(facts, src=self.ranks[stage], group=self.group)
         if tensor is None:
-            tensor = torch.empty(facts[0][0], dtype=facts[0][1], device=self.device)
+            shape, dtype, kind = facts[0]
+            tensor = torch.empty(shape, dtype=dtype, device=self.device if kind == self.device.type else kind)
         tensor = tensor.contiguous()
         distributed.broadcast(tensor, src=self.ranks[stage], group=self.group)
         return tensor

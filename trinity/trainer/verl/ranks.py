@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MESH_NAMES = ("ddp", "fsdp")  # those of veRL's checkpoints
-FLAT = 0  # no size of a shard group
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class Ranks:
         self.is_by_tokens = is_by_tokens
         self.num_stages = num_stages
         self._sequence_groups: dict[int, Any] = {}
-        self._meshes: dict[int, DeviceMesh] = {}
+        self._meshes: dict[tuple[tuple[str, int], ...], DeviceMesh] = {}
 
     @property
     def is_alone(self) -> bool:
@@ -191,13 +190,11 @@ class Ranks:
     def mesh(self, fsdp_size: int) -> DeviceMesh:
         """Return the mesh of shard groups of `fsdp_size` ranks; one dimension more where there are several groups.
 
-        The last dimension is that of the ranks that share matrices, where there are such.
+        Those of stages and of ranks that share matrices come last, where there are such.
 
         Raises:
             ConfigError: the ranks cannot be divided so (E5680).
         """
-        from torch.distributed.device_mesh import init_device_mesh
-
         whole = self.world // (self.tensor_size * self.num_stages)
         size = whole if fsdp_size < 1 or fsdp_size >= whole else fsdp_size
         if whole % size:
@@ -206,22 +203,24 @@ class Ranks:
                 "the matrices; choose a divisor, or -1 for one group of all of them",
                 code="E5680",
             )
-        if size not in self._meshes:
-            is_flat = size == whole
-            shape, names = ((size,), MESH_NAMES[1:]) if is_flat else ((whole // size, size), MESH_NAMES)
-            for name, inner in ((STAGE, self.num_stages), (TENSOR, self.tensor_size)):
-                if inner > 1:
-                    shape, names = (*shape, inner), (*names, name)
-            self._meshes[size] = init_device_mesh(self.device.type, shape, mesh_dim_names=names)
-        return self._meshes[size]
+        is_flat = size == whole
+        shape, names = ((size,), MESH_NAMES[1:]) if is_flat else ((whole // size, size), MESH_NAMES)
+        for name, inner in ((STAGE, self.num_stages), (TENSOR, self.tensor_size)):
+            if inner > 1:
+                shape, names = (*shape, inner), (*names, name)
+        return self._mesh_of(shape, names)
 
     def flat_mesh(self) -> DeviceMesh:
         """Return the mesh of all ranks in one dimension, as checkpoints know it."""
+        return self._mesh_of((self.world,), MESH_NAMES[1:])
+
+    def _mesh_of(self, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
         from torch.distributed.device_mesh import init_device_mesh
 
-        if FLAT not in self._meshes:
-            self._meshes[FLAT] = init_device_mesh(self.device.type, (self.world,), mesh_dim_names=MESH_NAMES[1:])
-        return self._meshes[FLAT]
+        key = tuple(zip(names, shape, strict=True))
+        if key not in self._meshes:
+            self._meshes[key] = init_device_mesh(self.device.type, shape, mesh_dim_names=names)
+        return self._meshes[key]
 
     def shard(self, decoder: Decoder, options: ShardOptions) -> None:
         """Spread the parameters of `decoder` over the ranks, layer by layer; alone, leave them as they are.

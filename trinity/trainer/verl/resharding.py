@@ -123,7 +123,7 @@ def _chunk(full: Tensor, size: int, index: int, dim: int) -> Tensor:
     return pieces[index] if index < len(pieces) else full.narrow(dim, 0, 0)
 
 
-def gathered(named: Mapping[str, Tensor], name: str, stages: Stages | None) -> Tensor:
+def gathered(named: Mapping[str, Tensor], name: str, *, stages: Stages | None) -> Tensor:
     """Return the whole tensor `name` on every rank, also where another stage of the model has it.
 
     Args:
@@ -137,16 +137,16 @@ def gathered(named: Mapping[str, Tensor], name: str, stages: Stages | None) -> T
     return stages.broadcast(whole(named[name]) if stage == stages.index else None, stage)
 
 
-def own_weights(model: nn.Module, ranks: Ranks, stages: Stages | None) -> OrderedDict[str, Tensor]:
+def own_weights(model: nn.Module, ranks: Ranks, *, stages: Stages | None) -> OrderedDict[str, Tensor]:
     """Return this rank's part of every tensor of the model, as files know it; every rank calls this."""
     named = model.state_dict()
     if not ranks.is_divided:
         return OrderedDict((name, tensor.detach().cpu()) for name, tensor in named.items())
     names = tuple(named) if stages is None else stages.tensors
-    return OrderedDict((name, flattened(gathered(named, name, stages), ranks).cpu()) for name in names)
+    return OrderedDict((name, flattened(gathered(named, name, stages=stages), ranks).cpu()) for name in names)
 
 
-def own_state(optimizer: torch.optim.Optimizer, names: Sequence[str], ranks: Ranks, stages: Stages | None) -> Any:
+def own_state(optimizer: torch.optim.Optimizer, names: Sequence[str], *, ranks: Ranks, stages: Stages | None) -> Any:
     """Return this rank's part of the optimizer's state, as files know it; every rank calls this.
 
     Args:
@@ -166,7 +166,7 @@ def own_state(optimizer: torch.optim.Optimizer, names: Sequence[str], ranks: Ran
     result: dict[int, dict[str, Any]] = {}
     for number, name in enumerate(every):
         result[number] = {
-            key: value if value is not None else flattened(gathered(held, f"{name}|{key}", stages), ranks)
+            key: value if value is not None else flattened(gathered(held, f"{name}|{key}", stages=stages), ranks)
             for key, value in plain[name].items()
         }
     for group in state["param_groups"]:
@@ -190,7 +190,7 @@ def flattened(full: Tensor, ranks: Ranks) -> Tensor:
 
 
 @torch.no_grad()
-def load_model_parts(parts: list[Mapping[str, Tensor]], model: nn.Module, stages: Stages | None = None) -> None:
+def load_model_parts(parts: list[Mapping[str, Tensor]], model: nn.Module, *, stages: Stages | None = None) -> None:
     """Fill the model's tensors, or those of this rank's stage, from what all ranks wrote.
 
     Raises:
@@ -206,7 +206,7 @@ def load_model_parts(parts: list[Mapping[str, Tensor]], model: nn.Module, stages
 
 
 def optimizer_state(
-    parts: list[dict[str, Any]], optimizer: torch.optim.Optimizer, numbers: Sequence[int] | None = None
+    parts: list[dict[str, Any]], optimizer: torch.optim.Optimizer, *, numbers: Sequence[int] | None = None
 ) -> dict[str, Any]:
     """Return the optimizer state of all ranks as a state for this rank's parameters.
 
