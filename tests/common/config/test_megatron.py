@@ -12,6 +12,8 @@ SECTION = "trainer.megatron"
 TREE = "trainer.trainer_config"
 ACTOR = f"{TREE}.actor_rollout_ref.actor"
 TENSOR = f"{SECTION}.tensor_model_parallel_size"
+TRANSFORMER = f"{ACTOR}.megatron.override_transformer_config"
+RECOMPUTES = f"{TREE}.actor_rollout_ref.model.enable_gradient_checkpointing"
 PPO = ("algorithm.algorithm_type=ppo", "algorithm.advantage_fn=ppo")
 TWO = (*MEGATRON, f"{TENSOR}=2")
 ROWS = {
@@ -56,8 +58,12 @@ ROWS = {
     ),
     "adapter": ((*TWO, "model.lora_configs=[{lora_rank: 4}]"), "E1857", "model.lora_configs", "fsdp2"),
     "Megatron's transformer": (
-        (*TWO, f"{ACTOR}.megatron.override_transformer_config={{recompute_granularity: full}}"),
-        "E1857", f"{ACTOR}.megatron.override_transformer_config", "enable_gradient_checkpointing",
+        (*TWO, f"{TRANSFORMER}={{recompute_granularity: selective}}"),
+        "E1857", f"{TRANSFORMER}.recompute_granularity", "enable_gradient_checkpointing",
+    ),
+    "recomputation": (
+        (*TWO, f"{TRANSFORMER}={{recompute_granularity: full}}", f"{RECOMPUTES}=false"),
+        "E1815", f"{TRANSFORMER}.recompute_granularity", f"keep `{RECOMPUTES}`",
     ),
     "Megatron's checkpoints": (
         (*TWO, f"{ACTOR}.megatron.use_dist_checkpointing=true"),
@@ -93,3 +99,24 @@ def test_sizes_have_one_value_under_both_names_and_offload_goes_to_its_own_key(e
     assert tensor_size(plan.stages[0].config) == 2
     plan, problems = examined(MINIMAL, *MEGATRON, f"{SECTION}.context_parallel_size=1")
     assert [p.render() for p in problems if p.is_error] == [] and tensor_size(plan.stages[0].config) == 1
+
+
+def test_sections_as_published_for_policy_reference_and_critic_are_taken(examined: Examine) -> None:
+    layers = "{recompute_granularity: full, recompute_method: uniform, recompute_num_layers: 1}"
+    section = (
+        "{tensor_model_parallel_size: 2, pipeline_model_parallel_size: 1, expert_model_parallel_size: 1, "
+        "param_offload: false, grad_offload: false, optimizer_offload: false, use_mbridge: false, "
+        f"use_dist_checkpointing: false, dist_checkpointing_path: null, override_transformer_config: {layers}}}"
+    )
+    places = (ACTOR, f"{TREE}.actor_rollout_ref.ref", f"{TREE}.critic")
+    strategies = [f"{place}.strategy=megatron" for place in places if "ref.ref" not in place]
+    plan, problems = examined(
+        MINIMAL, *PPO, "trainer.num_workers=4", *strategies, *(f"{place}.megatron={section}" for place in places)
+    )
+    assert [p.render() for p in problems] == []
+    config = plan.stages[0].config
+    assert config.trainer.trainer_strategy == "megatron" and tensor_size(config) == 2
+    tree = config.trainer.trainer_config
+    assert (
+        tree.actor_rollout_ref.model.enable_gradient_checkpointing and tree.critic.model.enable_gradient_checkpointing
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from trinity.common.config.draft import Draft, path_of
 from trinity.common.config.schema_index import default_at
@@ -51,14 +52,25 @@ _REFUSED_KEYS = {
         "gradients are summed by PyTorch's FSDP2, not in Megatron's buffers",
         "remove it; `actor.fsdp_config.mixed_precision.reduce_dtype` is the number type of the sums",
     ),
-    "override_transformer_config": (
-        "layers are computed by this trainer, not by Megatron's transformer",
-        "remove it; `actor_rollout_ref.model.enable_gradient_checkpointing` recomputes layers",
-    ),
     "override_mcore_model_config": ("layers are computed by this trainer, not by Megatron's transformer", "remove it"),
     "forward_only": ("which models are trained follows from the algorithm", "remove it"),
     "dtype": ("the number type of products stands elsewhere", "write `actor.fsdp_config.dtype`"),
 }  # fmt: skip
+
+# Entries of override_transformer_config that ask for what is done here anyway, or for the recomputation of every layer.
+_TRANSFORMER: dict[str, tuple[Any, ...]] = {
+    "recompute_granularity": (None, "full"),
+    "recompute_method": (None, "uniform"),
+    "recompute_num_layers": (None, 1),
+    "recompute_modules": (None, ["core_attn"]),
+    "attention_backend": ("flash", "auto"),
+    "variable_seq_lengths": (True,),
+    "moe_token_dispatcher_type": ("alltoall",),
+}
+_RECOMPUTES = {
+    ACTOR: f"{TREE}.actor_rollout_ref.model.enable_gradient_checkpointing",
+    CRITIC: f"{CRITIC}.model.enable_gradient_checkpointing",
+}
 
 
 def model_parallel_size(draft: Draft) -> int:
@@ -140,9 +152,40 @@ def _join(draft: Draft) -> None:
         draft.derive(f"{REF}.fsdp_config.param_offload", draft.get(key), f"{key} wins")
 
 
+def _check_transformer(draft: Draft, key: str) -> None:
+    """Take what means the recomputation of every layer, which has a key of its own; refuse what is not done."""
+    values = draft.get(key)
+    for name, value in values.items():
+        if value not in _TRANSFORMER.get(name, ()):
+            draft.problem(
+                "E1857",
+                f"{key}.{name}",
+                f"`{key}.{name}: {value}` is not done here: layers are computed by this trainer, not by Megatron's "
+                "transformer",
+                rule="; ".join(str(v) for v in _TRANSFORMER.get(name, ())) or "not written",
+                suggestion=f"remove it; `{_RECOMPUTES[ACTOR]}` recomputes every layer",
+            )
+    other = next((own for section, own in _RECOMPUTES.items() if key.startswith(f"{_PLACES[section]}.")), None)
+    if other is None or values.get("recompute_granularity") != "full":
+        return
+    if draft.is_given(other) and not draft.get(other):
+        draft.problem(
+            "E1815",
+            f"{key}.recompute_granularity",
+            f"`{key}.recompute_granularity` is full, but {other} is false",
+            involves=(other,),
+            suggestion=f"keep `{other}`",
+        )
+    else:
+        draft.derive(other, True, f"{key}.recompute_granularity is full")
+
+
 def _check_key(draft: Draft, key: str) -> None:
     section, _, name = key.rpartition(".")
     value = draft.get(key)
+    if name == "override_transformer_config":
+        _check_transformer(draft, key)
+        return
     if name in _REFUSED_SIZES and value != 1:
         reason, way_out = _REFUSED_SIZES[name]
     elif name in _REFUSED_KEYS and value != default_at(path_of(key))[1]:
