@@ -199,6 +199,7 @@ def engine_arguments(
         get_logger("explorer").info("vLLM on a CPU: %s, environment %s", shown, process_environment(True))
     return arguments | {
         "model": str(folder),
+        "hf_overrides": settings.engine_args.get("hf_overrides", {}) | dict(settings.model_overrides),
         "dtype": str(dtype).removeprefix("torch."),
         "max_model_len": settings.model.max_model_len,
         "trust_remote_code": settings.model.trust_remote_code,

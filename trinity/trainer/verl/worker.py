@@ -137,7 +137,7 @@ class ActorWorker:
             self.config,
             self.model,
             adapter=self.adapter,
-            settings=self.actor.settings,
+            settings=settings.reference_settings(self.config),
             device=self.device,
             dtype=self.dtype,
             ranks=self.ranks,
