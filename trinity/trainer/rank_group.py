@@ -17,6 +17,7 @@ from trinity.runtime.base import ActorDiedError, Resources
 from trinity.trainer.backend import LocalBackend, TrainerBackend
 from trinity.trainer.rank_worker import TIMEOUT_KEY, RankError, RankWorker
 from trinity.trainer.verl.settings import num_workers
+from trinity.trainer.verl.shard_settings import needs_group
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -200,9 +201,12 @@ class RankGroup:
 
 
 def backend_of(config: Config, *, tokenizer: PreTrainedTokenizerBase | None, runtime: Runtime | None) -> TrainerBackend:
-    """Return the back end of a run, not yet prepared: one worker in this process, or several ranks by `runtime`."""
+    """Return the back end of a run, not yet prepared: one worker in this process, or several ranks by `runtime`.
+
+    One worker on a GPU whose weights wait in host memory during a step is a rank, too.
+    """
     world = num_workers(config)
-    if world == 1:
+    if world == 1 and not (needs_group(config) and torch.cuda.is_available()):
         return LocalBackend(config, tokenizer=tokenizer)
     assert runtime is not None, "several ranks need a runtime that starts their processes"
     return RankGroup(config, runtime=runtime, world=world)

@@ -41,7 +41,7 @@ def load_model(path: str, device: torch.device, *, config: Config) -> PreTrained
     import_libraries(detailed.external_lib)
     overrides = detailed.override_config
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=read_model_config(path, overrides, trust_remote_code=trusted),
             dtype=torch.float32,
@@ -51,6 +51,7 @@ def load_model(path: str, device: torch.device, *, config: Config) -> PreTrained
         )
     except (OSError, ValueError) as error:
         raise EnvironmentProblem(f"cannot load model.model_path {path}: {error}", code="E3101") from error
+    model, info = loaded
     check_loaded(info, overrides, path=path, section=MODEL_KEY)
     return _ready(model, device)
 

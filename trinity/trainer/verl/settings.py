@@ -123,12 +123,18 @@ def products_dtype(config: Config, device: torch.device) -> torch.dtype:
 
 def dtype_of(fsdp: FsdpConfig, device: torch.device) -> torch.dtype:
     """Return the number type that a model's section asks for on `device`; see `products_dtype`."""
-    if fsdp.mixed_precision is not None:
+    if writes_products(fsdp):
+        assert fsdp.mixed_precision is not None, "it writes the type"
         return FLOATS[fsdp.mixed_precision.param_dtype]
     wanted = FLOATS[fsdp.dtype]
     if "dtype" in fsdp.model_fields_set or wanted == torch.float32 or has_bf16_units(device):
         return wanted
     return torch.float32
+
+
+def writes_products(fsdp: FsdpConfig) -> bool:
+    """Return whether a section has `mixed_precision.param_dtype`."""
+    return fsdp.mixed_precision is not None and "param_dtype" in fsdp.mixed_precision.model_fields_set
 
 
 def token_limit(config: Config) -> int:
@@ -165,7 +171,8 @@ def reference_settings(config: Config) -> ActorSettings:
     ref, own = config.trainer.trainer_config.actor_rollout_ref.ref, actor_settings(config)
     by_tokens = ref.log_prob_use_dynamic_bsz
     if own.max_tokens is not None if by_tokens is None else by_tokens:
-        return dataclasses.replace(own, max_tokens=ref.log_prob_max_token_len_per_gpu or token_limit(config), max_rows=None)
+        limit = ref.log_prob_max_token_len_per_gpu or token_limit(config)
+        return dataclasses.replace(own, max_tokens=limit, max_rows=None)
     size = ref.log_prob_micro_batch_size_per_gpu or ref.log_prob_micro_batch_size or _micro_rows(config)
     return dataclasses.replace(own, max_tokens=None, max_rows=2 * size if schema_of(config) == "dpo" else size)
 
