@@ -108,6 +108,7 @@ ROLLOUT_MODEL = (
     "engine_num", "dtype", "enable_history", "seed", "trust_remote_code", "temperature", "top_p", "top_k",
     "max_model_len", "max_prompt_tokens", "max_response_tokens", "min_response_tokens", "enable_prompt_truncation",
     "chat_template", "ignore_eos", "extra_engine_args", "gpu_memory_utilization", "tensor_parallel_size",
+    "pipeline_parallel_size", "data_parallel_size",
     "enforce_eager", "enable_prefix_caching", "enable_chunked_prefill",
     "enable_expert_parallel", "enable_log_requests",
 )  # fmt: skip
@@ -204,8 +205,6 @@ MIRRORS: dict[str, str] = {
 
 WAYS_OUT: dict[str, str] = {
     "explorer.rollout_model.engine_type": "use --set explorer.rollout_model.engine_type=torch",
-    "explorer.rollout_model.pipeline_parallel_size": "use explorer.rollout_model.tensor_parallel_size",
-    "explorer.rollout_model.data_parallel_size": "use explorer.rollout_model.engine_num",
     "trainer.trainer_strategy": "use --set trainer.trainer_strategy=fsdp",
     **{f"{_MODEL}.{name}": "write `model.lora_configs`" for name in ("lora_rank", "lora_alpha", "lora_adapter_path")},
     "explorer.rollout_model.lora_configs": "write `model.lora_configs`",

@@ -9,6 +9,10 @@ from trinity.utils.gpu import has_gpu
 
 MODELS = "explorer.auxiliary_models"
 ROLLOUT = "explorer.rollout_model"
+NO_STAGES = "vLLM's scheduler loses requests between stages where the tokens are drawn by a sampler of its user"
+ONE_ANSWER = (
+    "vLLM answers for the first replica only, so that nobody would know which version made the tokens of the others"
+)
 TUNING = ("enforce_eager", "enable_prefix_caching", "enable_chunked_prefill", "enable_expert_parallel",
           "enable_log_requests")  # fmt: skip
 
@@ -52,18 +56,46 @@ def _check_vllm(draft: Draft, model: str) -> None:
             suggestion=f"use --set {model}.engine_type=torch, or write `deterministic: false`",
         )
 
-
-def _check_torch(draft: Draft, model: str) -> None:
-    key = f"{model}.tensor_parallel_size"
+    key = f"{model}.pipeline_parallel_size"
     if draft.get(key) != 1:
         draft.problem(
             "E3223",
             key,
-            f"`{key}: {draft.get(key)}` needs engine_type vllm: the torch engine is on one device",
+            f"`{key}: {draft.get(key)}` is not served: {NO_STAGES}",
             rule="1",
             involves=(f"{model}.engine_type",),
-            suggestion=f"use --set {key}=1 or --set {model}.engine_type=vllm",
+            suggestion=f"write `{model}.tensor_parallel_size`",
         )
+    key = f"{model}.data_parallel_size"
+    if draft.get(key) != 1 and draft.get("synchronizer.update_in_flight"):
+        draft.problem(
+            "E3225",
+            key,
+            f"`{key}: {draft.get(key)}` does not fit synchronizer.update_in_flight: {ONE_ANSWER}",
+            rule="1",
+            involves=("synchronizer.update_in_flight",),
+            suggestion=f"write `{model}.engine_num`, or `synchronizer.update_in_flight: false`",
+        )
+
+
+def _check_torch(draft: Draft, model: str) -> None:
+    ways = {
+        "tensor_parallel_size": "",
+        "pipeline_parallel_size": "",
+        "data_parallel_size": f", or `{model}.engine_num`",
+    }
+    for name, other in ways.items():
+        key = f"{model}.{name}"
+        if draft.get(key) != 1:
+            vllm = f" or --set {model}.engine_type=vllm" if name != "pipeline_parallel_size" else ""
+            draft.problem(
+                "E3223",
+                key,
+                f"`{key}: {draft.get(key)}` is not served by the torch engine, which is on one device",
+                rule="1",
+                involves=(f"{model}.engine_type",),
+                suggestion=f"use --set {key}=1{vllm}{other}",
+            )
     for name in TUNING:
         if draft.is_given(f"{model}.{name}"):
             draft.problem(
