@@ -18,7 +18,7 @@ from tests.trainer.test_update import TERMS
 from trinity.common.config import Config
 from trinity.runtime.local import LocalRuntime
 from trinity.trainer.batch import collate
-from trinity.trainer.rank_group import RankGroup
+from trinity.trainer.rank_group import RankGroup, gpus_of_rank, has_ranks
 from trinity.trainer.verl.decoder import FastDecoder
 from trinity.trainer.verl.shard_settings import needs_group
 from trinity.trainer.verl.worker import ActorWorker
@@ -124,6 +124,18 @@ def test_the_reference_scores_in_micro_batches_of_its_own(make_config: Maker) ->
     ):
         rows, found = passes(**ref)
         assert split(rows) and sum(rows) == 8 and float((found - expected).abs().max()) < 1e-5
+
+
+def test_one_worker_whose_weights_stay_in_host_memory_is_a_rank_with_its_gpu(make_config: Maker) -> None:
+    def asked(*, policy: bool, mode: str, **cluster: int) -> tuple[bool, float]:
+        config = make_config(mode=mode, trainer={"offload_policy": policy}, cluster=cluster)
+        return has_ranks(config), gpus_of_rank(config, 1)
+
+    shared, own = {"trainer_gpu_num": 1, "total_gpu_num": 1}, {"trainer_gpu_num": 1, "total_gpu_num": 4}
+    assert asked(policy=True, mode="both", **shared) == (True, 0.5)
+    assert asked(policy=True, mode="train", **shared) == asked(policy=True, mode="both", **own) == (True, 1.0)
+    assert asked(policy=False, mode="both", **own) == (False, 1.0)
+    assert asked(policy=True, mode="both") == (torch.cuda.is_available(), 0.0)
 
 
 @pytest.mark.gpu

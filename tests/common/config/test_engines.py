@@ -42,22 +42,24 @@ def test_the_torch_engine_is_on_one_device(examined: Examine, name: str) -> None
     problems = examined(MINIMAL, f"{ROLLOUT}.{name}=2", f"{ROLLOUT}.engine_type=torch")[1]
     (found,) = [p for p in problems if p.is_error]
     assert (found.code, found.key) == ("E3223", f"{ROLLOUT}.{name}")
-    assert ("engine_type=vllm" in (found.suggestion or "")) == (name != "pipeline_parallel_size")
+    assert ("engine_type=vllm" in (found.suggestion or "")) == (name == "tensor_parallel_size")
     models = f"explorer.auxiliary_models=[{{model_path: m, engine_type: torch, {name}: 2}}]"
     problems = examined(MINIMAL, models, f"{ROLLOUT}.engine_type=torch")[1]
     assert [p.key for p in problems if p.code == "E3223"] == [f"explorer.auxiliary_models[0].{name}"]
 
 
-def test_vllm_has_replicas_and_no_stages(examined: Examine) -> None:
-    vllm, replicas = f"{ROLLOUT}.engine_type=vllm", f"{ROLLOUT}.data_parallel_size=2"
-    assert [p.render() for p in examined(MINIMAL, vllm, replicas)[1] if p.is_error] == []
-    (found,) = [p for p in examined(MINIMAL, vllm, f"{ROLLOUT}.pipeline_parallel_size=2")[1] if p.is_error]
-    assert (found.code, found.suggestion) == ("E3223", f"write `{ROLLOUT}.tensor_parallel_size`")
-    assert "loses requests between stages" in found.message
-    in_flight = "synchronizer={sync_style: fully_async, update_in_flight: true}"
-    (found,) = [p for p in examined(MINIMAL, vllm, replicas, in_flight)[1] if p.is_error]
-    assert (found.code, found.key) == ("E3225", f"{ROLLOUT}.data_parallel_size")
-    assert "engine_num" in (found.suggestion or "")
+@pytest.mark.parametrize(
+    ("name", "words", "instead"),
+    [
+        ("pipeline_parallel_size", "are not verified", "tensor_parallel_size"),
+        ("data_parallel_size", "outlives a run that is killed", "engine_num"),
+    ],
+)
+def test_vllm_has_neither_stages_nor_replicas(examined: Examine, name: str, words: str, instead: str) -> None:
+    problems = examined(MINIMAL, f"{ROLLOUT}.engine_type=vllm", f"{ROLLOUT}.{name}=2")[1]
+    (found,) = [p for p in problems if p.is_error]
+    assert (found.code, found.key, found.suggestion) == ("E3223", f"{ROLLOUT}.{name}", f"write `{ROLLOUT}.{instead}`")
+    assert words in found.message
 
 
 def test_keys_of_vllm_have_no_effect_on_the_torch_engine_and_it_is_told(examined: Examine) -> None:

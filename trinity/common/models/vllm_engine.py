@@ -127,7 +127,7 @@ class VLLMEngine(LocalModel):
         arguments = engine_arguments(
             settings, facts.text_config, folder=facts.folder, dtype=dtype, is_cpu=is_cpu, own=own
         )
-        slots = asyncio.Semaphore(settings.num_slots)
+        slots = asyncio.Semaphore(settings.max_num_seqs)
         loop = asyncio.get_running_loop()
         with start_lock, environment(process_environment(is_cpu)):
             started = Started(_async_llm(arguments), loop, tokenizer, facts, dtype, stop_ids, slots)
@@ -353,7 +353,7 @@ class VLLMEngine(LocalModel):
     async def stats(self) -> dict[str, float]:
         """Return totals since the start: tokens, samples, seconds at work, tokens per second, slots."""
         started = self._ready()
-        return self._counts.table(is_busy=not started.idle.is_set(), num_slots=self.settings.num_slots)
+        return self._counts.table(is_busy=not started.idle.is_set(), num_slots=self.settings.max_num_seqs)
 
 
 def check_installed() -> None:

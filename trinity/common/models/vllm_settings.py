@@ -16,7 +16,7 @@ import xxhash
 
 from trinity.common.config import Config
 from trinity.common.config.model import InferenceModelConfig
-from trinity.common.config.rules.engines import NO_STAGES, ONE_ANSWER
+from trinity.common.config.rules.engines import NO_STAGES, REPLICAS
 from trinity.common.errors import ConfigError, EnvironmentProblem
 from trinity.common.models.torch_engine.settings import EngineSettings, engine_settings
 from trinity.utils.device import total_memory_bytes
@@ -47,6 +47,7 @@ FIXED_ARGS = (
 
 _REFUSED = {
     "pipeline_parallel_size": (1, f"{NO_STAGES}: use tensor_parallel_size"),
+    "data_parallel_size": (1, f"{REPLICAS}: use engine_num"),
     "use_v1": (True, "vLLM has no other version: remove the key"),
     "enable_multimodal": (False, "images and videos are not served: remove the key"),
     "enable_return_routed_experts": (False, "chosen experts are not returned: remove the key"),
@@ -69,11 +70,6 @@ class VLLMSettings(EngineSettings):
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     has_request_log: bool = False
 
-    @property
-    def num_slots(self) -> int:
-        """Most sequences at once, in all replicas."""
-        return self.max_num_seqs * int(self.engine_args.get("data_parallel_size", 1))
-
 
 def vllm_settings(
     config: Config, auxiliary: InferenceModelConfig | None = None, *, key: str = "explorer.rollout_model"
@@ -82,7 +78,7 @@ def vllm_settings(
 
     Raises:
         ConfigError: `deterministic` (E3220), a value that this engine does not serve (E3223), an argument of vLLM that
-            has a key of its own or is the engine's to set (E3224), replicas whose samples go on over an update (E3225).
+            has a key of its own or is the engine's to set (E3224).
     """
     rollout = auxiliary or config.explorer.rollout_model
     if config.deterministic:
@@ -91,12 +87,6 @@ def vllm_settings(
         if rollout.__dict__[name] != served:
             raise ConfigError(f"{key}.{name} must be {served} with vLLM, got {rollout.__dict__[name]}; {advice}",
                               code="E3223")  # fmt: skip
-    if rollout.data_parallel_size > 1 and config.synchronizer.update_in_flight:
-        raise ConfigError(
-            f"{key}.data_parallel_size {rollout.data_parallel_size} does not fit synchronizer.update_in_flight: "
-            f"{ONE_ANSWER}; use {key}.engine_num",
-            code="E3225",
-        )
     for name in rollout.extra_engine_args:
         if name in KEY_ARGS:
             raise ConfigError(f"{key}.extra_engine_args.{name}: write {key}.{name}", code="E3224")
@@ -107,7 +97,7 @@ def vllm_settings(
                 code="E3224",
             )
     base = engine_settings(config, auxiliary, is_any_argument_known=True)
-    own = ("tensor_parallel_size", "data_parallel_size", "enforce_eager", "enable_prefix_caching",
+    own = ("tensor_parallel_size", "enforce_eager", "enable_prefix_caching",
            "enable_chunked_prefill", "gpu_memory_utilization", "enable_expert_parallel", "seed")  # fmt: skip
     return VLLMSettings(
         **{name: base.__dict__[name] for name in EngineSettings.__dataclass_fields__},

@@ -1,4 +1,4 @@
-"""An engine of several vLLM processes: parts of one model, or replicas, with the tokens and updates of one process."""
+"""A model on two of vLLM's workers: the tokens and the updates of one."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.slow
 PROMPTS = ["12+34=", "5*6=", "9-8=", "a+b=", "77+1=", "3-3="]
 
 
-@pytest.fixture(scope="module", params=["tensor_parallel_size", "data_parallel_size"])
-def split(request: pytest.FixtureRequest, tied: tuple[Path, PreTrainedModel]) -> Iterator[VLLMEngine]:
+@pytest.fixture(scope="module")
+def split(tied: tuple[Path, PreTrainedModel]) -> Iterator[VLLMEngine]:
     """An engine whose model is on two workers."""
     pytest.importorskip("vllm")
-    made = VLLMEngine(settings(tied[0], engine_args={request.param: 2}))
+    made = VLLMEngine(settings(tied[0], engine_args={"tensor_parallel_size": 2}))
     asyncio.run(made.prepare())
     yield made
     asyncio.run(made.shutdown())
@@ -57,4 +57,4 @@ def test_two_workers_sample_what_one_does_before_and_after_an_update(
             assert float((experience.logprobs - recomputed(source, experience)).abs().max()) < 1e-5
         scored = asyncio.run(split.logprobs(found[0].tokens.tolist()))
         assert float((scored[found[0].prompt_length - 1 :] - found[0].logprobs).abs().max()) < 1e-5
-    assert split.model_version == 2
+    assert split.model_version == 2 and len({worker["pid"] for worker in split.workers}) == 2
