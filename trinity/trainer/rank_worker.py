@@ -113,6 +113,7 @@ class RankWorker:
                 tensor_size=tensor_size(self.config),
                 num_stages=num_stages(self.config),
                 is_by_tokens=self.config.trainer.megatron.sequence_parallel,
+                is_grouped=True,
             )
             tokenizer = load_tokenizer(self.config.model)
             self._worker = ActorWorker(self.config, tokenizer=tokenizer, total_steps=total_steps, ranks=ranks)

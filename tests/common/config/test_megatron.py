@@ -69,6 +69,14 @@ ROWS = {
         (*TWO, f"{ACTOR}.megatron.use_dist_checkpointing=true"),
         "E1857", f"{ACTOR}.megatron.use_dist_checkpointing", "model.model_path",
     ),
+    "two switches": (
+        (*TWO, f"{ACTOR}.megatron.param_offload=true", "trainer.param_offload=false"),
+        "E1815", f"{ACTOR}.megatron.param_offload", "keep `trainer.param_offload`",
+    ),
+    "the critic's switch": (
+        (*TWO, *PPO, f"{TREE}.critic.megatron.param_offload=false", "trainer.param_offload=true"),
+        "E1815", f"{TREE}.critic.megatron.param_offload", "critic.model.fsdp_config.param_offload",
+    ),
     "number type": ((*TWO, f"{ACTOR}.megatron.dtype=float16"), "E1857", f"{ACTOR}.megatron.dtype", "fsdp_config.dtype"),
     "shard groups": (
         (*TWO, f"{ACTOR}.fsdp_config.fsdp_size=1", "trainer.num_workers=12", f"{ACTOR}.fsdp_config.fsdp_size=4"),
@@ -97,6 +105,10 @@ def test_sizes_have_one_value_under_both_names_and_offload_goes_to_its_own_key(e
     assert (trainer.megatron.tensor_model_parallel_size, trainer.megatron.sequence_parallel) == (2, False)
     assert trainer.param_offload and trainer.trainer_config.actor_rollout_ref.actor.fsdp_config.param_offload
     assert tensor_size(plan.stages[0].config) == 2
+    plan, problems = examined(MINIMAL, *TWO, *PPO, f"{TREE}.critic.megatron.optimizer_offload=true")
+    assert [p.render() for p in problems if p.is_error] == []
+    trainer = plan.stages[0].config.trainer
+    assert trainer.trainer_config.critic.model.fsdp_config.optimizer_offload and not trainer.optimizer_offload
     plan, problems = examined(MINIMAL, *MEGATRON, f"{SECTION}.context_parallel_size=1")
     assert [p.render() for p in problems if p.is_error] == [] and tensor_size(plan.stages[0].config) == 1
 

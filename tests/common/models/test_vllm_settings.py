@@ -44,6 +44,16 @@ def arguments(settings: VLLMSettings, *, is_cpu: bool) -> dict[str, Any]:
     return engine_arguments(settings, SIZES, folder=Path("m"), dtype=torch.float32, is_cpu=is_cpu, own={})
 
 
+def test_the_model_s_changed_entries_reach_vllm_over_those_of_its_own() -> None:
+    changed = {"rope_parameters": {"rope_theta": 3.0}}
+    model = {"override_config": changed, "external_lib": "json"}
+    trainer = {"trainer_config": {"actor_rollout_ref": {"model": model}}}
+    own = {"extra_engine_args": {"hf_overrides": {"rope_parameters": {}, "max_position_embeddings": 99}}}
+    settings = vllm_settings(config(own, trainer=trainer))
+    assert arguments(settings, is_cpu=False)["hf_overrides"] == changed | {"max_position_embeddings": 99}
+    assert settings.external_lib == "json" and arguments(vllm_settings(config({})), is_cpu=False)["hf_overrides"] == {}
+
+
 def test_every_key_reaches_vllm() -> None:
     keys: dict[str, Any] = {
         "tensor_parallel_size": 2, "enforce_eager": True, "enable_prefix_caching": False,
@@ -83,7 +93,7 @@ def test_the_environment_is_the_users_where_it_is_set(monkeypatch: pytest.Monkey
     [
         ({}, {"deterministic": True}, "E3220", "engine_type=torch"),
         ({"pipeline_parallel_size": 2}, {}, "E3223", "use tensor_parallel_size"),
-        ({"data_parallel_size": 2}, {}, "E3223", "use engine_num"),
+        ({"data_parallel_size": 2}, {}, "E3223", "outlives a run that is killed: use engine_num"),
         ({"use_v1": False}, {}, "E3223", "remove the key"),
         ({"enable_multimodal": True}, {}, "E3223", "enable_multimodal"),
         ({"enable_return_routed_experts": True}, {}, "E3223", "enable_return_routed_experts"),

@@ -70,6 +70,7 @@ class Ranks:
         tensor_size: ranks that share the matrices of a layer; divides `world`, and excludes `sequence_size`.
         is_by_tokens: those ranks also share the tokens between the matrices (`sequence_parallel`).
         num_stages: ranks, or groups of `tensor_size`, that share the layers; excludes `sequence_size`.
+        is_grouped: one process alone is a process group, too, so that its model is sharded.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Ranks:
         tensor_size: int = 1,
         is_by_tokens: bool = False,
         num_stages: int = 1,
+        is_grouped: bool = False,
     ) -> None:
         self.rank = rank
         self.world = world
@@ -92,13 +94,14 @@ class Ranks:
         self.tensor_size = tensor_size
         self.is_by_tokens = is_by_tokens
         self.num_stages = num_stages
+        self.is_grouped = is_grouped
         self._sequence_groups: dict[int, Any] = {}
         self._meshes: dict[tuple[tuple[str, int], ...], DeviceMesh] = {}
 
     @property
     def is_alone(self) -> bool:
-        """Whether this process trains the model by itself."""
-        return self.world == 1
+        """Whether this process trains the model by itself, and nothing is sharded."""
+        return self.world == 1 and not self.is_grouped
 
     @property
     def share_size(self) -> int:
@@ -119,6 +122,10 @@ class Ranks:
     def is_first(self) -> bool:
         """Whether this rank speaks for all: it writes what all of them know."""
         return self.rank == 0
+
+    def device_of(self, model: nn.Module) -> torch.device:
+        """Return where `model` is computed; of a sharded one, the parameters may be elsewhere."""
+        return next(model.parameters()).device if self.is_alone else self.device
 
     def loading_device(self, device: torch.device) -> torch.device:
         """Return where a model is loaded that then computes on `device`: sharded, it goes there layer by layer."""
@@ -244,9 +251,9 @@ class Ranks:
             # Weights are gathered in their own type and cast where one worker casts them, so that numbers agree.
             "mp_policy": MixedPrecisionPolicy(reduce_dtype=options.reduce_dtype, cast_forward_inputs=False),
         }
-        if options.offload_policy and self.device.type != "cpu":
-            arguments["offload_policy"] = CPUOffloadPolicy()
-        blocks = _blocks(decoder, options)
+        if options.offload_policy:
+            arguments["offload_policy"] = CPUOffloadPolicy(pin_memory=self.device.type != "cpu")
+        blocks = blocks_of(decoder, options)
         for block in blocks:
             fully_shard(block, reshard_after_forward=options.reshard_after_forward, **arguments)
         fully_shard(decoder, **arguments)
@@ -309,8 +316,12 @@ def whole(tensor: Tensor) -> Tensor:
     return full.detach()
 
 
-def _blocks(decoder: Decoder, options: ShardOptions) -> list[nn.Module]:
-    """Return the layers that are gathered on their own."""
+def blocks_of(decoder: Decoder, options: ShardOptions) -> list[nn.Module]:
+    """Return the layers that are gathered on their own.
+
+    Raises:
+        ConfigError: a class of the wrap policy is no layer of the model (E5681).
+    """
     blocks = [] if options.is_whole else decoder.blocks()
     if options.layer_classes is not None and blocks:
         known = sorted({_layer_class(block) for block in decoder.blocks()})

@@ -94,6 +94,32 @@ def resolve_megatron(draft: Draft) -> None:
         _check_company(draft)
 
 
+def resolve_megatron_offload(draft: Draft) -> None:
+    """Give the policy's offload switches the value of Megatron's section, before others are filled from them."""
+    if MEGATRON in (draft.get(STRATEGY), draft.get(f"{ACTOR}.strategy")):
+        for name in OFFLOADS:
+            _join_offload(draft, f"{_PLACES[ACTOR]}.{name}", f"{ACTOR}.fsdp_config.{name}", f"trainer.{name}")
+
+
+def _join_offload(draft: Draft, key: str, *others: str) -> None:
+    """Give `others` the value of `key`; a different one that was written is an error."""
+    if not draft.is_given(key):
+        return
+    for other in others:
+        is_other = draft.get(other) != draft.get(key)
+        # A switch that is off cannot take back what was filled in from the policy.
+        if is_other and (draft.is_given(other) or not draft.get(key)):
+            draft.problem(
+                "E1815",
+                key,
+                f"`{key}` is {draft.get(key)}, but {other} is {draft.get(other)}",
+                involves=(other,),
+                suggestion=f"keep `{other}`",
+            )
+        elif is_other:
+            draft.derive(other, draft.get(key), key)
+
+
 def _refuse_without_effect(draft: Draft) -> None:
     for key in _written(draft):
         if draft.is_own(key) and draft.get(key) != default_at(path_of(key))[1]:
@@ -142,14 +168,10 @@ def _join(draft: Draft) -> None:
             key = f"{_PLACES[section]}.{name}"
             if draft.is_given(key) and draft.get(key) != draft.get(plain):
                 _differs(draft, key, plain)
+    place = f"{CRITIC}.fsdp" if draft.get(f"{CRITIC}.fsdp") is not None else f"{CRITIC}.model.fsdp_config"
+    _join_offload(draft, f"{_PLACES[REF]}.param_offload", f"{REF}.fsdp_config.param_offload")
     for name in OFFLOADS:
-        key = f"{_PLACES[ACTOR]}.{name}"
-        if draft.is_given(key):
-            for other in (f"trainer.{name}", f"{ACTOR}.fsdp_config.{name}"):
-                draft.derive(other, draft.get(key), f"{key} wins")
-    key = f"{_PLACES[REF]}.param_offload"
-    if draft.is_given(key):
-        draft.derive(f"{REF}.fsdp_config.param_offload", draft.get(key), f"{key} wins")
+        _join_offload(draft, f"{_PLACES[CRITIC]}.{name}", f"{place}.{name}")
 
 
 def _check_transformer(draft: Draft, key: str) -> None:
@@ -190,8 +212,6 @@ def _check_key(draft: Draft, key: str) -> None:
         reason, way_out = _REFUSED_SIZES[name]
     elif name in _REFUSED_KEYS and value != default_at(path_of(key))[1]:
         reason, way_out = _REFUSED_KEYS[name]
-    elif name in OFFLOADS and value and section == _PLACES[CRITIC]:
-        reason, way_out = "policy and critic go to host memory together", f"write `trainer.{name}`"
     elif name == "optimizer_offload" and value and section == _PLACES[REF]:
         reason, way_out = "a reference has no optimizer", "remove it"
     else:
