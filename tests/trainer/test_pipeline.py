@@ -17,7 +17,7 @@ from tests.trainer.conftest import make_experiences
 from tests.trainer.rank_calls import ALONE
 from tests.trainer.rank_pool import RankPool
 from tests.trainer.test_pairs import ALGORITHM, make_pairs
-from tests.trainer.test_ranks import BY_ROWS, BY_TOKENS, other_family, tree
+from tests.trainer.test_ranks import BY_ROWS, BY_TOKENS, other_family, tree, with_actor
 from tests.trainer.test_sharded_checkpoint import _moments, run
 from tests.trainer.test_tensor_parallel import biased
 from tests.trainer.test_together import _config as everything
@@ -57,6 +57,8 @@ def test_stages_do_not_change_the_gradient(make_config: Maker, tmp_path: Path, p
     if world == 4:
         calls = calls[1:2]
         calls.append((tree(make_config(algorithm=TERMS, trainer=sizes(4), **models["deep"])), BY_ROWS, rows))
+        in_host = sizes(tensor=2) | with_actor(dtype="float32", offload_policy=True)
+        calls.append((tree(make_config(algorithm=TERMS, trainer=in_host)), BY_ROWS, rows))
         for by_tokens in (False, True):
             both = sizes(tensor=2, sequence_parallel=by_tokens)
             calls.append((tree(make_config(algorithm=full, trainer=both, **models["deep"])), BY_ROWS, rows))
@@ -67,17 +69,14 @@ def test_stages_do_not_change_the_gradient(make_config: Maker, tmp_path: Path, p
             assert_same(expected, found, 1e-6)
 
 
-@pytest.mark.parametrize(("world", "tensor"), [(2, 1), (4, 2)])
-def test_training_with_everything_at_once_over_stages(
-    make_config: Maker, pool: RankPool, world: int, tensor: int
-) -> None:
+def test_training_with_everything_at_once_over_stages_of_shared_matrices(make_config: Maker, pool: RankPool) -> None:
     values = tree(everything(make_config))
     del values["model"]["lora_configs"]
     made = one_worker(Config.model_validate(values))
     steps = [experiences_of_everything(made, step) for step in (1, 2, 3)]
     weights, metrics = rank_calls.train(ALONE, values, steps, BY_ROWS)
-    values["trainer"] |= sizes(tensor=tensor)
-    answers = pool.run(world, rank_calls.train, values, steps, BY_ROWS)
+    values["trainer"] |= sizes(tensor=2)
+    answers = pool.run(4, rank_calls.train, values, steps, BY_ROWS)
     assert all(measured == answers[0][1] for _, measured in answers)
     found, measured = answers[-1]
     assert found.keys() == weights.keys()
@@ -109,11 +108,13 @@ def test_checkpoints_of_stages_go_to_any_ranks_and_back_bit_for_bit(
 def test_a_run_over_stages_that_is_continued_ends_with_the_bits_of_one_that_was_not(
     make_config: Maker, tmp_path: Path, pool: RankPool
 ) -> None:
-    config = tree(make_config(algorithm=TERMS | {"algorithm_type": "ppo", "advantage_fn": "ppo"}, trainer=sizes()))
+    config = tree(
+        make_config(algorithm=TERMS | {"algorithm_type": "ppo", "advantage_fn": "ppo"}, trainer=sizes(tensor=2))
+    )
     steps = [make_experiences(number) for number in (1, 2, 3)]
-    whole, metrics = run(pool, 2, config, None, steps, 0, None)
-    run(pool, 2, config, None, steps[:2], 0, tmp_path / "half")
-    rest, measured = run(pool, 2, config, tmp_path / "half", steps[2:], 2, None)
+    whole, metrics = run(pool, 4, config, None, steps, 0, None)
+    run(pool, 4, config, None, steps[:2], 0, tmp_path / "half")
+    rest, measured = run(pool, 4, config, tmp_path / "half", steps[2:], 2, None)
     assert any(name.startswith("critic.") for name in whole)
     assert all(torch.equal(tensor, rest[name]) for name, tensor in whole.items()) and measured == metrics[2:]
 
