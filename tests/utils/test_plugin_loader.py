@@ -16,7 +16,7 @@ import trinity
 from trinity.common.constants import PLUGIN_DIRS_ENV_VAR
 from trinity.common.errors import ConfigError, ExitCode
 from trinity.common.workflows import WORKFLOWS
-from trinity.utils.plugin_loader import PACKAGE, PluginName, load_plugins, plugin_dirs, scan_plugins
+from trinity.utils.plugin_loader import PACKAGE, PluginName, load_plugins, loaded_directories, plugin_dirs, scan_plugins
 
 PLUGIN = """\
 from trinity.common.workflows import WORKFLOWS, Workflow
@@ -128,6 +128,8 @@ def test_two_files_of_one_name_are_fatal(tmp_path: Path) -> None:
     second = write(tmp_path / "two", same=PLUGIN.format(name="plugin_same_2"))
     with pytest.raises(ConfigError, match=r"E3903.*two/same.py and plugin .*one/same.py have the same module name"):
         load_plugins([first, second])
+    load_plugins(first)
+    assert loaded_directories() == [first], "a folder that could not be loaded is not one of those that were"
 
 
 def test_a_directory_that_registers_nothing_is_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -114,11 +114,16 @@ def load_plugins(dirs: PluginDirs = None) -> list[str]:
     """
     directories = plugin_dirs(dirs)
     package = _package()
-    package.__path__[:] = list(dict.fromkeys([*package.__path__, *map(str, directories)]))
+    before = list(package.__path__)
+    package.__path__[:] = list(dict.fromkeys([*before, *map(str, directories)]))
     loaded: list[str] = []
     for directory in directories:
         files = plugin_files(directory)
-        loaded += [_load_file(path) for path in files]
+        try:
+            loaded += [_load_file(path) for path in files]
+        except ConfigError:
+            package.__path__[:] = before  # the processes of a later run load what is named here
+            raise
         if not any(_scan_file(path) for path in files):
             get_logger("plugins").warning(
                 "[E3904] plugin directory %s registers nothing; its *.py files should call register_module",
