@@ -219,7 +219,7 @@ def _run_stage(stage: StagePlan, stop: StopSignal, options: RunOptions) -> Stage
 
         with placed(config) as place:
             made = Stage(config, name=stage.name, stop=stop, on_metrics=options.on_metrics, place=place)
-            outcome = run_event_loop(made.run())
+            outcome = run_event_loop(place.watched(made.run()))
         status = "done" if outcome.stopped is None else "stopped"
         write_record(
             job_dir,
