@@ -9,6 +9,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 QUICKSTART ?= quickstart
 PYTEST_ARGS ?=
+# Processes that share the tests, file by file; each starts engines and clusters of its own.
+TEST_WORKERS ?= logical
 
 # libgomp's threads spin while they wait, which is ruinous on a machine that does anything else.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -24,8 +26,9 @@ help:
 demo: $(VENV)/.installed
 	$(BIN)/trinity quickstart --dir "$(QUICKSTART)"
 
+test: export OMP_NUM_THREADS ?= 1
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -121,8 +121,9 @@ def table(found: dict[str, Any]) -> str:
     """Return the figures as Markdown."""
     lines = []
     if "weights" in found:
-        lines += ["| transport | publish s | take s | GB/s | GB a CPU second |", "|---|---|---|---|---|"]
-        columns = ("publish_s", "take_s", "gb_per_s", "gb_per_cpu_s")
+        heads = "transport | publish s | take s | GB/s | GB a CPU second | bytes moved"
+        lines += [f"| {heads} |", "|---|---|---|---|---|---|"]
+        columns = ("publish_s", "take_s", "gb_per_s", "gb_per_cpu_s", "moved")
         for row in found["weights"]:
             lines.append(f"| {row['transport']} | {' | '.join(f'{row[name]:.2f}' for name in columns)} |")
     if "scheduler" in found:

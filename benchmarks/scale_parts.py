@@ -6,7 +6,7 @@ import asyncio
 import multiprocessing
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -29,39 +29,55 @@ from trinity.runtime.objects import MemoryObjects
 from trinity.synchronizer.broadcast import BroadcastTransport
 from trinity.synchronizer.transport import CheckpointTransport, MemoryTransport, Transport
 
-PAYLOAD_BYTES = 8 * 1024
+STANDARD_DEVIATION = 0.02  # of the weights of a trained language model
+STEP = 1e-6  # learning rate of the published recipes
 Row = dict[str, Any]
 
 
 # ----------------------------------------------------------------------- weights
-def weights_of(megabytes: int) -> dict[str, Tensor]:
-    """Return float32 tensors of 4 MiB each, random so that nothing can be compressed."""
-    generator = torch.Generator().manual_seed(1)
-    return {f"layer.{i}": torch.randn(1024, 1024, generator=generator) for i in range(max(1, megabytes // 4))}
+class Weights:
+    """Float32 tensors of 4 MiB each, drawn as trained ones are spread, and what training steps make of them."""
+
+    def __init__(self, megabytes: int) -> None:
+        self._source = torch.Generator().manual_seed(1)
+        self.tensors = {f"layer.{i}": self._noise(STANDARD_DEVIATION) for i in range(max(1, megabytes // 4))}
+
+    def step(self) -> None:
+        """Change every number as a step of AdamW at a learning rate of `STEP` does."""
+        for tensor in self.tensors.values():
+            tensor += self._noise(STEP)
+
+    def _noise(self, scale: float) -> Tensor:
+        return torch.randn(1024, 1024, generator=self._source) * scale
 
 
-def transports(folder: Path) -> dict[str, tuple[Transport, bool]]:
-    """Return each transport by name, and whether it reaches another process."""
-    return {
-        "memory, one process": (MemoryTransport(), False),
-        "memory, between processes": (MemoryTransport(MemoryObjects()), True),
-        "checkpoint, between processes": (CheckpointTransport(folder), True),
-        "nccl (over gloo), between processes": (BroadcastTransport("scale"), True),
-    }
+def transports(folder: Path) -> Iterator[tuple[str, Transport, bool, torch.dtype]]:
+    """Yield each transport with its name, whether it reaches another process, and the number type published."""
+    between, f32, bf16 = "between processes", torch.float32, torch.bfloat16
+    yield "memory, one process", MemoryTransport(), False, f32
+    yield f"memory, {between}", MemoryTransport(MemoryObjects()), True, f32
+    yield f"checkpoint, {between}", CheckpointTransport(folder), True, f32
+    yield f"checkpoint with delta, {between}", CheckpointTransport(folder / "delta", is_delta=True), True, f32
+    yield f"checkpoint, bfloat16, {between}", CheckpointTransport(folder / "bf16"), True, bf16
+    yield f"checkpoint with delta, bfloat16, {between}", CheckpointTransport(folder / "d16", is_delta=True), True, bf16
+    yield f"nccl (over gloo), {between}", BroadcastTransport("scale"), True, f32
 
 
 def weight_sync(folder: Path, *, megabytes: int, repeats: int) -> list[Row]:
-    """Return the median seconds of publishing and of taking `megabytes` of weights, and GB/s of both together."""
-    weights, rows = weights_of(megabytes), []
-    size = num_bytes(weights)
+    """Return the median seconds of publishing and of taking weights after a step, and GB/s of both together.
+
+    The weights are `megabytes` of float32, or half of that as bfloat16; `moved` is the part of their bytes that went.
+    """
+    made, rows = Weights(megabytes), []
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
-        for name, (transport, is_distant) in transports(folder).items():
-            target = {key: torch.empty_like(tensor) for key, tensor in weights.items()}
+        for name, transport, is_distant, dtype in transports(folder):
+            target = {key: torch.empty_like(tensor, dtype=dtype) for key, tensor in made.tensors.items()}
+            size = num_bytes(target)
             puts, takes = [], []
             for version in range(1, repeats + 2):
-                for tensor in weights.values():
-                    tensor[0, 0] += 1.0
+                made.step()
+                weights = {key: tensor.to(dtype) for key, tensor in made.tensors.items()}
                 started = clocks()
                 ticket = transport.put(version, weights, copy=True)
                 puts.append(since(started))
@@ -72,15 +88,16 @@ def weight_sync(folder: Path, *, megabytes: int, repeats: int) -> list[Row]:
                 transport.drop_before(version)
             transport.drop_before(repeats + 2)
             transport.close()
-            # The first one starts the process.
+            # The first one starts the process, and is written whole.
             (put_s, put_cpu_s), (take_s, take_cpu_s) = (
                 [median(times[which] for times in side[1:]) for which in (0, 1)] for side in (puts, takes)
             )
             rows.append(
                 {"transport": name, "publish_s": put_s, "take_s": take_s, "gb_per_s": size / (put_s + take_s) / 1e9}
                 | {"gb_per_cpu_s": size / (put_cpu_s + take_cpu_s) / 1e9}
+                | {"moved": ticket.place.get("moved_bytes", size) / size}
             )
-    shutil.rmtree(folder / "weights", ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
     return rows
 
 

@@ -67,6 +67,10 @@ def test_bench_evaluates_every_checkpoint_or_the_latest(parts: Parts):
     key = "bench/test/reward/mean@1"
     scores = {line["step"]: line[key] for line in parts.lines("bench")}
     assert list(scores) == [0, 2, 4, 6, 8, 10, 12] and len(set(scores.values())) > 1, scores
+    apart = ("explorer.rollout_model.engine_num=2", "explorer.runner_isolation=process")
+    assert parts.run("bench", "explorer.eval_on_startup=false", *apart).exit_code == ExitCode.DONE
+    del scores[0]
+    assert {line["step"]: line[key] for line in parts.lines("bench")} == scores
     assert parts.run("bench", "explorer.bench_on_latest_checkpoint=true", "explorer.eval_on_startup=false").stages
     assert {line["step"]: line[key] for line in parts.lines("bench")} == {12: scores[12]}
     with pytest.raises(CheckpointError, match="holds no checkpoint") as empty:

@@ -66,11 +66,13 @@ class BenchSide:
                 "`explorer.eval_on_startup: true` to evaluate the model as it is",
                 code="E7042",
             )
-        engine = create_inference_model(config)
-        self._engines = [engine, *create_auxiliary_models(config)]
+        engine = create_inference_model(config, self.runtime)
+        self._engines = [engine, *create_auxiliary_models(config, self.runtime)]
         for each in self._engines:
             await each.prepare()
-        self._scheduler = await asyncio.to_thread(build_scheduler, config, engine, auxiliary=self._engines[1:])
+        self._scheduler = await asyncio.to_thread(
+            build_scheduler, config, engine, auxiliary=self._engines[1:], runtime=self.runtime
+        )
         self._evaluator = Evaluator(await asyncio.to_thread(build_eval_tasksets, config), self._scheduler)
         self._monitor = open_monitor(config, BENCH, self._on_metrics)
         self._monitor.truncate({"lines": 0, "samples": 0})

@@ -4,63 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from trinity.launch.side import MetricsListener, close_all, folder_synchronizer, open_monitor
+from trinity.launch.side import Component, folder_synchronizer, open_monitor
 from trinity.runtime.event_loop import LoopWatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trinity.buffer.store import ExperienceStore
-    from trinity.common.config import Config
     from trinity.common.models.model import InferenceModel
     from trinity.explorer.explorer import Explorer, ExploreSummary
-    from trinity.monitor.monitor import Monitor
-    from trinity.runtime.base import Runtime
-    from trinity.synchronizer.synchronizer import Synchronizer
 
 LOOP_GRACE_S = 10.0
 
 
-class ExplorerSide:
-    """Engines and explorer of one stage; knows nothing of the trainer but the synchronizer.
+class ExplorerSide(Component):
+    """Engines and explorer of one stage; knows nothing of the trainer but the synchronizer."""
 
-    `prepare`, `run` and `close` are called in this order, `close` also after a failure.
-
-    Args:
-        config: resolved configuration of the stage.
-        synchronizer: source of newer weights; the object, or a handle of it. None: the folder of the job, where the
-            trainer runs apart.
-        runtime: places what needs a process of its own.
-        resume: checkpoint to continue from.
-        store: an open store that the caller closes; None opens one of its own.
-        on_metrics: called with actor name, step and values of every logged line.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        synchronizer: Synchronizer | None,
-        runtime: Runtime,
-        *,
-        resume: Path | None = None,
-        store: ExperienceStore | None = None,
-        on_metrics: MetricsListener | None = None,
-    ) -> None:
-        self.config = config
-        self.synchronizer = synchronizer
-        self.runtime = runtime
-        self.resume = resume
-        self._store = store
-        self._owns_store = store is None
-        self._on_metrics = on_metrics
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._engines: list[InferenceModel] = []
         self._explorer: Explorer | None = None
-        self._monitor: Monitor | None = None
         self._exploring: asyncio.Task[ExploreSummary] | None = None
-        self._is_stopped = False
 
     @property
     def explorer(self) -> Explorer:
@@ -132,13 +97,7 @@ class ExplorerSide:
             Exception: the first failure to close.
         """
         explorer = [] if self._explorer is None else [self._explorer.close]
-        try:
-            await close_all((*explorer, *(engine.shutdown for engine in self._engines)))
-        finally:
-            if self._monitor is not None:
-                self._monitor.close()
-            if self._store is not None and self._owns_store:
-                self._store.close()
+        await self._close((*explorer, *(engine.shutdown for engine in self._engines)))
 
     async def _serve_adapter(self, engine: InferenceModel) -> None:
         """Give the engine, as version 0, the model with the existing adapter from which training starts."""

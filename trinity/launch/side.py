@@ -1,4 +1,4 @@
-"""What both sides of a run share: their monitors, and an end that closes everything."""
+"""What both sides of a run share: what they are made of, their monitors, and an end that closes everything."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from trinity.utils.log import get_logger
 if TYPE_CHECKING:
     from trinity.buffer.store import ExperienceStore
     from trinity.common.config import Config
+    from trinity.runtime.base import Runtime
+    from trinity.synchronizer.synchronizer import Synchronizer
 
 logger = get_logger("launch")
 
@@ -29,6 +31,56 @@ class Side(Protocol):
 
     async def close(self) -> None:
         """Release everything, also after a failure."""
+
+
+class Component:
+    """One side: it may have a monitor and a store, which its end closes after all else.
+
+    `prepare`, `run` and `close` are called in this order, `close` also after a failure.
+
+    Args:
+        config: resolved configuration of the stage.
+        synchronizer: between the sides; the object, or a handle of it. None: they run apart and meet in the folder of
+            the job, or this one meets nobody.
+        runtime: places what needs a process of its own.
+        resume: checkpoint to continue from.
+        store: an open store that the caller closes; None lets the side open one of its own.
+        on_metrics: called with actor name, step and values of every logged line.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        synchronizer: Synchronizer | None,
+        runtime: Runtime,
+        *,
+        resume: Path | None = None,
+        store: ExperienceStore | None = None,
+        on_metrics: MetricsListener | None = None,
+    ) -> None:
+        self.config = config
+        self.synchronizer = synchronizer
+        self.runtime = runtime
+        self.resume = resume
+        self._store = store
+        self._owns_store = store is None
+        self._on_metrics = on_metrics
+        self._monitor: Monitor | None = None
+        self._is_stopped = False
+
+    async def _close(self, closers: Iterable[Callable[[], Awaitable[None]]]) -> None:
+        """Call the closers, then close the monitor, and the store if it is the side's own.
+
+        Raises:
+            Exception: the first failure to close.
+        """
+        try:
+            await close_all(closers)
+        finally:
+            if self._monitor is not None:
+                self._monitor.close()
+            if self._store is not None and self._owns_store:
+                self._store.close()
 
 
 def open_monitor(config: Config, actor: str, listener: MetricsListener | None) -> Monitor:

@@ -4,59 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trinity.common.constants import Mode, StorageType
-from trinity.launch.side import MetricsListener, close_all, end_all, folder_synchronizer, open_monitor
+from trinity.launch.side import Component, end_all, folder_synchronizer, open_monitor
 from trinity.launch.watch import watch_explorers
 from trinity.synchronizer.schedule import schedule_of
 from trinity.synchronizer.synchronizer import Synchronizer
 
 if TYPE_CHECKING:
-    from trinity.buffer.store import ExperienceStore
-    from trinity.common.config import Config
-    from trinity.monitor.monitor import Monitor
-    from trinity.runtime.base import Runtime
     from trinity.synchronizer.folder import AnySynchronizer
     from trinity.trainer.trainer import Trainer, TrainSummary
 
 
-class TrainerSide:
-    """Trainer of one stage; knows nothing of the explorer but the synchronizer.
+class TrainerSide(Component):
+    """Trainer of one stage; knows nothing of the explorer but the synchronizer."""
 
-    `prepare`, `run` and `close` are called in this order, `close` also after a failure.
-
-    Args:
-        config: resolved configuration of the stage.
-        synchronizer: takes new weights to the explorer; the object, or a handle of it. None: the folder of the job,
-            where explorers run apart, or a trainer that reads a dataset is alone.
-        runtime: places what needs a process of its own.
-        resume: checkpoint to continue from.
-        store: an open store that the caller closes; None opens one of its own, unless the trainer reads a dataset.
-        on_metrics: called with actor name, step and values of every logged line.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        synchronizer: Synchronizer | None,
-        runtime: Runtime,
-        *,
-        resume: Path | None = None,
-        store: ExperienceStore | None = None,
-        on_metrics: MetricsListener | None = None,
-    ) -> None:
-        self.config = config
-        self.synchronizer = synchronizer
-        self.runtime = runtime
-        self.resume = resume
-        self._store = store
-        self._owns_store = store is None
-        self._on_metrics = on_metrics
-        self._monitor: Monitor | None = None
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._trainer: Trainer | None = None
         self._is_apart = False
-        self._is_stopped = False
 
     @property
     def trainer(self) -> Trainer:
@@ -140,13 +107,7 @@ class TrainerSide:
         Raises:
             Exception: the trainer could not be closed.
         """
-        try:
-            await close_all([] if self._trainer is None else [self._trainer.close])
-        finally:
-            if self._monitor is not None:
-                self._monitor.close()
-            if self._store is not None and self._owns_store:
-                self._store.close()
+        await self._close([] if self._trainer is None else [self._trainer.close])
 
     async def _restore(self, resume: Path) -> None:
         """Give the synchronizer the versions that the explorer can ask for, as at the checkpoint."""

@@ -117,18 +117,23 @@ def load_plugins(dirs: PluginDirs = None) -> list[str]:
     before = list(package.__path__)
     package.__path__[:] = list(dict.fromkeys([*before, *map(str, directories)]))
     loaded: list[str] = []
-    for directory in directories:
-        files = plugin_files(directory)
-        try:
-            loaded += [_load_file(path) for path in files]
-        except ConfigError:
-            package.__path__[:] = before  # the processes of a later run load what is named here
-            raise
-        if not any(_scan_file(path) for path in files):
-            get_logger("plugins").warning(
-                "[E3904] plugin directory %s registers nothing; its *.py files should call register_module",
-                directory,
-            )
+    try:
+        for directory in directories:
+            loaded += _load_directory(directory)
+    except ConfigError:
+        package.__path__[:] = before  # nobody else is told to load what is refused here
+        raise
+    return loaded
+
+
+def _load_directory(directory: Path) -> list[str]:
+    files = plugin_files(directory)
+    loaded = [_load_file(path) for path in files]
+    if not any(_scan_file(path) for path in files):
+        get_logger("plugins").warning(
+            "[E3904] plugin directory %s registers nothing; its *.py files should call register_module",
+            directory,
+        )
     return loaded
 
 

@@ -61,15 +61,7 @@ def external_settings(config: Config, section: InferenceModelConfig, *, key: str
     server = section.external_model_config or config.model.external_model
     return ExternalSettings(
         model=model,
-        params=GenerateParams(
-            temperature=model.temperature,
-            top_p=model.top_p,
-            top_k=model.top_k,
-            min_tokens=model.min_response_tokens,
-            max_tokens=model.max_response_tokens,
-            logprobs=model.logprobs,
-            ignore_eos=section.ignore_eos,
-        ),
+        params=GenerateParams.of(model, ignore_eos=section.ignore_eos),
         name=server.model_name or section.name or "",
         base_url_env=server.base_url_env,
         api_key_env=server.api_key_env,

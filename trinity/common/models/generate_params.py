@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trinity.common.errors import EngineError, NotAvailableError
+
+if TYPE_CHECKING:
+    from trinity.common.config.model import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,19 @@ class GenerateParams:
     ignore_eos: bool = False
     sample_ids: tuple[str, ...] | None = None
     participant: str | None = None
+
+    @classmethod
+    def of(cls, model: ModelConfig, *, ignore_eos: bool) -> GenerateParams:
+        """Return what a configuration asks for."""
+        return cls(
+            temperature=model.temperature,
+            top_p=model.top_p,
+            top_k=model.top_k,
+            min_tokens=model.min_response_tokens,
+            max_tokens=model.max_response_tokens,
+            logprobs=model.logprobs,
+            ignore_eos=ignore_eos,
+        )
 
     def override(self, arguments: Mapping[str, Any]) -> GenerateParams:
         """Return a copy with the caller's `arguments`; an argument that is None keeps the default.

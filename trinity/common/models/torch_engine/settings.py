@@ -81,15 +81,7 @@ def engine_settings(
     slots = min(MAX_DEFAULT_SLOTS, config.explorer.runner_per_model * (config.algorithm.repeat_times or 1))
     return EngineSettings(
         model=model,
-        params=GenerateParams(
-            temperature=model.temperature,
-            top_p=model.top_p,
-            top_k=model.top_k,
-            min_tokens=model.min_response_tokens,
-            max_tokens=model.max_response_tokens,
-            logprobs=model.logprobs,
-            ignore_eos=rollout.ignore_eos,
-        ),
+        params=GenerateParams.of(model, ignore_eos=rollout.ignore_eos),
         max_num_seqs=int(rollout.extra_engine_args.get("max_num_seqs", slots)),
         seed=rollout.seed,
         is_deterministic=config.deterministic,
