@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,16 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from safetensors.torch import load_file
 
 from tests.e2e.short_run import comparable_metrics
 from tests.e2e.test_algorithms import STEPS, finish, make_run, stored
 from tests.e2e.test_resume import final_weights
 from tests.e2e.tiny_run import TinyRun
+from trinity.common.constants import FAILPOINTS_ENV_VAR
 from trinity.common.errors import EnginesLostError, ExitCode
 from trinity.launch.run import RunOptions, plan_run, run_plan
+from trinity.synchronizer import broadcast
 
 pytestmark = pytest.mark.slow
 
@@ -92,6 +96,30 @@ def test_a_run_ends_when_no_engine_comes_back(tmp_path: Path, plugins: Path) -> 
     with pytest.raises(EnginesLostError, match="no inference engine has served for 2 s") as failure:
         run_and_kill(run, plugins, break_model=True)
     assert failure.value.exit_code == ExitCode.RUNTIME and failure.value.code == "E5630"
+    assert children() <= before
+
+
+def test_an_engine_killed_in_the_middle_of_a_broadcast_costs_a_repetition_and_no_bit(
+    tmp_path: Path, plugins: Path, plain: TinyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two engines one dies between two buckets of version 2; the other one's group breaks, and it asks again."""
+    bucket = 4096
+    weights = load_file(plain.job / "global_step_1" / "actor" / "huggingface" / "model.safetensors")
+    buckets = -(-sum(tensor.numel() * 4 for tensor in weights.values()) // bucket)
+    monkeypatch.setattr(broadcast, "BUCKET_BYTES", bucket)
+    dying = "explorer_rollout_model_1:sync.after_bucket_received=kill"
+    monkeypatch.setenv(FAILPOINTS_ENV_VAR, f"{dying}@{buckets + buckets // 2}")
+    run = make_run(tmp_path, {"algorithm_type": "grpo"})
+    run.change(explorer__rollout_model__engine_num=2, synchronizer__sync_method="nccl", synchronizer__sync_timeout=30)
+    before, started = children(), time.monotonic()
+    finish(run, plugins)
+    log = (run.job / "log" / "run.log").read_text()
+    assert "engine 1 is lost" in log and "killed by SIGKILL" in log
+    assert "explorer_rollout_model_0: broadcast of version 2 broke" in log, "the other one's wait ended with the group"
+    assert time.monotonic() - started < 60
+    assert [line["rollout/model_version"] for line in run.lines("explorer")] == [0, 1, 2]
+    assert run.lines("explorer")[-1]["perf/engine/engine_restarts"] == 1
+    assert final_weights(run, STEPS) == final_weights(plain, STEPS)
     assert children() <= before
 
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from tests.e2e.conftest import REWARD
+from tests.e2e.ray_run import SIDES, STEPS, WAIT_S, Watched, on_ray, own_cluster, steps
 from tests.e2e.short_run import comparable_metrics
-from tests.e2e.test_algorithms import finish, make_run
+from tests.e2e.test_algorithms import finish
 from tests.e2e.test_resume import final_weights
 from tests.e2e.tiny_run import TinyRun
 from tests.runtime.parts import Part
@@ -27,18 +24,10 @@ from trinity.common.errors import EnvironmentProblem
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-STEPS = 9
-WAIT_S = 300.0
-
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    from ray.cluster_utils import Cluster
-
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    yield made
-    made.shutdown()
+    yield from own_cluster()
 
 
 @pytest.fixture(scope="module")
@@ -49,60 +38,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, plugins: Path) -> TinyRun:
     return run
 
 
-def steps(folder: Path, **keys: Any) -> TinyRun:
-    folder.mkdir(exist_ok=True)
-    run = make_run(folder, {"algorithm_type": "grpo"}).change(buffer__total_steps=STEPS, **keys)
-    run.plugin = REWARD
-    return run
-
-
-def on_ray(folder: Path, cluster: Any, **keys: Any) -> TinyRun:
-    keys |= {"cluster__ray_address": cluster.address, "explorer__runner_isolation": "thread"}
-    return steps(folder, cluster__runtime="ray", **keys)
-
-
-class Watched:
-    """A run under way: its lines, and the processes of its actors by name. It ends with the `with` block."""
-
-    def __init__(self, run: TinyRun, *, failpoints: str = "") -> None:
-        self.process = run.start(failpoints=failpoints)
-        self.output = ""
-
-    def __enter__(self) -> Watched:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.end()
-
-    def until(self, pattern: str) -> str:
-        """Read lines until one matches; return it."""
-        assert self.process.stdout is not None
-        end = time.monotonic() + WAIT_S
-        while time.monotonic() < end:
-            line = self.process.stdout.readline()
-            self.output += line
-            if re.search(pattern, line):
-                return line
-            assert line, f"ended without {pattern!r}:\n{self.output[-4000:]}"
-        raise AssertionError(f"no {pattern!r} within {WAIT_S:g} s:\n{self.output[-4000:]}")
-
-    def pid(self, name: str) -> int:
-        """Return the newest process of an actor, which the log names when it starts."""
-        found = re.findall(rf" {name} is process (\d+)", self.output)
-        assert found, f"{name} did not start:\n{self.output}"
-        return int(found[-1])
-
-    def end(self) -> int:
-        """Read to the end; return the exit status."""
-        rest, _ = self.process.communicate(timeout=WAIT_S)
-        self.output += rest
-        return self.process.returncode
-
-
 VICTIMS = ("explorer", "trainer", "synchronizer")
-SIDES = (*VICTIMS, "explorer_rollout_model_0")
 
 
 def test_a_run_that_is_stopped_and_killed_on_ray_ends_with_the_bits_of_one_process(
@@ -146,18 +82,6 @@ def killed(run: TinyRun, victim: str) -> None:
     assert all(gone_soon(watched.pid(name)) for name in SIDES)
 
 
-def test_a_rank_killed_on_ray_ends_the_run_with_its_name_and_all_processes(tmp_path: Path, cluster: Any) -> None:
-    run = on_ray(tmp_path, cluster, trainer__num_workers=2)
-    ranks = ("trainer_rank_0", "trainer_rank_1")
-    with Watched(run) as watched:
-        watched.until("checkpoint of step 1:")
-        os.kill(watched.pid(ranks[1]), signal.SIGKILL)
-        assert watched.end() == 5, watched.output
-    (error,) = (line for line in watched.output.splitlines() if line.startswith("error["))
-    assert error.startswith(f"error[E5701]: {ranks[1]} (process {watched.pid(ranks[1])} on ")
-    assert all(gone_soon(watched.pid(name)) for name in (*SIDES, *ranks))
-
-
 def driver_killed(run: TinyRun) -> None:
     """Kill the driver after one more step: all actors end with it."""
     with Watched(run) as watched:
@@ -166,47 +90,6 @@ def driver_killed(run: TinyRun) -> None:
         watched.process.kill()
         assert watched.end() == -signal.SIGKILL
     assert all(gone_soon(pid, 30) for pid in pids)
-
-
-def test_a_runner_killed_on_ray_is_replaced_and_engines_there_take_a_broadcast(
-    tmp_path: Path, cluster: Any, whole: TinyRun
-) -> None:
-    run = on_ray(tmp_path, cluster, explorer__rollout_model__engine_num=2, synchronizer__sync_method="nccl")
-    run.change(explorer__runner_isolation="process", explorer__max_retry_times=2)
-    with Watched(run, failpoints="train.before_step=sleep") as watched:
-        watched.until("checkpoint of step 1:")
-        victim = watched.pid("explorer_runner_0000")
-        os.kill(victim, signal.SIGKILL)
-        assert watched.end() == 0, watched.output
-    assert watched.pid("explorer_runner_0000") != victim and "E8010" not in watched.output
-    assert sum(line.get("rollout/runner_restart_count", 0) for line in run.lines("explorer")) == 1
-    assert final_weights(run, STEPS) == final_weights(whole, STEPS)
-    assert min(line["perf/sync_gb_per_second"] for line in run.lines("explorer") if line["step"] > 1) > 0
-
-
-def test_a_run_whose_cluster_loses_its_head_ends_and_can_be_resumed(
-    tmp_path: Path, plugins: Path, whole: TinyRun
-) -> None:
-    """The run's own cluster, whose gcs_server is killed: nothing of it is there after half a minute."""
-    run = steps(tmp_path, cluster__runtime="ray", cluster__ray_address="local", explorer__runner_isolation="thread")
-    with Watched(run, failpoints="train.before_step=sleep;explore.after_rollout=sleep") as watched:
-        watched.until("checkpoint of step 1:")
-        processes = psutil.Process(watched.process.pid).children(recursive=True)
-        (head,) = (process for process in processes if process.name() == "gcs_server")
-        assert {watched.pid(name) for name in SIDES} < {process.pid for process in processes}
-        head.kill()
-        killed_at = time.monotonic()
-        assert watched.end() == 5, watched.output
-    _, alive = psutil.wait_procs(processes, timeout=killed_at + 30 - time.monotonic())
-    assert not alive
-    error, resume = watched.output.splitlines()[-2:]
-    assert error.startswith("error[E5706]: the head of the Ray cluster at ") and "GONE_S" in error
-    assert resume.startswith("resume with: trinity run --config run.yaml")
-    reached = max(line["step"] for line in run.lines("trainer"))
-    assert 1 <= reached < STEPS
-    finish(run.change(cluster__runtime="local", cluster__ray_address="auto"), plugins, steps=STEPS)
-    assert final_weights(run, STEPS) == final_weights(whole, STEPS)
-    assert comparable_metrics(run.job) == comparable_metrics(whole.job)
 
 
 def test_a_machine_that_leaves_the_cluster_is_named(cluster: Any) -> None:
