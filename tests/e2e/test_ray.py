@@ -78,7 +78,9 @@ def killed(run: TinyRun, victim: str) -> None:
     (error,) = (line for line in watched.output.splitlines() if line.startswith("error["))
     process = f"{victim} (process {watched.pid(victim)} on "
     assert error.startswith(f"error[E5701]: {process}") and "is gone: its process ended without a word" in error
-    assert watched.output.splitlines()[-1].startswith("resume with: trinity run")
+    resume, failed = watched.output.splitlines()[-2:]
+    assert resume.startswith("resume with: trinity run")
+    assert failed.startswith(f"failed with exit code 5: [E5701] {process}") and failed.endswith("/log")
     assert all(gone_soon(watched.pid(name)) for name in SIDES)
 
 

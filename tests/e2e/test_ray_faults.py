@@ -83,9 +83,9 @@ def test_a_run_whose_cluster_loses_its_head_ends_and_can_be_resumed(
         assert watched.end() == 5, watched.output
     _, alive = psutil.wait_procs(processes, timeout=killed_at + 30 - time.monotonic())
     assert not alive
-    error, resume = watched.output.splitlines()[-2:]
-    assert error.startswith("error[E5706]: the head of the Ray cluster at ") and "GONE_S" in error
+    resume, failed = watched.output.splitlines()[-2:]
     assert resume.startswith("resume with: trinity run --config run.yaml")
+    assert failed.startswith("failed with exit code 5: [E5706] the head of the Ray cluster at ") and "GONE_S" in failed
     reached = max(line["step"] for line in run.lines("trainer"))
     assert 1 <= reached < STEPS
     finish(run.change(cluster__runtime="local", cluster__ray_address="auto"), plugins, steps=STEPS)

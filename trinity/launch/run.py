@@ -46,6 +46,7 @@ class RunOptions:
         on_stage: called with each stage's plan before it starts.
         resume_overrides: what `--set` must add to continue this run; `plan_run` fills it.
         command: what continues the run, for those who wait for it.
+        log_dir: folder of the logs of the last stage that began; `run_plan` fills it.
     """
 
     overrides: Sequence[str] = ()
@@ -55,6 +56,7 @@ class RunOptions:
     on_stage: Any = None
     resume_overrides: Sequence[str] = ()
     command: str = ""
+    log_dir: Path | None = None
 
 
 @dataclass
@@ -132,6 +134,7 @@ def run_plan(plan: Plan, options: RunOptions) -> RunResult:
                 continue
             if options.on_stage is not None:
                 options.on_stage(stage)
+            options.log_dir = Path(stage.config.checkpoint_job_dir) / "log"
             outcome = _run_stage(stage, stop, options)
             result.stages.append(outcome)
             if outcome.stopped is not None:

@@ -59,8 +59,8 @@ def _parse(text: str, component: str = "") -> dict[str, _Armed]:
         action, _, at = rest.partition("@")
         if name not in NAMES or action not in ACTIONS or (at and not at.isdigit()):
             raise ConfigError(
-                f"{FAILPOINTS_ENV_VAR}: cannot read {item!r}; the form is [component:]name=action[@hit] with an action of "
-                f"{', '.join(ACTIONS)} and a name of {', '.join(NAMES)}",
+                f"{FAILPOINTS_ENV_VAR}: cannot read {item!r}; the form is [component:]name=action[@hit] with an action "
+                f"of {', '.join(ACTIONS)} and a name of {', '.join(NAMES)}",
                 code="E1008",
             )
         if owner in ("", component):
