@@ -26,6 +26,7 @@ from trinity.launch.process import check_same_facts, prepare_process, process_fa
 from trinity.launch.stop import StopSignal
 from trinity.runtime.event_loop import run_event_loop
 from trinity.utils.log import get_logger, set_level
+from trinity.utils.packages import check_packages, explained_imports
 from trinity.utils.plugin_loader import load_plugins
 
 if TYPE_CHECKING:
@@ -123,9 +124,10 @@ def _begin_apart(plan: Plan) -> Plan:
 def run_plan(plan: Plan, options: RunOptions) -> RunResult:
     """Run the stages of `plan` in order; a stage that fails or is stopped ends the run."""
     result = RunResult()
+    check_packages()
     load_plugins(options.plugin_dirs)
     previous: Path | None = None
-    with StopSignal() as stop:
+    with StopSignal() as stop, explained_imports():
         for stage in plan.stages:
             stage = _after(stage, previous)
             previous = _finished_model(stage.config)

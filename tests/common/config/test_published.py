@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.common.config.conftest import MINIMAL, Examine
+from tests.docs.pages import ROOT, Page
 from trinity.common.config import Catalogue, examine, json_schema
 from trinity.common.config.config import Config
 from trinity.common.config.reading import read_file
@@ -133,3 +134,39 @@ def test_later_functions_are_refused_and_never_ignored(examined: Examine, overri
 def test_defaults_written_out_need_nothing(examined: Examine) -> None:
     text = MINIMAL + "explorer: {dynamic_timeout: {enable: no}, rollout_model: {engine_num: 1}}\nlog: {level: info}\n"
     assert not [p.render() for p in examined(text)[1] if p.code == "E1900"]
+
+
+DENIED = {
+    "the mode `serve`": "mode=serve",
+    "SGLang": "explorer.rollout_model.engine_type=sglang",
+    "Tinker": "model.tinker.enable=true",
+    "several tasksets at once": "buffer.explorer_input.tasksets=[{name: b, path: c}]",
+    "tasksets and demonstrations in SQL": "buffer.explorer_input.taskset.storage_type=sql",
+    "Data-Juicer": "service.data_juicer.auto_start=true",
+}
+SERVED = {
+    "`explore`": "mode=explore",
+    "`bench`": "mode=bench",
+    "Ray": "cluster.runtime=ray",
+    "vLLM": "explorer.rollout_model.engine_type=vllm",
+    "nodes": "cluster.node_num=2",
+    "sync styles": "synchronizer.sync_style=fully_async",
+    "over-rollout": "explorer.over_rollout.ratio=0.1",
+    "dynamic timeouts": "explorer.dynamic_timeout.enable=true",
+}
+PAGES = {
+    page: Page(ROOT / page).text.partition("## Not in this version")[2].partition("\n## ")[0]
+    for page in ("README.md", "docs/configuration.md")
+}
+
+
+@pytest.mark.parametrize(("words", "override"), DENIED.items())
+def test_what_the_page_says_is_not_there_is_refused(examined: Examine, words: str, override: str) -> None:
+    assert words in " ".join(PAGES["docs/configuration.md"].split())
+    assert "E1900" in {problem.code for problem in examined(MINIMAL, override)[1]}
+
+
+@pytest.mark.parametrize(("word", "override"), SERVED.items())
+def test_what_is_there_is_not_denied(examined: Examine, word: str, override: str) -> None:
+    assert "E1900" not in {problem.code for problem in examined(MINIMAL, override)[1]}
+    assert not [page for page, section in PAGES.items() if not section or word in section]

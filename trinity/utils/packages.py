@@ -1,0 +1,68 @@
+"""What the installed packages must be for a run, told before they fail somewhere deep inside."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, requires, version
+
+from packaging.requirements import Requirement
+
+from trinity.common.errors import EnvironmentProblem
+
+DISTRIBUTION = "trinity-rft"
+
+
+def check_packages() -> None:
+    """Compare the installed versions with those that Trinity states.
+
+    Raises:
+        EnvironmentProblem: one is missing, or of another version (E3302).
+    """
+    try:
+        stated = requires(DISTRIBUTION) or []
+    except PackageNotFoundError:  # run from its folder, not installed: there is nothing to compare with
+        return
+    wrong = [line for line in map(_conflict, map(Requirement, stated)) if line]
+    if wrong:
+        raise EnvironmentProblem(
+            f"installed packages are not those that {DISTRIBUTION} {version(DISTRIBUTION)} works with: "
+            f"{'; '.join(wrong)}; install them with `pip install --upgrade {DISTRIBUTION}`, and what needs the others "
+            "in an environment of its own",
+            code="E3302",
+        )
+
+
+def _conflict(needed: Requirement) -> str | None:
+    if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
+        return None
+    try:
+        found = version(needed.name)
+    except PackageNotFoundError:
+        found = "nothing"
+    else:
+        if needed.specifier.contains(found, prereleases=True):
+            return None
+    return f"{needed.name}{needed.specifier} is needed, {found} is installed"
+
+
+@contextmanager
+def explained_imports() -> Iterator[None]:
+    """Name the package that is not found, or that was built for another PyTorch.
+
+    Raises:
+        EnvironmentProblem: an import failed (E3203).
+    """
+    try:
+        yield
+    except ImportError as error:
+        way_out = "install it, or anew"
+        if "flash_attn" in "".join(traceback.format_exception(error)):
+            way_out = (
+                "Trinity needs no flash-attn, but transformers imports it where it is installed: remove it with `pip "
+                "uninstall flash-attn`, or build it for the PyTorch that is installed with `pip install "
+                "--no-build-isolation --force-reinstall --no-deps flash-attn`"
+            )
+        message = f"a package cannot be imported: {type(error).__name__}: {error}; {way_out}"
+        raise EnvironmentProblem(message, code="E3203") from error
