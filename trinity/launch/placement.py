@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 METRICS_WAIT_S = 1.0
 CLOSE_S = 60.0
-LOST_GRACE_S = 5.0
+LOST_GRACE_S = 2.0
 
 T = TypeVar("T")
 
@@ -121,7 +121,8 @@ class ClusterPlacement:
 
         def tell() -> None:
             self.lost.set()
-            loop.call_soon_threadsafe(gone.set_result, None)
+            with contextlib.suppress(RuntimeError):  # the loop was closed: the run has ended meanwhile
+                loop.call_soon_threadsafe(gone.set_result, None)
 
         with HeadWatch(self.head, tell):
             try:

@@ -21,6 +21,7 @@ from trinity.utils.log import get_logger
 logger = get_logger("launch")
 
 KNOCK_EVERY_S = 1.0
+KNOCK_EVERY_FROM_ACTORS_S = 3.0  # there may be thousands of them
 KNOCK_S = 3.0
 GONE_S = 10.0
 """Seconds without an answer after which the head is gone; well below the minute after which Ray ends the process."""
@@ -42,13 +43,17 @@ class HeadWatch:
         address: `host:port` of the head.
         on_lost: called once, in that thread, when nobody has answered for `gone_s` seconds.
         gone_s: see there.
+        every_s: seconds between two knocks.
     """
 
-    def __init__(self, address: str, on_lost: Callable[[], object], *, gone_s: float = GONE_S) -> None:
+    def __init__(
+        self, address: str, on_lost: Callable[[], object], *, gone_s: float = GONE_S, every_s: float = KNOCK_EVERY_S
+    ) -> None:
         host, _, port = address.rpartition(":")
         self._place = host.strip("[]"), int(port)
         self._on_lost = on_lost
         self._gone_s = gone_s
+        self._every_s = min(every_s, gone_s / FEWEST_KNOCKS)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="head-watch", daemon=True)
 
@@ -61,7 +66,7 @@ class HeadWatch:
 
     def _watch(self) -> None:
         since, knocks = 0.0, 0
-        while not self._ended.wait(min(KNOCK_EVERY_S, self._gone_s / FEWEST_KNOCKS)):
+        while not self._ended.wait(self._every_s):
             if self._is_there():
                 knocks = 0
                 continue
@@ -85,7 +90,7 @@ def leave_with(address: str, name: str) -> None:
         logger.error("%s ends: the head of the cluster at %s is gone", name, address)
         os._exit(int(ExitCode.RUNTIME))
 
-    HeadWatch(address, end, gone_s=GONE_S + LEAVE_S).__enter__()
+    HeadWatch(address, end, gone_s=GONE_S + LEAVE_S, every_s=KNOCK_EVERY_FROM_ACTORS_S).__enter__()
 
 
 def lost(address: str) -> ClusterLostError:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from trinity.common.constants import FAILPOINTS_ENV_VAR
 from trinity.common.errors import ConfigError
 
-ACTIONS = ("kill", "raise", "enospc", "sleep", "count")
+ACTIONS = ("kill", "interrupt", "raise", "enospc", "sleep", "count")
 
 NAMES = (
     "ckpt.before_write",
@@ -104,6 +104,8 @@ def failpoint(name: str) -> None:
         return
     if point.action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif point.action == "interrupt":
+        os.kill(os.getpid(), signal.SIGINT)
     elif point.action == "raise":
         raise RuntimeError(f"failpoint {name}")
     elif point.action == "enospc":
