@@ -70,9 +70,9 @@ class Parts:
         path.write_text(yaml.safe_dump(self.trees[component]))
         return path
 
-    def run(self, component: str, *overrides: str) -> RunResult:
-        """Run a component in this thread."""
-        options = RunOptions(plugin_dirs=(self.plugin_dir,), overrides=overrides)
+    def run(self, component: str, *overrides: str, accept: tuple[str, ...] = ()) -> RunResult:
+        """Run a component in this thread, with the keys `accept` changed since the last time."""
+        options = RunOptions(plugin_dirs=(self.plugin_dir,), overrides=overrides, accepted_changes=accept)
         return run_plan(plan_run(self.write(component), options), options)
 
     def run_together(self, *components: str) -> dict[str, RunResult]:
