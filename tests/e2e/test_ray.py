@@ -101,6 +101,8 @@ def test_a_machine_that_leaves_the_cluster_is_named(cluster: Any) -> None:
 
     async def main() -> None:
         runtime = placement.RayRuntime("leaving")
+        with pytest.raises(EnvironmentProblem, match=r"E3405.*no machine 203\.0\.113\.7 in the Ray cluster; it has \d"):
+            await runtime.start(Part, 1, resources=Resources(node="203.0.113.7"))
         part = await runtime.start(Part, 3, resources=Resources(node=node.node_id))
         waiting = asyncio.ensure_future(part.wait())
         assert await part.add(1) == 4

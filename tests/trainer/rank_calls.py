@@ -92,6 +92,29 @@ def train(
     return weights(made), kept
 
 
+def shards(ranks: Ranks, config: dict[str, Any], steps: list[list[Experience]], grouped: bool) -> dict[str, Any]:
+    """Return how the policy is sharded, and its whole weights after some steps with a checkpoint in between."""
+    from torch.distributed.fsdp import FSDPModule
+
+    ranks.is_grouped = grouped
+    made = worker(ranks, config, max_rows=2, max_tokens=None)
+    modules = [module for module in made.actor.decoder.modules() if isinstance(module, FSDPModule)]
+    params = [p for module in modules for p in module._get_fsdp_state()._fsdp_param_group.fsdp_params]
+    folder = Path(made.config.checkpoint_job_dir) / f"of_{ranks.world}_with_{len(modules)}"
+    for number, rows in enumerate(steps, 1):
+        made.train_step(rows, number)
+        if number == 1:
+            made.save(folder, hf=True)
+    return {
+        "modules": len(modules),
+        "in host memory": [p.offload_to_cpu for p in params],
+        "prefetch": [len(module._get_fsdp_state()._states_to_forward_prefetch) for module in modules],
+        "moved": (len(made.offload._models), len(made.offload._optimizers)),
+        "folder": str(folder),
+        "weights": weights(made),
+    }
+
+
 def outputs(ranks: Ranks, config: dict[str, Any], batch: TrainBatch) -> dict[str, Tensor]:
     """Return log-probabilities and entropies of a batch."""
     return worker(ranks, config).actor.scorer.compute_statistics(batch, ["entropys"])
@@ -148,6 +171,7 @@ __all__ = [
     "gradients_of_losses",
     "moved_worker",
     "outputs",
+    "shards",
     "train",
     "weights",
     "worker",

@@ -9,7 +9,6 @@ from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trinity.common.constants import Mode
 from trinity.common.errors import EnvironmentProblem
 from trinity.launch.component import component_setup
 from trinity.launch.side import MetricsListener
@@ -233,14 +232,9 @@ class RemoteSide:
 
 def _trainer_gpus(config: Config) -> float:
     """Return the GPUs of the process that trains; none where ranks of their own do, a part where all share one GPU."""
-    from trinity.common.models.create import SHARE_OF_ENGINES
-    from trinity.trainer.verl.settings import num_workers
+    from trinity.trainer.rank_group import gpus_of_rank, has_ranks
 
-    if num_workers(config) > 1:
-        return 0.0
-    if config.cluster.total_gpu_num == 1 and config.mode == Mode.BOTH:
-        return 1 - SHARE_OF_ENGINES
-    return min(1.0, float(config.cluster.trainer_gpu_num or 0))
+    return 0.0 if has_ranks(config) else gpus_of_rank(config, 1)
 
 
 @contextlib.contextmanager

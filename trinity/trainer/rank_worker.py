@@ -109,6 +109,7 @@ class RankWorker:
                 device=self.device,
                 is_balanced=is_balanced(self.config),
                 sequence_size=self.config.trainer.ulysses_sequence_parallel_size,
+                is_grouped=True,
             )
             tokenizer = load_tokenizer(self.config.model)
             self._worker = ActorWorker(self.config, tokenizer=tokenizer, total_steps=total_steps, ranks=ranks)

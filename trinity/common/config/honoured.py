@@ -15,12 +15,18 @@ _ANY_VALUE = (
     "optim.weight_decay", "optim.betas*", "optim.total_training_steps", "model.path",
     "model.enable_gradient_checkpointing", "model.trust_remote_code",
     "model.use_remove_padding",  # values are the same with and without padding; this trainer never pads
+    "model.external_lib", "model.override_config*", "model.use_fused_kernels",
+    "model.fused_kernel_options.impl_backend",
 )  # fmt: skip
 _NUMBER_TYPES: dict[str, tuple[Any, ...]] = {
     "wrap_policy.*": (ANY,),
     "fsdp_size": (ANY,),
     "forward_prefetch": (ANY,),
     "grad_offload": (ANY,),
+    "param_offload": (ANY,),
+    "optimizer_offload": (ANY,),
+    "offload_policy": (ANY,),
+    "mixed_precision.reduce_dtype": (ANY,),
     "reshard_after_forward": (ANY,),
     "use_orig_params": (ANY,),
     "dtype": (ANY,),

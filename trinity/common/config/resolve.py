@@ -44,6 +44,7 @@ from trinity.common.config.rules.lengths import hand_down, resolve_lengths
 from trinity.common.config.rules.mixture import check_sampling
 from trinity.common.config.rules.names import check_model_paths, derive_names
 from trinity.common.config.rules.ranks import check_ranks
+from trinity.common.config.rules.refusals import check_refusals
 from trinity.common.config.rules.replay import check_replay
 from trinity.common.config.rules.resume import resolve_resume
 from trinity.common.config.rules.reward_model import resolve_reward_model
@@ -191,6 +192,7 @@ RULES = (
     check_components,
     check_reshaping,
     check_derived_keys,
+    check_refusals,
     check_available,
     _check_config_path,
     _check_names,

@@ -99,7 +99,7 @@ class RolloutConfig(Section):
 class ActorRolloutRefConfig(Section):
     """Policy and reference."""
 
-    hybrid_engine: Literal[True] = key(True, "Policy and reference share their devices.", GUIDE)
+    hybrid_engine: bool = key(True, "Policy and reference share their devices.", GUIDE)
     model: VerlModelConfig = section(VerlModelConfig, "How the model is loaded and run.")
     actor: ActorConfig = section(ActorConfig, "Training of the policy.")
     ref: RefConfig = section(RefConfig, "Log-probabilities of the reference.")

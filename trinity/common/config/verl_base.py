@@ -109,7 +109,7 @@ class FusedKernelOptions(Section):
     """Implementation of the fused output layer."""
 
     impl_backend: Annotated[Literal["triton", "torch", "liger"] | None, BeforeValidator(_unset)] = key(
-        None, "triton or torch; null: none.", GUIDE
+        None, "Null or torch: the output layer in pieces.", GUIDE
     )
 
 
@@ -123,8 +123,8 @@ class VerlModelConfig(Section):
     override_config: Args = key({}, "Changes to the model's config.json.", GUIDE)
     enable_gradient_checkpointing: bool = key(True, "Recompute activations layer by layer.", GUIDE)
     enable_activation_offload: bool = key(False, "Activations in host memory.", VERL)
-    use_remove_padding: bool | None = key(None, "Train without padding tokens; null: as the trainer.", GUIDE)
-    use_fused_kernels: bool = key(False, "Fused output layer.", GUIDE)
+    use_remove_padding: bool | None = key(None, "Accepted: padding is never computed.", GUIDE)
+    use_fused_kernels: bool = key(False, "Accepted: logits never exist at once.", GUIDE)
     fused_kernel_options: FusedKernelOptions = section(FusedKernelOptions, "Implementation of the fused layer.")
     trust_remote_code: bool | None = key(None, "Run the model's own code; null: as section model.", VERL)
     custom_chat_template: str | None = key(None, "Chat template; null: as section model.", VERL)

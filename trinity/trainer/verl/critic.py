@@ -170,7 +170,7 @@ def fsdp_of(config: Config) -> FsdpConfig:
 def dtype_of(config: Config, device: torch.device) -> torch.dtype:
     """Return the number type of matrix products: what the critic's section writes, else as the actor."""
     fsdp = fsdp_of(config)
-    is_written = fsdp.mixed_precision is not None or "dtype" in fsdp.model_fields_set
+    is_written = settings.writes_products(fsdp) or "dtype" in fsdp.model_fields_set
     return settings.dtype_of(fsdp, device) if is_written else settings.products_dtype(config, device)
 
 

@@ -54,7 +54,7 @@ class DataParallelPPOActor:
         self.model = model
         self.decoder = decoder
         self.ranks = ranks
-        self.scorer = Scorer(decoder, settings=settings, device=next(model.parameters()).device, ranks=ranks)
+        self.scorer = Scorer(decoder, settings=settings, device=ranks.device_of(model), ranks=ranks)
         self.loss_fn = loss_fn
         self.settings = settings
         self.quarantine = quarantine

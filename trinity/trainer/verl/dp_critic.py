@@ -80,8 +80,7 @@ class DataParallelPPOCritic:
         self.settings = settings
         self.quarantine = quarantine
         self.ranks = ranks
-        device = next(model.parameters()).device
-        self.scorer = Scorer(decoder, settings=settings.forward, device=device, ranks=ranks)
+        self.scorer = Scorer(decoder, settings=settings.forward, device=ranks.device_of(model), ranks=ranks)
         self.stepper = Stepper(
             model,
             decoder,

@@ -65,6 +65,7 @@ class Ranks:
         device: where this one computes.
         is_balanced: give all ranks equal work (`balance_batch`).
         sequence_size: ranks that share the tokens of a micro-batch; divides `world`.
+        is_grouped: one process alone is a process group, too, so that its model is sharded.
     """
 
     def __init__(
@@ -75,24 +76,30 @@ class Ranks:
         device: torch.device | None = None,
         is_balanced: bool = True,
         sequence_size: int = 1,
+        is_grouped: bool = False,
     ) -> None:
         self.rank = rank
         self.world = world
         self.device = device or torch.device("cpu")
         self.is_balanced = is_balanced
         self.sequence_size = sequence_size
+        self.is_grouped = is_grouped
         self._sequence_groups: dict[int, Any] = {}
         self._meshes: dict[int, DeviceMesh] = {}
 
     @property
     def is_alone(self) -> bool:
-        """Whether this process trains the model by itself."""
-        return self.world == 1
+        """Whether this process trains the model by itself, and nothing is sharded."""
+        return self.world == 1 and not self.is_grouped
 
     @property
     def is_first(self) -> bool:
         """Whether this rank speaks for all: it writes what all of them know."""
         return self.rank == 0
+
+    def device_of(self, model: nn.Module) -> torch.device:
+        """Return where `model` is computed; of a sharded one, the parameters may be elsewhere."""
+        return next(model.parameters()).device if self.is_alone else self.device
 
     def loading_device(self, device: torch.device) -> torch.device:
         """Return where a model is loaded that then computes on `device`: sharded, it goes there layer by layer."""
@@ -199,9 +206,9 @@ class Ranks:
             # Weights are gathered in their own type and cast where one worker casts them, so that numbers agree.
             "mp_policy": MixedPrecisionPolicy(reduce_dtype=options.reduce_dtype, cast_forward_inputs=False),
         }
-        if options.offload_policy and self.device.type != "cpu":
-            arguments["offload_policy"] = CPUOffloadPolicy()
-        blocks = _blocks(decoder, options)
+        if options.offload_policy:
+            arguments["offload_policy"] = CPUOffloadPolicy(pin_memory=self.device.type != "cpu")
+        blocks = blocks_of(decoder, options)
         for block in blocks:
             fully_shard(block, reshard_after_forward=options.reshard_after_forward, **arguments)
         fully_shard(decoder, **arguments)
@@ -256,8 +263,12 @@ def whole(tensor: Tensor) -> Tensor:
     return full.detach()
 
 
-def _blocks(decoder: Decoder, options: ShardOptions) -> list[nn.Module]:
-    """Return the layers that are gathered on their own."""
+def blocks_of(decoder: Decoder, options: ShardOptions) -> list[nn.Module]:
+    """Return the layers that are gathered on their own.
+
+    Raises:
+        ConfigError: a class of the wrap policy is no layer of the model (E5681).
+    """
     blocks = [] if options.is_whole else decoder.blocks()
     if options.layer_classes is not None and blocks:
         known = sorted({_layer_class(block) for block in decoder.blocks()})

@@ -61,7 +61,7 @@ def read_parts(folder: Path, kind: str, world: int) -> list[Any]:
         UnpicklingError: a file holds something else than tensors and plain values.
     """
     allowed = []
-    for module, names in _ALLOWED if world > 1 else ():
+    for module, names in _ALLOWED:
         try:
             found = importlib.import_module(module)
         except ImportError:  # of another version of PyTorch, which writes other names
