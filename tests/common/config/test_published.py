@@ -112,7 +112,6 @@ LATER = {
     ),
     "buffer.explorer_input.tasksets=[{name: b, path: c}]": "buffer.explorer_input.tasksets",
     "service.data_juicer.auto_start=true": "service.data_juicer",
-    "trainer.trainer_strategy=megatron": "trainer.trainer_strategy",
     f"{VERL_MODEL}.lora_rank=8": f"{VERL_MODEL}.lora_rank",
     "monitor.monitor_type=mlflow": "monitor.monitor_type",
 }

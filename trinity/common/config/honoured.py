@@ -53,7 +53,8 @@ REWARD_MODEL_KEYS: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 CRITIC_KEYS: dict[str, tuple[Any, ...]] = {
-    f"{_CRITIC}.strategy": ("fsdp", "fsdp2"),
+    f"{_CRITIC}.strategy": ("fsdp", "fsdp2", "megatron"),
+    f"{_CRITIC}.megatron.*": (ANY,),
     f"{_CRITIC}.ulysses_sequence_parallel_size": (ANY,),
     f"{_CRITIC}.checkpoint.save_contents": (ANY,),
     f"{_CRITIC}.checkpoint.load_contents": (ANY,),

@@ -120,6 +120,7 @@ class Critic:
             ranks=self.ranks,
             strategy=self.config.trainer.save_strategy,
             contents=critic_of(self.config).checkpoint.save_contents,
+            stages=self.trained.decoder.stages,
         )
 
     def load(self, folder: Path) -> None:
@@ -129,7 +130,14 @@ class Critic:
             CheckpointError: it is missing, or of another model.
         """
         contents = critic_of(self.config).checkpoint.load_contents
-        extra = load_trained(folder / FOLDER, self.model, self.optimizer, ranks=self.ranks, contents=contents)
+        extra = load_trained(
+            folder / FOLDER,
+            self.model,
+            self.optimizer,
+            ranks=self.ranks,
+            contents=contents,
+            stages=self.trained.decoder.stages,
+        )
         self.trained.stepper.refresh()
         if extra:
             self.trained.stepper.restore(extra)

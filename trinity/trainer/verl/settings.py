@@ -33,6 +33,18 @@ def num_workers(config: Config) -> int:
     return int(config.trainer.num_workers or config.cluster.trainer_gpu_num or 1)
 
 
+def tensor_size(config: Config) -> int:
+    """Return how many workers share the matrices of a layer."""
+    trainer = config.trainer
+    return trainer.megatron.tensor_model_parallel_size if trainer.trainer_strategy == "megatron" else 1
+
+
+def num_stages(config: Config) -> int:
+    """Return how many workers, or groups of them that share matrices, share the layers."""
+    trainer = config.trainer
+    return trainer.megatron.pipeline_model_parallel_size if trainer.trainer_strategy == "megatron" else 1
+
+
 def schema_of(config: Config) -> str:
     """Return the kind of experiences that the algorithm trains on: `sft`, `cpt`, `dpo` or `experience`."""
     return str(ALGORITHM_TYPE.get(config.algorithm.algorithm_type).schema)

@@ -231,6 +231,7 @@ class ActorWorker:
             ranks=self.ranks,
             strategy=self.config.trainer.save_strategy,
             contents=settings.actor_of(self.config).checkpoint.save_contents,
+            stages=self.actor.decoder.stages,
         )
         if self.critic is not None:
             self.critic.save(folder, tokenizer=self.tokenizer, hf=hf)
@@ -245,6 +246,7 @@ class ActorWorker:
                 adapter=self.adapter,
                 ranks=self.ranks,
                 contents=settings.actor_of(self.config).checkpoint.load_contents,
+                stages=self.actor.decoder.stages,
             )
             if self.critic is not None:
                 self.critic.load(folder)
