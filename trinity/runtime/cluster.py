@@ -173,6 +173,12 @@ def death_cause(text: str) -> str:
     return text
 
 
+def kill(pid: int) -> None:
+    """End a process of this machine with SIGKILL, if it is there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
 def last_words(file: str) -> str:
     """Return the last line of a process's standard error, where its file is on this machine."""
     try:

@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import logging
 import os
-import signal
 import sys
 import time
 import uuid
@@ -21,7 +20,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from trinity.common.errors import AlreadyRunningError, DeadlineError, EnvironmentProblem, SyncError
-from trinity.runtime import cluster
+from trinity.runtime import cluster, head
 from trinity.runtime.base import (
     CLOSE_GRACE_S,
     NODE_ENV_VAR,
@@ -57,6 +56,7 @@ class _Actor(ActorHost):
     async def prepare(self, setup: Setup | None, env: Mapping[str, str]) -> dict[str, Any]:
         node = ray.util.get_node_ip_address()
         await self.set_up(setup, {NODE_ENV_VAR: node, **env})
+        head.leave_with(ray.get_runtime_context().gcs_address, repr(self))
         errors = os.readlink("/proc/self/fd/2") if sys.platform == "linux" else ""
         return {"pid": os.getpid(), "node": node, "node_id": this_node(), "errors": errors}
 
@@ -116,7 +116,7 @@ class RayHandle:
 
     async def _kill_process(self) -> None:
         place = NodeAffinitySchedulingStrategy(self._facts["node_id"], soft=False)
-        killing = ray.remote(_kill).options(num_cpus=0, scheduling_strategy=place).remote(self.pid)
+        killing = ray.remote(cluster.kill).options(num_cpus=0, scheduling_strategy=place).remote(self.pid)
         with contextlib.suppress(TimeoutError, RayError):
             await asyncio.wait_for(_result(killing), KILL_WAIT_S)
 
@@ -137,11 +137,6 @@ class RayHandle:
 
     def _cause(self, error: RayActorError) -> str:
         return cluster.death_cause(str(error)) + cluster.last_words(self._facts["errors"])
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
 
 
 async def _result(ref: Any) -> Any:
@@ -389,12 +384,17 @@ def connect(request: cluster.ClusterRequest) -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
-def disconnect(timeline: Path | None = None) -> None:
-    """Leave the cluster, and end it if `connect` started it; write Ray's timeline to `timeline` before."""
+def disconnect(timeline: Path | None = None, *, is_lost: bool = False) -> None:
+    """Leave the cluster, and end it if `connect` started it; write Ray's timeline to `timeline` before.
+
+    A cluster that has lost its head ends the processes of its machines by itself, but not all of them at once.
+    """
     if not ray.is_initialized():
         return
-    if timeline is not None:
+    left = head.below_raylet() if is_lost else []
+    if timeline is not None and not is_lost:
         timeline.parent.mkdir(parents=True, exist_ok=True)
         logging.getLogger("ray._private.state").setLevel(logging.ERROR)  # it warns of where events will be kept
         ray.timeline(str(timeline))
     ray.shutdown()
+    head.end_processes(left)

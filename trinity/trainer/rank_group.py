@@ -122,7 +122,7 @@ class RankGroup:
         if self._failure is None:
             await _within(LEAVE_S, [handle.leave() for handle in handles])
             for handle in handles:
-                handle.release()
+                handle.let_go()
             await _within(LEAVE_S, [handle.wait_dead() for handle in handles])
         await asyncio.gather(*(handle.kill() for handle in handles), return_exceptions=True)
 

@@ -124,8 +124,9 @@ class VLLMEngine(LocalModel):
             "stop_ids": stop_ids,
         }
         is_cpu = device.type == "cpu"
+        sizes, folder, changed = facts.text_config, facts.folder, facts.changed
         arguments = engine_arguments(
-            settings, facts.text_config, folder=facts.folder, dtype=dtype, is_cpu=is_cpu, own=own
+            settings, sizes, folder=folder, dtype=dtype, is_cpu=is_cpu, own=own, changed=changed
         )
         slots = asyncio.Semaphore(settings.max_num_seqs)
         loop = asyncio.get_running_loop()

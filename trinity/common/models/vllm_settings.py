@@ -181,6 +181,7 @@ def engine_arguments(
     dtype: torch.dtype,
     is_cpu: bool,
     own: Mapping[str, Any],
+    changed: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the arguments of vLLM's engine: what a CPU needs, what is configured, what the engine relies on.
 
@@ -191,6 +192,7 @@ def engine_arguments(
         dtype: number type of the weights; vLLM's own choice would round a float32 model to bfloat16.
         is_cpu: vLLM computes on a CPU.
         own: what the sampler needs to know.
+        changed: entries of the model's configuration, which vLLM replaces as a whole.
     """
     arguments: dict[str, Any] = {"max_num_seqs": settings.max_num_seqs, **settings.engine_args}
     if is_cpu:
@@ -200,7 +202,7 @@ def engine_arguments(
         get_logger("explorer").info("vLLM on a CPU: %s, environment %s", shown, process_environment(True))
     return arguments | {
         "model": str(folder),
-        "hf_overrides": settings.engine_args.get("hf_overrides", {}) | dict(settings.model_overrides),
+        "hf_overrides": settings.engine_args.get("hf_overrides", {}) | dict(changed or {}),
         "dtype": str(dtype).removeprefix("torch."),
         "max_model_len": settings.model.max_model_len,
         "trust_remote_code": settings.model.trust_remote_code,

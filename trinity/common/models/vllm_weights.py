@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,12 +33,14 @@ class ModelFacts:
         shapes: names and shapes of the weights that an update must have.
         optional: names that an update may have, whose tensors are those of other names.
         text_config: sizes of the language model.
+        changed: entries of the model's configuration that `override_config` changes, each as a whole.
     """
 
     folder: Path
     shapes: Mapping[str, torch.Size]
     optional: Set[str]
     text_config: object
+    changed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def vocab_size(self) -> int:
@@ -63,7 +65,8 @@ def read_facts(model: ModelConfig, overrides: Mapping[str, Any]) -> ModelFacts:
     config = read_model_config(str(folder), overrides, trust_remote_code=model.trust_remote_code)
     optional = {_HEAD} if config.get_text_config().tie_word_embeddings else set()
     shapes = {name: shape for name, shape in read_shapes(folder).items() if name not in optional}
-    return ModelFacts(folder, shapes, optional, config.get_text_config())
+    values = config.to_dict()
+    return ModelFacts(folder, shapes, optional, config.get_text_config(), {name: values[name] for name in overrides})
 
 
 @contextmanager
