@@ -10,6 +10,7 @@ import pytest
 from trinity.common.errors import EnvironmentProblem
 from trinity.runtime.cluster import (
     ClusterRequest,
+    Machine,
     check_cluster,
     check_found,
     check_gpus,
@@ -49,11 +50,12 @@ def test_several_machines_without_a_cluster_are_told_how_to_start_one(caplog: py
     assert "ray start --head --port=7000 --num-gpus=8" in text
     assert "ray start --address=10.0.0.1:7000 --num-gpus=8" in text and "does not answer" in text
     check_found(request, "10.0.0.1:7000")
+    a, b, c = (Machine(name, 8) for name in "abc")
     with pytest.raises(EnvironmentProblem, match=r"E3401.*has 2 machines \(a, b\)"):
-        check_cluster(request, ["a", "b"], 16)
+        check_cluster(request, [a, b])
     with pytest.raises(EnvironmentProblem, match="E3202"):
-        check_cluster(request, ["a", "b", "c"], 16)
-    check_cluster(request, ["a", "b", "c"], 24)
+        check_cluster(request, [a, b, Machine("d", 4)])
+    check_cluster(request, [a, b, c])
     check_found(ClusterRequest("auto", "run"), None)
     with caplog.at_level("WARNING", "trinity"):
         check_found(ClusterRequest("10.0.0.1:7000", "run"), None)
@@ -61,12 +63,24 @@ def test_several_machines_without_a_cluster_are_told_how_to_start_one(caplog: py
 
 
 def test_gpus_are_counted_in_a_table() -> None:
-    check_gpus({"engines": 2, "trainer": 2}, 4, ["a"])
+    check_gpus({"engines": 2, "trainer": 2}, [Machine("a", 4)])
     with pytest.raises(EnvironmentProblem, match="E3202") as error:
-        check_gpus({"engines": 8, "trainer": 1}, 8, ["10.0.0.1"])
+        check_gpus({"engines": 8, "trainer": 1}, [Machine("10.0.0.1", 8)])
     rows = [line.split() for line in str(error.value).splitlines()[1:5]]
     assert rows == [["engines", "8"], ["trainer", "1"], ["asked", "in", "all", "9"], ["have", "8"]]
     assert error.value.exit_code == 3
+    two = [Machine("10.0.0.1", 4), Machine("10.0.0.2", 2)]
+    with pytest.raises(EnvironmentProblem, match=r"E3202.*6 GPUs of one machine and the largest has 4"):
+        check_gpus({"engine": 6}, two)
+    check_gpus({"all": 6}, two, one_machine=False)
+
+
+def test_gpus_of_a_cluster_that_a_run_does_not_ask_for_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", "trinity"):
+        check_cluster(ClusterRequest("auto", "run"), [Machine("a", 0)])
+        assert caplog.text == ""
+        check_cluster(ClusterRequest("auto", "run"), [Machine("a", 4)])
+    assert "has 4 GPUs and the run asks for none (cluster.gpu_per_node is 0)" in caplog.text
 
 
 def test_other_versions_or_another_token_are_told() -> None:

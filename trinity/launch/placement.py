@@ -45,7 +45,8 @@ class LocalPlacement:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.runtime: Runtime = LocalRuntime(component_setup(config, has_console=False))
+        divides_gpus = bool(config.cluster.total_gpu_num)
+        self.runtime: Runtime = LocalRuntime(component_setup(config, has_console=False), divides_gpus=divides_gpus)
 
     async def synchronizer(self) -> Any:
         """Return the synchronizer of the stage."""

@@ -12,13 +12,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinity.common.errors import DeadlineError, EnvironmentProblem
-from trinity.runtime.base import Order
+from trinity.common.errors import AlreadyRunningError, DeadlineError, EnvironmentProblem, SyncError
+from trinity.runtime.base import Handle, Resources
+from trinity.utils.gpu import gpu_table
 from trinity.utils.log import get_logger
 
 DEFAULT_PORT = 6379
 PROBE_S = 3.0
 LOCAL = ("", "local")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine of a cluster: its address and its GPUs."""
+
+    address: str
+    gpus: float
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,15 @@ def _latest_address() -> str:
         return ""
 
 
+def prepare_environment(request: ClusterRequest) -> None:
+    """Set what Ray reads from the environment when this process joins a cluster or starts one."""
+    if request.has_timeline:
+        os.environ["RAY_PROFILING"] = "1"
+    if not sys.stdout.isatty():
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 starves actors beside anything else on the machine
+
+
 def check_found(request: ClusterRequest, address: str | None) -> None:
     """Check that a cluster runs where the run asks for more than this machine.
 
@@ -95,15 +113,20 @@ def check_found(request: ClusterRequest, address: str | None) -> None:
         )
 
 
-def check_cluster(request: ClusterRequest, nodes: Sequence[str], gpus: float) -> None:
+def check_cluster(request: ClusterRequest, machines: Sequence[Machine]) -> None:
     """Check that the cluster has the machines and the GPUs that the run asks for.
 
     Raises:
         EnvironmentProblem: it has fewer machines (E3401) or GPUs (E3202).
     """
-    if len(nodes) < request.node_num:
-        raise _not_running(request, f"has {len(nodes)} machines ({', '.join(nodes)})")
-    check_gpus({"node_num x gpu_per_node": request.node_num * request.gpu_per_node}, gpus, nodes)
+    if len(machines) < request.node_num:
+        raise _not_running(request, f"has {len(machines)} machines ({', '.join(each.address for each in machines)})")
+    check_gpus({"node_num x gpu_per_node": request.node_num * request.gpu_per_node}, machines, one_machine=False)
+    have = sum(each.gpus for each in machines)
+    if have and not request.gpu_per_node:
+        get_logger("launch").warning(
+            "the cluster has %g GPUs and the run asks for none (cluster.gpu_per_node is 0): it computes on CPUs", have
+        )
 
 
 def _not_running(request: ClusterRequest, why: str) -> EnvironmentProblem:
@@ -130,33 +153,66 @@ def mismatch(error: Exception) -> EnvironmentProblem:
     )
 
 
-def check_gpus(asked: Mapping[str, float], have: float, nodes: Sequence[str]) -> None:
-    """Check that the cluster has the GPUs that a run asks for.
+def check_gpus(asked: Mapping[str, float], machines: Sequence[Machine], *, one_machine: bool = True) -> None:
+    """Check that the cluster has the GPUs that a run asks for, whoever uses them.
 
     Args:
         asked: GPUs by what asks for them.
-        have: GPUs of the cluster.
-        nodes: addresses of its machines.
+        machines: of the cluster.
+        one_machine: each of those who ask has all of its GPUs on one machine.
 
     Raises:
-        EnvironmentProblem: it has fewer (E3202).
+        EnvironmentProblem: it has fewer, or they are not on one machine (E3202).
     """
-    total = sum(asked.values())
-    if total <= have:
+    total, have = sum(asked.values()), sum(each.gpus for each in machines)
+    largest, wanted = max((each.gpus for each in machines), default=0), max(asked.values(), default=0)
+    if total > have:
+        why = f"the run asks for {total:g} GPUs and the cluster has {have:g}"
+    elif one_machine and wanted > largest:
+        why = f"a component asks for {wanted:g} GPUs of one machine and the largest has {largest:g}"
+    else:
         return
+    there = ", ".join(f"{each.address} ({each.gpus:g})" for each in machines)
     raise EnvironmentProblem(
-        f"the run asks for {total:g} GPUs and the cluster has {have:g}:\n{table(asked, have)}\n"
-        f"machines: {', '.join(nodes) or 'none'}; lower cluster.gpu_per_node or engine_num, or start Ray with "
-        "--num-gpus on machines that have more",
+        f"{why}:\n{gpu_table(asked, have)}\nmachines: {there or 'none'}; lower cluster.gpu_per_node, engine_num or "
+        "tensor_parallel_size, or start Ray with --num-gpus on machines that have more",
         code="E3202",
     )
 
 
-def table(asked: Mapping[str, float], have: float) -> str:
-    """Return a table of what asks for how many GPUs, and what there is."""
-    width = max(len("asked in all"), *map(len, asked)) if asked else len("asked in all")
-    rows = [*asked.items(), ("asked in all", sum(asked.values())), ("have", have)]
-    return "\n".join(f"  {name:<{width}}  {count:g}" for name, count in rows)
+def kill_process(pid: int) -> None:
+    """End a process of this machine with SIGKILL, if it is there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message."""
+    return str(error).strip().split("\n", 1)[0]
+
+
+def still_there(handle: Handle, seconds: float) -> DeadlineError:
+    """Return the error of an actor that SIGKILL does not end."""
+    return DeadlineError(
+        f"{handle.name} (process {handle.pid} on {handle.node}) is still there {seconds:g} s after SIGKILL",
+        code="E5705",
+    )
+
+
+def not_delivered(seconds: float, error: BaseException) -> SyncError:
+    """Return the error of tensors that the object store does not give."""
+    return SyncError(
+        f"the tensors cannot be had from Ray's object store within {seconds:g} s: {first_line(error)}", code="E5704"
+    )
+
+
+def name_taken(name: str, namespace: str) -> AlreadyRunningError:
+    """Return the error of a name that a living actor has."""
+    return AlreadyRunningError(
+        f"an actor named {name} lives in the Ray namespace {namespace}: another run has this name; give this one "
+        "another `name`, `explorer.name` or `ray_namespace`, or stop the other",
+        code="E8010",
+    )
 
 
 def death_cause(text: str) -> str:
@@ -183,11 +239,10 @@ def last_words(file: str) -> str:
     return f"; its last line on stderr: {own[-1]}" if own else ""
 
 
-def late(what: str, order: Order, free: str) -> DeadlineError:
+def late(what: str, wants: Resources, *, timeout_s: float, free: str) -> DeadlineError:
     """Return the error of a place or a process that was not there in time; `free` says what the cluster has."""
-    wants = order.resources
     return DeadlineError(
-        f"{what} within {order.timeout_s:g} s: each asks for {wants.num_gpus:g} GPUs and {wants.num_cpus:g} CPUs, and "
+        f"{what} within {timeout_s:g} s: each asks for {wants.num_gpus:g} GPUs and {wants.num_cpus:g} CPUs, and "
         f"the cluster has {free} free; wait until others give theirs back, or ask for less",
         code="E5702",
     )
