@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,16 @@ def test_several_machines_without_a_cluster_are_told_how_to_start_one(caplog: py
     assert "does not answer at cluster.ray_address 10.0.0.1:7000: a new one is started here" in caplog.text
 
 
+def test_parts_that_share_the_gpus_of_a_machine_need_one_cluster() -> None:
+    part = ClusterRequest("auto", "run", gpu_per_node=4, is_part=True)
+    with pytest.raises(EnvironmentProblem, match=r"E3408.*the same 4 GPUs") as error:
+        check_found(part, None)
+    assert "\n  ray start --head --port=6379\n" in str(error.value) and error.value.exit_code == 3
+    check_found(part, "127.0.0.1:6379")
+    for fine in ({"address": "local"}, {"gpu_per_node": 0}, {"is_part": False}):
+        check_found(replace(part, **fine), None)
+
+
 def test_gpus_are_counted_in_a_table() -> None:
     check_gpus({"engines": 2, "trainer": 2}, [Machine("a", 4)])
     with pytest.raises(EnvironmentProblem, match="E3202") as error:
@@ -95,6 +106,10 @@ def test_other_versions_or_another_token_are_told() -> None:
         ("The actor is dead because its owner has died. Owner Id: 1", "the process that started it is gone"),
         ("The actor died because its node has died. Node Id: 1", "its machine is gone"),
         ("Worker exit type: SYSTEM_ERROR Worker exit detail: connection error code 2", "without a word"),
+        (
+            "The actor 1 is unavailable: The actor is temporarily unavailable: Socket closed",
+            "the connection to its process",
+        ),
         ("something else\nhappened", "something else happened"),
     ],
 )

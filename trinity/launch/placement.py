@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trinity.common.constants import Mode
+from trinity.common.constants import BENCH, Mode
 from trinity.common.errors import EnvironmentProblem
 from trinity.launch.component import component_setup
+from trinity.launch.components import component_of
 from trinity.launch.side import MetricsListener
 from trinity.runtime.base import ActorDiedError, Handle, Resources, Runtime
 from trinity.runtime.cluster import ClusterRequest
@@ -228,6 +229,7 @@ def placed(config: Config) -> Iterator[LocalPlacement | ClusterPlacement]:
             node_num=config.cluster.node_num,
             gpu_per_node=config.cluster.gpu_per_node,
             has_timeline=has_timeline,
+            is_part=component_of(config) not in (None, BENCH),
         )
     )
     try:

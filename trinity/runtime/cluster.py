@@ -42,6 +42,7 @@ class ClusterRequest:
         gpu_per_node: GPUs of each.
         has_timeline: record what Ray's timeline shows.
         is_quiet: do not print the lines of the actors.
+        is_part: other commands of its job run beside it and share the machine's GPUs with it.
     """
 
     address: str
@@ -50,6 +51,7 @@ class ClusterRequest:
     gpu_per_node: int = 0
     has_timeline: bool = False
     is_quiet: bool = False
+    is_part: bool = False
 
 
 def found_address(address: str) -> str | None:
@@ -100,13 +102,23 @@ def check_found(request: ClusterRequest, address: str | None) -> None:
     """Check that a cluster runs where the run asks for more than this machine.
 
     Raises:
-        EnvironmentProblem: none was found, and several machines are asked for (E3401).
+        EnvironmentProblem: none was found, and several machines are asked for (E3401), or several commands share the
+            GPUs of this one (E3408).
     """
     if address is not None:
         return
     is_named = request.address not in (*LOCAL, "auto")
     if request.node_num > 1:
         raise _not_running(request, f"does not answer at {request.address}" if is_named else "is not running")
+    if request.is_part and request.gpu_per_node and request.address != "local":
+        raise EnvironmentProblem(
+            "no Ray cluster runs here, and the parts of a job share the GPUs of this machine: each command would start "
+            f"a Ray of its own, all of them on the same {request.gpu_per_node} GPUs. Start one first\n"
+            f"  ray start --head --port={DEFAULT_PORT}\n"
+            "and run the commands again; or give each of them other GPUs with CUDA_VISIBLE_DEVICES, and "
+            "--set cluster.ray_address=local",
+            code="E3408",
+        )
     if is_named:
         get_logger("launch").warning(
             "Ray does not answer at cluster.ray_address %s: a new one is started here", request.address
@@ -224,6 +236,8 @@ def death_cause(text: str) -> str:
         return "the process that started it is gone"
     if "node has died" in text or "node died" in text or "node is dead" in text:
         return "its machine is gone from the cluster"
+    if "temporarily unavailable" in text:
+        return "the connection to its process broke, as it does when its machine is lost"
     if "SYSTEM_ERROR" in text or "connection error" in text:
         return "its process ended without a word: killed by a signal (out of memory is SIGKILL), os._exit or a crash"
     return text

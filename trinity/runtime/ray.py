@@ -359,7 +359,7 @@ def connect(request: cluster.ClusterRequest) -> str:
 
     Raises:
         EnvironmentProblem: none runs and several machines are asked for (E3401), versions or token differ (E3402), or
-            fewer machines or GPUs are there than asked for (E3401, E3202).
+            fewer machines or GPUs are there than asked for (E3401, E3202), or several commands share them (E3408).
     """
     cluster.prepare_environment(request)
     address = cluster.found_address(request.address)
