@@ -18,7 +18,7 @@ from trinity.runtime.cluster import (
     death_cause,
     found_address,
     last_words,
-    mismatch,
+    refusal,
 )
 
 
@@ -94,9 +94,15 @@ def test_gpus_of_a_cluster_that_a_run_does_not_ask_for_are_told(caplog: pytest.L
     assert "has 4 GPUs and the run asks for none (cluster.gpu_per_node is 0)" in caplog.text
 
 
-def test_other_versions_or_another_token_are_told() -> None:
-    error = mismatch(RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.9\n    Python: 3.10"))
-    assert error.code == "E3402" and "Ray: 2.9 Python: 3.10" in str(error) and "token" in str(error)
+def test_why_a_cluster_cannot_be_joined_is_told() -> None:
+    text = "Version mismatch: The cluster was started with:\n    Ray: 2.9\n    Python: 3.10"
+    versions = refusal(RuntimeError(text), "a:1")
+    assert versions is not None and versions.code == "E3402"
+    assert "Ray: 2.9 Python: 3.10" in str(versions) and "token" in str(versions)
+    other = refusal(ConnectionError("Failed to connect to Ray cluster at a:1\nmore"), "a:1")
+    assert other is not None and other.code == "E3409" and other.exit_code == 3
+    assert "what answers at a:1 is no Ray head" in str(other) and "at a:1; look whether" in str(other)
+    assert refusal(RuntimeError("something else"), "a:1") is None
 
 
 @pytest.mark.parametrize(

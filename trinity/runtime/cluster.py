@@ -154,9 +154,28 @@ def _not_running(request: ClusterRequest, why: str) -> EnvironmentProblem:
     )
 
 
-def mismatch(error: Exception) -> EnvironmentProblem:
-    """Return the error of a cluster whose versions or token are not those of this process."""
-    text = " ".join(str(error).split())
+def refusal(error: BaseException, address: str | None) -> EnvironmentProblem | None:
+    """Return what an error of joining the cluster at `address` means to a user; None: it is none of joining.
+
+    Ray says that it cannot connect; why is in what caused the error.
+    """
+    reason: BaseException | None = error
+    while reason is not None:
+        text = " ".join(str(reason).split())
+        if "Version mismatch" in text or "AuthToken" in text or type(reason).__name__ == "AuthenticationError":
+            return _mismatch(text)
+        reason = reason.__cause__ or reason.__context__
+    if not isinstance(error, ConnectionError):
+        return None
+    return EnvironmentProblem(
+        f"what answers at {address} is no Ray head that this process can join: {first_line(error)}; look whether the "
+        "address (cluster.ray_address, RAY_ADDRESS) is that of `ray start --head`, and whether Ray's processes are "
+        "alive there (`ray status`)",
+        code="E3409",
+    )
+
+
+def _mismatch(text: str) -> EnvironmentProblem:
     return EnvironmentProblem(
         f"the Ray cluster does not take this driver: {text}; every machine needs the same versions of Python "
         f"(here {sys.version.split()[0]}) and of ray, and the same token (RAY_AUTH_TOKEN or ~/.ray/auth_token, or "
@@ -192,7 +211,7 @@ def check_gpus(asked: Mapping[str, float], machines: Sequence[Machine], *, one_m
     )
 
 
-def kill_process(pid: int) -> None:
+def kill(pid: int) -> None:
     """End a process of this machine with SIGKILL, if it is there."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

@@ -117,7 +117,7 @@ class RayHandle:
 
     async def _kill_process(self) -> None:
         place = NodeAffinitySchedulingStrategy(self._facts["node_id"], soft=False)
-        killing = ray.remote(cluster.kill_process).options(num_cpus=0, scheduling_strategy=place).remote(self.pid)
+        killing = ray.remote(cluster.kill).options(num_cpus=0, scheduling_strategy=place).remote(self.pid)
         with contextlib.suppress(TimeoutError, RayError):
             await asyncio.wait_for(_result(killing), KILL_WAIT_S)
 
@@ -358,8 +358,9 @@ def connect(request: cluster.ClusterRequest) -> str:
     Signal handlers of this process stay as they are.
 
     Raises:
-        EnvironmentProblem: none runs and several machines are asked for (E3401), versions or token differ (E3402), or
-            fewer machines or GPUs are there than asked for (E3401, E3202), or several commands share them (E3408).
+        EnvironmentProblem: none runs and several machines are asked for (E3401), versions or token differ (E3402),
+            what answers is no Ray head (E3409), fewer machines or GPUs are there than asked for (E3401, E3202), or
+            several commands share the GPUs of this machine (E3408).
     """
     cluster.prepare_environment(request)
     address = cluster.found_address(request.address)
@@ -374,10 +375,8 @@ def connect(request: cluster.ClusterRequest) -> str:
                 log_to_driver=not request.is_quiet,
                 logging_level=logging.WARNING,
             )
-        except (AuthenticationError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and "Version mismatch" not in str(error):
-                raise
-            raise cluster.mismatch(error) from error
+        except (AuthenticationError, ConnectionError, RuntimeError) as error:
+            raise cluster.refusal(error, address) or error from error.__cause__
     try:
         cluster.check_cluster(request, _machines())
     except EnvironmentProblem:
