@@ -7,8 +7,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -17,7 +15,7 @@ import pytest
 import yaml
 
 from tests.e2e.short_run import ROOT
-from trinity.launch.run import RunOptions, RunResult, plan_run, run_plan
+from trinity.launch.run import RunOptions, plan_run, run_plan
 from trinity.quickstart.dataset import solution, write_jsonl
 from trinity.quickstart.model import write_model
 
@@ -25,12 +23,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 EXAMPLE = ROOT / "examples" / "async_gsm8k"
 SEED_FILES = ROOT / "tests" / "common" / "config" / "data"
-SIZES = (
-    "cluster.gpu_per_node=0",
-    "model.max_model_len=40",
-    "model.max_response_tokens=24",
-    "synchronizer.sync_interval=2",
-)
 EXPLORER_SIZES = ("buffer.batch_size=6", "explorer.rollout_model.engine_num=1", "explorer.runner_per_model=48")
 TRAINER_SIZES = ("buffer.train_batch_size=48", "algorithm.optimizer.lr=3e-4")
 PAIRS = [(13 + 7 * i, 88 - 5 * i) for i in range(12)]  # all of them carry
@@ -93,30 +85,6 @@ def series(job: Path, actor: str, key: str) -> list[float]:
     return [line[key] for line in lines if line["actor"] == actor and key in line]
 
 
-def run_here(folder: Path, name: str, *overrides: str) -> Path:
-    """Run the three files in threads of this process, the second explorer from the first new weights on."""
-    root = folder / name
-    job = root / "async_gsm8k" / "grpo"
-    sizes = {
-        "trainer": TRAINER_SIZES,
-        "explorer": [*EXPLORER_SIZES, f"buffer.explorer_input.taskset.path={folder / 'first.jsonl'}"],
-        "explorer_new": [*EXPLORER_SIZES, f"buffer.explorer_input.taskset.path={folder / 'second.jsonl'}"],
-    }
-    common = [*SIZES, f"checkpoint_root_dir={root}", f"model.model_path={warm_model(folder)}", *overrides]
-    common += [f"buffer.trainer_input.experience_buffer.path=sqlite:///{folder / name}.db"]
-
-    def one(component: str) -> RunResult:
-        while component == "explorer_new" and not (job / "weights").is_dir():
-            time.sleep(0.02)
-        options = RunOptions(overrides=[*common, *sizes[component]])
-        return run_plan(plan_run(EXAMPLE / f"{component}.yaml", options), options)
-
-    with ThreadPoolExecutor(3) as pool:
-        ends = [pool.submit(one, component) for component in sizes]
-        assert [end.result(timeout=600).exit_code for end in ends] == [0, 0, 0]
-    return job
-
-
 def check(job: Path, database: Path) -> list[float]:
     with sqlite3.connect(database) as store:
         made = store.execute("select producer, count(*), max(explore_step) from experience group by 1").fetchall()
@@ -155,7 +123,7 @@ def test_the_same_files_run_on_one_ray_cluster(folder: Path):
 
 
 def test_the_example_runs_with_opmd(folder: Path):
-    check(run_here(folder, "opmd", "algorithm.algorithm_type=opmd"), folder / "opmd.db")
+    check(run(folder, "opmd", "--set", "algorithm.algorithm_type=opmd"), folder / "opmd" / "gsm8k.db")
 
 
 def test_the_files_are_the_published_ones(folder: Path):

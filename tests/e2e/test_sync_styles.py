@@ -118,11 +118,48 @@ def test_an_evaluation_pauses_the_rollouts(tmp_path: Path, plugins: Path) -> Non
     assert lines.index((2, True)) == lines.index((2, False)) + 1 < lines.index((3, False))
 
 
-def test_a_broadcast_brings_two_engines_what_memory_brings_one(tmp_path: Path, plugins: Path) -> None:
-    memory, broadcast = (make(tmp_path / name, deterministic=True) for name in ("memory", "broadcast"))
-    broadcast.change(explorer__rollout_model__engine_num=2, synchronizer__sync_method="nccl")
-    for run in (memory, broadcast):
-        finish(run, plugins, steps=3)
-    assert trained(broadcast, 3) == trained(memory, 3)
-    assert final_weights(broadcast, 3) == final_weights(memory, 3)
-    assert min(column(broadcast, "explorer", "perf/sync_gb_per_second")) > 0
+@pytest.mark.parametrize(
+    "transport",
+    [{"sync_method": "nccl"}, {"sync_method": "checkpoint", "checkpoint_delta": True}],
+    ids=["nccl", "delta"],
+)
+def test_every_transport_brings_two_engines_what_memory_brings_one(
+    tmp_path: Path, plugins: Path, in_memory: TinyRun, transport: dict[str, Any]
+) -> None:
+    run = make(tmp_path, deterministic=True, explorer__rollout_model__engine_num=2)
+    run.change(**{f"synchronizer__{name}": value for name, value in transport.items()})
+    finish(run, plugins, steps=3)
+    assert trained(run, 3) == trained(in_memory, 3)
+    assert final_weights(run, 3) == final_weights(in_memory, 3)
+    assert min(column(run, "explorer", "perf/sync_gb_per_second")) > 0
+    weights = max(column(in_memory, "trainer", "perf/sync_bytes"))
+    moved = column(run, "trainer", "perf/sync_bytes")
+    assert moved[0] >= weights and all((size < weights) == ("checkpoint_delta" in transport) for size in moved[1:])
+
+
+@pytest.fixture(scope="module")
+def in_memory(tmp_path_factory: pytest.TempPathFactory, plugins: Path) -> TinyRun:
+    """A finished run of one engine that gets its weights in memory."""
+    run = make(tmp_path_factory.mktemp("memory"), deterministic=True)
+    finish(run, plugins, steps=3)
+    return run
+
+
+def test_samples_go_on_over_an_update_through_processes_and_store(tmp_path: Path, plugins: Path) -> None:
+    """An experience of several versions is as old as the oldest of them when the bound is kept."""
+    run = make(tmp_path, synchronizer__sync_style="fully_async", synchronizer__max_staleness=3)
+    run.change(
+        synchronizer__update_in_flight=True,
+        explorer__max_inflight_batches=3,
+        explorer__runner_isolation="process",
+        explorer__runner_per_model=1,
+        explorer__rollout_model__ignore_eos=True,
+        model__max_response_tokens=192,
+        model__max_prompt_tokens=64,
+        model__max_model_len=256,
+    )
+    finish(run, plugins, steps=8)
+    assert sum(column(run, "trainer", "sample/mixed_version_count")) > 0
+    assert max(column(run, "trainer", "sample/staleness/max")) <= 3
+    ids = trained(run, 8)
+    assert len(ids) == len(set(ids)) == 64

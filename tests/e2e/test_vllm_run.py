@@ -13,18 +13,22 @@ from tests.tiny import tiny_model
 pytestmark = pytest.mark.slow
 
 
-def learned(folder: Path, plugins: Path, engine: str) -> TinyRun:
+def learned(folder: Path, plugins: Path, engine: str, adapter: list[dict[str, int]] | None) -> TinyRun:
     """Return a finished GRPO run on a model that both engines have kernels for."""
     run = make_run(folder, {"algorithm_type": "grpo", "kl_loss_fn": "none"})
     tiny_model(folder / "model", "qwen2", seed=1, scale=3.0, head_dim=32, hidden_size=128, tie_word_embeddings=False)
     run.change(deterministic=False, explorer__rollout_model__engine_type=engine, model__temperature=1.1)
+    run.change(model__lora_configs=adapter, algorithm__optimizer__lr=0.01)
     finish(run, plugins)
     return run
 
 
-def test_a_run_on_vllm_is_that_on_the_torch_engine(tmp_path: Path, plugins: Path) -> None:
+@pytest.mark.parametrize("adapter", [None, [{"lora_rank": 4, "lora_alpha": 8}]], ids=["all weights", "adapter"])
+def test_a_run_on_vllm_is_that_on_the_torch_engine(
+    tmp_path: Path, plugins: Path, adapter: list[dict[str, int]] | None
+) -> None:
     pytest.importorskip("vllm")
-    ours, theirs = (learned(tmp_path / engine, plugins, engine) for engine in ("vllm", "torch"))
+    ours, theirs = (learned(tmp_path / engine, plugins, engine, adapter) for engine in ("vllm", "torch"))
     for run in (ours, theirs):
         assert [line["rollout/model_version"] for line in run.lines("explorer")] == list(range(STEPS))
         assert [line["step"] for line in run.lines("trainer")] == list(range(1, STEPS + 1))

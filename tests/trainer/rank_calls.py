@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from trinity.common.config import Config
 from trinity.common.experience import Experience
 from trinity.trainer.batch import TrainBatch, collate
 from trinity.trainer.correction import correction_of
+from trinity.trainer.verl.checkpoint import in_turns
 from trinity.trainer.verl.loss import Metrics
 from trinity.trainer.verl.ranks import ALONE, Ranks, whole
 from trinity.trainer.verl.settings import loss_of
@@ -124,6 +127,20 @@ def weights(made: ActorWorker) -> dict[str, Tensor]:
     return {name: whole(parameter).clone() for name, parameter in named.items()}
 
 
+def writes(ranks: Ranks, strategy: str) -> list[tuple[float, float]]:
+    """Return when each of four ranks on two nodes began and ended to write, in seconds of one clock."""
+    times: list[float] = []
+
+    def write() -> None:
+        times.append(time.monotonic())
+        time.sleep(0.2)
+        times.append(time.monotonic())
+
+    socket.gethostname = lambda: f"node_{ranks.rank // 2}"
+    in_turns(write, ranks, strategy)
+    return [(begin, end) for begin, end in ranks.gather(times)]
+
+
 __all__ = [
     "ALONE",
     "continued",
@@ -134,4 +151,5 @@ __all__ = [
     "train",
     "weights",
     "worker",
+    "writes",
 ]

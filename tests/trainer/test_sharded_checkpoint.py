@@ -96,6 +96,24 @@ def test_the_hugging_face_weights_of_two_ranks_are_those_that_they_hold(
     assert all(torch.equal(tensor, held[name]) for name, tensor in model.named_parameters())
 
 
+@pytest.mark.parametrize(
+    ("strategy", "together"),
+    [
+        ("unrestricted", [{0, 1, 2, 3}]),
+        ("single_node", [{0, 1}, {2, 3}]),
+        ("single_process", [{0}, {1}, {2}, {3}]),
+        ("single_thread", [{0}, {1}, {2}, {3}]),
+    ],
+)
+def test_who_writes_at_the_same_time(pool: RankPool, strategy: str, together: list[set[int]]) -> None:
+    times = pool.run(4, rank_calls.writes, strategy)[0]
+    for group in together:
+        begin, end = min(times[rank][0] for rank in group), max(times[rank][1] for rank in group)
+        assert all(times[rank][0] < other[1] for rank in group for other in (times[r] for r in group))
+        outside = [times[rank] for rank in range(4) if rank not in group]
+        assert all(other_end <= begin or end <= other_begin for other_begin, other_end in outside)
+
+
 def test_an_adapter_goes_from_two_ranks_to_one_and_is_exported_merged(
     make_config: Maker, tmp_path: Path, pool: RankPool
 ) -> None:

@@ -7,6 +7,8 @@ import pytest
 from tests.common.config.conftest import Examine
 from tests.common.config.rows import with_
 from tests.common.config.test_bad_input import find
+from trinity.common.config.draft import path_of
+from trinity.common.config.tree import value_at
 
 QUEUE = with_("  train_batch_size: 8\n  trainer_input: {experience_buffer: {name: q}}\nmode: train\n")
 
@@ -113,3 +115,33 @@ def test_the_two_names_of_an_offload_switch_hold_one_value(examined: Examine) ->
     assert values("trainer: {param_offload: true}\n") == (True, True)
     assert values(tree % ("", "true")) == (True, True)
     assert values(tree % ("param_offload: true, ", "false")) == (False, False)
+
+
+TREE = "trainer.trainer_config"
+ACTOR = f"{TREE}.actor_rollout_ref.actor"
+PRECEDENCE = {  # value of trainer.*, of the veRL tree, and the default
+    "trainer.grad_clip": (f"{ACTOR}.grad_clip", 3.0, 0.5, 1.0),
+    "trainer.trainer_strategy": (f"{ACTOR}.strategy", "fsdp", "fsdp2", "fsdp"),
+    "trainer.use_dynamic_bsz": (f"{ACTOR}.use_dynamic_bsz", True, False, True),
+    "trainer.max_token_len_per_gpu": (f"{ACTOR}.ppo_max_token_len_per_gpu", 512, 1024, 256),
+    "trainer.balance_batch": (f"{TREE}.trainer.balance_batch", True, False, True),
+    "trainer.critic_warmup": (f"{TREE}.trainer.critic_warmup", 3, 2, 0),
+    "trainer.param_offload": (f"{ACTOR}.fsdp_config.param_offload", True, False, False),
+    "trainer.optimizer_offload": (f"{ACTOR}.fsdp_config.optimizer_offload", True, False, False),
+}
+
+
+@pytest.mark.parametrize("plain", PRECEDENCE)
+def test_the_verl_tree_wins_over_the_section_and_that_over_the_default(examined: Examine, plain: str) -> None:
+    detailed, value, explicit, default = PRECEDENCE[plain]
+    cases = {
+        (f"{plain}={value}", f"{detailed}={explicit}"): explicit,
+        (f"{plain}={explicit}", f"{detailed}={value}"): value,
+        (f"{plain}={value}",): value,
+        (f"{plain}={explicit}",): explicit,
+        (): default,
+    }
+    for overrides, expected in cases.items():
+        config = examined(QUEUE, *overrides)[0].stages[0].config
+        for key in (plain, detailed):
+            assert value_at(config.model_dump(), path_of(key)) == expected, (key, overrides)

@@ -84,7 +84,7 @@ def save_trained(
         if "extra" in contents:
             torch.save(extra | {"rng": random_state()}, folder / f"extra_state_{end}")
 
-    _in_turns(write_own, ranks, strategy)
+    in_turns(write_own, ranks, strategy)
     full: dict[str, Tensor] | None = {}
     if hf or "hf_model" in contents:
         full = None if ranks.is_alone and adapter is None else full_weights(model, adapter, ranks)
@@ -96,7 +96,7 @@ def save_trained(
     ranks.barrier()
 
 
-def _in_turns(write: Callable[[], None], ranks: Ranks, strategy: str) -> None:
+def in_turns(write: Callable[[], None], ranks: Ranks, strategy: str) -> None:
     """Call `write` on every rank: all at once, node after node, or rank after rank."""
     if ranks.is_alone or strategy == "unrestricted":
         write()
