@@ -213,15 +213,6 @@ def test_data_that_lack_the_column_are_a_problem_of_the_data(run_yaml: Path, tmp
     assert runner.invoke(app, [*arguments, *names]).exit_code == ExitCode.DONE
 
 
-def test_a_gpu_that_is_not_there_names_the_way_out(
-    run_yaml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    result = runner.invoke(app, ["validate", "-c", str(run_yaml), "--set", "cluster.gpu_per_node=1"])
-    assert "E3202" in result.output
-    assert "use --set cluster.gpu_per_node=0" in result.output
-
-
 def test_a_root_that_is_a_file_cannot_hold_the_job(run_yaml: Path) -> None:
     result = runner.invoke(app, ["validate", "-c", str(run_yaml), "--set", f"checkpoint_root_dir={run_yaml}"])
     assert "E3601" in result.output

@@ -24,6 +24,9 @@ from trinity.common.errors import EnvironmentProblem
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
+END_S = 30.0
+"""From the death of a process to the end of the run, its other processes included."""
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
@@ -74,14 +77,16 @@ def killed(run: TinyRun, victim: str) -> None:
     with Watched(run) as watched:
         watched.until("checkpoint of step")
         os.kill(watched.pid(victim), signal.SIGKILL)
+        killed_at = time.monotonic()
         assert watched.end() == 5, watched.output
+        assert all(gone_soon(watched.pid(name)) for name in SIDES)
+        assert time.monotonic() - killed_at < END_S, watched.output
     (error,) = (line for line in watched.output.splitlines() if line.startswith("error["))
     process = f"{victim} (process {watched.pid(victim)} on "
     assert error.startswith(f"error[E5701]: {process}") and "is gone: its process ended without a word" in error
     resume, failed = watched.output.splitlines()[-2:]
     assert resume.startswith("resume with: trinity run")
     assert failed.startswith(f"failed with exit code 5: [E5701] {process}") and failed.endswith("/log")
-    assert all(gone_soon(watched.pid(name)) for name in SIDES)
 
 
 def driver_killed(run: TinyRun) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,14 @@ import pytest
 from trinity.common.errors import EnvironmentProblem
 from trinity.runtime.cluster import (
     ClusterRequest,
+    Machine,
     check_cluster,
     check_found,
     check_gpus,
     death_cause,
     found_address,
     last_words,
-    mismatch,
+    refusal,
 )
 
 
@@ -49,29 +51,58 @@ def test_several_machines_without_a_cluster_are_told_how_to_start_one(caplog: py
     assert "ray start --head --port=7000 --num-gpus=8" in text
     assert "ray start --address=10.0.0.1:7000 --num-gpus=8" in text and "does not answer" in text
     check_found(request, "10.0.0.1:7000")
+    a, b, c = (Machine(name, 8) for name in "abc")
     with pytest.raises(EnvironmentProblem, match=r"E3401.*has 2 machines \(a, b\)"):
-        check_cluster(request, ["a", "b"], 16)
+        check_cluster(request, [a, b])
     with pytest.raises(EnvironmentProblem, match="E3202"):
-        check_cluster(request, ["a", "b", "c"], 16)
-    check_cluster(request, ["a", "b", "c"], 24)
+        check_cluster(request, [a, b, Machine("d", 4)])
+    check_cluster(request, [a, b, c])
     check_found(ClusterRequest("auto", "run"), None)
     with caplog.at_level("WARNING", "trinity"):
         check_found(ClusterRequest("10.0.0.1:7000", "run"), None)
     assert "does not answer at cluster.ray_address 10.0.0.1:7000: a new one is started here" in caplog.text
 
 
+def test_parts_that_share_the_gpus_of_a_machine_need_one_cluster() -> None:
+    part = ClusterRequest("auto", "run", gpu_per_node=4, is_part=True)
+    with pytest.raises(EnvironmentProblem, match=r"E3408.*the same 4 GPUs") as error:
+        check_found(part, None)
+    assert "\n  ray start --head --port=6379\n" in str(error.value) and error.value.exit_code == 3
+    check_found(part, "127.0.0.1:6379")
+    for fine in ({"address": "local"}, {"gpu_per_node": 0}, {"is_part": False}):
+        check_found(replace(part, **fine), None)
+
+
 def test_gpus_are_counted_in_a_table() -> None:
-    check_gpus({"engines": 2, "trainer": 2}, 4, ["a"])
+    check_gpus({"engines": 2, "trainer": 2}, [Machine("a", 4)])
     with pytest.raises(EnvironmentProblem, match="E3202") as error:
-        check_gpus({"engines": 8, "trainer": 1}, 8, ["10.0.0.1"])
+        check_gpus({"engines": 8, "trainer": 1}, [Machine("10.0.0.1", 8)])
     rows = [line.split() for line in str(error.value).splitlines()[1:5]]
     assert rows == [["engines", "8"], ["trainer", "1"], ["asked", "in", "all", "9"], ["have", "8"]]
     assert error.value.exit_code == 3
+    two = [Machine("10.0.0.1", 4), Machine("10.0.0.2", 2)]
+    with pytest.raises(EnvironmentProblem, match=r"E3202.*6 GPUs of one machine and the largest has 4"):
+        check_gpus({"engine": 6}, two)
+    check_gpus({"all": 6}, two, one_machine=False)
 
 
-def test_other_versions_or_another_token_are_told() -> None:
-    error = mismatch(RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.9\n    Python: 3.10"))
-    assert error.code == "E3402" and "Ray: 2.9 Python: 3.10" in str(error) and "token" in str(error)
+def test_gpus_of_a_cluster_that_a_run_does_not_ask_for_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", "trinity"):
+        check_cluster(ClusterRequest("auto", "run"), [Machine("a", 0)])
+        assert caplog.text == ""
+        check_cluster(ClusterRequest("auto", "run"), [Machine("a", 4)])
+    assert "has 4 GPUs and the run asks for none (cluster.gpu_per_node is 0)" in caplog.text
+
+
+def test_why_a_cluster_cannot_be_joined_is_told() -> None:
+    text = "Version mismatch: The cluster was started with:\n    Ray: 2.9\n    Python: 3.10"
+    versions = refusal(RuntimeError(text), "a:1")
+    assert versions is not None and versions.code == "E3402"
+    assert "Ray: 2.9 Python: 3.10" in str(versions) and "token" in str(versions)
+    other = refusal(ConnectionError("Failed to connect to Ray cluster at a:1\nmore"), "a:1")
+    assert other is not None and other.code == "E3409" and other.exit_code == 3
+    assert "what answers at a:1 is no Ray head" in str(other) and "at a:1; look whether" in str(other)
+    assert refusal(RuntimeError("something else"), "a:1") is None
 
 
 @pytest.mark.parametrize(
@@ -81,6 +112,10 @@ def test_other_versions_or_another_token_are_told() -> None:
         ("The actor is dead because its owner has died. Owner Id: 1", "the process that started it is gone"),
         ("The actor died because its node has died. Node Id: 1", "its machine is gone"),
         ("Worker exit type: SYSTEM_ERROR Worker exit detail: connection error code 2", "without a word"),
+        (
+            "The actor 1 is unavailable: The actor is temporarily unavailable: Socket closed",
+            "the connection to its process",
+        ),
         ("something else\nhappened", "something else happened"),
     ],
 )

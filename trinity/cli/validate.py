@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trinity.cli.devices import check_devices
 from trinity.cli.division import check_division_of
 from trinity.common.errors import ExitCode
-from trinity.utils.gpu import has_gpu
 from trinity.utils.log import redact
 
 if TYPE_CHECKING:
@@ -281,44 +281,8 @@ def _check_folder(stage: StagePlan) -> Iterator[Problem]:
 
 
 def _check_devices(stage: StagePlan) -> Iterator[Problem]:
-    cluster = stage.config.cluster
-    is_here = cluster.runtime == "local" or (cluster.ray_address in ("auto", "", "local") and cluster.node_num <= 1)
-    if cluster.gpu_per_node > 0 and is_here and not has_gpu():
-        yield _problem(
-            stage,
-            "E3202",
-            "cluster.gpu_per_node",
-            "this machine has no GPU (no NVIDIA device file)",
-            "use --set cluster.gpu_per_node=0",
-        )
-    yield from _check_vllm(stage)
-
-
-def _check_vllm(stage: StagePlan) -> Iterator[Problem]:
-    from importlib.util import find_spec
-
-    explorer = stage.config.explorer
-    if stage.config.mode == "train":
-        return
-    models = {"explorer.rollout_model": explorer.rollout_model}
-    models |= {f"explorer.auxiliary_models[{index}]": model for index, model in enumerate(explorer.auxiliary_models)}
-    for model in [name for name, section in models.items() if section.engine_type == "vllm"]:
-        key, way_out = f"{model}.engine_type", f"use --set {model}.engine_type=torch"
-        if find_spec("vllm") is None:
-            what = f'{way_out}, or pip install "trinity-rft[vllm]"'
-            yield _problem(stage, "E3301", key, "the package vllm is not installed", what)
-        elif not has_gpu() and not has_cpu_build():
-            yield _problem(stage, "E3201", key, "this build of vLLM needs a GPU, and this machine has none", way_out)
-
-
-def has_cpu_build() -> bool:
-    """Return whether the installed vLLM is one for CPUs, by its name or the label of its version."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return "cpu" in version("vllm")
-    except PackageNotFoundError:
-        return True
+    for code, key, message, way_out in check_devices(stage.config):
+        yield _problem(stage, code, key, message, way_out)
 
 
 def _as_json(plan: Plan | None, problems: list[Problem], reports: list[ProbeReport] | None) -> str:

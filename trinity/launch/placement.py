@@ -9,8 +9,10 @@ from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from trinity.common.constants import BENCH
 from trinity.common.errors import EnvironmentProblem
 from trinity.launch.component import component_setup
+from trinity.launch.components import component_of
 from trinity.launch.side import MetricsListener
 from trinity.runtime.base import ActorDiedError, Handle, Resources, Runtime
 from trinity.runtime.cluster import ClusterRequest
@@ -49,7 +51,8 @@ class LocalPlacement:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.runtime: Runtime = LocalRuntime(component_setup(config, has_console=False))
+        divides_gpus = bool(config.cluster.total_gpu_num)
+        self.runtime: Runtime = LocalRuntime(component_setup(config, has_console=False), divides_gpus=divides_gpus)
 
     async def synchronizer(self) -> Any:
         """Return the synchronizer of the stage."""
@@ -263,6 +266,7 @@ def placed(config: Config) -> Iterator[LocalPlacement | ClusterPlacement]:
             node_num=config.cluster.node_num,
             gpu_per_node=config.cluster.gpu_per_node,
             has_timeline=has_timeline,
+            is_part=component_of(config) not in (None, BENCH),
         )
     )
     is_lost = False

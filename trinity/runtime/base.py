@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from trinity.common.errors import TrinityError
+from trinity.utils.gpu import HIDDEN
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,6 +44,7 @@ class Resources:
         env: environment variables of its process, beside those of the driver.
         own_process: give it a process of its own even where everything else is in this one.
         node: address of the node that it must run on; None: anywhere.
+        place: what `Runtime.reserve` has reserved for it.
     """
 
     num_gpus: float = 0
@@ -50,6 +52,11 @@ class Resources:
     env: Mapping[str, str] = field(default_factory=dict)
     own_process: bool = False
     node: str | None = None
+    place: Any = None
+
+    def environment(self, *, divides_gpus: bool) -> dict[str, str]:
+        """Return the variables of its process; where GPUs are divided one that asks for none sees none."""
+        return {**(HIDDEN if divides_gpus and not self.num_gpus else {}), **self.env}
 
 
 ANYWHERE = Resources()
@@ -218,6 +225,24 @@ class Runtime(Protocol):
         """Return handles of `cls(*args, rank=i, **kwargs)` for i below `count`, all placed or none.
 
         They are named `<name>_<i>` and placed together: on as few nodes as possible.
+        """
+
+    async def reserve(
+        self, count: int, *, name: str, resources: Resources, timeout_s: float = START_TIMEOUT_S
+    ) -> list[Resources]:
+        """Return the resources with which `count` components may be started one by one, all of them there or none.
+
+        A place stays reserved when its component ends, until the runtime is closed.
+
+        Args:
+            count: of the components.
+            name: of all of them, for messages.
+            resources: of each.
+            timeout_s: longest wait for the places in seconds.
+
+        Raises:
+            EnvironmentProblem: the cluster has too little, whoever uses it (E3202).
+            DeadlineError: not free in time (E5702).
         """
 
     async def close(self, *, grace_s: float = CLOSE_GRACE_S) -> None:

@@ -12,13 +12,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinity.common.errors import DeadlineError, EnvironmentProblem
-from trinity.runtime.base import Order
+from trinity.common.errors import AlreadyRunningError, DeadlineError, EnvironmentProblem, SyncError
+from trinity.runtime.base import Handle, Resources
+from trinity.utils.gpu import gpu_table
 from trinity.utils.log import get_logger
 
 DEFAULT_PORT = 6379
 PROBE_S = 3.0
 LOCAL = ("", "local")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine of a cluster: its address and its GPUs."""
+
+    address: str
+    gpus: float
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,7 @@ class ClusterRequest:
         gpu_per_node: GPUs of each.
         has_timeline: record what Ray's timeline shows.
         is_quiet: do not print the lines of the actors.
+        is_part: other commands of its job run beside it and share the machine's GPUs with it.
     """
 
     address: str
@@ -41,6 +51,7 @@ class ClusterRequest:
     gpu_per_node: int = 0
     has_timeline: bool = False
     is_quiet: bool = False
+    is_part: bool = False
 
 
 def found_address(address: str) -> str | None:
@@ -78,32 +89,56 @@ def _latest_address() -> str:
         return ""
 
 
+def prepare_environment(request: ClusterRequest) -> None:
+    """Set what Ray reads from the environment when this process joins a cluster or starts one."""
+    if request.has_timeline:
+        os.environ["RAY_PROFILING"] = "1"
+    if not sys.stdout.isatty():
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 starves actors beside anything else on the machine
+
+
 def check_found(request: ClusterRequest, address: str | None) -> None:
     """Check that a cluster runs where the run asks for more than this machine.
 
     Raises:
-        EnvironmentProblem: none was found, and several machines are asked for (E3401).
+        EnvironmentProblem: none was found, and several machines are asked for (E3401), or several commands share the
+            GPUs of this one (E3408).
     """
     if address is not None:
         return
     is_named = request.address not in (*LOCAL, "auto")
     if request.node_num > 1:
         raise _not_running(request, f"does not answer at {request.address}" if is_named else "is not running")
+    if request.is_part and request.gpu_per_node and request.address != "local":
+        raise EnvironmentProblem(
+            "no Ray cluster runs here, and the parts of a job share the GPUs of this machine: each command would start "
+            f"a Ray of its own, all of them on the same {request.gpu_per_node} GPUs. Start one first\n"
+            f"  ray start --head --port={DEFAULT_PORT}\n"
+            "and run the commands again; or give each of them other GPUs with CUDA_VISIBLE_DEVICES, and "
+            "--set cluster.ray_address=local",
+            code="E3408",
+        )
     if is_named:
         get_logger("launch").warning(
             "Ray does not answer at cluster.ray_address %s: a new one is started here", request.address
         )
 
 
-def check_cluster(request: ClusterRequest, nodes: Sequence[str], gpus: float) -> None:
+def check_cluster(request: ClusterRequest, machines: Sequence[Machine]) -> None:
     """Check that the cluster has the machines and the GPUs that the run asks for.
 
     Raises:
         EnvironmentProblem: it has fewer machines (E3401) or GPUs (E3202).
     """
-    if len(nodes) < request.node_num:
-        raise _not_running(request, f"has {len(nodes)} machines ({', '.join(nodes)})")
-    check_gpus({"node_num x gpu_per_node": request.node_num * request.gpu_per_node}, gpus, nodes)
+    if len(machines) < request.node_num:
+        raise _not_running(request, f"has {len(machines)} machines ({', '.join(each.address for each in machines)})")
+    check_gpus({"node_num x gpu_per_node": request.node_num * request.gpu_per_node}, machines, one_machine=False)
+    have = sum(each.gpus for each in machines)
+    if have and not request.gpu_per_node:
+        get_logger("launch").warning(
+            "the cluster has %g GPUs and the run asks for none (cluster.gpu_per_node is 0): it computes on CPUs", have
+        )
 
 
 def _not_running(request: ClusterRequest, why: str) -> EnvironmentProblem:
@@ -119,9 +154,28 @@ def _not_running(request: ClusterRequest, why: str) -> EnvironmentProblem:
     )
 
 
-def mismatch(error: Exception) -> EnvironmentProblem:
-    """Return the error of a cluster whose versions or token are not those of this process."""
-    text = " ".join(str(error).split())
+def refusal(error: BaseException, address: str | None) -> EnvironmentProblem | None:
+    """Return what an error of joining the cluster at `address` means to a user; None: it is none of joining.
+
+    Ray says that it cannot connect; why is in what caused the error.
+    """
+    reason: BaseException | None = error
+    while reason is not None:
+        text = " ".join(str(reason).split())
+        if "Version mismatch" in text or "AuthToken" in text or type(reason).__name__ == "AuthenticationError":
+            return _mismatch(text)
+        reason = reason.__cause__ or reason.__context__
+    if not isinstance(error, ConnectionError):
+        return None
+    return EnvironmentProblem(
+        f"what answers at {address} is no Ray head that this process can join: {first_line(error)}; look whether the "
+        "address (cluster.ray_address, RAY_ADDRESS) is that of `ray start --head`, and whether Ray's processes are "
+        "alive there (`ray status`)",
+        code="E3409",
+    )
+
+
+def _mismatch(text: str) -> EnvironmentProblem:
     return EnvironmentProblem(
         f"the Ray cluster does not take this driver: {text}; every machine needs the same versions of Python "
         f"(here {sys.version.split()[0]}) and of ray, and the same token (RAY_AUTH_TOKEN or ~/.ray/auth_token, or "
@@ -130,33 +184,66 @@ def mismatch(error: Exception) -> EnvironmentProblem:
     )
 
 
-def check_gpus(asked: Mapping[str, float], have: float, nodes: Sequence[str]) -> None:
-    """Check that the cluster has the GPUs that a run asks for.
+def check_gpus(asked: Mapping[str, float], machines: Sequence[Machine], *, one_machine: bool = True) -> None:
+    """Check that the cluster has the GPUs that a run asks for, whoever uses them.
 
     Args:
         asked: GPUs by what asks for them.
-        have: GPUs of the cluster.
-        nodes: addresses of its machines.
+        machines: of the cluster.
+        one_machine: each of those who ask has all of its GPUs on one machine.
 
     Raises:
-        EnvironmentProblem: it has fewer (E3202).
+        EnvironmentProblem: it has fewer, or they are not on one machine (E3202).
     """
-    total = sum(asked.values())
-    if total <= have:
+    total, have = sum(asked.values()), sum(each.gpus for each in machines)
+    largest, wanted = max((each.gpus for each in machines), default=0), max(asked.values(), default=0)
+    if total > have:
+        why = f"the run asks for {total:g} GPUs and the cluster has {have:g}"
+    elif one_machine and wanted > largest:
+        why = f"a component asks for {wanted:g} GPUs of one machine and the largest has {largest:g}"
+    else:
         return
+    there = ", ".join(f"{each.address} ({each.gpus:g})" for each in machines)
     raise EnvironmentProblem(
-        f"the run asks for {total:g} GPUs and the cluster has {have:g}:\n{table(asked, have)}\n"
-        f"machines: {', '.join(nodes) or 'none'}; lower cluster.gpu_per_node or engine_num, or start Ray with "
-        "--num-gpus on machines that have more",
+        f"{why}:\n{gpu_table(asked, have)}\nmachines: {there or 'none'}; lower cluster.gpu_per_node, engine_num or "
+        "tensor_parallel_size, or start Ray with --num-gpus on machines that have more",
         code="E3202",
     )
 
 
-def table(asked: Mapping[str, float], have: float) -> str:
-    """Return a table of what asks for how many GPUs, and what there is."""
-    width = max(len("asked in all"), *map(len, asked)) if asked else len("asked in all")
-    rows = [*asked.items(), ("asked in all", sum(asked.values())), ("have", have)]
-    return "\n".join(f"  {name:<{width}}  {count:g}" for name, count in rows)
+def kill(pid: int) -> None:
+    """End a process of this machine with SIGKILL, if it is there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message."""
+    return str(error).strip().split("\n", 1)[0]
+
+
+def still_there(handle: Handle, seconds: float) -> DeadlineError:
+    """Return the error of an actor that SIGKILL does not end."""
+    return DeadlineError(
+        f"{handle.name} (process {handle.pid} on {handle.node}) is still there {seconds:g} s after SIGKILL",
+        code="E5705",
+    )
+
+
+def not_delivered(seconds: float, error: BaseException) -> SyncError:
+    """Return the error of tensors that the object store does not give."""
+    return SyncError(
+        f"the tensors cannot be had from Ray's object store within {seconds:g} s: {first_line(error)}", code="E5704"
+    )
+
+
+def name_taken(name: str, namespace: str) -> AlreadyRunningError:
+    """Return the error of a name that a living actor has."""
+    return AlreadyRunningError(
+        f"an actor named {name} lives in the Ray namespace {namespace}: another run has this name; give this one "
+        "another `name`, `explorer.name` or `ray_namespace`, or stop the other",
+        code="E8010",
+    )
 
 
 def death_cause(text: str) -> str:
@@ -168,15 +255,11 @@ def death_cause(text: str) -> str:
         return "the process that started it is gone"
     if "node has died" in text or "node died" in text or "node is dead" in text:
         return "its machine is gone from the cluster"
+    if "temporarily unavailable" in text:
+        return "the connection to its process broke, as it does when its machine is lost"
     if "SYSTEM_ERROR" in text or "connection error" in text:
         return "its process ended without a word: killed by a signal (out of memory is SIGKILL), os._exit or a crash"
     return text
-
-
-def kill(pid: int) -> None:
-    """End a process of this machine with SIGKILL, if it is there."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
 
 
 def last_words(file: str) -> str:
@@ -189,11 +272,10 @@ def last_words(file: str) -> str:
     return f"; its last line on stderr: {own[-1]}" if own else ""
 
 
-def late(what: str, order: Order, free: str) -> DeadlineError:
+def late(what: str, wants: Resources, *, timeout_s: float, free: str) -> DeadlineError:
     """Return the error of a place or a process that was not there in time; `free` says what the cluster has."""
-    wants = order.resources
     return DeadlineError(
-        f"{what} within {order.timeout_s:g} s: each asks for {wants.num_gpus:g} GPUs and {wants.num_cpus:g} CPUs, and "
+        f"{what} within {timeout_s:g} s: each asks for {wants.num_gpus:g} GPUs and {wants.num_cpus:g} CPUs, and "
         f"the cluster has {free} free; wait until others give theirs back, or ask for less",
         code="E5702",
     )

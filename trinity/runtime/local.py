@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from trinity.common.errors import AlreadyRunningError, DeadlineError
-from trinity.runtime.base import CLOSE_GRACE_S, ActorDiedError, Handle, Order, Setup
+from trinity.runtime.base import CLOSE_GRACE_S, ActorDiedError, Handle, Order, Resources, Setup
 from trinity.runtime.host import ComponentHost
 from trinity.runtime.objects import LocalObjects
 from trinity.runtime.process import ProcessRuntime, start_together
@@ -91,13 +91,14 @@ class LocalRuntime:
 
     Args:
         setup: what each child process does before it makes its component.
+        divides_gpus: a child that asks for no GPU sees none.
     """
 
     is_local = True
 
-    def __init__(self, setup: Setup | None = None) -> None:
+    def __init__(self, setup: Setup | None = None, *, divides_gpus: bool = False) -> None:
         self.objects = LocalObjects()
-        self._processes = ProcessRuntime(setup)
+        self._processes = ProcessRuntime(setup, divides_gpus=divides_gpus)
         self._handles: dict[str, LocalHandle] = {}
 
     async def start(self, cls: Callable[..., Any], *args: Any, **how: Any) -> Handle:
@@ -113,6 +114,10 @@ class LocalRuntime:
         if order.resources.own_process:
             return await self._processes.group(cls, count, *args, **how)
         return await start_together([self._start(each) for each in order.ranks(count)])
+
+    async def reserve(self, count: int, *, resources: Resources, **_how: Any) -> list[Resources]:
+        """Return the resources of `count` components: a machine by itself reserves nothing."""
+        return [resources] * count
 
     async def _start(self, order: Order) -> Handle:
         if order.name in self._handles and self._handles[order.name].cause is None:

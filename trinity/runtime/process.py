@@ -24,6 +24,7 @@ from trinity.runtime.base import (
     ActorDiedError,
     Handle,
     Order,
+    Resources,
     Setup,
     public_name,
 )
@@ -244,13 +245,15 @@ class ProcessRuntime:
 
     Args:
         setup: what every process does before it makes its component.
+        divides_gpus: a child that asks for no GPU sees none.
     """
 
     is_local = False
 
-    def __init__(self, setup: Setup | None = None) -> None:
+    def __init__(self, setup: Setup | None = None, *, divides_gpus: bool = False) -> None:
         self.objects = MemoryObjects()
         self._setup = setup
+        self._divides_gpus = divides_gpus
         self._handles: dict[str, ProcessHandle] = {}
 
     async def start(self, cls: Callable[..., Any], *args: Any, **how: Any) -> Handle:
@@ -261,11 +264,16 @@ class ProcessRuntime:
         """Return handles of `count` components, each in a child process; all are there or none."""
         return await start_together([self._start(order) for order in Order.of(cls, args, how).ranks(count)])
 
+    async def reserve(self, count: int, *, resources: Resources, **_how: Any) -> list[Resources]:
+        """Return the resources of `count` components: a machine by itself reserves nothing."""
+        return [resources] * count
+
     async def _start(self, order: Order) -> Handle:
         holder = self._handles.get(order.name)
         if holder is not None and holder.cause is None:
             raise AlreadyRunningError(f"a component named {order.name} lives in process {holder.pid}", code="E8010")
-        handle = ProcessHandle(order.name, *await _spawner.call(_spawn, {**os.environ, **order.resources.env}))
+        own = order.resources.environment(divides_gpus=self._divides_gpus)
+        handle = ProcessHandle(order.name, *await _spawner.call(_spawn, {**os.environ, **own}))
         self._handles[order.name] = handle
         try:
             await asyncio.wait_for(self._construct(handle, order), order.timeout_s)

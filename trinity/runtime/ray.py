@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +20,16 @@ from ray.exceptions import AuthenticationError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from trinity.common.errors import AlreadyRunningError, DeadlineError, EnvironmentProblem, SyncError
+from trinity.common.errors import EnvironmentProblem, SyncError
 from trinity.runtime import cluster, head
 from trinity.runtime.base import (
     CLOSE_GRACE_S,
     NODE_ENV_VAR,
+    START_TIMEOUT_S,
     ActorDiedError,
     Handle,
     Order,
+    Resources,
     Setup,
     public_name,
 )
@@ -34,6 +37,7 @@ from trinity.runtime.failure import Failure
 from trinity.runtime.host import ActorHost
 from trinity.runtime.objects import Entry, as_bytes, layout, views
 from trinity.runtime.process import start_together
+from trinity.utils.gpu import VISIBLE
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -58,7 +62,8 @@ class _Actor(ActorHost):
         await self.set_up(setup, {NODE_ENV_VAR: node, **env})
         head.leave_with(ray.get_runtime_context().gcs_address, repr(self))
         errors = os.readlink("/proc/self/fd/2") if sys.platform == "linux" else ""
-        return {"pid": os.getpid(), "node": node, "node_id": this_node(), "errors": errors}
+        facts = {"pid": os.getpid(), "node": node, "node_id": this_node(), "errors": errors}
+        return facts | {"gpus": os.environ.get(VISIBLE, "")}
 
 
 class RayHandle:
@@ -109,10 +114,7 @@ class RayHandle:
         try:
             await asyncio.wait_for(self.wait_dead(), KILL_WAIT_S)
         except TimeoutError as error:
-            raise DeadlineError(
-                f"{self.name} (process {self.pid} on {self.node}) is still there {KILL_WAIT_S:g} s after SIGKILL",
-                code="E5705",
-            ) from error
+            raise cluster.still_there(self, KILL_WAIT_S) from error
 
     async def _kill_process(self) -> None:
         place = NodeAffinitySchedulingStrategy(self._facts["node_id"], soft=False)
@@ -157,19 +159,12 @@ class RayRef:
         try:
             parts = self._ref.future().result(OBJECT_TIMEOUT_S)  # ray.get warns in an actor with an event loop
         except (RayError, TimeoutError) as error:
-            raise SyncError(
-                f"the tensors cannot be had from Ray's object store within {OBJECT_TIMEOUT_S:g} s: {_first(error)}",
-                code="E5704",
-            ) from error
+            raise cluster.not_delivered(OBJECT_TIMEOUT_S, error) from error
         return views(self._entries, parts)
 
     def drop(self) -> None:
         """Let go of the tensors."""
         self._ref = None
-
-
-def _first(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0]
 
 
 class RayObjects:
@@ -213,10 +208,10 @@ class RayRuntime:
     async def start(self, cls: Callable[..., Any], *args: Any, **how: Any) -> Handle:
         """Return a handle of `cls(*args, **kwargs)` in an actor."""
         order = Order.of(cls, args, how)
-        cluster.check_gpus({order.name: order.resources.num_gpus}, _gpus(), _nodes())
+        cluster.check_gpus({order.name: order.resources.num_gpus}, _machines())
         node = order.resources.node
         place = None if node is None else NodeAffinitySchedulingStrategy(_node_id(node), soft=False)
-        return await self._start(order, place)
+        return await self._start(order, place or order.resources.place)
 
     async def _start(self, order: Order, place: Any) -> Handle:
         name, wants = order.name, order.resources
@@ -238,7 +233,7 @@ class RayRuntime:
             facts, made = await asyncio.wait_for(self._construct(actor, order), order.timeout_s)
         except TimeoutError as error:
             ray.kill(actor)
-            raise cluster.late(f"{name} did not start", order, _free()) from error
+            raise cluster.late(f"{name} did not start", wants, timeout_s=order.timeout_s, free=_free()) from error
         except RayActorError as error:
             raise ActorDiedError(f"{name} is gone before it was ready: {cluster.death_cause(str(error))}") from error
         except BaseException:
@@ -249,34 +244,47 @@ class RayRuntime:
             ray.kill(actor)
             raise made.error()
         self._handles.append(handle)
-        logger.info("%s is process %d on %s", name, handle.pid, handle.node)
+        gpus = f" with GPU {facts['gpus']}" if facts["gpus"] else ""
+        logger.info("%s is process %d on %s%s", name, handle.pid, handle.node, gpus)
         return handle
 
     async def _construct(self, actor: Any, order: Order) -> tuple[dict[str, Any], Failure | None]:
-        facts = await actor.prepare.remote(self._setup, order.resources.env)
+        facts = await actor.prepare.remote(self._setup, order.resources.environment(divides_gpus=True))
         return facts, await actor.construct.remote(order.cls, order.args, order.kwargs)
 
     async def group(self, cls: Callable[..., Any], count: int, *args: Any, **how: Any) -> list[Handle]:
         """Return handles of `count` components in the bundles of one placement group."""
         order = Order.of(cls, args, how)
-        wants = order.resources
-        orders = order.ranks(count)
-        cluster.check_gpus({each.name: wants.num_gpus for each in orders}, _gpus(), _nodes())
-        bundle = {"CPU": max(wants.num_cpus, SMALLEST_CPU)} | ({"GPU": wants.num_gpus} if wants.num_gpus else {})
-        group = placement_group([dict(bundle) for _ in orders], strategy="PACK")
+        places = await self.reserve(count, name=order.name, resources=order.resources, timeout_s=order.timeout_s)
         try:
-            await asyncio.wait_for(_result(group.ready()), order.timeout_s)
-            bundles = [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i) for i in range(count)]
-            pairs = zip(orders, bundles, strict=True)
-            handles = await start_together([self._start(each, place) for each, place in pairs])
+            pairs = zip(order.ranks(count), places, strict=True)
+            return await start_together([self._start(each, wants.place) for each, wants in pairs])
+        except BaseException:
+            group = places[0].place.placement_group
+            self._groups.remove(group)
+            remove_placement_group(group)
+            raise
+
+    async def reserve(
+        self, count: int, *, name: str, resources: Resources, timeout_s: float = START_TIMEOUT_S
+    ) -> list[Resources]:
+        """Return the resources of `count` components in the bundles of one placement group."""
+        cluster.check_gpus({f"{name}_{index}": resources.num_gpus for index in range(count)}, _machines())
+        gpus = {"GPU": resources.num_gpus} if resources.num_gpus else {}
+        bundle = {"CPU": max(resources.num_cpus, SMALLEST_CPU)} | gpus
+        group = placement_group([dict(bundle) for _ in range(count)], strategy="PACK")
+        try:
+            await asyncio.wait_for(_result(group.ready()), timeout_s)
         except TimeoutError as error:
             remove_placement_group(group)
-            raise cluster.late(f"{count} places of {order.name} were not free", order, _free()) from error
+            what = f"{count} places of {name} were not free"
+            raise cluster.late(what, resources, timeout_s=timeout_s, free=_free()) from error
         except BaseException:
             remove_placement_group(group)
             raise
         self._groups.append(group)
-        return handles
+        places = [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i) for i in range(count)]
+        return [replace(resources, place=place) for place in places]
 
     async def close(self, *, grace_s: float = CLOSE_GRACE_S) -> None:
         """End every actor that this runtime started."""
@@ -307,16 +315,14 @@ class RayRuntime:
                 await asyncio.wait_for(_result(holder.answer.remote()), max(POLL_S, end - time.monotonic()))
                 break
             except RayActorError as error:
-                logger.debug("the actor %s is dead (%s); waiting until its name is free", name, _first(error))
+                logger.debug(
+                    "the actor %s is dead (%s); waiting until its name is free", name, cluster.first_line(error)
+                )
                 ray.kill(holder)
                 await asyncio.sleep(POLL_S)
             except TimeoutError:
                 break
-        raise AlreadyRunningError(
-            f"an actor named {name} lives in the Ray namespace {self.namespace}: another run has this name; give this "
-            "one another `name`, `explorer.name` or `ray_namespace`, or stop the other",
-            code="E8010",
-        )
+        raise cluster.name_taken(name, self.namespace)
 
 
 def this_node() -> str:
@@ -324,24 +330,26 @@ def this_node() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
-def _gpus() -> float:
-    return float(ray.cluster_resources().get("GPU", 0))
-
-
 def _free() -> str:
     free = ray.available_resources()
     return f"{free.get('GPU', 0):g} GPUs and {free.get('CPU', 0):g} CPUs"
 
 
-def _nodes() -> list[str]:
-    return [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
+def _nodes() -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def _machines() -> list[cluster.Machine]:
+    return [cluster.Machine(n["NodeManagerAddress"], float(n["Resources"].get("GPU", 0))) for n in _nodes()]
 
 
 def _node_id(address: str) -> str:
-    for node in ray.nodes():
-        if node["Alive"] and address in (node["NodeManagerAddress"], node["NodeID"]):
-            return str(node["NodeID"])
-    raise EnvironmentProblem(f"no machine {address} in the Ray cluster; it has {', '.join(_nodes())}", code="E3405")
+    nodes = _nodes()
+    ids = {node[name]: str(node["NodeID"]) for node in nodes for name in ("NodeManagerAddress", "NodeID")}
+    if address in ids:
+        return ids[address]
+    known = ", ".join(node["NodeManagerAddress"] for node in nodes)
+    raise EnvironmentProblem(f"no machine {address} in the Ray cluster; it has {known}", code="E3405")
 
 
 def connect(request: cluster.ClusterRequest) -> str:
@@ -350,14 +358,11 @@ def connect(request: cluster.ClusterRequest) -> str:
     Signal handlers of this process stay as they are.
 
     Raises:
-        EnvironmentProblem: none runs and several machines are asked for (E3401), versions or token differ (E3402), or
-            fewer machines or GPUs are there than asked for (E3401, E3202).
+        EnvironmentProblem: none runs and several machines are asked for (E3401), versions or token differ (E3402),
+            what answers is no Ray head (E3409), fewer machines or GPUs are there than asked for (E3401, E3202), or
+            several commands share the GPUs of this machine (E3408).
     """
-    if request.has_timeline:
-        os.environ["RAY_PROFILING"] = "1"
-    if not sys.stdout.isatty():
-        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 starves actors beside anything else on the machine
+    cluster.prepare_environment(request)
     address = cluster.found_address(request.address)
     cluster.check_found(request, address)
     with cluster.signals_kept():
@@ -370,12 +375,10 @@ def connect(request: cluster.ClusterRequest) -> str:
                 log_to_driver=not request.is_quiet,
                 logging_level=logging.WARNING,
             )
-        except (AuthenticationError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and "Version mismatch" not in str(error):
-                raise
-            raise cluster.mismatch(error) from error
+        except (AuthenticationError, ConnectionError, RuntimeError) as error:
+            raise cluster.refusal(error, address) or error from error.__cause__
     try:
-        cluster.check_cluster(request, _nodes(), _gpus())
+        cluster.check_cluster(request, _machines())
     except EnvironmentProblem:
         ray.shutdown()
         raise
@@ -385,10 +388,7 @@ def connect(request: cluster.ClusterRequest) -> str:
 
 
 def disconnect(timeline: Path | None = None, *, is_lost: bool = False) -> None:
-    """Leave the cluster, and end it if `connect` started it; write Ray's timeline to `timeline` before.
-
-    A cluster that has lost its head ends the processes of its machines by itself, but not all of them at once.
-    """
+    """Leave the cluster, and end it if `connect` started it; write Ray's timeline to `timeline` before."""
     if not ray.is_initialized():
         return
     left = head.below_raylet() if is_lost else []

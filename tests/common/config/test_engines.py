@@ -75,6 +75,7 @@ def test_auto_is_vllm_where_it_and_a_gpu_are_there(monkeypatch: pytest.MonkeyPat
     assert best_engine(is_deterministic=False) == ("torch", "this machine has no GPU")
     monkeypatch.setattr("trinity.common.config.rules.engines.has_gpu", lambda: True)
     assert best_engine(is_deterministic=False) == ("vllm", "vLLM and a GPU are there")
+    assert best_engine(is_deterministic=False, sees_gpus=False)[0] == "torch"
     assert best_engine(is_deterministic=True)[0] == "torch"
     monkeypatch.setitem(sys.modules, "vllm", None)
     assert best_engine(is_deterministic=False) == ("torch", "vLLM is not installed")

@@ -37,6 +37,20 @@ def test_what_does_not_fit_the_processes_is_refused_with_what_does(
     assert [p.severity for p in found] == ["error"] and way_out in (found[0].suggestion or ""), problems
 
 
+def test_each_worker_has_a_gpu_of_the_trainer(examined: Examine) -> None:
+    gpus = ("cluster.gpu_per_node=4", "explorer.rollout_model.engine_num=1")
+    (found,) = [p for p in examined(MINIMAL, *gpus, "trainer.num_workers=8")[1] if p.is_error]
+    assert (found.code, found.key) == ("E1808", "trainer.num_workers") and "use 3" in (found.suggestion or "")
+    rows = [line.split() for line in found.message.splitlines()[1:]]
+    assert rows == [["engines", "1"], ["trainer.num_workers", "8"], ["asked", "in", "all", "9"], ["have", "4"]]
+    (idle,) = examined(MINIMAL, *gpus, "trainer.num_workers=2")[1]
+    assert (idle.code, idle.key) == ("W1902", "trainer.num_workers") and "3 GPUs: 1 of them idle" in idle.message
+    for fits in ((*gpus, "trainer.num_workers=3"), gpus, ("trainer.num_workers=8",)):
+        assert examined(MINIMAL, *fits)[1] == []
+    (shared,) = examined(MINIMAL, "cluster.gpu_per_node=1", "trainer.num_workers=2")[1]
+    assert shared.code == "E1808" and "the trainer has 1 GPU, one" in shared.message
+
+
 def test_ranks_that_fit_are_taken_and_share_any_number_of_experiences(examined: Examine) -> None:
     overrides = (
         "trainer.num_workers=4", f"{SEQUENCE}=2", f"{ACTOR}.fsdp_config.fsdp_size=2", f"{ACTOR}.use_dynamic_bsz=false",

@@ -13,7 +13,7 @@ class ClusterConfig(Section):
     """Machines of the run."""
 
     node_num: Natural = key(0, "Number of nodes; 0: as found.", GUIDE)
-    gpu_per_node: Natural = key(0, "GPUs per node; 0: as found.", GUIDE)
+    gpu_per_node: Natural = key(0, "GPUs per node; 0: none on Ray, else as found.", GUIDE)
     ray_address: str = key("auto", "Address of a Ray cluster; auto: none needed for one process.", TRINITY)
     runtime: Literal["auto", "local", "ray"] = key("auto", "Where the components run; local: this process.", OWN)
     total_gpu_num: Natural | None = key(None, "All GPUs of the run.", TRINITY, derived=True)

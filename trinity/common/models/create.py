@@ -68,6 +68,7 @@ def _model(config: Config, runtime: Runtime | None, *, auxiliary: int | None) ->
             settings,
             name=f"{config.explorer.name}_{'rollout_model' if is_rollout else f'auxiliary_model_{auxiliary}'}",
             resources=Resources(num_gpus=gpus_of_engine(config, section), own_process=True),
+            count=section.engine_num,
             timeout_s=timeout_s,
             sync_timeout_s=config.synchronizer.sync_timeout,
         )

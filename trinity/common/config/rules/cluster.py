@@ -13,9 +13,9 @@ DELTA = "synchronizer.checkpoint_delta"
 
 
 def resolve_engine(draft: Draft) -> None:
-    """Fill the engine type and the runtime."""
-    resolve_engine_types(draft)
+    """Fill the engine type and the runtime, on which it depends."""
     resolve_runtime(draft)
+    resolve_engine_types(draft)
     if draft.get(ISOLATION) == "auto":
         is_ray = draft.get("cluster.runtime") == "ray"
         reason = "a cluster places runners anywhere" if is_ray else "the least memory, and started at once"

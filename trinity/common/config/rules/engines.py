@@ -26,7 +26,8 @@ def resolve_engine_types(draft: Draft) -> None:
     for model in models:
         key = f"{model}.engine_type"
         if draft.get(key) == "auto":
-            engine, reason = best_engine(is_deterministic=bool(draft.get("deterministic")))
+            is_deterministic, sees_gpus = bool(draft.get("deterministic")), _sees_gpus(draft)
+            engine, reason = best_engine(is_deterministic=is_deterministic, sees_gpus=sees_gpus)
             draft.derive(key, engine, reason)
         elif draft.get(key) == "vllm_async":
             draft.derive(key, "vllm", "vllm_async means vllm")
@@ -36,12 +37,24 @@ def resolve_engine_types(draft: Draft) -> None:
             _check_torch(draft, model)
 
 
-def best_engine(*, is_deterministic: bool) -> tuple[str, str]:
-    """Return the engine that `auto` means on this machine, and why."""
+def _sees_gpus(draft: Draft) -> bool:
+    """Return whether engines see GPUs that are there: on Ray only those that the run asks for."""
+    return draft.get("cluster.runtime") != "ray" or draft.get("cluster.gpu_per_node") > 0
+
+
+def best_engine(*, is_deterministic: bool, sees_gpus: bool = True) -> tuple[str, str]:
+    """Return the engine that `auto` means on this machine, and why.
+
+    Args:
+        is_deterministic: the run has to be repeatable.
+        sees_gpus: engines may use the GPUs that are there.
+    """
     if is_deterministic:
         return "torch", "deterministic: true needs it"
     if importlib.util.find_spec("vllm") is None:
         return "torch", "vLLM is not installed"
+    if not sees_gpus:
+        return "torch", "the run asks for no GPU of the cluster"
     return ("vllm", "vLLM and a GPU are there") if has_gpu() else ("torch", "this machine has no GPU")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trinity.common.config.draft import Draft
 from trinity.common.config.rules.megatron import model_parallel_size
+from trinity.utils.gpu import gpu_table
 
 WORKERS = "trainer.num_workers"
 SEQUENCE = "trainer.ulysses_sequence_parallel_size"
@@ -26,6 +27,7 @@ def num_workers(draft: Draft) -> int:
 def check_ranks(draft: Draft) -> None:
     """Check that the training processes can be divided as the configuration says."""
     world = num_workers(draft)
+    _check_gpus(draft, world)
     _check_divisor(draft, SEQUENCE, world, "E1835", "the ranks that share a sequence are part of all ranks")
     for key in (f"{_REF}.ulysses_sequence_parallel_size", f"{_CRITIC}.ulysses_sequence_parallel_size"):
         value, wanted = draft.get(key), draft.get(SEQUENCE)
@@ -44,6 +46,36 @@ def check_ranks(draft: Draft) -> None:
             _check_divisor(draft, key, copies, "E1838", "groups of equal size hold a copy of the weights each")
     for section in (f"{_ACTOR}.checkpoint", f"{_CRITIC}.checkpoint"):
         _check_contents(draft, section)
+
+
+def _check_gpus(draft: Draft, world: int) -> None:
+    """Where there are GPUs each process that trains has one of its own."""
+    gpus = draft.get("cluster.trainer_gpu_num")
+    if not gpus or world == gpus:
+        return
+    if world < gpus:
+        draft.problem(
+            "W1902",
+            WORKERS,
+            f"`{WORKERS}` is {world} and the trainer has {gpus} GPUs: {gpus - world} of them idle",
+            involves=("cluster.gpu_per_node", "explorer.rollout_model.engine_num"),
+            suggestion=f"remove it, which means {gpus}, or ask for fewer GPUs",
+        )
+        return
+    engines = {
+        "engines": draft.get("cluster.rollout_gpu_num"),
+        "auxiliary": draft.get("cluster.auxiliary_model_gpu_num"),
+    }
+    asked = {name: count for name, count in engines.items() if count} | {WORKERS: world}
+    draft.problem(
+        "E1808",
+        WORKERS,
+        f"`{WORKERS}` is {world} and the trainer has {gpus} GPU{'s' * (gpus > 1)}, one for each worker:\n"
+        + gpu_table(asked, draft.get("cluster.total_gpu_num")),
+        rule=f"at most {gpus}",
+        involves=("cluster.gpu_per_node", "cluster.node_num", "explorer.rollout_model.engine_num"),
+        suggestion=f"use {gpus}, fewer engines, or more GPUs",
+    )
 
 
 def _check_divisor(draft: Draft, key: str, world: int, code: str, why: str) -> None:

@@ -177,6 +177,7 @@ class RuntimeEngines:
         args: of `make`.
         name: what the engines' names begin with.
         resources: of one engine.
+        count: engines whose places are reserved together, before the first of them starts.
         timeout_s: longest wait for one call.
         sync_timeout_s: longest wait for an update of the weights.
     """
@@ -190,18 +191,21 @@ class RuntimeEngines:
         resources: Resources,
         timeout_s: float,
         sync_timeout_s: float,
+        count: int = 1,
     ) -> None:
         self._runtime = runtime
         self._what = (make, *args)
         self._name = name
         self._resources = resources
+        self._count = count
+        self._places: asyncio.Task[list[Resources]] | None = None
         self._timeouts = {"timeout_s": timeout_s, "sync_timeout_s": sync_timeout_s}
 
     async def start(self, index: int) -> RemoteEngine:
         """Return engine number `index`, prepared, in a new process."""
-        handle = await self._runtime.start(
-            EngineHost, *self._what, name=f"{self._name}_{index}", resources=self._resources
-        )
+        places = await self._reserved()
+        resources = places[index] if index < len(places) else self._resources
+        handle = await self._runtime.start(EngineHost, *self._what, name=f"{self._name}_{index}", resources=resources)
         engine = RemoteEngine(handle, **self._timeouts)
         try:
             await engine.prepare()
@@ -209,6 +213,14 @@ class RuntimeEngines:
             await handle.kill()
             raise
         return engine
+
+    async def _reserved(self) -> list[Resources]:
+        """Return the places of the first engines; one that comes back has the place that it had before."""
+        if self._places is None:
+            work = self._runtime.reserve(self._count, name=self._name, resources=self._resources)
+            self._places = asyncio.ensure_future(work)
+            self._places.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(self._places)
 
     async def end(self, engine: InferenceModel) -> None:
         """End an engine and its process."""

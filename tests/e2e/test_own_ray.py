@@ -1,0 +1,113 @@
+"""A run that has no Ray cluster to join: it starts one and ends it, or says which one to start; and a wrong token."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import REWARD
+from tests.e2e.parts import Parts
+from tests.e2e.test_algorithms import make_run
+from tests.e2e.test_ray import Watched
+from tests.runtime.test_contract import gone_soon
+from trinity.common.errors import EnvironmentProblem
+
+ray = pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of Ray's own in which nobody has noted a cluster; short, because sockets lie in it."""
+    folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
+    monkeypatch.setenv("RAY_TMPDIR", str(folder))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Return the command of every process below one."""
+    parents, commands = {}, {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "stat").read_text().rpartition(")")[2].split()
+            commands[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        parents[int(entry.name)] = int(words[1])
+    below = {pid}
+    while more := {child for child, parent in parents.items() if parent in below} - below:
+        below |= more
+    return {child: commands[child] for child in below - {pid}}
+
+
+def test_ray_is_started_for_a_run_and_ends_with_it(tmp_path: Path, no_cluster: Path) -> None:
+    run = make_run(tmp_path, {"algorithm_type": "grpo"})
+    run.change(cluster__runtime="ray", explorer__runner_isolation="thread", buffer__total_steps=2)
+    run.plugin = REWARD
+    with Watched(run) as watched:
+        watched.until(": started Ray on this machine: 1 machines")
+        watched.until("checkpoint of step 1:")
+        below = descendants(watched.process.pid)
+        assert watched.end() == 0, watched.output
+    for program in ("raylet/raylet ", "gcs_server "):
+        assert any(program in command for command in below.values()), below
+    assert all(gone_soon(pid, 30) for pid in below), below
+
+
+def test_two_commands_that_share_gpus_are_told_to_start_ray_first(tmp_path: Path, no_cluster: Path) -> None:
+    parts = Parts(tmp_path / "run")
+    parts.trees["explorer"]["cluster"] = {"node_num": 1, "gpu_per_node": 4}
+    with pytest.raises(
+        EnvironmentProblem, match=r"(?s)on the same 4 GPUs.*\n  ray start --head --port=6379\n"
+    ) as error:
+        parts.run("explorer")
+    assert error.value.code == "E3408" and not list(no_cluster.iterdir()), "no Ray was started"
+
+
+GUARDED = """
+import sys
+from ray.cluster_utils import Cluster
+made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+print("at", made.address, flush=True)
+sys.stdin.read()
+made.shutdown()
+"""
+
+
+def test_a_cluster_that_asks_for_another_token_is_told(tmp_path: Path, no_cluster: Path) -> None:
+    run = make_run(tmp_path, {"algorithm_type": "grpo"})
+    run.plugin = REWARD
+    tokens = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a" * 32}
+    cluster = subprocess.Popen(
+        [sys.executable, "-c", GUARDED],
+        env=os.environ | tokens,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert cluster.stdin is not None and cluster.stdout is not None
+    try:
+        address = next(line.split()[1] for line in cluster.stdout if line.startswith("at "))
+        run.change(cluster__runtime="ray", cluster__ray_address=address)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RAY_AUTH_MODE", "token")
+            patch.setenv("RAY_AUTH_TOKEN", "b" * 32)
+            patch.setenv("RAY_NUM_REDIS_GET_RETRIES", "2")  # Ray's own 20 attempts take 20 s
+            started_at = time.monotonic()
+            ended = run.finish()
+    finally:
+        cluster.stdin.close()
+        cluster.wait(60)
+    assert ended.status == 3 and time.monotonic() - started_at < 60, ended.output
+    assert "error[E3402]: the Ray cluster does not take this driver" in ended.output, ended.output
+    assert "RAY_AUTH_TOKEN" in ended.output and "b" * 32 not in ended.output

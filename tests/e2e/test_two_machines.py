@@ -1,0 +1,158 @@
+"""A run over two machines of a Ray cluster that was started before it: who gets which GPU, what of the environment
+reaches the actors, and what becomes of the run when a machine leaves. The GPUs are numbers only."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.common.models.openai_server import serving
+from tests.e2e.short_run import comparable_metrics
+from tests.e2e.test_algorithms import finish
+from tests.e2e.test_external_model import KEY, WORKFLOW
+from tests.e2e.test_ray import Watched, on_ray, steps
+from tests.e2e.test_resume import final_weights
+from tests.e2e.tiny_run import TinyRun
+from tests.runtime.test_contract import gone_soon
+from tests.tiny import tiny_model
+
+ray = pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+STEPS = 4
+ENGINE = "explorer_rollout_model_0"
+
+
+class Machines:
+    """A cluster of two machines with two GPUs each; the second may leave and another one come."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RAY_worker_niceness", "0")
+            patch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+            head = {"num_cpus": 2, "num_gpus": 2, "include_dashboard": False}
+            self.cluster = Cluster(initialize_head=True, head_node_args=head)
+            self.second = self.cluster.add_node(num_cpus=2, num_gpus=2)
+
+    @property
+    def address(self) -> str:
+        return str(self.cluster.address)
+
+    def come(self) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+            self.second = self.cluster.add_node(num_cpus=2, num_gpus=2)
+
+    def leave(self) -> None:
+        self.cluster.remove_node(self.second, allow_graceful=False)
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Machines]:
+    made = Machines()
+    yield made
+    made.cluster.shutdown()
+
+
+def placed(output: str) -> dict[str, tuple[int, str]]:
+    """Return process and GPUs of each part, newest first line last."""
+    found = re.findall(r" (\w+) is process (\d+) on \S+?(?: with GPU (\S+))?\n", output)
+    return {name: (int(pid), gpus) for name, pid, gpus in found}
+
+
+def test_each_part_has_its_gpus_and_the_keys_of_the_run(
+    tmp_path: Path, machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = TinyRun(tmp_path)
+    tiny_model(tmp_path / "other", "llama", seed=2)
+    judge = {"model_name": "judge", "base_url_env": "JUDGE_URL", "api_key_env": "KEY_OF_THE_JUDGE"}
+    auxiliary = [
+        {"engine_type": "external", "external_model_config": judge},
+        {"model_path": str(tmp_path / "other"), "dtype": "float32"},
+    ]
+    run.change(
+        cluster={"node_num": 2, "gpu_per_node": 2, "ray_address": machines.address},
+        buffer__total_steps=1,
+        buffer__explorer_input__default_workflow_type="judged_outside",
+        explorer__auxiliary_models=auxiliary,
+        explorer__runner_isolation="thread",
+        synchronizer__sync_method="nccl",
+    )
+    run.plugin = WORKFLOW
+    with serving(tmp_path / "model") as service:
+        service.api_key = KEY
+        # Set after the cluster's start, so that its processes do not have them by themselves.
+        monkeypatch.setenv("JUDGE_URL", service.url)
+        monkeypatch.setenv("KEY_OF_THE_JUDGE", KEY)
+        monkeypatch.setenv("HF_TOKEN", KEY + "-of-the-hub")
+        ended = run.finish()
+    assert ended.status == 0, ended.output
+    parts = placed(ended.output)
+    own = {name: gpus for name, (_, gpus) in parts.items() if gpus}
+    assert set(own) == {ENGINE, "explorer_auxiliary_model_1_0", "trainer_rank_0", "trainer_rank_1"}
+    assert sorted(own.values()) == ["0", "0", "1", "1"]
+    assert {name for name, (_, gpus) in parts.items() if not gpus} == {"explorer", "trainer", "synchronizer"}
+    assert all(gone_soon(pid) for pid, _ in parts.values())
+    assert len(service.requests) == 4, "one for each rollout"
+    assert KEY not in ended.output
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]
+
+
+def test_a_machine_that_leaves_takes_its_engines_and_nothing_else(
+    tmp_path: Path, machines: Machines, plugins: Path
+) -> None:
+    """Both engines are on the second machine: of the first one's two GPUs the trainer has one."""
+    whole = steps(tmp_path / "whole").change(buffer__total_steps=STEPS)
+    finish(whole, plugins, steps=STEPS)
+    run = on_ray(tmp_path / "ray", machines.cluster, trainer__num_workers=1, explorer__rollout_model__engine_num=2)
+    run.change(cluster__node_num=2, cluster__gpu_per_node=2, buffer__total_steps=STEPS)
+    with Watched(run) as watched:
+        watched.until("checkpoint of step 1:")
+        before = watched.pid(ENGINE)
+        machines.leave()
+        watched.until("engine 0 is lost and will be started again")
+        machines.come()
+        assert watched.end() == 0, watched.output
+    assert watched.pid(ENGINE) != before and gone_soon(before)
+    assert all(gone_soon(pid) for pid, _ in placed(watched.output).values())
+    assert final_weights(run, STEPS) == final_weights(whole, STEPS)
+    assert comparable_metrics(run.job) == comparable_metrics(whole.job)
+
+
+SAY = """
+import asyncio, sys
+from tests.runtime.parts import Part
+from trinity.runtime import ray as placement
+from trinity.runtime.cluster import ClusterRequest
+placement.connect(ClusterRequest(sys.argv[1], sys.argv[2]))
+async def main():
+    runtime = placement.RayRuntime(sys.argv[2])
+    parts = await runtime.group(Part, 3, name="part")
+    for part in parts:
+        await part.say("one and the same line")
+    await asyncio.sleep(1)
+    await runtime.close()
+asyncio.run(main())
+placement.disconnect()
+"""
+
+
+def test_lines_that_actors_repeat_are_shown_once_or_all(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = {}
+    for dedup in ("1", "0"):
+        monkeypatch.setenv("RAY_DEDUP_LOGS", dedup)
+        command = [sys.executable, "-c", SAY, machines.address, f"dedup_{dedup}"]
+        started[dedup] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    shown = {dedup: process.communicate(timeout=120)[0].splitlines() for dedup, process in started.items()}
+    lines = {dedup: [line for line in text if "one and the same line" in line] for dedup, text in shown.items()}
+    assert len(lines["0"]) == 3 and "repeated" not in "".join(lines["0"]), shown["0"]
+    first, rest = lines["1"]
+    assert "repeated" not in first and "[repeated 2x across cluster]" in rest, shown["1"]
