@@ -15,21 +15,10 @@ from typing import Any
 
 import yaml
 
+from tests.e2e.conftest import REWARD
 from tests.e2e.short_run import ROOT
 from tests.e2e.tiny_run import PLAIN, TinyRun
 from trinity.launch.run import RunOptions, RunResult, plan_run, run_plan
-
-PLUGIN = '''
-"""A workflow whose answer is rewarded for its digits: a random model earns something."""
-
-from trinity.common.rewards import REWARD_FUNCTIONS, RewardFn
-
-
-@REWARD_FUNCTIONS.register_module("digits_in_answer")
-class DigitsInAnswer(RewardFn):
-    def __call__(self, response, prompt=None, truth=None, **kwargs):
-        return {"digits": sum(character.isdigit() for character in response) / max(len(response), 1)}
-'''
 
 
 @dataclass
@@ -38,25 +27,29 @@ class Parts:
 
     Attributes:
         folder: where they are and run.
+        plugins: folder of the reward function `share_of_digits`; None: one of its own, for processes of their own.
         trees: contents of the files by name of the component.
     """
 
     folder: Path
+    plugins: Path | None = None
     trees: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         run = TinyRun(self.folder)
         run.write_rows([{"question": f"{a}+{a + 2}=", "answer": str(2 * a + 2)} for a in range(4)], "new.jsonl")
-        (self.folder / "plugins").mkdir(exist_ok=True)
-        (self.folder / "plugins" / "digits.py").write_text(PLUGIN)
+        self.plugin_dir = self.plugins or self.folder / "plugins"
+        if self.plugins is None:
+            self.plugin_dir.mkdir(exist_ok=True)
+            (self.plugin_dir / "share_of_digits.py").write_text(REWARD)
         common = copy.deepcopy(PLAIN)
         common["checkpoint_root_dir"] = str(self.folder / "out")
         common["model"]["model_path"] = str(self.folder / "model")
         common["synchronizer"] = {"sync_method": "checkpoint", "sync_interval": 2, "sync_timeout": 60}
         common["buffer"]["trainer_input"] = {"experience_buffer": {"name": "exps", "storage_type": "queue"}}
         common["buffer"]["trainer_input"]["experience_buffer"]["max_read_timeout"] = 60
-        common["buffer"]["explorer_input"]["default_reward_fn_type"] = "digits_in_answer"
+        common["buffer"]["explorer_input"]["default_reward_fn_type"] = "share_of_digits"
         common["buffer"]["explorer_input"]["taskset"]["path"] = str(self.folder / "train.jsonl")
         del common["buffer"]["total_steps"]
         trainer = copy.deepcopy(common) | {"mode": "train", "trainer": {"save_interval": 2}}
@@ -77,9 +70,9 @@ class Parts:
         path.write_text(yaml.safe_dump(self.trees[component]))
         return path
 
-    def run(self, component: str, *overrides: str) -> RunResult:
-        """Run a component in this thread."""
-        options = RunOptions(plugin_dirs=(self.folder / "plugins",), overrides=overrides)
+    def run(self, component: str, *overrides: str, accept: tuple[str, ...] = ()) -> RunResult:
+        """Run a component in this thread, with the keys `accept` changed since the last time."""
+        options = RunOptions(plugin_dirs=(self.plugin_dir,), overrides=overrides, accepted_changes=accept)
         return run_plan(plan_run(self.write(component), options), options)
 
     def run_together(self, *components: str) -> dict[str, RunResult]:
@@ -94,7 +87,7 @@ class Parts:
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
         with open(self.folder / f"{component}.out", "a") as out:
             return subprocess.Popen(
-                [*command, "--plugin-dir", str(self.folder / "plugins")],
+                [*command, "--plugin-dir", str(self.plugin_dir)],
                 cwd=self.folder,
                 env=os.environ | {"TRINITY_FAILPOINTS": failpoints, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
                 stdin=subprocess.DEVNULL,

@@ -47,7 +47,9 @@ def test_the_trainer_ends_with_the_memory_table_and_the_keys(tmp_path: Path) -> 
         assert any(line.startswith(f"  {row} ") and line.endswith(" MiB") for line in message.splitlines()), row
     assert [key for key in TRAINER_KEYS if key not in message] == []
     assert "Traceback" not in output
-    assert output.splitlines()[-1].startswith("resume with: trinity run --config ")
+    resume, failed = output.splitlines()[-2:]
+    assert resume.startswith("resume with: trinity run --config ")
+    assert failed.startswith("failed with exit code 5: [E5700] ") and failed.endswith("/log")
 
 
 def test_the_explorer_ends_with_its_own_keys(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> Parts:
+def parts(tmp_path_factory: pytest.TempPathFactory, plugins: Path) -> Parts:
     """Two explorers, of which the second joins late, and a trainer; all ran to their end."""
-    made = Parts(tmp_path_factory.mktemp("parts") / "run")
+    made = Parts(tmp_path_factory.mktemp("parts") / "run", plugins)
     made.trees["explorer"]["buffer"]["explorer_input"]["eval_tasksets"] = [
         made.trees["explorer"]["buffer"]["explorer_input"]["taskset"] | {"name": "test"}
     ]
@@ -109,8 +109,8 @@ def test_files_of_one_job_that_disagree_are_shown_key_by_key(parts: Parts):
     assert changed.value.code == "E7004"
 
 
-def test_explorers_apart_may_follow_the_trainer_without_a_fixed_schedule(tmp_path: Path):
-    made = Parts(tmp_path / "run")
+def test_explorers_apart_may_follow_the_trainer_without_a_fixed_schedule(tmp_path: Path, plugins: Path):
+    made = Parts(tmp_path / "run", plugins)
     for tree in made.trees.values():
         tree["synchronizer"] |= {"sync_style": "fully_async", "sync_interval": 1, "max_staleness": 3}
     for name in ("explorer", "explorer_new"):

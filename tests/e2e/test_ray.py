@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import signal
 import time
 from collections.abc import Iterator
@@ -14,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import REWARD
+from tests.e2e.ray_run import SIDES, STEPS, WAIT_S, Watched, on_ray, own_cluster, steps
 from tests.e2e.short_run import comparable_metrics
-from tests.e2e.test_algorithms import finish, make_run
+from tests.e2e.test_algorithms import finish
 from tests.e2e.test_resume import final_weights
 from tests.e2e.tiny_run import TinyRun
 from tests.runtime.parts import Part
@@ -26,20 +25,13 @@ from trinity.common.errors import EnvironmentProblem
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-STEPS = 9
-WAIT_S = 300.0
 END_S = 30.0
 """From the death of a process to the end of the run, its other processes included."""
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    from ray.cluster_utils import Cluster
-
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    yield made
-    made.shutdown()
+    yield from own_cluster()
 
 
 @pytest.fixture(scope="module")
@@ -50,60 +42,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, plugins: Path) -> TinyRun:
     return run
 
 
-def steps(folder: Path, **keys: Any) -> TinyRun:
-    folder.mkdir(exist_ok=True)
-    run = make_run(folder, {"algorithm_type": "grpo"}).change(buffer__total_steps=STEPS, **keys)
-    run.plugin = REWARD
-    return run
-
-
-def on_ray(folder: Path, cluster: Any, **keys: Any) -> TinyRun:
-    keys |= {"cluster__ray_address": cluster.address, "explorer__runner_isolation": "thread"}
-    return steps(folder, cluster__runtime="ray", **keys)
-
-
-class Watched:
-    """A run under way: its lines, and the processes of its actors by name. It ends with the `with` block."""
-
-    def __init__(self, run: TinyRun) -> None:
-        self.process = run.start()
-        self.output = ""
-
-    def __enter__(self) -> Watched:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.end()
-
-    def until(self, pattern: str) -> str:
-        """Read lines until one matches; return it."""
-        assert self.process.stdout is not None
-        end = time.monotonic() + WAIT_S
-        while time.monotonic() < end:
-            line = self.process.stdout.readline()
-            self.output += line
-            if re.search(pattern, line):
-                return line
-            assert line, f"ended without {pattern!r}:\n{self.output[-4000:]}"
-        raise AssertionError(f"no {pattern!r} within {WAIT_S:g} s:\n{self.output[-4000:]}")
-
-    def pid(self, name: str) -> int:
-        """Return the newest process of an actor, which the log names when it starts."""
-        found = re.findall(rf" {name} is process (\d+)", self.output)
-        assert found, f"{name} did not start:\n{self.output}"
-        return int(found[-1])
-
-    def end(self) -> int:
-        """Read to the end; return the exit status."""
-        rest, _ = self.process.communicate(timeout=WAIT_S)
-        self.output += rest
-        return self.process.returncode
-
-
 VICTIMS = ("explorer", "trainer", "synchronizer")
-SIDES = (*VICTIMS, "explorer_rollout_model_0")
 
 
 def test_a_run_that_is_stopped_and_killed_on_ray_ends_with_the_bits_of_one_process(
@@ -146,7 +85,9 @@ def killed(run: TinyRun, victim: str) -> None:
     (error,) = (line for line in watched.output.splitlines() if line.startswith("error["))
     process = f"{victim} (process {watched.pid(victim)} on "
     assert error.startswith(f"error[E5701]: {process}") and "is gone: its process ended without a word" in error
-    assert watched.output.splitlines()[-1].startswith("resume with: trinity run")
+    resume, failed = watched.output.splitlines()[-2:]
+    assert resume.startswith("resume with: trinity run")
+    assert failed.startswith(f"failed with exit code 5: [E5701] {process}") and failed.endswith("/log")
 
 
 def driver_killed(run: TinyRun) -> None:
@@ -166,6 +107,8 @@ def test_a_machine_that_leaves_the_cluster_is_named(cluster: Any) -> None:
 
     async def main() -> None:
         runtime = placement.RayRuntime("leaving")
+        with pytest.raises(EnvironmentProblem, match=r"E3405.*no machine 203\.0\.113\.7 in the Ray cluster; it has \d"):
+            await runtime.start(Part, 1, resources=Resources(node="203.0.113.7"))
         part = await runtime.start(Part, 3, resources=Resources(node=node.node_id))
         waiting = asyncio.ensure_future(part.wait())
         assert await part.add(1) == 4

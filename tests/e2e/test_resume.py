@@ -18,7 +18,8 @@ pytestmark = pytest.mark.slow
 
 def resume_words(output: str) -> list[str]:
     """Return what the printed command adds to `trinity run --config run.yaml`."""
-    words = shlex.split(output.splitlines()[-1].removeprefix("resume with: "))
+    (command,) = (line for line in output.splitlines() if line.startswith("resume with: "))
+    words = shlex.split(command.removeprefix("resume with: "))
     assert words[:4] == ["trinity", "run", "--config", "run.yaml"]
     return words[4:]
 

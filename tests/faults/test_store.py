@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sqlite3
+import subprocess
 import threading
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.buffer.store.oracle import BUFFER, CONSUMER, PRODUCER, RUN, experience, generated, open_store, uids
 from tests.buffer.store.test_faults import run, start, trained
 from tests.e2e.tiny_run import TinyRun
 from trinity.buffer.store import ExperienceStore
-from trinity.launch.run import RunOptions, plan_run, run_plan
+
+LOCK_S = 20.0
 
 
 def wait_for(file: Path) -> None:
@@ -26,37 +30,51 @@ def wait_for(file: Path) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.slow
-def test_a_run_waits_for_a_lock_within_its_budget_and_loses_nothing(tmp_path: Path) -> None:
-    lock_s = 4.0
-    run = TinyRun(tmp_path).change(
-        checkpoint_root_dir=str(tmp_path / "out"),
-        model__model_path=str(tmp_path / "model"),
-        buffer__explorer_input__taskset__path=str(tmp_path / "train.jsonl"),
-        buffer__total_steps=3,
-        buffer__trainer_input__experience_buffer={"capacity": 4},
-    )
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run.tree))
-    file, held = run.job / "buffer" / "experience.db", threading.Event()
+@dataclass
+class Locked:
+    """A run in a process of its own, whose store is locked by somebody else for a while.
 
-    def hold() -> None:
-        wait_for(run.job / "metrics.jsonl")
-        connection = sqlite3.connect(file, isolation_level=None, timeout=30)
+    Attributes:
+        run: the run.
+        process: of the run.
+        holder: thread that holds the lock.
+        was_waiting: whether the run was still there when the lock was given back.
+    """
+
+    run: TinyRun
+    process: subprocess.Popen[str]
+    holder: threading.Thread | None = None
+    was_waiting: bool | None = None
+
+    @property
+    def file(self) -> Path:
+        """The store."""
+        return self.run.job / "buffer" / "experience.db"
+
+    def hold(self) -> None:
+        """Wait for the first metrics, then hold the lock for `LOCK_S` seconds."""
+        wait_for(self.run.job / "metrics.jsonl")
+        connection = sqlite3.connect(self.file, isolation_level=None, timeout=30)
         connection.execute("BEGIN EXCLUSIVE")
-        time.sleep(lock_s)
+        time.sleep(LOCK_S)
+        self.was_waiting = self.process.poll() is None
         connection.execute("ROLLBACK")
         connection.close()
-        held.set()
 
-    thread = threading.Thread(target=hold, daemon=True)
-    thread.start()
-    started = time.monotonic()
-    plan = plan_run(tmp_path / "run.yaml", RunOptions())
-    assert run_plan(plan, RunOptions()).error is None
-    assert held.is_set() and time.monotonic() - started > lock_s, "the run had to wait for the lock"
-    with ExperienceStore(f"sqlite:///{file}") as store:
-        counts = store.counts("experience_buffer", "tiny/run")
-    assert counts == {"ready": 0, "claimed": 0, "trained": 12, "dropped": {}}
+
+@pytest.fixture(scope="module", autouse=True)
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locked]:
+    """The run begins before the other tests of this module, which go on while it waits; the last one looks at it."""
+    run = TinyRun(tmp_path_factory.mktemp("locked")).change(
+        buffer__total_steps=3, buffer__trainer_input__experience_buffer={"capacity": 4}
+    )
+    made = Locked(run, run.start())
+    made.holder = threading.Thread(target=made.hold, daemon=True)
+    made.holder.start()
+    yield made
+    if made.process.poll() is None:
+        made.process.kill()
+        made.process.communicate(timeout=30)
 
 
 def test_several_producers_of_which_one_is_killed_lose_and_double_nothing(tmp_path: Path) -> None:
@@ -131,3 +149,17 @@ def test_a_producer_that_is_ten_times_too_fast_waits_and_the_queue_stays_bounded
         assert step == num_steps * size // 8, "every batch was full"
         assert capacity <= highest < capacity + size
         assert store.counts(BUFFER, RUN) == {"ready": 0, "claimed": 0, "trained": num_steps * size, "dropped": {}}
+
+
+@pytest.mark.slow
+def test_a_run_waits_for_a_lock_of_twenty_seconds_and_loses_nothing(locked: Locked) -> None:
+    output, _ = locked.process.communicate(timeout=120)
+    assert locked.process.returncode == 0, output
+    assert locked.holder is not None
+    locked.holder.join(timeout=10)
+    assert locked.was_waiting, "the run had to wait for the lock"
+    times = sorted(line["time"] for actor in ("explorer", "trainer") for line in locked.run.lines(actor))
+    assert max(later - earlier for earlier, later in itertools.pairwise(times)) > LOCK_S - 2
+    with ExperienceStore(f"sqlite:///{locked.file}") as store:
+        counts = store.counts("experience_buffer", "tiny/run")
+    assert counts == {"ready": 0, "claimed": 0, "trained": 12, "dropped": {}}

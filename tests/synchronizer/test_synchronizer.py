@@ -231,3 +231,8 @@ def test_a_version_that_is_read_is_not_removed(tmp_path: Path):
         assert transport.versions() == [1, 2]
     transport.drop_before(2)
     assert transport.versions() == [2]
+
+
+def test_a_ticket_of_a_transport_that_this_version_lacks_is_refused():
+    with pytest.raises(SyncError, match=r"E5504.*no transport is called 'pigeon'; known: checkpoint, memory, nccl"):
+        receive(Ticket(3, "pigeon", "xxh3:0", 8), timeout_s=1.0)

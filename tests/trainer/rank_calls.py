@@ -17,8 +17,10 @@ from trinity.trainer.batch import TrainBatch, collate
 from trinity.trainer.correction import correction_of
 from trinity.trainer.verl.checkpoint import in_turns
 from trinity.trainer.verl.loss import Metrics
-from trinity.trainer.verl.ranks import ALONE, Ranks, whole
-from trinity.trainer.verl.settings import loss_of
+from trinity.trainer.verl.pipeline import Stages
+from trinity.trainer.verl.ranks import ALONE, Ranks, local
+from trinity.trainer.verl.resharding import gathered, own_part
+from trinity.trainer.verl.settings import loss_of, num_stages, tensor_size
 from trinity.trainer.verl.worker import ActorWorker
 
 Outcome = tuple[dict[str, Tensor], list[dict[str, float]]]
@@ -29,6 +31,9 @@ def worker(ranks: Ranks, config: dict[str, Any], **settings: Any) -> ActorWorker
     """Return a worker whose policy has left the reference; `settings` replace how its actor splits a batch."""
     read = Config.model_validate(config)
     ranks.sequence_size = 1 if ranks.is_alone else read.trainer.ulysses_sequence_parallel_size
+    ranks.tensor_size = 1 if ranks.is_alone else tensor_size(read)
+    ranks.num_stages = 1 if ranks.is_alone else num_stages(read)
+    ranks.is_by_tokens = read.trainer.megatron.sequence_parallel
     ranks.is_balanced = read.trainer.balance_batch
     made = ActorWorker(read, tokenizer=None, total_steps=6, device="cpu", ranks=ranks)
     made.actor.settings = dataclasses.replace(made.actor.settings, **settings)
@@ -40,14 +45,14 @@ def moved_worker(ranks: Ranks, config: dict[str, Any], **settings: Any) -> Actor
     """Return a worker whose policy has left the reference, as after a training."""
     made = worker(ranks, config, **settings)
     with torch.no_grad():
-        for number, parameter in enumerate(p for p in made.model.parameters() if p.requires_grad):
+        trained = {name: p for name, p in made.model.named_parameters() if p.requires_grad}
+        stages = made.actor.decoder.stages
+        for number, name in enumerate(trained if stages is None else stages.parameters):
+            if name not in trained:
+                continue
+            parameter = trained[name]
             noise = 0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
-            if ranks.is_alone:
-                parameter.add_(noise)
-            else:
-                from torch.distributed.tensor import distribute_tensor
-
-                parameter.add_(distribute_tensor(noise, parameter.device_mesh, parameter.placements))
+            local(parameter).add_(own_part(noise, parameter))
     made.actor.stepper.refresh()
     return made
 
@@ -75,11 +80,12 @@ def _gradient(made: ActorWorker, experiences: list[Experience]) -> dict[str, Ten
     made.optimizer.zero_grad()
     made.actor._accumulate(batch, Metrics(), None)
     made.actor.stepper.refresh()
-    return {
-        name: whole(torch.zeros_like(p) if p.grad is None else p.grad).clone()
+    grads = {
+        name: torch.zeros_like(p) if p.grad is None else p.grad
         for name, p in made.model.named_parameters()
         if p.requires_grad
     }
+    return everywhere(grads, made.actor.decoder.stages)
 
 
 def train(
@@ -90,6 +96,29 @@ def train(
     metrics = [made.train_step(rows, number) for number, rows in enumerate(steps, 1)]
     kept = [{k: v for k, v in m.items() if not k.startswith(("time/", "perf/"))} for m in metrics]
     return weights(made), kept
+
+
+def shards(ranks: Ranks, config: dict[str, Any], steps: list[list[Experience]], grouped: bool) -> dict[str, Any]:
+    """Return how the policy is sharded, and its whole weights after some steps with a checkpoint in between."""
+    from torch.distributed.fsdp import FSDPModule
+
+    ranks.is_grouped = grouped
+    made = worker(ranks, config, max_rows=2, max_tokens=None)
+    modules = [module for module in made.actor.decoder.modules() if isinstance(module, FSDPModule)]
+    params = [p for module in modules for p in module._get_fsdp_state()._fsdp_param_group.fsdp_params]
+    folder = Path(made.config.checkpoint_job_dir) / f"of_{ranks.world}_with_{len(modules)}"
+    for number, rows in enumerate(steps, 1):
+        made.train_step(rows, number)
+        if number == 1:
+            made.save(folder, hf=True)
+    return {
+        "modules": len(modules),
+        "in host memory": [p.offload_to_cpu for p in params],
+        "prefetch": [len(module._get_fsdp_state()._states_to_forward_prefetch) for module in modules],
+        "moved": (len(made.offload._models), len(made.offload._optimizers)),
+        "folder": str(folder),
+        "weights": weights(made),
+    }
 
 
 def outputs(ranks: Ranks, config: dict[str, Any], batch: TrainBatch) -> dict[str, Tensor]:
@@ -120,11 +149,18 @@ def continued(
 def weights(made: ActorWorker) -> dict[str, Tensor]:
     """Return the whole weights of policy and critic."""
     made.actor.stepper.refresh()
-    named = dict(made.model.named_parameters())
+    found = everywhere(dict(made.model.named_parameters()), made.actor.decoder.stages)
     if made.critic is not None:
         made.critic.trained.stepper.refresh()
-        named |= {f"critic.{name}": parameter for name, parameter in made.critic.model.named_parameters()}
-    return {name: whole(parameter).clone() for name, parameter in named.items()}
+        of_critic = everywhere(dict(made.critic.model.named_parameters()), made.critic.trained.decoder.stages)
+        found |= {f"critic.{name}": tensor for name, tensor in of_critic.items()}
+    return found
+
+
+def everywhere(named: dict[str, Any], stages: Stages | None) -> dict[str, Tensor]:
+    """Return the whole tensors of all stages."""
+    names = [name for name in (named if stages is None else stages.parameters) if stages is not None or name in named]
+    return {name: gathered(named, name, stages=stages).clone() for name in names}
 
 
 def writes(ranks: Ranks, strategy: str) -> list[tuple[float, float]]:
@@ -148,6 +184,7 @@ __all__ = [
     "gradients_of_losses",
     "moved_worker",
     "outputs",
+    "shards",
     "train",
     "weights",
     "worker",

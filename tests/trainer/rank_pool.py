@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from trinity.trainer.verl.ranks import Ranks
 
@@ -52,8 +53,9 @@ class RankPool:
         for rank, pipe in enumerate(pipes):
             assert pipe.poll(WAIT_S), f"rank {rank} does not answer"
             answers.append(pipe.recv())
-        for is_fine, value in answers:
-            assert is_fine, value
+        failures = [value for is_fine, value in answers if not is_fine]
+        # One rank that fails makes the others lose it.
+        assert not failures, min(failures, key=lambda text: "Connection closed by peer" in text)
         return [value for _, value in answers]
 
 
@@ -70,3 +72,5 @@ def _serve(pipe: Any) -> None:
             pipe.send((False, traceback.format_exc()))
         finally:
             torch.distributed.destroy_process_group()
+            # It knows meshes by their shape, and would return those of groups that are gone.
+            _clear_sharding_prop_cache()

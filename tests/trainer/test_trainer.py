@@ -211,9 +211,8 @@ def test_stop_ends_a_publication_that_nobody_takes(make_config: Maker) -> None:
 
     def prepare(r: Run) -> None:
         r.explore(range(1, 5))
-        loop = asyncio.get_running_loop()
-        waiting.append(loop.create_task(r.synchronizer.wait_for_version(1)))
-        loop.call_later(2.0, r.trainer.request_stop)
+        waiting.append(asyncio.get_running_loop().create_task(r.synchronizer.wait_for_version(1)))
+        waiting[0].add_done_callback(lambda _: r.trainer.request_stop())
 
     summary = run.train(prepare)
     assert summary.is_stopped and summary.step == 1 and summary.checkpoint == run.job / "global_step_1"

@@ -129,6 +129,8 @@ def test_two_files_of_one_name_are_fatal(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"E3903.*two/same.py and plugin .*one/same.py have the same module name"):
         load_plugins([first, second])
     assert loaded_directories() == [], "a process that is started next would be told to load what is refused"
+    load_plugins(first)
+    assert loaded_directories() == [first], "a folder that could not be loaded is not one of those that were"
 
 
 def test_a_directory_that_registers_nothing_is_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

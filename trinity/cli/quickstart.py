@@ -44,7 +44,7 @@ def _run(directory: Path, config: Path, seed: int) -> None:
     Raises:
         typer.Exit: the run did not do everything it was asked for; with its exit status.
     """
-    from trinity.cli.run import resume_command, run_config
+    from trinity.cli.run import closing_lines, run_config
     from trinity.launch.run import RunOptions, plan_run
     from trinity.quickstart import summary as summaries
     from trinity.quickstart.baseline import initial_accuracy
@@ -53,7 +53,8 @@ def _run(directory: Path, config: Path, seed: int) -> None:
     options = RunOptions()
     result = run_config(config, options)
     if result.exit_code:
-        typer.echo(f"resume with: {resume_command(config, options)}", err=True)
+        for line in closing_lines(result, config, options):
+            typer.echo(line, err=True)
         raise typer.Exit(int(result.exit_code))
     # A stage that an earlier run completed has no result of its own; the plan names them all.
     done = {stage.name: stage for stage in result.stages}

@@ -36,7 +36,6 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No live progress, warnings and errors only.")] = False,
 ) -> None:
     """Run the stages of a YAML file; a run that was interrupted continues from its last checkpoint."""
-    from trinity.common.config import ConfigErrors
     from trinity.launch.run import RunOptions
 
     options = RunOptions(
@@ -47,8 +46,8 @@ def run(
     result = run_config(config, options, is_quiet=quiet)
     for line in outcome_lines(result):
         typer.echo(line)
-    if result.exit_code != ExitCode.DONE and not isinstance(result.error, ConfigErrors):
-        typer.echo(f"resume with: {resume_command(config, options)}", err=True)
+    for line in closing_lines(result, config, options):
+        typer.echo(line, err=True)
     raise typer.Exit(int(result.exit_code))
 
 
@@ -79,8 +78,9 @@ def run_config(path: Path, options: RunOptions, *, is_quiet: bool = False) -> Ru
         from trinity.runtime.failure import user_place
 
         typer.echo(redact("".join(traceback.format_exception(error))), err=True)
-        typer.echo(redact(f"error[E5000]: {type(error).__name__}: {error} ({user_place(error)})"), err=True)
-        return RunResult(exit_code=ExitCode.RUNTIME)
+        unforeseen = TrinityError(f"{type(error).__name__}: {error} ({user_place(error)})")
+        _report(unforeseen)
+        return RunResult(exit_code=ExitCode.RUNTIME, error=unforeseen)
 
 
 def outcome_lines(result: RunResult) -> list[str]:
@@ -90,6 +90,20 @@ def outcome_lines(result: RunResult) -> list[str]:
         f"{stage.seconds:.1f} s, outputs in {stage.job_dir}"
         for stage in result.stages
     ]
+
+
+def closing_lines(result: RunResult, path: Path, options: RunOptions) -> list[str]:
+    """Return the command that continues a run that was not done; last, of one that failed, the cause and the log."""
+    from trinity.common.config import ConfigErrors
+
+    if result.exit_code == ExitCode.DONE or isinstance(result.error, ConfigErrors):
+        return []
+    lines = [f"resume with: {resume_command(path, options)}"]
+    if result.error is not None:
+        cause = str(result.error).strip().split("\n", 1)[0]
+        log = "" if options.log_dir is None else f"; log: {options.log_dir}"
+        lines.append(redact(f"failed with exit code {int(result.exit_code)}: {cause}{log}"))
+    return lines
 
 
 def _progress(stage: StageResult) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from trinity.common.constants import FAILPOINTS_ENV_VAR, LOG_LEVEL_ENV_VAR
 from trinity.launch.process import prepare_process, use_deterministic_algorithms
 from trinity.runtime.base import NODE_ENV_VAR, Setup
+from trinity.utils import failpoints
 from trinity.utils.log import (
     add_secret,
     get_logger,
@@ -102,6 +103,7 @@ def prepare_component(
 ) -> None:
     """Prepare this process for the component `name`; the arguments are those of `component_setup`."""
     os.environ.update(environment)
+    failpoints.enter(name)
     for secret in secrets:
         add_secret(secret)
     if has_console:

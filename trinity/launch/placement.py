@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from trinity.common.constants import BENCH, Mode
+from trinity.common.constants import BENCH
 from trinity.common.errors import EnvironmentProblem
 from trinity.launch.component import component_setup
 from trinity.launch.components import component_of
 from trinity.launch.side import MetricsListener
 from trinity.runtime.base import ActorDiedError, Handle, Resources, Runtime
 from trinity.runtime.cluster import ClusterRequest
+from trinity.runtime.head import ClusterLostError, HeadWatch, lost
 from trinity.runtime.local import LocalRuntime
 from trinity.synchronizer.schedule import schedule_of
 from trinity.synchronizer.synchronizer import Synchronizer
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 
 METRICS_WAIT_S = 1.0
 CLOSE_S = 60.0
+LOST_GRACE_S = 2.0
+
+T = TypeVar("T")
 
 
 def make_synchronizer(config: Config) -> Synchronizer:
@@ -57,6 +62,10 @@ class LocalPlacement:
         """Return a side of the stage."""
         return cls(self.config, synchronizer, self.runtime, **arguments)
 
+    async def watched(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `work`."""
+        return await work
+
     async def close(self) -> None:
         """End what the runtime started."""
         await self.runtime.close()
@@ -69,14 +78,17 @@ class ClusterPlacement:
         config: resolved configuration of the stage.
         runtime: starts them.
         node: address of this machine in the cluster.
+        head: address of the cluster's head.
     """
 
     is_local = False
 
-    def __init__(self, config: Config, runtime: Runtime, node: str) -> None:
+    def __init__(self, config: Config, runtime: Runtime, node: str, *, head: str) -> None:
         self.config = config
         self.runtime = runtime
         self.node = node
+        self.head = head
+        self.lost = threading.Event()
 
     async def synchronizer(self) -> Handle:
         """Return a handle of the stage's synchronizer."""
@@ -98,11 +110,37 @@ class ClusterPlacement:
             name=section.name,
             resources=Resources(node=self.node, num_gpus=_trainer_gpus(self.config) if is_trainer else 0),
         )
-        return RemoteSide(handle, on_metrics)
+        return RemoteSide(handle, on_metrics, self.lost)
+
+    async def watched(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `work`, which ends when the cluster loses its head.
+
+        Raises:
+            ClusterLostError: it has (E5706).
+        """
+        loop = asyncio.get_running_loop()
+        working, gone = asyncio.ensure_future(work), loop.create_future()
+
+        def tell() -> None:
+            self.lost.set()
+            with contextlib.suppress(RuntimeError):  # the loop was closed: the run has ended meanwhile
+                loop.call_soon_threadsafe(gone.set_result, None)
+
+        with HeadWatch(self.head, tell):
+            try:
+                await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+                if gone.done():
+                    working.cancel()
+                    await asyncio.wait((working,), timeout=LOST_GRACE_S)
+                    raise lost(self.head)
+                return working.result()
+            finally:
+                working.cancel()
 
     async def close(self) -> None:
-        """End what the runtime started."""
-        await self.runtime.close()
+        """End what the runtime started; without the cluster's head nobody hears of it, and all end by themselves."""
+        if not self.lost.is_set():
+            await self.runtime.close()
 
 
 class SideHost:
@@ -149,11 +187,13 @@ class RemoteSide:
     Args:
         handle: of its host.
         on_metrics: called with actor name, step and values of every logged line.
+        lost: set when the way to the process is lost.
     """
 
-    def __init__(self, handle: Handle, on_metrics: MetricsListener | None) -> None:
+    def __init__(self, handle: Handle, on_metrics: MetricsListener | None, lost: threading.Event) -> None:
         self._handle = handle
         self._on_metrics = on_metrics
+        self._lost = lost
 
     async def prepare(self, **arguments: Any) -> Any:
         """Prepare the side."""
@@ -176,6 +216,8 @@ class RemoteSide:
 
     async def close(self) -> None:
         """Close the side; a side that is gone is closed."""
+        if self._lost.is_set():
+            return
         with contextlib.suppress(ActorDiedError):
             await asyncio.wait_for(self._handle.close(), CLOSE_S)
 
@@ -193,14 +235,9 @@ class RemoteSide:
 
 def _trainer_gpus(config: Config) -> float:
     """Return the GPUs of the process that trains; none where ranks of their own do, a part where all share one GPU."""
-    from trinity.common.models.create import SHARE_OF_ENGINES
-    from trinity.trainer.verl.settings import num_workers
+    from trinity.trainer.rank_group import gpus_of_rank, has_ranks
 
-    if num_workers(config) > 1:
-        return 0.0
-    if config.cluster.total_gpu_num == 1 and config.mode == Mode.BOTH:
-        return 1 - SHARE_OF_ENGINES
-    return min(1.0, float(config.cluster.trainer_gpu_num or 0))
+    return 0.0 if has_ranks(config) else gpus_of_rank(config, 1)
 
 
 @contextlib.contextmanager
@@ -222,7 +259,7 @@ def placed(config: Config) -> Iterator[LocalPlacement | ClusterPlacement]:
             code="E3301",
         ) from error
     has_timeline = config.monitor.enable_ray_timeline
-    cluster.connect(
+    address = cluster.connect(
         ClusterRequest(
             config.cluster.ray_address,
             config.ray_namespace,
@@ -232,9 +269,13 @@ def placed(config: Config) -> Iterator[LocalPlacement | ClusterPlacement]:
             is_part=component_of(config) not in (None, BENCH),
         )
     )
+    is_lost = False
     try:
         runtime = cluster.RayRuntime(config.ray_namespace, component_setup(config, has_console=True))
-        yield ClusterPlacement(config, runtime, cluster.this_node())
+        yield ClusterPlacement(config, runtime, cluster.this_node(), head=address)
+    except ClusterLostError:
+        is_lost = True
+        raise
     finally:
         file = Path(config.checkpoint_job_dir) / "monitor" / "timeline.json"
-        cluster.disconnect(file if has_timeline else None)
+        cluster.disconnect(file if has_timeline else None, is_lost=is_lost)

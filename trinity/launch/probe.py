@@ -280,9 +280,15 @@ def dry_config(config: Config, model_path: str) -> Config:
     """Return a configuration that trains the probe's model, in float32 and without clipping of gradients."""
     changed = config
     fsdp = "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config"
+    model, critic = "trainer.trainer_config.actor_rollout_ref.model", "trainer.trainer_config.critic.model"
+    # Entries of the run's model fit no other model.
+    is_of_run = model_path == str(config.model.model_path)
+    overrides = config.trainer.trainer_config.actor_rollout_ref.model.override_config
     for key, value in {
         "model.model_path": model_path,
         "model.critic_model_path": model_path,
+        f"{model}.override_config": overrides if is_of_run else {},
+        f"{critic}.override_config": {},
         f"{fsdp}.dtype": "float32",
         f"{fsdp}.mixed_precision": None,
         "trainer.critic_warmup": 0,

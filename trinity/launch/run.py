@@ -47,6 +47,7 @@ class RunOptions:
         on_stage: called with each stage's plan before it starts.
         resume_overrides: what `--set` must add to continue this run; `plan_run` fills it.
         command: what continues the run, for those who wait for it.
+        log_dir: folder of the logs of the last stage that began; `run_plan` fills it.
     """
 
     overrides: Sequence[str] = ()
@@ -56,6 +57,7 @@ class RunOptions:
     on_stage: Any = None
     resume_overrides: Sequence[str] = ()
     command: str = ""
+    log_dir: Path | None = None
 
 
 @dataclass
@@ -134,6 +136,7 @@ def run_plan(plan: Plan, options: RunOptions) -> RunResult:
                 continue
             if options.on_stage is not None:
                 options.on_stage(stage)
+            options.log_dir = Path(stage.config.checkpoint_job_dir) / "log"
             outcome = _run_stage(stage, stop, options)
             result.stages.append(outcome)
             if outcome.stopped is not None:
@@ -221,7 +224,7 @@ def _run_stage(stage: StagePlan, stop: StopSignal, options: RunOptions) -> Stage
 
         with placed(config) as place:
             made = Stage(config, name=stage.name, stop=stop, on_metrics=options.on_metrics, place=place)
-            outcome = run_event_loop(made.run())
+            outcome = run_event_loop(place.watched(made.run()))
         status = "done" if outcome.stopped is None else "stopped"
         write_record(
             job_dir,

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
-import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,7 +19,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from trinity.common.errors import EnvironmentProblem, SyncError
-from trinity.runtime import cluster
+from trinity.runtime import cluster, head
 from trinity.runtime.base import (
     CLOSE_GRACE_S,
     NODE_ENV_VAR,
@@ -37,7 +35,6 @@ from trinity.runtime.failure import Failure
 from trinity.runtime.host import ActorHost
 from trinity.runtime.objects import Entry, as_bytes, layout, views
 from trinity.runtime.process import start_together
-from trinity.utils.gpu import VISIBLE
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -60,9 +57,8 @@ class _Actor(ActorHost):
     async def prepare(self, setup: Setup | None, env: Mapping[str, str]) -> dict[str, Any]:
         node = ray.util.get_node_ip_address()
         await self.set_up(setup, {NODE_ENV_VAR: node, **env})
-        errors = os.readlink("/proc/self/fd/2") if sys.platform == "linux" else ""
-        facts = {"pid": os.getpid(), "node": node, "node_id": this_node(), "errors": errors}
-        return facts | {"gpus": os.environ.get(VISIBLE, "")}
+        head.leave_with(ray.get_runtime_context().gcs_address, repr(self))
+        return {"node": node, "node_id": this_node(), **cluster.process_facts()}
 
 
 class RayHandle:
@@ -387,12 +383,17 @@ def connect(request: cluster.ClusterRequest) -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
-def disconnect(timeline: Path | None = None) -> None:
-    """Leave the cluster, and end it if `connect` started it; write Ray's timeline to `timeline` before."""
+def disconnect(timeline: Path | None = None, *, is_lost: bool = False) -> None:
+    """Leave the cluster, and end it if `connect` started it; write Ray's timeline to `timeline` before.
+
+    A cluster that has lost its head ends the processes of its machines by itself, but not all of them at once.
+    """
     if not ray.is_initialized():
         return
-    if timeline is not None:
+    left = head.below_raylet() if is_lost else []
+    if timeline is not None and not is_lost:
         timeline.parent.mkdir(parents=True, exist_ok=True)
         logging.getLogger("ray._private.state").setLevel(logging.ERROR)  # it warns of where events will be kept
         ray.timeline(str(timeline))
     ray.shutdown()
+    head.end_processes(left)

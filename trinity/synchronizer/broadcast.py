@@ -32,13 +32,13 @@ class BroadcastTransport:
     Args:
         group_name: first part of the names of all groups (`synchronizer.group_name`).
         backend: `nccl` between GPUs, else `gloo`.
-        bucket_bytes: size of the pieces in which a version is sent.
+        bucket_bytes: size of the pieces in which a version is sent; None: `BUCKET_BYTES`.
     """
 
     can_lend = False  # an engine that comes back asks for the version again when the trainer has gone on
 
-    def __init__(self, group_name: str, *, backend: str = "gloo", bucket_bytes: int = BUCKET_BYTES) -> None:
-        self.bucket_bytes = bucket_bytes
+    def __init__(self, group_name: str, *, backend: str = "gloo", bucket_bytes: int | None = None) -> None:
+        self.bucket_bytes = bucket_bytes or BUCKET_BYTES
         self.backend = backend
         self._base = f"{group_name}/{uuid.uuid4().hex}"
         self._held: dict[int, tuple[Ticket, Mapping[str, Tensor]]] = {}

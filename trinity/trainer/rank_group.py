@@ -12,11 +12,14 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from trinity.common.config import Config
+from trinity.common.constants import Mode
 from trinity.common.experience import Experience
+from trinity.common.models.create import SHARE_OF_ENGINES
 from trinity.runtime.base import ActorDiedError, Resources
 from trinity.trainer.backend import LocalBackend, TrainerBackend
 from trinity.trainer.rank_worker import TIMEOUT_KEY, RankError, RankWorker
 from trinity.trainer.verl.settings import num_workers
+from trinity.trainer.verl.shard_settings import needs_group
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -66,13 +69,12 @@ class RankGroup:
             ActorDiedError: a rank's process ended.
             RankError: the ranks did not find each other.
         """
-        gpus = self.config.cluster.trainer_gpu_num or 0
         self.handles = await self.runtime.group(
             RankWorker,
             self.world,
             self.config.model_dump(exclude_unset=True),
             name=f"{self.config.trainer.name}_rank",
-            resources=Resources(num_gpus=1 if gpus >= self.world else 0, own_process=True),
+            resources=Resources(num_gpus=gpus_of_rank(self.config, self.world), own_process=True),
             num_threads=max(1, torch.get_num_threads() // self.world),
             world=self.world,
             patience_s=self.timeout_s,
@@ -120,7 +122,7 @@ class RankGroup:
         if self._failure is None:
             await _within(LEAVE_S, [handle.leave() for handle in handles])
             for handle in handles:
-                handle.release()
+                handle.let_go()
             await _within(LEAVE_S, [handle.wait_dead() for handle in handles])
         await asyncio.gather(*(handle.kill() for handle in handles), return_exceptions=True)
 
@@ -199,10 +201,28 @@ class RankGroup:
             await asyncio.gather(*pings, return_exceptions=True)
 
 
+def has_ranks(config: Config) -> bool:
+    """Return whether the model is trained in processes of their own, even in one: see `needs_group`."""
+    if num_workers(config) > 1:
+        return True
+    return needs_group(config) and (bool(config.cluster.trainer_gpu_num) or torch.cuda.is_available())
+
+
+def gpus_of_rank(config: Config, world: int) -> float:
+    """Return the GPUs that a scheduler reserves for one of `world` ranks; a part, where the run has one for all."""
+    cluster = config.cluster
+    if world == 1 and cluster.total_gpu_num == 1 and config.mode == Mode.BOTH:
+        return 1 - SHARE_OF_ENGINES
+    return 1.0 if (cluster.trainer_gpu_num or 0) >= world else 0.0
+
+
 def backend_of(config: Config, *, tokenizer: PreTrainedTokenizerBase | None, runtime: Runtime | None) -> TrainerBackend:
-    """Return the back end of a run, not yet prepared: one worker in this process, or several ranks by `runtime`."""
+    """Return the back end of a run, not yet prepared: one worker in this process, or several ranks by `runtime`.
+
+    One worker on a GPU whose weights wait in host memory during a step is a rank, too.
+    """
     world = num_workers(config)
-    if world == 1:
+    if not has_ranks(config):
         return LocalBackend(config, tokenizer=tokenizer)
     assert runtime is not None, "several ranks need a runtime that starts their processes"
     return RankGroup(config, runtime=runtime, world=world)

@@ -18,6 +18,7 @@ from trinity.common.experience import Experience
 from trinity.common.models.chat_template import load_tokenizer
 from trinity.trainer.verl.checkpoint import full_weights
 from trinity.trainer.verl.ranks import Ranks
+from trinity.trainer.verl.settings import num_stages, tensor_size
 from trinity.trainer.verl.worker import ActorWorker
 from trinity.utils.log import get_logger
 
@@ -109,6 +110,10 @@ class RankWorker:
                 device=self.device,
                 is_balanced=is_balanced(self.config),
                 sequence_size=self.config.trainer.ulysses_sequence_parallel_size,
+                tensor_size=tensor_size(self.config),
+                num_stages=num_stages(self.config),
+                is_by_tokens=self.config.trainer.megatron.sequence_parallel,
+                is_grouped=True,
             )
             tokenizer = load_tokenizer(self.config.model)
             self._worker = ActorWorker(self.config, tokenizer=tokenizer, total_steps=total_steps, ranks=ranks)
@@ -133,7 +138,13 @@ class RankWorker:
         with self._together("gathering the weights"):
             worker = self.worker
             worker.actor.stepper.refresh()
-            weights = full_weights(worker.model, worker.adapter, worker.ranks, only_trained_names=True)
+            weights = full_weights(
+                worker.model,
+                worker.adapter,
+                worker.ranks,
+                only_trained_names=True,
+                stages=worker.actor.decoder.stages,
+            )
         if self._held is not None:
             self._held.drop()
         self._held = objects.put(weights) if self.rank == 0 else None

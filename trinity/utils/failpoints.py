@@ -1,7 +1,8 @@
 """Named places where a test can make the process fail.
 
 `TRINITY_FAILPOINTS="ckpt.before_manifest=kill@2;store.append.before_commit=raise"` acts at the second hit of
-the first place and at every hit of the other. Without the variable a failpoint is one dictionary look-up.
+the first place and at every hit of the other. `engine_1:sync.after_bucket_received=kill@9` acts in the process of that
+component alone. Without the variable a failpoint is one dictionary look-up.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from trinity.common.constants import FAILPOINTS_ENV_VAR
 from trinity.common.errors import ConfigError
 
-ACTIONS = ("kill", "raise", "enospc", "sleep", "count")
+ACTIONS = ("kill", "interrupt", "raise", "enospc", "sleep", "count")
 
 NAMES = (
     "ckpt.before_write",
@@ -50,28 +51,35 @@ class _Armed:
     hits: int = 0
 
 
-def _parse(text: str) -> dict[str, _Armed]:
+def _parse(text: str, component: str = "") -> dict[str, _Armed]:
     armed: dict[str, _Armed] = {}
     for item in filter(None, (part.strip() for part in text.split(";"))):
-        name, _, rest = item.partition("=")
+        owner, _, place = item.rpartition(":")
+        name, _, rest = place.partition("=")
         action, _, at = rest.partition("@")
         if name not in NAMES or action not in ACTIONS or (at and not at.isdigit()):
             raise ConfigError(
-                f"{FAILPOINTS_ENV_VAR}: cannot read {item!r}; the form is name=action[@hit] with an action of "
-                f"{', '.join(ACTIONS)} and a name of {', '.join(NAMES)}",
+                f"{FAILPOINTS_ENV_VAR}: cannot read {item!r}; the form is [component:]name=action[@hit] with an action "
+                f"of {', '.join(ACTIONS)} and a name of {', '.join(NAMES)}",
                 code="E1008",
             )
-        armed[name] = _Armed(action, int(at) if at else None)
+        if owner in ("", component):
+            armed[name] = _Armed(action, int(at) if at else None)
     return armed
 
 
 _armed = _parse(os.environ.get(FAILPOINTS_ENV_VAR, ""))
 
 
-def configure(text: str) -> None:
-    """Arm the failpoints of `text` in this process; an empty text disarms all."""
+def configure(text: str, *, component: str = "") -> None:
+    """Arm the failpoints of `text` for `component` and for all in this process; an empty text disarms all."""
     global _armed
-    _armed = _parse(text)
+    _armed = _parse(text, component)
+
+
+def enter(component: str) -> None:
+    """Arm in this process, which is that of `component`, the failpoints of the environment for it and for all."""
+    configure(os.environ.get(FAILPOINTS_ENV_VAR, ""), component=component)
 
 
 def hits() -> dict[str, int]:
@@ -96,6 +104,8 @@ def failpoint(name: str) -> None:
         return
     if point.action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif point.action == "interrupt":
+        os.kill(os.getpid(), signal.SIGINT)
     elif point.action == "raise":
         raise RuntimeError(f"failpoint {name}")
     elif point.action == "enospc":

@@ -72,9 +72,9 @@ REFUSED: list[tuple[tuple[str, ...], str, str, str]] = [
         "E1815", "trainer.trainer_config.trainer.max_critic_ckpt_to_keep", "holds policy and critic",
     ),
     ((PPO, f"{CRITIC}.rollout_n=3"), "E1900", f"{CRITIC}.rollout_n", "not available yet"),
-    ((PPO, f"{CRITIC}.strategy=megatron"), "E1900", f"{CRITIC}.strategy", "not available yet"),
+    ((PPO, f"{CRITIC}.strategy=megatron"), "E1858", f"{CRITIC}.strategy", "divided alike"),
     ((PPO, f"{CRITIC}.optim.num_cycles=2"), "E1900", f"{CRITIC}.optim.num_cycles", "not available yet"),
-    ((PPO, f"{CRITIC}.model.fsdp_config.param_offload=true"), "E1900", f"{CRITIC}.model.fsdp_config.param_offload", ""),
+    ((PPO, f"{CRITIC}.model.fsdp_config.forward_only=true"), "E1900", f"{CRITIC}.model.fsdp_config.forward_only", ""),
     ((PPO, f"{CRITIC}.cliprange_value=-1"), "E1302", f"{CRITIC}.cliprange_value", ""),
     (
         (PPO, "algorithm.algorithm_type=sft", "mode=train", "buffer.trainer_input.experience_buffer="

@@ -37,11 +37,29 @@ def test_deterministic_runs_need_the_torch_engine(examined: Examine) -> None:
     assert found.is_error and f"--set {ROLLOUT}.engine_type=torch" in (found.suggestion or "")
 
 
-def test_the_torch_engine_is_on_one_device(examined: Examine) -> None:
-    key = "tensor_parallel_size"
-    problems = examined(MINIMAL, f"{ROLLOUT}.{key}=2", f"{ROLLOUT}.engine_type=torch")[1]
-    (found,) = [p for p in problems if p.code == "E3223"]
-    assert found.key == f"{ROLLOUT}.{key}" and "engine_type=vllm" in (found.suggestion or "")
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"])
+def test_the_torch_engine_is_on_one_device(examined: Examine, name: str) -> None:
+    problems = examined(MINIMAL, f"{ROLLOUT}.{name}=2", f"{ROLLOUT}.engine_type=torch")[1]
+    (found,) = [p for p in problems if p.is_error]
+    assert (found.code, found.key) == ("E3223", f"{ROLLOUT}.{name}")
+    assert ("engine_type=vllm" in (found.suggestion or "")) == (name == "tensor_parallel_size")
+    models = f"explorer.auxiliary_models=[{{model_path: m, engine_type: torch, {name}: 2}}]"
+    problems = examined(MINIMAL, models, f"{ROLLOUT}.engine_type=torch")[1]
+    assert [p.key for p in problems if p.code == "E3223"] == [f"explorer.auxiliary_models[0].{name}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "instead"),
+    [
+        ("pipeline_parallel_size", "are not verified", "tensor_parallel_size"),
+        ("data_parallel_size", "outlives a run that is killed", "engine_num"),
+    ],
+)
+def test_vllm_has_neither_stages_nor_replicas(examined: Examine, name: str, words: str, instead: str) -> None:
+    problems = examined(MINIMAL, f"{ROLLOUT}.engine_type=vllm", f"{ROLLOUT}.{name}=2")[1]
+    (found,) = [p for p in problems if p.is_error]
+    assert (found.code, found.key, found.suggestion) == ("E3223", f"{ROLLOUT}.{name}", f"write `{ROLLOUT}.{instead}`")
+    assert words in found.message
 
 
 def test_keys_of_vllm_have_no_effect_on_the_torch_engine_and_it_is_told(examined: Examine) -> None:

@@ -106,18 +106,12 @@ LATER = {
     "model.tinker.enable=true": "model.tinker.enable",
     "buffer.explorer_input.taskset.storage_type=sql": "buffer.explorer_input.taskset.storage_type",
     "explorer.rollout_model.engine_type=sglang": "explorer.rollout_model.engine_type",
-    "explorer.rollout_model.pipeline_parallel_size=2": "explorer.rollout_model.pipeline_parallel_size",
-    "explorer.rollout_model.data_parallel_size=2": "explorer.rollout_model.data_parallel_size",
     "explorer.auxiliary_models=[{model_path: m, engine_type: tinker}]": "explorer.auxiliary_models[0].engine_type",
-    "explorer.auxiliary_models=[{model_path: m, data_parallel_size: 2}]": (
-        "explorer.auxiliary_models[0].data_parallel_size"
-    ),
     "explorer.auxiliary_models=[{model_path: m}, {model_path: n, logprobs: 2}]": (
         "explorer.auxiliary_models[1].logprobs"
     ),
     "buffer.explorer_input.tasksets=[{name: b, path: c}]": "buffer.explorer_input.tasksets",
     "service.data_juicer.auto_start=true": "service.data_juicer",
-    "trainer.trainer_strategy=megatron": "trainer.trainer_strategy",
     f"{VERL_MODEL}.lora_rank=8": f"{VERL_MODEL}.lora_rank",
     "monitor.monitor_type=mlflow": "monitor.monitor_type",
 }

@@ -77,7 +77,7 @@ def test_what_is_not_available_yet_is_refused(rollout: dict[str, Any], key: str)
         create_inference_model(config("m", rollout))
 
 
-@pytest.mark.parametrize("key", ["tensor_parallel_size", "pipeline_parallel_size"])
+@pytest.mark.parametrize("key", ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"])
 def test_an_engine_on_several_devices_is_another(key: str) -> None:
     with pytest.raises(ConfigError, match=f"explorer.rollout_model.{key}.*engine_type: vllm") as caught:
         create_inference_model(config("m", {key: 4}))

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.common.models.engines import run
+from tests.tiny import tiny_model
 from trinity.common.config import Config
 from trinity.common.errors import ConfigError, EnvironmentProblem, NotAvailableError
 from trinity.common.models import create_auxiliary_models, create_inference_model
@@ -27,6 +28,7 @@ from trinity.common.models.vllm_settings import (
     version_range,
     vllm_settings,
 )
+from trinity.common.models.vllm_weights import read_facts
 
 ROOT = Path(__file__).resolve().parents[3]
 SIZES = SimpleNamespace(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=64, head_dim=32)
@@ -42,6 +44,21 @@ def config(rollout: dict[str, Any] | None = None, **sections: Any) -> Config:
 def arguments(settings: VLLMSettings, *, is_cpu: bool) -> dict[str, Any]:
     """Return the arguments of vLLM's engine for a model of `SIZES`."""
     return engine_arguments(settings, SIZES, folder=Path("m"), dtype=torch.float32, is_cpu=is_cpu, own={})
+
+
+def test_the_model_s_changed_entries_reach_vllm_as_a_whole_and_over_its_own(tmp_path: Path) -> None:
+    tiny_model(tmp_path, "llama")
+    model = {"override_config": {"rope_parameters": {"rope_theta": 3.0}}, "external_lib": "json"}
+    trainer = {"trainer_config": {"actor_rollout_ref": {"model": model}}}
+    own = {"extra_engine_args": {"hf_overrides": {"rope_parameters": {}, "max_position_embeddings": 99}}}
+    settings = vllm_settings(config(own | {"model_path": str(tmp_path)}, trainer=trainer))
+    facts = read_facts(settings.model, settings.model_overrides)
+    made = engine_arguments(
+        settings, SIZES, folder=tmp_path, dtype=torch.float32, is_cpu=False, own={}, changed=facts.changed
+    )
+    changed = {"rope_parameters": {"rope_theta": 3.0, "rope_type": "default"}}
+    assert made["hf_overrides"] == changed | {"max_position_embeddings": 99}
+    assert settings.external_lib == "json" and arguments(vllm_settings(config({})), is_cpu=False)["hf_overrides"] == {}
 
 
 def test_every_key_reaches_vllm() -> None:
@@ -83,7 +100,7 @@ def test_the_environment_is_the_users_where_it_is_set(monkeypatch: pytest.Monkey
     [
         ({}, {"deterministic": True}, "E3220", "engine_type=torch"),
         ({"pipeline_parallel_size": 2}, {}, "E3223", "use tensor_parallel_size"),
-        ({"data_parallel_size": 2}, {}, "E3223", "use engine_num"),
+        ({"data_parallel_size": 2}, {}, "E3223", "outlives a run that is killed: use engine_num"),
         ({"use_v1": False}, {}, "E3223", "remove the key"),
         ({"enable_multimodal": True}, {}, "E3223", "enable_multimodal"),
         ({"enable_return_routed_experts": True}, {}, "E3223", "enable_return_routed_experts"),

@@ -15,12 +15,18 @@ _ANY_VALUE = (
     "optim.weight_decay", "optim.betas*", "optim.total_training_steps", "model.path",
     "model.enable_gradient_checkpointing", "model.trust_remote_code",
     "model.use_remove_padding",  # values are the same with and without padding; this trainer never pads
+    "model.external_lib", "model.override_config*", "model.use_fused_kernels",
+    "model.fused_kernel_options.impl_backend",
 )  # fmt: skip
 _NUMBER_TYPES: dict[str, tuple[Any, ...]] = {
     "wrap_policy.*": (ANY,),
     "fsdp_size": (ANY,),
     "forward_prefetch": (ANY,),
     "grad_offload": (ANY,),
+    "param_offload": (ANY,),
+    "optimizer_offload": (ANY,),
+    "offload_policy": (ANY,),
+    "mixed_precision.reduce_dtype": (ANY,),
     "reshard_after_forward": (ANY,),
     "use_orig_params": (ANY,),
     "dtype": (ANY,),
@@ -47,7 +53,8 @@ REWARD_MODEL_KEYS: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 CRITIC_KEYS: dict[str, tuple[Any, ...]] = {
-    f"{_CRITIC}.strategy": ("fsdp", "fsdp2"),
+    f"{_CRITIC}.strategy": ("fsdp", "fsdp2", "megatron"),
+    f"{_CRITIC}.megatron.*": (ANY,),
     f"{_CRITIC}.ulysses_sequence_parallel_size": (ANY,),
     f"{_CRITIC}.checkpoint.save_contents": (ANY,),
     f"{_CRITIC}.checkpoint.load_contents": (ANY,),

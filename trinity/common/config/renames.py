@@ -112,6 +112,8 @@ def set_from(path: Path) -> str | None:
         return None
     if block == ("actor_rollout_ref", "actor"):
         return OF_ACTOR.get(name)
+    if block[-1] == "optim" and name == "total_training_steps":
+        return SET_FROM[name]
     if block == ("algorithm", "kl_ctrl"):
         return OF_KL_CONTROL.get(name)
     return SET_FROM.get(name) if block[0] in ("trainer", "data", "algorithm") else None

@@ -41,9 +41,11 @@ from trinity.common.config.rules.cluster import (
 from trinity.common.config.rules.critic import check_unused_critic, resolve_critic
 from trinity.common.config.rules.external import resolve_external
 from trinity.common.config.rules.lengths import hand_down, resolve_lengths
+from trinity.common.config.rules.megatron import resolve_megatron, resolve_megatron_offload
 from trinity.common.config.rules.mixture import check_sampling
 from trinity.common.config.rules.names import check_model_paths, derive_names
 from trinity.common.config.rules.ranks import check_ranks
+from trinity.common.config.rules.refusals import check_refusals
 from trinity.common.config.rules.replay import check_replay
 from trinity.common.config.rules.resume import resolve_resume
 from trinity.common.config.rules.reward_model import resolve_reward_model
@@ -171,8 +173,10 @@ RULES = (
     resolve_steps,
     resolve_tasksets,
     resolve_evaluation,
+    resolve_megatron_offload,
     resolve_trainer,
     resolve_critic,
+    resolve_megatron,
     resolve_reward_model,
     resolve_resume,
     resolve_experience_buffer,
@@ -191,6 +195,7 @@ RULES = (
     check_components,
     check_reshaping,
     check_derived_keys,
+    check_refusals,
     check_available,
     _check_config_path,
     _check_names,

@@ -27,7 +27,7 @@ class TrainerConfig(Section):
     name: BufferName = key("trainer", "Name of the trainer.", GUIDE)
     trainer_type: Literal["verl", "tinker"] = key("verl", "Back end; verl: this project's trainer.", GUIDE)
     trainer_strategy: Literal["fsdp", "fsdp2", "megatron"] = key(
-        "fsdp", "Sharding of the model; with one worker fsdp and fsdp2 mean none.", GUIDE
+        "fsdp", "Sharding of the model; with one worker none. megatron: also by `trainer.megatron`.", GUIDE
     )
     num_workers: Natural | None = key(
         None, "Processes that train the model; null or 0: one a GPU of the trainer, else one.", OWN

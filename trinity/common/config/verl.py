@@ -16,6 +16,7 @@ from trinity.common.config.reward_model import RewardModelConfig
 from trinity.common.config.verl_base import (
     CheckpointContents,
     FsdpConfig,
+    MegatronEngineConfig,
     Strategy,
     VerlModelConfig,
     VerlOptimConfig,
@@ -49,6 +50,7 @@ class ActorConfig(Section):
     checkpoint: CheckpointContents = section(CheckpointContents, "What a checkpoint holds.")
     optim: VerlOptimConfig = section(VerlOptimConfig, "Optimizer.")
     fsdp_config: FsdpConfig = section(FsdpConfig, "Sharding and number types.")
+    megatron: MegatronEngineConfig = section(MegatronEngineConfig, "Parallel groups of Megatron.", VERL)
     use_torch_compile: bool | None = key(None, "Compile the entropy function; null: no.", VERL)
     clip_ratio: NonNegative | None = key(None, "Clip range; null: of algorithm.policy_loss_fn_args.", VERL)
     clip_ratio_low: NonNegative | None = key(None, "Lower clip range; null: clip_ratio.", VERL)
@@ -77,6 +79,7 @@ class RefConfig(Section):
     strategy: Strategy | None = key(None, "Sharding; null: of the actor.", VERL)
     model: Args | None = key(None, "Another reference model; null: the initial policy.", VERL)
     fsdp_config: FsdpConfig = section(FsdpConfig, "Sharding and number types.")
+    megatron: MegatronEngineConfig = section(MegatronEngineConfig, "Parallel groups of Megatron.", VERL)
     log_prob_micro_batch_size: Count | None = key(None, "Older form of the next key.", GUIDE)
     log_prob_micro_batch_size_per_gpu: Count | None = key(None, "Experiences per forward pass; null: actor's.", GUIDE)
     log_prob_use_dynamic_bsz: bool | None = key(None, "Micro-batches by tokens; null: as the actor.", GUIDE)
@@ -99,7 +102,7 @@ class RolloutConfig(Section):
 class ActorRolloutRefConfig(Section):
     """Policy and reference."""
 
-    hybrid_engine: Literal[True] = key(True, "Policy and reference share their devices.", GUIDE)
+    hybrid_engine: bool = key(True, "Policy and reference share their devices.", GUIDE)
     model: VerlModelConfig = section(VerlModelConfig, "How the model is loaded and run.")
     actor: ActorConfig = section(ActorConfig, "Training of the policy.")
     ref: RefConfig = section(RefConfig, "Log-probabilities of the reference.")
@@ -120,6 +123,7 @@ class CriticConfig(Section):
     optim: VerlOptimConfig = section(VerlOptimConfig, "Optimizer; learning rate 1e-5.")
     model: CriticModelConfig = section(CriticModelConfig, "How the critic is loaded and run.")
     fsdp: FsdpConfig | None = key(None, "Newer place of model.fsdp_config.", VERL)
+    megatron: MegatronEngineConfig = section(MegatronEngineConfig, "Parallel groups of Megatron.", VERL)
     ppo_mini_batch_size: Count | None = key(None, "Always buffer.train_batch_size.", VERL, derived=True)
     ppo_micro_batch_size: Count | None = key(None, "Older form of ppo_micro_batch_size_per_gpu.", VERL)
     ppo_micro_batch_size_per_gpu: Count | None = key(None, "Experiences per forward pass; null: 8.", GUIDE)

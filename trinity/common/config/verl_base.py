@@ -72,6 +72,33 @@ class FsdpConfig(Section):
     pad_to_length_bucket: Count | None = key(None, "Lengths rounded up to a multiple of it, in tokens.", VERL)
 
 
+class MegatronEngineConfig(Section):
+    """veRL's section of Megatron for one model; what is left out is that of `trainer.megatron`."""
+
+    tensor_model_parallel_size: Count | None = key(None, "Tensor parallelism; null: of trainer.megatron.", VERL)
+    pipeline_model_parallel_size: Count | None = key(None, "Pipeline parallelism; null: of trainer.megatron.", VERL)
+    virtual_pipeline_model_parallel_size: Count | None = key(None, "Virtual pipeline stages.", VERL)
+    expert_model_parallel_size: Count | None = key(None, "Expert parallelism.", VERL)
+    expert_tensor_parallel_size: Count | None = key(None, "Tensor parallelism of experts.", VERL)
+    context_parallel_size: Count | None = key(None, "Context parallelism.", VERL)
+    sequence_parallel: bool | None = key(None, "Sequence parallelism of norms; null: of trainer.megatron.", VERL)
+    param_offload: bool | None = key(None, "As fsdp_config.param_offload.", VERL)
+    grad_offload: bool | None = key(None, "Gradients in host memory; freed between phases anyway.", VERL)
+    optimizer_offload: bool | None = key(None, "As fsdp_config.optimizer_offload.", VERL)
+    use_distributed_optimizer: bool = key(True, "Optimizer state divided over data-parallel workers.", VERL)
+    use_dist_checkpointing: bool = key(False, "Weights from a checkpoint of Megatron.", VERL)
+    dist_checkpointing_path: str | None = key(None, "Folder of that checkpoint.", VERL)
+    dist_checkpointing_prefix: str = key("", "Prefix of its tensors.", VERL)
+    use_mbridge: bool = key(False, "Weights from Hugging Face files; this trainer always reads them.", VERL)
+    vanilla_mbridge: bool = key(True, "Which bridge reads them.", VERL)
+    seed: Int = key(42, "Seed of the worker.", VERL)
+    override_ddp_config: Args = key({}, "Changes to Megatron's gradient buffers.", VERL)
+    override_transformer_config: Args = key({}, "Changes to Megatron's transformer.", VERL)
+    override_mcore_model_config: Args = key({}, "Changes to Megatron's model.", VERL)
+    forward_only: bool = key(False, "The model is never trained.", VERL)
+    dtype: FloatType = key("bfloat16", "Number type of autocast.", VERL)
+
+
 class VerlOptimConfig(Section):
     """Optimizer of one model under veRL's names."""
 
@@ -109,7 +136,7 @@ class FusedKernelOptions(Section):
     """Implementation of the fused output layer."""
 
     impl_backend: Annotated[Literal["triton", "torch", "liger"] | None, BeforeValidator(_unset)] = key(
-        None, "triton or torch; null: none.", GUIDE
+        None, "Null or torch: the output layer in pieces.", GUIDE
     )
 
 
@@ -123,8 +150,8 @@ class VerlModelConfig(Section):
     override_config: Args = key({}, "Changes to the model's config.json.", GUIDE)
     enable_gradient_checkpointing: bool = key(True, "Recompute activations layer by layer.", GUIDE)
     enable_activation_offload: bool = key(False, "Activations in host memory.", VERL)
-    use_remove_padding: bool | None = key(None, "Train without padding tokens; null: as the trainer.", GUIDE)
-    use_fused_kernels: bool = key(False, "Fused output layer.", GUIDE)
+    use_remove_padding: bool | None = key(None, "Accepted: padding is never computed.", GUIDE)
+    use_fused_kernels: bool = key(False, "Accepted: logits never exist at once.", GUIDE)
     fused_kernel_options: FusedKernelOptions = section(FusedKernelOptions, "Implementation of the fused layer.")
     trust_remote_code: bool | None = key(None, "Run the model's own code; null: as section model.", VERL)
     custom_chat_template: str | None = key(None, "Chat template; null: as section model.", VERL)

@@ -120,7 +120,7 @@ def _check(model: InferenceModelConfig, *, key: str) -> None:
             f"{key}.engine_type: auto, torch, vllm and external are available in this version, got "
             f"{model.engine_type!r}; use --set {key}.engine_type=torch"
         )
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
         size = model.__dict__[name]
         if size != 1:
             raise ConfigError(

@@ -25,6 +25,7 @@ from trinity.common.errors import ConfigError, EngineError, EnvironmentProblem
 from trinity.common.models.chat_template import load_tokenizer
 from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.local_model import LocalModel, stop_token_ids
+from trinity.common.models.model_config import import_libraries
 from trinity.common.models.torch_engine.request import Sample
 from trinity.common.models.vllm_requests import Progress, Scored, sample_of, stops_of
 from trinity.common.models.vllm_settings import (
@@ -112,7 +113,8 @@ class VLLMEngine(LocalModel):
 
     async def _start(self) -> Started:
         settings, model = self.settings, self.settings.model
-        tokenizer, facts = load_tokenizer(model), read_facts(model)
+        import_libraries(settings.external_lib)
+        tokenizer, facts = load_tokenizer(model), read_facts(model, settings.model_overrides)
         device = select_device("auto")
         dtype = compute_dtype(settings.dtype, device)
         stop_ids = stop_token_ids(model.model_path, tokenizer)
@@ -122,8 +124,9 @@ class VLLMEngine(LocalModel):
             "stop_ids": stop_ids,
         }
         is_cpu = device.type == "cpu"
+        sizes, folder, changed = facts.text_config, facts.folder, facts.changed
         arguments = engine_arguments(
-            settings, facts.text_config, folder=facts.folder, dtype=dtype, is_cpu=is_cpu, own=own
+            settings, sizes, folder=folder, dtype=dtype, is_cpu=is_cpu, own=own, changed=changed
         )
         slots = asyncio.Semaphore(settings.max_num_seqs)
         loop = asyncio.get_running_loop()

@@ -16,6 +16,7 @@ import xxhash
 
 from trinity.common.config import Config
 from trinity.common.config.model import InferenceModelConfig
+from trinity.common.config.rules.engines import NO_STAGES, REPLICAS
 from trinity.common.errors import ConfigError, EnvironmentProblem
 from trinity.common.models.torch_engine.settings import EngineSettings, engine_settings
 from trinity.utils.device import total_memory_bytes
@@ -45,8 +46,8 @@ FIXED_ARGS = (
 """Arguments of vLLM that the engine sets itself, since its samples and updates depend on them."""
 
 _REFUSED = {
-    "pipeline_parallel_size": (1, "vLLM's runner with a sampler of its user has no stages: use tensor_parallel_size"),
-    "data_parallel_size": (1, "replicas are engines here: use engine_num"),
+    "pipeline_parallel_size": (1, f"{NO_STAGES}: use tensor_parallel_size"),
+    "data_parallel_size": (1, f"{REPLICAS}: use engine_num"),
     "use_v1": (True, "vLLM has no other version: remove the key"),
     "enable_multimodal": (False, "images and videos are not served: remove the key"),
     "enable_return_routed_experts": (False, "chosen experts are not returned: remove the key"),
@@ -180,6 +181,7 @@ def engine_arguments(
     dtype: torch.dtype,
     is_cpu: bool,
     own: Mapping[str, Any],
+    changed: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the arguments of vLLM's engine: what a CPU needs, what is configured, what the engine relies on.
 
@@ -190,6 +192,7 @@ def engine_arguments(
         dtype: number type of the weights; vLLM's own choice would round a float32 model to bfloat16.
         is_cpu: vLLM computes on a CPU.
         own: what the sampler needs to know.
+        changed: entries of the model's configuration, which vLLM replaces as a whole.
     """
     arguments: dict[str, Any] = {"max_num_seqs": settings.max_num_seqs, **settings.engine_args}
     if is_cpu:
@@ -199,6 +202,7 @@ def engine_arguments(
         get_logger("explorer").info("vLLM on a CPU: %s, environment %s", shown, process_environment(True))
     return arguments | {
         "model": str(folder),
+        "hf_overrides": settings.engine_args.get("hf_overrides", {}) | dict(changed or {}),
         "dtype": str(dtype).removeprefix("torch."),
         "max_model_len": settings.model.max_model_len,
         "trust_remote_code": settings.model.trust_remote_code,

@@ -7,17 +7,17 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 import xxhash
 from torch import Tensor
-from transformers import AutoConfig
 
 from trinity.common.config.model import ModelConfig
 from trinity.common.errors import EnvironmentProblem
+from trinity.common.models.model_config import read_model_config
 from trinity.common.models.torch_engine.weights import check_names, has_safetensors, model_folder, read_shapes
 
 _HEAD = "lm_head.weight"
@@ -33,12 +33,14 @@ class ModelFacts:
         shapes: names and shapes of the weights that an update must have.
         optional: names that an update may have, whose tensors are those of other names.
         text_config: sizes of the language model.
+        changed: entries of the model's configuration that `override_config` changes, each as a whole.
     """
 
     folder: Path
     shapes: Mapping[str, torch.Size]
     optional: Set[str]
     text_config: object
+    changed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def vocab_size(self) -> int:
@@ -46,8 +48,8 @@ class ModelFacts:
         return int(self.text_config.vocab_size)  # type: ignore[attr-defined]
 
 
-def read_facts(model: ModelConfig) -> ModelFacts:
-    """Return the facts of `model`.
+def read_facts(model: ModelConfig, overrides: Mapping[str, Any]) -> ModelFacts:
+    """Return the facts of `model`, made as `override_config` says.
 
     Raises:
         EnvironmentProblem: no such model, or its weights are in no safetensors files (E3101).
@@ -60,10 +62,11 @@ def read_facts(model: ModelConfig) -> ModelFacts:
             "--set explorer.rollout_model.engine_type=torch",
             code="E3101",
         )
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
+    config = read_model_config(str(folder), overrides, trust_remote_code=model.trust_remote_code)
     optional = {_HEAD} if config.get_text_config().tie_word_embeddings else set()
     shapes = {name: shape for name, shape in read_shapes(folder).items() if name not in optional}
-    return ModelFacts(folder, shapes, optional, config.get_text_config())
+    values = config.to_dict()
+    return ModelFacts(folder, shapes, optional, config.get_text_config(), {name: values[name] for name in overrides})
 
 
 @contextmanager

@@ -15,8 +15,7 @@ from __future__ import annotations
 import json
 import random
 import socket
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +26,19 @@ from torch._weights_only_unpickler import UnpicklingError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trinity.common.errors import CheckpointError
-from trinity.trainer.verl.ranks import ALONE, Ranks, whole
-from trinity.trainer.verl.resharding import joined, load_model_parts, optimizer_state, read_parts, saved_world, suffix
+from trinity.trainer.verl.pipeline import Stages
+from trinity.trainer.verl.ranks import ALONE, Ranks
+from trinity.trainer.verl.resharding import (
+    gathered,
+    joined,
+    load_model_parts,
+    optimizer_state,
+    own_state,
+    own_weights,
+    read_parts,
+    saved_world,
+    suffix,
+)
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -53,6 +63,7 @@ def save_trained(
     ranks: Ranks = ALONE,
     strategy: str = "unrestricted",
     contents: Sequence[str] = PARTS,
+    stages: Stages | None = None,
 ) -> None:
     """Write the files of a trained model into the new folder `folder`; every rank calls it.
 
@@ -67,6 +78,7 @@ def save_trained(
         ranks: the processes that hold the model.
         strategy: who may write at the same time (`trainer.save_strategy`).
         contents: what is written (`checkpoint.save_contents`); `hf_model` means as `hf`.
+        stages: the stages of the model, if it has several.
     """
     end = suffix(ranks.rank, ranks.world)
     if ranks.is_first:
@@ -75,19 +87,22 @@ def save_trained(
     if adapter is not None and "model" in contents:
         adapter.save(folder, is_writer=ranks.is_first)
 
+    weights = own_weights(model, ranks, stages=stages) if adapter is None and "model" in contents else None
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    state = own_state(optimizer, names, ranks=ranks, stages=stages) if "optimizer" in contents else None
+
     def write_own() -> None:
-        if adapter is None and "model" in contents:
-            weights = OrderedDict((name, tensor.detach().cpu()) for name, tensor in model.state_dict().items())
+        if weights is not None:
             torch.save(weights, folder / f"model_{end}")
-        if "optimizer" in contents:
-            torch.save(optimizer.state_dict(), folder / f"optim_{end}")
+        if state is not None:
+            torch.save(state, folder / f"optim_{end}")
         if "extra" in contents:
             torch.save(extra | {"rng": random_state()}, folder / f"extra_state_{end}")
 
     in_turns(write_own, ranks, strategy)
     full: dict[str, Tensor] | None = {}
     if hf or "hf_model" in contents:
-        full = None if ranks.is_alone and adapter is None else full_weights(model, adapter, ranks)
+        full = None if ranks.is_alone and adapter is None else full_weights(model, adapter, ranks, stages=stages)
     if ranks.is_first:
         version = 1 if ranks.is_alone else 2
         text = json.dumps({"FSDP_version": version, "world_size": ranks.world}, indent=4)
@@ -109,7 +124,12 @@ def in_turns(write: Callable[[], None], ranks: Ranks, strategy: str) -> None:
 
 
 def full_weights(
-    model: PreTrainedModel, adapter: Adapter | None, ranks: Ranks, *, only_trained_names: bool = False
+    model: PreTrainedModel,
+    adapter: Adapter | None,
+    ranks: Ranks,
+    *,
+    only_trained_names: bool = False,
+    stages: Stages | None = None,
 ) -> dict[str, Tensor]:
     """Return the whole weights on the first rank, on the CPU; other ranks gather one tensor at a time and keep none.
 
@@ -118,14 +138,18 @@ def full_weights(
         adapter: merged in, if there is one.
         ranks: the processes that hold the model.
         only_trained_names: list a tied output layer once, as the parameters do, and no buffers.
+        stages: the stages of the model, if it has several.
     """
     if adapter is not None:
         held: Mapping[str, Tensor] = adapter.weights()
     else:
         held = dict(model.named_parameters()) if only_trained_names else model.state_dict()
+    names: Iterable[str] = held
+    if stages is not None:
+        names = stages.parameters if only_trained_names else stages.tensors
     full: dict[str, Tensor] = {}
-    for name in held:
-        tensor = whole(held[name])
+    for name in names:
+        tensor = gathered(held, name, stages=stages)
         if ranks.is_first:
             full[name] = tensor.cpu()
     return full
@@ -153,6 +177,7 @@ def load_trained(
     adapter: Adapter | None = None,
     ranks: Ranks = ALONE,
     contents: Sequence[str] = PARTS,
+    stages: Stages | None = None,
 ) -> dict[str, Any]:
     """Restore weights (those of `adapter`, if there is one), optimizer and random generators; return the extra state.
 
@@ -173,9 +198,12 @@ def load_trained(
         if adapter is not None and "model" in contents:
             adapter.load(folder)
         elif "model" in contents:
-            load_model_parts(read_parts(folder, "model", world), model)
+            load_model_parts(read_parts(folder, "model", world), model, stages=stages)
         if "optimizer" in contents:
-            optimizer.load_state_dict(optimizer_state(read_parts(folder, "optim", world), optimizer))
+            numbers = None
+            if stages is not None:
+                numbers = [stages.parameters.index(name) for name, _ in model.named_parameters()]
+            optimizer.load_state_dict(optimizer_state(read_parts(folder, "optim", world), optimizer, numbers=numbers))
         if "extra" in contents:
             extra = read_parts(folder, "extra_state", world)[ranks.rank % world]
             restore_random_state(extra.pop("rng"))

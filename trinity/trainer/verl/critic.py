@@ -120,6 +120,7 @@ class Critic:
             ranks=self.ranks,
             strategy=self.config.trainer.save_strategy,
             contents=critic_of(self.config).checkpoint.save_contents,
+            stages=self.trained.decoder.stages,
         )
 
     def load(self, folder: Path) -> None:
@@ -129,7 +130,14 @@ class Critic:
             CheckpointError: it is missing, or of another model.
         """
         contents = critic_of(self.config).checkpoint.load_contents
-        extra = load_trained(folder / FOLDER, self.model, self.optimizer, ranks=self.ranks, contents=contents)
+        extra = load_trained(
+            folder / FOLDER,
+            self.model,
+            self.optimizer,
+            ranks=self.ranks,
+            contents=contents,
+            stages=self.trained.decoder.stages,
+        )
         self.trained.stepper.refresh()
         if extra:
             self.trained.stepper.restore(extra)
@@ -170,7 +178,7 @@ def fsdp_of(config: Config) -> FsdpConfig:
 def dtype_of(config: Config, device: torch.device) -> torch.dtype:
     """Return the number type of matrix products: what the critic's section writes, else as the actor."""
     fsdp = fsdp_of(config)
-    is_written = fsdp.mixed_precision is not None or "dtype" in fsdp.model_fields_set
+    is_written = settings.writes_products(fsdp) or "dtype" in fsdp.model_fields_set
     return settings.dtype_of(fsdp, device) if is_written else settings.products_dtype(config, device)
 
 

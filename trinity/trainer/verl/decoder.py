@@ -5,7 +5,7 @@ Dimension key: m = scored positions of this rank (all, unless ranks share a sequ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,14 +15,18 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from trinity.common.errors import ConfigError
+from trinity.common.models.preflight_division import DIVISIBLE, family_problem
 from trinity.trainer.verl.attention import attend, computing, register
-from trinity.trainer.verl.layers import FusedLinear, LowRank, rms_norm, rotate, swiglu
+from trinity.trainer.verl.layer_maps import LayerMaps
+from trinity.trainer.verl.layers import rms_norm, rotate, swiglu
 from trinity.trainer.verl.packing import Packed
+from trinity.trainer.verl.pipeline import Stages
+from trinity.trainer.verl.tensor_parallel import TensorGroup, check_matrices, held
 from trinity.utils.log import get_logger
 
 logger = get_logger("trainer")
 
-FAMILIES = ("llama", "qwen2", "qwen3")
 HEADS = ("ForCausalLM", "ForTokenClassification")  # what lies on top of the same layers
 
 Without = Callable[[], AbstractContextManager[None]]
@@ -33,6 +37,7 @@ class Decoder(Protocol):
     """Computes hidden states of packed tokens from a model's parameters."""
 
     can_share_prompts: bool
+    stages: Stages | None
 
     def hidden(self, packed: Packed) -> Float[Tensor, "m d"]:
         """Return the last hidden states of the scored positions, normalised, in the number type of the products."""
@@ -50,35 +55,17 @@ class Decoder(Protocol):
         """Return the modules of which each is gathered and freed on its own where the parameters are sharded."""
         ...
 
-    def shard(self) -> None:
-        """Keep no copies of parameters and read them anew in each call, since they are about to be sharded."""
+    def shard(self, group: TensorGroup | None = None, stages: Stages | None = None) -> None:
+        """Keep no copies of parameters and read them anew in each call, since they are about to be sharded.
+
+        Args:
+            group: the ranks that share the matrices of a layer, of which this one keeps its part; None: no others.
+            stages: the ranks that share the layers, of which this one keeps its own; None: no others.
+
+        Raises:
+            ConfigError: the model cannot be shared so (E1849, E1855, E1856).
+        """
         ...
-
-
-class _Maps:
-    """The linear maps and norms of a decoder layer over the parameters that it has at this moment."""
-
-    def __init__(self, layer: nn.Module, *, dtype: torch.dtype, is_adapted: bool) -> None:
-        tensors = {name.replace(".base_layer.", "."): tensor for name, tensor in layer.named_parameters()}
-
-        def fused(*names: str) -> FusedLinear:
-            weights = [tensors[f"{name}.weight"] for name in names]
-            biases = [tensors[f"{name}.bias"] for name in names if f"{name}.bias" in tensors]
-            additions = [_addition(layer, name, tensors) if is_adapted else None for name in names]
-            return FusedLinear(weights, biases, dtype=dtype, low_rank=additions)
-
-        self.qkv = fused("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-        self.out = fused("self_attn.o_proj")
-        self.gate_up = fused("mlp.gate_proj", "mlp.up_proj")
-        self.down = fused("mlp.down_proj")
-        self.norms = (tensors["input_layernorm.weight"], tensors["post_attention_layernorm.weight"])
-        self.head_norms: tuple[Tensor, Tensor] | None = None
-        if "self_attn.q_norm.weight" in tensors:
-            self.head_norms = (tensors["self_attn.q_norm.weight"], tensors["self_attn.k_norm.weight"])
-
-    def refresh(self) -> None:
-        for linear in (self.qkv, self.out, self.gate_up, self.down):
-            linear.refresh()
 
 
 class _Layer(nn.Module):
@@ -91,13 +78,18 @@ class _Layer(nn.Module):
         self.wrapped = layer
         self.head_size, self.eps, self.dtype, self.is_adapted = head_size, eps, dtype, is_adapted
         self.is_sharded = False
-        self.maps = _Maps(layer, dtype=dtype, is_adapted=is_adapted)
+        self.group: TensorGroup | None = None
+        self.maps = LayerMaps(layer, dtype=dtype, is_adapted=is_adapted)
         self.num_queries, self.num_keys = (w.shape[0] // head_size for w in self.maps.qkv.weights[:2])
 
-    def shard(self) -> None:
+    def shard(self, group: TensorGroup | None) -> None:
         """Read the parameters anew in each call: between calls there are only parts of them."""
         self.is_sharded = True
         del self.maps
+        if group is not None:
+            self.group = group
+            group.share(self.wrapped)
+            self.num_queries, self.num_keys = self.num_queries // group.size, self.num_keys // group.size
 
     def forward(
         self, hidden: Tensor, cos: Tensor, sin: Tensor, packed: Packed, is_last: bool, recompute: bool
@@ -109,32 +101,44 @@ class _Layer(nn.Module):
         return result
 
     def _compute(self, hidden: Tensor, cos: Tensor, sin: Tensor, packed: Packed, is_last: bool) -> Tensor:
-        is_sharded, eps, dtype = self.is_sharded, self.eps, self.dtype
-        maps = _Maps(self.wrapped, dtype=dtype, is_adapted=self.is_adapted) if is_sharded else self.maps
-        normed = rms_norm(hidden, maps.norms[0], eps=eps, dtype=dtype)
-        heads = maps.qkv(normed).view(hidden.shape[0], -1, self.head_size)
+        maps, group, eps, dtype = self._maps(), self.group, self.eps, self.dtype
+        num_tokens = len(cos)
+        normed = rms_norm(hidden, self._norm(maps.norms[0], is_whole=False), eps=eps, dtype=dtype)
+        normed = normed if group is None else group.enter(normed, num_tokens)
+        heads = maps.qkv(normed).view(num_tokens, -1, self.head_size)
         rotated, values = heads.split((self.num_queries + self.num_keys, self.num_keys), dim=1)
         if maps.head_norms is not None:
             parts = rotated.split((self.num_queries, self.num_keys), dim=1)
             pairs = zip(parts, maps.head_norms, strict=True)
-            rotated = torch.cat([rms_norm(part, w, eps=eps, dtype=dtype) for part, w in pairs], 1)
+            weights = pairs if group is None else ((part, group.shared(w)) for part, w in pairs)
+            rotated = torch.cat([rms_norm(part, w, eps=eps, dtype=dtype) for part, w in weights], 1)
         queries, keys = rotate(rotated, cos, sin).split((self.num_queries, self.num_keys), dim=1)
         attended = attend(queries, keys, values, packed)
         if is_last:
             sources = packed.own_sources
+            hidden = hidden if group is None else group.join(hidden, num_tokens)
             hidden, attended = hidden.index_select(0, sources), attended.index_select(0, sources)
-        hidden = hidden + maps.out(attended)
-        normed = rms_norm(hidden, maps.norms[1], eps=eps, dtype=dtype)
-        return hidden + maps.down(swiglu(maps.gate_up(normed)))
+        hidden = hidden + self._sum(maps.out(attended), maps.out_bias, is_whole=is_last)
+        normed = rms_norm(hidden, self._norm(maps.norms[1], is_whole=is_last), eps=eps, dtype=dtype)
+        normed = normed if group is None else group.enter(normed, None if is_last else num_tokens)
+        return hidden + self._sum(maps.down(swiglu(maps.gate_up(normed))), None, is_whole=is_last)
 
+    def _maps(self) -> LayerMaps:
+        if not self.is_sharded:
+            return self.maps
+        return LayerMaps(self.wrapped, dtype=self.dtype, is_adapted=self.is_adapted, is_shared=self.group is not None)
 
-def _addition(layer: nn.Module, name: str, tensors: Mapping[str, Tensor]) -> LowRank | None:
-    """Return what an adapter adds to the linear map `name`; None where it has none."""
-    down = tensors.get(f"{name}.lora_A.default.weight")
-    if down is None:
-        return None
-    module: Any = layer.get_submodule(name)
-    return LowRank(down, tensors[f"{name}.lora_B.default.weight"], module.scaling["default"])
+    def _norm(self, weight: Tensor, *, is_whole: bool) -> Tensor:
+        """Return the weight of a norm of all tokens (`is_whole`), or of those that this rank keeps."""
+        group = self.group
+        return weight if group is None or is_whole or not group.is_by_tokens else group.shared(weight)
+
+    def _sum(self, product: Tensor, bias: Tensor | None, *, is_whole: bool) -> Tensor:
+        """Return a product and its bias, summed over the ranks that share it."""
+        if self.group is None:
+            return product
+        total = self.group.leave(product, is_whole=is_whole)
+        return total if bias is None else total + self._norm(bias, is_whole=is_whole)
 
 
 class FastDecoder(nn.Module):
@@ -158,6 +162,9 @@ class FastDecoder(nn.Module):
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.dtype, self.recompute, self.eps = dtype, recompute, config.rms_norm_eps
         self.is_sharded = False
+        self.group: TensorGroup | None = None
+        self.stages: Stages | None = None
+        self.width = config.hidden_size
         base = model.model
         self.embed, self.norm = base.embed_tokens, base.norm
         self.tops = nn.ModuleList(child for child in model.children() if child is not base)
@@ -172,33 +179,65 @@ class FastDecoder(nn.Module):
         """Return what is sharded on its own; see `Decoder`."""
         return list(self.layers)
 
-    def shard(self) -> None:
+    def shard(self, group: TensorGroup | None = None, stages: Stages | None = None) -> None:
         """Keep no copies; see `Decoder`."""
-        self.is_sharded = True
+        self.is_sharded, self.group, self.stages = True, group, stages
+        if group is not None:
+            check_matrices(self._outside["model"], group.size)
+        if stages is not None:
+            self._own = [self._own[number] for number in stages.take(self._outside["model"])]
+            self.layers = nn.ModuleList(self._own)
         for layer in self._own:
-            layer.shard()
+            layer.shard(group)
+        if group is not None:
+            group.replicate(self)
 
     def hidden(self, packed: Packed) -> Float[Tensor, "m d"]:
         """Return the last hidden states; see `Decoder`."""
+        if self.stages is not None:
+            last = self.stages.forward(self, packed)
+            return packed.tokens.new_zeros(len(packed.sources), self.width, dtype=self.dtype) if last is None else last
         hidden: Tensor = self(packed)
         return hidden
 
-    def forward(self, packed: Packed) -> Float[Tensor, "m d"]:
-        """Return the last hidden states; a call of the module, so that sharded parameters are gathered."""
+    def stream_shape(self, packed: Packed) -> tuple[int, int]:
+        """Return the shape of the residual stream that this rank holds between two layers."""
+        size = self.group.size if self.group is not None and self.group.is_by_tokens else 1
+        return -(-len(packed.tokens) // size), self.width
+
+    def outer(self) -> list[nn.Parameter]:
+        """Return the parameters outside of the layers, which every stage has."""
+        return [p for name, p in self.named_parameters() if not name.startswith("layers.")]
+
+    def forward(self, packed: Packed, incoming: Tensor | None = None) -> Float[Tensor, "m d"]:
+        """Return the last hidden states; a call of the module, so that sharded parameters are gathered.
+
+        Args:
+            packed: the micro-batch.
+            incoming: the residual stream of the stage before; None: this one begins with the tokens.
+
+        Returns:
+            Of a stage that is not the last, the residual stream.
+        """
         tokens, positions = packed.own_tokens
-        hidden = nn.functional.embedding(tokens, self.embed.weight)
+        is_first = incoming is None
+        hidden = nn.functional.embedding(tokens, held(self.embed.weight)) if incoming is None else incoming
         with torch.no_grad():
             cos, sin = self._outside["rotate"](hidden[None], positions[None])
             cos, sin = cos[0, :, None].to(self.dtype), sin[0, :, None].to(self.dtype)
             sin[..., : sin.shape[-1] // 2].neg_()
-        recompute, last = self.recompute and torch.is_grad_enabled(), self._own[-1]
+        hidden = hidden if self.group is None or not is_first else self.group.cut(hidden)
+        ends = self.stages is None or self.stages.is_last
+        recompute, last = self.recompute and torch.is_grad_enabled(), self._own[-1] if ends else None
         for layer in self._own:
             hidden = layer(hidden, cos, sin, packed, layer is last, recompute)
-        return rms_norm(hidden, self.norm.weight, eps=self.eps, dtype=self.dtype)
+        if not ends:
+            return hidden
+        return rms_norm(hidden, held(self.norm.weight), eps=self.eps, dtype=self.dtype)
 
     def head(self) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return the output layer; see `Decoder`."""
-        parameter = self._outside["model"].get_output_embeddings().weight
+        parameter = held(self._outside["model"].get_output_embeddings().weight)
         if self._head is None or self.is_sharded:
             self._head = parameter.detach().to(self.dtype)
         return self._head, None, parameter
@@ -232,6 +271,7 @@ class HFDecoder(nn.Module):
     """
 
     can_share_prompts = False
+    stages: Stages | None = None
 
     def __init__(
         self, model: PreTrainedModel, *, dtype: torch.dtype, recompute: bool, without: Without | None = None
@@ -248,8 +288,10 @@ class HFDecoder(nn.Module):
         names = set(self.model._no_split_modules or ())
         return [module for module in self.model.modules() if type(module).__name__ in names]
 
-    def shard(self) -> None:
-        """Nothing is copied."""
+    def shard(self, group: TensorGroup | None = None, stages: Stages | None = None) -> None:
+        """Nothing is copied; neither its matrices nor its layers can be shared."""
+        if group is not None or stages is not None:
+            raise ConfigError(family_problem(str(self.model.config.model_type)), code="E1856")
 
     def hidden(self, packed: Packed) -> Float[Tensor, "m d"]:
         """Return the last hidden states; see `Decoder`. The caller stays inside `computing` for the backward pass."""
@@ -285,6 +327,7 @@ class WithoutAdapter:
 
     def __init__(self, decoder: FastDecoder) -> None:
         self.decoder = decoder
+        self.stages = decoder.stages
         self.can_share_prompts = decoder.can_share_prompts
         self.blocks, self.shard, self.head, self.refresh = decoder.blocks, decoder.shard, decoder.head, decoder.refresh
 
@@ -317,7 +360,7 @@ def is_common(model: PreTrainedModel) -> bool:
     windows = {kind for kind in getattr(config, "layer_types", None) or () if kind != "full_attention"}
     rope = getattr(config, "rope_parameters", None) or {}
     return (
-        config.model_type in FAMILIES
+        config.model_type in DIVISIBLE
         and type(model).__name__.endswith(HEADS)
         and config.hidden_act == "silu"
         and not windows

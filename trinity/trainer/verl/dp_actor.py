@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,13 +13,24 @@ from torch import Tensor, nn
 from trinity.trainer.batch import TrainBatch, counted_rows
 from trinity.trainer.quarantine import Quarantine
 from trinity.trainer.verl.attention import computing
-from trinity.trainer.verl.decoder import Decoder
+from trinity.trainer.verl.decoder import Decoder, FastDecoder
+from trinity.trainer.verl.divergence import Output
 from trinity.trainer.verl.loss import LossFn, Metrics, Shares, spread_to_rows
 from trinity.trainer.verl.optim import Schedule
+from trinity.trainer.verl.packing import Packed
 from trinity.trainer.verl.ranks import ALONE, Ranks
 from trinity.trainer.verl.reference import Reference
 from trinity.trainer.verl.scorer import ActorSettings, Scorer
 from trinity.trainer.verl.stepping import Reporter, Stepper, mean_norm, passes
+
+
+@dataclass(frozen=True)
+class _MicroStep:
+    """A micro-batch with its shares of the mini-batch's loss; a filler counts nothing."""
+
+    micro: TrainBatch
+    shares: Shares
+    is_filler: bool
 
 
 class DataParallelPPOActor:
@@ -54,7 +67,7 @@ class DataParallelPPOActor:
         self.model = model
         self.decoder = decoder
         self.ranks = ranks
-        self.scorer = Scorer(decoder, settings=settings, device=next(model.parameters()).device, ranks=ranks)
+        self.scorer = Scorer(decoder, settings=settings, device=ranks.device_of(model), ranks=ranks)
         self.loss_fn = loss_fn
         self.settings = settings
         self.quarantine = quarantine
@@ -105,10 +118,28 @@ class DataParallelPPOActor:
         mini = self._with_selection(mini)
         settings = self.settings
         measured = mini.select(kept) if self.loss_fn.ignores_zero_advantage else mini
+        steps = []
         for work in self.ranks.split(mini, kept, max_tokens=settings.max_tokens, max_rows=settings.max_rows):
             micro = mini.select(work.rows)
             shares = self.loss_fn.shares(micro, mini, normalizer=settings.normalizer, measured=measured)
-            self._micro_step(micro, shares, metrics, difference, is_filler=work.is_filler)
+            steps.append(_MicroStep(micro, shares, work.is_filler))
+        loss, stages = partial(self._loss, metrics=metrics, difference=difference), self.decoder.stages
+        if stages is None:
+            for step in steps:
+                packed = self.scorer.pack(step.micro)
+                with computing(packed):
+                    hidden = self.decoder.hidden(packed)
+                    reference = self._reference_of(packed)
+                    loss(step, hidden, packed=packed, reference=reference).backward()
+            return
+        packs = [self.scorer.pack(step.micro) for step in steps]
+        references = [self._reference_of(packed) for packed in packs]
+
+        def loss_of(number: int, hidden: Tensor) -> Tensor:
+            return loss(steps[number], hidden, packed=packs[number], reference=references[number])
+
+        assert isinstance(self.decoder, FastDecoder), "only its layers are shared by stages"
+        stages.accumulate(self.decoder, packs, loss_of=loss_of)
 
     def _rows_with_signal(self, mini: TrainBatch) -> list[int]:
         """Return the rows whose forward pass can change the gradient; the others still count in every mean."""
@@ -127,35 +158,40 @@ class DataParallelPPOActor:
             return mini  # the loss says what is missing
         return mini.with_columns(selected=select(**tensors))
 
-    def _micro_step(
+    def _reference_of(self, packed: Packed) -> Output | None:
+        """Return the reference's distributions, where the loss compares the policy's with them."""
+        if not self.loss_fn.with_full_kl:
+            return None
+        assert self.reference is not None, "the worker loads what the loss reads"
+        return self.reference.output(packed)
+
+    def _loss(
         self,
-        micro: TrainBatch,
-        shares: Shares,
+        step: _MicroStep,
+        hidden: Float[Tensor, "m d"],
+        *,
+        packed: Packed,
+        reference: Output | None,
         metrics: Metrics,
         difference: _Mismatch | None,
-        *,
-        is_filler: bool = False,
-    ) -> None:
-        packed = self.scorer.pack(micro)
-        with computing(packed):
-            hidden = self.decoder.hidden(packed)
-            scored, entropy = self.scorer.score_hidden(hidden, packed, with_entropy=self.loss_fn.with_entropy)
-            size = {"num_rows": packed.num_rows, "width": packed.width}
-            logprob = spread_to_rows(scored, packed.targets, **size)
-            tensors = {"action_mask": micro.action_mask} | micro.columns | micro.values
-            tensors = {name: value.to(self.device) for name, value in tensors.items()}
-            if self.loss_fn.with_full_kl:
-                assert self.reference is not None, "the worker loads what the loss reads"
-                divergence = self.scorer.divergence(hidden, self.reference.output(packed), packed)
-                tensors["ref_divergence"] = spread_to_rows(divergence, packed.targets, **size)
-            spread_entropy = spread_to_rows(entropy, packed.targets, **size)
-            loss, values = self.loss_fn(logprob, spread_entropy, tensors, shares)
-            (loss * 0.0 if is_filler else loss).backward()
-        if is_filler:
-            return
+    ) -> Float[Tensor, ""]:
+        """Return a micro-batch's summand of the loss from its last hidden states, and note what is measured."""
+        micro = step.micro
+        scored, entropy = self.scorer.score_hidden(hidden, packed, with_entropy=self.loss_fn.with_entropy)
+        size = {"num_rows": packed.num_rows, "width": packed.width}
+        logprob = spread_to_rows(scored, packed.targets, **size)
+        tensors = {"action_mask": micro.action_mask} | micro.columns | micro.values
+        tensors = {name: value.to(self.device) for name, value in tensors.items()}
+        if reference is not None:
+            divergence = self.scorer.divergence(hidden, reference, packed)
+            tensors["ref_divergence"] = spread_to_rows(divergence, packed.targets, **size)
+        loss, values = self.loss_fn(logprob, spread_to_rows(entropy, packed.targets, **size), tensors, step.shares)
+        if step.is_filler:
+            return loss * 0.0
         if difference is not None:
             difference.add(micro, logprob.detach())
         metrics.merge(values)
+        return loss
 
     def _reporter(self, mini: TrainBatch, step: int, number: int) -> Reporter | None:
         """Return what writes a mini-batch down if its optimizer step, number `number` of `step`, is skipped."""

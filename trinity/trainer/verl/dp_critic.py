@@ -18,13 +18,14 @@ from trinity.algorithm.value_loss import compute_value_loss
 from trinity.trainer.batch import TrainBatch, rows_of_policy
 from trinity.trainer.quarantine import Quarantine
 from trinity.trainer.verl.attention import computing
-from trinity.trainer.verl.decoder import Decoder
+from trinity.trainer.verl.decoder import Decoder, FastDecoder
 from trinity.trainer.verl.loss import Metrics, Share, spread_to_rows
 from trinity.trainer.verl.optim import Schedule
 from trinity.trainer.verl.packing import Packed
 from trinity.trainer.verl.ranks import ALONE, Ranks
 from trinity.trainer.verl.scorer import ActorSettings, Scorer
 from trinity.trainer.verl.stepping import Reporter, Stepper, mean_norm, passes
+from trinity.trainer.verl.tensor_parallel import held
 
 VARIANCE_EPSILON = 1e-5
 
@@ -44,6 +45,15 @@ class CriticSettings:
     forward: ActorSettings
     cliprange_value: float = 0.5
     loss_agg_mode: str = "token-mean"
+
+
+@dataclass(frozen=True)
+class _MicroStep:
+    """A micro-batch with its share of the mini-batch's loss; a filler counts nothing."""
+
+    micro: TrainBatch
+    share: Share
+    is_filler: bool
 
 
 class DataParallelPPOCritic:
@@ -80,8 +90,7 @@ class DataParallelPPOCritic:
         self.settings = settings
         self.quarantine = quarantine
         self.ranks = ranks
-        device = next(model.parameters()).device
-        self.scorer = Scorer(decoder, settings=settings.forward, device=device, ranks=ranks)
+        self.scorer = Scorer(decoder, settings=settings.forward, device=ranks.device_of(model), ranks=ranks)
         self.stepper = Stepper(
             model,
             decoder,
@@ -138,37 +147,58 @@ class DataParallelPPOCritic:
         return report
 
     def _values(self, packed: Packed) -> Float[Tensor, "M"]:
+        """Return the values of the scored positions."""
+        return self._values_of(self.decoder.hidden(packed), packed)
+
+    def _values_of(self, hidden: Float[Tensor, "m d"], packed: Packed) -> Float[Tensor, "M"]:
         """Return the values of the scored positions, computed in float32 from the hidden states."""
-        hidden = self.decoder.hidden(packed).float()
-        return packed.collect(nn.functional.linear(hidden, self.head.weight, self.head.bias).squeeze(-1))
+        bias = None if self.head.bias is None else held(self.head.bias)
+        return packed.collect(nn.functional.linear(hidden.float(), held(self.head.weight), bias).squeeze(-1))
 
     def _accumulate(self, mini: TrainBatch, metrics: Metrics) -> None:
         """Add the gradient of a mini-batch's loss to the parameters."""
         split = self.settings.update
         counted = torch.nonzero(mini.action_mask.any(1)).squeeze(-1).tolist()
+        steps = []
         for work in self.ranks.split(mini, counted, max_tokens=split.max_tokens, max_rows=split.max_rows):
             micro = mini.select(work.rows)
             share = Share.of_rows(micro, mini, normalizer=split.normalizer)
-            self._micro_step(micro, share, metrics, is_filler=work.is_filler)
+            steps.append(_MicroStep(micro, share, work.is_filler))
+        stages = self.decoder.stages
+        if stages is None:
+            for step in steps:
+                packed = self.scorer.pack(step.micro)
+                with computing(packed):
+                    self._loss(step, self.decoder.hidden(packed), packed=packed, metrics=metrics).backward()
+            return
+        packs = [self.scorer.pack(step.micro) for step in steps]
 
-    def _micro_step(self, micro: TrainBatch, share: Share, metrics: Metrics, *, is_filler: bool = False) -> None:
-        packed = self.scorer.pack(micro)
+        def loss_of(number: int, hidden: Tensor) -> Tensor:
+            return self._loss(steps[number], hidden, packed=packs[number], metrics=metrics)
+
+        assert isinstance(self.decoder, FastDecoder), "only its layers are shared by stages"
+        stages.accumulate(self.decoder, packs, loss_of=loss_of)
+
+    def _loss(
+        self, step: _MicroStep, hidden: Float[Tensor, "m d"], *, packed: Packed, metrics: Metrics
+    ) -> Float[Tensor, ""]:
+        """Return a micro-batch's summand of the loss from its last hidden states, and note what is measured."""
+        micro, share = step.micro, step.share
         device, mode = self.scorer.device, self.settings.loss_agg_mode
         mask = micro.action_mask.to(device)
         returns, old = (micro.columns[name].to(device) for name in ("returns", "values"))
-        with computing(packed):
-            scored = self._values(packed)
-            predicted = spread_to_rows(scored, packed.targets, num_rows=packed.num_rows, width=packed.width)
-            loss, values = compute_value_loss(
-                predicted, returns, old, mask, cliprange_value=self.settings.cliprange_value, loss_agg_mode=mode
-            )
-            loss = loss * share.of(mode, counts_empty_rows=False)
-            (loss * 0.0 if is_filler else loss).backward()
-        if is_filler:
-            return
+        scored = self._values_of(hidden, packed)
+        predicted = spread_to_rows(scored, packed.targets, num_rows=packed.num_rows, width=packed.width)
+        loss, values = compute_value_loss(
+            predicted, returns, old, mask, cliprange_value=self.settings.cliprange_value, loss_agg_mode=mode
+        )
+        loss = loss * share.of(mode, counts_empty_rows=False)
+        if step.is_filler:
+            return loss * 0.0
         values["vpred_mean"] = float(masked_mean(predicted.detach(), mask))
         metrics.add_sum({"vf_loss": float(loss.detach())})
         metrics.add(values, float(share.tokens))
+        return loss
 
 
 def explained_variance(

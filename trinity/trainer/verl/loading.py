@@ -17,28 +17,42 @@ from transformers.utils import logging as transformers_logging
 from trinity.common.checkpoint import hash_tree
 from trinity.common.config import Config
 from trinity.common.errors import CheckpointError, EnvironmentProblem
+from trinity.common.models.model_config import MODEL_KEY, check_loaded, import_libraries, read_model_config
 from trinity.trainer.verl.checkpoint import LORA_FOLDER, read_weights
 
 if TYPE_CHECKING:
     from trinity.trainer.verl.lora import Adapter
 
 HEAD_NAMES = ("score", "classifier")
+CRITIC_KEY = "trainer.trainer_config.critic.model"
 HEAD_STD = 0.02  # initializer_range of the common families
 
 
 def load_model(path: str, device: torch.device, *, config: Config) -> PreTrainedModel:
-    """Return the model of the folder `path` in float32 on `device`.
+    """Return the model of the folder `path` in float32 on `device`, made as `model.override_config` says.
 
     Raises:
-        EnvironmentProblem: it cannot be loaded (E3101).
+        ConfigError: `override_config` names what the model's configuration does not have (E1885), or `external_lib` a
+            module that cannot be imported (E1863).
+        EnvironmentProblem: it cannot be loaded, or `override_config` does not fit its weights (E3101).
     """
     transformers_logging.disable_progress_bar()
+    detailed, trusted = config.trainer.trainer_config.actor_rollout_ref.model, config.model.trust_remote_code
+    import_libraries(detailed.external_lib)
+    overrides = detailed.override_config
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, trust_remote_code=config.model.trust_remote_code
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=read_model_config(path, overrides, trust_remote_code=trusted),
+            dtype=torch.float32,
+            trust_remote_code=trusted,
+            ignore_mismatched_sizes=bool(overrides),
+            output_loading_info=True,
         )
     except (OSError, ValueError) as error:
         raise EnvironmentProblem(f"cannot load model.model_path {path}: {error}", code="E3101") from error
+    model, info = loaded
+    check_loaded(info, overrides, path=path, section=MODEL_KEY)
     return _ready(model, device)
 
 
@@ -98,12 +112,15 @@ def load_value_model(path: str, device: torch.device, *, config: Config) -> PreT
     """Return the model of the folder `path` with one number a token on top, in float32 on `device`.
 
     The head of a token or sequence classifier with one label is taken as it is. Another model, such as a causal
-    language model, gets a head that depends on `seed` alone; its bias is 0.
+    language model, gets a head that depends on `seed` alone; its bias is 0. `critic.model.override_config` changes the
+    model's configuration.
 
     Raises:
+        ConfigError: as for `load_model`.
         EnvironmentProblem: it cannot be loaded (E3101), or its head is not one of one output (E3120).
     """
     transformers_logging.disable_progress_bar()
+    import_libraries(config.trainer.trainer_config.critic.model.external_lib, section=CRITIC_KEY)
     try:
         with torch.random.fork_rng(devices=[]), _without_report():
             model, info = _classifier(path, config, names={})
@@ -112,6 +129,12 @@ def load_value_model(path: str, device: torch.device, *, config: Config) -> PreT
                 model, info = _classifier(path, config, names={r"^score\.": "classifier."})
     except (OSError, ValueError) as error:
         raise EnvironmentProblem(f"cannot load model.critic_model_path {path}: {error}", code="E3101") from error
+    check_loaded(
+        {kind: [key for key in keys if not _is_of_head(key)] for kind, keys in info.items() if kind.endswith("_keys")},
+        config.trainer.trainer_config.critic.model.override_config,
+        path=path,
+        section=CRITIC_KEY,
+    )
     wrong = sorted(f"{name} of shape {list(shape)}" for name, shape, _ in info["mismatched_keys"])
     if wrong:
         raise EnvironmentProblem(
@@ -155,12 +178,21 @@ def num_embeddings(model: PreTrainedModel) -> int:
     return len(table)
 
 
+def _is_of_head(key: str | tuple[Any, ...]) -> bool:
+    """Return whether a tensor that was not loaded as it is belongs to a head, which may be new."""
+    name = key if isinstance(key, str) else str(key[0])
+    return name.split(".")[0] in (*HEAD_NAMES, "lm_head")
+
+
 def _classifier(path: str, config: Config, *, names: dict[str, str]) -> tuple[PreTrainedModel, dict[str, Any]]:
+    overrides, trusted = config.trainer.trainer_config.critic.model.override_config, config.model.trust_remote_code
+    made = read_model_config(path, overrides, trust_remote_code=trusted, section=CRITIC_KEY)
+    made.num_labels = 1
     loaded: tuple[PreTrainedModel, dict[str, Any]] = AutoModelForTokenClassification.from_pretrained(
         path,
-        num_labels=1,
+        config=made,
         dtype=torch.float32,
-        trust_remote_code=config.model.trust_remote_code,
+        trust_remote_code=trusted,
         ignore_mismatched_sizes=True,
         output_loading_info=True,
         **{"key_mapping": names} if names else {},

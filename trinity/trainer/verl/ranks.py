@@ -19,6 +19,8 @@ from trinity.common.errors import ConfigError
 from trinity.trainer.batch import TrainBatch, micro_batches
 from trinity.trainer.verl.balance import Work, split_work
 from trinity.trainer.verl.packing import Packed
+from trinity.trainer.verl.pipeline import STAGE, Stages
+from trinity.trainer.verl.tensor_parallel import TENSOR, TensorGroup
 from trinity.trainer.verl.ulysses import Slice
 
 if TYPE_CHECKING:
@@ -65,6 +67,10 @@ class Ranks:
         device: where this one computes.
         is_balanced: give all ranks equal work (`balance_batch`).
         sequence_size: ranks that share the tokens of a micro-batch; divides `world`.
+        tensor_size: ranks that share the matrices of a layer; divides `world`, and excludes `sequence_size`.
+        is_by_tokens: those ranks also share the tokens between the matrices (`sequence_parallel`).
+        num_stages: ranks, or groups of `tensor_size`, that share the layers; excludes `sequence_size`.
+        is_grouped: one process alone is a process group, too, so that its model is sharded.
     """
 
     def __init__(
@@ -75,24 +81,51 @@ class Ranks:
         device: torch.device | None = None,
         is_balanced: bool = True,
         sequence_size: int = 1,
+        tensor_size: int = 1,
+        is_by_tokens: bool = False,
+        num_stages: int = 1,
+        is_grouped: bool = False,
     ) -> None:
         self.rank = rank
         self.world = world
         self.device = device or torch.device("cpu")
         self.is_balanced = is_balanced
         self.sequence_size = sequence_size
+        self.tensor_size = tensor_size
+        self.is_by_tokens = is_by_tokens
+        self.num_stages = num_stages
+        self.is_grouped = is_grouped
         self._sequence_groups: dict[int, Any] = {}
-        self._meshes: dict[int, DeviceMesh] = {}
+        self._meshes: dict[tuple[tuple[str, int], ...], DeviceMesh] = {}
 
     @property
     def is_alone(self) -> bool:
-        """Whether this process trains the model by itself."""
-        return self.world == 1
+        """Whether this process trains the model by itself, and nothing is sharded."""
+        return self.world == 1 and not self.is_grouped
+
+    @property
+    def share_size(self) -> int:
+        """How many ranks compute the same rows together."""
+        return self.sequence_size * self.tensor_size * self.num_stages
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether matrices or layers are shared, beside the shards of weights."""
+        return self.tensor_size * self.num_stages > 1
+
+    @property
+    def speaker(self) -> int:
+        """Which rank of a share speaks for it: the first of the last stage."""
+        return (self.num_stages - 1) * self.tensor_size
 
     @property
     def is_first(self) -> bool:
         """Whether this rank speaks for all: it writes what all of them know."""
         return self.rank == 0
+
+    def device_of(self, model: nn.Module) -> torch.device:
+        """Return where `model` is computed; of a sharded one, the parameters may be elsewhere."""
+        return next(model.parameters()).device if self.is_alone else self.device
 
     def loading_device(self, device: torch.device) -> torch.device:
         """Return where a model is loaded that then computes on `device`: sharded, it goes there layer by layer."""
@@ -111,8 +144,8 @@ class Ranks:
         return split_work(
             batch,
             rows,
-            index=self.rank // self.sequence_size,
-            num_shares=self.world // self.sequence_size,
+            index=self.rank // self.share_size,
+            num_shares=self.world // self.share_size,
             is_balanced=self.is_balanced,
             max_tokens=None if max_tokens is None else max_tokens * self.sequence_size,
             max_rows=max_rows,
@@ -136,17 +169,17 @@ class Ranks:
 
     # ------------------------------------------------------------ communication
     def add_up(self, tensors: Iterable[Tensor]) -> None:
-        """Replace each tensor of the CPU by its sum over the shares; ranks of a sequence hold the same."""
+        """Replace each tensor of the CPU by its sum over the shares; the ranks of a share hold the same."""
         if self.is_alone:
             return
         for tensor in tensors:
-            if self.rank % self.sequence_size:
+            if self.rank % self.share_size != self.speaker:
                 tensor.zero_()
             distributed.all_reduce(tensor)
 
     def gather_shares(self, value: T) -> list[T]:
-        """Return the plain `value` of every share; ranks of a sequence measure the same."""
-        return self.gather(value)[:: self.sequence_size]
+        """Return the plain `value` of every share; the ranks of a share measure the same."""
+        return self.gather(value)[self.speaker :: self.share_size]
 
     def gather(self, value: T) -> list[T]:
         """Return the plain `value` of every rank, in the order of ranks."""
@@ -162,25 +195,39 @@ class Ranks:
 
     # ----------------------------------------------------------------- sharding
     def mesh(self, fsdp_size: int) -> DeviceMesh:
-        """Return the mesh of shard groups of `fsdp_size` ranks; two dimensions where there are several groups.
+        """Return the mesh of shard groups of `fsdp_size` ranks; one dimension more where there are several groups.
+
+        Those of stages and of ranks that share matrices come last, where there are such.
 
         Raises:
             ConfigError: the ranks cannot be divided so (E5680).
         """
-        from torch.distributed.device_mesh import init_device_mesh
-
-        size = self.world if fsdp_size < 1 or fsdp_size >= self.world else fsdp_size
-        if self.world % size:
+        whole = self.world // (self.tensor_size * self.num_stages)
+        size = whole if fsdp_size < 1 or fsdp_size >= whole else fsdp_size
+        if whole % size:
             raise ConfigError(
-                f"fsdp_size {size} does not divide the {self.world} ranks of trainer.num_workers; choose a divisor, or "
-                "-1 for one group of all ranks",
+                f"fsdp_size {size} does not divide the {whole} ranks of trainer.num_workers that hold the same part of "
+                "the matrices; choose a divisor, or -1 for one group of all of them",
                 code="E5680",
             )
-        if size not in self._meshes:
-            is_flat = size == self.world
-            shape, names = ((size,), MESH_NAMES[1:]) if is_flat else ((self.world // size, size), MESH_NAMES)
-            self._meshes[size] = init_device_mesh(self.device.type, shape, mesh_dim_names=names)
-        return self._meshes[size]
+        is_flat = size == whole
+        shape, names = ((size,), MESH_NAMES[1:]) if is_flat else ((whole // size, size), MESH_NAMES)
+        for name, inner in ((STAGE, self.num_stages), (TENSOR, self.tensor_size)):
+            if inner > 1:
+                shape, names = (*shape, inner), (*names, name)
+        return self._mesh_of(shape, names)
+
+    def flat_mesh(self) -> DeviceMesh:
+        """Return the mesh of all ranks in one dimension, as checkpoints know it."""
+        return self._mesh_of((self.world,), MESH_NAMES[1:])
+
+    def _mesh_of(self, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        key = tuple(zip(names, shape, strict=True))
+        if key not in self._meshes:
+            self._meshes[key] = init_device_mesh(self.device.type, shape, mesh_dim_names=names)
+        return self._meshes[key]
 
     def shard(self, decoder: Decoder, options: ShardOptions) -> None:
         """Spread the parameters of `decoder` over the ranks, layer by layer; alone, leave them as they are.
@@ -193,15 +240,20 @@ class Ranks:
         from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
         assert isinstance(decoder, nn.Module), "what computes a model's hidden states is a module"
-        decoder.shard()
+        mesh = self.mesh(options.fsdp_size)
+        decoder.shard(
+            None if self.tensor_size == 1 else TensorGroup(mesh[TENSOR], self.is_by_tokens),
+            None if self.num_stages == 1 else Stages(mesh[STAGE], self.device),
+        )
+        outer = tuple(name for name in mesh.mesh_dim_names or () if name in MESH_NAMES)
         arguments: dict[str, Any] = {
-            "mesh": self.mesh(options.fsdp_size),
+            "mesh": mesh if len(outer) == mesh.ndim else mesh[outer],
             # Weights are gathered in their own type and cast where one worker casts them, so that numbers agree.
             "mp_policy": MixedPrecisionPolicy(reduce_dtype=options.reduce_dtype, cast_forward_inputs=False),
         }
-        if options.offload_policy and self.device.type != "cpu":
-            arguments["offload_policy"] = CPUOffloadPolicy()
-        blocks = _blocks(decoder, options)
+        if options.offload_policy:
+            arguments["offload_policy"] = CPUOffloadPolicy(pin_memory=self.device.type != "cpu")
+        blocks = blocks_of(decoder, options)
         for block in blocks:
             fully_shard(block, reshard_after_forward=options.reshard_after_forward, **arguments)
         fully_shard(decoder, **arguments)
@@ -224,24 +276,32 @@ class Ranks:
             decoder.reshard()
 
     def total_norm(self, tensors: Sequence[Tensor]) -> float:
-        """Return the Euclidean norm of sharded tensors, the same on every rank; not finite if a number is not."""
-        own = torch.nn.utils.get_total_norm([local(tensor) for tensor in tensors]) if tensors else torch.zeros(())
-        parts = self.gather((self._replica(tensors), float(own.double().square())))
-        return math.sqrt(sum(square for replica, square in parts if replica == 0))
+        """Return the Euclidean norm of sharded tensors, the same on every rank; not finite if a number is not.
 
-    def _replica(self, tensors: Sequence[Tensor]) -> int:
-        """Return which copy of the weights this rank holds a part of."""
-        mesh: DeviceMesh | None = getattr(next(iter(tensors), None), "device_mesh", None)
-        return 0 if mesh is None or mesh.ndim == 1 else int(mesh.get_local_rank(MESH_NAMES[0]))
+        Of what all stages of a pipeline have, one of them gives the tensors.
+        """
+        counted = [local(tensor) for tensor in tensors if counts(tensor)]
+        own = torch.nn.utils.get_total_norm(counted) if counted else torch.zeros(())
+        return math.sqrt(sum(self.gather(float(own.double().square()))))
 
     def not_finite(self, tensors: Mapping[str, Tensor]) -> list[str]:
         """Return the names of the tensors of which any rank's part is not finite, in order."""
         own = {name for name, tensor in tensors.items() if not bool(local(tensor).isfinite().all())}
         bad = set().union(*self.gather(own))
-        return [name for name in tensors if name in bad]
+        return [name for name in tensors if name in bad] + sorted(bad - tensors.keys())  # those of other stages last
 
 
 ALONE = Ranks()
+
+
+def counts(tensor: Tensor) -> bool:
+    """Return whether this rank's part of a tensor is the one that counts, among ranks that hold the same part."""
+    mesh: Any = getattr(tensor, "device_mesh", None)
+    if mesh is None:
+        return True
+    spread: Any = tensor
+    coordinates = zip(mesh.get_coordinate(), spread.placements, strict=True)
+    return all(place == 0 for place, placement in coordinates if placement.is_replicate())
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -256,8 +316,12 @@ def whole(tensor: Tensor) -> Tensor:
     return full.detach()
 
 
-def _blocks(decoder: Decoder, options: ShardOptions) -> list[nn.Module]:
-    """Return the layers that are gathered on their own."""
+def blocks_of(decoder: Decoder, options: ShardOptions) -> list[nn.Module]:
+    """Return the layers that are gathered on their own.
+
+    Raises:
+        ConfigError: a class of the wrap policy is no layer of the model (E5681).
+    """
     blocks = [] if options.is_whole else decoder.blocks()
     if options.layer_classes is not None and blocks:
         known = sorted({_layer_class(block) for block in decoder.blocks()})

@@ -23,7 +23,7 @@ from trinity.trainer.verl.shard_settings import reference_options
 if TYPE_CHECKING:
     from trinity.trainer.verl.lora import Adapter
 
-OFFLOAD = "trainer.trainer_config.actor_rollout_ref.ref.fsdp_config.param_offload"
+SECTION = "trainer.trainer_config.actor_rollout_ref.ref.fsdp_config"
 
 
 class Reference:
@@ -117,9 +117,10 @@ def load_reference(
         made = make_decoder(model.requires_grad_(False), dtype=dtype, recompute=False)
         ranks.shard(made, reference_options(config))
         move_buffers(model, device)
-    is_offloaded = config.trainer.trainer_config.actor_rollout_ref.ref.fsdp_config.param_offload
-    if is_offloaded:
-        tell_idle_offload(OFFLOAD, device, is_shared=model is None)
+    wanted = config.trainer.trainer_config.actor_rollout_ref.ref.fsdp_config
+    is_in_host = reference_options(config).offload_policy and not ranks.is_alone
+    for key in (key for key in ("param_offload", "offload_policy") if vars(wanted)[key]):
+        tell_idle_offload(f"{SECTION}.{key}", device, is_shared=model is None)
     return Reference(
         path,
         made,
@@ -127,6 +128,6 @@ def load_reference(
         device=device,
         fingerprint=fingerprint,
         model=model,
-        is_offloaded=is_offloaded,
+        is_offloaded=wanted.param_offload and not is_in_host,
         ranks=ranks,
     )

@@ -123,9 +123,12 @@ class Scorer:
     ) -> dict[str, Float[Tensor, "B T"]]:
         result = {name: torch.zeros(batch.action_mask.shape) for name in names}
         counted = counted_rows(batch, batch.action_mask)
-        settings = self.settings
+        settings, stages = self.settings, self.decoder.stages
         for work in self.ranks.split(batch, counted, max_tokens=settings.max_tokens, max_rows=settings.max_rows):
             packed = self.pack(batch.select(work.rows))
+            if stages is not None and not stages.is_last:
+                self.decoder.hidden(packed)  # goes to the next stage, which has the output layer
+                continue
             with computing(packed):
                 found = function(packed)
             if work.is_filler:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -30,6 +31,18 @@ FLOATS = {
 def num_workers(config: Config) -> int:
     """Return the processes that train the model: as written, else one a GPU of the trainer."""
     return int(config.trainer.num_workers or config.cluster.trainer_gpu_num or 1)
+
+
+def tensor_size(config: Config) -> int:
+    """Return how many workers share the matrices of a layer."""
+    trainer = config.trainer
+    return trainer.megatron.tensor_model_parallel_size if trainer.trainer_strategy == "megatron" else 1
+
+
+def num_stages(config: Config) -> int:
+    """Return how many workers, or groups of them that share matrices, share the layers."""
+    trainer = config.trainer
+    return trainer.megatron.pipeline_model_parallel_size if trainer.trainer_strategy == "megatron" else 1
 
 
 def schema_of(config: Config) -> str:
@@ -122,12 +135,18 @@ def products_dtype(config: Config, device: torch.device) -> torch.dtype:
 
 def dtype_of(fsdp: FsdpConfig, device: torch.device) -> torch.dtype:
     """Return the number type that a model's section asks for on `device`; see `products_dtype`."""
-    if fsdp.mixed_precision is not None:
+    if writes_products(fsdp):
+        assert fsdp.mixed_precision is not None, "it writes the type"
         return FLOATS[fsdp.mixed_precision.param_dtype]
     wanted = FLOATS[fsdp.dtype]
     if "dtype" in fsdp.model_fields_set or wanted == torch.float32 or has_bf16_units(device):
         return wanted
     return torch.float32
+
+
+def writes_products(fsdp: FsdpConfig) -> bool:
+    """Return whether a section has `mixed_precision.param_dtype`."""
+    return fsdp.mixed_precision is not None and "param_dtype" in fsdp.mixed_precision.model_fields_set
 
 
 def token_limit(config: Config) -> int:
@@ -140,7 +159,7 @@ def actor_settings(config: Config) -> ActorSettings:
     """Return how a batch is split and stepped."""
     actor, trainer = actor_of(config), config.trainer
     is_dynamic = trainer.use_dynamic_bsz if actor.use_dynamic_bsz is None else actor.use_dynamic_bsz
-    size = actor.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size or DEFAULT_MICRO_ROWS
+    size = _micro_rows(config)
     # Sizes count experiences, and a pair is one of two rows.
     rows = 2 * size if schema_of(config) == "dpo" else size
     seed = config.seed if actor.data_loader_seed is None else actor.data_loader_seed
@@ -157,6 +176,23 @@ def actor_settings(config: Config) -> ActorSettings:
             actor.loss_scale_factor or config.model.max_response_tokens or config.model.max_model_len or 1
         ),
     )
+
+
+def reference_settings(config: Config) -> ActorSettings:
+    """Return how a batch is split where the reference scores it; what its section leaves out is that of the actor."""
+    ref, own = config.trainer.trainer_config.actor_rollout_ref.ref, actor_settings(config)
+    by_tokens = ref.log_prob_use_dynamic_bsz
+    if own.max_tokens is not None if by_tokens is None else by_tokens:
+        limit = ref.log_prob_max_token_len_per_gpu or token_limit(config)
+        return dataclasses.replace(own, max_tokens=limit, max_rows=None)
+    size = ref.log_prob_micro_batch_size_per_gpu or ref.log_prob_micro_batch_size or _micro_rows(config)
+    return dataclasses.replace(own, max_tokens=None, max_rows=2 * size if schema_of(config) == "dpo" else size)
+
+
+def _micro_rows(config: Config) -> int:
+    """Return the experiences of a micro-batch of the actor, where they are counted."""
+    actor = actor_of(config)
+    return actor.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size or DEFAULT_MICRO_ROWS
 
 
 def schedule_of(config: Config, total_steps: int | None, *, start: int = 0) -> Schedule:

@@ -1,11 +1,49 @@
-"""From a configuration to how each model is sharded."""
+"""From a configuration to how each model is sharded, and what of it waits in host memory."""
 
 from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
 
 from trinity.common.config import Config
 from trinity.common.config.verl_base import FsdpConfig
 from trinity.trainer.verl.ranks import ShardOptions
 from trinity.trainer.verl.settings import FLOATS
+
+
+@dataclass(frozen=True)
+class HostSwitches:
+    """What of a model is in host memory.
+
+    Attributes:
+        params: its parameters, between two steps.
+        optimizer: the state of its optimizer, between two steps.
+        in_steps: both, also during a step (`offload_policy`); what is computed with comes to the device layer by layer.
+    """
+
+    params: bool
+    optimizer: bool
+    in_steps: bool
+
+
+def actor_switches(config: Config) -> HostSwitches:
+    """Return what of the policy is in host memory."""
+    return _switches(config.trainer.trainer_config.actor_rollout_ref.actor.fsdp_config, config)
+
+
+def critic_switches(config: Config) -> HostSwitches:
+    """Return what of the value model is in host memory: what its section says, else as the policy."""
+    actor, fsdp = actor_switches(config), _of_critic(config)
+    return HostSwitches(
+        *(vars(fsdp)[key] if key in fsdp.model_fields_set else value
+          for key, value in (("param_offload", actor.params), ("optimizer_offload", actor.optimizer),
+                             ("offload_policy", actor.in_steps)))
+    )  # fmt: skip
+
+
+def needs_group(config: Config) -> bool:
+    """Return whether a single worker is sharded too, as `offload_policy` asks."""
+    return actor_options(config).offload_policy or reference_options(config).offload_policy
 
 
 def actor_options(config: Config) -> ShardOptions:
@@ -20,18 +58,27 @@ def reference_options(config: Config) -> ShardOptions:
 
 def critic_options(config: Config) -> ShardOptions:
     """Return how the value model is sharded: what the newer place of its section says, else the older one."""
+    return dataclasses.replace(_options(_of_critic(config), config), offload_policy=critic_switches(config).in_steps)
+
+
+def _of_critic(config: Config) -> FsdpConfig:
     critic = config.trainer.trainer_config.critic
-    return _options(critic.model.fsdp_config if critic.fsdp is None else critic.fsdp, config)
+    return critic.model.fsdp_config if critic.fsdp is None else critic.fsdp
+
+
+def _switches(fsdp: FsdpConfig, config: Config) -> HostSwitches:
+    return HostSwitches(fsdp.param_offload, fsdp.optimizer_offload, _options(fsdp, config).offload_policy)
 
 
 def _options(fsdp: FsdpConfig, config: Config) -> ShardOptions:
     policy, classes = fsdp.wrap_policy, fsdp.wrap_policy.transformer_layer_cls_to_wrap
+    of_all = config.trainer.offload_policy
     reduced = fsdp.mixed_precision.reduce_dtype if fsdp.mixed_precision else "fp32"
     return ShardOptions(
         fsdp_size=fsdp.fsdp_size,
         reshard_after_forward=fsdp.reshard_after_forward,
         forward_prefetch=fsdp.forward_prefetch,
-        offload_policy=fsdp.offload_policy or config.trainer.offload_policy,
+        offload_policy=of_all if "offload_policy" not in fsdp.model_fields_set else fsdp.offload_policy,
         reduce_dtype=FLOATS[reduced],
         layer_classes=(classes,) if isinstance(classes, str) else classes or None,
         min_num_params=policy.min_num_params,

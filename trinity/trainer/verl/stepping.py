@@ -103,7 +103,9 @@ class Stepper:
     def _norm(self) -> float:
         if self.ranks.is_alone:
             return gradient_norm(self.parameters)
-        return self.ranks.total_norm([p.grad for p in self.parameters if p.grad is not None])
+        stages = self.decoder.stages
+        counted = (p for name, p in self.named.items() if stages is None or stages.counts(name))
+        return self.ranks.total_norm([p.grad for p in counted if p.grad is not None])
 
     def check_weights(self) -> None:
         """Check that every weight of the model is finite, before they are saved.

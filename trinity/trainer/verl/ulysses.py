@@ -18,8 +18,7 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from trinity.common.errors import ConfigError
-
-KEY = "trainer.ulysses_sequence_parallel_size"
+from trinity.common.models.preflight_division import sequence_problem
 
 
 @dataclass(frozen=True)
@@ -150,12 +149,6 @@ def check_heads(model: PreTrainedModel, size: int) -> None:
     Raises:
         ConfigError: they cannot (E1836).
     """
-    heads = int(getattr(model.config, "num_attention_heads", 1))
-    keys = int(getattr(model.config, "num_key_value_heads", None) or heads)
-    if heads % size or (keys % size and size % keys):
-        fine = [n for n in range(1, heads + 1) if heads % n == 0 and (keys % n == 0 or n % keys == 0)]
-        raise ConfigError(
-            f"{KEY} {size} does not fit a model of {heads} attention heads and {keys} key-value heads: the ranks of a "
-            f"sequence share its heads; choose one of {', '.join(map(str, fine))}",
-            code="E1836",
-        )
+    problem = sequence_problem(model.config.to_dict(), size)
+    if problem is not None:
+        raise ConfigError(problem, code="E1836")

@@ -23,14 +23,14 @@ from trinity.trainer.verl.checkpoint import load_trained, save_trained
 from trinity.trainer.verl.critic import Critic, critic_warmup, reads_values
 from trinity.trainer.verl.decoder import make_decoder
 from trinity.trainer.verl.dp_actor import DataParallelPPOActor
-from trinity.trainer.verl.loading import attach_adapter, load_model, move_buffers, num_embeddings
+from trinity.trainer.verl.loading import CRITIC_KEY, attach_adapter, load_model, move_buffers, num_embeddings
 from trinity.trainer.verl.logprob import STATISTICS
 from trinity.trainer.verl.offload import Offload, tell_idle_offload
 from trinity.trainer.verl.optim import make_optimizer
 from trinity.trainer.verl.plugin_state import function_states, restore_functions
 from trinity.trainer.verl.ranks import ALONE, Ranks, local
 from trinity.trainer.verl.reference import Reference, load_reference
-from trinity.trainer.verl.shard_settings import actor_options
+from trinity.trainer.verl.shard_settings import actor_options, actor_switches, critic_switches
 from trinity.trainer.verl.stepping import Stepper
 from trinity.trainer.verl.ulysses import check_heads
 from trinity.utils.device import (
@@ -137,7 +137,7 @@ class ActorWorker:
             self.config,
             self.model,
             adapter=self.adapter,
-            settings=self.actor.settings,
+            settings=settings.reference_settings(self.config),
             device=self.device,
             dtype=self.dtype,
             ranks=self.ranks,
@@ -231,6 +231,7 @@ class ActorWorker:
             ranks=self.ranks,
             strategy=self.config.trainer.save_strategy,
             contents=settings.actor_of(self.config).checkpoint.save_contents,
+            stages=self.actor.decoder.stages,
         )
         if self.critic is not None:
             self.critic.save(folder, tokenizer=self.tokenizer, hf=hf)
@@ -245,6 +246,7 @@ class ActorWorker:
                 adapter=self.adapter,
                 ranks=self.ranks,
                 contents=settings.actor_of(self.config).checkpoint.load_contents,
+                stages=self.actor.decoder.stages,
             )
             if self.critic is not None:
                 self.critic.load(folder)
@@ -311,23 +313,27 @@ class ActorWorker:
 
     def _offload(self) -> Offload:
         """Return what holds parameters and optimizer state of policy and critic between two steps."""
-        fsdp, critic = settings.actor_of(self.config).fsdp_config, self.critic
-        for key, is_on in (("param_offload", fsdp.param_offload), ("optimizer_offload", fsdp.optimizer_offload)):
-            if is_on:
-                tell_idle_offload(f"trainer.{key}", self.device)
-        models: list[nn.Module] = [self.model, *([critic.model] if critic else [])]
-        optimizers = [self.optimizer, *([critic.optimizer] if critic else [])]
-        decoders = [self.actor.decoder, *([critic.trained.decoder] if critic else [])]
-        if not self.ranks.is_alone:  # moved through the module that knows which part is where
-            models = [decoder for decoder in decoders if isinstance(decoder, nn.Module)]
+        critic, is_alone = self.critic, self.ranks.is_alone
+        parts = [("trainer", actor_switches(self.config), self.model, self.optimizer, self.actor.decoder)]
+        if critic is not None:
+            on = critic_switches(self.config)
+            parts.append((f"{CRITIC_KEY}.fsdp_config", on, critic.model, critic.optimizer, critic.trained.decoder))
+        models: list[nn.Module] = []
+        optimizers, decoders = [], []
+        for section, on, model, optimizer, decoder in parts:
+            told = {"param_offload": on.params, "optimizer_offload": on.optimizer, "offload_policy": on.in_steps}
+            for key in (key for key, is_on in told.items() if is_on):
+                tell_idle_offload(f"{section}.{key}", self.device)
+            decoders.append(decoder)
+            if on.in_steps and not is_alone:
+                continue  # it never comes to the device as a whole
+            if on.params:  # a sharded one is moved through the module that knows which part is where
+                models.append(decoder if isinstance(decoder, nn.Module) and not is_alone else model)
+            if on.optimizer:
+                optimizers.append(optimizer)
         if self.reference is not None:
             decoders.append(self.reference.scorer.decoder)
-        return Offload(
-            self.device,
-            models=models if fsdp.param_offload else (),
-            optimizers=optimizers if fsdp.optimizer_offload else (),
-            decoders=decoders,
-        )
+        return Offload(self.device, models=models, optimizers=optimizers, decoders=decoders)
 
     def _out_of_memory(self, batch: TrainBatch, step: int) -> OutOfMemoryError:
         rows = memory_lines(self.memory_table())

@@ -120,6 +120,11 @@ def _fill(draft: Draft) -> None:
     _default(draft, "optim.lr", 1e-5, "default of the guide")
     for key, source in _AS_ACTOR:
         _default(draft, key, draft.get(source), source)
+    place = "fsdp" if draft.get(f"{CRITIC}.fsdp") is not None else "model.fsdp_config"
+    for name in ("param_offload", "optimizer_offload", "offload_policy"):
+        if not draft.is_given(f"{CRITIC}.{place}.{name}"):
+            source = f"{ACTOR}.fsdp_config.{name}"
+            draft.derive(f"{CRITIC}.{place}.{name}", draft.get(source), source)
     if not draft.is_given(f"{CRITIC}.model.enable_gradient_checkpointing"):
         source = f"{MODEL}.enable_gradient_checkpointing"
         draft.derive(f"{CRITIC}.model.enable_gradient_checkpointing", draft.get(source), source)

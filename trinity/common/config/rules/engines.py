@@ -9,6 +9,11 @@ from trinity.utils.gpu import has_gpu
 
 MODELS = "explorer.auxiliary_models"
 ROLLOUT = "explorer.rollout_model"
+NO_STAGES = "vLLM's pipeline fails on a CPU, so that samples and weight updates of an engine in stages are not verified"
+REPLICAS = (
+    "replicas are engines here, each watched and started again on its own, and the process with which vLLM "
+    "coordinates replicas outlives a run that is killed"
+)
 TUNING = ("enforce_eager", "enable_prefix_caching", "enable_chunked_prefill", "enable_expert_parallel",
           "enable_log_requests")  # fmt: skip
 
@@ -65,18 +70,39 @@ def _check_vllm(draft: Draft, model: str) -> None:
             suggestion=f"use --set {model}.engine_type=torch, or write `deterministic: false`",
         )
 
+    for name, reason, instead in (
+        ("pipeline_parallel_size", NO_STAGES, "tensor_parallel_size"),
+        ("data_parallel_size", REPLICAS, "engine_num"),
+    ):
+        key = f"{model}.{name}"
+        if draft.get(key) != 1:
+            draft.problem(
+                "E3223",
+                key,
+                f"`{key}: {draft.get(key)}` is not served: {reason}",
+                rule="1",
+                involves=(f"{model}.engine_type",),
+                suggestion=f"write `{model}.{instead}`",
+            )
+
 
 def _check_torch(draft: Draft, model: str) -> None:
-    key = f"{model}.tensor_parallel_size"
-    if draft.get(key) != 1:
-        draft.problem(
-            "E3223",
-            key,
-            f"`{key}: {draft.get(key)}` needs engine_type vllm: the torch engine is on one device",
-            rule="1",
-            involves=(f"{model}.engine_type",),
-            suggestion=f"use --set {key}=1 or --set {model}.engine_type=vllm",
-        )
+    ways = {
+        "tensor_parallel_size": f" or --set {model}.engine_type=vllm",
+        "pipeline_parallel_size": "",
+        "data_parallel_size": f", and write `{model}.engine_num`",
+    }
+    for name, other in ways.items():
+        key = f"{model}.{name}"
+        if draft.get(key) != 1:
+            draft.problem(
+                "E3223",
+                key,
+                f"`{key}: {draft.get(key)}` is not served by the torch engine, which is on one device",
+                rule="1",
+                involves=(f"{model}.engine_type",),
+                suggestion=f"use --set {key}=1{other}",
+            )
     for name in TUNING:
         if draft.is_given(f"{model}.{name}"):
             draft.problem(

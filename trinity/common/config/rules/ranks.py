@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trinity.common.config.draft import Draft
+from trinity.common.config.rules.megatron import model_parallel_size
 from trinity.utils.gpu import gpu_table
 
 WORKERS = "trainer.num_workers"
@@ -39,9 +40,10 @@ def check_ranks(draft: Draft) -> None:
                 involves=(SEQUENCE,),
                 suggestion="remove it",
             )
+    copies = max(1, world // model_parallel_size(draft))
     for key in _SIZES:
-        if (draft.get(key) or -1) > 0 and draft.get(key) < world:
-            _check_divisor(draft, key, world, "E1838", "groups of equal size hold a copy of the weights each")
+        if (draft.get(key) or -1) > 0 and draft.get(key) < copies:
+            _check_divisor(draft, key, copies, "E1838", "groups of equal size hold a copy of the weights each")
     for section in (f"{_ACTOR}.checkpoint", f"{_CRITIC}.checkpoint"):
         _check_contents(draft, section)
 

@@ -48,7 +48,7 @@ def resolve_trainer(draft: Draft) -> None:
     _resolve_budget(draft)
     for plain, detailed in _PAIRS:
         _join(draft, plain, detailed)
-    for name in ("param_offload", "optimizer_offload"):
+    for name in ("param_offload", "optimizer_offload", "grad_offload", "offload_policy"):
         _join_switch(draft, f"trainer.{name}", f"{ACTOR}.fsdp_config.{name}")
     _raise_budget(draft)
     _resolve_optimizer(draft)
@@ -62,6 +62,9 @@ def resolve_trainer(draft: Draft) -> None:
     for key, source in _REFERENCE:
         if draft.get(key) is None:
             draft.derive(key, draft.get(source), source)
+    key = f"{REF}.fsdp_config.offload_policy"
+    if not draft.is_given(key):
+        draft.derive(key, draft.get("trainer.offload_policy"), "trainer.offload_policy")
     _fill_rest(draft)
     _resolve_retention(draft)
 

@@ -5,8 +5,7 @@ Dimension key: B = conversations, T = tokens of the longest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from importlib import import_module
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from trinity.common.config import Config
 from trinity.common.errors import ConfigError, EnvironmentProblem, OutOfMemoryError
 from trinity.common.experience import Experience
 from trinity.common.models.chat_template import load_tokenizer, render_chat
+from trinity.common.models.model_config import import_libraries
 from trinity.common.models.reward_models.reward_model import RewardModel, conversation_of
 from trinity.utils.device import compute_dtype, is_out_of_memory, select_device
 from trinity.utils.log import get_logger
@@ -50,7 +50,7 @@ class SequenceClassifier(RewardModel):
         own = self.settings.model
         if own.path is None:
             raise ConfigError(f"{SECTION}.model.path is missing: give the folder of a reward model", code="E1860")
-        _import_all((own.external_lib,) if isinstance(own.external_lib, str) else own.external_lib or ())
+        import_libraries(own.external_lib, section=f"{SECTION}.model")
         self.device = select_device()
         dtype = compute_dtype(self.settings.dtype, self.device)
         self.path = str(Path(own.path).expanduser())
@@ -176,16 +176,6 @@ class SequenceClassifier(RewardModel):
                 f"{len(tokenizer)}; if the vocabularies differ, set {SECTION}.model.input_tokenizer to the policy's",
                 code="E3123",
             )
-
-
-def _import_all(names: Iterable[str]) -> None:
-    for name in names:
-        try:
-            import_module(name)
-        except ImportError as error:
-            raise ConfigError(
-                f"{SECTION}.model.external_lib names the module {name}, which cannot be imported: {error}", code="E1863"
-            ) from error
 
 
 def load_classifier(path: str, device: torch.device, *, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:

@@ -13,9 +13,10 @@ import torch
 from jaxtyping import Float, Int
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from trinity.common.errors import EngineError, EnvironmentProblem, SyncError
+from trinity.common.models.model_config import read_model_config
 from trinity.common.models.torch_engine.fast_decoder import FastDecoder, is_fast
 from trinity.common.models.torch_engine.hf_decoder import HFDecoder
 from trinity.common.models.torch_engine.kv_cache import KVCache, Prefix
@@ -67,16 +68,20 @@ def load_decoder(
     max_model_len: int,
     trust_remote_code: bool = False,
     is_fast_allowed: bool = True,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Decoder:
     """Return the decoder of a Hugging Face folder with its weights loaded: the fast path where it fits.
 
+    `overrides` are set in the model's configuration (`override_config`).
+
     Raises:
+        ConfigError: an override that the model's configuration does not have (E1885).
         EnvironmentProblem: the folder has no readable model (E3101), or no safetensors (E3104).
         EngineError: a sliding window shorter than `max_model_len` (E5603).
     """
     folder = model_folder(model_path)
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        config = read_model_config(str(folder), overrides or {}, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise EnvironmentProblem(f"cannot read the model in {folder}: {error}", code="E3101") from error
     if not has_safetensors(folder):
@@ -94,7 +99,7 @@ def load_decoder(
         return fast
     check_window(config, max_model_len=max_model_len)
     model: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, trust_remote_code=trust_remote_code, use_safetensors=True
+        folder, config=config, dtype=dtype, trust_remote_code=trust_remote_code, use_safetensors=True
     )
     return HFDecoder(model.to(device).eval().requires_grad_(False))
 

@@ -19,6 +19,7 @@ from trinity.common.errors import EngineError, EnvironmentProblem, OutOfMemoryEr
 from trinity.common.models.chat_template import load_tokenizer
 from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.local_model import LocalModel, stop_token_ids
+from trinity.common.models.model_config import import_libraries
 from trinity.common.models.torch_engine.admission import make_admission
 from trinity.common.models.torch_engine.batch import Batch
 from trinity.common.models.torch_engine.decoder import Decoder, load_decoder
@@ -65,6 +66,7 @@ class TorchEngine(LocalModel):
             except ValueError as error:
                 raise EnvironmentProblem(f"explorer.rollout_model.extra_engine_args: {error}", code="E3201") from error
             tokenizer = load_tokenizer(model)
+            import_libraries(settings.external_lib)
             decoder: Decoder | None = None
             try:
                 decoder = load_decoder(
@@ -74,6 +76,7 @@ class TorchEngine(LocalModel):
                     max_model_len=self._max_model_len,
                     trust_remote_code=model.trust_remote_code,
                     is_fast_allowed=settings.is_fast_allowed,
+                    overrides=settings.model_overrides,
                 )
                 num_slots = self._num_slots(decoder)
             except (RuntimeError, MemoryError) as error:

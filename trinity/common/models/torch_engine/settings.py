@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from trinity.common.config import Config
 from trinity.common.config.model import InferenceModelConfig, ModelConfig
@@ -32,6 +34,8 @@ class EngineSettings:
         is_fast_allowed: use the fast path where it fits.
         is_auxiliary: beside the rollout model: it takes part in no rounds, and its weights stay as loaded.
         updates_in_flight: samples under way go on over a weight update.
+        model_overrides: entries of the model's configuration that the trainer changes, too.
+        external_lib: modules that are imported before the model is loaded.
     """
 
     model: ModelConfig
@@ -48,6 +52,8 @@ class EngineSettings:
     is_fast_allowed: bool = True
     is_auxiliary: bool = False
     updates_in_flight: bool = False
+    model_overrides: Mapping[str, Any] = field(default_factory=dict)
+    external_lib: str | tuple[str, ...] | None = None
 
 
 def engine_settings(
@@ -78,6 +84,7 @@ def engine_settings(
     check_available(model)
     if rollout.lora_configs:
         raise NotAvailableError("an engine's own lora_configs are not available; the adapter is that of section model")
+    trained = config.trainer.trainer_config.actor_rollout_ref.model
     slots = min(MAX_DEFAULT_SLOTS, config.explorer.runner_per_model * (config.algorithm.repeat_times or 1))
     return EngineSettings(
         model=model,
@@ -93,6 +100,8 @@ def engine_settings(
         sync_timeout_s=config.synchronizer.sync_timeout,
         is_auxiliary=auxiliary is not None,
         updates_in_flight=config.synchronizer.update_in_flight,
+        model_overrides=trained.override_config if auxiliary is None else {},
+        external_lib=trained.external_lib,
     )
 
 

@@ -1,0 +1,82 @@
+"""Runs on a real Ray cluster, in processes of their own, whose lines and actors a test can follow."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.conftest import REWARD
+from tests.e2e.test_algorithms import make_run
+from tests.e2e.tiny_run import TinyRun
+
+STEPS = 9
+WAIT_S = 300.0
+SIDES = ("explorer", "trainer", "synchronizer", "explorer_rollout_model_0")
+
+
+def own_cluster() -> Iterator[Any]:
+    """Yield a cluster of one machine without GPUs; it ends with the iterator."""
+    from ray.cluster_utils import Cluster
+
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    yield made
+    made.shutdown()
+
+
+def steps(folder: Path, **keys: Any) -> TinyRun:
+    """Return a deterministic run of `STEPS` steps."""
+    folder.mkdir(exist_ok=True)
+    run = make_run(folder, {"algorithm_type": "grpo"}).change(buffer__total_steps=STEPS).change(**keys)
+    run.plugin = REWARD
+    return run
+
+
+def on_ray(folder: Path, cluster: Any, **keys: Any) -> TinyRun:
+    """Return the same run on a cluster, with runners in the explorer's process."""
+    place = {"cluster__ray_address": cluster.address, "explorer__runner_isolation": "thread"}
+    return steps(folder, cluster__runtime="ray", **place | keys)
+
+
+class Watched:
+    """A run under way: its lines, and the processes of its actors by name. It ends with the `with` block."""
+
+    def __init__(self, run: TinyRun, *, failpoints: str = "") -> None:
+        self.process = run.start(failpoints=failpoints)
+        self.output = ""
+
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.end()
+
+    def until(self, pattern: str) -> str:
+        """Read lines until one matches; return it."""
+        assert self.process.stdout is not None
+        end = time.monotonic() + WAIT_S
+        while time.monotonic() < end:
+            line = self.process.stdout.readline()
+            self.output += line
+            if re.search(pattern, line):
+                return line
+            assert line, f"ended without {pattern!r}:\n{self.output[-4000:]}"
+        raise AssertionError(f"no {pattern!r} within {WAIT_S:g} s:\n{self.output[-4000:]}")
+
+    def pid(self, name: str) -> int:
+        """Return the newest process of an actor, which the log names when it starts."""
+        found = re.findall(rf" {name} is process (\d+)", self.output)
+        assert found, f"{name} did not start:\n{self.output}"
+        return int(found[-1])
+
+    def end(self) -> int:
+        """Read to the end; return the exit status."""
+        rest, _ = self.process.communicate(timeout=WAIT_S)
+        self.output += rest
+        return self.process.returncode

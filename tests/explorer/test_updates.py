@@ -1,0 +1,52 @@
+"""When a batch may begin: what no weights could ever make possible ends the run by name."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.synchronizer.test_synchronizer import WeightHolder
+from trinity.buffer.store import ExperienceStore
+from trinity.common.config import Config
+from trinity.common.errors import SyncError
+from trinity.explorer.updates import WeightUpdates
+from trinity.synchronizer.schedule import DynamicSchedule, schedule_of
+from trinity.synchronizer.synchronizer import Synchronizer
+
+
+def config_of(train_batch_size: int, max_staleness: int) -> Config:
+    """Return a fully asynchronous run with eight rollouts a batch."""
+    return Config.model_validate(
+        {
+            "project": "p", "name": "n", "model": {"model_path": "m"},
+            "algorithm": {"algorithm_type": "grpo", "repeat_times": 4},
+            "buffer": {
+                "batch_size": 2, "train_batch_size": train_batch_size,
+                "trainer_input": {"experience_buffer": {"name": "e", "path": "p"}},
+            },
+            "synchronizer": {"sync_style": "fully_async", "max_staleness": max_staleness, "sync_timeout": 5},
+        }
+    )  # fmt: skip
+
+
+async def admitted(config: Config, store: ExperienceStore) -> bool | None:
+    async def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        return await asyncio.to_thread(function, *args, **kwargs)
+
+    schedule = schedule_of(config)
+    assert isinstance(schedule, DynamicSchedule)
+    meeting: Any = Synchronizer(schedule, timeout_s=5.0)
+    engine: Any = WeightHolder()
+    updates = WeightUpdates(config, schedule, engine=engine, store=store, synchronizer=meeting, call=call)
+    return await updates.admit(1)
+
+
+def test_a_batch_that_is_older_than_the_bound_when_it_is_trained_never_begins(tmp_path: Path) -> None:
+    with ExperienceStore(f"sqlite:///{tmp_path}/e.db") as store:
+        words = r"E5510.*explore step 1 cannot begin: its 8 rollouts .* steps of 2, .* 3 versions old.*raise it to 3"
+        with pytest.raises(SyncError, match=words):
+            asyncio.run(admitted(config_of(2, 2), store))
+        assert asyncio.run(admitted(config_of(2, 3), store)) is True

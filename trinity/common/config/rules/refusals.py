@@ -1,0 +1,112 @@
+"""Keys of veRL whose value is refused for a reason that stays, and those that change nothing here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trinity.common.config.draft import Draft
+from trinity.common.config.rules.critic import reads_values
+
+TREE = "trainer.trainer_config"
+_ACTOR = f"{TREE}.actor_rollout_ref.actor"
+_REF = f"{TREE}.actor_rollout_ref.ref"
+_MODEL = f"{TREE}.actor_rollout_ref.model"
+_CRITIC = f"{TREE}.critic"
+_KERNEL = "a fused output layer exists as PyTorch in pieces, which is always used; there are no other kernels"
+
+REFUSED: dict[str, tuple[tuple[Any, ...], str, str]] = {
+    f"{TREE}.actor_rollout_ref.hybrid_engine": (
+        (True,),
+        "policy and reference always share their devices; which devices explorer and trainer have is not said here",
+        "remove it, and write `cluster.trainer_gpu_num`, or `mode: explore` and `mode: train`, to set them apart",
+    ),
+    f"{_MODEL}.fused_kernel_options.impl_backend": ((None, "torch"), _KERNEL, "write torch, or remove it"),
+    f"{_CRITIC}.model.fused_kernel_options.impl_backend": ((None, "torch"), _KERNEL, "write torch, or remove it"),
+    f"{TREE}.trainer.default_hdfs_dir": (
+        (None,),
+        "checkpoints are written to a folder, not to HDFS",
+        "remove it, and write `checkpoint_root_dir` with a folder that is mounted from there",
+    ),
+}
+_PADDING = "sequences are always packed without padding, which gives the same numbers"
+_COPIES = "checkpoints are read where they are, and nothing is copied that could be deleted"
+IDLE: dict[str, tuple[Any, str]] = {
+    "trainer.use_remove_padding": (False, _PADDING),
+    f"{TREE}.trainer.del_local_ckpt_after_load": (True, _COPIES),
+}
+NOT_OVERRIDDEN: dict[str, tuple[str, str]] = {
+    "attn_implementation": ("the attention over packed sequences is the trainer's own", "remove it"),
+    "_attn_implementation": ("the attention over packed sequences is the trainer's own", "remove it"),
+    "dtype": ("it is the number type of stored files", "write `fsdp_config.mixed_precision.param_dtype`"),
+    "torch_dtype": ("it is the number type of stored files", "write `fsdp_config.mixed_precision.param_dtype`"),
+    "model_type": ("it says which code computes the model", "write another `model.model_path`"),
+    "architectures": ("it says which code computes the model", "write another `model.model_path`"),
+    "use_cache": ("a training pass keeps no cache", "remove it"),
+    "num_labels": ("a value model has one output", "remove it"),
+}
+_DROPOUT = ("dropout", "_pdrop", "_drop")
+
+
+def check_refusals(draft: Draft) -> None:
+    """Refuse values with the reason and the way out, and warn about switches that change nothing."""
+    for key, (allowed, reason, way_out) in REFUSED.items():
+        value = draft.get(key)
+        if value in allowed or (key.startswith(_CRITIC) and not reads_values(draft)):
+            continue
+        rule = "null" if allowed == (None,) else f"{allowed[-1]}"
+        draft.problem("E1886", key, f"`{key}: {value}` is refused: {reason}", rule=rule, suggestion=way_out)
+    for key, (idle, reason) in IDLE.items():
+        if draft.get(key) == idle:
+            at = key if draft.is_given(key) else f"{_MODEL}.use_remove_padding"
+            draft.problem("W1902", at, f"`{at}: {str(idle).lower()}` has no effect: {reason}", suggestion="remove it")
+    _check_overrides(draft, f"{_MODEL}.override_config")
+    if reads_values(draft):
+        _check_overrides(draft, f"{_CRITIC}.model.override_config")
+    _check_loaded(draft)
+    _check_host(draft)
+
+
+def _check_overrides(draft: Draft, key: str) -> None:
+    """Refuse entries of the model's configuration that the trainer would undo."""
+    for name, value in (draft.get(key) or {}).items():
+        reason, way_out = NOT_OVERRIDDEN.get(str(name), (None, "remove it"))
+        if reason is None and str(name).endswith(_DROPOUT) and value not in (0, None):
+            reason = "with dropout, the log-probabilities of one policy would differ from pass to pass"
+        if reason is not None:
+            draft.problem("E1885", f"{key}.{name}", f"`{key}.{name}` is not overridden: {reason}", suggestion=way_out)
+
+
+def _check_loaded(draft: Draft) -> None:
+    """Refuse to load weights from what is written for others to read."""
+    sections = (_ACTOR, _CRITIC) if reads_values(draft) else (_ACTOR,)
+    for section in sections:
+        key = f"{section}.checkpoint.load_contents"
+        if "hf_model" in (draft.get(key) or ()):
+            draft.problem(
+                "E1887",
+                key,
+                f"`{key}` names hf_model, which is written for others to read: a run continues from the part `model`, "
+                "which has the same weights",
+                suggestion="remove hf_model; to start from such a folder, write it as `model.model_path`",
+            )
+
+
+def _check_host(draft: Draft) -> None:
+    """Warn where one way to keep weights in host memory makes another one idle."""
+    place = "fsdp" if draft.get(f"{_CRITIC}.fsdp") is not None else "model.fsdp_config"
+    sections = [f"{_ACTOR}.fsdp_config", f"{_REF}.fsdp_config"]
+    sections += [f"{_CRITIC}.{place}"] if reads_values(draft) else []
+    for section in sections:
+        if not draft.get(f"{section}.offload_policy"):
+            continue
+        for name in ("param_offload", "optimizer_offload"):
+            names = (f"{section}.{name}", f"trainer.{name}")
+            written = [key for key in names if draft.is_given(key) and draft.get(key)]
+            if written and draft.get(f"{section}.{name}"):
+                draft.problem(
+                    "W1902",
+                    written[0],
+                    f"`{written[0]}` has no effect: {section}.offload_policy keeps weights and optimizer state in host "
+                    "memory, also during a step",
+                    suggestion="remove it",
+                )

@@ -1,0 +1,103 @@
+"""A model's configuration with the entries that the run changes, and modules that have to be imported before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from trinity.common.config.nearest import nearest
+from trinity.common.errors import ConfigError, EnvironmentProblem
+
+MODEL_KEY = "trainer.trainer_config.actor_rollout_ref.model"
+
+
+def import_libraries(names: str | Iterable[str] | None, *, section: str = MODEL_KEY) -> None:
+    """Import the modules of `external_lib`, so that what they register is known when a model is loaded.
+
+    Args:
+        names: one module or several; None: none.
+        section: where `external_lib` is written, for the message.
+
+    Raises:
+        ConfigError: one cannot be imported (E1863).
+    """
+    for name in (names,) if isinstance(names, str) else names or ():
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise ConfigError(
+                f"{section}.external_lib names the module {name}, which cannot be imported: {error}; install it, or "
+                "add its folder to PYTHONPATH",
+                code="E1863",
+            ) from error
+
+
+def read_model_config(
+    path: str, overrides: Mapping[str, Any], *, trust_remote_code: bool = False, section: str = MODEL_KEY
+) -> PreTrainedConfig:
+    """Return the configuration of the model in `path` with the entries of `override_config`.
+
+    Args:
+        path: folder of the model.
+        overrides: entries to set; a mapping changes the entries of the one that is there.
+        trust_remote_code: run Python code that comes with the model.
+        section: where `override_config` is written, for the message.
+
+    Raises:
+        ConfigError: the model's configuration has no such entry, or another value than a mapping (E1885).
+        OSError, ValueError: there is no readable configuration.
+    """
+    config: PreTrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    _set(config, overrides, key=f"{section}.override_config")
+    return config
+
+
+def _set(config: PreTrainedConfig, overrides: Mapping[str, Any], *, key: str) -> None:
+    known = config.to_dict()
+    for name, value in overrides.items():
+        if name not in known:
+            close = nearest(name, known)
+            raise ConfigError(
+                f"`{key}.{name}`: the configuration of a {config.model_type} model has no such entry; "
+                + (f"did you mean {close}?" if close else f"it has {', '.join(sorted(known))}"),
+                code="E1885",
+            )
+        old = vars(config).get(name)
+        if isinstance(old, PreTrainedConfig | Mapping) and not isinstance(value, Mapping):
+            raise ConfigError(
+                f"`{key}.{name}` must be a mapping, as in the model's config.json, got {value!r}", code="E1885"
+            )
+        if isinstance(old, PreTrainedConfig):
+            _set(old, value, key=f"{key}.{name}")
+        else:
+            setattr(config, name, {**old, **value} if isinstance(old, Mapping) else value)
+
+
+def check_loaded(info: Mapping[str, Any], overrides: Mapping[str, Any], *, path: str, section: str) -> None:
+    """Verify that the weights of `path` are those of the model that `override_config` makes.
+
+    Args:
+        info: what Transformers says about the loading.
+        overrides: entries that were set; without any, nothing is checked.
+        path: folder of the model.
+        section: where they are written.
+
+    Raises:
+        EnvironmentProblem: weights are missing, left over, or of another shape (E3101).
+    """
+    if not overrides:
+        return
+    wrong = [
+        f"{', '.join(sorted(map(str, info[f'{kind}_keys']))[:3])} {word}"
+        for kind, word in (("missing", "missing"), ("unexpected", "left over"), ("mismatched", "of another shape"))
+        if info[f"{kind}_keys"]
+    ]
+    if wrong:
+        raise EnvironmentProblem(
+            f"{section}.override_config does not fit the weights of {path}: {'; '.join(wrong)}; remove the entries "
+            f"that change their number or shape ({', '.join(overrides)})",
+            code="E3101",
+        )

@@ -1,0 +1,119 @@
+"""By how many ranks a model can be divided, from its `config.json`; loads no tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trinity.common.models.preflight import Finding, Unreadable, read_mapping
+
+SEQUENCE = "trainer.ulysses_sequence_parallel_size"
+TENSOR = "trainer.megatron.tensor_model_parallel_size"
+PIPELINE = "trainer.megatron.pipeline_model_parallel_size"
+# Model types that the trainer computes itself: it knows which matrices can be divided.
+DIVISIBLE = ("llama", "qwen2", "qwen3")
+
+
+def sequence_problem(config: Mapping[str, Any], size: int) -> str | None:
+    """Return why `size` ranks cannot share the sequences of a model; None if they can.
+
+    Args:
+        config: contents of its `config.json`.
+        size: number of ranks.
+    """
+    heads, keys = _heads(config)
+    fine = [n for n in range(1, heads + 1) if heads % n == 0 and (keys % n == 0 or n % keys == 0)]
+    if size in fine:
+        return None
+    return (
+        f"{SEQUENCE} {size} does not fit a model of {heads} attention heads and {keys} key-value heads: the ranks of a "
+        f"sequence share its heads; choose one of {', '.join(map(str, fine))}"
+    )
+
+
+def tensor_problem(config: Mapping[str, Any], size: int) -> str | None:
+    """Return why `size` ranks cannot share the matrices of a model; None if they can.
+
+    Args:
+        config: contents of its `config.json`.
+        size: number of ranks.
+    """
+    heads, keys = _heads(config)
+    inner = int(config.get("intermediate_size") or 1)
+    fine = [n for n in range(1, keys + 1) if heads % n == 0 and keys % n == 0 and inner % n == 0]
+    if size in fine:
+        return None
+    return (
+        f"{TENSOR} {size} does not fit a model of {heads} attention heads, {keys} key-value heads and feed-forward "
+        f"size {inner}: each rank has an equal part of all three; choose one of {', '.join(map(str, fine))}"
+    )
+
+
+def pipeline_problem(config: Mapping[str, Any], size: int) -> str | None:
+    """Return why `size` stages cannot share the layers of a model; None if they can.
+
+    Args:
+        config: contents of its `config.json`.
+        size: number of stages.
+    """
+    layers = int(config.get("num_hidden_layers") or config.get("n_layer") or 1)
+    if size <= layers:
+        return None
+    return (
+        f"{PIPELINE} {size} does not fit a model of {layers} layers: each stage has at least one; use {layers} or less"
+    )
+
+
+def family_problem(kind: str) -> str:
+    """Return why the matrices of a model of type `kind` are not divided."""
+    return (
+        f"trainer.trainer_strategy megatron divides the matrices of plain {', '.join(DIVISIBLE)} models, and this one "
+        f"is computed otherwise (model_type {kind}); write trainer_strategy: fsdp2, which fits any model"
+    )
+
+
+def check_division(path: str | Path, *, sequence_size: int, tensor_size: int, num_stages: int) -> list[Finding]:
+    """Return why the model of the folder `path` cannot be divided so; empty if it can, or if it is no model's folder.
+
+    Args:
+        path: the folder, with `config.json`.
+        sequence_size: ranks that share a sequence.
+        tensor_size: ranks that share the matrices of a layer.
+        num_stages: stages that share the layers.
+    """
+    file = Path(path).expanduser() / "config.json"
+    try:
+        return (
+            list(
+                _findings(
+                    read_mapping(file), sequence_size=sequence_size, tensor_size=tensor_size, num_stages=num_stages
+                )
+            )
+            if file.is_file()
+            else []
+        )
+    except (Unreadable, TypeError, ValueError):
+        return []  # for `check_model_dir`
+
+
+def _findings(config: Mapping[str, Any], *, sequence_size: int, tensor_size: int, num_stages: int) -> Iterator[Finding]:
+    problem = sequence_problem(config, sequence_size)
+    if problem is not None:
+        yield Finding("E1836", problem)
+    kind = str(config.get("model_type"))
+    if max(tensor_size, num_stages) > 1 and kind not in DIVISIBLE:
+        yield Finding("E1856", family_problem(kind))
+        return
+    problem = tensor_problem(config, tensor_size)
+    if problem is not None:
+        yield Finding("E1855", problem)
+    problem = pipeline_problem(config, num_stages)
+    if problem is not None:
+        yield Finding("E1849", problem)
+
+
+def _heads(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the attention heads of a model and its key-value heads, under the names of its family."""
+    heads = int(config.get("num_attention_heads") or config.get("n_head") or 1)
+    return heads, int(config.get("num_key_value_heads") or heads)
