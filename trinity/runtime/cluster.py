@@ -11,10 +11,11 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trinity.common.errors import AlreadyRunningError, DeadlineError, EnvironmentProblem, SyncError
 from trinity.runtime.base import Handle, Resources
-from trinity.utils.gpu import gpu_table
+from trinity.utils.gpu import VISIBLE, gpu_table
 from trinity.utils.log import get_logger
 
 DEFAULT_PORT = 6379
@@ -260,6 +261,12 @@ def death_cause(text: str) -> str:
     if "SYSTEM_ERROR" in text or "connection error" in text:
         return "its process ended without a word: killed by a signal (out of memory is SIGKILL), os._exit or a crash"
     return text
+
+
+def process_facts() -> dict[str, Any]:
+    """Return what a runtime wants to know of an actor's process: its id, its GPUs, and the file that stderr is."""
+    errors = os.readlink("/proc/self/fd/2") if sys.platform == "linux" else ""
+    return {"pid": os.getpid(), "gpus": os.environ.get(VISIBLE, ""), "errors": errors}
 
 
 def last_words(file: str) -> str:

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
-import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -37,7 +35,6 @@ from trinity.runtime.failure import Failure
 from trinity.runtime.host import ActorHost
 from trinity.runtime.objects import Entry, as_bytes, layout, views
 from trinity.runtime.process import start_together
-from trinity.utils.gpu import VISIBLE
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -61,9 +58,7 @@ class _Actor(ActorHost):
         node = ray.util.get_node_ip_address()
         await self.set_up(setup, {NODE_ENV_VAR: node, **env})
         head.leave_with(ray.get_runtime_context().gcs_address, repr(self))
-        errors = os.readlink("/proc/self/fd/2") if sys.platform == "linux" else ""
-        facts = {"pid": os.getpid(), "node": node, "node_id": this_node(), "errors": errors}
-        return facts | {"gpus": os.environ.get(VISIBLE, "")}
+        return {"node": node, "node_id": this_node(), **cluster.process_facts()}
 
 
 class RayHandle:
