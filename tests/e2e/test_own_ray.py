@@ -15,8 +15,8 @@ import pytest
 
 from tests.e2e.conftest import REWARD
 from tests.e2e.parts import Parts
-from tests.e2e.test_algorithms import make_run
 from tests.e2e.ray_run import Watched
+from tests.e2e.test_algorithms import make_run
 from tests.runtime.test_contract import gone_soon
 from trinity.common.errors import EnvironmentProblem
 
