@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from trinity.cli.app import app
 from trinity.common.errors import ExitCode
 from trinity.launch.job import JobLock
 from trinity.utils import failpoints
+from trinity.utils.log import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -98,10 +101,17 @@ FAILURES: dict[str, tuple[dict[str, Any], str, ExitCode, str]] = {
 
 @pytest.fixture(autouse=True)
 def _process_as_before() -> Iterator[None]:
-    """Leave the process as it was: a run in it sets threads, determinism and failpoints."""
-    threads = torch.get_num_threads()
+    """Leave the process as it was: the command sets threads, determinism, log and environment in it."""
+    threads, environment = torch.get_num_threads(), dict(os.environ)
+    root = logging.getLogger(ROOT)
+    handlers, level, propagate = list(root.handlers), root.level, root.propagate
     yield
     failpoints.configure("")
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    root.propagate = propagate
+    os.environ.clear()
+    os.environ.update(environment)
     torch.use_deterministic_algorithms(False)
     torch.set_num_threads(threads)
 

@@ -335,15 +335,14 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def _machines() -> list[cluster.Machine]:
-    nodes = _nodes()
-    return [cluster.Machine(node["NodeManagerAddress"], float(node["Resources"].get("GPU", 0))) for node in nodes]
+    return [cluster.Machine(n["NodeManagerAddress"], float(n["Resources"].get("GPU", 0))) for n in _nodes()]
 
 
 def _node_id(address: str) -> str:
     nodes = _nodes()
-    for node in nodes:
-        if address in (node["NodeManagerAddress"], node["NodeID"]):
-            return str(node["NodeID"])
+    ids = {node[name]: str(node["NodeID"]) for node in nodes for name in ("NodeManagerAddress", "NodeID")}
+    if address in ids:
+        return ids[address]
     known = ", ".join(node["NodeManagerAddress"] for node in nodes)
     raise EnvironmentProblem(f"no machine {address} in the Ray cluster; it has {known}", code="E3405")
 
@@ -384,10 +383,7 @@ def connect(request: cluster.ClusterRequest) -> str:
 
 
 def disconnect(timeline: Path | None = None, *, is_lost: bool = False) -> None:
-    """Leave the cluster, and end it if `connect` started it; write Ray's timeline to `timeline` before.
-
-    A cluster that has lost its head ends the processes of its machines by itself, but not all of them at once.
-    """
+    """Leave the cluster, and end it if `connect` started it; write Ray's timeline to `timeline` before."""
     if not ray.is_initialized():
         return
     left = head.below_raylet() if is_lost else []
