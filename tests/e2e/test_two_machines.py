@@ -29,17 +29,17 @@ ENGINE = "explorer_rollout_model_0"
 
 
 class Machines:
-    """A cluster of two machines with two GPUs each; the second may leave and another one come."""
+    """A cluster of two machines, with one GPU and with three; the second may leave and another one come."""
 
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RAY_worker_niceness", "0")
-            patch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-            head = {"num_cpus": 2, "num_gpus": 2, "include_dashboard": False}
+            patch.setenv("CUDA_VISIBLE_DEVICES", "0")
+            head = {"num_cpus": 2, "num_gpus": 1, "include_dashboard": False}
             self.cluster = Cluster(initialize_head=True, head_node_args=head)
-            self.second = self.cluster.add_node(num_cpus=2, num_gpus=2)
+        self.come()
 
     @property
     def address(self) -> str:
@@ -47,8 +47,9 @@ class Machines:
 
     def come(self) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-            self.second = self.cluster.add_node(num_cpus=2, num_gpus=2)
+            patch.setenv("RAY_worker_niceness", "0")
+            patch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+            self.second = self.cluster.add_node(num_cpus=2, num_gpus=3)
 
     def leave(self) -> None:
         self.cluster.remove_node(self.second, allow_graceful=False)
@@ -97,7 +98,7 @@ def test_each_part_has_its_gpus_and_the_keys_of_the_run(
     parts = placed(ended.output)
     own = {name: gpus for name, (_, gpus) in parts.items() if gpus}
     assert set(own) == {ENGINE, "explorer_auxiliary_model_1_0", "trainer_rank_0", "trainer_rank_1"}
-    assert sorted(own.values()) == ["0", "0", "1", "1"]
+    assert sorted(own.values()) == ["0", "0", "1", "2"]
     assert {name for name, (_, gpus) in parts.items() if not gpus} == {"explorer", "trainer", "synchronizer"}
     assert all(gone_soon(pid) for pid, _ in parts.values())
     assert len(service.requests) == 4, "one for each rollout"
@@ -106,14 +107,14 @@ def test_each_part_has_its_gpus_and_the_keys_of_the_run(
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
 
 
-def test_a_machine_that_leaves_takes_its_engines_and_nothing_else(
+def test_a_machine_that_leaves_takes_its_engine_and_nothing_else(
     tmp_path: Path, machines: Machines, plugins: Path
 ) -> None:
-    """Both engines are on the second machine: of the first one's two GPUs the trainer has one."""
+    """The engine is on the second machine: the trainer, which is where the command is, has the GPU of the first."""
     whole = steps(tmp_path / "whole").change(buffer__total_steps=STEPS)
     finish(whole, plugins, steps=STEPS)
-    run = on_ray(tmp_path / "ray", machines.cluster, trainer__num_workers=1, explorer__rollout_model__engine_num=2)
-    run.change(cluster__node_num=2, cluster__gpu_per_node=2, buffer__total_steps=STEPS)
+    run = on_ray(tmp_path / "ray", machines.cluster, cluster__node_num=2, cluster__gpu_per_node=1)
+    run.change(buffer__total_steps=STEPS)
     with Watched(run) as watched:
         watched.until("checkpoint of step 1:")
         before = watched.pid(ENGINE)
