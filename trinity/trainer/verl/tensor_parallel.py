@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, distributed, nn
-from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from trinity.common.errors import ConfigError
 from trinity.common.models.preflight_division import tensor_problem
+from trinity.trainer.verl.exchange import as_it_is, exchange
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -56,13 +56,11 @@ class TensorGroup:
 
     def cut(self, x: Float[Tensor, "N d"]) -> Float[Tensor, "n d"]:
         """Return this rank's tokens, padded with zeros, where it keeps a part of them; `x` is alike on all ranks."""
-        result: Tensor = _Cut.apply(x, self) if self.is_by_tokens else x
-        return result
+        return exchange(x, self._own_rows, self._all_rows) if self.is_by_tokens else x
 
     def join(self, x: Float[Tensor, "n d"], num_tokens: int) -> Float[Tensor, "N d"]:
         """Return all tokens, for what each rank computes alike; undoes `cut`."""
-        result: Tensor = _Join.apply(x, self)[:num_tokens] if self.is_by_tokens else x
-        return result
+        return exchange(x, self._all_rows, self._own_rows)[:num_tokens] if self.is_by_tokens else x
 
     def enter(self, x: Float[Tensor, "n d"], num_tokens: int | None) -> Float[Tensor, "N d"]:
         """Return the input of a product that is cut by outputs; its gradient is the sum over the ranks.
@@ -72,23 +70,18 @@ class TensorGroup:
             num_tokens: N where `x` is of this rank's tokens; None: it is of all.
         """
         if num_tokens is None or not self.is_by_tokens:
-            result: Tensor = _Enter.apply(x, self)
-            return result
-        gathered: Tensor = _Gather.apply(x, self)
-        return gathered[:num_tokens]
+            return self.shared(x)
+        return exchange(x, self._all_rows, self._own_total)[:num_tokens]
 
     def leave(self, x: Float[Tensor, "N d"], *, is_whole: bool) -> Float[Tensor, "n d"]:
         """Return the sum over the ranks of a product that is cut by inputs, of all tokens or of this rank's."""
         if is_whole or not self.is_by_tokens:
-            result: Tensor = _Leave.apply(x, self)
-            return result
-        scattered: Tensor = _Scatter.apply(x, self)
-        return scattered
+            return exchange(x, self._total, as_it_is)
+        return exchange(x, self._own_total, self._all_rows)
 
-    def shared(self, parameter: Tensor) -> Tensor:
-        """Return a parameter that is whole on each rank and used for a part of its heads or tokens."""
-        result: Tensor = _Enter.apply(parameter, self)
-        return result
+    def shared(self, x: Tensor) -> Tensor:
+        """Return what is whole on each rank, as a parameter used for a part of its heads; its gradients are summed."""
+        return exchange(x, as_it_is, self._total)
 
     def share(self, layer: nn.Module) -> None:
         """Keep this rank's part of the matrices of a Hugging Face decoder layer; the rest of it stays whole."""
@@ -112,6 +105,29 @@ class TensorGroup:
                     made[parameter] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
                 setattr(part, name, made[parameter])
 
+    def _total(self, x: Tensor) -> Tensor:
+        """Return the sum over the ranks."""
+        total = x.clone(memory_format=torch.contiguous_format)
+        distributed.all_reduce(total, group=self.group)
+        return total
+
+    def _own_rows(self, x: Tensor) -> Tensor:
+        """Return this rank's rows of what all have alike."""
+        return _padded(x, self.size).chunk(self.size)[self.index].contiguous()
+
+    def _all_rows(self, x: Tensor) -> Tensor:
+        """Return the rows of all ranks in their order, padding included."""
+        rows = x.new_empty(len(x) * self.size, *x.shape[1:])
+        distributed.all_gather_into_tensor(rows, x.contiguous(), group=self.group)
+        return rows
+
+    def _own_total(self, x: Tensor) -> Tensor:
+        """Return the sum over the ranks at this rank's rows."""
+        padded = _padded(x, self.size).contiguous()
+        total = padded.new_empty(len(padded) // self.size, *padded.shape[1:])
+        distributed.reduce_scatter_tensor(total, padded, group=self.group)
+        return total
+
 
 def held(parameter: Tensor) -> Tensor:
     """Return what this rank computes with of a gathered parameter: its part of a shared one, else the parameter.
@@ -130,112 +146,6 @@ def _padded(x: Tensor, size: int) -> Tensor:
     """Return `x` with rows of zeros, so that their number is a multiple of `size`."""
     missing = -len(x) % size
     return torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x
-
-
-def _total(x: Tensor, ranks: TensorGroup) -> Tensor:
-    total = x.clone(memory_format=torch.contiguous_format)
-    distributed.all_reduce(total, group=ranks.group)
-    return total
-
-
-def _own_rows(x: Tensor, ranks: TensorGroup) -> Tensor:
-    return _padded(x, ranks.size).chunk(ranks.size)[ranks.index].contiguous()
-
-
-def _all_rows(x: Tensor, ranks: TensorGroup) -> Tensor:
-    rows = x.new_empty(len(x) * ranks.size, *x.shape[1:])
-    distributed.all_gather_into_tensor(rows, x.contiguous(), group=ranks.group)
-    return rows
-
-
-def _own_total(x: Tensor, ranks: TensorGroup) -> Tensor:
-    padded = _padded(x, ranks.size).contiguous()
-    total = padded.new_empty(len(padded) // ranks.size, *padded.shape[1:])
-    distributed.reduce_scatter_tensor(total, padded, group=ranks.group)
-    return total
-
-
-class _Enter(torch.autograd.Function):
-    """The input as it is; the sum of the gradients of all ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: TensorGroup) -> Tensor:
-        ctx.ranks = ranks
-        return x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _total(grad, ctx.ranks), None
-
-
-class _Leave(torch.autograd.Function):
-    """The sum over the ranks; each of them has the whole gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: TensorGroup) -> Tensor:
-        return _total(x, ranks)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
-
-
-class _Gather(torch.autograd.Function):
-    """All tokens from those of each rank; the sum over the ranks of the gradients by this rank's."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: TensorGroup) -> Tensor:
-        ctx.ranks = ranks
-        return _all_rows(x, ranks)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _own_total(grad, ctx.ranks), None
-
-
-class _Scatter(torch.autograd.Function):
-    """The sum over the ranks at this rank's tokens; the gradient by those of all."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: TensorGroup) -> Tensor:
-        ctx.ranks, ctx.num_tokens = ranks, len(x)
-        return _own_total(x, ranks)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _all_rows(grad, ctx.ranks)[: ctx.num_tokens], None
-
-
-class _Cut(torch.autograd.Function):
-    """This rank's tokens of what all ranks have alike; they have the gradient alike, too."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: TensorGroup) -> Tensor:
-        ctx.ranks, ctx.num_tokens = ranks, len(x)
-        return _own_rows(x, ranks)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _all_rows(grad, ctx.ranks)[: ctx.num_tokens], None
-
-
-class _Join(torch.autograd.Function):
-    """All tokens, of which each rank computes the same and has the same gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: TensorGroup) -> Tensor:
-        ctx.ranks = ranks
-        return _all_rows(x, ranks)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _own_rows(grad, ctx.ranks), None
 
 
 def check_matrices(model: PreTrainedModel, size: int) -> None:

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from trinity.common.errors import ConfigError
 from trinity.common.models.preflight_division import sequence_problem
+from trinity.trainer.verl.exchange import exchange
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,11 @@ class Slice:
         repeat = max(1, self.size // keys.shape[1])
         if repeat > 1:  # fewer key heads than ranks: several ranks need the same
             keys, values = keys.repeat_interleave(repeat, 1), values.repeat_interleave(repeat, 1)
-        q, k, v = (_ToHeads.apply(x, self)[: self.num_tokens] for x in (queries, keys, values))
+        q, k, v = (exchange(x, self._to_heads, self._to_tokens)[: self.num_tokens] for x in (queries, keys, values))
         out = whole(q, k, v)
         missing = self.length * self.size - self.num_tokens
         out = torch.nn.functional.pad(out, (0, 0, 0, missing)).view(self.length * self.size, -1, queries.shape[2])
-        own: Tensor = _ToTokens.apply(out, self)
+        own = exchange(out, self._to_tokens, self._to_heads)
         return own.reshape(own.shape[0], -1)
 
     def collect(self, values: Float[Tensor, "m"], num_scored: int) -> Float[Tensor, "M"]:
@@ -77,54 +78,23 @@ class Slice:
         result: Tensor = _Collect.apply(values, self, num_scored)
         return result
 
+    def _swap(self, x: Tensor) -> Tensor:
+        """Return what the ranks of the group send this one, of `x` [ranks, ...], in their order."""
+        received = torch.empty_like(x)
+        distributed.all_to_all_single(received, x.contiguous(), group=self.group)
+        return received
 
-def _swap(x: Tensor, piece: Slice) -> Tensor:
-    """Return what the ranks of the group send this one, of `x` [ranks, ...], in their order."""
-    received = torch.empty_like(x)
-    distributed.all_to_all_single(received, x.contiguous(), group=piece.group)
-    return received
+    def _to_heads(self, x: Tensor) -> Tensor:
+        """Return all tokens of a share of the heads: [n, heads, D] becomes [ranks * n, heads / ranks, D]."""
+        length, heads, width = x.shape
+        parts = x.view(length, self.size, heads // self.size, width).transpose(0, 1)
+        return self._swap(parts.contiguous()).reshape(self.size * length, heads // self.size, width)
 
-
-def _to_heads(x: Tensor, piece: Slice) -> Tensor:
-    """From [n, heads, D] to [ranks * n, heads / ranks, D]."""
-    length, heads, size = x.shape
-    parts = x.view(length, piece.size, heads // piece.size, size).transpose(0, 1)
-    return _swap(parts.contiguous(), piece).reshape(piece.size * length, heads // piece.size, size)
-
-
-def _to_tokens(x: Tensor, piece: Slice) -> Tensor:
-    """From [ranks * n, heads / ranks, D] to [n, heads, D]."""
-    total, heads, size = x.shape
-    parts = _swap(x.reshape(piece.size, total // piece.size, heads, size), piece)
-    return parts.transpose(0, 1).reshape(total // piece.size, piece.size * heads, size)
-
-
-class _ToHeads(torch.autograd.Function):
-    """All tokens of a share of the heads."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, piece: Slice) -> Tensor:
-        ctx.piece = piece
-        return _to_heads(x, piece)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _to_tokens(grad.contiguous(), ctx.piece), None
-
-
-class _ToTokens(torch.autograd.Function):
-    """All heads of a share of the tokens."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, piece: Slice) -> Tensor:
-        ctx.piece = piece
-        return _to_tokens(x, piece)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _to_heads(grad.contiguous(), ctx.piece), None
+    def _to_tokens(self, x: Tensor) -> Tensor:
+        """Return all heads of a share of the tokens: [ranks * n, heads / ranks, D] becomes [n, heads, D]."""
+        total, heads, width = x.shape
+        parts = self._swap(x.reshape(self.size, total // self.size, heads, width))
+        return parts.transpose(0, 1).reshape(total // self.size, self.size * heads, width)
 
 
 class _Collect(torch.autograd.Function):

@@ -1,0 +1,35 @@
+"""Exchanges between ranks through which gradients find their way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+Move = Callable[[Tensor], Tensor]
+
+
+def exchange(x: Tensor, there: Move, back: Move) -> Tensor:
+    """Return `there(x)`; the gradient by `x` is `back` of the gradient by the result, cut to the rows of `x`."""
+    result: Tensor = _Exchange.apply(x, there, back)
+    return result
+
+
+def as_it_is(x: Tensor) -> Tensor:
+    """Return `x` as another tensor."""
+    return x.view_as(x)
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, there: Move, back: Move) -> Tensor:
+        ctx.back, ctx.num_rows = back, len(x)
+        return there(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(grad.contiguous())[: ctx.num_rows], None, None
