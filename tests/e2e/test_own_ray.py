@@ -64,8 +64,10 @@ def test_ray_is_started_for_a_run_and_ends_with_it(tmp_path: Path, no_cluster: P
     assert all(gone_soon(pid, 30) for pid in below), below
 
 
-def test_two_commands_that_share_gpus_are_told_to_start_ray_first(tmp_path: Path, no_cluster: Path) -> None:
-    parts = Parts(tmp_path / "run")
+def test_two_commands_that_share_gpus_are_told_to_start_ray_first(
+    tmp_path: Path, no_cluster: Path, plugins: Path
+) -> None:
+    parts = Parts(tmp_path / "run", plugins)
     parts.trees["explorer"]["cluster"] = {"node_num": 1, "gpu_per_node": 4}
     with pytest.raises(
         EnvironmentProblem, match=r"(?s)on the same 4 GPUs.*\n  ray start --head --port=6379\n"
