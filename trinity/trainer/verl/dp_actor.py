@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -126,11 +127,7 @@ class DataParallelPPOActor:
         loss, stages = partial(self._loss, metrics=metrics, difference=difference), self.decoder.stages
         if stages is None:
             for step in steps:
-                packed = self.scorer.pack(step.micro)
-                with computing(packed):
-                    hidden = self.decoder.hidden(packed)
-                    reference = self._reference_of(packed)
-                    loss(step, hidden, packed=packed, reference=reference).backward()
+                self._micro_step(step, loss)
             return
         packs = [self.scorer.pack(step.micro) for step in steps]
         references = [self._reference_of(packed) for packed in packs]
@@ -157,6 +154,12 @@ class DataParallelPPOActor:
         if self.loss_fn.required - tensors.keys():
             return mini  # the loss says what is missing
         return mini.with_columns(selected=select(**tensors))
+
+    def _micro_step(self, step: _MicroStep, loss: Callable[..., Tensor]) -> None:
+        packed = self.scorer.pack(step.micro)
+        with computing(packed):
+            hidden = self.decoder.hidden(packed)
+            loss(step, hidden, packed=packed, reference=self._reference_of(packed)).backward()
 
     def _reference_of(self, packed: Packed) -> Output | None:
         """Return the reference's distributions, where the loss compares the policy's with them."""

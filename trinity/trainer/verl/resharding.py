@@ -159,14 +159,14 @@ def own_state(optimizer: torch.optim.Optimizer, names: Sequence[str], *, ranks: 
     if not ranks.is_divided:
         return state
     own = {name: state["state"].get(number, {}) for number, name in enumerate(names)}
-    keys = {name: {key: value if _is_plain(value) else None for key, value in v.items()} for name, v in own.items()}
+    keys = {name: {key: (value,) if _is_plain(value) else None for key, value in v.items()} for name, v in own.items()}
     every = tuple(names) if stages is None else stages.parameters
     plain = keys if stages is None else stages.of_all(keys)
     held = {f"{name}|{key}": value for name, values in own.items() for key, value in values.items()}
     result: dict[int, dict[str, Any]] = {}
     for number, name in enumerate(every):
         result[number] = {
-            key: value if value is not None else flattened(gathered(held, f"{name}|{key}", stages=stages), ranks)
+            key: value[0] if value else flattened(gathered(held, f"{name}|{key}", stages=stages), ranks)
             for key, value in plain[name].items()
         }
     for group in state["param_groups"]:

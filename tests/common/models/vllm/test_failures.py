@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -16,7 +17,11 @@ import psutil
 import pytest
 from transformers import PreTrainedModel
 
+from tests.common.models.vllm.conftest import settings
 from tests.e2e.short_run import ROOT
+from tests.tiny import tiny_model
+from trinity.common.errors import EnvironmentProblem
+from trinity.common.models.vllm_engine import VLLMEngine
 
 pytestmark = pytest.mark.slow
 
@@ -107,3 +112,23 @@ def test_a_process_that_stops_in_an_update_makes_the_engine_unusable_and_ends_wi
     assert version == 0
     owner.kill()
     wait_until_gone(worker)
+
+
+def test_heads_without_a_kernel_end_the_start_with_what_to_write_instead(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    tiny_model(tmp_path, "llama", head_dim=16)
+    made = VLLMEngine(settings(tmp_path))
+    before = set(psutil.Process().children(recursive=True))
+    with pytest.raises(EnvironmentProblem, match=f"vLLM did not start with {tmp_path}") as failure:
+        asyncio.run(made.prepare())
+    assert failure.value.code == "E3222" and "engine_type=torch" in str(failure.value)
+    # Python's own tracker of shared memory lives as long as this process.
+    left = [each for each in set(psutil.Process().children(recursive=True)) - before if not is_tracker(each)]
+    assert not psutil.wait_procs(left, timeout=20)[1]
+
+
+def is_tracker(process: psutil.Process) -> bool:
+    try:
+        return "multiprocessing.resource_tracker" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
