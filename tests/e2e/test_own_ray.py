@@ -17,6 +17,7 @@ from tests.e2e.conftest import REWARD
 from tests.e2e.parts import Parts
 from tests.e2e.ray_run import Watched
 from tests.e2e.test_algorithms import make_run
+from tests.e2e.tiny_run import TinyRun
 from tests.runtime.test_contract import gone_soon
 from trinity.common.errors import EnvironmentProblem
 
@@ -51,9 +52,14 @@ def descendants(pid: int) -> dict[int, str]:
 
 
 def test_ray_is_started_for_a_run_and_ends_with_it(tmp_path: Path, no_cluster: Path) -> None:
-    run = make_run(tmp_path, {"algorithm_type": "grpo"})
-    run.change(cluster__runtime="ray", explorer__runner_isolation="thread", buffer__total_steps=2)
-    run.plugin = REWARD
+    """A run of one actor: it trains on a dataset."""
+    data = {"name": "sums", "storage_type": "file", "path": "train.jsonl", "schema_type": "sft"}
+    data["format"] = {"prompt_type": "plaintext", "prompt_key": "question", "response_key": "answer"}
+    run = TinyRun(tmp_path)
+    run.change(mode="train", algorithm={"algorithm_type": "sft"}, cluster__runtime="ray", trainer__total_steps=2)
+    run.tree["buffer"] = {"train_batch_size": 2, "trainer_input": {"experience_buffer": data}}
+    for section in ("explorer", "synchronizer"):
+        del run.tree[section]
     with Watched(run) as watched:
         watched.until(": started Ray on this machine: 1 machines")
         watched.until("checkpoint of step 1:")
@@ -64,8 +70,10 @@ def test_ray_is_started_for_a_run_and_ends_with_it(tmp_path: Path, no_cluster: P
     assert all(gone_soon(pid, 30) for pid in below), below
 
 
-def test_two_commands_that_share_gpus_are_told_to_start_ray_first(tmp_path: Path, no_cluster: Path) -> None:
-    parts = Parts(tmp_path / "run")
+def test_two_commands_that_share_gpus_are_told_to_start_ray_first(
+    tmp_path: Path, no_cluster: Path, plugins: Path
+) -> None:
+    parts = Parts(tmp_path / "run", plugins)
     parts.trees["explorer"]["cluster"] = {"node_num": 1, "gpu_per_node": 4}
     with pytest.raises(
         EnvironmentProblem, match=r"(?s)on the same 4 GPUs.*\n  ray start --head --port=6379\n"
