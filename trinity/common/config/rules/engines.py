@@ -58,6 +58,13 @@ def best_engine(*, is_deterministic: bool, sees_gpus: bool = True) -> tuple[str,
     return ("vllm", "vLLM and a GPU are there") if has_gpu() else ("torch", "this machine has no GPU")
 
 
+def _refuse_size(draft: Draft, model: str, name: str, *, why: str, suggestion: str) -> None:
+    key = f"{model}.{name}"
+    if draft.get(key) != 1:
+        message = f"`{key}: {draft.get(key)}` is not served{why}"
+        draft.problem("E3223", key, message, rule="1", involves=(f"{model}.engine_type",), suggestion=suggestion)
+
+
 def _check_vllm(draft: Draft, model: str) -> None:
     if draft.get("deterministic"):
         draft.problem(
@@ -74,16 +81,7 @@ def _check_vllm(draft: Draft, model: str) -> None:
         ("pipeline_parallel_size", NO_STAGES, "tensor_parallel_size"),
         ("data_parallel_size", REPLICAS, "engine_num"),
     ):
-        key = f"{model}.{name}"
-        if draft.get(key) != 1:
-            draft.problem(
-                "E3223",
-                key,
-                f"`{key}: {draft.get(key)}` is not served: {reason}",
-                rule="1",
-                involves=(f"{model}.engine_type",),
-                suggestion=f"write `{model}.{instead}`",
-            )
+        _refuse_size(draft, model, name, why=f": {reason}", suggestion=f"write `{model}.{instead}`")
 
 
 def _check_torch(draft: Draft, model: str) -> None:
@@ -93,16 +91,8 @@ def _check_torch(draft: Draft, model: str) -> None:
         "data_parallel_size": f", and write `{model}.engine_num`",
     }
     for name, other in ways.items():
-        key = f"{model}.{name}"
-        if draft.get(key) != 1:
-            draft.problem(
-                "E3223",
-                key,
-                f"`{key}: {draft.get(key)}` is not served by the torch engine, which is on one device",
-                rule="1",
-                involves=(f"{model}.engine_type",),
-                suggestion=f"use --set {key}=1{other}",
-            )
+        why = " by the torch engine, which is on one device"
+        _refuse_size(draft, model, name, why=why, suggestion=f"use --set {model}.{name}=1{other}")
     for name in TUNING:
         if draft.is_given(f"{model}.{name}"):
             draft.problem(
