@@ -78,7 +78,7 @@ FAILURES: dict[str, tuple[dict[str, Any], str, ExitCode, str]] = {
     ),
     "runner": (
         {"explorer__runner_isolation": "process", "explorer__env_vars": {"PYTHONHOME": "/nowhere"}},
-        "", ExitCode.RUNTIME, "runner_0000 did not start",
+        "", ExitCode.RUNTIME, "did not start in 3 attempts (explorer.runner_prepare_max_retries",
     ),
     "no experiences": (
         {

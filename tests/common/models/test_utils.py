@@ -19,6 +19,7 @@ from trinity.common.models.utils import (
     load_fsdp_state_dict_from_verl_checkpoint,
     load_state_dict,
 )
+from trinity.trainer.verl.resharding import read_parts
 
 # Each rank distributes the same weights over a mesh, as FSDP2 (one dimension) or HSDP (two) lays them out.
 WRITER = """
@@ -65,6 +66,14 @@ def expected() -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     sizes = {"embed": (37, 8), "norm": (5,), "short": (1, 3), "whole": (4,)}
     return {name: torch.randn(size, generator=generator) for name, size in sizes.items()} | {"buffer": torch.arange(3)}
+
+
+def test_reading_leaves_what_others_have_allowed(tmp_path: Path) -> None:
+    allowed = set(torch.serialization.get_safe_globals())
+    torch.save({"a": torch.ones(2)}, tmp_path / "model_world_size_1_rank_0.pt")
+    assert torch.equal(read_parts(tmp_path, "model", 1)[0]["a"], torch.ones(2))
+    assert torch.equal(load_fsdp_state_dict_from_verl_checkpoint(str(tmp_path))["a"], torch.ones(2))
+    assert set(torch.serialization.get_safe_globals()) == allowed and len(allowed) > 0
 
 
 @pytest.mark.parametrize(("world", "replicas"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.slow)])

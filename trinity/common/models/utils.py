@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch._weights_only_unpickler import UnpicklingError
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor import DTensor, Shard
 
 from trinity.common.errors import CheckpointError
 from trinity.common.models.masking import (
@@ -22,6 +18,7 @@ from trinity.common.models.masking import (
     tokenize_and_mask_messages_default,
     tokenize_and_mask_messages_hf,
 )
+from trinity.common.tensor_files import read_tensors_of
 
 __all__ = [
     "get_action_mask_method",
@@ -132,10 +129,8 @@ def _world_size(folder: Path) -> int:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    allowed: list[Any] = [DTensor, DTensorSpec, DeviceMesh, TensorMeta, Shard, Replicate, Partial, OrderedDict]
     try:
-        with torch.serialization.safe_globals(allowed):
-            state = torch.load(path, weights_only=True, map_location="cpu")
+        state = read_tensors_of(path)
     except (OSError, RuntimeError, ValueError, EOFError) as error:
         raise CheckpointError(f"cannot read {path}: {error}", code="E7003") from error
     except UnpicklingError as error:

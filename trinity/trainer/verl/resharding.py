@@ -6,7 +6,6 @@ after another is put together from the files and cut anew, so that no rank ever 
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from collections import OrderedDict
@@ -16,22 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.serialization import safe_globals
 
+from trinity.common.tensor_files import read_tensors_of
 from trinity.trainer.verl.pipeline import Stages
 from trinity.trainer.verl.ranks import Ranks, local, whole
 from trinity.trainer.verl.tensor_parallel import TENSOR
 
 _NAME = re.compile(r"\w+_world_size_(\d+)_rank_\d+\.pt")
-
-# What a DTensor consists of, in the supported versions of PyTorch; nothing else is unpickled beside plain tensors.
-_ALLOWED = (
-    ("torch.distributed.tensor", ("DTensor", "Shard", "Replicate", "Partial")),
-    ("torch.distributed.tensor.placement_types", ("Shard", "Replicate", "Partial")),
-    ("torch.distributed.tensor._dtensor_spec", ("DTensorSpec", "TensorMeta", "ShardOrderEntry")),
-    ("torch.distributed.device_mesh", ("DeviceMesh",)),
-    ("torch.distributed._mesh_layout", ("_MeshLayout", "_FlatLayout")),
-)
 
 
 def suffix(rank: int, world: int) -> str:
@@ -63,18 +53,7 @@ def read_parts(folder: Path, kind: str, world: int) -> list[Any]:
         OSError: a file is missing.
         UnpicklingError: a file holds something else than tensors and plain values.
     """
-    allowed = []
-    for module, names in _ALLOWED:
-        try:
-            found = importlib.import_module(module)
-        except ImportError:  # of another version of PyTorch, which writes other names
-            continue
-        allowed += [vars(found)[name] for name in names if name in vars(found)]
-    with safe_globals(allowed):
-        return [
-            torch.load(folder / f"{kind}_{suffix(rank, world)}", map_location="cpu", weights_only=True, mmap=True)
-            for rank in range(world)
-        ]
+    return [read_tensors_of(folder / f"{kind}_{suffix(rank, world)}", is_mapped=True) for rank in range(world)]
 
 
 def joined(parts: list[Any]) -> Tensor:

@@ -1,0 +1,45 @@
+"""Files of `torch.save` with tensors, parts of distributed ones, and plain values; nothing else is unpickled."""
+
+from __future__ import annotations
+
+import importlib
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.serialization import get_safe_globals, safe_globals
+
+# What a DTensor consists of, in the supported versions of PyTorch.
+_ALLOWED = (
+    ("torch.distributed.tensor", ("DTensor", "Shard", "Replicate", "Partial")),
+    ("torch.distributed.tensor.placement_types", ("Shard", "Replicate", "Partial")),
+    ("torch.distributed.tensor._dtensor_spec", ("DTensorSpec", "TensorMeta", "ShardOrderEntry")),
+    ("torch.distributed.device_mesh", ("DeviceMesh",)),
+    ("torch.distributed._mesh_layout", ("_MeshLayout", "_FlatLayout")),
+)
+
+
+def read_tensors_of(file: Path, *, is_mapped: bool = False) -> Any:
+    """Return the content of a file, its tensors on the CPU.
+
+    Args:
+        file: to read.
+        is_mapped: leave the tensors in the file until they are used.
+
+    Raises:
+        OSError: the file is missing.
+        UnpicklingError: it holds something else than tensors and plain values.
+        RuntimeError, ValueError, EOFError: it is torn.
+    """
+    allowed: list[Any] = [OrderedDict]
+    for module, names in _ALLOWED:
+        try:
+            found = importlib.import_module(module)
+        except ImportError:  # of another version of PyTorch, which writes other names
+            continue
+        allowed += [vars(found)[name] for name in names if name in vars(found)]
+    # What others have allowed must stay so: the end of the context takes away all that it was given.
+    known = get_safe_globals()
+    with safe_globals([each for each in dict.fromkeys(allowed) if each not in known]):
+        return torch.load(file, weights_only=True, map_location="cpu", mmap=is_mapped)
