@@ -37,7 +37,7 @@ def test_deterministic_runs_need_the_torch_engine(examined: Examine) -> None:
     assert found.is_error and f"--set {ROLLOUT}.engine_type=torch" in (found.suggestion or "")
 
 
-@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"])
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size"])
 def test_the_torch_engine_is_on_one_device(examined: Examine, name: str) -> None:
     problems = examined(MINIMAL, f"{ROLLOUT}.{name}=2", f"{ROLLOUT}.engine_type=torch")[1]
     (found,) = [p for p in problems if p.is_error]
@@ -48,18 +48,34 @@ def test_the_torch_engine_is_on_one_device(examined: Examine, name: str) -> None
     assert [p.key for p in problems if p.code == "E3223"] == [f"explorer.auxiliary_models[0].{name}"]
 
 
-@pytest.mark.parametrize(
-    ("name", "words", "instead"),
-    [
-        ("pipeline_parallel_size", "are not verified", "tensor_parallel_size"),
-        ("data_parallel_size", "outlives a run that is killed", "engine_num"),
-    ],
-)
-def test_vllm_has_neither_stages_nor_replicas(examined: Examine, name: str, words: str, instead: str) -> None:
-    problems = examined(MINIMAL, f"{ROLLOUT}.engine_type=vllm", f"{ROLLOUT}.{name}=2")[1]
+def test_vllm_has_no_stages(examined: Examine) -> None:
+    key = f"{ROLLOUT}.pipeline_parallel_size"
+    problems = examined(MINIMAL, f"{ROLLOUT}.engine_type=vllm", f"{key}=2")[1]
     (found,) = [p for p in problems if p.is_error]
-    assert (found.code, found.key, found.suggestion) == ("E3223", f"{ROLLOUT}.{name}", f"write `{ROLLOUT}.{instead}`")
-    assert words in found.message
+    assert (found.code, found.key, found.suggestion) == ("E3223", key, f"write `{ROLLOUT}.tensor_parallel_size`")
+    assert "are not verified" in found.message
+
+
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
+def test_replicas_are_engines(examined: Examine, engine: str) -> None:
+    keys = (f"{ROLLOUT}.engine_type={engine}", f"{ROLLOUT}.engine_num=2", f"{ROLLOUT}.data_parallel_size=3")
+    gpus = ("cluster.gpu_per_node=8", f"{ROLLOUT}.tensor_parallel_size=1")
+    plan, problems = examined(MINIMAL, *keys, *gpus)
+    config = plan.stages[0].config
+    model = config.explorer.rollout_model
+    assert not [p.render() for p in problems if p.is_error]
+    assert (model.engine_num, model.data_parallel_size, config.cluster.rollout_gpu_num) == (6, 1, 6)
+    auxiliary = f"explorer.auxiliary_models=[{{model_path: m, engine_type: {engine}, data_parallel_size: 2}}]"
+    (other,) = examined(MINIMAL, auxiliary)[0].stages[0].config.explorer.auxiliary_models
+    assert (other.engine_num, other.data_parallel_size) == (2, 1)
+
+
+def test_replicas_that_share_experts_are_refused(examined: Examine) -> None:
+    keys = (f"{ROLLOUT}.engine_type=vllm", f"{ROLLOUT}.data_parallel_size=2", f"{ROLLOUT}.enable_expert_parallel=true")
+    problems = examined(MINIMAL, *keys)[1]
+    (found,) = [p for p in problems if p.is_error]
+    assert (found.code, found.key) == ("E3223", f"{ROLLOUT}.data_parallel_size")
+    assert "share no experts" in found.message
 
 
 def test_keys_of_vllm_have_no_effect_on_the_torch_engine_and_it_is_told(examined: Examine) -> None:

@@ -100,7 +100,7 @@ def test_the_environment_is_the_users_where_it_is_set(monkeypatch: pytest.Monkey
     [
         ({}, {"deterministic": True}, "E3220", "engine_type=torch"),
         ({"pipeline_parallel_size": 2}, {}, "E3223", "use tensor_parallel_size"),
-        ({"data_parallel_size": 2}, {}, "E3223", "outlives a run that is killed: use engine_num"),
+        ({"data_parallel_size": 2}, {}, "E3223", "started again on its own: use engine_num"),
         ({"use_v1": False}, {}, "E3223", "remove the key"),
         ({"enable_multimodal": True}, {}, "E3223", "enable_multimodal"),
         ({"enable_return_routed_experts": True}, {}, "E3223", "enable_return_routed_experts"),

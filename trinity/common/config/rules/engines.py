@@ -10,10 +10,7 @@ from trinity.utils.gpu import has_gpu
 MODELS = "explorer.auxiliary_models"
 ROLLOUT = "explorer.rollout_model"
 NO_STAGES = "vLLM's pipeline fails on a CPU, so that samples and weight updates of an engine in stages are not verified"
-REPLICAS = (
-    "replicas are engines here, each watched and started again on its own, and the process with which vLLM "
-    "coordinates replicas outlives a run that is killed"
-)
+REPLICAS = "replicas are engines here, each watched and started again on its own"
 TUNING = ("enforce_eager", "enable_prefix_caching", "enable_chunked_prefill", "enable_expert_parallel",
           "enable_log_requests")  # fmt: skip
 
@@ -31,10 +28,25 @@ def resolve_engine_types(draft: Draft) -> None:
             draft.derive(key, engine, reason)
         elif draft.get(key) == "vllm_async":
             draft.derive(key, "vllm", "vllm_async means vllm")
+        _spread_replicas(draft, model)
         if draft.get(key) == "vllm":
             _check_vllm(draft, model)
         elif draft.get(key) == "torch":
             _check_torch(draft, model)
+
+
+def _spread_replicas(draft: Draft, model: str) -> None:
+    """Make an engine of each replica: `engine_num` becomes their number, and what an engine asks for is one replica."""
+    key, engines = f"{model}.data_parallel_size", f"{model}.engine_num"
+    size = draft.get(key)
+    if size == 1:
+        return
+    if draft.get(f"{model}.enable_expert_parallel"):
+        why = f" with enable_expert_parallel: {REPLICAS}, and share no experts"
+        _refuse_size(draft, model, "data_parallel_size", why=why, suggestion=f"write `{model}.tensor_parallel_size`")
+        return
+    draft.derive(engines, draft.get(engines) * size, f"{key} {size}: {REPLICAS}")
+    draft.derive(key, 1, f"each replica is one of {engines}")
 
 
 def _sees_gpus(draft: Draft) -> bool:
@@ -77,18 +89,14 @@ def _check_vllm(draft: Draft, model: str) -> None:
             suggestion=f"use --set {model}.engine_type=torch, or write `deterministic: false`",
         )
 
-    for name, reason, instead in (
-        ("pipeline_parallel_size", NO_STAGES, "tensor_parallel_size"),
-        ("data_parallel_size", REPLICAS, "engine_num"),
-    ):
-        _refuse_size(draft, model, name, why=f": {reason}", suggestion=f"write `{model}.{instead}`")
+    suggestion = f"write `{model}.tensor_parallel_size`"
+    _refuse_size(draft, model, "pipeline_parallel_size", why=f": {NO_STAGES}", suggestion=suggestion)
 
 
 def _check_torch(draft: Draft, model: str) -> None:
     ways = {
         "tensor_parallel_size": f" or --set {model}.engine_type=vllm",
         "pipeline_parallel_size": "",
-        "data_parallel_size": f", and write `{model}.engine_num`",
     }
     for name, other in ways.items():
         why = " by the torch engine, which is on one device"
