@@ -42,18 +42,17 @@ def test_the_torch_engine_is_on_one_device(examined: Examine, name: str) -> None
     problems = examined(MINIMAL, f"{ROLLOUT}.{name}=2", f"{ROLLOUT}.engine_type=torch")[1]
     (found,) = [p for p in problems if p.is_error]
     assert (found.code, found.key) == ("E3223", f"{ROLLOUT}.{name}")
-    assert ("engine_type=vllm" in (found.suggestion or "")) == (name == "tensor_parallel_size")
+    assert "engine_type=vllm" in (found.suggestion or "")
     models = f"explorer.auxiliary_models=[{{model_path: m, engine_type: torch, {name}: 2}}]"
     problems = examined(MINIMAL, models, f"{ROLLOUT}.engine_type=torch")[1]
     assert [p.key for p in problems if p.code == "E3223"] == [f"explorer.auxiliary_models[0].{name}"]
 
 
-def test_vllm_has_no_stages(examined: Examine) -> None:
-    key = f"{ROLLOUT}.pipeline_parallel_size"
-    problems = examined(MINIMAL, f"{ROLLOUT}.engine_type=vllm", f"{key}=2")[1]
-    (found,) = [p for p in problems if p.is_error]
-    assert (found.code, found.key, found.suggestion) == ("E3223", key, f"write `{ROLLOUT}.tensor_parallel_size`")
-    assert "are not verified" in found.message
+def test_stages_of_vllm_have_a_gpu_each(examined: Examine) -> None:
+    keys = (f"{ROLLOUT}.engine_type=vllm", f"{ROLLOUT}.pipeline_parallel_size=2", f"{ROLLOUT}.tensor_parallel_size=2")
+    plan, problems = examined(MINIMAL, *keys, "cluster.gpu_per_node=8")
+    assert not [p.render() for p in problems if p.is_error]
+    assert plan.stages[0].config.cluster.rollout_gpu_num == 4
 
 
 @pytest.mark.parametrize("engine", ["torch", "vllm"])

@@ -63,7 +63,7 @@ def test_the_model_s_changed_entries_reach_vllm_as_a_whole_and_over_its_own(tmp_
 
 def test_every_key_reaches_vllm() -> None:
     keys: dict[str, Any] = {
-        "tensor_parallel_size": 2, "enforce_eager": True, "enable_prefix_caching": False,
+        "tensor_parallel_size": 2, "pipeline_parallel_size": 3, "enforce_eager": True, "enable_prefix_caching": False,
         "enable_chunked_prefill": False, "gpu_memory_utilization": 0.5, "enable_expert_parallel": True, "seed": 9,
     }  # fmt: skip
     settings = vllm_settings(config(keys | {"enable_log_requests": True, "extra_engine_args": {"block_size": 64}}))
@@ -99,7 +99,6 @@ def test_the_environment_is_the_users_where_it_is_set(monkeypatch: pytest.Monkey
     ("rollout", "sections", "code", "words"),
     [
         ({}, {"deterministic": True}, "E3220", "engine_type=torch"),
-        ({"pipeline_parallel_size": 2}, {}, "E3223", "use tensor_parallel_size"),
         ({"data_parallel_size": 2}, {}, "E3223", "started again on its own: use engine_num"),
         ({"use_v1": False}, {}, "E3223", "remove the key"),
         ({"enable_multimodal": True}, {}, "E3223", "enable_multimodal"),

@@ -16,7 +16,7 @@ import xxhash
 
 from trinity.common.config import Config
 from trinity.common.config.model import InferenceModelConfig
-from trinity.common.config.rules.engines import NO_STAGES, REPLICAS
+from trinity.common.config.rules.engines import REPLICAS
 from trinity.common.errors import ConfigError, EnvironmentProblem
 from trinity.common.models.torch_engine.settings import EngineSettings, engine_settings
 from trinity.utils.device import total_memory_bytes
@@ -46,7 +46,6 @@ FIXED_ARGS = (
 """Arguments of vLLM that the engine sets itself, since its samples and updates depend on them."""
 
 _REFUSED = {
-    "pipeline_parallel_size": (1, f"{NO_STAGES}: use tensor_parallel_size"),
     "data_parallel_size": (1, f"{REPLICAS}: use engine_num"),
     "use_v1": (True, "vLLM has no other version: remove the key"),
     "enable_multimodal": (False, "images and videos are not served: remove the key"),
@@ -97,7 +96,7 @@ def vllm_settings(
                 code="E3224",
             )
     base = engine_settings(config, auxiliary, is_any_argument_known=True)
-    own = ("tensor_parallel_size", "enforce_eager", "enable_prefix_caching",
+    own = ("tensor_parallel_size", "pipeline_parallel_size", "enforce_eager", "enable_prefix_caching",
            "enable_chunked_prefill", "gpu_memory_utilization", "enable_expert_parallel", "seed")  # fmt: skip
     return VLLMSettings(
         **{name: base.__dict__[name] for name in EngineSettings.__dataclass_fields__},

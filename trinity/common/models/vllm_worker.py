@@ -183,6 +183,7 @@ class WorkerCalls:
             # The kernels of vLLM use the tiles without asking the operating system, which then ends the process.
             torch.cpu._init_amx()
         model = self.get_model()  # type: ignore[attr-defined]
+        _make_room_for_stage_before(self.model_runner, model)  # type: ignore[attr-defined]
         model.compute_logits = _normalised(model.compute_logits, temperature)
         threading.Thread(target=_end_with, args=(parent, os.getppid()), name="trinity-parent", daemon=True).start()
         dtypes = {str(parameter.dtype) for parameter in model.parameters() if parameter.is_floating_point()}
@@ -211,6 +212,14 @@ class WorkerCalls:
             progress |= sampler.progress()
             sampler.left.clear()
         return progress
+
+
+def _make_room_for_stage_before(runner: Any, model: Any) -> None:
+    """Give a later stage of a pipeline the room for its input, which vLLM makes in a warm-up that a CPU leaves out."""
+    if getattr(runner, "intermediate_tensors", model) is None and hasattr(model, "make_empty_intermediate_tensors"):
+        runner.intermediate_tensors = model.make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+        )
 
 
 def _normalised(compute: Callable[..., Tensor | None], temperature: float) -> Callable[..., Tensor | None]:

@@ -20,11 +20,11 @@ pytestmark = pytest.mark.slow
 PROMPTS = ["12+34=", "5*6=", "9-8=", "a+b=", "77+1=", "3-3="]
 
 
-@pytest.fixture(scope="module")
-def split(tied: tuple[Path, PreTrainedModel]) -> Iterator[VLLMEngine]:
-    """An engine whose model is on two workers."""
+@pytest.fixture(scope="module", params=["tensor_parallel_size", "pipeline_parallel_size"])
+def split(request: pytest.FixtureRequest, tied: tuple[Path, PreTrainedModel]) -> Iterator[VLLMEngine]:
+    """An engine whose model is on two workers: half of each matrix, or half of the layers."""
     pytest.importorskip("vllm")
-    made = VLLMEngine(settings(tied[0], engine_args={"tensor_parallel_size": 2}))
+    made = VLLMEngine(settings(tied[0], engine_args={request.param: 2}))
     asyncio.run(made.prepare())
     yield made
     asyncio.run(made.shutdown())

@@ -9,7 +9,6 @@ from trinity.utils.gpu import has_gpu
 
 MODELS = "explorer.auxiliary_models"
 ROLLOUT = "explorer.rollout_model"
-NO_STAGES = "vLLM's pipeline fails on a CPU, so that samples and weight updates of an engine in stages are not verified"
 REPLICAS = "replicas are engines here, each watched and started again on its own"
 TUNING = ("enforce_eager", "enable_prefix_caching", "enable_chunked_prefill", "enable_expert_parallel",
           "enable_log_requests")  # fmt: skip
@@ -89,18 +88,13 @@ def _check_vllm(draft: Draft, model: str) -> None:
             suggestion=f"use --set {model}.engine_type=torch, or write `deterministic: false`",
         )
 
-    suggestion = f"write `{model}.tensor_parallel_size`"
-    _refuse_size(draft, model, "pipeline_parallel_size", why=f": {NO_STAGES}", suggestion=suggestion)
-
 
 def _check_torch(draft: Draft, model: str) -> None:
-    ways = {
-        "tensor_parallel_size": f" or --set {model}.engine_type=vllm",
-        "pipeline_parallel_size": "",
-    }
-    for name, other in ways.items():
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         why = " by the torch engine, which is on one device"
-        _refuse_size(draft, model, name, why=why, suggestion=f"use --set {model}.{name}=1{other}")
+        _refuse_size(
+            draft, model, name, why=why, suggestion=f"use --set {model}.{name}=1 or --set {model}.engine_type=vllm"
+        )
     for name in TUNING:
         if draft.is_given(f"{model}.{name}"):
             draft.problem(
