@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -13,8 +12,8 @@ from torch import Tensor, nn
 
 from trinity.trainer.batch import TrainBatch, counted_rows
 from trinity.trainer.quarantine import Quarantine
-from trinity.trainer.verl.attention import computing
-from trinity.trainer.verl.decoder import Decoder, FastDecoder
+from trinity.trainer.verl.accumulation import MicroStep, accumulate
+from trinity.trainer.verl.decoder import Decoder
 from trinity.trainer.verl.divergence import Output
 from trinity.trainer.verl.loss import LossFn, Metrics, Shares, spread_to_rows
 from trinity.trainer.verl.optim import Schedule
@@ -23,15 +22,6 @@ from trinity.trainer.verl.ranks import ALONE, Ranks
 from trinity.trainer.verl.reference import Reference
 from trinity.trainer.verl.scorer import ActorSettings, Scorer
 from trinity.trainer.verl.stepping import Reporter, Stepper, mean_norm, passes
-
-
-@dataclass(frozen=True)
-class _MicroStep:
-    """A micro-batch with its shares of the mini-batch's loss; a filler counts nothing."""
-
-    micro: TrainBatch
-    shares: Shares
-    is_filler: bool
 
 
 class DataParallelPPOActor:
@@ -119,24 +109,15 @@ class DataParallelPPOActor:
         mini = self._with_selection(mini)
         settings = self.settings
         measured = mini.select(kept) if self.loss_fn.ignores_zero_advantage else mini
-        steps = []
-        for work in self.ranks.split(mini, kept, max_tokens=settings.max_tokens, max_rows=settings.max_rows):
-            micro = mini.select(work.rows)
-            shares = self.loss_fn.shares(micro, mini, normalizer=settings.normalizer, measured=measured)
-            steps.append(_MicroStep(micro, shares, work.is_filler))
-        loss, stages = partial(self._loss, metrics=metrics, difference=difference), self.decoder.stages
-        if stages is None:
-            for step in steps:
-                self._micro_step(step, loss)
-            return
-        packs = [self.scorer.pack(step.micro) for step in steps]
-        references = [self._reference_of(packed) for packed in packs]
 
-        def loss_of(number: int, hidden: Tensor) -> Tensor:
-            return loss(steps[number], hidden, packed=packs[number], reference=references[number])
+        def steps() -> Iterator[MicroStep[Shares]]:
+            for work in self.ranks.split(mini, kept, max_tokens=settings.max_tokens, max_rows=settings.max_rows):
+                micro = mini.select(work.rows)
+                shares = self.loss_fn.shares(micro, mini, normalizer=settings.normalizer, measured=measured)
+                yield MicroStep(micro, shares, work.is_filler)
 
-        assert isinstance(self.decoder, FastDecoder), "only its layers are shared by stages"
-        stages.accumulate(self.decoder, packs, loss_of=loss_of)
+        loss = partial(self._loss, metrics=metrics, difference=difference)
+        accumulate(self.decoder, self.scorer, steps(), loss=loss, reference_of=self._reference_of)
 
     def _rows_with_signal(self, mini: TrainBatch) -> list[int]:
         """Return the rows whose forward pass can change the gradient; the others still count in every mean."""
@@ -155,12 +136,6 @@ class DataParallelPPOActor:
             return mini  # the loss says what is missing
         return mini.with_columns(selected=select(**tensors))
 
-    def _micro_step(self, step: _MicroStep, loss: Callable[..., Tensor]) -> None:
-        packed = self.scorer.pack(step.micro)
-        with computing(packed):
-            hidden = self.decoder.hidden(packed)
-            loss(step, hidden, packed=packed, reference=self._reference_of(packed)).backward()
-
     def _reference_of(self, packed: Packed) -> Output | None:
         """Return the reference's distributions, where the loss compares the policy's with them."""
         if not self.loss_fn.with_full_kl:
@@ -170,11 +145,11 @@ class DataParallelPPOActor:
 
     def _loss(
         self,
-        step: _MicroStep,
+        step: MicroStep[Shares],
         hidden: Float[Tensor, "m d"],
-        *,
         packed: Packed,
         reference: Output | None,
+        *,
         metrics: Metrics,
         difference: _Mismatch | None,
     ) -> Float[Tensor, ""]:
@@ -188,7 +163,7 @@ class DataParallelPPOActor:
         if reference is not None:
             divergence = self.scorer.divergence(hidden, reference, packed)
             tensors["ref_divergence"] = spread_to_rows(divergence, packed.targets, **size)
-        loss, values = self.loss_fn(logprob, spread_to_rows(entropy, packed.targets, **size), tensors, step.shares)
+        loss, values = self.loss_fn(logprob, spread_to_rows(entropy, packed.targets, **size), tensors, step.share)
         if step.is_filler:
             return loss * 0.0
         if difference is not None:

@@ -5,7 +5,9 @@ Dimension key: B = rows, T = response positions, M = scored positions.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,8 +19,9 @@ from trinity.algorithm.statistics import masked_var
 from trinity.algorithm.value_loss import compute_value_loss
 from trinity.trainer.batch import TrainBatch, rows_of_policy
 from trinity.trainer.quarantine import Quarantine
-from trinity.trainer.verl.attention import computing
-from trinity.trainer.verl.decoder import Decoder, FastDecoder
+from trinity.trainer.verl.accumulation import MicroStep, accumulate
+from trinity.trainer.verl.decoder import Decoder
+from trinity.trainer.verl.divergence import Output
 from trinity.trainer.verl.loss import Metrics, Share, spread_to_rows
 from trinity.trainer.verl.optim import Schedule
 from trinity.trainer.verl.packing import Packed
@@ -45,15 +48,6 @@ class CriticSettings:
     forward: ActorSettings
     cliprange_value: float = 0.5
     loss_agg_mode: str = "token-mean"
-
-
-@dataclass(frozen=True)
-class _MicroStep:
-    """A micro-batch with its share of the mini-batch's loss; a filler counts nothing."""
-
-    micro: TrainBatch
-    share: Share
-    is_filler: bool
 
 
 class DataParallelPPOCritic:
@@ -159,28 +153,22 @@ class DataParallelPPOCritic:
         """Add the gradient of a mini-batch's loss to the parameters."""
         split = self.settings.update
         counted = torch.nonzero(mini.action_mask.any(1)).squeeze(-1).tolist()
-        steps = []
-        for work in self.ranks.split(mini, counted, max_tokens=split.max_tokens, max_rows=split.max_rows):
-            micro = mini.select(work.rows)
-            share = Share.of_rows(micro, mini, normalizer=split.normalizer)
-            steps.append(_MicroStep(micro, share, work.is_filler))
-        stages = self.decoder.stages
-        if stages is None:
-            for step in steps:
-                packed = self.scorer.pack(step.micro)
-                with computing(packed):
-                    self._loss(step, self.decoder.hidden(packed), packed=packed, metrics=metrics).backward()
-            return
-        packs = [self.scorer.pack(step.micro) for step in steps]
 
-        def loss_of(number: int, hidden: Tensor) -> Tensor:
-            return self._loss(steps[number], hidden, packed=packs[number], metrics=metrics)
+        def steps() -> Iterator[MicroStep[Share]]:
+            for work in self.ranks.split(mini, counted, max_tokens=split.max_tokens, max_rows=split.max_rows):
+                micro = mini.select(work.rows)
+                yield MicroStep(micro, Share.of_rows(micro, mini, normalizer=split.normalizer), work.is_filler)
 
-        assert isinstance(self.decoder, FastDecoder), "only its layers are shared by stages"
-        stages.accumulate(self.decoder, packs, loss_of=loss_of)
+        accumulate(self.decoder, self.scorer, steps(), loss=partial(self._loss, metrics=metrics))
 
     def _loss(
-        self, step: _MicroStep, hidden: Float[Tensor, "m d"], *, packed: Packed, metrics: Metrics
+        self,
+        step: MicroStep[Share],
+        hidden: Float[Tensor, "m d"],
+        packed: Packed,
+        _reference: Output | None,
+        *,
+        metrics: Metrics,
     ) -> Float[Tensor, ""]:
         """Return a micro-batch's summand of the loss from its last hidden states, and note what is measured."""
         micro, share = step.micro, step.share
