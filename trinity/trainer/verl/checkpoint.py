@@ -16,6 +16,7 @@ import json
 import random
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,15 +88,13 @@ def save_trained(
     if adapter is not None and "model" in contents:
         adapter.save(folder, is_writer=ranks.is_first)
 
-    weights = own_weights(model, ranks, stages=stages) if adapter is None and "model" in contents else None
-    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    state = own_state(optimizer, names, ranks=ranks, stages=stages) if "optimizer" in contents else None
+    kinds = [kind for kind in contents if kind != "model" or adapter is None]
+    own = partial(_own_parts, model, optimizer, kinds, ranks=ranks, stages=stages)
+    together = own() if ranks.is_divided else None  # all ranks have to take part
 
     def write_own() -> None:
-        if weights is not None:
-            torch.save(weights, folder / f"model_{end}")
-        if state is not None:
-            torch.save(state, folder / f"optim_{end}")
+        for kind, part in (own() if together is None else together).items():
+            torch.save(part, folder / f"{kind}_{end}")
         if "extra" in contents:
             torch.save(extra | {"rng": random_state()}, folder / f"extra_state_{end}")
 
@@ -109,6 +108,24 @@ def save_trained(
         (folder / "fsdp_config.json").write_text(text, encoding="utf-8")
         _save_huggingface(folder / HUGGINGFACE, model, tokenizer, full)
     ranks.barrier()
+
+
+def _own_parts(
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    contents: Sequence[str],
+    *,
+    ranks: Ranks,
+    stages: Stages | None,
+) -> dict[str, Any]:
+    """Return this rank's weights and optimizer state, as far as they are wanted, by the names of their files."""
+    parts: dict[str, Any] = {}
+    if "model" in contents:
+        parts["model"] = own_weights(model, ranks, stages=stages)
+    if "optimizer" in contents:
+        names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        parts["optim"] = own_state(optimizer, names, ranks=ranks, stages=stages)
+    return parts
 
 
 def in_turns(write: Callable[[], None], ranks: Ranks, strategy: str) -> None:
