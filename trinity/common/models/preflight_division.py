@@ -11,8 +11,8 @@ from trinity.common.models.preflight import Finding, Unreadable, read_mapping
 SEQUENCE = "trainer.ulysses_sequence_parallel_size"
 TENSOR = "trainer.megatron.tensor_model_parallel_size"
 PIPELINE = "trainer.megatron.pipeline_model_parallel_size"
-# Model types that the trainer computes itself: it knows which matrices can be divided.
-DIVISIBLE = ("llama", "qwen2", "qwen3")
+# Model types whose layers the trainer computes itself: it knows which of their matrices can be divided.
+FAMILIES = ("llama", "qwen2", "qwen3")
 
 
 def sequence_problem(config: Mapping[str, Any], size: int) -> str | None:
@@ -68,7 +68,7 @@ def pipeline_problem(config: Mapping[str, Any], size: int) -> str | None:
 def family_problem(kind: str) -> str:
     """Return why the matrices of a model of type `kind` are not divided."""
     return (
-        f"trainer.trainer_strategy megatron divides the matrices of plain {', '.join(DIVISIBLE)} models, and this one "
+        f"trainer.trainer_strategy megatron divides the matrices of plain {', '.join(FAMILIES)} models, and this one "
         f"is computed otherwise (model_type {kind}); write trainer_strategy: fsdp2, which fits any model"
     )
 
@@ -83,16 +83,11 @@ def check_division(path: str | Path, *, sequence_size: int, tensor_size: int, nu
         num_stages: stages that share the layers.
     """
     file = Path(path).expanduser() / "config.json"
+    if not file.is_file():
+        return []
+    sizes = {"sequence_size": sequence_size, "tensor_size": tensor_size, "num_stages": num_stages}
     try:
-        return (
-            list(
-                _findings(
-                    read_mapping(file), sequence_size=sequence_size, tensor_size=tensor_size, num_stages=num_stages
-                )
-            )
-            if file.is_file()
-            else []
-        )
+        return list(_findings(read_mapping(file), **sizes))
     except (Unreadable, TypeError, ValueError):
         return []  # for `check_model_dir`
 
@@ -102,7 +97,7 @@ def _findings(config: Mapping[str, Any], *, sequence_size: int, tensor_size: int
     if problem is not None:
         yield Finding("E1836", problem)
     kind = str(config.get("model_type"))
-    if max(tensor_size, num_stages) > 1 and kind not in DIVISIBLE:
+    if max(tensor_size, num_stages) > 1 and kind not in FAMILIES:
         yield Finding("E1856", family_problem(kind))
         return
     problem = tensor_problem(config, tensor_size)

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from trinity.common.errors import ConfigError
-from trinity.common.models.preflight_division import DIVISIBLE, family_problem
+from trinity.common.models.preflight_division import FAMILIES, family_problem
 from trinity.trainer.verl.attention import attend, computing, register
 from trinity.trainer.verl.layer_maps import LayerMaps
 from trinity.trainer.verl.layers import rms_norm, rotate, swiglu
@@ -360,7 +360,7 @@ def is_common(model: PreTrainedModel) -> bool:
     windows = {kind for kind in getattr(config, "layer_types", None) or () if kind != "full_attention"}
     rope = getattr(config, "rope_parameters", None) or {}
     return (
-        config.model_type in DIVISIBLE
+        config.model_type in FAMILIES
         and type(model).__name__.endswith(HEADS)
         and config.hidden_act == "silu"
         and not windows
