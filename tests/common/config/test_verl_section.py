@@ -180,6 +180,8 @@ REFUSED = [
     ((f"{TREE}.{ACTOR}.checkpoint.load_contents={json.dumps(CONTENTS)}",
       f"{TREE}.{ACTOR}.checkpoint.save_contents={json.dumps(CONTENTS)}"), "E1887", "written for others to read"),
     (("trainer.use_remove_padding=false",), "W1902", "packed without padding"),
+    (("trainer.grad_offload=true",), "W1902", "freed at the end of each optimizer step"),
+    ((f"{TREE}.{ACTOR}.fsdp_config.grad_offload=true",), "W1902", "freed at the end of each optimizer step"),
     (("trainer.offload_policy=true", "trainer.param_offload=true"), "W1902", "also during a step"),
 ]  # fmt: skip
 

@@ -30,10 +30,14 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str, str]] = {
 }
 _PADDING = "sequences are always packed without padding, which gives the same numbers"
 _COPIES = "checkpoints are read where they are, and nothing is copied that could be deleted"
-IDLE: dict[str, tuple[Any, str]] = {
-    "trainer.use_remove_padding": (False, _PADDING),
-    f"{TREE}.trainer.del_local_ckpt_after_load": (True, _COPIES),
-}
+_GRADIENTS = "gradients are freed at the end of each optimizer step, so that none are left to move"
+# Keys that mean the same, the value that changes nothing, and why.
+IDLE: tuple[tuple[tuple[str, ...], bool, str], ...] = (
+    (("trainer.use_remove_padding", f"{_MODEL}.use_remove_padding"), False, _PADDING),
+    (("trainer.grad_offload", f"{_ACTOR}.fsdp_config.grad_offload"), True, _GRADIENTS),
+    ((f"{_ACTOR}.megatron.grad_offload",), True, _GRADIENTS),
+    ((f"{TREE}.trainer.del_local_ckpt_after_load",), True, _COPIES),
+)
 NOT_OVERRIDDEN: dict[str, tuple[str, str]] = {
     "attn_implementation": ("the attention over packed sequences is the trainer's own", "remove it"),
     "_attn_implementation": ("the attention over packed sequences is the trainer's own", "remove it"),
@@ -55,9 +59,9 @@ def check_refusals(draft: Draft) -> None:
             continue
         rule = "null" if allowed == (None,) else f"{allowed[-1]}"
         draft.problem("E1886", key, f"`{key}: {value}` is refused: {reason}", rule=rule, suggestion=way_out)
-    for key, (idle, reason) in IDLE.items():
-        if draft.get(key) == idle:
-            at = key if draft.is_given(key) else f"{_MODEL}.use_remove_padding"
+    for keys, idle, reason in IDLE:
+        at = next((key for key in keys if draft.is_given(key) and draft.get(key) is idle), None)
+        if at is not None:
             draft.problem("W1902", at, f"`{at}: {str(idle).lower()}` has no effect: {reason}", suggestion="remove it")
     _check_overrides(draft, f"{_MODEL}.override_config")
     if reads_values(draft):
