@@ -4,49 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tests.e2e.plugin_texts import REWARD, STEPWISE
+from tests.e2e.ray_run import STEPS, own_cluster, steps
 from tests.e2e.short_run import ShortRun
-
-REWARD = '''
-"""A reward that a random model earns, too."""
-
-from trinity.common.rewards import REWARD_FUNCTIONS, RewardFn
-
-
-@REWARD_FUNCTIONS.register_module("share_of_digits")
-class ShareOfDigits(RewardFn):
-    """The share of digits in the response."""
-
-    def __call__(self, response, prompt=None, truth=None, **kwargs):
-        digits = sum(character.isdigit() for character in response) / max(len(response), 1)
-        return {"digits": digits, "variety": 0.01 * len(set(response))}
-'''
-STEPWISE = '''
-"""A rollout of one to three steps: it goes on while the answer ends early."""
-
-from trinity.common.workflows import WORKFLOWS
-from trinity.common.workflows.step_wise_workflow import StepWiseRewardWorkflow
-
-
-@WORKFLOWS.register_module("digits_step_by_step")
-class DigitsStepByStep(StepWiseRewardWorkflow):
-    """Asks for digits again and again; a step is rewarded for its share of them."""
-
-    max_step_num = 3
-
-    def step(self, step_num):
-        question = self.task.task_desc + "?" * step_num
-        (answer,) = self.model.chat([{"role": "user", "content": question}], n=1, stop=list("acegikmoqsuwy"))
-        answer.info["env_state_hash"] = question
-        return True
-
-    def reward(self, exps, step_num):
-        text = exps[0].response_text
-        return sum(character.isdigit() for character in text) / max(len(text), 1)
-'''
+from tests.e2e.test_algorithms import finish
+from tests.e2e.tiny_run import TinyRun
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +32,20 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "share_of_digits.py").write_text(REWARD)
     (folder / "digits_step_by_step.py").write_text(STEPWISE)
     return folder
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A real Ray cluster of one machine."""
+    yield from own_cluster()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, plugins: Path) -> TinyRun:
+    """The run of `ray_run.steps` in one process, to its end."""
+    run = steps(tmp_path_factory.mktemp("whole"))
+    finish(run, plugins, steps=STEPS)
+    return run
 
 
 @pytest.fixture(scope="session")

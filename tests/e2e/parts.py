@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from tests.e2e.conftest import REWARD
+from tests.e2e.plugin_texts import REWARD
 from tests.e2e.short_run import ROOT
 from tests.e2e.tiny_run import PLAIN, TinyRun
 from trinity.launch.run import RunOptions, RunResult, plan_run, run_plan

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.conftest import REWARD
+from tests.e2e.plugin_texts import REWARD
 from tests.e2e.test_algorithms import make_run
 from tests.e2e.tiny_run import TinyRun
 

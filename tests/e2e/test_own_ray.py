@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import REWARD
 from tests.e2e.parts import Parts
+from tests.e2e.plugin_texts import REWARD
 from tests.e2e.ray_run import Watched
 from tests.e2e.test_algorithms import make_run
 from tests.e2e.tiny_run import TinyRun

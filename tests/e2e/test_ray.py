@@ -7,15 +7,13 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.ray_run import SIDES, STEPS, WAIT_S, Watched, on_ray, own_cluster, steps
+from tests.e2e.ray_run import SIDES, STEPS, WAIT_S, Watched, on_ray
 from tests.e2e.short_run import comparable_metrics
-from tests.e2e.test_algorithms import finish
 from tests.e2e.test_resume import final_weights
 from tests.e2e.tiny_run import TinyRun
 from tests.runtime.parts import Part
@@ -27,19 +25,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 END_S = 30.0
 """From the death of a process to the end of the run, its other processes included."""
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    yield from own_cluster()
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, plugins: Path) -> TinyRun:
-    """The run in one process, to its end."""
-    run = steps(tmp_path_factory.mktemp("whole"))
-    finish(run, plugins, steps=STEPS)
-    return run
 
 
 VICTIMS = ("explorer", "trainer", "synchronizer")

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import psutil
 import pytest
 
 from tests.e2e.parts import Parts
-from tests.e2e.ray_run import SIDES, STEPS, WAIT_S, Watched, on_ray, own_cluster, steps
+from tests.e2e.ray_run import SIDES, STEPS, WAIT_S, Watched, on_ray, steps
 from tests.e2e.short_run import comparable_metrics
 from tests.e2e.test_algorithms import finish
 from tests.e2e.test_resume import final_weights
@@ -31,19 +30,6 @@ SLOWLY = ";".join(
     f"{place}=sleep"
     for place in ("train.before_step", "train.after_step", "explore.after_rollout", "store.append.before_commit")
 )
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    yield from own_cluster()
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, plugins: Path) -> TinyRun:
-    """The run in one process, to its end."""
-    run = steps(tmp_path_factory.mktemp("whole"))
-    finish(run, plugins, steps=STEPS)
-    return run
 
 
 def test_a_runner_killed_on_ray_is_replaced_and_engines_there_take_a_broadcast(
