@@ -176,7 +176,8 @@ def test_requests_of_a_lost_engine_are_answered_by_another_and_it_returns_with_t
                 asyncio.ensure_future(made.generate(f"{i}+", max_tokens=55, ignore_eos=True, sample_ids=[f"1/{i}/0/0"]))
                 for i in range(8)
             ]
-            await asyncio.sleep(0.02)
+            while source.made[0][0]._ready()[1].batch.counts.steps < 2:
+                await asyncio.sleep(0.001)
             await source.made[0][0].shutdown()
             answers = await asyncio.gather(*calls)
             while len(made._fleet.serving()) < 2:
