@@ -54,7 +54,7 @@ class TrainerConfig(Section):
     max_checkpoints_to_keep: Natural = key(0, "Checkpoints kept; 0: all; at least 2 are kept.", TRINITY)
     param_offload: bool = key(False, "Weights in host memory between phases.", TRINITY)
     optimizer_offload: bool = key(False, "Optimizer state in host memory between phases.", TRINITY)
-    grad_offload: bool = key(False, "Gradients in host memory between phases.", TRINITY)
+    grad_offload: bool = key(False, "Gradients in host memory; freed between phases anyway.", TRINITY)
     offload_policy: bool = key(False, "Offload during computation (fsdp2).", TRINITY)
     fix_actor_microbatch_loss_scale: bool = key(
         False, "Scale micro-batch losses by tokens; this trainer always does.", TRINITY
