@@ -37,7 +37,8 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """A real Ray cluster of one machine."""
-    yield from own_cluster()
+    with own_cluster() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,17 @@ WAIT_S = 300.0
 SIDES = ("explorer", "trainer", "synchronizer", "explorer_rollout_model_0")
 
 
-def own_cluster() -> Iterator[Any]:
-    """Yield a cluster of one machine without GPUs; it ends with the iterator."""
+@contextmanager
+def own_cluster(num_cpus: int = 2) -> Iterator[Any]:
+    """Yield a cluster of one machine without GPUs."""
     from ray.cluster_utils import Cluster
 
     os.environ.setdefault("RAY_worker_niceness", "0")
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    yield made
-    made.shutdown()
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": num_cpus, "include_dashboard": False})
+    try:
+        yield made
+    finally:
+        made.shutdown()
 
 
 def steps(folder: Path, **keys: Any) -> TinyRun:

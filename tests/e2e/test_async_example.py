@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.e2e.ray_run import own_cluster
 from tests.e2e.short_run import ROOT
 from trinity.launch.run import RunOptions, plan_run, run_plan
 from trinity.quickstart.dataset import solution, write_jsonl
@@ -108,14 +109,9 @@ def test_two_explorers_and_a_trainer_learn_apart(folder: Path):
 
 def test_the_same_files_run_on_one_ray_cluster(folder: Path):
     pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    try:
+    with own_cluster() as cluster:
         options = {"cluster.ray_address": cluster.address, "explorer.runner_isolation": "thread"}
         job = run(folder, "ray", *(word for key, value in options.items() for word in ("--set", f"{key}={value}")))
-    finally:
-        cluster.shutdown()
     check(job, folder / "ray" / "gsm8k.db")
     processes = [(folder / "ray" / f"{name}.out").read_text() for name in ("explorer", "explorer_new", "trainer")]
     for name, text in zip(("explorer", "explorer_new", "trainer"), processes, strict=True):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.ray_run import own_cluster
 from tests.e2e.short_run import ROOT
 from trinity.quickstart.dataset import solution, write_jsonl
 from trinity.quickstart.folder import prepare
@@ -70,14 +71,9 @@ def series(job: Path, actor: str, key: str) -> list[float]:
 def test_two_vllm_engines_and_two_workers_on_ray_learn_as_one_process(tmp_path: Path) -> None:
     pytest.importorskip("vllm")
     pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
-
     alone = learn(tmp_path / "alone", **ONE_PROCESS)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
-    try:
+    with own_cluster(num_cpus=4) as cluster:
         spread = learn(tmp_path / "ray", **ON_RAY, **{"cluster.ray_address": cluster.address})
-    finally:
-        cluster.shutdown()
     key = "eval/addition_test/accuracy/mean@1"
     before, after = series(spread, "explorer", key)[0], series(spread, "explorer", key)[-1]
     assert after >= before + 0.25, (before, after)
