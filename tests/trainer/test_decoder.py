@@ -15,9 +15,10 @@ from tests.trainer.conftest import make_experiences
 from trinity.algorithm import utils
 from trinity.trainer.batch import TrainBatch, collate
 from trinity.trainer.verl import attention, logprob
-from trinity.trainer.verl.attention import computing
 from trinity.trainer.verl.decoder import FastDecoder, HFDecoder, is_common, make_decoder
+from trinity.trainer.verl.hf_attention import computing
 from trinity.trainer.verl.logprob import logprob_and_entropy
+from trinity.trainer.verl.output_layer import LogitRule, OutputLayer
 from trinity.trainer.verl.packing import pack
 
 FAMILIES = {
@@ -63,8 +64,7 @@ def test_packed_forward_equals_padded_forward(tmp_path: Path, family: str, ragge
         assert (packed.prefix is not None) == share
         with computing(packed):
             hidden = decoder.hidden(packed)
-            weight, bias, parameter = decoder.head()
-            got = logprob_and_entropy(hidden, weight, packed.labels, parameter=parameter, bias=bias, with_entropy=True)
+            got = logprob_and_entropy(hidden, decoder.head(), packed.labels, with_entropy=True)
             gradients = backward(model, got)
         assert max((a - b).abs().max().item() for a, b in zip(got, expected, strict=True)) < 3e-6
         scale = max(1.0, *(float(g.abs().max()) for g in wanted.values()))
@@ -82,7 +82,7 @@ def test_library_attention_equals_the_manual_one(
     decoder = make_decoder(model, dtype=torch.float32, recompute=False)
     with computing(packed):
         manual = decoder.hidden(packed)
-        monkeypatch.setattr(attention, "MANUAL_MAX_LENGTH", 0)
+        monkeypatch.setattr(attention, "BLOCKWISE_MAX_LENGTH", 0)
         monkeypatch.setattr(attention, "MAX_PADDING_FACTOR", factor)
         library = decoder.hidden(packed)
     assert (manual - library).abs().max().item() < 3e-6 * manual.abs().max().item()
@@ -109,10 +109,9 @@ def test_bf16_products_stay_close(tmp_path: Path) -> None:
     scores = []
     for dtype in (torch.float32, torch.bfloat16):
         decoder = FastDecoder(model, dtype=dtype, recompute=False)
-        weight, bias, parameter = decoder.head()
         hidden = decoder.hidden(packed)
         assert hidden.dtype == dtype
-        scores.append(logprob_and_entropy(hidden, weight, packed.labels, parameter=parameter, bias=bias)[0])
+        scores.append(logprob_and_entropy(hidden, decoder.head(), packed.labels)[0])
     assert scores[1].dtype == torch.float32
     assert 1e-5 < (scores[0] - scores[1]).abs().max().item() < 0.05
     model.zero_grad()
@@ -130,8 +129,9 @@ def test_only_plain_models_take_the_fast_path(tmp_path: Path, changes: dict[str,
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("rows_at_once", [3, 100])
+@pytest.mark.parametrize("rule", [LogitRule(), LogitRule(0.4), LogitRule(1.7, 2.0)])
 def test_logprobs_in_pieces_equal_those_at_once(
-    temperature: float, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+    temperature: float, rows_at_once: int, rule: LogitRule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(logprob.CHUNK_BYTES, "cpu", 4 * 30 * rows_at_once)
     generator = torch.Generator().manual_seed(0)
@@ -141,11 +141,13 @@ def test_logprobs_in_pieces_equal_those_at_once(
     labels = torch.randint(0, 30, (11,), generator=generator)
     mixture = torch.randn(2, 11, generator=generator)
     logits = hidden @ weight.t() + bias
+    logits = (
+        logits * rule.scale if rule.softcap is None else torch.tanh(logits * rule.scale / rule.softcap) * rule.softcap
+    )
     scores = (utils.logprobs_from_logits(logits, labels, temperature), utils.entropy_from_logits(logits, temperature))
     wanted = torch.autograd.grad((scores[0] * mixture[0] + scores[1] * mixture[1]).sum(), (hidden, weight, bias))
-    got = logprob_and_entropy(
-        hidden, weight.detach(), labels, parameter=weight, bias=bias, temperature=temperature, with_entropy=True
-    )
+    layer = OutputLayer(weight.detach(), bias, weight, rule)
+    got = logprob_and_entropy(hidden, layer, labels, temperature=temperature, with_entropy=True)
     gradients = torch.autograd.grad((got[0] * mixture[0] + got[1] * mixture[1]).sum(), (hidden, weight, bias))
     for value, expected in zip((*got, *gradients), (*scores, *wanted), strict=True):
         torch.testing.assert_close(value, expected, atol=1e-5, rtol=1e-5)

@@ -18,6 +18,7 @@ from trinity.common.experience import Experience
 from trinity.trainer.batch import collate
 from trinity.trainer.verl.divergence import Output, full_divergence
 from trinity.trainer.verl.logprob import CHUNK_BYTES
+from trinity.trainer.verl.output_layer import LogitRule, OutputLayer
 from trinity.trainer.verl.worker import ActorWorker
 
 Maker = Callable[..., Config]
@@ -33,8 +34,11 @@ def _random(bias: bool, generator: torch.Generator) -> tuple[Tensor, Tensor, Ten
     return hidden, weight, torch.randn(11, generator=generator) if bias else None
 
 
+@pytest.mark.parametrize("rule", [LogitRule(), LogitRule(0.5, 1.5)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_value_and_gradient_in_pieces_are_those_of_autograd(monkeypatch: pytest.MonkeyPatch, bias: bool) -> None:
+def test_value_and_gradient_in_pieces_are_those_of_autograd(
+    monkeypatch: pytest.MonkeyPatch, bias: bool, rule: LogitRule
+) -> None:
     monkeypatch.setitem(CHUNK_BYTES, "cpu", 4 * 11 * 3)  # three rows a piece
     generator = torch.Generator().manual_seed(1)
     policy, reference = _random(bias, generator), _random(bias, generator)
@@ -43,16 +47,16 @@ def test_value_and_gradient_in_pieces_are_those_of_autograd(monkeypatch: pytest.
     factors = torch.randn(7, generator=generator)
 
     def logp(hidden: Tensor, weight: Tensor, of_bias: Tensor | None = None) -> Tensor:
-        logits = hidden @ weight.t() + (0 if of_bias is None else of_bias)
+        logits = rule.scale * (hidden @ weight.t() + (0 if of_bias is None else of_bias))
+        logits = logits if rule.softcap is None else rule.softcap * torch.tanh(logits / rule.softcap)
         return (logits / 0.7).log_softmax(-1)
 
     known = [t for t in reference if t is not None]
     plain = (logp(*tensors).exp() * (logp(*tensors) - logp(*known))).sum(-1)
     (plain * factors).sum().backward()
     found = full_divergence(
-        Output(again[0], again[1].detach(), again[2] if bias else None),
-        Output(*reference),
-        parameter=again[1],
+        Output(again[0], OutputLayer(again[1].detach(), again[2] if bias else None, again[1], rule)),
+        Output(reference[0], OutputLayer(reference[1], reference[2], reference[1], rule)),
         temperature=0.7,
     )
     (found * factors).sum().backward()

@@ -24,8 +24,8 @@ from trinity.common.config import Config
 from trinity.common.config.model import LoraConfig
 from trinity.common.errors import CheckpointError, ConfigError, EnvironmentProblem
 from trinity.trainer.batch import collate
-from trinity.trainer.verl.attention import computing
 from trinity.trainer.verl.decoder import make_decoder
+from trinity.trainer.verl.hf_attention import computing
 from trinity.trainer.verl.loading import initial_weights
 from trinity.trainer.verl.logprob import logprob_and_entropy
 from trinity.trainer.verl.lora import Adapter, attach
@@ -74,8 +74,7 @@ def test_gradients_of_the_adapter_equal_those_of_peft(
     packed = pack(batch, share_prompts=decoder.can_share_prompts)
     with computing(packed):
         hidden = decoder.hidden(packed)
-        weight, bias, parameter = decoder.head()
-        got = logprob_and_entropy(hidden, weight, packed.labels, parameter=parameter, bias=bias, with_entropy=True)
+        got = logprob_and_entropy(hidden, decoder.head(), packed.labels, with_entropy=True)
         found = adapter_gradients(adapter.model, got)
     assert max((a - b).abs().max().item() for a, b in zip(got, expected, strict=True)) < 3e-6
     scale = max(1.0, *(float(g.abs().max()) for g in wanted.values()))
@@ -90,9 +89,7 @@ def test_bf16_products_give_the_adapter_gradients_in_float32(tmp_path: Path) -> 
     for dtype in (torch.float32, torch.bfloat16):
         adapter = adapted(tmp_path)
         decoder = make_decoder(adapter.model, dtype=dtype, recompute=False)
-        weight, bias, parameter = decoder.head()
-        hidden = decoder.hidden(packed)
-        scores = logprob_and_entropy(hidden, weight, packed.labels, parameter=parameter, bias=bias)
+        scores = logprob_and_entropy(decoder.hidden(packed), decoder.head(), packed.labels)
         found.append(adapter_gradients(adapter.model, scores))
     scale = max(float(g.abs().max()) for g in found[0].values())
     for name, gradient in found[0].items():

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from trinity.common.config.nearest import nearest
+from trinity.common.config.noise import is_noise
 from trinity.common.errors import ConfigError, EnvironmentProblem
 
+NOISE = "noise_before"  # attribute of a model: the entries of its configuration that `silence` has set to 0
 MODEL_KEY = "trainer.trainer_config.actor_rollout_ref.model"
 
 
@@ -74,6 +77,34 @@ def _set(config: PreTrainedConfig, overrides: Mapping[str, Any], *, key: str) ->
             _set(old, value, key=f"{key}.{name}")
         else:
             setattr(config, name, {**old, **value} if isinstance(old, Mapping) else value)
+
+
+def silence(config: PreTrainedConfig) -> dict[str, float]:
+    """Set every rate of dropout in a model's configuration to 0; return what they were.
+
+    Done in the configuration, since many families apply them by functions in their forward passes, where there is no
+    module to change. Names of nested configurations are joined by dots.
+    """
+    changed: dict[str, float] = {}
+    for name, value in list(vars(config).items()):
+        if isinstance(value, PreTrainedConfig):
+            changed |= {f"{name}.{inner}": old for inner, old in silence(value).items()}
+        elif is_noise(name) and isinstance(value, int | float) and not isinstance(value, bool) and value:
+            changed[name] = value
+            setattr(config, name, type(value)(0))
+    return changed
+
+
+def config_to_save(model: PreTrainedModel) -> PreTrainedConfig:
+    """Return a copy of a model's configuration as it was before `silence`, for what others read."""
+    copied = copy.deepcopy(model.config)
+    for name, value in getattr(model, NOISE, {}).items():
+        *outer, last = name.split(".")
+        place: Any = copied
+        for part in outer:
+            place = getattr(place, part)
+        setattr(place, last, value)
+    return copied
 
 
 def check_loaded(info: Mapping[str, Any], overrides: Mapping[str, Any], *, path: str, section: str) -> None:

@@ -9,9 +9,9 @@ from typing import Generic, TypeVar
 from torch import Tensor
 
 from trinity.trainer.batch import TrainBatch
-from trinity.trainer.verl.attention import computing
 from trinity.trainer.verl.decoder import Decoder, FastDecoder
 from trinity.trainer.verl.divergence import Output
+from trinity.trainer.verl.hf_attention import computing
 from trinity.trainer.verl.packing import Packed
 from trinity.trainer.verl.scorer import Scorer
 

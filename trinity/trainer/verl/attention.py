@@ -1,161 +1,200 @@
 """Causal attention over packed sequences that do not see each other.
 
-Dimension key: N = packed tokens, Q = query heads, H = key heads, D = head size, B = sequences, L = padded length.
-Padding lies on the right, where a causal query never looks, so that no mask is needed for it.
+Dimension key: N = packed tokens, Q = query heads, H = key heads, D = size of queries and keys, E = size of values,
+B = sequences, L = padded length. Padding lies on the right, where a causal query never looks, so that no mask is needed
+for it.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from trinity.trainer.verl.blockwise import blockwise
+from trinity.trainer.verl.flex import flex_attend, has_flex
 from trinity.trainer.verl.layers import collect, spread
 from trinity.trainer.verl.packing import Block, Packed
 
-MANUAL_MAX_LENGTH = 512
+BLOCKWISE_MAX_LENGTH = 512
 MAX_PADDING_FACTOR = 1.5
+WINDOW_STEP = 1024
+_ALIGNMENT = 8  # of head sizes, for the library's kernels on CUDA
 
-_computed: list[Packed] = []  # not a context variable: a backward pass on CUDA recomputes in another thread
+
+@dataclass(frozen=True)
+class Rule:
+    """What a layer's attention does beside causal softmax.
+
+    Attributes:
+        scale: factor of the scores; None: 1 / sqrt(D).
+        window: a query sees so many positions, its own included; None: all before it.
+        softcap: scores s become softcap * tanh(s / softcap); None: they stay.
+        sinks: a score of each query head that takes weight and gives nothing, or None.
+    """
+
+    scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Float[Tensor, "Q"] | None = None
+
+    def of_share(self, index: int, size: int) -> Rule:
+        """Return the rule for part `index` of the query heads, of `size` equal parts."""
+        return self if self.sinks is None else replace(self, sinks=self.sinks.chunk(size)[index])
 
 
-def is_manual(device: torch.device, longest: int) -> bool:
-    """Return whether two plain products and a softmax beat the library's attention: short sequences on a CPU."""
-    return device.type == "cpu" and longest <= MANUAL_MAX_LENGTH
+PLAIN = Rule()
+
+
+def is_blockwise(device: torch.device, longest: int) -> bool:
+    """Return whether plain products beat the library's attention: short sequences on a CPU."""
+    return device.type == "cpu" and longest <= BLOCKWISE_MAX_LENGTH
 
 
 def attend(
-    queries: Float[Tensor, "N Q D"], keys: Float[Tensor, "N H D"], values: Float[Tensor, "N H D"], packed: Packed
-) -> Float[Tensor, "N Q*D"]:
+    queries: Float[Tensor, "N Q D"],
+    keys: Float[Tensor, "N H D"],
+    values: Float[Tensor, "N H E"],
+    packed: Packed,
+    rule: Rule = PLAIN,
+) -> Float[Tensor, "N Q*E"]:
     """Return the attention output of each packed token over the earlier tokens of its own row."""
-    if packed.piece is None:
-        return _attend(queries, keys, values, packed)
-    return packed.piece.attend(queries, keys, values, lambda q, k, v: _attend(q, k, v, packed))
+    scale = queries.shape[-1] ** -0.5 if rule.scale is None else rule.scale
+    queries = queries * scale
+    piece = packed.piece
+    if piece is None:
+        return _attend(queries, keys, values, packed, rule)
+    own = rule.of_share(piece.index, piece.size)
+    return piece.attend(queries, keys, values, lambda q, k, v: _attend(q, k, v, packed, own))
 
 
-def _attend(queries: Tensor, keys: Tensor, values: Tensor, packed: Packed) -> Tensor:
-    """Return the outputs of all packed tokens."""
-    head_size = queries.shape[-1]
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, packed: Packed, rule: Rule) -> Tensor:
+    """Return the outputs of all packed tokens; the queries are scaled."""
     longest = packed.rows.width + (packed.prefix.width if packed.prefix else 0)
-    if packed.prefix is None:
-        if is_manual(queries.device, longest):
-            return _manual(queries * head_size**-0.5, keys, values, packed.rows)
-        return _library(queries, keys, values, packed.rows)
+    if packed.prefix is not None:
+        return _with_prompts(queries, keys, values, packed, rule)
+    if has_flex(queries):
+        return flex_attend(queries, keys, values, packed.rows.lengths, rule)
+    if is_blockwise(queries.device, longest) or rule.softcap is not None:
+        return _by_padding(queries, keys, values, packed.rows, lambda q, k, v: _blockwise(q, k, v, rule))
+    if rule.window is not None and rule.window < longest:
+        return _one_by_one(queries, keys, values, packed.rows, lambda q, k, v: _windowed(q, k, v, rule))
+    return _by_padding(queries, keys, values, packed.rows, lambda q, k, v: _library(q, k, v, rule.sinks))
+
+
+def _with_prompts(queries: Tensor, keys: Tensor, values: Tensor, packed: Packed, rule: Rule) -> Tensor:
+    """Return the outputs of prompts and rows where rows share prompts."""
+    prefix, of_row = packed.prefix, packed.prefix_of_row
+    assert prefix is not None and of_row is not None and rule.window is None, "plain layers share prompts"
     cut = packed.rows.start
-    queries = queries * head_size**-0.5
-    prompt = _manual(queries[:cut], keys[:cut], values[:cut], packed.prefix)
-    prompt_keys, prompt_values = (_padded(t[:cut], packed.prefix) for t in (keys, values))
-    assert packed.prefix_of_row is not None, "a packed list with shared prompts says which row has which"
-    past = tuple(t.index_select(0, packed.prefix_of_row) for t in (prompt_keys, prompt_values))
-    hidden = _hidden_prompt(packed, queries)
-    return torch.cat([prompt, _manual(queries[cut:], keys[cut:], values[cut:], packed.rows, past=past, bias=hidden)])
+    prompt_keys, prompt_values = (_padded(t[:cut], prefix) for t in (keys, values))
+    prompt = blockwise(_padded(queries[:cut], prefix), prompt_keys, prompt_values)
+    q, k, v = (_padded(t[cut:], packed.rows) for t in (queries, keys, values))
+    k = torch.cat([prompt_keys.index_select(0, of_row), k], 1)
+    v = torch.cat([prompt_values.index_select(0, of_row), v], 1)
+    lengths = None
+    if prefix.slots is not None:
+        lengths = torch.tensor(prefix.lengths, device=queries.device)[of_row]
+    rows = blockwise(q, k, v, past_lengths=lengths)
+    return torch.cat([_collected(prompt, prefix), _collected(rows, packed.rows)])
 
 
 def _padded(x: Tensor, block: Block) -> Tensor:
-    """Return [B, L, heads, D]."""
+    """Return [B, L, heads, size]."""
     size = len(block.lengths) * block.width
     return spread(x, block.slots, size).view(len(block.lengths), block.width, *x.shape[1:])
 
 
-def _hidden_prompt(packed: Packed, like: Tensor) -> Tensor | None:
-    """Return the bias [B, P] that hides the padding of the shared prompts; None where they have none."""
-    prefix = packed.prefix
-    if prefix is None or prefix.slots is None or packed.prefix_of_row is None:
-        return None
-    lengths = torch.tensor(prefix.lengths, device=like.device)[packed.prefix_of_row]
-    is_padding = torch.arange(prefix.width, device=like.device) >= lengths[:, None]
-    return torch.zeros(is_padding.shape, dtype=like.dtype, device=like.device).masked_fill_(is_padding, float("-inf"))
+def _collected(x: Tensor, block: Block) -> Tensor:
+    """Return [n, heads * size] of the padded [B, L, heads, size]."""
+    return collect(x.reshape(len(block.lengths) * block.width, -1), block.slots)
 
 
-def _manual(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    block: Block,
-    *,
-    past: tuple[Tensor, ...] | None = None,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """Return attention by two products and a softmax; queries come scaled, `past` is seen by every query.
-
-    Float32 is widened to float64, as in the engine: sums over differently padded keys then round alike.
-    """
-    q, k, v = (_padded(t, block) for t in (queries, keys, values))
-    if past is not None:
-        k, v = torch.cat([past[0], k], 1), torch.cat([past[1], v], 1)
-    batch, length, num_queries, size = q.shape
-    heads, width = k.shape[2], k.shape[1]
-    repeat = num_queries // heads
-    dtype = q.dtype
-    if dtype == torch.float32:
-        q, k, v = q.double(), k.double(), v.double()
-    q = q.view(batch, length, heads, repeat, size).permute(0, 2, 3, 1, 4).reshape(batch * heads, repeat * length, size)
-    k = k.permute(0, 2, 3, 1).reshape(batch * heads, size, width)
-    v = v.transpose(1, 2).reshape(batch * heads, width, size)
-    causal = torch.full((length, width), float("-inf"), dtype=q.dtype, device=q.device).triu_(width - length + 1)
-    scores = torch.bmm(q, k).view(batch, heads * repeat, length, width) + causal
-    if bias is not None:
-        scores = scores + functional.pad(bias, (0, length))[:, None, None]
-    weights = torch.softmax(scores, -1).view(batch * heads, repeat * length, width)
-    out = torch.bmm(weights, v).view(batch, heads, repeat, length, size).permute(0, 3, 1, 2, 4)
-    return collect(out.reshape(batch * length, num_queries * size).to(dtype), block.slots)
+Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def _library(queries: Tensor, keys: Tensor, values: Tensor, block: Block) -> Tensor:
-    """Return PyTorch's attention: padded at once where lengths are alike, else one sequence after another."""
+def _by_padding(queries: Tensor, keys: Tensor, values: Tensor, block: Block, kernel: Kernel) -> Tensor:
+    """Return a kernel's outputs: of all sequences padded at once where lengths are alike, else of one after another."""
     padded_work = len(block.lengths) * block.width**2
     if block.slots is None or padded_work <= MAX_PADDING_FACTOR * sum(n * n for n in block.lengths):
-        q, k, v = (_padded(t, block).transpose(1, 2) for t in (queries, keys, values))
-        out = _causal(q, k, v).transpose(1, 2)
-        return collect(out.reshape(len(block.lengths) * block.width, -1), block.slots)
-    pieces = []
-    parts = [t.split(block.lengths) for t in (queries, keys, values)]
-    for q, k, v in zip(*parts, strict=True):
-        out = _causal(*(t.transpose(0, 1)[None] for t in (q, k, v)))
-        pieces.append(out[0].transpose(0, 1).reshape(q.shape[0], -1))
-    return torch.cat(pieces)
+        return _collected(kernel(*(_padded(t, block) for t in (queries, keys, values))), block)
+    return _one_by_one(queries, keys, values, block, kernel)
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+def _one_by_one(queries: Tensor, keys: Tensor, values: Tensor, block: Block, kernel: Kernel) -> Tensor:
+    """Return a kernel's outputs of one sequence after another."""
+    parts: Sequence[Sequence[Tensor]] = [t.split(block.lengths) for t in (queries, keys, values)]
+    pieces = [kernel(q[None], k[None], v[None])[0] for q, k, v in zip(*parts, strict=True)]
+    return torch.cat(pieces).flatten(1)
 
 
-def packed_attention(
-    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-) -> tuple[Tensor, None]:
-    """Attention function for Hugging Face models, registered as `trinity_packed`.
+def _blockwise(q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
+    return blockwise(q, k, v, window=rule.window, softcap=rule.softcap, sinks=rule.sinks)
 
-    Tensors are [1, heads, N, D]; the sequences are those of the packed list being computed. Scaling other than
-    1 / sqrt(D) is taken from `kwargs`.
+
+def _library(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
+    """Return PyTorch's causal attention [B, L, Q, E] of padded sequences [B, L, heads, size].
+
+    A sink is one more position in front that every query sees: its score is the queries' last entry, its value zero.
+    Its own output is left out.
     """
-    packed = _computed[-1]
-    scaling = kwargs.get("scaling")
-    q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
-    if scaling is not None:
-        q = q * (scaling * q.shape[-1] ** 0.5)
-    out = attend(q, k, v, packed)
-    return out.view(1, -1, query.shape[1], value.shape[-1]), None
+    if sinks is None:
+        return _scaled_dot_product(q, k, v, is_causal=True)
+    size = v.shape[-1]
+    q, k, v = _with_sink(q, k, v, sinks)
+    out = _scaled_dot_product(functional.pad(q, (0, 0, 0, 0, 1, 0)), k, v, is_causal=True)
+    return out[:, 1:, :, :size]
 
 
-def register() -> str:
-    """Register `packed_attention` with transformers; return its name."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+def _windowed(q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
+    """Return attention [1, L, Q, E] of one sequence to the last positions of each query, in steps."""
+    window, size, pieces = rule.window, v.shape[-1], []
+    assert window is not None, "asked for with a window"
+    masks: dict[tuple[int, int], Tensor] = {}
+    for first in range(0, q.shape[1], WINDOW_STEP):
+        last, lowest = min(q.shape[1], first + WINDOW_STEP), max(0, first - window + 1)
+        shape = (last - first, first - lowest)
+        if shape not in masks:  # kept for the backward pass, so that equal steps share one
+            masks[shape] = _window_mask(*shape, window=window, has_sink=rule.sinks is not None, device=q.device)
+        step = (q[:, first:last], k[:, lowest:last], v[:, lowest:last])
+        step = step if rule.sinks is None else _with_sink(*step, rule.sinks)
+        pieces.append(_scaled_dot_product(*step, mask=masks[shape])[..., :size])
+    return torch.cat(pieces, 1)
 
-    ALL_ATTENTION_FUNCTIONS.register("trinity_packed", packed_attention)
-    return "trinity_packed"
+
+def _window_mask(queries: int, before: int, *, window: int, has_sink: bool, device: torch.device) -> Tensor:
+    """Return [queries, keys]: whether a query sees a key, where `before` keys lie before the first query's own."""
+    distance = torch.arange(before, before + queries, device=device)[:, None] - torch.arange(
+        before + queries, device=device
+    )
+    seen = (distance >= 0) & (distance < window)
+    return functional.pad(seen, (1, 0), value=True) if has_sink else seen
 
 
-class computing:
-    """While entered, `packed_attention` attends within the sequences of `packed`."""
+def _with_sink(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values with a position in front that takes the weight of the sinks."""
+    width = max(q.shape[-1] + 1, v.shape[-1])
+    width = -(-width // _ALIGNMENT) * _ALIGNMENT
+    score = sinks.to(q.dtype).view(1, 1, -1, 1).expand(*q.shape[:3], 1)
+    q = functional.pad(torch.cat([q, score], -1), (0, width - q.shape[-1] - 1))
+    front = functional.pad(k.new_ones(k.shape[0], 1, k.shape[2], 1), (k.shape[-1], width - k.shape[-1] - 1))
+    k = torch.cat([front, functional.pad(k, (0, width - k.shape[-1]))], 1)
+    v = functional.pad(v, (0, max(0, width - v.shape[-1]), 0, 0, 1, 0))
+    return q, k, v
 
-    def __init__(self, packed: Packed) -> None:
-        self.packed = packed
 
-    def __enter__(self) -> None:
-        _computed.append(self.packed)
-
-    def __exit__(self, *_: object) -> None:
-        _computed.pop()
+def _scaled_dot_product(
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, is_causal: bool = False
+) -> Tensor:
+    size, missing = v.shape[-1], q.shape[-1] - v.shape[-1]
+    v = functional.pad(v, (0, missing)) if missing > 0 else v  # kernels of linear memory take one size
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    is_grouped = q.shape[1] != k.shape[1]
+    out = functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=is_causal, enable_gqa=is_grouped, scale=1.0
+    )
+    return out.transpose(1, 2)[..., :size]

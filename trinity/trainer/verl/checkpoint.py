@@ -27,6 +27,7 @@ from torch._weights_only_unpickler import UnpicklingError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trinity.common.errors import CheckpointError
+from trinity.common.models.model_config import config_to_save
 from trinity.trainer.verl.pipeline import Stages
 from trinity.trainer.verl.ranks import ALONE, Ranks
 from trinity.trainer.verl.resharding import (
@@ -176,7 +177,7 @@ def _save_huggingface(
     folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, weights: dict[str, Tensor] | None
 ) -> None:
     """Write configuration and tokenizer, and `weights` if there are any; None stands for those of the model."""
-    model.config.save_pretrained(folder)
+    config_to_save(model).save_pretrained(folder)
     generation_config = getattr(model, "generation_config", None)  # a value model has none
     if generation_config is not None:
         generation_config.save_pretrained(folder)

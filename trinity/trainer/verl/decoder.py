@@ -5,8 +5,8 @@ Dimension key: m = scored positions of this rank (all, unless ranks share a sequ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from trinity.common.errors import ConfigError
-from trinity.common.models.preflight_division import FAMILIES, family_problem
-from trinity.trainer.verl.attention import attend, computing, register
+from trinity.common.models.preflight_division import FAMILIES
+from trinity.trainer.verl.attention import attend
+from trinity.trainer.verl.hf_decoder import HFDecoder, Without
 from trinity.trainer.verl.layer_maps import LayerMaps
 from trinity.trainer.verl.layers import rms_norm, rotate, swiglu
+from trinity.trainer.verl.output_layer import OutputLayer
 from trinity.trainer.verl.packing import Packed
 from trinity.trainer.verl.pipeline import Stages
 from trinity.trainer.verl.tensor_parallel import TensorGroup, check_matrices, held
@@ -28,8 +29,6 @@ from trinity.utils.log import get_logger
 logger = get_logger("trainer")
 
 HEADS = ("ForCausalLM", "ForTokenClassification")  # what lies on top of the same layers
-
-Without = Callable[[], AbstractContextManager[None]]
 
 
 @runtime_checkable
@@ -43,8 +42,8 @@ class Decoder(Protocol):
         """Return the last hidden states of the scored positions, normalised, in the number type of the products."""
         ...
 
-    def head(self) -> tuple[Float[Tensor, "V d"], Float[Tensor, "V"] | None, Float[Tensor, "V d"]]:
-        """Return the output layer in that number type, its bias, and its parameter."""
+    def head(self) -> OutputLayer:
+        """Return the output layer in that number type."""
         ...
 
     def refresh(self) -> None:
@@ -235,12 +234,12 @@ class FastDecoder(nn.Module):
             return hidden
         return rms_norm(hidden, held(self.norm.weight), eps=self.eps, dtype=self.dtype)
 
-    def head(self) -> tuple[Tensor, Tensor | None, Tensor]:
+    def head(self) -> OutputLayer:
         """Return the output layer; see `Decoder`."""
         parameter = held(self._outside["model"].get_output_embeddings().weight)
         if self._head is None or self.is_sharded:
             self._head = parameter.detach().to(self.dtype)
-        return self._head, None, parameter
+        return OutputLayer(self._head, None, parameter)
 
     def refresh(self) -> None:
         """Forget copies; see `Decoder`."""
@@ -258,64 +257,6 @@ class FastDecoder(nn.Module):
         finally:
             for layer in self._own:
                 layer.is_adapted = True
-
-
-class HFDecoder(nn.Module):
-    """Any causal language model through Hugging Face's own forward, with our attention over packed sequences.
-
-    Args:
-        model: parameters in float32; its attention function is replaced.
-        dtype: number type of autocast.
-        recompute: gradient checkpointing.
-        without: makes the context in which the forward pass leaves the adapter out; None: with the adapter.
-    """
-
-    can_share_prompts = False
-    stages: Stages | None = None
-
-    def __init__(
-        self, model: PreTrainedModel, *, dtype: torch.dtype, recompute: bool, without: Without | None = None
-    ) -> None:
-        super().__init__()
-        self.model, self.dtype, self.context = model, dtype, without or nullcontext
-        model.set_attn_implementation(register())
-        if recompute:
-            model.train()  # Hugging Face recomputes in training mode only; dropout is 0
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-
-    def blocks(self) -> list[nn.Module]:
-        """Return what is sharded on its own; see `Decoder`."""
-        names = set(self.model._no_split_modules or ())
-        return [module for module in self.model.modules() if type(module).__name__ in names]
-
-    def shard(self, group: TensorGroup | None = None, stages: Stages | None = None) -> None:
-        """Nothing is copied; neither its matrices nor its layers can be shared."""
-        if group is not None or stages is not None:
-            raise ConfigError(family_problem(str(self.model.config.model_type)), code="E1856")
-
-    def hidden(self, packed: Packed) -> Float[Tensor, "m d"]:
-        """Return the last hidden states; see `Decoder`. The caller stays inside `computing` for the backward pass."""
-        hidden: Tensor = self(packed)
-        return hidden
-
-    def forward(self, packed: Packed) -> Float[Tensor, "m d"]:
-        """Return the last hidden states; a call of the module, so that sharded parameters are gathered."""
-        tokens, positions = packed.own_tokens
-        device = tokens.device
-        with self.context(), torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32):
-            output = self.model.base_model(
-                input_ids=tokens[None], position_ids=positions[None], use_cache=False, return_dict=True
-            )
-        hidden: Tensor = output.last_hidden_state[0].index_select(0, packed.own_sources).to(self.dtype)
-        return hidden
-
-    def head(self) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Return the output layer; see `Decoder`."""
-        layer = self.model.get_output_embeddings()
-        return layer.weight.detach().to(self.dtype), layer.bias, layer.weight
-
-    def refresh(self) -> None:
-        """Nothing is copied."""
 
 
 class WithoutAdapter:
@@ -350,8 +291,11 @@ def make_decoder(
     """
     if is_common(model):
         return FastDecoder(model, dtype=dtype, recompute=recompute, is_adapted=without is None)
-    logger.info("model type %s is computed by Hugging Face's own forward", model.config.model_type)
-    return HFDecoder(model, dtype=dtype, recompute=recompute, without=without)
+    decoder = HFDecoder(model, dtype=dtype, recompute=recompute, without=without)
+    logger.info(
+        "model type %s is computed by Hugging Face's own forward, %s", model.config.model_type, decoder.layout.text
+    )
+    return decoder
 
 
 def is_common(model: PreTrainedModel) -> bool:
@@ -370,4 +314,4 @@ def is_common(model: PreTrainedModel) -> bool:
     )
 
 
-__all__ = ["Decoder", "FastDecoder", "HFDecoder", "WithoutAdapter", "computing", "is_common", "make_decoder"]
+__all__ = ["Decoder", "FastDecoder", "HFDecoder", "WithoutAdapter", "is_common", "make_decoder"]

@@ -14,23 +14,21 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trinity.trainer.verl.logprob import chunk_rows, log_softmax
-from trinity.utils.products import matmul
+from trinity.trainer.verl.logprob import LayerGradients, chunk_rows
+from trinity.trainer.verl.output_layer import OutputLayer
 
 
 @dataclass(frozen=True)
 class Output:
-    """What gives the logits of a model: hidden states and the output layer in their number type.
+    """What gives the logits of a model.
 
     Attributes:
         hidden: last hidden states of the scored positions.
-        weight: output layer.
-        bias: of the output layer, if it has one.
+        layer: output layer in their number type.
     """
 
     hidden: Float[Tensor, "M d"]
-    weight: Float[Tensor, "V d"]
-    bias: Float[Tensor, "V"] | None
+    layer: OutputLayer
 
 
 class _ChunkedDivergence(torch.autograd.Function):
@@ -38,59 +36,49 @@ class _ChunkedDivergence(torch.autograd.Function):
     def forward(
         ctx: Any,
         hidden: Tensor,
-        weight: Tensor,
         bias: Tensor | None,
         parameter: Tensor,
+        layer: OutputLayer,
         reference: Output,
         temperature: float,
     ) -> Tensor:
-        rows = chunk_rows(weight.shape[0], hidden.device)
+        rows = chunk_rows(layer.num_tokens, hidden.device)
         divergence = hidden.new_empty(len(hidden), dtype=torch.float32)
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
-            logp, difference = _compared(hidden, weight, bias, reference, temperature, part)
-            divergence[part] = (logp.exp() * difference).sum(1)
-        ctx.save_for_backward(hidden, weight, divergence, *(() if bias is None else (bias,)))
-        ctx.reference, ctx.temperature, ctx.rows = reference, temperature, rows
+            logp = layer.log_softmax(hidden[part], temperature)
+            divergence[part] = (logp.exp() * _difference(logp, reference, temperature, part)).sum(1)
+        ctx.save_for_backward(hidden, divergence)
+        ctx.layer, ctx.reference, ctx.temperature, ctx.rows = layer, reference, temperature, rows
         return divergence
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, divergence, *rest = ctx.saved_tensors
-        bias = rest[0] if rest else None
-        grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None else None
+        hidden, divergence = ctx.saved_tensors
+        sums = LayerGradients(ctx.layer, hidden, of_bias=ctx.needs_input_grad[1], of_weight=ctx.needs_input_grad[2])
         for start in range(0, len(hidden), ctx.rows):
             part = slice(start, start + ctx.rows)
-            logp, difference = _compared(hidden, weight, bias, ctx.reference, ctx.temperature, part)
+            logits = ctx.layer.logits(hidden[part])
+            logp = torch.log_softmax(logits / ctx.temperature, 1)
+            difference = _difference(logp, ctx.reference, ctx.temperature, part)
             of_logits = logp.exp() * (difference - divergence[part, None]) * grad[part, None]
-            of_logits = of_logits.div_(ctx.temperature).to(weight.dtype)
-            grad_hidden[part] = matmul(of_logits, weight)
-            grad_weight += matmul(of_logits.t(), hidden[part])
-            if grad_bias is not None:
-                grad_bias += of_logits.float().sum(0)
-        return grad_hidden, None, grad_bias, grad_weight, None, None
+            sums.add(part, of_logits.div_(ctx.temperature), logits)
+        return sums.hidden, sums.bias, sums.weight, None, None, None
 
 
-def _compared(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, reference: Output, temperature: float, part: slice
-) -> tuple[Tensor, Tensor]:
-    """Return ln p and ln p - ln q of a piece."""
-    logp = log_softmax(hidden[part], weight, bias, temperature)
-    return logp, logp - log_softmax(reference.hidden[part], reference.weight, reference.bias, temperature)
+def _difference(logp: Tensor, reference: Output, temperature: float, part: slice) -> Tensor:
+    """Return ln p - ln q of a piece."""
+    return logp - reference.layer.log_softmax(reference.hidden[part], temperature)
 
 
-def full_divergence(
-    policy: Output, reference: Output, *, parameter: Float[Tensor, "V d"], temperature: float = 1.0
-) -> Float[Tensor, "M"]:
+def full_divergence(policy: Output, reference: Output, *, temperature: float = 1.0) -> Float[Tensor, "M"]:
     """Return KL(policy, reference) in nats at each scored token, in float32; the logits never exist at once.
 
     Args:
-        policy: gets the gradient.
+        policy: its hidden states, and the parameters of its layer, get the gradient.
         reference: held.
-        parameter: the float32 parameter that `policy.weight` is a copy of; it gets the gradient.
         temperature: divides both logits.
     """
-    return _ChunkedDivergence.apply(policy.hidden, policy.weight, policy.bias, parameter, reference, temperature)
+    layer = policy.layer
+    return _ChunkedDivergence.apply(policy.hidden, layer.bias, layer.parameter, layer, reference, temperature)

@@ -17,7 +17,14 @@ from transformers.utils import logging as transformers_logging
 from trinity.common.checkpoint import hash_tree
 from trinity.common.config import Config
 from trinity.common.errors import CheckpointError, EnvironmentProblem
-from trinity.common.models.model_config import MODEL_KEY, check_loaded, import_libraries, read_model_config
+from trinity.common.models.model_config import (
+    MODEL_KEY,
+    NOISE,
+    check_loaded,
+    import_libraries,
+    read_model_config,
+    silence,
+)
 from trinity.trainer.verl.checkpoint import LORA_FOLDER, read_weights
 
 if TYPE_CHECKING:
@@ -41,9 +48,11 @@ def load_model(path: str, device: torch.device, *, config: Config) -> PreTrained
     import_libraries(detailed.external_lib)
     overrides = detailed.override_config
     try:
+        wanted = read_model_config(path, overrides, trust_remote_code=trusted)
+        noise = silence(wanted)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
-            config=read_model_config(path, overrides, trust_remote_code=trusted),
+            config=wanted,
             dtype=torch.float32,
             trust_remote_code=trusted,
             ignore_mismatched_sizes=bool(overrides),
@@ -53,7 +62,7 @@ def load_model(path: str, device: torch.device, *, config: Config) -> PreTrained
         raise EnvironmentProblem(f"cannot load model.model_path {path}: {error}", code="E3101") from error
     model, info = loaded
     check_loaded(info, overrides, path=path, section=MODEL_KEY)
-    return _ready(model, device)
+    return _ready(model, device, noise)
 
 
 def attach_adapter(model: PreTrainedModel, config: Config) -> Adapter | None:
@@ -123,10 +132,10 @@ def load_value_model(path: str, device: torch.device, *, config: Config) -> PreT
     import_libraries(config.trainer.trainer_config.critic.model.external_lib, section=CRITIC_KEY)
     try:
         with torch.random.fork_rng(devices=[]), _without_report():
-            model, info = _classifier(path, config, names={})
+            model, info, noise = _classifier(path, config, names={})
             if "score.weight" in info["unexpected_keys"] and not hasattr(model, "score"):
                 # The families disagree in the head's name between token and sequence classifiers.
-                model, info = _classifier(path, config, names={r"^score\.": "classifier."})
+                model, info, noise = _classifier(path, config, names={r"^score\.": "classifier."})
     except (OSError, ValueError) as error:
         raise EnvironmentProblem(f"cannot load model.critic_model_path {path}: {error}", code="E3101") from error
     check_loaded(
@@ -151,7 +160,7 @@ def load_value_model(path: str, device: torch.device, *, config: Config) -> PreT
     if "bias" in missing and head.bias is not None:
         nn.init.zeros_(head.bias)
     model.config.architectures = [type(model).__name__]
-    return _ready(model, device)
+    return _ready(model, device, noise)
 
 
 def value_head(model: PreTrainedModel) -> nn.Linear:
@@ -184,10 +193,13 @@ def _is_of_head(key: str | tuple[Any, ...]) -> bool:
     return name.split(".")[0] in (*HEAD_NAMES, "lm_head")
 
 
-def _classifier(path: str, config: Config, *, names: dict[str, str]) -> tuple[PreTrainedModel, dict[str, Any]]:
+def _classifier(
+    path: str, config: Config, *, names: dict[str, str]
+) -> tuple[PreTrainedModel, dict[str, Any], dict[str, float]]:
     overrides, trusted = config.trainer.trainer_config.critic.model.override_config, config.model.trust_remote_code
     made = read_model_config(path, overrides, trust_remote_code=trusted, section=CRITIC_KEY)
     made.num_labels = 1
+    noise = silence(made)
     loaded: tuple[PreTrainedModel, dict[str, Any]] = AutoModelForTokenClassification.from_pretrained(
         path,
         config=made,
@@ -197,7 +209,7 @@ def _classifier(path: str, config: Config, *, names: dict[str, str]) -> tuple[Pr
         output_loading_info=True,
         **{"key_mapping": names} if names else {},
     )
-    return loaded
+    return *loaded, noise
 
 
 @contextmanager
@@ -218,8 +230,9 @@ def move_buffers(model: PreTrainedModel, device: torch.device) -> None:
             module._buffers[name] = buffer.to(device)
 
 
-def _ready(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
-    """Return the model on `device`, without dropout."""
+def _ready(model: PreTrainedModel, device: torch.device, noise: dict[str, float]) -> PreTrainedModel:
+    """Return the model on `device`, without dropout; `noise` is what its configuration has said of it."""
+    setattr(model, NOISE, noise)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

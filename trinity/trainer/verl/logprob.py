@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trinity.trainer.verl.output_layer import OutputLayer
 from trinity.utils.products import matmul
 
 # What an advantage may ask for beside the log-probability, from the log-probabilities [M V] of the vocabulary.
@@ -34,62 +35,76 @@ class _ChunkedLogprob(torch.autograd.Function):
     def forward(
         ctx: Any,
         hidden: Tensor,
-        weight: Tensor,
         bias: Tensor | None,
         parameter: Tensor,
         labels: Tensor,
+        layer: OutputLayer,
         temperature: float,
         with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
-        rows = chunk_rows(weight.shape[0], hidden.device)
+        rows = chunk_rows(layer.num_tokens, hidden.device)
         logprob = hidden.new_empty(len(labels), dtype=torch.float32)
         entropy = torch.zeros_like(logprob)
         kept = None
         for start in range(0, len(labels), rows):
             part = slice(start, start + rows)
-            logp = log_softmax(hidden[part], weight, bias, temperature)
+            logp = layer.log_softmax(hidden[part], temperature)
             logprob[part] = logp.gather(1, labels[part, None]).squeeze(1)
             if with_entropy:
                 entropy[part] = -(logp.exp() * logp).sum(1)
-            kept = logp if len(labels) <= rows else None
-        ctx.save_for_backward(hidden, weight, labels, entropy, *(t for t in (bias, kept) if t is not None))
-        ctx.has = (bias is not None, kept is not None)
-        ctx.temperature, ctx.with_entropy, ctx.rows = temperature, with_entropy, rows
+            kept = logp if len(labels) <= rows and layer.rule.softcap is None else None
+        ctx.save_for_backward(hidden, labels, entropy, *(() if kept is None else (kept,)))
+        ctx.layer, ctx.temperature, ctx.with_entropy, ctx.rows = layer, temperature, with_entropy, rows
         return logprob, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logprob: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, labels, entropy, *rest = ctx.saved_tensors
-        bias = rest.pop(0) if ctx.has[0] else None
-        kept = rest.pop(0) if ctx.has[1] else None
-        grad_hidden = torch.empty_like(hidden)
-        of_bias, of_weight = ctx.needs_input_grad[2:4]  # both are frozen where only an adapter is trained
-        shape = {"dtype": torch.float32, "device": weight.device}
-        grad_weight = torch.zeros(weight.shape, **shape) if of_weight else None
-        grad_bias = torch.zeros(bias.shape, **shape) if bias is not None and of_bias else None
+        hidden, labels, entropy, *rest = ctx.saved_tensors
+        layer: OutputLayer = ctx.layer
+        sums = LayerGradients(layer, hidden, of_bias=ctx.needs_input_grad[1], of_weight=ctx.needs_input_grad[2])
         for start in range(0, len(labels), ctx.rows):
             part = slice(start, start + ctx.rows)
-            logp = log_softmax(hidden[part], weight, bias, ctx.temperature) if kept is None else kept
+            logits = None if rest else layer.logits(hidden[part])
+            logp = rest[0] if logits is None else torch.log_softmax(logits / ctx.temperature, 1)
             of_entropy = (grad_entropy[part], entropy[part]) if ctx.with_entropy else None
             grad = _grad_logits(logp, labels[part], grad_logprob[part], of_entropy)
-            grad = grad.div_(ctx.temperature).to(weight.dtype)
-            grad_hidden[part] = matmul(grad, weight)
-            if grad_weight is not None:
-                grad_weight += matmul(grad.t(), hidden[part])
-            if grad_bias is not None:
-                grad_bias += grad.float().sum(0)
-        return grad_hidden, None, grad_bias, grad_weight, None, None, None
+            sums.add(part, grad.div_(ctx.temperature), logits)
+        return sums.hidden, sums.bias, sums.weight, None, None, None, None
 
 
-def log_softmax(
-    hidden: Float[Tensor, "M d"], weight: Float[Tensor, "V d"], bias: Float[Tensor, "V"] | None, temperature: float
-) -> Float[Tensor, "M V"]:
-    """Return the log-probabilities (nats, float32) of the vocabulary; `temperature` divides the logits."""
-    logits = matmul(hidden, weight.t()).float()
-    if bias is not None:
-        logits += bias
-    return torch.log_softmax(logits if temperature == 1.0 else logits.div_(temperature), 1)
+class LayerGradients:
+    """Sums up the gradients of an output layer over pieces of its input.
+
+    Args:
+        layer: the layer.
+        inputs: its inputs [M, d].
+        of_bias: whether the bias wants a gradient.
+        of_weight: whether the weight does; both are frozen where only an adapter is trained.
+
+    Attributes:
+        hidden: gradient of `inputs`.
+        weight: of the parameter, in float32, or None.
+        bias: of the bias, or None.
+    """
+
+    def __init__(self, layer: OutputLayer, inputs: Tensor, *, of_bias: bool, of_weight: bool) -> None:
+        bias, device = layer.bias, layer.weight.device
+        self.layer, self.inputs = layer, inputs
+        self.hidden = torch.empty_like(inputs)
+        self.weight = torch.zeros(layer.weight.shape, dtype=torch.float32, device=device) if of_weight else None
+        has_bias = bias is not None and of_bias
+        self.bias = torch.zeros(layer.num_tokens, dtype=torch.float32, device=device) if has_bias else None
+
+    def add(self, part: slice, grad: Float[Tensor, "m V"], logits: Float[Tensor, "m V"] | None) -> None:
+        """Add what the inputs `part` give, from the gradient by their logits; it is overwritten."""
+        products = self.layer.rule.backward(grad, logits)
+        if self.bias is not None:
+            self.bias += products.sum(0)
+        products = products.to(self.layer.weight.dtype)
+        self.hidden[part] = matmul(products, self.layer.weight)
+        if self.weight is not None:
+            self.weight += matmul(products.t(), self.inputs[part])
 
 
 def _grad_logits(logp: Tensor, labels: Tensor, grad_logprob: Tensor, entropy: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -104,11 +119,9 @@ def _grad_logits(logp: Tensor, labels: Tensor, grad_logprob: Tensor, entropy: tu
 
 def logprob_and_entropy(
     hidden: Float[Tensor, "M d"],
-    weight: Float[Tensor, "V d"],
+    layer: OutputLayer,
     labels: Int[Tensor, "M"],
     *,
-    parameter: Float[Tensor, "V d"],
-    bias: Float[Tensor, "V"] | None = None,
     temperature: float = 1.0,
     with_entropy: bool = False,
 ) -> tuple[Float[Tensor, "M"], Float[Tensor, "M"]]:
@@ -116,31 +129,24 @@ def logprob_and_entropy(
 
     Args:
         hidden: last hidden states.
-        weight: output layer in the number type of `hidden`.
+        layer: output layer in the number type of `hidden`; its parameter and its bias get the gradient.
         labels: scored tokens.
-        parameter: the float32 parameter that `weight` is a copy of; it gets the gradient.
-        bias: of the output layer, float32.
         temperature: divides the logits.
         with_entropy: compute the entropy; zeros otherwise.
     """
-    return _ChunkedLogprob.apply(hidden, weight, bias, parameter, labels, temperature, with_entropy)
+    return _ChunkedLogprob.apply(hidden, layer.bias, layer.parameter, labels, layer, temperature, with_entropy)
 
 
 @torch.no_grad()
 def distribution_statistics(
-    hidden: Float[Tensor, "M d"],
-    weight: Float[Tensor, "V d"],
-    names: Iterable[str],
-    *,
-    bias: Float[Tensor, "V"] | None = None,
-    temperature: float = 1.0,
+    hidden: Float[Tensor, "M d"], layer: OutputLayer, names: Iterable[str], *, temperature: float = 1.0
 ) -> dict[str, Float[Tensor, "M"]]:
     """Return `STATISTICS` of the distribution that each hidden state predicts, in float32 and without a gradient."""
     result = {name: hidden.new_empty(len(hidden), dtype=torch.float32) for name in names}
-    rows = chunk_rows(weight.shape[0], hidden.device)
+    rows = chunk_rows(layer.num_tokens, hidden.device)
     for start in range(0, len(hidden), rows):
         part = slice(start, start + rows)
-        logp = log_softmax(hidden[part], weight, bias, temperature)
+        logp = layer.log_softmax(hidden[part], temperature)
         for name, values in result.items():
             values[part] = STATISTICS[name](logp)
     return result

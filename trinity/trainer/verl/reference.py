@@ -74,9 +74,8 @@ class Reference:
         """Return what gives the reference's logits at the scored positions."""
         with self.offload.loaded():
             hidden = self.scorer.decoder.hidden(packed)
-            weight, bias, _ = self.scorer.decoder.head()
-            # Detached, they keep the device's memory when the parameters go back to the host.
-            return Output(hidden, weight.detach(), None if bias is None else bias.detach())
+            # Detached, it keeps the device's memory when the parameters go back to the host.
+            return Output(hidden, self.scorer.decoder.head().detached())
 
 
 def load_reference(

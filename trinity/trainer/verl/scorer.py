@@ -10,9 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from trinity.trainer.batch import TrainBatch, counted_rows
-from trinity.trainer.verl.attention import computing, is_manual
+from trinity.trainer.verl.attention import is_blockwise
 from trinity.trainer.verl.decoder import Decoder
 from trinity.trainer.verl.divergence import Output, full_divergence
+from trinity.trainer.verl.hf_attention import computing
 from trinity.trainer.verl.logprob import distribution_statistics, logprob_and_entropy
 from trinity.trainer.verl.loss import spread_to_rows
 from trinity.trainer.verl.packing import Packed, pack
@@ -64,7 +65,7 @@ class Scorer:
 
     def pack(self, micro: TrainBatch) -> Packed:
         """Return the packed form of a micro-batch on the device."""
-        shares = self.decoder.can_share_prompts and is_manual(self.device, int(micro.lengths.max()))
+        shares = self.decoder.can_share_prompts and is_blockwise(self.device, int(micro.lengths.max()))
         return self.ranks.cut(pack(micro, share_prompts=shares).to(self.device))
 
     def score(self, packed: Packed, *, with_entropy: bool) -> tuple[Float[Tensor, "M"], Float[Tensor, "M"]]:
@@ -73,22 +74,18 @@ class Scorer:
 
     def divergence(self, hidden: Float[Tensor, "m d"], reference: Output, packed: Packed) -> Float[Tensor, "M"]:
         """Return KL(policy, reference) (nats) at the scored tokens, from this rank's `hidden` states of them."""
-        weight, bias, parameter = self.decoder.head()
-        policy = Output(hidden, weight, bias)
-        divergence = full_divergence(policy, reference, parameter=parameter, temperature=self.settings.temperature)
+        policy = Output(hidden, self.decoder.head())
+        divergence = full_divergence(policy, reference, temperature=self.settings.temperature)
         return packed.collect(divergence)
 
     def score_hidden(
         self, hidden: Float[Tensor, "m d"], packed: Packed, *, with_entropy: bool
     ) -> tuple[Float[Tensor, "M"], Float[Tensor, "M"]]:
         """Return what `score` returns, from the decoder's hidden states."""
-        weight, bias, parameter = self.decoder.head()
         logprob, entropy = logprob_and_entropy(
             hidden,
-            weight,
+            self.decoder.head(),
             packed.own_labels,
-            parameter=parameter,
-            bias=bias,
             temperature=self.settings.temperature,
             with_entropy=with_entropy,
         )
@@ -108,9 +105,8 @@ class Scorer:
 
         def of(packed: Packed) -> dict[str, Tensor]:
             hidden = self.decoder.hidden(packed)
-            weight, bias, _ = self.decoder.head()
             temperature = self.settings.temperature
-            found = distribution_statistics(hidden, weight, wanted, bias=bias, temperature=temperature)
+            found = distribution_statistics(hidden, self.decoder.head(), wanted, temperature=temperature)
             return {name: packed.collect(values) for name, values in found.items()} | {
                 "logprob": self.score_hidden(hidden, packed, with_entropy=False)[0]
             }

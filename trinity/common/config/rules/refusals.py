@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trinity.common.config.draft import Draft
+from trinity.common.config.noise import is_noise
 from trinity.common.config.rules.critic import reads_values
 
 TREE = "trainer.trainer_config"
@@ -48,7 +49,6 @@ NOT_OVERRIDDEN: dict[str, tuple[str, str]] = {
     "use_cache": ("a training pass keeps no cache", "remove it"),
     "num_labels": ("a value model has one output", "remove it"),
 }
-_DROPOUT = ("dropout", "_pdrop", "_drop")
 
 
 def check_refusals(draft: Draft) -> None:
@@ -74,7 +74,7 @@ def _check_overrides(draft: Draft, key: str) -> None:
     """Refuse entries of the model's configuration that the trainer would undo."""
     for name, value in (draft.get(key) or {}).items():
         reason, way_out = NOT_OVERRIDDEN.get(str(name), (None, "remove it"))
-        if reason is None and str(name).endswith(_DROPOUT) and value not in (0, None):
+        if reason is None and is_noise(str(name)) and value not in (0, None):
             reason = "with dropout, the log-probabilities of one policy would differ from pass to pass"
         if reason is not None:
             draft.problem("E1885", f"{key}.{name}", f"`{key}.{name}` is not overridden: {reason}", suggestion=way_out)

@@ -1,0 +1,131 @@
+"""Attention over packed sequences by kernels that read them as one list: PyTorch's flash and flex attention on CUDA.
+
+Dimension key: N = packed tokens, Q = query heads, H = key heads, D = size of queries and keys, E = size of values.
+Both need memory linear in the tokens, and neither pads. Flash attention takes plain layers and windows in 16 bits; flex
+attention, which compiles a kernel for the rule of the layer, takes the rest.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Callable
+from functools import cache, lru_cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import flex_attention as flex
+
+if TYPE_CHECKING:
+    from trinity.trainer.verl.attention import Rule
+
+BLOCK = 128
+_FLASH_MAX_SIZE = 256
+_FLASH_ARGUMENTS = {"window_size", "enable_gqa", "scale"}
+
+
+def has_flex(x: Tensor) -> bool:
+    """Return whether tensors like `x` are computed here: those on CUDA, where kernels can be compiled."""
+    return x.device.type == "cuda" and _can_compile()
+
+
+@cache
+def _can_compile() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def flex_attend(
+    queries: Float[Tensor, "N Q D"],
+    keys: Float[Tensor, "N H D"],
+    values: Float[Tensor, "N H E"],
+    lengths: tuple[int, ...],
+    rule: Rule,
+) -> Float[Tensor, "N Q*E"]:
+    """Return the attention of sequences of `lengths` that lie one after another; the queries are scaled."""
+    is_plain = rule.softcap is None and rule.sinks is None
+    if is_plain and _takes_flash(queries, values):
+        return _flash(queries, keys, values, lengths, rule.window).flatten(1)
+    return _flex(queries, keys, values, lengths, rule, compute=_compiled()).flatten(1)
+
+
+def _takes_flash(queries: Tensor, values: Tensor) -> bool:
+    size = queries.shape[-1]
+    is_short = queries.dtype in (torch.bfloat16, torch.float16)
+    return is_short and values.shape[-1] == size <= _FLASH_MAX_SIZE and size % 8 == 0 and _flash_kernel() is not None
+
+
+@cache
+def _flash_kernel() -> Callable[..., Any] | None:
+    """Return PyTorch's attention over lists of sequences, where it knows windows and grouped heads."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn if inspect.signature(varlen_attn).parameters.keys() >= _FLASH_ARGUMENTS else None
+
+
+def _flash(queries: Tensor, keys: Tensor, values: Tensor, lengths: tuple[int, ...], window: int | None) -> Tensor:
+    kernel = _flash_kernel()
+    assert kernel is not None, "asked for where there is one"
+    ends, longest = _ends(lengths, queries.device), max(lengths)
+    sides = (-1, 0) if window is None else (window - 1, 0)
+    is_grouped = queries.shape[1] != keys.shape[1]
+    arguments = {"scale": 1.0, "window_size": sides, "enable_gqa": is_grouped}
+    out: Tensor = kernel(queries, keys.contiguous(), values.contiguous(), ends, ends, longest, longest, **arguments)
+    return out
+
+
+@lru_cache(maxsize=4)
+def _ends(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return where each sequence begins, and the end of the last."""
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+
+
+def _flex(
+    queries: Tensor, keys: Tensor, values: Tensor, lengths: tuple[int, ...], rule: Rule, *, compute: Callable[..., Any]
+) -> Tensor:
+    """Return [N, Q, E]. The list is padded to whole blocks, so that few shapes are compiled."""
+    total = sum(lengths)
+    padded = -(-total // BLOCK) * BLOCK
+    q, k, v = (
+        functional.pad(t, (0, 0, 0, 0, 0, padded - total)).transpose(0, 1)[None] for t in (queries, keys, values)
+    )
+    mask = _mask(lengths, padded, rule.window, queries.device)
+    score = None if rule.softcap is None else _capped(rule.softcap)
+    wanted = flex.AuxRequest(lse=True)
+    is_grouped = queries.shape[1] != keys.shape[1]
+    out, extra = compute(q, k, v, score_mod=score, block_mask=mask, scale=1.0, enable_gqa=is_grouped, return_aux=wanted)
+    if rule.sinks is not None:  # the weights sum to 1 with the sink's: what the others have shrinks
+        share = torch.sigmoid(extra.lse - rule.sinks.float()[None, :, None])
+        out = out * share[..., None].to(out.dtype)
+    return out[0].transpose(0, 1)[:total]
+
+
+@cache
+def _capped(cap: float) -> Callable[..., Tensor]:
+    def capped(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return cap * torch.tanh(score / cap)
+
+    return capped
+
+
+@lru_cache(maxsize=8)
+def _mask(lengths: tuple[int, ...], padded: int, window: int | None, device: torch.device) -> flex.BlockMask:
+    """Return who sees whom: earlier tokens of the same sequence, within the window; padding sees itself."""
+    row = torch.repeat_interleave(torch.tensor([*lengths, padded - sum(lengths)]))
+    row = row.to(device) if row.device != device else row
+
+    def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        is_earlier = (row[query] == row[key]) & (query >= key)
+        return is_earlier if window is None else is_earlier & (query - key < window)
+
+    return flex.create_block_mask(seen, None, None, padded, padded, device=device, BLOCK_SIZE=BLOCK)
+
+
+@cache
+def _compiled() -> Callable[..., Any]:
+    return torch.compile(flex.flex_attention, dynamic=True)

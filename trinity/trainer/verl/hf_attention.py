@@ -1,0 +1,119 @@
+"""Our attention over packed sequences as an implementation that Hugging Face models can be told to use.
+
+A model makes its masks through one function and computes each layer's attention through another. Ours make no mask:
+what a layer's mask would say (causal, in a window) goes along as the rule of the layer. Whatever else a family wants of
+its attention is refused here, and the family is then computed otherwise (see `layout.py`).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from trinity.trainer.verl.attention import Rule, attend
+from trinity.trainer.verl.packing import Packed
+
+NAME = "trinity_packed"
+
+# Functions of transformers that make masks which say no more than causal, or causal in a window.
+_PLAIN_MASKS = {"create_causal_mask", "create_sliding_window_causal_mask"}
+_PLAIN_LAYERS = {"full_attention", "sliding_attention"}
+# Others that modeling files import for what is never called here: generation, images.
+_UNUSED_MASKS = {"create_masks_for_generate", "create_masks_for_vision_model", "create_bidirectional_mask"}
+# What attention functions are told besides, without a meaning for the result.
+_IDLE = {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states", "return_dict"}
+_IDLE |= {"is_causal", "sliding_window", "position_embeddings", "logits_to_keep", "past_key_values", "layer_idx"}
+
+_computed: list[Packed] = []  # not a context variable: a backward pass on CUDA recomputes in another thread
+
+
+class NotPackable(Exception):
+    """The attention of a model is not one that our own computes; the message says what it wants."""
+
+
+class computing:
+    """While entered, models that use our attention attend within the sequences of `packed`."""
+
+    def __init__(self, packed: Packed) -> None:
+        self.packed = packed
+
+    def __enter__(self) -> None:
+        _computed.append(self.packed)
+
+    def __exit__(self, *_: object) -> None:
+        _computed.pop()
+
+
+class _Seen(Tensor):
+    """Stands for a mask, of which it says the window only; it has no entries."""
+
+    window: int | None
+
+
+def packed_mask(
+    *args: Any, local_size: int | None = None, use_vmap: bool = False, device: torch.device | None = None, **_: Any
+) -> Tensor:
+    """Mask function for Hugging Face models: return what carries the window to `packed_attention`.
+
+    Raises:
+        NotPackable: the model changes the mask by functions of its own.
+    """
+    if use_vmap:
+        raise NotPackable("a mask of its own")
+    mask = torch.empty(0, dtype=torch.bool, device=device).as_subclass(_Seen)
+    mask.window = local_size
+    return mask
+
+
+def packed_attention(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Attention function for Hugging Face models: tensors are [1, heads, N, size], of the packed list being computed.
+
+    Raises:
+        NotPackable: the layer wants more than a window, a soft cap, sinks and a scale.
+    """
+    if type(attention_mask) is not _Seen:
+        raise NotPackable("a mask of its own")
+    if kwargs.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+        raise NotPackable("attention to later tokens")
+    if kwargs.pop("dropout", 0.0):
+        raise NotPackable("dropout")
+    rule = Rule(
+        scale=kwargs.pop("scaling", None),
+        window=attention_mask.window,
+        softcap=kwargs.pop("softcap", None),
+        sinks=kwargs.pop("s_aux", None),
+    )
+    unknown = sorted(name for name, value in kwargs.items() if value is not None and name not in _IDLE)
+    if unknown:
+        raise NotPackable(", ".join(unknown))
+    q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
+    out = attend(q, k, v, _computed[-1], rule)
+    return out.view(1, -1, query.shape[1], value.shape[-1]), None
+
+
+def register() -> str:
+    """Register both functions with transformers; return their name."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(NAME, packed_attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, packed_mask)
+    return NAME
+
+
+def packing_problem(model: PreTrainedModel) -> str | None:
+    """Return what of the model our attention does not know by its name; None if there is nothing.
+
+    Some rules show on long rows only (chunks, blocks that are chosen), so that trying on short ones is not enough.
+    """
+    module = sys.modules[type(model).__module__]
+    made = {name for name in vars(module) if name.startswith("create_") and "mask" in name}
+    layers = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+    unknown = sorted(made - _PLAIN_MASKS - _UNUSED_MASKS) + sorted(layers - _PLAIN_LAYERS)
+    return ", ".join(unknown) or None
