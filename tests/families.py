@@ -241,3 +241,37 @@ def tiny_model(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
             else:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     return model.eval()
+
+
+def variants(family: str) -> dict[str, dict[str, Any]]:
+    """Return further configurations of a family by name: what its default leaves out."""
+    made = dict(_VARIANTS.get(family, {}))
+    known = CONFIG_MAPPING[family]().to_dict() if family not in NOT_BUILT else {}
+    if "sliding_window" in known and set(known.get("layer_types") or ()) == {"full_attention"}:
+        made["window"] = {"layer_types": ["sliding_attention", "full_attention"]}
+    return made
+
+
+_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "falcon": {"alibi": {"alibi": True}, "grouped": {"new_decoder_architecture": True}},
+    "gpt_bigcode": {"many heads": {"multi_query": False}},
+    "llama": {
+        "gelu": {"hidden_act": "gelu"},
+        "biases": {"attention_bias": True, "mlp_bias": True},
+        "linear rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
+        "yarn": {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 2.0,
+                "original_max_position_embeddings": 8,
+            }
+        },
+    },
+}
+CASES = [(family, name) for family in FAMILIES if family not in NOT_BUILT for name in ("", *variants(family))]
+
+
+def case_config(family: str, name: str, *, dropout: float = 0.0) -> PreTrainedConfig:
+    """Return the tiny configuration of one of `CASES`."""
+    return tiny_config(family, dropout=dropout, **(variants(family)[name] if name else {}))

@@ -17,6 +17,7 @@ import typer
 
 from trinity.cli.devices import check_devices
 from trinity.cli.division import check_division_of
+from trinity.cli.families import check_families_of
 from trinity.common.errors import ExitCode
 from trinity.utils.log import redact
 
@@ -102,6 +103,7 @@ def check_machine(plan: Plan) -> list[Problem]:
     found: list[Problem] = []
     for stage in plan.stages:
         found += _looked_at(stage, "model.model_path", _check_model)
+        found += _looked_at(stage, "model.model_path", check_families_of)
         found += _looked_at(stage, "model.critic_model_path", _check_critic)
         found += _looked_at(stage, "trainer", check_division_of)
         found += _looked_at(stage, "explorer.auxiliary_models", _check_auxiliary)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trinity.common.models.families import families
 from trinity.common.models.preflight import Finding, Unreadable, read_mapping
 
 SEQUENCE = "trainer.ulysses_sequence_parallel_size"
@@ -29,6 +30,14 @@ def sequence_problem(config: Mapping[str, Any], size: int) -> str | None:
     return (
         f"{SEQUENCE} {size} does not fit a model of {heads} attention heads and {keys} key-value heads: the ranks of a "
         f"sequence share its heads; choose one of {', '.join(map(str, fine))}"
+    )
+
+
+def row_problem(kind: str, size: int) -> str:
+    """Return why `size` ranks cannot share the tokens of a row where models of type `kind` are computed row by row."""
+    return (
+        f"{SEQUENCE} {size}: models of type {kind} are computed row by row, so that ranks cannot share a row's tokens; "
+        "write 1"
     )
 
 
@@ -97,6 +106,9 @@ def _findings(config: Mapping[str, Any], *, sequence_size: int, tensor_size: int
     if problem is not None:
         yield Finding("E1836", problem)
     kind = str(config.get("model_type"))
+    family = families().get(kind)
+    if sequence_size > 1 and family is not None and family.trainer == "padded":
+        yield Finding("E1836", row_problem(kind, sequence_size))
     if max(tensor_size, num_stages) > 1 and kind not in FAMILIES:
         yield Finding("E1856", family_problem(kind))
         return

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trinity.common.errors import ConfigError
-from trinity.common.models.preflight_division import SEQUENCE, family_problem
+from trinity.common.models.preflight_division import family_problem, row_problem
 from trinity.trainer.verl.attention import MAX_PADDING_FACTOR
 from trinity.trainer.verl.layout import choose_layout, run_packed, run_padded
 from trinity.trainer.verl.output_layer import OutputLayer
@@ -85,11 +85,7 @@ class HFDecoder(nn.Module):
     def _padded(self, packed: Packed) -> Tensor:
         """Return the hidden states of all packed tokens, computed as rows that are padded on the right."""
         if packed.piece is not None:
-            raise ConfigError(
-                f"{SEQUENCE} {packed.piece.size}: models of type {self.model.config.model_type} are computed row by "
-                "row, so that ranks cannot share a row's tokens; write 1",
-                code="E1836",
-            )
+            raise ConfigError(row_problem(str(self.model.config.model_type), packed.piece.size), code="E1836")
         lengths = packed.rows.lengths
         rows = packed.tokens.split(lengths)
         found: dict[int, Tensor] = {}

@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from trinity.common.errors import EnvironmentProblem
+from trinity.common.models.families import families
 from trinity.trainer.verl.hf_attention import NAME, NotPackable, computing, packing_problem, register
 from trinity.trainer.verl.output_layer import LogitRule
 from trinity.trainer.verl.packing import Block, Packed
@@ -53,12 +54,13 @@ class Layout:
         return "rows packed" if self.kind == "packed" else f"rows padded ({self.attention} attention)"
 
 
-def choose_layout(model: PreTrainedModel, *, has_logits: bool) -> Layout:
+def choose_layout(model: PreTrainedModel, *, has_logits: bool, may_pack: bool | None = None) -> Layout:
     """Return how `model` is given rows, and tell it to use the attention function that goes with it.
 
     Args:
         model: in evaluation mode.
         has_logits: it is a language model, whose output layer is checked, too.
+        may_pack: try to pack; None: where the table of families says that it is right for long rows, too.
 
     Raises:
         EnvironmentProblem: the model sees later tokens or cannot be computed so (E3130), or its logits are not those of
@@ -70,7 +72,7 @@ def choose_layout(model: PreTrainedModel, *, has_logits: bool) -> Layout:
         model.set_attn_implementation("eager")
         alone = _alone(model, rows)
         logits = _logit_rule(model, rows[0], alone[0]) if has_logits else LogitRule()
-        for layout in _layouts(model, logits):
+        for layout in _layouts(model, logits, may_pack=_may_pack(model) if may_pack is None else may_pack):
             found = _tried(model, rows, layout)
             if found is not None and all(_is_close(a, b) for a, b in zip(found, alone, strict=True)):
                 return layout
@@ -106,9 +108,15 @@ def run_packed(model: PreTrainedModel, tokens: Int[Tensor, "N"], positions: Int[
     return hidden
 
 
-def _layouts(model: PreTrainedModel, logits: LogitRule) -> Iterator[Layout]:
+def _may_pack(model: PreTrainedModel) -> bool:
+    """Return whether a model's family has been found right when packed, with all that it does on long rows."""
+    kinds = {str(model.config.model_type), str(model.config.get_text_config().model_type)}
+    return any(family.is_packed for kind in kinds if (family := families().get(kind)) is not None)
+
+
+def _layouts(model: PreTrainedModel, logits: LogitRule, *, may_pack: bool) -> Iterator[Layout]:
     """Yield what is tried, the best first."""
-    if packing_problem(model) is None:
+    if may_pack and packing_problem(model) is None:
         yield Layout("packed", NAME, logits)
     yield Layout("padded", "sdpa", logits)
     yield Layout("padded", "eager", logits)
