@@ -107,22 +107,20 @@ def _flex(
 
 @cache
 def _capped(cap: float) -> Callable[..., Tensor]:
-    def capped(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return cap * torch.tanh(score / cap)
-
-    return capped
+    return lambda score, batch, head, query, key: cap * torch.tanh(score / cap)
 
 
 @lru_cache(maxsize=8)
 def _mask(lengths: tuple[int, ...], padded: int, window: int | None, device: torch.device) -> flex.BlockMask:
-    """Return who sees whom: earlier tokens of the same sequence, within the window; padding sees itself."""
+    """Return who sees whom: earlier tokens of the same sequence, within the window; padding sees itself.
+
+    A lambda, since flex attention counts the arguments of what it is given, which wrappers of functions hide.
+    """
     row = torch.repeat_interleave(torch.tensor([*lengths, padded - sum(lengths)]))
     row = row.to(device) if row.device != device else row
 
-    def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        is_earlier = (row[query] == row[key]) & (query >= key)
-        return is_earlier if window is None else is_earlier & (query - key < window)
-
+    size = padded if window is None else window
+    seen = lambda batch, head, query, key: (row[query] == row[key]) & (query >= key) & (query - key < size)  # noqa: E731
     return flex.create_block_mask(seen, None, None, padded, padded, device=device, BLOCK_SIZE=BLOCK)
 
 

@@ -1,0 +1,140 @@
+"""Attention over packed rows, by every way of computing it, is the plain formula: windows, soft caps, sinks, scales."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
+
+from trinity.trainer.verl import attention, blockwise, flex
+from trinity.trainer.verl.attention import Rule, attend
+from trinity.trainer.verl.packing import Block, Packed
+
+LENGTHS = ((7, 7), (23, 9, 17), (300, 40, 3))
+SCALE = 0.4
+
+
+def packed(lengths: tuple[int, ...]) -> Packed:
+    """Return the packing of rows of which nothing is scored."""
+    width, none = max(lengths), torch.zeros(0, dtype=torch.long)
+    slots = torch.cat([torch.arange(length) + row * width for row, length in enumerate(lengths)])
+    rows = Block(0, lengths, width, None if len(slots) == width * len(lengths) else slots)
+    return Packed(none, none, None, rows, None, none, none, none, len(lengths), 0)
+
+
+def formula(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], rule: Rule) -> Tensor:
+    """Return the outputs as the definition says, one row after another."""
+    outputs = []
+    parts = zip(*(t.split(lengths) for t in (q, k, v)), strict=True)
+    for queries, keys, values in parts:
+        repeat, length = queries.shape[1] // keys.shape[1], len(queries)
+        keys, values = keys.repeat_interleave(repeat, 1), values.repeat_interleave(repeat, 1)
+        scores = torch.einsum("ihd,jhd->hij", queries, keys) * SCALE
+        if rule.softcap is not None:
+            scores = rule.softcap * torch.tanh(scores / rule.softcap)
+        distance = torch.arange(length)[:, None] - torch.arange(length)
+        hidden = (distance < 0) | (distance >= (rule.window or length))
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if rule.sinks is not None:
+            scores = torch.cat([scores, rule.sinks.double()[:, None, None].expand(-1, length, 1)], -1)
+        outputs.append(torch.einsum("hij,jhd->ihd", scores.softmax(-1)[..., :length], values).flatten(1))
+    return torch.cat(outputs)
+
+
+def tensors(lengths: tuple[int, ...], sizes: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return queries (4 heads), keys and values (2 heads), and sinks."""
+    generator, total = torch.Generator().manual_seed(0), sum(lengths)
+    made = [torch.randn(total, heads, size, generator=generator) for heads, size in ((4, sizes[0]), (2, sizes[0]))]
+    made += [torch.randn(total, 2, sizes[1], generator=generator), torch.randn(4, generator=generator)]
+    q, k, v, sinks = (t.requires_grad_() for t in made)
+    return q, k, v, sinks
+
+
+@pytest.fixture(params=["blockwise", "library"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let one of the ways compute all rows; blocks and steps are small, so that there are many."""
+    monkeypatch.setattr(attention, "BLOCKWISE_MAX_LENGTH", 10**6 if request.param == "blockwise" else 0)
+    monkeypatch.setattr(attention, "WINDOW_STEP", 64)
+    monkeypatch.setattr(blockwise, "QUERY_BLOCK", 16)
+    monkeypatch.setattr(blockwise, "BLOCK_WEIGHTS", 2**12)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("sizes", [(8, 8), (12, 8), (8, 16)])
+@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize("softcap", [None, 1.3])
+@pytest.mark.parametrize("window", [None, 5, 200])
+def test_every_way_is_the_formula(
+    way: str, window: int | None, softcap: float | None, with_sinks: bool, sizes: tuple[int, int]
+) -> None:
+    for lengths in LENGTHS:
+        q, k, v, sinks = tensors(lengths, sizes)
+        rule = Rule(SCALE, window, softcap, sinks if with_sinks else None)
+        leaves = [q, k, v, sinks] if with_sinks else [q, k, v]
+        factors = torch.randn(sum(lengths), 4 * sizes[1], generator=torch.Generator().manual_seed(1))
+        wanted = formula(q.double(), k.double(), v.double(), lengths, rule)
+        of_wanted = torch.autograd.grad((wanted * factors).sum(), leaves)
+        found = attend(q, k, v, packed(lengths), rule)
+        of_found = torch.autograd.grad((found * factors).sum(), leaves)
+        torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
+        for left, right in zip(of_found, of_wanted, strict=True):
+            torch.testing.assert_close(left, right, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize("softcap", [None, 1.3])
+@pytest.mark.parametrize("window", [None, 5])
+def test_flex_attention_is_the_formula(window: int | None, softcap: float | None, with_sinks: bool) -> None:
+    for lengths in LENGTHS[1:]:
+        q, k, v, sinks = (t.detach() for t in tensors(lengths, (8, 8)))
+        rule = Rule(SCALE, window, softcap, sinks if with_sinks else None)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+            found = flex._flex(q * SCALE, k, v, lengths, rule, compute=flex_attention).flatten(1)
+        wanted = formula(q.double(), k.double(), v.double(), lengths, rule)
+        torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_flash_attention_is_told_where_rows_begin_and_what_they_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel itself runs on CUDA only; its contract is that of PyTorch's documentation, written out here."""
+    calls = []
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, key_starts: Tensor, *longest: int, **rest: object):
+        calls.append((starts.tolist(), longest, rest))
+        assert torch.equal(starts, key_starts) and starts.dtype == torch.int32
+        window = rest["window_size"][0]  # type: ignore[index]
+        rule = Rule(None, None if window < 0 else window + 1)
+        lengths = tuple((starts[1:] - starts[:-1]).tolist())
+        return formula(q / SCALE, k, v, lengths, rule).view(len(q), q.shape[1], -1)
+
+    monkeypatch.setattr(flex, "_flash_kernel", lambda: kernel)
+    q, k, v, _ = (t.detach() for t in tensors((23, 9, 17), (8, 8)))
+    for window in (None, 5):
+        found = flex._flash(q * SCALE, k, v, (23, 9, 17), window).flatten(1)
+        wanted = formula(q, k, v, (23, 9, 17), Rule(SCALE, window))
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    assert calls[0] == ([0, 23, 32, 49], (23, 23), {"scale": 1.0, "window_size": (-1, 0), "enable_gqa": True})
+    assert calls[1][2]["window_size"] == (4, 0)
+
+
+@pytest.mark.parametrize("rule", [Rule(), Rule(softcap=1.3), Rule(window=100), Rule(sinks=torch.zeros(4))])
+@pytest.mark.parametrize("longest", [512, 2048])
+def test_what_is_kept_for_the_backward_pass_grows_with_the_tokens_only(rule: Rule, longest: int) -> None:
+    def kept(lengths: tuple[int, ...]) -> int:
+        sizes: dict[int, int] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        q, k, v, _ = tensors(lengths, (8, 8))
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            out = attend(q, k, v, packed(lengths), rule)
+        assert out.requires_grad
+        return sum(sizes.values())
+
+    assert kept((longest, longest)) < 2.5 * kept((longest // 2,) * 4)
