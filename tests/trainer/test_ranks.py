@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import families
 from tests.tiny import tiny_model
 from tests.trainer import rank_calls
 from tests.trainer.conftest import make_experiences
@@ -47,7 +48,10 @@ def with_actor(**keys: Any) -> dict[str, Any]:
 
 def other_family(path: Path, family: str) -> dict[str, Any]:
     """Return the section `model` of a fresh model of another family."""
-    tiny_model(path, family, seed=1, scale=3.0)
+    if family in ("gemma2", "bamba", "bloom"):
+        families.tiny_model(families.tiny_config(family), seed=1).save_pretrained(path)
+    else:
+        tiny_model(path, family, seed=1, scale=3.0)
     return {"model_path": str(path)}
 
 
@@ -79,6 +83,10 @@ def test_the_number_of_ranks_does_not_change_the_gradient(
         "reward KL": make_config(algorithm={"advantage_fn": "reinforceplusplus", "kl_penalty_fn": "k1"}),
         "qwen3": make_config(algorithm=TERMS, model=other_family(tmp_path / "qwen3", "qwen3")),
         "gpt2": make_config(algorithm=TERMS, model=other_family(tmp_path / "gpt2", "gpt2")),
+        **{
+            family: make_config(algorithm=TERMS, model=other_family(tmp_path / family, family))
+            for family in ("gemma2", "bamba", "bloom")
+        },
         "gpt2, adapter": make_config(algorithm=TERMS, model=other_family(tmp_path / "gpt2", "gpt2") | fresh),
         "shards kept": make_config(algorithm=TERMS, trainer=with_actor(reshard_after_forward=False)),
         "prefetch": make_config(algorithm=TERMS, trainer=with_actor(forward_prefetch=True)),
