@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -89,7 +88,6 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "data" / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tiny_model(folder / "models" / "my-model")
     contents = [dict(registry.contents) for registry in REGISTRIES]
-    environment, threads = dict(os.environ), torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         yield _run(folder)
@@ -97,9 +95,6 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         registry.contents = before
     for name in [name for name in sys.modules if name == PACKAGE or name.startswith(f"{PACKAGE}.")]:
         del sys.modules[name]
-    os.environ.clear()
-    os.environ.update(environment)
-    torch.set_num_threads(threads)
 
 
 def _run(folder: Path) -> Path:

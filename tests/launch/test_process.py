@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from trinity.common.errors import CheckpointError
-from trinity.launch.process import check_same_facts
+from trinity.launch.facts import check_same_facts
 
 SHOW = """
 import json, os, sys
-from trinity.launch.process import prepare_process, process_facts
+from trinity.launch.facts import process_facts
+from trinity.launch.process import prepare_process
 prepare_process(sys.argv[1], deterministic=True)
 assert "torch" not in sys.modules
 facts = process_facts()
