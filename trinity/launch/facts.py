@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any
 
 from trinity.common.errors import CheckpointError, EnvironmentProblem
@@ -29,16 +30,14 @@ _READ = ("OMP_", "KMP_", "MKL_", "DNNL_", "ONEDNN_", "ATEN_", "TORCH", "PYTORCH_
 def process_facts() -> dict[str, Any]:
     """Return what of this process decides float results: versions, threads, code paths, bits of known results."""
     import torch
-    import transformers
 
     from trinity.utils.arithmetic import fingerprint, mkl_cbwr
     from trinity.utils.products import prefers_onednn
 
-    transformers.utils.logging.disable_progress_bar()
     has_cuda = torch.cuda.is_available()
     return {
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "transformers": version("transformers"),
         "threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "float32_products": "onednn" if prefers_onednn() else "default",
@@ -74,7 +73,7 @@ def compute_as_the_command() -> None:
     is what somebody asked torch for.
 
     Raises:
-        EnvironmentProblem: known results or code paths differ, or no process can be started (E3303).
+        EnvironmentProblem: known results or code paths differ (E3303), or no process can be started (E3304).
     """
     import torch
 
@@ -95,19 +94,23 @@ def compute_as_the_command() -> None:
 @functools.cache
 def _facts_of_a_fresh_process(_read: str) -> str:
     """Return as JSON the facts of a process with the environment of this one, of which `_read` tells the variables."""
-    command = [sys.executable, "-c", _PROGRAM, *sys.path]
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=FRESH_S, check=True
+            [sys.executable, "-c", _PROGRAM, *sys.path],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=FRESH_S,
         )
-    except (OSError, subprocess.SubprocessError) as error:
-        said = (getattr(error, "stderr", None) or "").strip().splitlines()
+        trouble = "" if done.returncode == 0 else f"exit code {done.returncode}, {done.stderr.strip()[-500:]}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        trouble = str(error)
+    if trouble:
         raise EnvironmentProblem(
-            "deterministic: true in a process that has loaded torch compares itself with a fresh Python process, but "
-            f"{sys.executable or 'Python'} did not run: {error}{'; ' + said[-1] if said else ''}; use the command "
-            "`trinity run`, or set deterministic: false",
+            "deterministic: true in a process that has loaded torch compares it with a fresh one, but the Python "
+            f"{sys.executable!r} did not run: {trouble}; use the command `trinity run`, or set deterministic: false",
             code="E3304",
-        ) from error
+        )
     return done.stdout.splitlines()[-1]
 
 

@@ -24,7 +24,7 @@ from trinity.launch.job import (
     write_atomically,
     write_record,
 )
-from trinity.launch.process import prepare_process, use_deterministic_algorithms
+from trinity.launch.process import hide_progress_bars, prepare_process, use_deterministic_algorithms
 from trinity.launch.stop import StopSignal
 from trinity.runtime.event_loop import run_event_loop
 from trinity.utils.log import get_logger, set_level
@@ -227,6 +227,7 @@ def _run_stage(stage: StagePlan, stop: StopSignal, options: RunOptions) -> Stage
         if component != BENCH:  # an evaluation continues nothing
             check_same_config(job_dir, text, accepted=options.accepted_changes, component=component)
         set_level(config.log.level)
+        hide_progress_bars()
         facts = process_facts()
         check_same_facts(read_record(job_dir, component).get("facts", {}), facts, deterministic=config.deterministic)
         if config.deterministic:
