@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import pytest
 from jaxtyping import install_import_hook
 
+from tests.loaded_plugins import forget_plugins
 from trinity.launch.process import prepare_process
 from trinity.utils.log import ROOT
 
@@ -49,6 +50,14 @@ def pytest_runtest_setup() -> None:
     random.seed(0)
     numpy.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_plugins() -> Iterator[None]:
+    """Begin and leave every file without plugins: names that they register would be taken for the next one."""
+    forget_plugins()
+    yield
+    forget_plugins()
 
 
 @pytest.fixture(autouse=True)
