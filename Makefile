@@ -26,7 +26,9 @@ help:
 demo: $(VENV)/.installed
 	$(BIN)/trinity quickstart --dir "$(QUICKSTART)"
 
+# tests/conftest.py sets these, but plugins of pytest may compute before it is read.
 test: export OMP_NUM_THREADS ?= 1
+test: export MKL_CBWR ?= AUTO
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 

@@ -1,14 +1,81 @@
-"""Switches the run-time check of argument types and tensor shapes on for the mathematics and the trainer.
+"""What stands before torch is loaded: the settings of a run, and the check of argument types and tensor shapes.
 
-Runs that tests start as processes of their own are not checked, so that exactness and speed are those of a user.
+A run in this process sets threads and the code path of the math library, which reads it once, at its first product.
+Here they stand from the start, so that no test depends on those before it. Processes that tests start inherit them.
+
+The check is for the mathematics and the trainer. Runs that tests start as processes of their own are not checked, so
+that exactness and speed are those of a user.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import random
+import sys
+from collections.abc import Iterator
+
+import pytest
 from jaxtyping import install_import_hook
+
+from tests.loaded_plugins import forget_plugins
+from trinity.launch.process import prepare_process
+from trinity.utils.log import ROOT
 
 CHECKED = ["trinity.algorithm", "trinity.trainer"]
 # An integer is accepted where a number is asked for, as static type checkers do.
 CHECKER = "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
 
 install_import_hook(CHECKED, CHECKER)
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+prepare_process("", deterministic=True)
+
+
+def pytest_sessionstart() -> None:
+    """Refuse a process in which a plugin has computed before these settings stood."""
+    if "torch" in sys.modules:
+        from trinity.utils.arithmetic import mkl_cbwr
+
+        if mkl_cbwr() == "OFF":
+            raise pytest.UsageError("a product was computed before tests/conftest.py: set MKL_CBWR=AUTO before pytest")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Give every test, and the fixtures that it is the first to ask for, the same random numbers in any order."""
+    import numpy
+    import torch
+
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_plugins() -> Iterator[None]:
+    """Begin and leave every file without plugins: names that they register would be taken for the next one."""
+    forget_plugins()
+    yield
+    forget_plugins()
+
+
+@pytest.fixture(autouse=True)
+def _process_as_before() -> Iterator[None]:
+    """Leave the process as it was: a run in it sets threads, determinism, log and environment."""
+    import torch
+
+    threads, dtype, precision = torch.get_num_threads(), torch.get_default_dtype(), torch.get_float32_matmul_precision()
+    environment, root = dict(os.environ), logging.getLogger(ROOT)
+    handlers, level, propagate = list(root.handlers), root.level, root.propagate
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(threads)
+    torch.set_default_dtype(dtype)
+    torch.set_float32_matmul_precision(precision)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    root.propagate = propagate
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update({name: value for name, value in environment.items() if os.environ.get(name) != value})

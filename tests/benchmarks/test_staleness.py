@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
 from trinity.quickstart.folder import prepare
 
@@ -21,12 +20,9 @@ def script() -> Iterator[ModuleType]:
     spec = importlib.util.spec_from_file_location("benchmark_staleness", ROOT / "benchmarks" / "staleness.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    threads = torch.get_num_threads()
     spec.loader.exec_module(module)
     yield module
     sys.modules.pop("benchmark_staleness", None)
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.slow

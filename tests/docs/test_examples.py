@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -18,14 +16,10 @@ import yaml
 
 from tests.docs.pages import Page, english_pages, page
 from tests.tiny import tiny_model
-from trinity.buffer.operators import EXPERIENCE_OPERATORS
 from trinity.catalogue import builtin_catalogue
 from trinity.common.config import load_plan
 from trinity.common.errors import ExitCode
-from trinity.common.rewards import REWARD_FUNCTIONS
-from trinity.common.workflows import WORKFLOWS
 from trinity.launch.run import RunOptions, plan_run, run_plan
-from trinity.utils.plugin_loader import PACKAGE
 
 BASE = """\
 model: {model_path: models/my-model, max_model_len: 1024}
@@ -35,7 +29,6 @@ buffer:
     default_workflow_type: math_workflow
     taskset: {path: data/train.jsonl}
 """
-REGISTRIES = (WORKFLOWS, REWARD_FUNCTIONS, EXPERIENCE_OPERATORS)
 EXAMPLES = [
     pytest.param(part, code, id=f"{part.name}-{number}")
     for part in english_pages()
@@ -88,18 +81,9 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     rows = [{"question": f"{number} + {number + 1} = ?"} for number in range(4)]
     (folder / "data" / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tiny_model(folder / "models" / "my-model")
-    contents = [dict(registry.contents) for registry in REGISTRIES]
-    environment, threads = dict(os.environ), torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         yield _run(folder)
-    for registry, before in zip(REGISTRIES, contents, strict=True):
-        registry.contents = before
-    for name in [name for name in sys.modules if name == PACKAGE or name.startswith(f"{PACKAGE}.")]:
-        del sys.modules[name]
-    os.environ.clear()
-    os.environ.update(environment)
-    torch.set_num_threads(threads)
 
 
 def _run(folder: Path) -> Path:

@@ -7,22 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.e2e.plugin_texts import REWARD, STEPWISE
 from tests.e2e.ray_run import STEPS, own_cluster, steps
 from tests.e2e.short_run import ShortRun
 from tests.e2e.test_algorithms import finish
 from tests.e2e.tiny_run import TinyRun
-
-
-@pytest.fixture(autouse=True)
-def _process_as_before() -> Iterator[None]:
-    """Leave the process as it was: a run in it sets its threads and its determinism."""
-    threads = torch.get_num_threads()
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

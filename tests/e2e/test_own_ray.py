@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ import pytest
 
 from tests.e2e.parts import Parts
 from tests.e2e.plugin_texts import REWARD
-from tests.e2e.ray_run import Watched
+from tests.e2e.ray_run import WAIT_S, Watched
 from tests.e2e.test_algorithms import make_run
 from tests.e2e.tiny_run import TinyRun
 from tests.runtime.test_contract import gone_soon
@@ -35,20 +36,33 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def descendants(pid: int) -> dict[int, str]:
-    """Return the command of every process below one."""
-    parents, commands = {}, {}
+def descendants(pid: int) -> dict[int, tuple[str, str]]:
+    """Return state and command of every process below one; the state of a stopped one is `T`."""
+    parents, found = {}, {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             words = (entry / "stat").read_text().rpartition(")")[2].split()
-            commands[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
+            found[int(entry.name)] = (words[0], (entry / "cmdline").read_text().replace("\0", " "))
         except (FileNotFoundError, ProcessLookupError):
             continue
         parents[int(entry.name)] = int(words[1])
     below = {pid}
     while more := {child for child, parent in parents.items() if parent in below} - below:
         below |= more
-    return {child: commands[child] for child in below - {pid}}
+    return {child: found[child] for child in below - {pid}}
+
+
+def held(watched: Watched) -> int:
+    """Return the process that a failpoint has stopped: until it goes on the run cannot end."""
+    end = time.monotonic() + WAIT_S
+    while time.monotonic() < end and watched.process.poll() is None:
+        for pid, (state, _) in descendants(watched.process.pid).items():
+            if state == "T":
+                return pid
+        time.sleep(0.1)
+    if watched.process.poll() is not None:
+        watched.end()
+    raise AssertionError(f"no process has stopped:\n{watched.output}")
 
 
 def test_ray_is_started_for_a_run_and_ends_with_it(tmp_path: Path, no_cluster: Path) -> None:
@@ -60,13 +74,15 @@ def test_ray_is_started_for_a_run_and_ends_with_it(tmp_path: Path, no_cluster: P
     run.tree["buffer"] = {"train_batch_size": 2, "trainer_input": {"experience_buffer": data}}
     for section in ("explorer", "synchronizer"):
         del run.tree[section]
-    with Watched(run) as watched:
-        watched.until(": started Ray on this machine: 1 machines")
-        watched.until("checkpoint of step 1:")
+    with Watched(run, failpoints="trainer:train.before_step=stop@2") as watched:
+        stopped = held(watched)
         below = descendants(watched.process.pid)
+        os.kill(stopped, signal.SIGCONT)
         assert watched.end() == 0, watched.output
+    assert ": started Ray on this machine: 1 machines" in watched.output, watched.output
+    assert (run.job / "global_step_2").is_dir(), watched.output
     for program in ("raylet/raylet ", "gcs_server "):
-        assert any(program in command for command in below.values()), below
+        assert any(program in command for _, command in below.values()), below
     assert all(gone_soon(pid, 30) for pid in below), below
 
 

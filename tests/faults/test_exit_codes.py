@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from click.testing import Result
 from typer.testing import CliRunner
@@ -19,7 +16,6 @@ from trinity.cli.app import app
 from trinity.common.errors import ExitCode
 from trinity.launch.job import JobLock
 from trinity.utils import failpoints
-from trinity.utils.log import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -100,20 +96,9 @@ FAILURES: dict[str, tuple[dict[str, Any], str, ExitCode, str]] = {
 
 
 @pytest.fixture(autouse=True)
-def _process_as_before() -> Iterator[None]:
-    """Leave the process as it was: the command sets threads, determinism, log and environment in it."""
-    threads, environment = torch.get_num_threads(), dict(os.environ)
-    root = logging.getLogger(ROOT)
-    handlers, level, propagate = list(root.handlers), root.level, root.propagate
+def _disarm() -> Iterator[None]:
     yield
     failpoints.configure("")
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    root.propagate = propagate
-    os.environ.clear()
-    os.environ.update(environment)
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

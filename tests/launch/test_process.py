@@ -1,20 +1,22 @@
-"""Thread counts and math-library settings are set before torch loads, recorded and compared."""
+"""Thread counts and math-library settings are set before torch loads."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from trinity.common.errors import CheckpointError
-from trinity.launch.process import check_same_facts
+from trinity.launch import process
+from trinity.launch.process import available_cores
 
 SHOW = """
 import json, os, sys
-from trinity.launch.process import prepare_process, process_facts
+from trinity.launch.facts import process_facts
+from trinity.launch.process import prepare_process
 prepare_process(sys.argv[1], deterministic=True)
 assert "torch" not in sys.modules
 facts = process_facts()
@@ -42,8 +44,13 @@ def test_what_the_user_set_stays(tmp_path: Path):
     assert facts_for(tmp_path, OMP_NUM_THREADS="2")["threads"] == 2
 
 
-def test_other_threads_are_refused_when_deterministic_and_only_logged_otherwise(caplog):
-    with pytest.raises(CheckpointError, match="threads 1 -> 2"):
-        check_same_facts({"threads": 1}, {"threads": 2}, deterministic=True)
-    check_same_facts({"threads": 1}, {"threads": 2}, deterministic=False)
-    assert "threads 1 -> 2" in caplog.text
+def test_threads_are_as_many_as_cores_and_not_as_their_hardware_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "TOPOLOGY", tmp_path)
+    cpus = sorted(os.sched_getaffinity(0))
+    assert available_cores() == len(cpus), "the system says nothing of cores"
+    for cpu in cpus:
+        (tmp_path / f"cpu{cpu}" / "topology").mkdir(parents=True)
+        (tmp_path / f"cpu{cpu}" / "topology" / "thread_siblings_list").write_text(f"{cpus[0]}-{cpus[-1]}\n")
+    assert available_cores() == 1, "all are threads of one core"

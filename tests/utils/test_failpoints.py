@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -29,6 +33,16 @@ def test_a_point_acts_at_its_hit_and_only_in_its_component(monkeypatch: pytest.M
     failpoint("sync.after_bucket")
     with pytest.raises(RuntimeError, match="failpoint sync.after_bucket"):
         failpoint("sync.after_bucket")
+
+
+def test_a_process_that_stops_goes_on_when_it_is_told() -> None:
+    program = "from trinity.utils.failpoints import failpoint; failpoint('train.before_step'); print('went on')"
+    environment = os.environ | {FAILPOINTS_ENV_VAR: "train.before_step=stop"}
+    process = subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    process.send_signal(signal.SIGCONT)
+    assert process.communicate(timeout=60)[0] == "went on\n"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import trinity
+from tests.loaded_plugins import forget_plugins
 from trinity.common.constants import PLUGIN_DIRS_ENV_VAR
 from trinity.common.errors import ConfigError, ExitCode
 from trinity.common.workflows import WORKFLOWS
@@ -30,12 +31,9 @@ class Mine(Workflow):
 
 
 @pytest.fixture(autouse=True)
-def forget_plugins() -> Iterator[None]:
-    contents = dict(WORKFLOWS.contents)
+def _no_plugins_after_each_test() -> Iterator[None]:
     yield
-    for name in [name for name in sys.modules if name == PACKAGE or name.startswith(f"{PACKAGE}.")]:
-        del sys.modules[name]
-    WORKFLOWS.contents = contents
+    forget_plugins()
 
 
 def write(directory: Path, **files: str) -> Path:

@@ -1,7 +1,7 @@
-"""Settings of the process that must stand before torch is loaded, and their record.
+"""Settings of the process that must stand before torch is loaded.
 
 Float sums depend on the number of threads and on the code path of the math library, so a deterministic run fixes
-both, records them, and refuses to continue under others.
+both. What came of it is recorded by `trinity.launch.facts`.
 """
 
 from __future__ import annotations
@@ -9,18 +9,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from trinity.common.errors import CheckpointError
-from trinity.utils.log import get_logger
 from trinity.utils.memory import keep_freed_memory
-
-logger = get_logger("launch")
 
 # Below this hidden size one matrix product is too small to share between threads.
 SMALL_HIDDEN_SIZE = 512
+
+TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def hidden_size(model_path: str) -> int | None:
@@ -34,12 +30,24 @@ def hidden_size(model_path: str) -> int | None:
 
 
 def available_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    """Return the number of physical cores that this process may use, the most threads that MKL takes by itself."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    return len({_hardware_threads(cpu) for cpu in os.sched_getaffinity(0)})
+
+
+def _hardware_threads(cpu: int) -> str:
+    """Return which logical CPUs share the core of `cpu`; its own number where the system does not say."""
+    try:
+        return (TOPOLOGY / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text(encoding="ascii").strip()
+    except OSError:
+        return str(cpu)
 
 
 def prepare_process(model_path: str, *, deterministic: bool) -> None:
     """Set thread count and math-library settings through the environment; values that the user set stay.
+
+    MKL reads its setting at its first product; whether that was before is seen in `trinity.launch.facts` alone.
 
     Small models run on one thread: their matrix products are shorter than a thread barrier. OpenMP threads
     sleep while they wait, since spinning on a shared core costs up to ten times the work itself.
@@ -59,31 +67,12 @@ def prepare_process(model_path: str, *, deterministic: bool) -> None:
     if deterministic:
         defaults |= {"MKL_CBWR": "AUTO", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     for name, value in defaults.items():
-        os.environ.setdefault(name, value)
+        os.environ[name] = os.environ.get(name) or value
     keep_freed_memory()
     if "torch" in sys.modules:
         import torch
 
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].split(",")[0]))
-
-
-def process_facts() -> dict[str, Any]:
-    """Return what of this process decides float results: versions, threads, code paths."""
-    import torch
-    import transformers
-
-    from trinity.utils.products import prefers_onednn
-
-    transformers.utils.logging.disable_progress_bar()
-    return {
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "threads": torch.get_num_threads(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "float32_products": "onednn" if prefers_onednn() else "default",
-        "mkl_cbwr": os.environ.get("MKL_CBWR", ""),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-    }
 
 
 def use_deterministic_algorithms() -> None:
@@ -95,20 +84,8 @@ def use_deterministic_algorithms() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def check_same_facts(recorded: Mapping[str, Any], present: Mapping[str, Any], *, deterministic: bool) -> None:
-    """Compare the facts of the run that is continued with those of this process.
+def hide_progress_bars() -> None:
+    """Keep transformers from drawing into the log while it loads and saves."""
+    import transformers
 
-    Raises:
-        CheckpointError: they differ and the run is deterministic.
-    """
-    changes = {k: (recorded[k], present.get(k)) for k in recorded if recorded[k] != present.get(k)}
-    if not changes:
-        return
-    text = ", ".join(f"{key} {old!r} -> {new!r}" for key, (old, new) in changes.items())
-    if deterministic:
-        raise CheckpointError(
-            f"deterministic: true needs the process that the run began with, but {text}; "
-            f"restore it (OMP_NUM_THREADS, MKL_CBWR, package versions, machine), or set deterministic: false",
-            code="E7030",
-        )
-    logger.warning("this process differs from the one that began the run: %s", text)
+    transformers.utils.logging.disable_progress_bar()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from trinity.common.config import Config, Plan, StagePlan, dump_config, load_pla
 from trinity.common.constants import BENCH, Mode
 from trinity.common.errors import CheckpointError, ConfigError, ExitCode, TrinityError
 from trinity.launch.components import check_shared_keys, component_of
+from trinity.launch.facts import check_same_facts, compute_as_the_command, process_facts
 from trinity.launch.job import (
     JobLock,
     check_same_config,
@@ -22,7 +24,7 @@ from trinity.launch.job import (
     write_atomically,
     write_record,
 )
-from trinity.launch.process import check_same_facts, prepare_process, process_facts, use_deterministic_algorithms
+from trinity.launch.process import hide_progress_bars, prepare_process, use_deterministic_algorithms
 from trinity.launch.stop import StopSignal
 from trinity.runtime.event_loop import run_event_loop
 from trinity.utils.log import get_logger, set_level
@@ -122,9 +124,15 @@ def _begin_apart(plan: Plan) -> Plan:
 
 
 def run_plan(plan: Plan, options: RunOptions) -> RunResult:
-    """Run the stages of `plan` in order; a stage that fails or is stopped ends the run."""
+    """Run the stages of `plan` in order; a stage that fails or is stopped ends the run.
+
+    Raises:
+        EnvironmentProblem: the run is deterministic, and this process computes otherwise than the command (E3303).
+    """
     result = RunResult()
     check_packages()
+    with explained_imports():
+        _prepare(plan.stages[0].config)
     load_plugins(options.plugin_dirs)
     previous: Path | None = None
     with StopSignal() as stop, explained_imports():
@@ -144,6 +152,14 @@ def run_plan(plan: Plan, options: RunOptions) -> RunResult:
                 break
             previous = _finished_model(stage.config)
     return result
+
+
+def _prepare(config: Config) -> None:
+    """Make this process that of a run, before plugins compute anything; all stages ask for the same."""
+    is_late = "torch" in sys.modules
+    prepare_process(config.model.model_path, deterministic=config.deterministic)
+    if is_late and config.deterministic:
+        compute_as_the_command()
 
 
 def _after(stage: StagePlan, model: Path | None) -> StagePlan:
@@ -210,8 +226,8 @@ def _run_stage(stage: StagePlan, stop: StopSignal, options: RunOptions) -> Stage
         check_shared_keys(job_dir, component, text)
         if component != BENCH:  # an evaluation continues nothing
             check_same_config(job_dir, text, accepted=options.accepted_changes, component=component)
-        prepare_process(config.model.model_path, deterministic=config.deterministic)
         set_level(config.log.level)
+        hide_progress_bars()
         facts = process_facts()
         check_same_facts(read_record(job_dir, component).get("facts", {}), facts, deterministic=config.deterministic)
         if config.deterministic:

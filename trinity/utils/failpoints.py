@@ -2,7 +2,7 @@
 
 `TRINITY_FAILPOINTS="ckpt.before_manifest=kill@2;store.append.before_commit=raise"` acts at the second hit of
 the first place and at every hit of the other. `engine_1:sync.after_bucket_received=kill@9` acts in the process of that
-component alone. Without the variable a failpoint is one dictionary look-up.
+component alone. `stop` holds a process until SIGCONT. Without the variable a failpoint is one dictionary look-up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from trinity.common.constants import FAILPOINTS_ENV_VAR
 from trinity.common.errors import ConfigError
 
-ACTIONS = ("kill", "interrupt", "raise", "enospc", "sleep", "count")
+ACTIONS = ("kill", "stop", "interrupt", "raise", "enospc", "sleep", "count")
 
 NAMES = (
     "ckpt.before_write",
@@ -104,6 +104,8 @@ def failpoint(name: str) -> None:
         return
     if point.action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif point.action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     elif point.action == "interrupt":
         os.kill(os.getpid(), signal.SIGINT)
     elif point.action == "raise":
