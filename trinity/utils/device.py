@@ -1,4 +1,8 @@
-"""Devices: which one computes, what it is good at, how much memory it has, how many threads it uses."""
+"""Devices: which one computes, what it is good at, how much memory it has, how many threads it uses.
+
+What is asked of an accelerator is asked of its module, `torch.<name>`, whose functions have the names of those of
+`torch.cuda`. Code that is only about "not the CPU" asks for `cpu`; `cuda` is for what CUDA alone has.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +11,31 @@ from collections.abc import Iterable
 
 import torch
 
-NAMES = ("auto", "cpu", "cuda")
+ACCELERATORS: tuple[str, ...] = ("cuda",)
+"""Names of the accelerators that may compute, the preferred one first; only what is tested stands here."""
 
 
 def select_device(name: str = "auto") -> torch.device:
-    """Return the device that computes: for `auto` the current CUDA device if there is one, else the CPU.
+    """Return the device that computes: for `auto` the first accelerator that is there, else the CPU.
 
     Raises:
-        ValueError: not one of `NAMES`, or CUDA was asked for and is not there.
+        ValueError: not auto, cpu or one of `ACCELERATORS`, or an accelerator was asked for and is not there.
     """
-    if name not in NAMES:
-        raise ValueError(f"device must be one of {', '.join(NAMES)}, got {name!r}")
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ValueError("device cuda was asked for, but PyTorch sees no CUDA device; use auto or cpu")
-    return torch.device("cuda", torch.cuda.current_device())
+    names = ("auto", "cpu", *ACCELERATORS)
+    if name not in names:
+        raise ValueError(f"device must be one of {', '.join(names)}, got {name!r}")
+    for accelerator in available_accelerators() if name != "cpu" else ():
+        if name in ("auto", accelerator):
+            return torch.device(accelerator, torch.get_device_module(accelerator).current_device())
+    if name in ACCELERATORS:
+        label = name.upper() if name == "cuda" else name
+        raise ValueError(f"device {name} was asked for, but PyTorch sees no {label} device; use auto or cpu")
+    return torch.device("cpu")
+
+
+def available_accelerators() -> list[str]:
+    """Return the names of the accelerators that are there, the preferred one first."""
+    return [name for name in ACCELERATORS if torch.get_device_module(name).is_available()]
 
 
 def has_bf16_units(device: torch.device) -> bool:
@@ -30,8 +43,8 @@ def has_bf16_units(device: torch.device) -> bool:
 
     On a CPU that takes AMX tiles or the dot products of AVX512-BF16; without them bfloat16 is emulated, and slower.
     """
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type != "cpu":
+        return bool(torch.get_device_module(device).is_bf16_supported(including_emulation=False))
     return bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
 
 
@@ -51,8 +64,8 @@ def compute_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def total_memory_bytes(device: torch.device) -> int:
     """Return the memory of `device` in bytes: that of the card, or of this machine (a container's limit if lower)."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
+    if device.type != "cpu":
+        return int(torch.get_device_module(device).get_device_properties(device).total_memory)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _cgroup_limit_bytes()
     return min(total, limit) if limit else total
@@ -68,8 +81,8 @@ def _cgroup_limit_bytes() -> int | None:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory that PyTorch has held on a CUDA device, in bytes; 0 on a CPU."""
-    return int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else 0
+    """Return the most memory that PyTorch has held on an accelerator, in bytes; 0 on a CPU."""
+    return int(torch.get_device_module(device).max_memory_allocated(device)) if device.type != "cpu" else 0
 
 
 def num_bytes(tensors: Iterable[torch.Tensor]) -> int:
@@ -79,8 +92,8 @@ def num_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 def synchronize(device: torch.device) -> None:
     """Wait until all work queued on `device` is done; returns at once on a CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize(device)
 
 
 def thread_settings() -> dict[str, str | int]:

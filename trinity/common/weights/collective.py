@@ -28,6 +28,7 @@ from torch import Tensor
 
 from trinity.common.errors import SyncError
 from trinity.common.weights.ticket import Ticket
+from trinity.utils.device import synchronize
 from trinity.utils.failpoints import failpoint
 from trinity.utils.log import get_logger
 
@@ -257,5 +258,4 @@ def _broadcast(group: Any, tensor: Tensor, timeout: timedelta) -> None:
     options = dist.BroadcastOptions()
     options.rootRank, options.timeout = 0, timeout
     group.broadcast([tensor], options).wait(timeout)
-    if tensor.device.type == "cuda":
-        torch.cuda.synchronize(tensor.device)
+    synchronize(tensor.device)

@@ -41,6 +41,7 @@ from trinity.trainer.verl.resharding import (
     saved_world,
     suffix,
 )
+from trinity.utils.device import available_accelerators
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -271,9 +272,7 @@ def random_state() -> dict[str, Any]:
             "gauss": float(legacy["gauss"]),
         },
     }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
+    return state | {name: torch.get_device_module(name).get_rng_state() for name in available_accelerators()}
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
@@ -290,6 +289,6 @@ def restore_random_state(state: dict[str, Any]) -> None:
             "gauss": legacy["gauss"],
         }
     )
-    cuda: Tensor | None = state.get("cuda")
-    if cuda is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(cuda)
+    for name in available_accelerators():
+        if name in state:
+            torch.get_device_module(name).set_rng_state(state[name])

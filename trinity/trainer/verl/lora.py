@@ -208,7 +208,8 @@ def attach(model: PreTrainedModel, settings: LoraConfig, *, seed: int, base_hash
     config.fan_in_fan_out = _check_targets(model, config)
     model.requires_grad_(False)
     device = next(model.parameters()).device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    is_host = device.type == "cpu"
+    with torch.random.fork_rng([] if is_host else [device], device_type="cuda" if is_host else device.type):
         torch.manual_seed(seed)
         try:
             wrapped = peft.get_peft_model(model, config, adapter_name=ADAPTER)

@@ -243,7 +243,7 @@ class FastDecoder:
         """Return [B, Q D]: attention of one query a row, the query heads of a key head as rows of one product."""
         batch = len(queries)
         grouped = queries.view(batch, self.num_kv_heads, -1, self.head_size)
-        if self.device.type == "cuda":
+        if self.device.type != "cpu":
             attended = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=bias, scale=1.0)
             return attended.reshape(batch, -1)
         scores = torch.matmul(grouped, keys.transpose(-1, -2))

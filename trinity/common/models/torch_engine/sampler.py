@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from trinity.utils.scan import cumulative_sum
+
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
@@ -91,7 +93,7 @@ def sample(
     logprobs = torch.log_softmax(logits, dim=-1)
     kept = _keep(logprobs, params)
     probs = kept.exp()
-    cdf = probs.cumsum(-1, dtype=torch.float64 if probs.shape[-1] <= MAX_FLOAT64_VOCABULARY else probs.dtype)
+    cdf = cumulative_sum(probs, torch.float64 if probs.shape[-1] <= MAX_FLOAT64_VOCABULARY else probs.dtype)
     total = cdf[:, -1]
     # Strictly below the total, so that the first index whose sum exceeds the target exists and has a probability.
     target = torch.minimum(uniform.to(cdf.dtype) * total, torch.nextafter(total, torch.zeros_like(total)))
@@ -136,7 +138,7 @@ def _keep_top_k(logprobs: Tensor, params: RowParams) -> Tensor:
 
 def _keep_top_p(logprobs: Tensor, params: RowParams) -> Tensor:
     ordered, order = torch.softmax(logprobs, dim=-1).sort(dim=-1, descending=True, stable=True)
-    before = ordered.cumsum(-1) - ordered
+    before = cumulative_sum(ordered) - ordered
     is_kept = torch.zeros_like(logprobs, dtype=torch.bool)
     is_kept.scatter_(1, order, before < params.top_p[:, None])
     return logprobs.masked_fill(~is_kept, float("-inf"))
