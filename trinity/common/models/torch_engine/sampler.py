@@ -91,7 +91,7 @@ def sample(
     logprobs = torch.log_softmax(logits, dim=-1)
     kept = _keep(logprobs, params)
     probs = kept.exp()
-    cdf = probs.cumsum(-1, dtype=torch.float64 if probs.shape[-1] <= MAX_FLOAT64_VOCABULARY else probs.dtype)
+    cdf = _running_sums(probs, torch.float64 if probs.shape[-1] <= MAX_FLOAT64_VOCABULARY else probs.dtype)
     total = cdf[:, -1]
     # Strictly below the total, so that the first index whose sum exceeds the target exists and has a probability.
     target = torch.minimum(uniform.to(cdf.dtype) * total, torch.nextafter(total, torch.zeros_like(total)))
@@ -100,6 +100,17 @@ def sample(
         tokens = torch.where(params.is_greedy, kept.argmax(-1), tokens)
     tokens = _only_possible(tokens, probs, kept)
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+
+
+def _running_sums(probs: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the sums of each row's probabilities up to each token; where only exact sums may be computed, float64.
+
+    On CUDA the order in which floats are added up is not fixed, and `torch.use_deterministic_algorithms` refuses it.
+    Whole multiples of 2^-52, the step of the uniform numbers, add up to the same in any order.
+    """
+    if not torch.are_deterministic_algorithms_enabled():
+        return probs.cumsum(-1, dtype=dtype)
+    return probs.double().mul_(2.0**52).long().cumsum(-1).double().mul_(2.0**-52)
 
 
 def _only_possible(tokens: Tensor, probs: Tensor, kept: Tensor) -> Tensor:
@@ -136,7 +147,7 @@ def _keep_top_k(logprobs: Tensor, params: RowParams) -> Tensor:
 
 def _keep_top_p(logprobs: Tensor, params: RowParams) -> Tensor:
     ordered, order = torch.softmax(logprobs, dim=-1).sort(dim=-1, descending=True, stable=True)
-    before = ordered.cumsum(-1) - ordered
+    before = _running_sums(ordered, ordered.dtype) - ordered
     is_kept = torch.zeros_like(logprobs, dtype=torch.bool)
     is_kept.scatter_(1, order, before < params.top_p[:, None])
     return logprobs.masked_fill(~is_kept, float("-inf"))
