@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -104,6 +105,7 @@ def received_on_the_second(ticket: Ticket) -> dict[str, Tensor]:
 
 
 def _receive(ticket: str) -> dict[str, tuple[list[float], str]]:
-    torch.cuda.set_device(1)
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
+    os.environ["CUDA_VISIBLE_DEVICES"] = shown[1]  # before the first use of CUDA in this process
     weights = receive(Ticket.from_json(ticket), timeout_s=20.0)
     return {name: (t.float().tolist(), str(t.dtype).removeprefix("torch.")) for name, t in weights.items()}
