@@ -33,7 +33,8 @@ def marked_files() -> list[str]:
 def run(out: Path, files: list[str], *, marker: str, limit_s: float) -> bool:
     """Run the tests of `files` that `marker` selects; return whether all of them passed or were skipped."""
     record = out / "tests.jsonl"
-    env = os.environ | {"GPU_TESTS_FILE": str(record), "GPU_TEST_LIMIT_S": str(limit_s)}
+    # Tiny models on the CPU, which the device is compared with, gain nothing from many threads.
+    env = {"OMP_NUM_THREADS": "2"} | os.environ | {"GPU_TESTS_FILE": str(record), "GPU_TEST_LIMIT_S": str(limit_s)}
     env |= {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # what a deterministic run sets before it loads PyTorch
     command = [sys.executable, "-m", "pytest", "-p", "tools.gpu.recorder", "-p", "no:cacheprovider", "-m", marker]
     command += ["-q", "--continue-on-collection-errors", "--tb=short", f"--basetemp={out / 'tmp'}", *files]
