@@ -1,6 +1,7 @@
 # make demo    set up .venv and train the quickstart
 # make test    set up .venv and run the tests
 # make check   set up .venv and run the linters
+# make gpu     show in nine minutes what only a CUDA device can; writes gpu_report.json
 #
 # The Python that makes .venv: make demo PYTHON=python3.12
 
@@ -9,6 +10,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 QUICKSTART ?= quickstart
 PYTEST_ARGS ?=
+GPU_ARGS ?=
 # Processes that share the tests, file by file; each starts engines and clusters of its own.
 TEST_WORKERS ?= logical
 
@@ -18,10 +20,10 @@ export GOMP_SPINCOUNT ?= 0
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format clean
+.PHONY: help demo test check gpu format clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 5
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 6
 
 demo: $(VENV)/.installed
 	$(BIN)/trinity quickstart --dir "$(QUICKSTART)"
@@ -38,6 +40,14 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_size.py tests/test_layout.py
+
+# With the Python that has PyTorch for CUDA already: nothing is installed over it, and no network is needed.
+gpu:
+	@python=$$($(PYTHON) tools/gpu/interpreter.py $(VENV)); status=$$?; \
+	if [ $$status -eq 3 ]; then \
+	  $(MAKE) $(VENV)/.installed && $(BIN)/python -m pip install --quiet pytest && python=$(BIN)/python || exit 1; \
+	elif [ $$status -ne 0 ]; then exit $$status; fi; \
+	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" exec "$$python" -m tools.gpu $(GPU_ARGS)
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

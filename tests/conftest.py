@@ -4,7 +4,8 @@ A run in this process sets threads and the code path of the math library, which 
 Here they stand from the start, so that no test depends on those before it. Processes that tests start inherit them.
 
 The check is for the mathematics and the trainer. Runs that tests start as processes of their own are not checked, so
-that exactness and speed are those of a user.
+that exactness and speed are those of a user. Nor is anything where beartype is missing: `make gpu` runs with the
+packages that are there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 from jaxtyping import install_import_hook
@@ -26,7 +28,8 @@ CHECKED = ["trinity.algorithm", "trinity.trainer"]
 # An integer is accepted where a number is asked for, as static type checkers do.
 CHECKER = "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
 
-install_import_hook(CHECKED, CHECKER)
+if find_spec("beartype") is not None:
+    install_import_hook(CHECKED, CHECKER)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 prepare_process("", deterministic=True)

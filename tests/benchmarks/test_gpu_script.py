@@ -16,9 +16,10 @@ COUNTS = """\
 import sys
 sys.path.insert(0, "benchmarks")
 import torch
-import gpu
-shape = gpu.Shape(hidden=4, layers=2, heads=2, kv_heads=1, head_size=2, feed_forward=3, vocabulary=10)
-figures = gpu.decode_figures(
+from gpu_limits import Shape
+from gpu_parts import decode_figures
+shape = Shape(hidden=4, layers=2, heads=2, kv_heads=1, head_size=2, feed_forward=3, vocabulary=10)
+figures = decode_figures(
     shape, {"tokens": 8.0, "seconds": 2.0}, rows=2, new_tokens=16, limit_bytes_s=4000.0, dtype=torch.float16
 )
 print(shape.parameters, shape.training_flops(5), shape.cache_bytes(2), figures["tokens_per_s"],
@@ -42,8 +43,10 @@ def python(*arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_tiny_shapes_on_a_cpu_give_every_figure() -> None:
-    result = json.loads(python(str(SCRIPT), "--device", "cpu", "--tiny", "--json"))
+def test_tiny_shapes_on_a_cpu_give_every_figure(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    result = json.loads(python(str(SCRIPT), "--device", "cpu", "--tiny", "--json", "--out", str(file)))
+    assert json.loads(file.read_text()) == result and result["problems"] == []
     assert result["limits"]["bandwidth_bytes_s"] > 0 and result["limits"]["product_flops"] > 0
     assert result["limits"]["published_flops"] is None
     tiny = result["shapes"]["tiny"]
@@ -51,7 +54,16 @@ def test_tiny_shapes_on_a_cpu_give_every_figure() -> None:
     assert [row["tokens"] for row in tiny["train"]] == [64, 128]
     assert all(row["tokens_per_s"] > 0 and row["share_of_limit"] > 0 for row in tiny["decode"])
     assert all(row["seconds"] > 0 and row["mfu_of_measured"] > 0 for row in tiny["train"])
-    assert tiny["sync"]["hold_s"] > 0 and tiny["sync"]["take_s"] > 0
+    assert tiny["sync"]["lent_s"] > 0 and tiny["sync"]["copied_s"] > 0
+    collective = tiny["sync"]["collective"]
+    assert collective["backend"] == "gloo" and collective["bytes"] == tiny["sync"]["trainer_bytes"]
+    assert collective["published_s"] > 0 and collective["received_s"] > 0
+    goals = {goal["name"]: goal for goal in result["goals"]}
+    assert goals["tiny decode of 4 rows, of the bandwidth limit"]["goal"] == 0.7
+    assert goals["tiny MFU at 128 tokens"]["is_met"] == (tiny["train"][1]["mfu_of_measured"] >= 0.4)
+    assert goals["tiny sync in memory"] | {"value": 0, "is_met": 0} == {
+        "name": "tiny sync in memory", "value": 0, "goal": 0.2, "unit": "s", "sign": "<=", "is_met": 0,
+    }  # fmt: skip
     # 2 layers of (query, out: 64 x 64 each; key, value: 64 x 32 each; three of 64 x 128), head norms and layer norms
     # (16 + 16 + 64 + 64), the embedding of 1024 x 64 and the last norm; in float32.
     layers = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 160)
@@ -70,3 +82,29 @@ def test_arithmetic_of_the_limits() -> None:
     assert float(rate) == 4.0
     # A step reads 208 x 2 bytes of weights and 2 rows x (64 + 8) tokens x 16 bytes, and gives 2 tokens.
     assert float(limit) == pytest.approx(2 * 4000 / (416 + 2304))
+
+
+FAULT = """\
+import sys
+sys.path.insert(0, "benchmarks")
+from pathlib import Path
+import torch
+import gpu
+def fails():
+    raise torch.OutOfMemoryError("CUDA out of memory")
+figures = gpu.Figures(Path(sys.argv[1]))
+kept = []
+figures.take("large", fails, keep=kept.append)
+figures.take("small", lambda: 7, keep=kept.append)
+figures.goal("share", 0.7, 0.7, unit="", at_least=True)
+figures.goal("seconds", 0.3, 0.2, unit="s", at_least=False)
+figures.write()
+assert kept == [7]
+"""
+
+
+def test_a_figure_that_fails_is_told_and_hides_no_other(tmp_path: Path) -> None:
+    python("-c", FAULT, str(tmp_path / "figures.json"))
+    found = json.loads((tmp_path / "figures.json").read_text())
+    assert found["problems"] == ["large: OutOfMemoryError: CUDA out of memory"]
+    assert [goal["is_met"] for goal in found["goals"]] == [True, False]

@@ -1,0 +1,1 @@
+"""`make gpu`: what only a CUDA device can show, in at most nine minutes, as one report."""
