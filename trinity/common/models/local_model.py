@@ -140,15 +140,20 @@ class LocalModel(ABC):
         tools: list[dict[str, Any]] | None = None,
         temperature: float | None = None,
     ) -> Experience:
-        """Return a whole conversation as one experience; the assistant's tokens are its actions.
+        """Return a conversation through its last answer as one experience; its answers are the actions.
 
         Tokens beyond `max_model_len` are cut and the experience is marked `response_truncated`.
 
         Raises:
+            DataError: the chat template rewrites earlier turns, so that the conversation is not one sequence (E4021).
             EngineError: no assistant message within `max_model_len` tokens (E5602).
         """
         tokens, mask, start = masked_conversation(
-            self.tokenizer, messages, tools=tools, enable_thinking=self.settings.model.enable_thinking
+            self.tokenizer,
+            messages,
+            tools=tools,
+            enable_thinking=self.settings.model.enable_thinking,
+            stop_ids=stop_token_ids(self.settings.model.model_path, self.tokenizer),
         )
         is_cut = len(tokens) > self._max_model_len
         tokens, mask = tokens[: self._max_model_len], mask[: self._max_model_len]
