@@ -24,6 +24,7 @@ from trinity.common.models.masking import masked_conversation
 from trinity.common.models.torch_engine.request import Sample
 from trinity.common.models.torch_engine.sampler import noise_key
 from trinity.common.models.torch_engine.settings import EngineSettings
+from trinity.common.models.torch_engine.stopping import stop_at_end
 from trinity.common.models.torch_engine.weights import model_folder
 from trinity.common.weights import Ticket, update_from
 from trinity.utils.log import get_logger
@@ -213,7 +214,9 @@ class LocalModel(ABC):
     def _experience(self, prompt: list[int], sample: Sample, *, prompt_text: str) -> Experience:
         text = decode_tokens(self.tokenizer, sample.tokens, skip_special=True)
         if sample.stop_text is not None:
-            text = text.partition(sample.stop_text)[0]
+            stop = stop_at_end(self.tokenizer, sample.tokens, [sample.stop_text])
+            assert stop is not None, "the last token completed the stop string"
+            text = text[: stop.start]
         info: dict[str, Any] = {"model_version": sample.model_version, "finish_reason": sample.finish_reason}
         if sample.model_versions is not None:
             info["model_versions"] = list(sample.model_versions)
