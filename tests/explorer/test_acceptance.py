@@ -65,6 +65,9 @@ def test_real_numbers_are_rewards(reward: Any) -> None:
 def test_token_level_rewards_make_up_a_missing_reward() -> None:
     (outcome,) = take([experience(None, token_level_reward=torch.tensor([0.25, 0.0, 0.5]))])
     assert outcome.experiences[0].reward == 0.75
+    masked = experience(None, token_level_reward=torch.tensor([0.25, 4.0, 0.5]), action_mask=[True, False, True])
+    (outcome,) = take([masked])
+    assert outcome.experiences[0].reward == 4.75, "one on a token that the policy did not say counts, too"
     (outcome,) = take([experience(1.0, token_level_reward=torch.tensor([0.25, math.nan, 0.5]))])
     assert outcome == Rejected("Scripted: token_level_reward must be finite")
 

@@ -96,11 +96,11 @@ def test_without_greedy_runs_nothing_is_counted(rollouts: Rollouts) -> None:
     assert all("reward_baseline" not in e.info for e in result.experiences)
 
 
-def test_the_reward_of_a_run_is_the_mean_over_its_experiences_of_their_counted_rewards(rollouts: Rollouts) -> None:
+def test_the_reward_of_a_run_is_the_mean_over_its_experiences_of_their_rewards(rollouts: Rollouts) -> None:
     (turns,) = _run(rollouts, [make(Chatting, 1, question="abc")]).completed_baselines.values()
     turns[0].reward, turns[1].reward = 1.0, 9.0
     tokens = torch.zeros(turns[1].response_length)
     tokens[:2] = torch.tensor([2.0, 5.0])
     turns[1].token_level_reward = tokens
     turns[1].action_mask = torch.arange(turns[1].response_length) != 1
-    assert run_reward(turns) == pytest.approx((1.0 + 2.0) / 2)
+    assert run_reward(turns) == pytest.approx((1.0 + 7.0) / 2), "those of tokens that the policy did not say, too"

@@ -111,6 +111,26 @@ def test_rewards_of_tokens_go_before_the_reward_of_the_response(make_config: Mak
     assert float(batch.columns["advantages"].max()) == pytest.approx(8 / 3)
 
 
+def test_the_reward_of_a_token_that_the_policy_did_not_say_is_credited_to_the_one_before(make_config: Maker) -> None:
+    """So the response has the same reward here, in the pipeline and in the baseline of its task."""
+    said, shown = _experiences(REWARDS), _experiences(REWARDS)
+    for row, (exp, other) in enumerate(zip(said, shown, strict=True)):
+        for each, place in ((exp, 0), (other, 1 + row % 2)):
+            each.action_mask = torch.ones(each.response_length, dtype=torch.bool)
+            each.action_mask[1:3] = False
+            each.token_level_reward = torch.zeros(each.response_length)
+            each.token_level_reward[place] = each.reward or 0.0
+            each.token_level_reward[-1] += 0.25 * row
+        assert other.token_level_reward is not None and other.reward is not None
+        assert float(other.token_level_reward.sum()) == pytest.approx(other.reward + 0.25 * row)
+    for name in ("rloo", "reinforceplusplus"):
+        made = _made(make_config, name)
+        (wanted, _), (found, _) = _advantages(made, said), _advantages(made, shown)
+        assert wanted.columns["advantages"].any()
+        torch.testing.assert_close(found.columns["advantages"], wanted.columns["advantages"])
+        torch.testing.assert_close(found.columns["returns"], wanted.columns["returns"])
+
+
 def test_the_penalty_lowers_the_reward_of_every_counted_token(make_config: Maker) -> None:
     made = _made(make_config, "reinforceplusplus", **PENALTY)
     batch, metrics = _advantages(made, _experiences(REWARDS))

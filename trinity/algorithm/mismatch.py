@@ -10,9 +10,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from trinity.algorithm.aggregation import counted, masked_mean
+from trinity.algorithm.log_ratio import bounded
 
 PREFIX = "rollout_corr"
-MAX_LOG_RATIO = 20.0
 
 
 def mismatch_metrics(
@@ -27,8 +27,8 @@ def mismatch_metrics(
     if not rows.any():
         return {}
     log_ratio = counted(old_logprob - rollout_logprob, mask)
-    safe = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    total = log_ratio.sum(-1).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    safe = bounded(log_ratio)
+    total = bounded(log_ratio.sum(-1))
     old, rollout = -masked_mean(old_logprob, mask, -1)[rows], -masked_mean(rollout_logprob, mask, -1)[rows]
     difference = old - rollout
     values = {

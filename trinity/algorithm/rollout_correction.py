@@ -16,10 +16,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from trinity.algorithm.aggregation import counted, masked_mean, masked_sum
+from trinity.algorithm.log_ratio import bounded
 from trinity.algorithm.mismatch import mismatch_metrics, weight_metrics
 from trinity.utils.correction_options import LEVELS, Threshold, band, rejection_bounds
 
-MAX_LOG_RATIO = 20.0
 MIN_MEAN_WEIGHT = 1e-8
 ESTIMATES: dict[str, Callable[[Tensor], Tensor]] = {
     "k1": lambda log_ratio: -log_ratio,
@@ -84,7 +84,7 @@ def _raw_weights(log_ratio: Tensor, mask: Tensor, level: str) -> Tensor:
         raise ValueError(f"rollout_is must be one of {', '.join(LEVELS)}, got {level!r}")
     if level == "sequence":
         log_ratio = log_ratio.sum(-1, keepdim=True).expand_as(log_ratio)
-    return counted(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), mask)
+    return counted(bounded(log_ratio).exp(), mask)
 
 
 def _normalised(weights: Tensor, mask: Tensor, level: str) -> tuple[Tensor, float]:
@@ -103,7 +103,7 @@ def _kept(
     kept = torch.ones_like(mask)
     for name, low, high in rejection_bounds(options, thresholds):
         level, _, estimate = name.rpartition("_")
-        values = _at_level(ESTIMATES[estimate](log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)), mask, level)
+        values = _at_level(ESTIMATES[estimate](bounded(log_ratio)), mask, level)
         keeps = (values >= low) & (values <= high)
         rejected = masked_mean((~keeps).to(log_ratio.dtype), mask).item()
         metrics[f"rollout_corr/rollout_rs_{name}_mean"] = masked_mean(values, mask).item()

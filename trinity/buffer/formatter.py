@@ -14,7 +14,9 @@ from trinity.buffer.checks import Fault
 from trinity.buffer.samples import Message, prompt_messages, split_pair
 from trinity.common.config.buffer import FormatConfig
 from trinity.common.errors import ConfigError, DataError
-from trinity.common.models.chat_template import encode_text, render_chat
+from trinity.common.models.answers import AnswerRenderer
+from trinity.common.models.chat_template import encode_text
+from trinity.common.models.local_model import stop_token_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -101,18 +103,12 @@ class _ChatFormatter:
         self.fmt = fmt
         self.tokenizer = tokenizer
         self.kind = kind
-
-    def render(self, messages: list[Message], tools: list[Message] | None, *, is_prompt: bool) -> list[int]:
-        """Return the tokens of a conversation; a prompt ends with the opening of an assistant's message."""
-        tokens, _ = render_chat(
-            self.tokenizer,
-            messages,
-            tools=tools,
-            is_prompt=is_prompt,
-            enable_thinking=self.fmt.enable_thinking,
-            chat_template=self.fmt.chat_template,
+        self.answers = AnswerRenderer(
+            tokenizer,
+            chat_template=fmt.chat_template,
+            enable_thinking=fmt.enable_thinking,
+            stop_ids=stop_token_ids(tokenizer.name_or_path, tokenizer) if tokenizer.name_or_path else (),
         )
-        return tokens
 
     def tools_of(self, values: Mapping[str, Any]) -> list[Message] | None:
         """Return the tools of a row; None without any."""
@@ -124,30 +120,13 @@ class _ChatFormatter:
         Raises:
             DataError: the template writes no answer, or no text and not as its opening has it (E4021).
         """
-        prompt = self.render(messages[:-1], tools, is_prompt=True)
-        whole = self.render(messages, tools, is_prompt=False)
-        if whole[: len(prompt)] == prompt:
-            if len(whole) == len(prompt):
-                raise DataError("the chat template writes nothing for the answer", code="E4021")
-            return prompt, self.end_of_turn(whole[len(prompt) :])
-        # The template or the tokenizer joins the opening and the answer: keep the engine's prompt.
-        text = messages[-1].get("content")
-        if not isinstance(text, str) or not text or messages[-1].get("tool_calls"):
-            raise DataError(
-                "the chat template does not go on from the opening of its answers, which only an answer of text can do "
-                "without; leave enable_thinking out, or use another chat_template",
-                code="E4021",
-            )
-        return prompt, self.end_of_turn(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        prompt, response = self.answers.last(messages, tools)
+        return prompt, self.ended(response)
 
-    def end_of_turn(self, response: list[int]) -> list[int]:
-        """Return the response up to its end-of-turn token; the end-of-text token where the template writes none."""
+    def ended(self, response: list[int]) -> list[int]:
+        """Return the response with the end-of-text token where the template writes no end of a turn."""
         eos = self.tokenizer.eos_token_id
-        ends = {eos} if eos in response else set(self.tokenizer.all_special_ids)
-        last = max((i for i, token in enumerate(response) if token in ends), default=None)
-        if last is None:
-            return response if eos is None else [*response, eos]
-        return response[: last + 1]
+        return response if eos is None or self.answers.has_end(response) else [*response, eos]
 
 
 class SFTFormatter(_ChatFormatter):
@@ -174,26 +153,17 @@ class SFTFormatter(_ChatFormatter):
         tools = self.tools_of(values)
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if self.kind == "messages" and self.fmt.enable_concatenated_multi_turn:
-            return self._all_answers(messages, answers, tools)
+            return self._all_answers(messages[: answers[-1] + 1], tools)
         prompt, response = self.last_answer(messages[: answers[-1] + 1], tools)
         return Sample(prompt + response, len(prompt), [True] * len(response))
 
-    def _all_answers(self, messages: list[Message], answers: list[int], tools: list[Message] | None) -> Sample:
-        tokens: list[int] = []
-        spans: list[tuple[int, int]] = []
-        for i in answers:
-            prompt = self.render(messages[:i], tools, is_prompt=True)
-            through = self.render(messages[: i + 1], tools, is_prompt=False)
-            if through[: len(prompt)] != prompt or prompt[: len(tokens)] != tokens:
-                raise DataError(
-                    "the chat template rewrites earlier turns, so that the conversation is not one sequence; set "
-                    "format.enable_concatenated_multi_turn to false",
-                    code="E4021",
-                )
-            if len(through) == len(prompt):
-                raise DataError("the chat template writes nothing for an answer", code="E4021")
-            tokens = prompt + self.end_of_turn(through[len(prompt) :])
-            spans.append((len(prompt), len(tokens)))
+    def _all_answers(self, messages: list[Message], tools: list[Message] | None) -> Sample:
+        tokens, spans = self.answers.all(
+            messages, tools, as_said=False, way_out="set format.enable_concatenated_multi_turn to false"
+        )
+        begin, end = spans[-1]
+        spans[-1] = (begin, begin + len(self.ended(tokens[begin:end])))
+        tokens = tokens[:begin] + self.ended(tokens[begin:end])
         start = spans[0][0]
         mask = [False] * (len(tokens) - start)
         for begin, end in spans:

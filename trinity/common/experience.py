@@ -119,7 +119,9 @@ class Experience:
         prompt_length: P, the number of prompt tokens, 1 <= P <= T.
         logprobs: log-probabilities [R] (nats) of the response tokens under the policy that sampled them.
         reward: scalar reward of the response.
-        token_level_reward: reward per response token [R].
+        token_level_reward: reward per response token [R]. All of them count: their sum is the reward of the response,
+            and one on a token that the policy did not produce (what a tool said) is credited to the policy's token
+            before it, or else to its first.
         advantages: [R]; a number is spread over the response.
         returns: [R]; a number is spread over the response.
         action_mask: [R], true where the policy produced the token; all true if not given.

@@ -31,13 +31,12 @@ def attach_baselines(result: BatchResult) -> dict[str, float]:
 
 
 def run_reward(experiences: Sequence[Experience]) -> float:
-    """Return the reward of a run: the mean over its experiences, each with the sum of its counted token rewards."""
+    """Return the reward of a run: the mean over its experiences, each with the sum of its token rewards if any."""
     return mean([_reward(experience) for experience in experiences])
 
 
 def _reward(experience: Experience) -> float:
-    tokens, mask = experience.token_level_reward, experience.action_mask
-    if tokens is not None and mask is not None:
-        return float((tokens * mask).sum())
+    if experience.token_level_reward is not None:
+        return float(experience.token_level_reward.sum())
     assert experience.reward is not None, "a completed run has rewards"
     return float(experience.reward)

@@ -131,8 +131,8 @@ def reward_mask(action_mask: Bool[Tensor, "B T"], lengths: Tensor) -> Bool[Tenso
 def token_rewards(batch: TrainBatch, mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """Return the rewards of the tokens: those that the workflow set, else the row's reward on its last counted token.
 
-    The reward of a token that was rejected goes to the counted token before it, or else to the first one, so that the
-    reward of a response stays what it was.
+    The reward of a token that does not count, because the policy did not say it or because it was rejected, goes to the
+    counted token before it, or else to the first one, so that the reward of a response stays what it was.
 
     Raises:
         DataError: a row has no reward (E4601).
@@ -141,8 +141,7 @@ def token_rewards(batch: TrainBatch, mask: Bool[Tensor, "B T"]) -> Float[Tensor,
         places = torch.arange(mask.shape[1]).expand_as(mask)
         before = places.masked_fill(~mask, -1).cummax(-1).values
         target = torch.where(before < 0, mask.int().argmax(-1, keepdim=True), before)
-        counted = batch.columns.get("counted_mask", mask)
-        rewards = batch.columns["token_level_reward"] * torch.where(counted.any(-1, keepdim=True), counted, mask)
+        rewards = batch.columns["token_level_reward"]
         return torch.zeros_like(rewards).scatter_add(1, target, rewards)
     missing = torch.nonzero(~torch.isfinite(batch.rewards)).flatten().tolist()
     if missing:

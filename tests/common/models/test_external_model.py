@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedModel
 
 from tests.common.models.engines import recomputed, response, run
 from tests.common.models.openai_server import Service, serving
 from trinity.common.config import Config
+from trinity.common.config.model import ModelConfig
 from trinity.common.errors import DeadlineError, EngineError, EnvironmentProblem
-from trinity.common.models import ModelWrapper, create_auxiliary_models
+from trinity.common.experience import Experience
+from trinity.common.models import ModelWrapper, create_auxiliary_models, load_tokenizer
 from trinity.common.models.external_model import ExternalModel
 from trinity.utils.log import redact
 
@@ -101,6 +104,22 @@ def test_a_server_that_tells_no_tokens_is_read_by_the_tokenizer_of_the_section(l
     assert (text.prompt_text, text.prompt_length) == ("2+2=", 4)
     assert [path for path, _, _ in service.requests] == ["/v1/chat/completions", "/v1/completions"]
     assert "logprobs" not in service.requests[0][2] and service.requests[1][2]["stop"] == ["="]
+
+
+def test_the_tokens_of_an_answer_hold_nothing_that_begins_a_text(llama: Made, service: Service, tmp_path: Path):
+    service.is_plain = True
+    tokenizer = load_tokenizer(ModelConfig(model_path=str(llama[0])))
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<unk> $A", special_tokens=[("<unk>", 2)])
+    tokenizer.save_pretrained(tmp_path)
+    assert load_tokenizer(ModelConfig(model_path=str(tmp_path)))("1")["input_ids"][0] == 2
+    chat, text = use(config((tmp_path, llama[1])), both)
+    assert 2 not in chat.tokens.tolist() and chat.response_length == len(chat.response_text)
+    assert text.tokens.tolist()[0] == 2 and 2 not in text.tokens.tolist()[1:], "the prompt is the whole text"
+
+
+async def both(model: ExternalModel) -> tuple[Experience, Experience]:
+    """Return an answer to a conversation and one to a text."""
+    return (await model.chat(QUESTION, seed=3))[0], (await model.generate("2+2=", temperature=0.0))[0]
 
 
 def test_a_busy_server_is_asked_again_when_it_says_and_a_lost_connection_at_once_more(llama: Made, service: Service):

@@ -12,11 +12,13 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.common.models.engines import engine, recomputed, response, run
+from tests.common.models.families import TEMPLATES
+from tests.tiny import CHARACTERS, tiny_model
 from trinity.common.config import Config
 from trinity.common.config.model import ModelConfig
-from trinity.common.errors import DeadlineError, EngineError, NotAvailableError
+from trinity.common.errors import DataError, DeadlineError, EngineError, NotAvailableError
 from trinity.common.experience import Experience
-from trinity.common.models import ModelWrapper
+from trinity.common.models import ModelWrapper, load_tokenizer
 from trinity.common.models.torch_engine.engine import TorchEngine
 from trinity.common.models.torch_engine.settings import EngineSettings
 
@@ -149,6 +151,25 @@ def test_a_conversation_becomes_an_experience(llama: Made) -> None:
     assert made.prompt_text == "12+34=" and made.messages == talk
     assert made.action_mask.tolist() == [True] * 3 + [False] * 5 + [True] * 2
     assert (made.logprobs - recomputed(llama[1], made, temperature=0.5)).abs().max() <= 1e-5
+
+
+def test_a_template_that_rewrites_what_was_said_is_refused(tmp_path: Path) -> None:
+    """Qwen3 leaves the thoughts of earlier turns out: they were said, but are not in later prompts."""
+    template = (TEMPLATES / "qwen3.jinja").read_text(encoding="utf-8")
+    tiny_model(tmp_path, "qwen3", chat_template=template, characters=CHARACTERS + "|_")
+    thought = {"role": "assistant", "content": "<think>\na\n</think>\n\nb"}
+    more = [{"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}]
+
+    async def work(wrapper: ModelWrapper) -> Experience:
+        with pytest.raises(DataError, match=r"E4021.*prompt of messages\[3\].*answer messages\[1\]") as caught:
+            await wrapper.convert_messages_to_experience_async([*ASK, thought, *more])
+        assert caught.value.code == "E4021"
+        return await wrapper.convert_messages_to_experience_async([{"role": "user", "content": "1"}, more[1]])
+
+    made = with_wrapper(tmp_path, work)
+    tokenizer = load_tokenizer(ModelConfig(model_path=str(tmp_path)))
+    said = made.tokens[made.prompt_length :][made.action_mask]
+    assert tokenizer.decode(said.tolist()) == "d<|im_end|>", "without the empty thought that the template adds"
 
 
 def test_a_conversation_that_is_too_long_is_cut_and_marked(llama: Made) -> None:

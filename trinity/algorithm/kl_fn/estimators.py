@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from trinity.algorithm.kl_fn.kl_fn import KLFn
+from trinity.algorithm.log_ratio import bounded
 
-MAX_LOG_RATIO = 20.0
 MAX_LOW_VAR_KL = 10.0
 MAX_IMPORTANCE_RATIO = 2.0
 
@@ -52,7 +52,7 @@ class K2KLFn(KLFn):
 
 
 class K3KLFn(KLFn):
-    """exp(-d) - 1 + d: unbiased, of low variance, never negative."""
+    """exp(-d) - 1 + d: unbiased, of low variance, never negative; not bounded, see `LowVarKLFn`."""
 
     def calculate_kl(self, logprob: Tensor, ref_logprob: Tensor, old_logprob: Tensor | None = None) -> Tensor:
         """Return exp(-d) - 1 + d."""
@@ -65,7 +65,7 @@ class LowVarKLFn(KLFn):
 
     def calculate_kl(self, logprob: Tensor, ref_logprob: Tensor, old_logprob: Tensor | None = None) -> Tensor:
         """Return the clamped k3."""
-        negative = (ref_logprob - logprob).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        negative = bounded(ref_logprob - logprob)
         return (negative.exp() - 1.0 - negative).clamp(-MAX_LOW_VAR_KL, MAX_LOW_VAR_KL)
 
 
@@ -86,7 +86,7 @@ class CorrectedK3KLFn(KLFn):
         k3 = negative.exp() - 1.0 - negative
         if old_logprob is None:
             return k3
-        return (logprob - old_logprob).exp().clamp(0.0, MAX_IMPORTANCE_RATIO) * k3
+        return bounded(logprob - old_logprob).exp().clamp(0.0, MAX_IMPORTANCE_RATIO) * k3
 
 
 class FullKLFn(KLFn):

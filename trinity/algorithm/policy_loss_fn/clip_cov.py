@@ -13,14 +13,15 @@ from torch import Tensor
 
 from trinity.algorithm.aggregation import counted, masked_mean
 from trinity.algorithm.policy_loss_fn.covariance import token_covariance
-from trinity.algorithm.policy_loss_fn.ratio import clip_bounds
+from trinity.algorithm.policy_loss_fn.ratio import clamped_log_ratio, clip_bounds
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 
 class VerlClipCovPolicyLossFn(TokenLossFn):
     """max(-A r, -A clip(r, 1 - low, 1 + high)), 0 for some tokens whose covariance is between the bounds.
 
-    Clip-Cov of arXiv:2505.22617v1, eq. 11 and 12. r = exp(logprob - old_logprob); see `token_covariance`. Of the
+    Clip-Cov of arXiv:2505.22617v1, eq. 11 and 12. r = exp(logprob - old_logprob), the difference clamped to
+    +-20; see `token_covariance`. Of the
     candidates that the ratio does not clip already, max(1, `clip_cov_ratio` of the counted tokens) lose loss and
     gradient, chosen at random by a generator that depends on the batch's sizes only, among candidates sorted by their
     covariance: the same batch gives the same loss, in whatever order its rows are. Means and choice are those of the
@@ -74,7 +75,7 @@ class VerlClipCovPolicyLossFn(TokenLossFn):
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
         """Return the loss and the metrics `pg_loss`, `pg_clipfrac` (tokens taken out) and `ppo_kl`."""
         logprob, old_logprob, advantages = (counted(x, action_mask) for x in (logprob, old_logprob, advantages))
-        log_ratio = logprob - old_logprob
+        log_ratio = clamped_log_ratio(logprob, old_logprob)
         plain, clipped = self._surrogates(log_ratio, advantages)
         out = selected
         if out is None:
@@ -98,7 +99,7 @@ class VerlClipCovPolicyLossFn(TokenLossFn):
     ) -> Bool[Tensor, "B T"]:
         """Return the tokens that lose loss and gradient; see `PolicyLossFn`."""
         logprob, old_logprob, advantages = (counted(x, action_mask) for x in (logprob, old_logprob, advantages))
-        plain, clipped = self._surrogates(logprob.detach() - old_logprob, advantages)
+        plain, clipped = self._surrogates(clamped_log_ratio(logprob.detach(), old_logprob), advantages)
         covariance = token_covariance(advantages, logprob, action_mask)
         between = (covariance > self.clip_cov_lb) & (covariance < self.clip_cov_ub)
         return self._chosen(between & action_mask & ~(clipped > plain), action_mask, covariance)

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from trinity.algorithm.aggregation import counted, masked_mean
+from trinity.algorithm.log_ratio import bounded
 from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
 from trinity.algorithm.policy_loss_fn.ratio import clip_bounds
 
@@ -22,8 +23,8 @@ class VerlGeoMeanPolicyLossFn(PolicyLossFn):
     """Mean over all responses of -A exp(mean over tokens of the clipped log-ratio).
 
     GMPO, arXiv:2507.20673v3, eq. 4. The log-ratio d = logprob - old_logprob is clipped to [-low, high] on the side that
-    the sign of A makes harmful; A is the mean of the response's advantages. As in veRL the mean is over all B
-    responses, those without tokens included, whatever the aggregation mode.
+    the sign of A makes harmful, and its mean to +-20; A is the mean of the response's advantages. As in veRL the mean
+    is over all B responses, those without tokens included, whatever the aggregation mode.
 
     Args:
         backend: see `PolicyLossFn`.
@@ -64,7 +65,7 @@ class VerlGeoMeanPolicyLossFn(PolicyLossFn):
         clamped = log_ratio.clamp(-self.clip_ratio[0], self.clip_ratio[1])
         sign = advantages.sign()
         clipped = sign * torch.minimum(sign * log_ratio, sign * clamped)
-        losses = -masked_mean(advantages, action_mask, -1) * masked_mean(clipped, action_mask, -1).exp()
+        losses = -masked_mean(advantages, action_mask, -1) * bounded(masked_mean(clipped, action_mask, -1)).exp()
         if rollout_is_weights is not None:
             weights = counted(rollout_is_weights.detach(), action_mask)
             losses = losses * masked_mean((weights + MIN_WEIGHT).log(), action_mask, -1).exp()

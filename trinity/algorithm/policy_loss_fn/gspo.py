@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from trinity.algorithm.aggregation import counted, masked_mean
+from trinity.algorithm.log_ratio import bounded
 from trinity.algorithm.policy_loss_fn.ratio import clip_bounds, sequence_log_ratio
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
@@ -20,7 +21,7 @@ class GSPOPolicyLossFn(TokenLossFn):
     """max(-A s, -A clip(s, 1 - low, 1 + high)) with the ratio s of the response, its length taken out.
 
     s = exp(mean over tokens of logprob - old_logprob), each token with its own gradient: the token form of
-    arXiv:2507.18071v2, eq. 13 and 14, of which eq. 5 is the case of one advantage a response.
+    arXiv:2507.18071v2, eq. 13 and 14, of which eq. 5 is the case of one advantage a response. ln s is clamped to +-20.
 
     Args:
         backend: see `PolicyLossFn`.
@@ -61,7 +62,7 @@ class GSPOPolicyLossFn(TokenLossFn):
         """Return the loss and the metrics `pg_loss`, `pg_clipfrac`, `ppo_kl` and `ppo_kl_seq`."""
         logprob, old_logprob, advantages = (counted(x, action_mask) for x in (logprob, old_logprob, advantages))
         of_sequence = sequence_log_ratio(logprob, old_logprob, action_mask).detach()
-        log_ratio = logprob - logprob.detach() + of_sequence
+        log_ratio = bounded(logprob - logprob.detach() + of_sequence)
         if self.max_log_ratio is not None:
             log_ratio = log_ratio.clamp(max=self.max_log_ratio)
         ratio = log_ratio.exp()

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from trinity.algorithm.aggregation import counted, masked_mean
+from trinity.algorithm.log_ratio import bounded
 from trinity.algorithm.policy_loss_fn.covariance import token_covariance
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
@@ -19,7 +20,8 @@ from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 class VerlKLCovPolicyLossFn(TokenLossFn):
     """-A r, plus coef |logprob - old_logprob| on the tokens of highest covariance.
 
-    KL-Cov of arXiv:2505.22617v1, eq. 13 and 14. r = exp(logprob - old_logprob), not clipped; see `token_covariance`.
+    KL-Cov of arXiv:2505.22617v1, eq. 13 and 14. r = exp(logprob - old_logprob), not clipped, the
+    difference clamped to +-20; see `token_covariance`.
     max(1, `kl_cov_ratio` of the counted tokens) are penalised. Means and choice are those of the whole
     mini-batch, whose choice the trainer hands in as `selected`; without it those of the batch given.
 
@@ -67,7 +69,7 @@ class VerlKLCovPolicyLossFn(TokenLossFn):
         if penalised is None:
             penalised = self.select_tokens(logprob, action_mask, advantages)
         penalty = torch.where(penalised, self.ppo_kl_coef * log_ratio.abs(), torch.zeros_like(logprob))
-        losses = -advantages * log_ratio.exp() + penalty
+        losses = -advantages * bounded(log_ratio).exp() + penalty
         loss = self.aggregate(losses, action_mask, rollout_is_weights)
         distance = masked_mean(log_ratio.detach().abs(), action_mask)
         return loss, {"pg_loss": loss.item(), "ppo_kl": distance.item()}

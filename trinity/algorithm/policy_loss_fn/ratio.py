@@ -9,8 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from trinity.algorithm.aggregation import masked_mean
-
-MAX_LOG_RATIO = 20.0
+from trinity.algorithm.log_ratio import bounded
 
 
 def clip_bounds(both: float | None, low: float | None, high: float | None, *, name: str) -> tuple[float, float]:
@@ -35,7 +34,7 @@ def clip_bounds(both: float | None, low: float | None, high: float | None, *, na
 
 def clamped_log_ratio(logprob: Float[Tensor, "B T"], old_logprob: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """Return logprob - old_logprob clamped to +-20, so that its exponential stays finite; no gradient beyond."""
-    return (logprob - old_logprob).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return bounded(logprob - old_logprob)
 
 
 def sequence_log_ratio(

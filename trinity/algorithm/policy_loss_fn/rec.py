@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from trinity.algorithm.aggregation import counted, masked_mean
+from trinity.algorithm.log_ratio import bounded
 from trinity.algorithm.policy_loss_fn.ratio import clip_bounds, sequence_log_ratio
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
@@ -25,7 +26,8 @@ class RECPolicyLossFn(TokenLossFn):
     """-A w logprob on the tokens that the clip mode keeps, plus the regulariser on all.
 
     The REC, REP and RED families of arXiv:2509.24203. r = exp(logprob - old_logprob) of the token, for
-    `gspo-one-side` the mean log-ratio of the response; w, r and the choice of tokens are held. A mean over tokens;
+    `gspo-one-side` the mean log-ratio of the response; w, r and the choice of tokens are held;
+    logarithms of w and r are clamped to +-20. A mean over tokens;
     for `gspo-one-side` the mean over responses of their means.
 
     Args:
@@ -86,10 +88,9 @@ class RECPolicyLossFn(TokenLossFn):
         """Return the loss and the metrics `pg_loss` and `pg_clipfrac`."""
         logprob, old_logprob, advantages = (counted(x, action_mask) for x in (logprob, old_logprob, advantages))
         log_ratio = logprob - old_logprob
-        ratio = log_ratio.detach().exp()
-        of_sequence = sequence_log_ratio(logprob, old_logprob, action_mask).detach().exp().expand_as(ratio)
+        ratio = bounded(log_ratio.detach()).exp()
+        of_sequence = bounded(sequence_log_ratio(logprob, old_logprob, action_mask).detach()).exp().expand_as(ratio)
         kept = self._kept(of_sequence if self.clip_mode == OF_SEQUENCE else ratio, advantages)
-        # Set to 0 here, not in the product: an infinite ratio outside the range would make its gradient NaN.
         weight = torch.where(kept, self._weights(ratio, of_sequence, advantages), torch.zeros_like(ratio))
         losses = -advantages * weight * logprob
         if self.regularizer == "k2":
@@ -118,5 +119,5 @@ class RECPolicyLossFn(TokenLossFn):
         if self.weight == "gspo_importance_sampling":
             return of_sequence
         if self.weight == "advantage":
-            return (advantages / self.temp).exp()
+            return bounded(advantages / self.temp).exp()
         return torch.ones_like(ratio)

@@ -127,13 +127,6 @@ def render_chat(
     Raises:
         EnvironmentProblem: no template (E3107), or the template failed (E3109, with its line).
     """
-    template = chat_template or tokenizer.chat_template
-    if not template:
-        raise EnvironmentProblem(
-            f"the tokenizer in {tokenizer.name_or_path} has no chat template; set model.chat_template_path or "
-            "model.custom_chat_template, or use prompts of plain text (generate)",
-            code="E3107",
-        )
     options: dict[str, Any] = {
         "tools": tools,
         "chat_template": chat_template,
@@ -141,12 +134,54 @@ def render_chat(
         "tokenize": True,
         "return_dict": True,
         "return_assistant_tokens_mask": with_mask,
+        "enable_thinking": enable_thinking,
     }
-    if enable_thinking is not None:
-        options["enable_thinking"] = enable_thinking
+    if with_mask:
+        options["tokenizer_kwargs"] = {"return_offsets_mapping": True}
+    encoded = _apply(tokenizer, messages, options)
+    tokens = list(encoded["input_ids"])
+    if not with_mask:
+        return tokens, []
+    mask, offsets = list(encoded["assistant_masks"]), encoded["offset_mapping"]
+    for place in range(1, len(tokens)):
+        # Transformers marks the first of a marked part's last character's tokens only.
+        mask[place] |= mask[place - 1] and int(offsets[place][0] < offsets[place - 1][1])
+    return tokens, mask
+
+
+def chat_text(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[dict[str, Any]],
+    *,
+    tools: list[dict[str, Any]] | None = None,
+    is_prompt: bool = True,
+    enable_thinking: bool | None = None,
+    chat_template: str | None = None,
+) -> str:
+    """Return the text that the template writes for a conversation; see `render_chat`, whose tokens are of this text."""
+    options = {
+        "tools": tools,
+        "chat_template": chat_template,
+        "add_generation_prompt": is_prompt,
+        "tokenize": False,
+        "enable_thinking": enable_thinking,
+    }
+    return str(_apply(tokenizer, messages, options))
+
+
+def _apply(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, Any]], options: dict[str, Any]) -> Any:
+    """Return what the tokenizer's `apply_chat_template` does; the template sees no `enable_thinking` that is None."""
+    if not (options["chat_template"] or tokenizer.chat_template):
+        raise EnvironmentProblem(
+            f"the tokenizer in {tokenizer.name_or_path} has no chat template; set model.chat_template_path or "
+            "model.custom_chat_template, or use prompts of plain text (generate)",
+            code="E3107",
+        )
+    if options["enable_thinking"] is None:
+        del options["enable_thinking"]
     try:
         with _lock:
-            encoded: Any = tokenizer.apply_chat_template(list(messages), **options)
+            return tokenizer.apply_chat_template(list(messages), **options)
     except jinja2.TemplateSyntaxError as error:
         raise EnvironmentProblem(f"chat template, line {error.lineno}: {error.message}", code="E3109") from error
     except jinja2.TemplateError as error:
@@ -159,13 +194,12 @@ def render_chat(
         raise EnvironmentProblem(
             f"chat template, line {_template_line(error)}: {type(error).__name__}: {error}", code="E3109"
         ) from error
-    return list(encoded["input_ids"]), list(encoded["assistant_masks"]) if with_mask else []
 
 
-def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Return the tokens of a plain prompt, with the special tokens that the tokenizer adds."""
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, is_whole: bool = True) -> list[int]:
+    """Return the tokens of a text: with the special tokens that the tokenizer adds, unless it is a part of another."""
     with _lock:
-        return list(tokenizer(text)["input_ids"])
+        return list(tokenizer(text, add_special_tokens=is_whole)["input_ids"])
 
 
 def decode_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], *, skip_special: bool = False) -> str:

@@ -180,7 +180,9 @@ class ExternalModel:
         prompt = list(answer.prompt_ids or tokens)
         experiences = []
         for choice in answer.choices:
-            ids = choice.token_ids if choice.token_ids is not None else encode_text(self.tokenizer, choice.text)
+            ids = choice.token_ids
+            if ids is None:
+                ids = encode_text(self.tokenizer, choice.text, is_whole=False)
             logprobs = choice.logprobs if choice.logprobs is not None and len(choice.logprobs) == len(ids) else None
             if params.logprobs and logprobs is None and not self._has_warned:
                 self._has_warned = True

@@ -21,7 +21,7 @@ class GenerateParams:
         temperature: >= 0; 0 takes the most probable token.
         top_p: in (0, 1]; 1 is off.
         top_k: number of candidates; -1 or 0 is off.
-        min_tokens: no stop token and no stop string before that many response tokens.
+        min_tokens: none of the first so many response tokens is a stop token, or completes a stop string that counts.
         max_tokens: most response tokens; None: what the configuration and the sequence length leave.
         stop: texts that end a response; the response text is cut before them, the tokens are kept.
         seed: of the noise; None: the configuration's.

@@ -24,6 +24,7 @@ from trinity.common.models.masking import masked_conversation
 from trinity.common.models.torch_engine.request import Sample
 from trinity.common.models.torch_engine.sampler import noise_key
 from trinity.common.models.torch_engine.settings import EngineSettings
+from trinity.common.models.torch_engine.stopping import stop_at_end
 from trinity.common.models.torch_engine.weights import model_folder
 from trinity.common.weights import Ticket, update_from
 from trinity.utils.log import get_logger
@@ -140,15 +141,20 @@ class LocalModel(ABC):
         tools: list[dict[str, Any]] | None = None,
         temperature: float | None = None,
     ) -> Experience:
-        """Return a whole conversation as one experience; the assistant's tokens are its actions.
+        """Return a conversation through its last answer as one experience; its answers are the actions.
 
         Tokens beyond `max_model_len` are cut and the experience is marked `response_truncated`.
 
         Raises:
+            DataError: the chat template rewrites earlier turns, so that the conversation is not one sequence (E4021).
             EngineError: no assistant message within `max_model_len` tokens (E5602).
         """
         tokens, mask, start = masked_conversation(
-            self.tokenizer, messages, tools=tools, enable_thinking=self.settings.model.enable_thinking
+            self.tokenizer,
+            messages,
+            tools=tools,
+            enable_thinking=self.settings.model.enable_thinking,
+            stop_ids=stop_token_ids(self.settings.model.model_path, self.tokenizer),
         )
         is_cut = len(tokens) > self._max_model_len
         tokens, mask = tokens[: self._max_model_len], mask[: self._max_model_len]
@@ -208,7 +214,9 @@ class LocalModel(ABC):
     def _experience(self, prompt: list[int], sample: Sample, *, prompt_text: str) -> Experience:
         text = decode_tokens(self.tokenizer, sample.tokens, skip_special=True)
         if sample.stop_text is not None:
-            text = text.partition(sample.stop_text)[0]
+            stop = stop_at_end(self.tokenizer, sample.tokens, [sample.stop_text])
+            assert stop is not None, "the last token completed the stop string"
+            text = text[: stop.start]
         info: dict[str, Any] = {"model_version": sample.model_version, "finish_reason": sample.finish_reason}
         if sample.model_versions is not None:
             info["model_versions"] = list(sample.model_versions)

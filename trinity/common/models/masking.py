@@ -6,7 +6,7 @@ Dimension key: T = tokens of the conversation.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,14 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from trinity.common.models.answers import AnswerRenderer
 from trinity.common.models.chat_template import render_chat
 
 _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_WAY_OUT = (
+    "make an experience of each answer, as model.chat returns them, or use a chat template that leaves earlier turns "
+    "as they were"
+)
 Masked = tuple[Int[Tensor, "T"], Int[Tensor, "T"], int]
 
 
@@ -27,37 +32,46 @@ def masked_conversation(
     tools: list[dict[str, Any]] | None = None,
     chat_template: str | None = None,
     enable_thinking: bool | None = None,
+    stop_ids: Collection[int] = (),
 ) -> tuple[list[int], list[int], int]:
-    """Return tokens, mask (1 = written by the assistant) and the place of the first such token (0 without any).
+    """Return tokens, mask (1 = said by the policy) and the place of the first such token (0 without any).
 
-    By the template's `generation` tags if it has them, else by rendering growing parts of the conversation.
+    The tokens are what the policy was shown and said, through the end of its last answer; the mask covers each answer
+    and the token that ends its turn, less what `generation` tags of the template leave out. An assistant's message
+    before all others is no answer. Without an answer the tokens are the whole conversation.
+
+    Args:
+        tokenizer: with its chat template.
+        messages: the conversation.
+        tools: tool descriptions for the template.
+        chat_template: instead of the tokenizer's.
+        enable_thinking: handed to the template if not None.
+        stop_ids: token ids that end a response; see `AnswerRenderer`.
+
+    Raises:
+        DataError: the conversation is not one sequence, because the template rewrites earlier turns (E4021).
+        EnvironmentProblem: no chat template, or one that fails (E3107, E3109).
     """
-    template = chat_template or tokenizer.chat_template
-    has_tags = isinstance(template, str) and bool(_GENERATION_TAG.search(template))
+    answers = AnswerRenderer(tokenizer, chat_template=chat_template, enable_thinking=enable_thinking, stop_ids=stop_ids)
+    tokens, spans = answers.all(messages, tools, as_said=True, way_out=_WAY_OUT)
     options: dict[str, Any] = {
         "tools": tools,
         "chat_template": chat_template,
         "enable_thinking": enable_thinking,
     }
-    if has_tags:
-        tokens, mask = render_chat(tokenizer, messages, is_prompt=False, with_mask=True, **options)
-    else:
-        tokens, mask = _by_parts(tokenizer, messages, options)
-    return tokens, mask, mask.index(1) if 1 in mask else 0
-
-
-def _by_parts(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, Any]], options: dict[str, Any]
-) -> tuple[list[int], list[int]]:
-    tokens, _ = render_chat(tokenizer, messages, is_prompt=False, **options)
+    if not spans:
+        tokens, _ = render_chat(tokenizer, messages, is_prompt=False, **options)
     mask = [0] * len(tokens)
-    for index, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        start = len(render_chat(tokenizer, messages[:index], is_prompt=True, **options)[0]) if index else 0
-        end = len(render_chat(tokenizer, messages[: index + 1], is_prompt=False, **options)[0])
-        mask[start:end] = [1] * (min(end, len(tokens)) - start)
-    return tokens, mask
+    for start, end in spans:
+        mask[start:end] = [1] * (end - start)
+    template = chat_template or tokenizer.chat_template
+    if isinstance(template, str) and _GENERATION_TAG.search(template):
+        whole, tagged = render_chat(tokenizer, messages, is_prompt=False, with_mask=True, **options)
+        for place, (token, written, tag) in enumerate(zip(tokens, whole, tagged, strict=False)):
+            if token != written:
+                break
+            mask[place] &= tag
+    return tokens, mask, mask.index(1) if 1 in mask else 0
 
 
 def tokenize_and_mask_messages_hf(
@@ -90,17 +104,19 @@ def tokenize_and_mask_messages_default(
     chat_template: str | None = None,
     enable_thinking: bool | None = None,
 ) -> Masked:
-    """Return tokens [T], mask [T] and prompt length by rendering the conversation up to each assistant message.
+    """Return tokens [T], mask [T] and prompt length; see `masked_conversation`.
 
-    An assistant message is what follows the opening that the template writes for it, up to the message's end.
+    Raises:
+        DataError: the conversation is not one sequence, because the template rewrites earlier turns (E4021).
     """
-    options = {"tools": tools, "chat_template": chat_template, "enable_thinking": enable_thinking}
-    tokens, mask = _by_parts(tokenizer, messages, options)
-    return torch.tensor(tokens), torch.tensor(mask), mask.index(1) if 1 in mask else 0
+    tokens, mask, start = masked_conversation(
+        tokenizer, messages, tools=tools, chat_template=chat_template, enable_thinking=enable_thinking
+    )
+    return torch.tensor(tokens), torch.tensor(mask), start
 
 
 def get_action_mask_method(chat_template: str | None = None) -> Callable[..., Masked]:
-    """Return the masking function for a template: by its `generation` tags if it has them, else by parts."""
+    """Return the masking function for a template: by its `generation` tags if it has them, else by its answers."""
     if chat_template is not None and _GENERATION_TAG.search(chat_template):
         return tokenize_and_mask_messages_hf
     return tokenize_and_mask_messages_default

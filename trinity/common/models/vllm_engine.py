@@ -27,7 +27,7 @@ from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.local_model import LocalModel, stop_token_ids
 from trinity.common.models.model_config import import_libraries
 from trinity.common.models.torch_engine.request import Sample
-from trinity.common.models.vllm_requests import Progress, Scored, sample_of, stops_of
+from trinity.common.models.vllm_requests import Progress, Scored, Texts, is_early, sample_of, stops_of
 from trinity.common.models.vllm_settings import (
     OWN_ARGS,
     TORCH_INSTEAD,
@@ -171,10 +171,15 @@ class VLLMEngine(LocalModel):
         """Return the samples: one request each, so that each has its own noise; vLLM shares the prompt's cache."""
         self._counts.prompt_tokens += len(prompt)
 
+        async def one(key: int) -> Sample:
+            sample, _ = await self._one(prompt, params, key, stops=stops_of(params))
+            return (await self._one(prompt, params, key))[0] if is_early(sample, params) else sample
+
         async def every() -> list[Sample]:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._one(prompt, params, key)) for key in keys]
-            return [task.result()[0] for task in tasks]
+                tasks = [group.create_task(one(key)) for key in keys]
+            self._counts.samples += len(tasks)
+            return [task.result() for task in tasks]
 
         return await self._answer(every(), what="the engine's samples")
 
@@ -196,7 +201,7 @@ class VLLMEngine(LocalModel):
             raise group.exceptions[0] from None
 
     async def _one(
-        self, prompt: list[int], params: GenerateParams, key: int, *, forced: list[int] | None = None
+        self, prompt: list[int], params: GenerateParams, key: int, *, forced: list[int] | None = None, stops: Texts = ()
     ) -> Scored:
         """Return one sample, and the logprobs of the prompt's tokens if tokens are `forced`."""
         started = self._ready()
@@ -207,7 +212,7 @@ class VLLMEngine(LocalModel):
             progress = Progress(self._version)
             started.begin(name, progress, self._counts)
             try:
-                return await self._ask(name, prompt, params, key=key, forced=forced, progress=progress)
+                return await self._ask(name, prompt, params, key=key, forced=forced, progress=progress, stops=stops)
             except asyncio.CancelledError:
                 if self._failure is not None:
                     self._ready()
@@ -224,6 +229,7 @@ class VLLMEngine(LocalModel):
         key: int,
         forced: list[int] | None,
         progress: Progress,
+        stops: Texts,
     ) -> Scored:
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
@@ -236,7 +242,6 @@ class VLLMEngine(LocalModel):
             "forced": forced or [],
             **{field: getattr(params, field) for field in ("temperature", "top_k", "top_p", "min_tokens")},
         }
-        stops = stops_of(params)
         asked = SamplingParams(
             temperature=0.0,
             max_tokens=params.max_tokens,
@@ -257,9 +262,8 @@ class VLLMEngine(LocalModel):
             self._fail(f"vLLM's process has ended or failed: {error.__cause__ or error}", code="E5660", cause=error)
             self._ready()
         assert last is not None, "a request that ends has an output"
-        sample, scored = sample_of(last, params, tokenizer=started.tokenizer, progress=progress)
+        sample, scored = sample_of(last, params, tokenizer=started.tokenizer, progress=progress, has_stops=bool(stops))
         self._counts.generated_tokens += len(sample.tokens) if forced is None else 0
-        self._counts.samples += forced is None
         return sample, scored
 
     def _fail(self, message: str, *, code: str, cause: BaseException) -> None:

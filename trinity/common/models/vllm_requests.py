@@ -10,8 +10,10 @@ from transformers import PreTrainedTokenizerBase
 from trinity.common.errors import EngineError
 from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.torch_engine.request import FinishReason, Sample
+from trinity.common.models.torch_engine.stopping import completed_stop
 
 Scored = tuple[Sample, list[float]]
+Texts = tuple[str, ...]
 
 
 class Progress:
@@ -45,8 +47,22 @@ def stops_of(params: GenerateParams) -> tuple[str, ...]:
     return () if params.min_tokens > 1 else params.stop
 
 
-def sample_of(output: Any, params: GenerateParams, *, tokenizer: PreTrainedTokenizerBase, progress: Progress) -> Scored:
+def is_early(sample: Sample, params: GenerateParams) -> bool:
+    """Return whether vLLM, which is told no minimum, ended a response with a stop string that does not count yet."""
+    return sample.stop_text is not None and len(sample.tokens) <= params.min_tokens
+
+
+def sample_of(
+    output: Any,
+    params: GenerateParams,
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    progress: Progress,
+    has_stops: bool,
+) -> Scored:
     """Return the sample of a final output with one completion, and the logprobs of the prompt (the first is 0).
+
+    Where vLLM did not look for the stop strings (`has_stops` is false) the response is cut here.
 
     Raises:
         EngineError: vLLM gave the request up (E5662), or the logits are not finite (E5605).
@@ -64,7 +80,7 @@ def sample_of(output: Any, params: GenerateParams, *, tokenizer: PreTrainedToken
         )
     reason: FinishReason = completion.finish_reason
     stop_text = completion.stop_reason if isinstance(completion.stop_reason, str) else None
-    if params.stop and not stops_of(params):
+    if params.stop and not has_stops:
         length, stop_text = _cut(tokens, params, tokenizer)
         if stop_text is not None:
             tokens, logprobs, reason = tokens[:length], logprobs[:length], "stop"
@@ -82,11 +98,9 @@ def _prompt_logprobs(output: Any) -> list[float]:
 
 
 def _cut(tokens: list[int], params: GenerateParams, tokenizer: PreTrainedTokenizerBase) -> tuple[int, str | None]:
-    """Return length and stop string of a response that ends at the first one from `min_tokens` on."""
-    reach = 4 * max(len(text) for text in params.stop) + 8
-    for length in range(params.min_tokens, len(tokens) + 1):
-        text = str(tokenizer.decode(tokens[max(0, length - reach) : length], skip_special_tokens=True))
-        found = next((stop for stop in params.stop if stop in text), None)
+    """Return length and stop string of a response that ends at the first one that counts."""
+    for length in range(params.min_tokens + 1, len(tokens) + 1):
+        found = completed_stop(tokenizer, tokens[:length], params.stop, min_tokens=params.min_tokens)
         if found is not None:
             return length, found
     return len(tokens), None

@@ -29,6 +29,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "stop strings after a minimum": {
         "n": 6, "temperature": 3.0, "stop": ["a", "b", "1", "(", "Z"], "min_tokens": 10, "max_tokens": 40, "seed": 9,
     },
+    "stop strings after the first token": {
+        "n": 12, "temperature": 3.0, "stop": list("ab1(Zcdefgh23"), "min_tokens": 1, "max_tokens": 40, "seed": 8,
+    },
     "on after the end": {"n": 3, "temperature": 3.0, "ignore_eos": True, "max_tokens": 60, "seed": 10},
     "to the end of the sequence": {"prompt": "1" * (MAX_MODEL_LEN - 3), "n": 2, "ignore_eos": True, "seed": 11},
 }  # fmt: skip
@@ -58,6 +61,9 @@ def test_samples_are_those_of_the_torch_engine(vllm: Served, tied: tuple[Path, P
         assert torch.allclose(one.logprobs, recomputed(model, one, temperature=temperature), atol=1e-5)
     if way == "stop strings":
         assert {exp.info["finish_reason"] for exp in ours} == {"stop"}
+    if way == "stop strings after the first token":
+        assert any(exp.response_text[:1] in WAYS[way]["stop"] for exp in ours), "one that vLLM alone would have ended"
+        assert min(len(response(exp)) for exp in ours) >= 2
     if way == "minimum length":
         assert min(len(response(exp)) for exp in ours) >= 8
 

@@ -19,6 +19,7 @@ from trinity.common.models.torch_engine.kv_cache import KVCache, Prefix
 from trinity.common.models.torch_engine.request import FinishReason, Row, Sample
 from trinity.common.models.torch_engine.sampler import sample, uniforms
 from trinity.common.models.torch_engine.slots import Slots
+from trinity.common.models.torch_engine.stopping import completed_stop
 
 _WIDTH_STEP = 32
 _FIXED_PREFILL_TOKENS = 256
@@ -186,13 +187,9 @@ class Batch:
         if row is None or not row.request.params.stop:
             return None
         start, end = int(self.slots.prompt_length[slot]), int(self.slots.length[slot])
-        if end - start < row.request.params.min_tokens:
-            return None
-        # A character takes at most four byte tokens; eight more for special tokens that decode to nothing.
-        reach = 4 * max(len(text) for text in row.request.params.stop) + 8
-        tail = self.slots.tokens[slot, max(start, end - reach) : end].tolist()
-        text = self.tokenizer.decode(tail, skip_special_tokens=True)
-        return next((stop for stop in row.request.params.stop if stop in text), None)
+        params = row.request.params
+        tokens = self.slots.tokens[slot, start:end].tolist()
+        return completed_stop(self.tokenizer, tokens, params.stop, min_tokens=params.min_tokens)
 
     def _vacate(self, slots: list[int]) -> None:
         """Make slots idle; without fixed shapes, close the gaps with the last rows, so that a step has no idle row."""

@@ -1,0 +1,16 @@
+"""The bound of log-ratios between two policies, so that their exponentials stay finite.
+
+Dimension key: shapes are free.
+"""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+MAX_LOG_RATIO = 20.0
+
+
+def bounded(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return a log-ratio clamped to +-20, as veRL does: its exponential is finite in float32; no gradient beyond."""
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

@@ -1,0 +1,240 @@
+"""The answers of a conversation in token space: what the engine shows the policy, and what the policy says to it.
+
+A chat template writes text. What it writes for a conversation as a whole need not hold what was said in it: many leave
+out the thoughts of earlier turns, some move the system prompt or cut blanks. So each answer is taken where it was
+given: after its prompt, which is the conversation so far with the opening of an assistant's message. The answers of a
+conversation are one sequence only if each prompt begins with all that was shown and said before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from os.path import commonprefix
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from trinity.common.errors import DataError, EnvironmentProblem
+from trinity.common.models.chat_template import chat_text, decode_tokens, encode_text
+
+Message = dict[str, Any]
+_ASK, _SAID, _GO_ON = "QuestionOne", "AnswerOne", "QuestionTwo"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a template writes around the text of an answer.
+
+    Attributes:
+        lead: between the opening and the text.
+        end: after it, as far as it does not depend on what follows, up to the token that ends the turn; "" where the
+            template writes nothing there.
+    """
+
+    lead: str
+    end: str
+
+
+class AnswerRenderer:
+    """Renders prompts and answers with one template.
+
+    Args:
+        tokenizer: with its chat template.
+        chat_template: instead of the tokenizer's.
+        enable_thinking: handed to the template if not None.
+        stop_ids: token ids that end a response. Where a template writes no end of a turn, as GLM's, the next message's
+            first token is the answer's end if it is among them.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        chat_template: str | None = None,
+        enable_thinking: bool | None = None,
+        stop_ids: Collection[int] = (),
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.stop_ids = stop_ids
+        self._options: dict[str, Any] = {"chat_template": chat_template, "enable_thinking": enable_thinking}
+
+    def last(
+        self, messages: Sequence[Message], tools: list[Message] | None = None, *, as_said: bool = False
+    ) -> tuple[list[int], list[int]]:
+        """Return the tokens of the prompt and of the answer, which is the last message.
+
+        Args:
+            messages: the conversation.
+            tools: tool descriptions for the template.
+            as_said: the answer is the message's text to the letter; else what the template makes of it after the
+                opening, which may hold more (an empty thought) or less (no blanks at the ends). What is no text alone,
+                such as tool calls, is always as the template writes it.
+
+        Raises:
+            DataError: the template writes nothing for the answer, or no text and not as its opening has it (E4021).
+        """
+        prompt = self._text(messages[:-1], tools, is_prompt=True)
+        answer = self._answer(messages, tools, prompt, as_said=as_said)
+        tokens = self._tokens(prompt)
+        return tokens, self._response(tokens, prompt, answer)
+
+    def all(
+        self, messages: Sequence[Message], tools: list[Message] | None = None, *, as_said: bool, way_out: str
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the tokens of a conversation through its last answer, and begin and end of each answer in them.
+
+        An assistant's message before all others is no answer.
+
+        Args:
+            messages: the conversation.
+            tools: tool descriptions for the template.
+            as_said: see `last`.
+            way_out: what to do about a conversation that is not one sequence, for the message.
+
+        Raises:
+            DataError: as `last`, or a later turn rewrites what was shown or said before (E4021).
+        """
+        tokens: list[int] = []
+        text = ""
+        spans: list[tuple[int, int]] = []
+        before = 0
+        for index in _answers(messages):
+            prompt = self._text(messages[:index], tools, is_prompt=True)
+            if not prompt.startswith(text):
+                raise DataError(
+                    f"the chat template rewrites earlier turns: in the prompt of messages[{index}] it writes the "
+                    f"answer messages[{before}], or what stands before that, otherwise than when it was given, so that "
+                    f"the conversation is not one sequence; {way_out}",
+                    code="E4021",
+                )
+            whole = self._tokens(prompt)
+            tokens = whole if whole[: len(tokens)] == tokens else tokens + self._tokens(prompt[len(text) :])
+            if spans and not self._frame.end and tokens[spans[-1][1]] in self.stop_ids:
+                spans[-1] = (spans[-1][0], spans[-1][1] + 1)
+            answer = self._answer(messages[: index + 1], tools, prompt, as_said=as_said)
+            response = self._response(tokens, prompt, answer)
+            spans.append((len(tokens), len(tokens) + len(response)))
+            tokens, text, before = tokens + response, prompt + answer, index
+        return tokens, spans
+
+    def has_end(self, response: Sequence[int]) -> bool:
+        """Return whether a response ends with a token that ends a turn."""
+        last = response[-1] if response else None
+        return last in self.stop_ids or last in self._special.values() or last == self._added.get(self._frame.end)
+
+    def _text(self, messages: Sequence[Message], tools: list[Message] | None, *, is_prompt: bool) -> str:
+        return chat_text(self.tokenizer, messages, tools=tools, is_prompt=is_prompt, **self._options)
+
+    def _tokens(self, text: str) -> list[int]:
+        return encode_text(self.tokenizer, text, is_whole=False)
+
+    def _response(self, tokens: list[int], prompt: str, answer: str) -> list[int]:
+        """Return the tokens of an answer after those of its prompt.
+
+        Sampled tokens never join with the prompt's. So they are those of the answer alone where the tokenizer would
+        join the two, or let a token of the prompt take in blanks of the answer; else those that it has in the whole
+        text, since some tokenizers begin every text with a blank.
+        """
+        whole = self._tokens(prompt + answer)
+        alone = self._tokens(answer)
+        if whole[: len(tokens)] != tokens:
+            return alone
+        response = whole[len(tokens) :]
+        is_short = decode_tokens(self.tokenizer, response) != answer
+        return alone if is_short and decode_tokens(self.tokenizer, alone) == answer else response
+
+    def _answer(self, messages: Sequence[Message], tools: list[Message] | None, prompt: str, *, as_said: bool) -> str:
+        """Return the text of the last message after its prompt, through the end of the turn."""
+        through = self._text(messages, tools, is_prompt=False)
+        goes_on = through.startswith(prompt)
+        written = self._through_end(through[len(prompt) :]) if goes_on else ""
+        content = self._text_alone(messages, tools, through)
+        if goes_on and not written and (content is None or content or not as_said):
+            raise DataError("the chat template writes nothing for the answer", code="E4021")
+        if goes_on and not (as_said and content is not None):
+            return written
+        if content is None or not (content or as_said):
+            raise DataError(
+                "the chat template does not go on from the opening of its answers, which only an answer of text can do "
+                "without; leave enable_thinking out, or use another chat_template",
+                code="E4021",
+            )
+        body = written.removesuffix(self._frame.end)
+        if goes_on and content in body and content.strip() == body.strip():
+            return written
+        said = content if goes_on else _without_opening(content, prompt, through)
+        lead = self._frame.lead if self._frame.lead.isspace() and not said[:1].isspace() else ""
+        return lead + said + self._frame.end
+
+    def _text_alone(self, messages: Sequence[Message], tools: list[Message] | None, through: str) -> str | None:
+        """Return the last message's content if it is a text, and all that the template makes something of."""
+        last = messages[-1]
+        content = last.get("content")
+        if not isinstance(content, str):
+            return None
+        if not any(value for key, value in last.items() if key not in ("role", "content")):
+            return content
+        plain = {"role": last["role"], "content": content}
+        try:
+            is_all = self._text([*messages[:-1], plain], tools, is_prompt=False) == through
+        except EnvironmentProblem:
+            return None
+        return content if is_all else None
+
+    def _through_end(self, answer: str) -> str:
+        """Return what the template writes for an answer without what follows the end of the turn."""
+        end = self._frame.end
+        if end and end in answer:
+            return answer[: answer.rindex(end) + len(end)]
+        closed = answer.rstrip()
+        return closed if closed.endswith(tuple(self._special)) else answer
+
+    @cached_property
+    def _added(self) -> dict[str, int]:
+        """Texts and ids of the tokens that stand apart from the tokens of text."""
+        return {token.content: number for number, token in self.tokenizer.added_tokens_decoder.items() if token.content}
+
+    @cached_property
+    def _special(self) -> dict[str, int]:
+        """Texts and ids of the special tokens, those without a name (as `eos_token` is one) among them."""
+        tokens = self.tokenizer.added_tokens_decoder
+        return {token.content: number for number, token in tokens.items() if token.special and token.content}
+
+    @cached_property
+    def _frame(self) -> Frame:
+        """Find out what the template writes around an answer, from one that is known.
+
+        What ends the turn is what stands after it both at the end of a conversation and before another message:
+        templates write the end of the text at the one place and the next header at the other.
+        """
+        asked = [{"role": "user", "content": _ASK}]
+        answered = [*asked, {"role": "assistant", "content": _SAID}]
+        opening = self._text(asked, None, is_prompt=True)
+        through = self._text(answered, None, is_prompt=False)
+        if _SAID not in through:
+            return Frame("", "")
+        further = self._text([*answered, {"role": "user", "content": _GO_ON}], None, is_prompt=False)
+        start = through.rindex(_SAID)
+        lead = through[len(opening) : start] if through.startswith(opening) else ""
+        closing = commonprefix([through[start + len(_SAID) :], further.partition(_SAID)[2]])
+        found = [closing.index(text) + len(text) for text in self._added if text in closing]
+        if found:
+            return Frame(lead, closing[: min(found)])
+        # Beginnings that an end of the text and a header happen to share, such as `<|`, are no end of a turn.
+        return Frame(lead, closing.rstrip() if through.endswith(_SAID + closing) else "")
+
+
+def _answers(messages: Sequence[Message]) -> list[int]:
+    return [index for index, message in enumerate(messages) if index and message["role"] == "assistant"]
+
+
+def _without_opening(content: str, prompt: str, through: str) -> str:
+    """Return an answer without the opening that the prompt ends with, where the message repeats it (`<think>`)."""
+    opening = prompt[len(commonprefix([prompt, through])) :]
+    if opening.strip() and content.startswith(opening.strip()):
+        return (
+            content.removeprefix(opening) if content.startswith(opening) else content[len(opening.strip()) :].lstrip()
+        )
+    return content
