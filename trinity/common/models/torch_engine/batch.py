@@ -19,6 +19,7 @@ from trinity.common.models.torch_engine.kv_cache import KVCache, Prefix
 from trinity.common.models.torch_engine.request import FinishReason, Row, Sample
 from trinity.common.models.torch_engine.sampler import sample, uniforms
 from trinity.common.models.torch_engine.slots import Slots
+from trinity.common.models.vocabulary import drawable
 
 _WIDTH_STEP = 32
 _FIXED_PREFILL_TOKENS = 256
@@ -63,11 +64,11 @@ class Batch:
         self.num_slots = num_slots
         self.max_length = max_length
         self.tokenizer = tokenizer
-        self.stop_ids = frozenset(stop_ids)
         self.is_fixed = is_fixed
         self.cache = KVCache(num_slots, max_length, is_fixed=is_fixed)
-        num_tokens = min(len(tokenizer), decoder.vocab_size)
-        self.slots = Slots(num_slots, max_length, stop_ids=stop_ids, num_tokens=num_tokens, device=decoder.device)
+        ids = drawable(tokenizer, decoder.vocab_size, stop_ids)
+        self.stop_ids = frozenset(ids.stop_ids)
+        self.slots = Slots(num_slots, max_length, drawable=ids, device=decoder.device)
         self.counts = Counts()
         self.longest = 0
 
