@@ -14,8 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from trinity.common.errors import EngineError
-from trinity.common.models.torch_engine.decoder import Decoder
-from trinity.common.models.torch_engine.kv_cache import KVCache, Prefix
+from trinity.common.models.torch_engine.decoder import Decoder, Prompts
 from trinity.common.models.torch_engine.request import FinishReason, Row, Sample
 from trinity.common.models.torch_engine.sampler import sample, uniforms
 from trinity.common.models.torch_engine.slots import Slots
@@ -65,7 +64,7 @@ class Batch:
         self.max_length = max_length
         self.tokenizer = tokenizer
         self.is_fixed = is_fixed
-        self.cache = KVCache(num_slots, max_length, is_fixed=is_fixed)
+        self.cache = decoder.new_cache(num_slots, max_length, is_fixed=is_fixed)
         ids = drawable(tokenizer, decoder.vocab_size, stop_ids)
         self.stop_ids = frozenset(ids.stop_ids)
         self.slots = Slots(num_slots, max_length, drawable=ids, device=decoder.device)
@@ -209,9 +208,9 @@ class Batch:
         self.cache.move(movers, gaps, width=self.longest)
         self.slots.move(movers, gaps)
 
-    def _prefills(self, rows: Sequence[Row], model_version: int) -> dict[tuple[int, ...], tuple[Tensor, Prefix]]:
+    def _prefills(self, rows: Sequence[Row], model_version: int) -> dict[tuple[int, ...], tuple[Tensor, Prompts]]:
         """Return logits [V] and cache of each distinct prompt among `rows`."""
-        done: dict[tuple[int, ...], tuple[Tensor, Prefix]] = {}
+        done: dict[tuple[int, ...], tuple[Tensor, Prompts]] = {}
         for row in rows:
             known = row.request.prefill
             if known is not None and known[0] == model_version:
@@ -237,7 +236,7 @@ class Batch:
             chunks[-1].append(prompt)
         return chunks
 
-    def _prefill(self, prompts: list[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[Tensor, Prefix]]:
+    def _prefill(self, prompts: list[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[Tensor, Prompts]]:
         width = max(len(prompt) for prompt in prompts)
         num_rows = _fixed_rows(width) if self.is_fixed else len(prompts)
         padded = [list(prompt) + [0] * (width - len(prompt)) for prompt in prompts]
