@@ -108,6 +108,20 @@ def _model(folder: Path) -> Path:
     return folder
 
 
+def test_a_family_that_the_engine_does_not_serve_is_named(tmp_path: Path, run_yaml: Path) -> None:
+    config = _model(tmp_path / "model") / "config.json"
+    config.write_text(config.read_text().replace('"llama"', '"zamba2"'))
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1", "response": "2"}\n')
+    run_yaml.write_text(MINIMAL.replace("/models/tiny", "model").replace("data.jsonl", "train.jsonl"))
+
+    def codes(*words: str) -> list[tuple[str, str]]:
+        arguments = ["validate", "-c", str(run_yaml), "--json", "--set", "cluster.gpu_per_node=0", *words]
+        return [(p["code"], p["key"]) for p in json.loads(runner.invoke(app, arguments).output)["problems"]]
+
+    assert codes() == [("E5604", "model.model_path")]
+    assert codes("--set", "explorer.rollout_model.engine_type=vllm") == []
+
+
 def test_the_folder_of_the_critic_is_looked_at_like_that_of_the_model(tmp_path: Path, run_yaml: Path) -> None:
     tiny_model(tmp_path / "policy")
     tiny_model(tmp_path / "good", seed=3)

@@ -23,6 +23,7 @@ def params(rows: int, vocabulary: int, **changes: Any) -> RowParams:
         no_stop=torch.zeros(rows, dtype=torch.bool),
         stop_ids=torch.tensor([1]),
         num_tokens=vocabulary,
+        unknown_ids=torch.tensor([], dtype=torch.long),
         has_temperature=False,
         has_greedy=False,
         max_top_k=0,

@@ -14,6 +14,7 @@ import itertools
 import os
 import threading
 from collections.abc import Coroutine, Mapping
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import torch
@@ -39,6 +40,7 @@ from trinity.common.models.vllm_settings import (
 )
 from trinity.common.models.vllm_state import Counts, Started, environment, start_lock
 from trinity.common.models.vllm_weights import read_facts, written_weights
+from trinity.common.models.vocabulary import drawable
 from trinity.utils.deadline import bounded
 from trinity.utils.device import compute_dtype, select_device
 from trinity.utils.log import get_logger
@@ -118,11 +120,7 @@ class VLLMEngine(LocalModel):
         device = select_device("auto")
         dtype = compute_dtype(settings.dtype, device)
         stop_ids = stop_token_ids(model.model_path, tokenizer)
-        own = {
-            "temperature": self._temperature,
-            "num_tokens": min(len(tokenizer), facts.vocab_size),
-            "stop_ids": stop_ids,
-        }
+        own = {"temperature": self._temperature, **asdict(drawable(tokenizer, facts.vocab_size, stop_ids))}
         is_cpu = device.type == "cpu"
         sizes, folder, changed = facts.text_config, facts.folder, facts.changed
         arguments = engine_arguments(

@@ -71,6 +71,7 @@ class RowSampler(LogitsProcessor):
         self.base_temperature = float(own["temperature"])
         self.num_tokens = int(own["num_tokens"])
         self.stop_ids = torch.tensor(own["stop_ids"], dtype=torch.long, device=device)
+        self.unknown_ids = torch.tensor(own["unknown_ids"], dtype=torch.long, device=device)
         self.rows: dict[int, _Row] = {}
         self.left: OrderedDict[str, int] = OrderedDict()
         self._columns: dict[str, Tensor] = {}
@@ -160,6 +161,7 @@ class RowSampler(LogitsProcessor):
             no_stop=no_stop,
             stop_ids=self.stop_ids,
             num_tokens=self.num_tokens,
+            unknown_ids=self.unknown_ids,
             has_temperature=any((row.temperature or 1.0) != self.base_temperature for row in rows),
             has_greedy=any(row.temperature == 0 for row in rows),
             max_top_k=max((row.top_k for row in rows if 0 < row.top_k < self.num_tokens), default=0),

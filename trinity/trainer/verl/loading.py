@@ -25,6 +25,7 @@ from trinity.common.models.model_config import (
     read_model_config,
     silence,
 )
+from trinity.common.models.rotary import settle_rotary
 from trinity.trainer.verl.checkpoint import LORA_FOLDER, read_weights
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ def load_model(path: str, device: torch.device, *, config: Config) -> PreTrained
     """Return the model of the folder `path` in float32 on `device`, made as `model.override_config` says.
 
     Raises:
-        ConfigError: `override_config` names what the model's configuration does not have (E1885), or `external_lib` a
-            module that cannot be imported (E1863).
+        ConfigError: `override_config` names what the model's configuration does not have (E1885), `external_lib` a
+            module that cannot be imported (E1863), or rotary frequencies follow the length of a row (E1895).
         EnvironmentProblem: it cannot be loaded, or `override_config` does not fit its weights (E3101).
     """
     transformers_logging.disable_progress_bar()
@@ -62,6 +63,7 @@ def load_model(path: str, device: torch.device, *, config: Config) -> PreTrained
         raise EnvironmentProblem(f"cannot load model.model_path {path}: {error}", code="E3101") from error
     model, info = loaded
     check_loaded(info, overrides, path=path, section=MODEL_KEY)
+    settle_rotary(model, max_model_len=config.model.max_model_len)
     return _ready(model, device, noise)
 
 
@@ -160,6 +162,7 @@ def load_value_model(path: str, device: torch.device, *, config: Config) -> PreT
     if "bias" in missing and head.bias is not None:
         nn.init.zeros_(head.bias)
     model.config.architectures = [type(model).__name__]
+    settle_rotary(model, max_model_len=config.model.max_model_len)
     return _ready(model, device, noise)
 
 

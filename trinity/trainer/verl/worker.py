@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from trinity.common.config import Config
 from trinity.common.errors import OutOfMemoryError
 from trinity.common.experience import Experience
+from trinity.common.models.vocabulary import known_ids
 from trinity.trainer.advantage import batch_advantage_of
 from trinity.trainer.batch import TrainBatch, collate
 from trinity.trainer.correction import correction_of
@@ -304,7 +305,7 @@ class ActorWorker:
 
     def _load_critic(self, total_steps: int | None) -> Critic:
         """Return the value model, which the advantage reads."""
-        num_tokens = num_embeddings(self.model) if self.tokenizer is None else len(self.tokenizer)
+        num_tokens = num_embeddings(self.model) if self.tokenizer is None else max(known_ids(self.tokenizer)) + 1
         critic = Critic(
             self.config, device=self.device, total_steps=total_steps, num_tokens=num_tokens, ranks=self.ranks
         )

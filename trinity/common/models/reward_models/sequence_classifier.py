@@ -20,6 +20,7 @@ from trinity.common.experience import Experience
 from trinity.common.models.chat_template import load_tokenizer, render_chat
 from trinity.common.models.model_config import import_libraries
 from trinity.common.models.reward_models.reward_model import RewardModel, conversation_of
+from trinity.common.models.vocabulary import known_ids
 from trinity.utils.device import compute_dtype, is_out_of_memory, select_device
 from trinity.utils.log import get_logger
 
@@ -169,11 +170,12 @@ class SequenceClassifier(RewardModel):
     def _check_vocabulary(self) -> None:
         tokenizer = self.tokenizer or self.policy_tokenizer
         table: Any = self.model.get_input_embeddings().weight
-        if len(table) < len(tokenizer):
+        needed = max(known_ids(tokenizer)) + 1
+        if len(table) < needed:
             whose = "its own tokenizer" if self.tokenizer else "the policy's tokenizer"
             raise EnvironmentProblem(
-                f"{SECTION}.model.path {self.path} has embeddings of {len(table)} tokens, {whose} has "
-                f"{len(tokenizer)}; if the vocabularies differ, set {SECTION}.model.input_tokenizer to the policy's",
+                f"{SECTION}.model.path {self.path} has embeddings of {len(table)} tokens, {whose} has ids up to "
+                f"{needed - 1}; if the vocabularies differ, set {SECTION}.model.input_tokenizer to the policy's",
                 code="E3123",
             )
 

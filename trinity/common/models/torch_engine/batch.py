@@ -14,12 +14,12 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from trinity.common.errors import EngineError
-from trinity.common.models.torch_engine.decoder import Decoder
-from trinity.common.models.torch_engine.kv_cache import KVCache, Prefix
+from trinity.common.models.torch_engine.decoder import Decoder, Prompts
 from trinity.common.models.torch_engine.request import FinishReason, Row, Sample
 from trinity.common.models.torch_engine.sampler import sample, uniforms
 from trinity.common.models.torch_engine.slots import Slots
 from trinity.common.models.torch_engine.stopping import completed_stop
+from trinity.common.models.vocabulary import drawable
 
 _WIDTH_STEP = 32
 _FIXED_PREFILL_TOKENS = 256
@@ -64,11 +64,11 @@ class Batch:
         self.num_slots = num_slots
         self.max_length = max_length
         self.tokenizer = tokenizer
-        self.stop_ids = frozenset(stop_ids)
         self.is_fixed = is_fixed
-        self.cache = KVCache(num_slots, max_length, is_fixed=is_fixed)
-        num_tokens = min(len(tokenizer), decoder.vocab_size)
-        self.slots = Slots(num_slots, max_length, stop_ids=stop_ids, num_tokens=num_tokens, device=decoder.device)
+        self.cache = decoder.new_cache(num_slots, max_length, is_fixed=is_fixed)
+        ids = drawable(tokenizer, decoder.vocab_size, stop_ids)
+        self.stop_ids = frozenset(ids.stop_ids)
+        self.slots = Slots(num_slots, max_length, drawable=ids, device=decoder.device)
         self.counts = Counts()
         self.longest = 0
 
@@ -205,9 +205,9 @@ class Batch:
         self.cache.move(movers, gaps, width=self.longest)
         self.slots.move(movers, gaps)
 
-    def _prefills(self, rows: Sequence[Row], model_version: int) -> dict[tuple[int, ...], tuple[Tensor, Prefix]]:
+    def _prefills(self, rows: Sequence[Row], model_version: int) -> dict[tuple[int, ...], tuple[Tensor, Prompts]]:
         """Return logits [V] and cache of each distinct prompt among `rows`."""
-        done: dict[tuple[int, ...], tuple[Tensor, Prefix]] = {}
+        done: dict[tuple[int, ...], tuple[Tensor, Prompts]] = {}
         for row in rows:
             known = row.request.prefill
             if known is not None and known[0] == model_version:
@@ -233,7 +233,7 @@ class Batch:
             chunks[-1].append(prompt)
         return chunks
 
-    def _prefill(self, prompts: list[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[Tensor, Prefix]]:
+    def _prefill(self, prompts: list[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[Tensor, Prompts]]:
         width = max(len(prompt) for prompt in prompts)
         num_rows = _fixed_rows(width) if self.is_fixed else len(prompts)
         padded = [list(prompt) + [0] * (width - len(prompt)) for prompt in prompts]

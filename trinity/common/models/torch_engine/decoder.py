@@ -5,7 +5,7 @@ Dimension key: B = rows of a step, G = prompts, P = prompt tokens, T = tokens of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,14 +13,41 @@ import torch
 from jaxtyping import Float, Int
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from trinity.common.errors import EngineError, EnvironmentProblem, SyncError
+from trinity.common.models.engine_families import WAY_OUT, engine_refusal
 from trinity.common.models.model_config import read_model_config
+from trinity.common.models.rotary import settle_rotary
 from trinity.common.models.torch_engine.fast_decoder import FastDecoder, is_fast
 from trinity.common.models.torch_engine.hf_decoder import HFDecoder
-from trinity.common.models.torch_engine.kv_cache import KVCache, Prefix
+from trinity.common.models.torch_engine.row_decoder import RowDecoder
 from trinity.common.models.torch_engine.weights import copy_weights, has_safetensors, model_folder, read_tensors
+from trinity.utils.device import is_out_of_memory
+from trinity.utils.log import get_logger
+
+
+class Prompts(Protocol):
+    """What a decoder keeps of prompts after their prefill."""
+
+    def row(self, index: int, length: int) -> Prompts:
+        """Return that of one prompt of `length` tokens."""
+
+
+class SlotStates(Protocol):
+    """What a decoder keeps of the rows in slots; see `KVCache`."""
+
+    def reserve(self, rows: int, width: int) -> None:
+        """Make room for `rows` slots of `width` positions."""
+
+    def write(self, slots: Sequence[int], prefix: Any) -> None:
+        """Copy the one prompt of `prefix`, which the same decoder made, into each of `slots`."""
+
+    def move(self, sources: Sequence[int], targets: Sequence[int], *, width: int) -> None:
+        """Bring the first `width` positions of the slots `sources` to the slots `targets`."""
+
+    def clear(self) -> None:
+        """Give the memory back."""
 
 
 @runtime_checkable
@@ -39,11 +66,14 @@ class Decoder(Protocol):
     device: torch.device
     kind: str
 
-    def prefill(self, tokens: Int[Tensor, "G P"], last: Int[Tensor, "G"]) -> tuple[Float[Tensor, "G V"], Prefix]:
+    def new_cache(self, num_slots: int, max_length: int, *, is_fixed: bool) -> SlotStates:
+        """Return the memory of up to `num_slots` rows of up to `max_length` tokens; see `KVCache`."""
+
+    def prefill(self, tokens: Int[Tensor, "G P"], last: Int[Tensor, "G"]) -> tuple[Float[Tensor, "G V"], Prompts]:
         """Return the float32 logits after position `last` of each prompt (padded on the right), and the cache."""
 
     def decode(
-        self, tokens: Int[Tensor, "B"], positions: Int[Tensor, "B"], *, cache: KVCache, width: int
+        self, tokens: Int[Tensor, "B"], positions: Int[Tensor, "B"], *, cache: Any, width: int
     ) -> Float[Tensor, "B V"]:
         """Return the float32 logits after `tokens`, which stand at `positions` of slots 0 to B - 1.
 
@@ -69,15 +99,18 @@ def load_decoder(
     trust_remote_code: bool = False,
     is_fast_allowed: bool = True,
     overrides: Mapping[str, Any] | None = None,
+    rotary_len: int | None = None,
 ) -> Decoder:
     """Return the decoder of a Hugging Face folder with its weights loaded: the fast path where it fits.
 
-    `overrides` are set in the model's configuration (`override_config`).
+    `overrides` are set in the model's configuration (`override_config`). `rotary_len` is the length by which rotary
+    frequencies are chosen, `max_model_len` without it.
 
     Raises:
-        ConfigError: an override that the model's configuration does not have (E1885).
+        ConfigError: an override that the model's configuration does not have (E1885), or rotary positions that depend
+            on the length of the row (E1895).
         EnvironmentProblem: the folder has no readable model (E3101), or no safetensors (E3104).
-        EngineError: a sliding window shorter than `max_model_len` (E5603).
+        EngineError: the family is not served (E5604).
     """
     folder = model_folder(model_path)
     try:
@@ -90,6 +123,8 @@ def load_decoder(
             "read; convert them with save_pretrained of a trusted copy",
             code="E3104",
         )
+    if refusal := engine_refusal(config.to_dict()):
+        raise EngineError(refusal, code="E5604")
     if is_fast_allowed and is_fast(config, max_model_len=max_model_len):
         fast = FastDecoder(config, dtype=dtype, device=device, max_model_len=max_model_len)
         try:
@@ -97,11 +132,20 @@ def load_decoder(
         except (SyncError, SafetensorError, OSError) as error:
             raise EnvironmentProblem(f"cannot read the weights in {folder}: {error}", code="E3101") from error
         return fast
-    check_window(config, max_model_len=max_model_len)
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        folder, config=config, dtype=dtype, trust_remote_code=trust_remote_code, use_safetensors=True
-    )
-    return HFDecoder(model.to(device).eval().requires_grad_(False))
+    try:
+        # The families' own attention: what older ones compute with PyTorch's is not always the same.
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+            attn_implementation="eager",
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise EnvironmentProblem(f"cannot load the model in {folder}: {error}", code="E3101") from error
+    settle_rotary(model, max_model_len=rotary_len or max_model_len)
+    return hf_decoder(model.to(device).eval().requires_grad_(False), max_model_len=max_model_len)
 
 
 def _read(folder: Path) -> Mapping[str, Tensor]:
@@ -109,18 +153,31 @@ def _read(folder: Path) -> Mapping[str, Tensor]:
     return {name: tensor for name, tensor in read_tensors(folder) if not name.endswith("rotary_emb.inv_freq")}
 
 
-def check_window(config: PreTrainedConfig, *, max_model_len: int) -> None:
-    """Refuse a sliding attention window that a sequence could outgrow.
+def hf_decoder(model: PreTrainedModel, *, max_model_len: int) -> Decoder:
+    """Return the decoder that serves a Hugging Face model: over slots where that is right, else row by row.
 
     Raises:
-        EngineError: the window is active and shorter than `max_model_len` (E5603).
+        EngineError: neither is (E5604).
     """
-    values = config.to_dict()
-    window = values.get("sliding_window")
-    is_active = values.get("use_sliding_window", True) and "sliding_attention" in (values.get("layer_types") or [])
-    if window and is_active and window < max_model_len:
+    try:
+        return HFDecoder(model)
+    # A family that works in another way may fail in any way.
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        get_logger("explorer").debug("%s does not fit slots: %s", type(model).__name__, error)
+    try:
+        decoder = RowDecoder(model, max_model_len=max_model_len)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise EngineError(
-            f"the torch engine does not serve sequences longer than the model's sliding window ({window} tokens), "
-            f"got model.max_model_len {max_model_len}; lower it or use explorer.rollout_model.engine_type=vllm",
-            code="E5603",
-        )
+            f"the torch engine does not serve the model family {model.config.model_type}: {error}; {WAY_OUT}",
+            code="E5604",
+        ) from error
+    get_logger("explorer").warning(
+        "the torch engine computes one row a call for the model family %s, which is slow: its state or its attention "
+        "is of its own kind; %s",
+        *(model.config.model_type, WAY_OUT),
+    )
+    return decoder

@@ -77,6 +77,7 @@ class TorchEngine(LocalModel):
                     trust_remote_code=model.trust_remote_code,
                     is_fast_allowed=settings.is_fast_allowed,
                     overrides=settings.model_overrides,
+                    rotary_len=settings.rotary_len,
                 )
                 num_slots = self._num_slots(decoder)
             except (RuntimeError, MemoryError) as error:

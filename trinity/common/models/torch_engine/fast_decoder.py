@@ -204,6 +204,10 @@ class FastDecoder:
             hidden = self._after_attention(layer, hidden, attended)
         return hidden, kept
 
+    def new_cache(self, num_slots: int, max_length: int, *, is_fixed: bool) -> KVCache:
+        """Return the slots' memory; see `Decoder`."""
+        return KVCache(num_slots, max_length, is_fixed=is_fixed)
+
     def prefill(self, tokens: Int[Tensor, "G P"], last: Int[Tensor, "G"]) -> tuple[Float[Tensor, "G V"], Prefix]:
         """Return the logits after position `last` of each prompt, and the cache; see `Decoder`."""
         hidden, prefix = self._forward(tokens, keep=True)

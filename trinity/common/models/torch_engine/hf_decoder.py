@@ -1,4 +1,4 @@
-"""The fallback: the forward pass of any Hugging Face causal language model over our slot cache.
+"""The fallback: Hugging Face's own forward pass of a causal language model over our slot cache.
 
 Dimension key: B = rows of a step, G = prompts, P = prompt tokens, T = tokens of a sequence, V = vocabulary,
 H = key-value heads, D = head size.
@@ -14,10 +14,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from trinity.common.errors import EngineError
 from trinity.common.models.torch_engine.kv_cache import KVCache, Prefix
+from trinity.common.models.torch_engine.slot_attention import noted_attention, use_slot_attention
 
 
 class SlotLayer(CacheLayerMixin):
@@ -61,16 +62,12 @@ class SlotLayer(CacheLayerMixin):
         return self.width
 
 
-class HFDecoder:
-    """Any causal language model whose cache is keys and values a layer; see `Decoder`."""
-
-    kind = "hf"
+class HFModel:
+    """What the decoders over a Hugging Face model share: weights by name, and logprobs of a sequence alone."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.device = model.device
-        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
-        self.kv_bytes_per_token = 0
         self._accepted = frozenset(inspect.signature(model.forward).parameters)
 
     def targets(self) -> Mapping[str, Tensor]:
@@ -81,9 +78,84 @@ class HFDecoder:
         """Return what a state dict may list besides: tied copies and buffers."""
         return frozenset(self.model.state_dict()) - frozenset(dict(self.model.named_parameters()))
 
+    @torch.no_grad()
+    def _check_causal(self) -> None:
+        """Refuse a model whose tokens see those after them: no text can be sampled from it."""
+        tokens = torch.zeros(2, 2, dtype=torch.long, device=self.device)
+        tokens[1, 1] = 1
+        one, other = (self.model(input_ids=row[None], **self._known({"use_cache": False})).logits for row in tokens)
+        if one.shape[1] != 2:
+            raise self._refusal("gives no logits for each of its tokens")
+        if _differ(one[:, 0], other[:, 0]):
+            raise self._refusal("lets tokens see those after them (a model of a decoder has `is_decoder: true`)")
+
+    @torch.no_grad()
+    def _counts_from_zero(self) -> bool:
+        """Return whether the positions that the family gives its tokens by itself are 0, 1, 2, ..."""
+        if "position_ids" not in self._accepted:
+            return False
+        tokens = torch.zeros(1, 2, dtype=torch.long, device=self.device)
+        settings = self._known({"use_cache": False})
+        told = self.model(input_ids=tokens, position_ids=torch.arange(2, device=self.device)[None], **settings)
+        return not _differ(told.logits, self.model(input_ids=tokens, **settings).logits)
+
+    def _refusal(self, what: str) -> EngineError:
+        return EngineError(f"{type(self.model).__name__} {what}", code="E5604")
+
+    def _known(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of the arguments that the family's forward takes."""
+        return {name: value for name, value in wanted.items() if name in self._accepted}
+
+    def sequence_logprobs(self, tokens: Int[Tensor, "T"], temperature: float) -> Float[Tensor, "T-1"]:
+        """Return the logprob of each token but the first; see `Decoder`."""
+        logits = self.model(input_ids=tokens[None], **self._known({"use_cache": False})).logits
+        logprobs = torch.log_softmax(logits[0, :-1].float() / temperature, -1)
+        return logprobs.gather(1, tokens[1:, None])[:, 0]
+
+
+class HFDecoder(HFModel):
+    """A model that leaves attention and masks to transformers and keeps keys and values a layer; see `Decoder`.
+
+    Raises:
+        EngineError: the model does not work so (E5604).
+    """
+
+    kind = "hf"
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        use_slot_attention(model)
+        self._check_causal()
+        self.vocab_size, self.kv_bytes_per_token = 0, 0
+        self._probe()
+
+    def new_cache(self, num_slots: int, max_length: int, *, is_fixed: bool) -> KVCache:
+        """Return the slots' memory; see `Decoder`."""
+        return KVCache(num_slots, max_length, is_fixed=is_fixed)
+
     def _call(self, tokens: Tensor, cache: Cache, **wanted: Any) -> Tensor:
-        known = {name: value for name, value in wanted.items() if name in self._accepted}
-        return self.model(input_ids=tokens, past_key_values=cache, use_cache=True, **known).logits
+        logits: Tensor = self.model(
+            input_ids=tokens, past_key_values=cache, use_cache=True, **self._known(wanted)
+        ).logits
+        return logits
+
+    @torch.no_grad()
+    def _probe(self) -> None:
+        """Take a step of two rows of different lengths, and see whether it is what `decode` relies on."""
+        tokens = torch.zeros(2, 3, dtype=torch.long, device=self.device)
+        lengths = torch.tensor([3, 1], device=self.device)
+        logits, prefix = self.prefill(tokens, lengths - 1)
+        self.vocab_size = logits.shape[1]
+        self.kv_bytes_per_token = sum(t.shape[1] * t.shape[3] * t.element_size() for t in prefix.keys + prefix.values)
+        cache = self.new_cache(2, 4, is_fixed=True)
+        for row, length in enumerate(lengths.tolist()):
+            cache.write([row], prefix.row(row, length))
+        with noted_attention() as seen:
+            self.decode(tokens[:, 0], lengths, cache=cache, width=4)
+        if not self._counts_from_zero():
+            raise self._refusal("gives its tokens positions of its own")
+        if len(seen) != len(prefix.keys) or not all(seen):
+            raise self._refusal("computes attention by itself")
 
     def prefill(self, tokens: Int[Tensor, "G P"], last: Int[Tensor, "G"]) -> tuple[Float[Tensor, "G V"], Prefix]:
         """Return the logits after position `last` of each prompt, and the cache; see `Decoder`."""
@@ -100,16 +172,11 @@ class HFDecoder:
         return logits[rows, column].float(), self._prefix(cache)
 
     def _prefix(self, cache: Cache) -> Prefix:
-        held = [(layer.keys, layer.values) for layer in cache.layers if isinstance(layer, CacheLayerMixin)]
+        held = [(layer.keys, layer.values) for layer in cache.layers if type(layer) is DynamicLayer]
         keys = [key for key, _ in held if key is not None and key.ndim == 4]
         values = [value for _, value in held if value is not None and value.ndim == 4]
         if not keys or not len(keys) == len(values) == len(cache.layers):
-            raise EngineError(
-                f"the torch engine serves models whose cache is keys and values a layer; {type(self.model).__name__} "
-                "keeps another state; use explorer.rollout_model.engine_type=vllm",
-                code="E5604",
-            )
-        self.kv_bytes_per_token = sum(t.shape[1] * t.shape[3] * t.element_size() for t in keys + values)
+            raise self._refusal("keeps another state than keys and values a layer")
         return Prefix(keys, values)
 
     def decode(
@@ -124,8 +191,7 @@ class HFDecoder:
         logits = self._call(tokens[:, None], Cache(layers=layers), attention_mask=mask, position_ids=positions[:, None])
         return logits[:, -1].float()
 
-    def sequence_logprobs(self, tokens: Int[Tensor, "T"], temperature: float) -> Float[Tensor, "T-1"]:
-        """Return the logprob of each token but the first; see `Decoder`."""
-        logits = self._call(tokens[None], DynamicCache(), attention_mask=torch.ones_like(tokens[None]))
-        logprobs = torch.log_softmax(logits[0, :-1].float() / temperature, -1)
-        return logprobs.gather(1, tokens[1:, None])[:, 0]
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    """Return whether logits differ by more than another order of the same sums explains."""
+    return bool((one - other).abs().max() > 1e-3 * one.abs().max())

@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor
 
 from trinity.common.models.generate_params import GenerateParams
-from trinity.common.models.torch_engine.kv_cache import Prefix
+from trinity.common.models.torch_engine.decoder import Prompts
 
 FinishReason = Literal["stop", "length"]
 
@@ -59,7 +59,7 @@ class Request:
     ids: tuple[str, ...]
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[list[Sample]]
-    prefill: tuple[int, Tensor, Prefix] | None = None
+    prefill: tuple[int, Tensor, Prompts] | None = None
     num_admitted: int = 0
     samples: dict[int, Sample] = field(default_factory=dict)
     is_cancelled: bool = False

@@ -58,6 +58,7 @@ class RowParams:
         no_stop: [B], true while a stop token may not be drawn (fewer than `min_tokens` so far).
         stop_ids: token ids that end a response.
         num_tokens: ids from here on (padding of the embedding) are never drawn.
+        unknown_ids: smaller ids that the tokenizer does not know, which are not drawn either; mostly none.
         has_temperature: a temperature differs from 1; likewise the other three.
         has_greedy: a row is greedy.
         max_top_k: the largest top_k that is on; 0 without any.
@@ -72,6 +73,7 @@ class RowParams:
     no_stop: Tensor
     stop_ids: Tensor
     num_tokens: int
+    unknown_ids: Tensor
     has_temperature: bool
     has_greedy: bool
     max_top_k: int
@@ -116,6 +118,8 @@ def _only_possible(tokens: Tensor, probs: Tensor, kept: Tensor) -> Tensor:
 def _keep(logprobs: Tensor, params: RowParams) -> Tensor:
     """Return `logprobs` of the tokens that exist, with -inf at every one that must not be drawn."""
     kept = logprobs[:, : params.num_tokens]
+    if params.unknown_ids.numel():
+        kept = kept.index_fill(1, params.unknown_ids, float("-inf"))
     if params.has_min:
         kept = kept.clone()
         kept[:, params.stop_ids] = kept[:, params.stop_ids].masked_fill(params.no_stop[:, None], float("-inf"))

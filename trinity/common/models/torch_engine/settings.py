@@ -35,6 +35,7 @@ class EngineSettings:
         is_auxiliary: beside the rollout model: it takes part in no rounds, and its weights stay as loaded.
         updates_in_flight: samples under way go on over a weight update.
         model_overrides: entries of the model's configuration that the trainer changes, too.
+        rotary_len: length by which the trainer chooses rotary frequencies; None: the engine's `max_model_len`.
         external_lib: modules that are imported before the model is loaded.
     """
 
@@ -53,6 +54,7 @@ class EngineSettings:
     is_auxiliary: bool = False
     updates_in_flight: bool = False
     model_overrides: Mapping[str, Any] = field(default_factory=dict)
+    rotary_len: int | None = None
     external_lib: str | tuple[str, ...] | None = None
 
 
@@ -101,6 +103,7 @@ def engine_settings(
         is_auxiliary=auxiliary is not None,
         updates_in_flight=config.synchronizer.update_in_flight,
         model_overrides=trained.override_config if auxiliary is None else {},
+        rotary_len=config.model.max_model_len if auxiliary is None else None,
         external_lib=trained.external_lib,
     )
 

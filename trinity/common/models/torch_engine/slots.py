@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trinity.common.models.torch_engine.request import Row
 from trinity.common.models.torch_engine.sampler import RowParams
+from trinity.common.models.vocabulary import Drawable
 
 _OFF_TOP_P = 2.0
 
@@ -23,20 +24,18 @@ class Slots:
     Args:
         num_slots: S.
         max_length: L.
-        stop_ids: token ids that end a response.
-        num_tokens: size of the vocabulary that may be drawn from.
+        drawable: the token ids that may be drawn, and those of them that end a response.
         device: where the tensors live.
     """
 
-    def __init__(
-        self, num_slots: int, max_length: int, *, stop_ids: Sequence[int], num_tokens: int, device: torch.device
-    ) -> None:
+    def __init__(self, num_slots: int, max_length: int, *, drawable: Drawable, device: torch.device) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.rows: list[Row | None] = [None] * num_slots
-        self.num_tokens = num_tokens
-        self.stop_ids = torch.tensor(sorted(stop_ids), dtype=torch.long, device=device)
+        self.num_tokens = drawable.num_tokens
+        self.stop_ids = torch.tensor(drawable.stop_ids, dtype=torch.long, device=device)
+        self.unknown_ids = torch.tensor(drawable.unknown_ids, dtype=torch.long, device=device)
         self.tokens = zeros(num_slots, max_length + 1)
         self.logprobs = zeros(num_slots, max_length + 1, dtype=torch.float32)
         self.length = zeros(num_slots) + 1
@@ -44,7 +43,7 @@ class Slots:
         self.max_length = zeros(num_slots) + max_length
         self.min_length = zeros(num_slots)
         self.key = zeros(num_slots)
-        self.top_k = zeros(num_slots) + num_tokens
+        self.top_k = zeros(num_slots) + self.num_tokens
         self.top_p = zeros(num_slots, dtype=torch.float32) + _OFF_TOP_P
         self.temperature = zeros(num_slots, dtype=torch.float32) + 1.0
         self.is_greedy = zeros(num_slots, dtype=torch.bool)
@@ -128,6 +127,7 @@ class Slots:
             no_stop=no_stop,
             stop_ids=self.stop_ids,
             num_tokens=self.num_tokens,
+            unknown_ids=self.unknown_ids,
             has_temperature=any(p.temperature not in (0, 1) for p in params),
             has_greedy=any(p.temperature == 0 for p in params),
             max_top_k=max(top_ks, default=0),

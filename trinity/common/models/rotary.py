@@ -1,0 +1,50 @@
+"""Rotary frequencies that depend on a token's position alone, for engine and trainer alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from trinity.common.errors import ConfigError
+from trinity.common.models.engine_families import rotary_refusal
+
+
+def settle_rotary(model: PreTrainedModel, *, max_model_len: int | None) -> None:
+    """Fix the frequencies that transformers would choose anew in each call by the longest row of the call.
+
+    With `longrope` all rows have the long frequencies where `max_model_len` exceeds the model's original length, and
+    the short ones otherwise, as vLLM does it: a row that crosses that length goes on with the same ones. The model's
+    configuration is left as it is.
+
+    Args:
+        model: the loaded model, changed in place.
+        max_model_len: tokens of the longest row; None: unknown.
+
+    Raises:
+        ConfigError: the frequencies follow the length itself (E1895).
+    """
+    if refusal := rotary_refusal(model.config.to_dict(), max_model_len):
+        raise ConfigError(refusal, code="E1895")
+    for module in model.modules():
+        kinds = vars(module).get("rope_type")
+        for layer_type, kind in kinds.items() if isinstance(kinds, Mapping) else [(None, kinds)]:
+            if kind == "longrope":
+                _settle(module, layer_type, max_model_len)
+
+
+def _settle(module: nn.Module, layer_type: str | None, max_model_len: int | None) -> None:
+    config: Any = module.config
+    rope = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
+    original = int(rope["original_max_position_embeddings"])
+    if max_model_len is not None and max_model_len <= original:
+        return
+    prefix, settings = ("", {}) if layer_type is None else (f"{layer_type}_", {"layer_type": layer_type})
+    old = dict(module.named_buffers(recurse=False))[f"{prefix}inv_freq"]
+    long, _ = ROPE_INIT_FUNCTIONS["longrope"](config, old.device, seq_len=original + 1, **settings)
+    module.register_buffer(f"{prefix}inv_freq", long, persistent=False)
+    # What transformers goes back to in calls of short rows.
+    setattr(module, f"{prefix}original_inv_freq", long.clone())

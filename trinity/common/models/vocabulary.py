@@ -1,0 +1,42 @@
+"""Which token ids exist: those that the tokenizer knows need neither be contiguous nor end where the model's do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Drawable:
+    """The ids that may be drawn.
+
+    Attributes:
+        num_tokens: ids from here on are never drawn.
+        unknown_ids: smaller ids that are not drawn either, ascending.
+        stop_ids: ids that may be drawn and end a response, ascending.
+    """
+
+    num_tokens: int
+    unknown_ids: tuple[int, ...]
+    stop_ids: tuple[int, ...]
+
+
+def known_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Return the ids of all tokens of a tokenizer, added ones included."""
+    return frozenset(tokenizer.get_vocab().values()) | frozenset(tokenizer.added_tokens_decoder)
+
+
+def drawable(tokenizer: PreTrainedTokenizerBase, vocab_size: int, stop_ids: Collection[int]) -> Drawable:
+    """Return the ids that a model may draw: those of the tokenizer and the stop ids, as far as it has logits for them.
+
+    Args:
+        tokenizer: the model's.
+        vocab_size: width of the logits.
+        stop_ids: ids that end a response; the model's files may name one that the tokenizer does not know.
+    """
+    ids = {index for index in known_ids(tokenizer) | frozenset(stop_ids) if index < vocab_size}
+    num_tokens = max(ids, default=-1) + 1
+    stops = tuple(sorted(index for index in set(stop_ids) if index < vocab_size))
+    return Drawable(num_tokens, tuple(index for index in range(num_tokens) if index not in ids), stops)
