@@ -103,8 +103,8 @@ def test_a_sequence_that_cannot_fit_names_the_keys(tmp_path: Path) -> None:
 
 def test_slots_are_lowered_to_what_fits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tiny_model(tmp_path, "llama")
-    # Two layers of keys and values of two heads of 16 in float64: 1024 bytes a token. Ten tenths do not fit.
-    length = total_memory_bytes(torch.device("cpu")) // 10 // 1024
+    # Two layers of keys and values of two heads of 16 in float32: 512 bytes a token. Ten tenths do not fit.
+    length = total_memory_bytes(torch.device("cpu")) // 10 // 512
     config = ModelConfig(model_path=str(tmp_path), max_model_len=length)
     made = TorchEngine(EngineSettings(model=config, max_num_seqs=10))
     decoder = load_decoder(str(tmp_path), dtype=torch.float32, device=torch.device("cpu"), max_model_len=64)

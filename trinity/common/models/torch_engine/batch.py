@@ -69,6 +69,8 @@ class Batch:
         num_tokens = min(len(tokenizer), decoder.vocab_size)
         self.slots = Slots(num_slots, max_length, stop_ids=stop_ids, num_tokens=num_tokens, device=decoder.device)
         self.counts = Counts()
+        # With fixed shapes a prompt is copied to every slot: the bits of a row then depend on no other row.
+        self.shares_prompts = decoder.can_share_prompts and not is_fixed
         self.longest = 0
 
     @property
@@ -92,7 +94,8 @@ class Batch:
             row.request.num_admitted += 1
             members.setdefault(tuple(row.request.prompt), []).append(slot)
         for prompt, slots in members.items():
-            self.cache.write(slots, prefills[prompt][1])
+            put = self.cache.share if self.shares_prompts else self.cache.write
+            put(slots, prefills[prompt][1])
         for row in rows:
             logits, prefix = prefills[tuple(row.request.prompt)]
             has_more = row.request.num_admitted < row.request.params.n
@@ -136,7 +139,7 @@ class Batch:
         self.cache.clear()
 
     def _width(self) -> int:
-        """Return the cache positions that the step attends to: the longest row's, rounded up."""
+        """Return the positions of slots that the step attends to: the longest row's, rounded up."""
         needed = self.longest + 1
         return min(self.max_length, -(-needed // _WIDTH_STEP) * _WIDTH_STEP)
 
@@ -154,7 +157,8 @@ class Batch:
         ended = self.slots.append(where, tokens, logprobs)
         slots = list(range(where.start, where.stop)) if isinstance(where, slice) else where.tolist()
         self.counts.generated_tokens += sum(self.slots.rows[slot] is not None for slot in slots)
-        self.longest = int(self.slots.length.max())
+        own = self.slots.length - self.slots.prompt_length + 1 if self.shares_prompts else self.slots.length
+        self.longest = int(own.max())
         self._finish([slots[position] for position in ended], slots)
 
     def _finish(self, ended: list[int], slots: list[int]) -> None:
@@ -200,6 +204,7 @@ class Batch:
             return
         before = self.num_active
         self.slots.release(slots)
+        self.cache.release(slots)
         if self.is_fixed:
             return
         after = before - len(slots)

@@ -32,12 +32,14 @@ class Decoder(Protocol):
         kv_bytes_per_token: memory of one cached position, in bytes; 0 if unknown.
         device: where it computes.
         kind: `fast` or `hf`, for the log.
+        can_share_prompts: a step may attend to prompts that several slots share; their slots hold what follows.
     """
 
     vocab_size: int
     kv_bytes_per_token: int
     device: torch.device
     kind: str
+    can_share_prompts: bool
 
     def prefill(self, tokens: Int[Tensor, "G P"], last: Int[Tensor, "G"]) -> tuple[Float[Tensor, "G V"], Prefix]:
         """Return the float32 logits after position `last` of each prompt (padded on the right), and the cache."""
@@ -47,7 +49,8 @@ class Decoder(Protocol):
     ) -> Float[Tensor, "B V"]:
         """Return the float32 logits after `tokens`, which stand at `positions` of slots 0 to B - 1.
 
-        Writes the keys and values of the tokens to the cache; attends to its first `width` positions.
+        Writes the keys and values of the tokens to the cache; attends to the first `width` positions of its slots
+        and to the prompts that they share.
         """
 
     def sequence_logprobs(self, tokens: Int[Tensor, "T"], temperature: float) -> Float[Tensor, "T-1"]:

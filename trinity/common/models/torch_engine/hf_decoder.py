@@ -65,6 +65,7 @@ class HFDecoder:
     """Any causal language model whose cache is keys and values a layer; see `Decoder`."""
 
     kind = "hf"
+    can_share_prompts = False
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
