@@ -23,7 +23,12 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
-PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+PASSIVE = {
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "GOMP_SPINCOUNT": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+}
 PATHS = ("fast", "fallback")
 LENGTHS = (64, 256, 1024, 4096, 8192, 16384)
 FIGURES = {"prefill_s": "prefill s", "token_ms": "ms a token", "cache_mib": "cache MiB", "peak_mib": "peak MiB"}
@@ -36,7 +41,9 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=8, help="of the prompt, decoded together")
     parser.add_argument("--new", type=int, default=32, help="tokens of each sample")
     parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--hidden", type=int, default=896, help="a multiple of 448: the heads are those of a 0.5B model")
+    parser.add_argument(
+        "--hidden", type=int, default=896, help="a multiple of 448: the heads are those of a 0.5B model"
+    )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=2, help="processes of each cell, in turns; the best one counts")
@@ -90,9 +97,7 @@ def measured(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]
                 runs[path].append(_child(arguments, path, folder, length))
         best = {path: {name: min(run[name] for run in runs[path]) for name in FIGURES} for path in PATHS}
         ratios = {name: best["fast"][name] / best["fallback"][name] for name in FIGURES}
-        difference = max(
-            abs(a - b) for a, b in zip(*(runs[path][0]["first_logprobs"] for path in PATHS), strict=True)
-        )
+        difference = max(abs(a - b) for a, b in zip(*(runs[path][0]["first_logprobs"] for path in PATHS), strict=True))
         rows.append({"length": length, **best, "ratio": ratios, "first_logprob_difference": difference})
     return rows
 

@@ -1,7 +1,8 @@
 """Attention over cached keys: of a row over its own tokens, of a group of rows over the prompt that they share.
 
 Dimension key: A = products at once, H = key-value heads, M = queries of one product (query heads of a key head, times
-the rows that share the keys), W = keys, D = head size, G = prompts, Q = query heads, P = prompt tokens, R = some of the A.
+the rows that share the keys), W = keys, D = head size, G = prompts, Q = query heads, P = prompt tokens,
+R = some of the A.
 
 Attention over two sets of keys is exactly the mean of both outputs, weighted by the exponentials of their log-sum-exps
 (Dao et al. 2022, "FlashAttention", section 3.1). So a prompt is multiplied once for all rows that share it, and keys
@@ -16,6 +17,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
+
+from trinity.common.models.torch_engine.library_attention import fused_attention
 
 EXACT_KEYS = 512
 """So many keys are multiplied in the wide number type; sums over differently many keys then round alike."""
@@ -87,23 +90,32 @@ def attend(
     types: NumberTypes,
     is_merged: bool = False,
 ) -> Part:
-    """Return attention of scaled queries over cached keys by two products a block.
+    """Return attention over cached keys: on a CPU by two products a block, else by a fused kernel.
 
     Args:
-        queries: in the wide number type.
+        queries: in the weights' number type, not scaled yet.
         keys: in any number type; no more than a tile of them is held as another one.
         values: likewise.
         bias: [A, 1, 1, W] is added to the scores, None adds nothing.
         types: number types of the products.
         is_merged: there are further keys elsewhere; without them `lse` may be left out (the output stands for it).
     """
+    if queries.device.type == "cuda":
+        return Part(*fused_attention(queries, keys, values, bias))
+    queries = _scaled(queries, types.wide)
     num_rows = max(1, _TILE // keys[0, :, :EXACT_KEYS].numel())
     if keys.dtype == types.wide or num_rows >= len(keys):
         return _attend(queries, keys, values, bias, types, is_merged)
     tiles = zip(*(t.split(num_rows) for t in (queries, keys, values)), strict=True)
     biases = [None] * len(keys) if bias is None else bias.split(num_rows)
-    parts = [_attend(*tile, b, types, is_merged) for tile, b in zip(tiles, biases, strict=False)]
+    parts = [_attend(q, k, v, b, types, is_merged) for (q, k, v), b in zip(tiles, biases, strict=False)]
     return Part(torch.cat([part.out for part in parts]), torch.cat([part.lse for part in parts]))
+
+
+def _scaled(queries: Tensor, wide: torch.dtype) -> Tensor:
+    """Return the queries over the root of the head size; float32 is scaled before it is widened, as in the trainer."""
+    scale = queries.shape[-1] ** -0.5
+    return (queries * scale).to(wide) if queries.dtype == torch.float32 else queries.to(wide) * scale
 
 
 def _attend(
@@ -137,16 +149,13 @@ def attend_causal(
 ) -> Float[Tensor, "G Q P D"]:
     """Return causal attention in the queries' number type; memory grows with P, not with its square.
 
-    On a CPU up to `EXACT_KEYS` tokens are computed in the wide number type. Float32 is scaled before it is widened, as
-    in the trainer.
+    On a CPU up to `EXACT_KEYS` tokens are computed in the wide number type.
     """
     dtype, (length, size) = queries.dtype, queries.shape[2:]
     scale = size**-0.5
-    if dtype == torch.float32:
-        queries, scale = queries * scale, 1.0
-    if queries.device.type == "cpu" and length <= EXACT_KEYS:
-        queries, keys, values = (t.to(types.wide) for t in (queries, keys, values))
-        queries, scale = queries * scale, 1.0
+    if queries.device.type == "cpu" and (length <= EXACT_KEYS or dtype == torch.float32):
+        wide = types.wide if length <= EXACT_KEYS else dtype
+        queries, keys, values, scale = _scaled(queries, wide), keys.to(wide), values.to(wide), 1.0
     is_grouped = queries.shape[1] != keys.shape[1]
     attended = functional.scaled_dot_product_attention(
         queries, keys, values, is_causal=length > 1, enable_gqa=is_grouped, scale=scale

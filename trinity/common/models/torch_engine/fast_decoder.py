@@ -18,6 +18,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from trinity.common.models.torch_engine.attention import NumberTypes, attend, attend_causal, hidden_after
 from trinity.common.models.torch_engine.kv_cache import KVCache, Prefix
+from trinity.common.models.torch_engine.shared_prompts import Group
 from trinity.utils.products import linear
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -231,13 +232,18 @@ class FastDecoder:
         self, tokens: Int[Tensor, "B"], positions: Int[Tensor, "B"], *, cache: KVCache, width: int
     ) -> Float[Tensor, "B V"]:
         """Return the logits after one more token in slots 0 to B - 1; see `Decoder`."""
+        return self.step(tokens, positions, cache=cache, width=width, groups=cache.groups())
+
+    def step(
+        self, tokens: Int[Tensor, "B"], positions: Int[Tensor, "B"], *, cache: KVCache, width: int, groups: list[Group]
+    ) -> Float[Tensor, "B V"]:
+        """Return the logits after one more token, with shared prompts as `groups` says; waits for no device."""
         num_rows = len(tokens)
         rows = torch.arange(num_rows, device=tokens.device)
         own = positions - cache.start[:num_rows]
         hidden = self.embed[tokens]
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
         bias = hidden_after(own + 1, width, self.types.wide)
-        groups = cache.groups()
         for index, layer in enumerate(self.layers):
             queries, keys, values = self._qkv(layer, hidden, cos, sin)
             cache.keys[index][rows, :, own] = keys
@@ -259,14 +265,8 @@ class FastDecoder:
         return self._logits(hidden)
 
     def _grouped(self, queries: Tensor) -> Tensor:
-        """Return queries [B, Q, D] over the root of the head size as [B, H, Q / H, D], in the wide number type.
-
-        Float32 is scaled before it is widened, as in the trainer.
-        """
-        scale = self.head_size**-0.5
-        wide = self.types.wide
-        scaled = (queries * scale).to(wide) if self.dtype == torch.float32 else queries.to(wide) * scale
-        return scaled.view(len(queries), self.num_kv_heads, -1, self.head_size)
+        """Return queries [B, Q, D] as [B, H, Q / H, D]: those of a key head are rows of one product."""
+        return queries.view(len(queries), self.num_kv_heads, -1, self.head_size)
 
     def _joined(self, attended: Tensor) -> Tensor:
         """Return attention [B, H, Q / H, D] as [B, Q D] in the weights' number type."""

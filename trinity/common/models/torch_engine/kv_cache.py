@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trinity.common.models.torch_engine.shared_prompts import Group, Prefix, SharedPrompts
+from trinity.common.models.torch_engine.transfer import upload
 
 __all__ = ["KVCache", "Prefix"]
 
@@ -64,13 +65,13 @@ class KVCache:
             self.keys = [self._empty(tensor) for tensor in prefix.keys]
             self.values = [self._empty(tensor) for tensor in prefix.values]
         self.start = self.start.to(prefix.keys[0].device)
-        index = torch.tensor(slots, device=self.start.device)
+        index = upload(slots, self.start.device)
         self.start[index] = start
         return index
 
-    def groups(self) -> list[Group]:
+    def groups(self, *, is_static: bool = False) -> list[Group]:
         """Return the prompts that slots share, for a step of all slots up to the last used one."""
-        return self._shared.groups()
+        return self._shared.groups(is_static=is_static)
 
     def release(self, slots: Sequence[int]) -> None:
         """Let go of the prompts that `slots` share."""
@@ -80,8 +81,7 @@ class KVCache:
         """Copy the first `width` own positions of the slots `sources` over the slots `targets`; prompts stay."""
         if not sources or not self.keys:
             return
-        source = torch.tensor(sources, device=self.keys[0].device)
-        target = torch.tensor(targets, device=self.keys[0].device)
+        source, target = upload(sources, self.start.device), upload(targets, self.start.device)
         self.start[target] = self.start[source]
         for tensor in self.keys + self.values:
             tensor[target, :, :width] = tensor[source, :, :width]

@@ -1,7 +1,7 @@
 """Prompts whose keys and values are kept once for all samples of a group.
 
-Dimension key: E = prompts of a shelf, H = key-value heads, W = positions of a prompt, D = head size, B = rows of a step,
-R = rows whose prompts are on one shelf, G = prompts of a prefill, P = prompt tokens.
+Dimension key: E = prompts of a shelf, H = key-value heads, W = positions of a prompt, D = head size,
+B = rows of a step, R = rows whose prompts are on one shelf, G = prompts of a prefill, P = prompt tokens.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from trinity.common.models.torch_engine.attention import EXACT_KEYS, Part, hidden_after
+from trinity.common.models.torch_engine.transfer import upload
 
 _LEAST_WIDTH = 64
-_WIDTHS_AN_OCTAVE = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +67,18 @@ class Group:
     places: Int[Tensor, "R"]
     num_places: int
 
+    def clone(self) -> Group:
+        """Return the group with copies of all but keys and values."""
+        bias = None if self.bias is None else self.bias.clone()
+        return Group(self.keys, self.values, bias, self.rows.clone(), self.places.clone(), self.num_places)
+
+    def copy_(self, other: Group) -> None:
+        """Take over rows, places and lengths of a group of the same shape."""
+        self.rows.copy_(other.rows)
+        self.places.copy_(other.places)
+        if self.bias is not None and other.bias is not None:
+            self.bias.copy_(other.bias)
+
     def spread(self, queries: Float[Tensor, "B H M D"]) -> Tensor:
         """Return the queries of the rows as [E, H, num_places * M, D], zeros where a prompt has fewer rows."""
         num_prompts, (_, heads, size, width) = self.keys[0].shape[0], queries.shape
@@ -111,23 +123,31 @@ class _Shelf:
         self.lengths[place] = length
         return place
 
-    def group(self) -> Group:
-        """Return what a step over all slots needs."""
+    def group(self, *, is_static: bool) -> Group:
+        """Return what a step over all slots needs; with `is_static` its shapes are of a few sizes."""
         while not self.slots[-1]:
             self.slots.pop()
             self.lengths.pop()
-        device, num_prompts = self.keys[0].device, len(self.slots)
+        device = self.keys[0].device
+        num_prompts, lengths = len(self.slots), self.lengths
         most = max(len(slots) for slots in self.slots)
+        rows = [slot for slots in self.slots for slot in slots]
+        if is_static:
+            num_prompts = self.keys[0].shape[0]
+            lengths = lengths + [1] * (num_prompts - len(lengths))
+            most = rounded(most, least=1, an_octave=1)
         places = [place * most + index for place, slots in enumerate(self.slots) for index in range(len(slots))]
-        is_full = all(length == self.width for length in self.lengths)
+        if is_static:
+            # A pair that stands there twice writes the same numbers twice.
+            missing = rounded(len(rows), least=1, an_octave=1) - len(rows)
+            rows, places = rows + rows[:1] * missing, places + places[:1] * missing
+        has_bias = is_static or any(length < self.width for length in lengths)
         return Group(
             keys=[t[:num_prompts] for t in self.keys],
             values=[t[:num_prompts] for t in self.values],
-            bias=None
-            if is_full
-            else hidden_after(torch.tensor(self.lengths, device=device), self.width, torch.float32),
-            rows=torch.tensor([slot for slots in self.slots for slot in slots], device=device),
-            places=torch.tensor(places, device=device),
+            bias=hidden_after(upload(lengths, device), self.width, torch.float32) if has_bias else None,
+            rows=upload(rows, device),
+            places=upload(places, device),
             num_places=most,
         )
 
@@ -143,7 +163,7 @@ class SharedPrompts:
         self._shelves: list[_Shelf] = []
         self._place_of: dict[int, tuple[_Shelf, int]] = {}
         self._known: WeakKeyDictionary[Prefix, tuple[_Shelf, int]] = WeakKeyDictionary()
-        self._groups: list[Group] | None = None
+        self._groups: dict[bool, list[Group]] = {}
 
     def add(self, slots: Sequence[int], prefix: Prefix) -> None:
         """Let `slots` have the one prompt of `prefix`, together with the slots that have it already."""
@@ -153,7 +173,7 @@ class SharedPrompts:
         shelf, index = place
         shelf.slots[index].extend(slots)
         self._place_of |= dict.fromkeys(slots, place)
-        self._groups = None
+        self._groups.clear()
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Let the slots `targets` have what the slots `sources` have; nothing is copied."""
@@ -162,7 +182,7 @@ class SharedPrompts:
                 continue
             shelf, index = self._place_of[target] = self._place_of.pop(source)
             shelf.slots[index][shelf.slots[index].index(source)] = target
-            self._groups = None
+            self._groups.clear()
 
     def release(self, slots: Sequence[int]) -> None:
         """Take the prompts from `slots`; one that no slot has any more gives its memory back."""
@@ -174,14 +194,17 @@ class SharedPrompts:
             if not shelf.slots[index]:
                 for prefix in [prefix for prefix, known in self._known.items() if known == place]:
                     del self._known[prefix]
-            self._groups = None
+            self._groups.clear()
         self._shelves = [shelf for shelf in self._shelves if any(shelf.slots)]
 
-    def groups(self) -> list[Group]:
-        """Return one group a shelf; all slots up to the last used one are rows of a step."""
-        if self._groups is None:
-            self._groups = [shelf.group() for shelf in self._shelves]
-        return self._groups
+    def groups(self, *, is_static: bool = False) -> list[Group]:
+        """Return one group a shelf; all slots up to the last used one are rows of a step.
+
+        The list stays the same until a slot changes. With `is_static` shapes are rounded up to a few sizes.
+        """
+        if is_static not in self._groups:
+            self._groups[is_static] = [shelf.group(is_static=is_static) for shelf in self._shelves]
+        return self._groups[is_static]
 
     def clear(self) -> None:
         """Give the memory back."""
@@ -196,22 +219,22 @@ class SharedPrompts:
     def _put(self, prefix: Prefix) -> tuple[_Shelf, int]:
         length = prefix.length
         if length > EXACT_KEYS and prefix.keys[0].device.type == "cpu":
-            shelf = _Shelf(prefix.keys, prefix.values, [length], [[]])
-            self._shelves.append(shelf)
-            return shelf, 0
-        width = shelf_width(length)
+            alone = _Shelf(prefix.keys, prefix.values, [length], [[]])
+            self._shelves.append(alone)
+            return alone, 0
+        width = rounded(length, least=_LEAST_WIDTH)
         shelf = next((s for s in self._shelves if s.width == width), None)
         if shelf is None:
-            shelf = _Shelf(*([_empty(t, width) for t in tensors] for tensors in (prefix.keys, prefix.values)), [])
+            shelf = _Shelf([_empty(t, width) for t in prefix.keys], [_empty(t, width) for t in prefix.values], [])
             self._shelves.append(shelf)
         return shelf, shelf.put(prefix, length)
 
 
-def shelf_width(length: int) -> int:
-    """Return the positions that a prompt gets: at most a quarter more than its length, 64 at least."""
-    octave = 1 << max(0, (length - 1).bit_length() - 1)
-    step = max(_LEAST_WIDTH, octave // _WIDTHS_AN_OCTAVE)
-    return -(-length // step) * step
+def rounded(size: int, *, least: int, an_octave: int = 4) -> int:
+    """Return the next of the sizes that there are: multiples of `least`, `an_octave` of them up to the double."""
+    octave = 1 << max(0, (size - 1).bit_length() - 1)
+    step = max(least, octave // an_octave)
+    return -(-size // step) * step
 
 
 def _empty(like: Tensor, width: int) -> Tensor:
