@@ -108,6 +108,7 @@ class StaticDecoding:
         """Record the step; it has run before, so that libraries have made their workspaces."""
         torch.cuda.synchronize(self.decoder.device)
         step.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(step.graph, pool=self._pool):
+        # Of this thread alone: a trainer in the same process goes on using the device.
+        with torch.cuda.graph(step.graph, pool=self._pool, capture_error_mode="thread_local"):
             step.logits = self._compute(step, cache)
         self._pool = step.graph.pool()

@@ -36,7 +36,7 @@ def fused_attention(
     splits = _num_splits(queries, keys, wanted)
     batch, heads, size, width = queries.shape
     if splits > 1:
-        queries = queries[:, :, None].expand(-1, -1, splits, -1, -1).reshape(batch, heads * splits, size, width)
+        queries = queries.unsqueeze(2).expand(-1, -1, splits, -1, -1).reshape(batch, heads * splits, size, width)
         keys, values = (t.unflatten(2, (splits, -1)).flatten(1, 2) for t in (keys, values))
         if bias is not None:
             bias = bias.view(batch, 1, splits, 1, -1).expand(-1, heads, -1, -1, -1).flatten(1, 2)
@@ -44,7 +44,7 @@ def fused_attention(
     if splits > 1:
         lse = lse.view(batch, heads, splits, size, 1)
         whole = lse.logsumexp(2)
-        weights = (lse - whole[:, :, None]).exp()
+        weights = (lse - whole.unsqueeze(2)).exp()
         out, lse = (out.view(batch, heads, splits, size, width).float() * weights).sum(2), whole
     return out.float(), lse
 
@@ -59,11 +59,11 @@ def _kernel(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) 
         out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
             queries, keys, values, bias, True, 0.0, False, scale=scale
         )
-        return out, lse[:, :, :size, None]
+        return out, lse.narrow(2, 0, size).unsqueeze(-1)
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         queries, keys, values, 0.0, False, attn_mask=bias, scale=scale
     )
-    return out, lse[..., None]
+    return out, lse.unsqueeze(-1)
 
 
 def _aligned(bias: Tensor) -> Tensor:
