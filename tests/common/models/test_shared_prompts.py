@@ -66,6 +66,16 @@ def test_a_shared_prompt_changes_no_sample(long: Made, lengths: tuple[int, ...],
     assert forward(model, made, shared) <= 1e-5
 
 
+def test_a_longer_neighbour_changes_no_bit_with_fixed_shapes(long: Made) -> None:
+    """A step attends to no more blocks than its longest row needs, and nobody can tell."""
+    path, _ = long
+    decoder = make_decoder(path, max_model_len=2048)
+    alone, beside = groups(100), groups(100, 1700)
+    wanted = run_all(make_batch(path, decoder, 8, max_length=2048, is_fixed=True), alone)
+    got = run_all(make_batch(path, decoder, 8, max_length=2048, is_fixed=True), beside)
+    assert largest_difference(wanted, got[: len(wanted)]) == 0
+
+
 def test_samples_of_a_group_hold_its_prompt_once(long: Made) -> None:
     path, _ = long
     decoder = make_decoder(path, max_model_len=2048)

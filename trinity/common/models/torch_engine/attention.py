@@ -81,6 +81,11 @@ def hidden_after(lengths: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     return bias.masked_fill_(is_hidden, _HIDDEN)[:, None, None]
 
 
+def whole_blocks(num_keys: int) -> int:
+    """Return the width up to the end of the block of the last key: wider ones give the same bits on a CPU."""
+    return EXACT_KEYS + max(0, -(-(num_keys - EXACT_KEYS) // _BLOCK)) * _BLOCK
+
+
 def attend(
     queries: Float[Tensor, "A H M D"],
     keys: Float[Tensor, "A H W D"],

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from trinity.common.errors import EngineError
+from trinity.common.models.torch_engine.attention import whole_blocks
 from trinity.common.models.torch_engine.captured import StaticDecoding
 from trinity.common.models.torch_engine.decoder import Decoder
 from trinity.common.models.torch_engine.fast_decoder import FastDecoder
@@ -136,7 +137,7 @@ class Batch:
 
     def _step(self) -> None:
         rows = slice(0, self.num_slots if self.is_fixed else self.num_active)
-        width = self.max_length if self.is_fixed else self._width()
+        width = self._width()
         if not self.is_fixed:
             self.cache.reserve(rows.stop, width)
         positions = self.slots.length[rows] - 1
@@ -175,9 +176,15 @@ class Batch:
         return row.num_drawn + (0 if self.shares_prompts else len(row.request.prompt))
 
     def _width(self) -> int:
-        """Return the positions of slots that the step attends to: the longest row's, rounded up."""
+        """Return the positions of slots that the step attends to: the longest row's, rounded up.
+
+        With fixed shapes all of them, or as many as the fast path's attention gives the same bits for.
+        """
+        if self.is_fixed and not (self.decoder.can_share_prompts and self.decoder.device.type == "cpu"):
+            return self.max_length
         longest = max(self._own_length(row) for row in self.slots.rows if row is not None)
-        return min(self.max_length, -(-longest // _WIDTH_STEP) * _WIDTH_STEP)
+        wanted = whole_blocks(longest) if self.is_fixed else -(-longest // _WIDTH_STEP) * _WIDTH_STEP
+        return min(self.max_length, wanted)
 
     def _draw(self, where: slice | Tensor, slots: Sequence[int], logits: Tensor) -> None:
         """Sample a token for each of `slots`, as index `where`; read what is due, and finish the rows that ended."""
