@@ -103,8 +103,8 @@ def test_a_sequence_that_cannot_fit_names_the_keys(tmp_path: Path) -> None:
 
 def test_slots_are_lowered_to_what_fits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tiny_model(tmp_path, "llama")
-    # Two layers of keys and values of two heads of 16 in float64: 1024 bytes a token. Ten tenths do not fit.
-    length = total_memory_bytes(torch.device("cpu")) // 10 // 1024
+    # Two layers of keys and values of two heads of 16 in float32: 512 bytes a token. Ten tenths do not fit.
+    length = total_memory_bytes(torch.device("cpu")) // 10 // 512
     config = ModelConfig(model_path=str(tmp_path), max_model_len=length)
     made = TorchEngine(EngineSettings(model=config, max_num_seqs=10))
     decoder = load_decoder(str(tmp_path), dtype=torch.float32, device=torch.device("cpu"), max_model_len=64)
@@ -123,11 +123,11 @@ def test_slots_are_lowered_to_what_fits(tmp_path: Path, caplog: pytest.LogCaptur
 )
 def test_out_of_memory_shows_what_is_held_and_names_the_explorer_keys(llama: Made, error: Exception) -> None:
     decoder = load_decoder(str(llama[0]), dtype=torch.float32, device=torch.device("cpu"), max_model_len=64)
-    told = explained(error, decoder, num_slots=4, max_length=64)
+    told = explained(error, decoder, num_slots=4, max_length=128)
     assert isinstance(told, OutOfMemoryError) and told.__cause__ is error
     for key in ("tensor_parallel_size", "max_model_len", "gpu_memory_utilization", "runner_per_model"):
         assert key in str(told)
-    # Two layers of keys and values of two heads of 16 in float64: 1024 bytes a token, 64 tokens, 4 sequences.
+    # Two layers of keys and values of two heads of 16 in float32: 512 bytes a token, 128 tokens, 4 sequences.
     assert "cache of a sequence            0.1 MiB" in str(told)
     assert "cache of all sequences         0.2 MiB" in str(told)
 

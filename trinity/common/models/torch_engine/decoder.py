@@ -43,6 +43,12 @@ class SlotStates(Protocol):
     def write(self, slots: Sequence[int], prefix: Any) -> None:
         """Copy the one prompt of `prefix`, which the same decoder made, into each of `slots`."""
 
+    def share(self, slots: Sequence[int], prefix: Any) -> None:
+        """Let `slots` read the one prompt of `prefix`; only where the decoder can share prompts."""
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Let go of what `slots` share."""
+
     def move(self, sources: Sequence[int], targets: Sequence[int], *, width: int) -> None:
         """Bring the first `width` positions of the slots `sources` to the slots `targets`."""
 
@@ -59,12 +65,14 @@ class Decoder(Protocol):
         kv_bytes_per_token: memory of one cached position, in bytes; 0 if unknown.
         device: where it computes.
         kind: `fast` or `hf`, for the log.
+        can_share_prompts: a step may attend to prompts that several slots share; their slots hold what follows.
     """
 
     vocab_size: int
     kv_bytes_per_token: int
     device: torch.device
     kind: str
+    can_share_prompts: bool
 
     def new_cache(self, num_slots: int, max_length: int, *, is_fixed: bool) -> SlotStates:
         """Return the memory of up to `num_slots` rows of up to `max_length` tokens; see `KVCache`."""
@@ -77,7 +85,8 @@ class Decoder(Protocol):
     ) -> Float[Tensor, "B V"]:
         """Return the float32 logits after `tokens`, which stand at `positions` of slots 0 to B - 1.
 
-        Writes the keys and values of the tokens to the cache; attends to its first `width` positions.
+        Writes the keys and values of the tokens to the cache; attends to the first `width` positions of its slots
+        and to the prompts that they share.
         """
 
     def sequence_logprobs(self, tokens: Int[Tensor, "T"], temperature: float) -> Float[Tensor, "T-1"]:

@@ -16,13 +16,17 @@ from torch.nn import functional
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from trinity.common.models.torch_engine.attention import NumberTypes, attend, attend_causal, hidden_after
 from trinity.common.models.torch_engine.kv_cache import KVCache, Prefix
+from trinity.common.models.torch_engine.shared_prompts import Group
 from trinity.utils.products import linear
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _LOGIT_ROWS = 512
 """Rows of a sequence whose logits are held at once; [T, V] in float32 would not fit for long ones."""
+_MLP_ROWS = 512
+"""Tokens whose feed-forward activations are held at once."""
 
 
 def is_fast(config: PreTrainedConfig, *, max_model_len: int) -> bool:
@@ -72,13 +76,14 @@ def rope_tables(config: PreTrainedConfig, length: int) -> tuple[Tensor, Tensor]:
 class FastDecoder:
     """Llama, Qwen2 or Qwen3 with fused projections; see `Decoder`.
 
-    On a CPU the cache is wider than the weights. Beside bfloat16 it holds float32, because attention over one query
-    is faster there in float32. Beside float32 it holds float64, as the trainer's attention does: sums over different
-    numbers of keys then round to the same float32, and rollout and training agree to a few units of the last place.
-    On a CUDA device it holds the weights' number type.
+    The cache holds the weights' number type. What is multiplied and summed is wider. Beside float32 on a CPU it is
+    float64, as in the trainer's attention, for prompts and responses of up to `EXACT_KEYS` tokens: sums over different
+    numbers of keys then round to the same float32, and rollout and training agree to the last places. Beyond that
+    float64 would cost more than all other work, and float32 products are summed block by block.
     """
 
     kind = "fast"
+    can_share_prompts = True
 
     def __init__(
         self, config: PreTrainedConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int
@@ -86,15 +91,15 @@ class FastDecoder:
         self.config = config
         self.dtype = dtype
         self.device = device
-        self.cache_dtype = dtype if device.type != "cpu" else torch.float64 if dtype == torch.float32 else torch.float32
+        self.types = NumberTypes.of(dtype, device)
         self.vocab_size = int(config.vocab_size)
         self.num_query_heads = int(config.num_attention_heads)
         self.num_kv_heads = int(config.num_key_value_heads or self.num_query_heads)
         self.head_size = int(config.to_dict().get("head_dim") or config.hidden_size // self.num_query_heads)
         self.eps = float(config.rms_norm_eps)
         self.is_tied = bool(config.tie_word_embeddings)
-        size = torch.empty((), dtype=self.cache_dtype).element_size()
-        self.kv_bytes_per_token = 2 * config.num_hidden_layers * self.num_kv_heads * self.head_size * size
+        cached = 2 * config.num_hidden_layers * self.num_kv_heads * self.head_size
+        self.kv_bytes_per_token = cached * torch.empty((), dtype=dtype).element_size()
         # In the activations' number type: a float32 table would promote bfloat16 queries and keys.
         self.cos, self.sin = (t.to(device, dtype) for t in rope_tables(config, max_model_len))
         self.embed = self._new(self.vocab_size, config.hidden_size)
@@ -177,86 +182,103 @@ class FastDecoder:
     def _after_attention(self, layer: _Layer, hidden: Tensor, attended: Tensor) -> Tensor:
         hidden = hidden + linear(attended, layer.out, layer.out_bias)
         gate, up = linear(self._rms_norm(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-        return hidden + linear(functional.silu(gate) * up, layer.down)
+        return hidden + linear(functional.silu(gate).mul_(up), layer.down)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return linear(self._rms_norm(hidden, self.norm), self.head).float()
 
-    def _forward(self, tokens: Tensor, *, keep: bool) -> tuple[Tensor, Prefix]:
-        """Return the last hidden states [G, P, d] and, with `keep`, the cache of [G, P] tokens."""
+    def _forward(self, tokens: Tensor, last: Tensor | None = None) -> tuple[Tensor, Prefix]:
+        """Return the last hidden states [G, P, d]; with `last` those at these positions [G, d], and the cache."""
         groups, length = tokens.shape
         hidden = self.embed[tokens]
         cos, sin = self.cos[:length, None], self.sin[:length, None]
         kept = Prefix([], [])
         for layer in self.layers:
             queries, keys, values = (t.transpose(1, 2) for t in self._qkv(layer, hidden, cos, sin))
-            if keep:
-                kept.keys.append(keys.to(self.cache_dtype))
-                kept.values.append(values.to(self.cache_dtype))
-            queries = self._scaled(queries)
-            if self.device.type == "cpu":
-                keys, values = keys.to(self.cache_dtype), values.to(self.cache_dtype)
-            is_grouped = self.num_query_heads != self.num_kv_heads
-            attended = functional.scaled_dot_product_attention(
-                queries, keys, values, is_causal=length > 1, enable_gqa=is_grouped, scale=1.0
-            )
-            attended = attended.to(self.dtype).transpose(1, 2).reshape(groups, length, -1)
-            hidden = self._after_attention(layer, hidden, attended)
+            keys, values = keys.contiguous(), values.contiguous()
+            if last is not None:
+                kept.keys.append(keys)
+                kept.values.append(values)
+                if layer is self.layers[-1]:
+                    return self._last_layer(layer, hidden, queries, kept, last), kept
+            attended = attend_causal(queries, keys, values, self.types)
+            attended = attended.transpose(1, 2).reshape(groups, length, -1)
+            hidden = self._mlp_by_parts(layer, hidden, attended)
         return hidden, kept
 
     def new_cache(self, num_slots: int, max_length: int, *, is_fixed: bool) -> KVCache:
         """Return the slots' memory; see `Decoder`."""
         return KVCache(num_slots, max_length, is_fixed=is_fixed)
 
+    def _mlp_by_parts(self, layer: _Layer, hidden: Tensor, attended: Tensor) -> Tensor:
+        """Return the layer's output for all tokens; the activations of all at once would be the largest tensors."""
+        rows, inputs = hidden.flatten(0, 1), attended.flatten(0, 1)
+        if len(rows) <= _MLP_ROWS:
+            return self._after_attention(layer, hidden, attended)
+        parts = zip(rows.split(_MLP_ROWS), inputs.split(_MLP_ROWS), strict=True)
+        return torch.cat([self._after_attention(layer, *part) for part in parts]).view_as(hidden)
+
+    def _last_layer(self, layer: _Layer, hidden: Tensor, queries: Tensor, kept: Prefix, last: Tensor) -> Tensor:
+        """Return the last layer's output [G, d] at the positions `last`: nothing reads the others."""
+        rows = torch.arange(len(last), device=last.device)
+        bias = hidden_after(last + 1, kept.length, self.types.wide)
+        attended = attend(
+            self._grouped(queries[rows, :, last]), kept.keys[-1], kept.values[-1], bias=bias, types=self.types
+        )
+        return self._after_attention(layer, hidden[rows, last], self._joined(attended.out))
+
     def prefill(self, tokens: Int[Tensor, "G P"], last: Int[Tensor, "G"]) -> tuple[Float[Tensor, "G V"], Prefix]:
         """Return the logits after position `last` of each prompt, and the cache; see `Decoder`."""
-        hidden, prefix = self._forward(tokens, keep=True)
-        return self._logits(hidden[torch.arange(len(last), device=last.device), last]), prefix
+        hidden, prefix = self._forward(tokens, last)
+        return self._logits(hidden), prefix
 
     def decode(
         self, tokens: Int[Tensor, "B"], positions: Int[Tensor, "B"], *, cache: KVCache, width: int
     ) -> Float[Tensor, "B V"]:
         """Return the logits after one more token in slots 0 to B - 1; see `Decoder`."""
-        rows = torch.arange(len(tokens), device=tokens.device)
+        return self.step(tokens, positions, cache=cache, width=width, groups=cache.groups())
+
+    def step(
+        self, tokens: Int[Tensor, "B"], positions: Int[Tensor, "B"], *, cache: KVCache, width: int, groups: list[Group]
+    ) -> Float[Tensor, "B V"]:
+        """Return the logits after one more token, with shared prompts as `groups` says; waits for no device."""
+        num_rows = len(tokens)
+        rows = torch.arange(num_rows, device=tokens.device)
+        own = positions - cache.start[:num_rows]
         hidden = self.embed[tokens]
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
-        is_past = torch.arange(width, device=tokens.device) <= positions[:, None]
-        bias = torch.zeros(is_past.shape, dtype=self.cache_dtype, device=tokens.device)
-        bias = bias.masked_fill_(~is_past, float("-inf"))[:, None, None]
+        bias = hidden_after(own + 1, width, self.types.wide)
         for index, layer in enumerate(self.layers):
             queries, keys, values = self._qkv(layer, hidden, cos, sin)
-            cache.keys[index][rows, :, positions] = keys.to(self.cache_dtype)
-            cache.values[index][rows, :, positions] = values.to(self.cache_dtype)
-            past_keys = cache.keys[index][: len(tokens), :, :width]
-            past_values = cache.values[index][: len(tokens), :, :width]
-            attended = self._attend(self._scaled(queries), past_keys, past_values, bias)
-            hidden = self._after_attention(layer, hidden, attended.to(self.dtype))
+            cache.keys[index][rows, :, own] = keys
+            cache.values[index][rows, :, own] = values
+            queries = self._grouped(queries)
+            past = (t[index][:num_rows, :, :width] for t in (cache.keys, cache.values))
+            attended = attend(queries, *past, bias=bias, types=self.types, is_merged=bool(groups))
+            for group in groups:
+                of_prompts = attend(
+                    group.spread(queries),
+                    group.keys[index],
+                    group.values[index],
+                    bias=group.bias,
+                    types=self.types,
+                    is_merged=True,
+                )
+                attended = attended.merged_at(group.rows, group.collect(of_prompts))
+            hidden = self._after_attention(layer, hidden, self._joined(attended.out))
         return self._logits(hidden)
 
-    def _scaled(self, queries: Tensor) -> Tensor:
-        """Return the queries over the root of the head size, as the cache's number type.
+    def _grouped(self, queries: Tensor) -> Tensor:
+        """Return queries [B, Q, D] as [B, H, Q / H, D]: those of a key head are rows of one product."""
+        return queries.view(len(queries), self.num_kv_heads, -1, self.head_size)
 
-        Float32 is scaled before it is widened, as in the trainer.
-        """
-        scale = self.head_size**-0.5
-        if self.dtype == torch.float32:
-            return (queries * scale).to(self.cache_dtype)
-        return queries.to(self.cache_dtype) * scale
-
-    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-        """Return [B, Q D]: attention of one query a row, the query heads of a key head as rows of one product."""
-        batch = len(queries)
-        grouped = queries.view(batch, self.num_kv_heads, -1, self.head_size)
-        if self.device.type != "cpu":
-            attended = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=bias, scale=1.0)
-            return attended.reshape(batch, -1)
-        scores = torch.matmul(grouped, keys.transpose(-1, -2))
-        weights = torch.softmax(scores.add_(bias), dim=-1)
-        return torch.matmul(weights, values).view(batch, -1)
+    def _joined(self, attended: Tensor) -> Tensor:
+        """Return attention [B, H, Q / H, D] as [B, Q D] in the weights' number type."""
+        return attended.to(self.dtype).flatten(1)
 
     def sequence_logprobs(self, tokens: Int[Tensor, "T"], temperature: float) -> Float[Tensor, "T-1"]:
         """Return the logprob of each token but the first; see `Decoder`."""
-        hidden = self._forward(tokens[None], keep=False)[0][0, :-1]
+        hidden = self._forward(tokens[None])[0][0, :-1]
         pieces = []
         for start in range(0, len(hidden), _LOGIT_ROWS):
             logits = self._logits(hidden[start : start + _LOGIT_ROWS]) / temperature

@@ -65,6 +65,8 @@ class SlotLayer(CacheLayerMixin):
 class HFModel:
     """What the decoders over a Hugging Face model share: weights by name, and logprobs of a sequence alone."""
 
+    can_share_prompts = False
+
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.device = model.device

@@ -1,41 +1,27 @@
-"""The key-value cache: one row a slot, preallocated, written in place.
+"""The key-value cache: one row a slot, preallocated, written in place, and prompts that several slots share.
 
-Dimension key: S = slots, L = positions a slot, H = key-value heads, D = head size, G = prompts, P = prompt tokens.
+Dimension key: S = slots, L = positions a slot, H = key-value heads, D = head size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from trinity.common.models.torch_engine.shared_prompts import Group, Prefix, SharedPrompts
+from trinity.common.models.torch_engine.transfer import upload
+
+__all__ = ["KVCache", "Prefix"]
+
 _WIDTH_STEP = 64
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """Keys and values of prompts after their prefill.
-
-    Attributes:
-        keys: one tensor [G, H, P, D] a layer.
-        values: likewise.
-    """
-
-    keys: list[Tensor]
-    values: list[Tensor]
-
-    def row(self, index: int, length: int) -> Prefix:
-        """Return the prefix of one prompt, [1, H, length, D], as copies that hold no other prompt's memory."""
-        return Prefix(
-            [key[index : index + 1, :, :length].clone() for key in self.keys],
-            [value[index : index + 1, :, :length].clone() for value in self.values],
-        )
 
 
 class KVCache:
     """Keys and values of up to `num_slots` sequences of up to `max_length` tokens.
+
+    A slot holds a sequence from its position `start` on; what comes before is a prompt that it shares.
 
     Args:
         num_slots: S.
@@ -50,6 +36,8 @@ class KVCache:
         self.is_fixed = is_fixed
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
+        self.start = torch.zeros(num_slots, dtype=torch.long)
+        self._shared = SharedPrompts()
 
     def reserve(self, rows: int, width: int) -> None:
         """Make room for `rows` slots of `width` positions once the layers' shapes are known."""
@@ -60,32 +48,55 @@ class KVCache:
 
     def write(self, slots: Sequence[int], prefix: Prefix) -> None:
         """Copy the one prompt of `prefix` into each of `slots`."""
-        length = prefix.keys[0].shape[2]
+        index = self._begin(slots, prefix, start=0)
+        self.reserve(max(slots) + 1, prefix.length)
+        for own, new in zip(self.keys + self.values, prefix.keys + prefix.values, strict=True):
+            own[index, :, : prefix.length] = new.to(own.device)
+
+    def share(self, slots: Sequence[int], prefix: Prefix) -> None:
+        """Let `slots` attend to the one prompt of `prefix`, which is held once; they hold what follows."""
+        self._begin(slots, prefix, start=prefix.length)
+        self.reserve(max(slots) + 1, 1)
+        self._shared.add(slots, prefix)
+
+    def _begin(self, slots: Sequence[int], prefix: Prefix, *, start: int) -> Tensor:
+        """Make sure of tensors for the layers of `prefix`; return the slots as an index."""
         if not self.keys:
             self.keys = [self._empty(tensor) for tensor in prefix.keys]
             self.values = [self._empty(tensor) for tensor in prefix.values]
-        self.reserve(max(slots) + 1, length)
-        index = torch.tensor(slots, device=prefix.keys[0].device)
-        for own, new in zip(self.keys + self.values, prefix.keys + prefix.values, strict=True):
-            own[index, :, :length] = new
+        self.start = self.start.to(prefix.keys[0].device)
+        index = upload(slots, self.start.device)
+        self.start[index] = start
+        return index
+
+    def groups(self, *, is_static: bool = False) -> list[Group]:
+        """Return the prompts that slots share, for a step of all slots up to the last used one."""
+        return self._shared.groups(is_static=is_static)
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Let go of the prompts that `slots` share."""
+        self._shared.release(slots)
 
     def move(self, sources: Sequence[int], targets: Sequence[int], *, width: int) -> None:
-        """Copy the first `width` positions of the slots `sources` over the slots `targets`."""
+        """Copy the first `width` own positions of the slots `sources` over the slots `targets`; prompts stay."""
         if not sources or not self.keys:
             return
-        source = torch.tensor(sources, device=self.keys[0].device)
-        target = torch.tensor(targets, device=self.keys[0].device)
+        source, target = upload(sources, self.start.device), upload(targets, self.start.device)
+        self.start[target] = self.start[source]
         for tensor in self.keys + self.values:
             tensor[target, :, :width] = tensor[source, :, :width]
+        self._shared.move(sources, targets)
 
     def clear(self) -> None:
         """Give the memory back."""
         self.keys, self.values = [], []
+        self._shared.clear()
 
     @property
     def num_bytes(self) -> int:
         """Memory held, in bytes."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.keys + self.values)
+        own = sum(tensor.numel() * tensor.element_size() for tensor in self.keys + self.values)
+        return own + self._shared.num_bytes
 
     def _is_short(self, rows: int, width: int) -> bool:
         return self.keys[0].shape[0] < rows or self.keys[0].shape[2] < width

@@ -94,12 +94,25 @@ class Row:
         index: of the sample in the request.
         model_version: of the weights that sampled its first token.
         switches: each newer version that went on with it, and the response tokens that were there by then.
+        slot: it is in; None before and after.
+        num_drawn: tokens that have been drawn, those included that the device has not handed over yet.
+        tokens: response tokens so far.
+        logprobs: of these tokens.
     """
 
     request: Request
     index: int
     model_version: int = -1
     switches: list[tuple[int, int]] = field(default_factory=list)
+    slot: int | None = None
+    num_drawn: int = 0
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def max_tokens(self) -> int:
+        """Most response tokens."""
+        return self.request.params.max_tokens or 1
 
     def model_versions(self, num_tokens: int) -> tuple[int, ...] | None:
         """Return the version of each of `num_tokens` response tokens; None where one version made all."""

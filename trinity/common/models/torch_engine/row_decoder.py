@@ -47,6 +47,15 @@ class RowCache:
         for slot in slots:
             self.states[slot] = copy.deepcopy(prefix.states[0])
 
+    def share(self, slots: Sequence[int], prefix: RowPrefix) -> None:
+        """Do as `write`: each row has all that it keeps for itself."""
+        self.write(slots, prefix)
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Forget the rows in `slots`."""
+        for slot in slots:
+            self.states[slot] = None
+
     def move(self, sources: Sequence[int], targets: Sequence[int], *, width: int) -> None:
         """Move the rows of `sources` to `targets`."""
         for source, target in zip(sources, targets, strict=True):

@@ -110,9 +110,9 @@ def _only_possible(tokens: Tensor, probs: Tensor, kept: Tensor) -> Tensor:
     """Replace a token of probability 0 by the most probable one: a parallel sum need not be monotone to the bit."""
     tokens = tokens.clamp(max=probs.shape[-1] - 1)
     is_impossible = probs.gather(1, tokens[:, None])[:, 0] <= 0
-    if bool(is_impossible.any()):
-        tokens = torch.where(is_impossible, kept.argmax(-1), tokens)
-    return tokens
+    if tokens.device.type == "cpu" and not bool(is_impossible.any()):
+        return tokens  # elsewhere to ask would be to wait
+    return torch.where(is_impossible, kept.argmax(-1), tokens)
 
 
 def _keep(logprobs: Tensor, params: RowParams) -> Tensor:
