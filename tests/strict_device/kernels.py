@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from tests.strict_device import memory, refusals
 
@@ -89,7 +88,8 @@ def compute(op: Op, *args: Any, **kwargs: Any) -> Any:
                 return memory.view(original, value)
         return memory.to_strict(value)
 
-    host_args, host_kwargs = tree_map(down, args), tree_map(down, kwargs)
+    host_args = [_mapped(down, value) for value in args]
+    host_kwargs = {key: _mapped(down, value) for key, value in kwargs.items()}
     call = op.overloadpacket if _has_number_for_tensor(op, args) else op
     if torch.Tag.nondeterministic_seeded in op.tags:
         with Noise():
@@ -99,7 +99,12 @@ def compute(op: Op, *args: Any, **kwargs: Any) -> Any:
     for host, original in given.values():
         if host.shape != original.shape or host.stride() != original.stride():
             memory.place(original, host)  # an output that was resized
-    return tree_map(up, result)
+    return _mapped(up, result)
+
+
+def _mapped(call: Callable[[Any], Any], value: Any) -> Any:
+    """Return `call` of a value, or of each of a list of values; operations know no deeper nesting."""
+    return type(value)(map(call, value)) if type(value) in (list, tuple) else call(value)
 
 
 def _has_number_for_tensor(op: Op, args: tuple[Any, ...]) -> bool:

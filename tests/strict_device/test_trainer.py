@@ -114,8 +114,8 @@ def test_steps_have_the_bits_of_the_cpu_where_the_kernels_are_the_same(
     """The CPU is made to take the ways of an accelerator; what is left are kernels, optimizer and order of sums."""
     there = worker(make_config(**sections_of(variant, family[1])), "strict")
     of_device = [step(there, number) for number in (1, 2)]
-    monkeypatch.setattr(attention, "is_manual", lambda device, longest: False)
-    monkeypatch.setattr("trinity.trainer.verl.scorer.is_manual", lambda device, longest: False)
+    monkeypatch.setattr(attention, "is_blockwise", lambda device, longest: False)
+    monkeypatch.setattr("trinity.trainer.verl.scorer.is_blockwise", lambda device, longest: False)
     monkeypatch.setattr("trinity.utils.products.prefers_onednn", lambda: False)
     monkeypatch.setitem(logprob.CHUNK_BYTES, "cpu", logprob.CHUNK_BYTES["cuda"])
     with sdpa_kernel(SDPBackend.MATH):

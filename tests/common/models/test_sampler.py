@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.cuda_refusals import refusing
 from trinity.common.models.torch_engine.sampler import RowParams, noise_key, sample, uniforms
 
 
@@ -141,35 +140,3 @@ def test_greedy_takes_the_most_probable_token_that_may_be_drawn() -> None:
     assert torch.equal(logprobs, torch.log_softmax(logits, -1)[:, 1])
     held = replace(chosen, no_stop=torch.tensor([True]), has_min=True)
     assert int(sample(logits, held, uniform=noise(1))[0]) == 2
-
-
-@pytest.mark.parametrize("vocabulary", [11, 9000])
-def test_deterministic_draws_need_no_operation_that_cuda_refuses(vocabulary: int) -> None:
-    logits = 3 * torch.randn(64, vocabulary, generator=torch.Generator().manual_seed(4))
-    some = torch.arange(64) % 2 == 0
-    chosen = params(
-        64,
-        vocabulary,
-        has_temperature=True,
-        temperature=torch.linspace(0.5, 2.0, 64),
-        is_greedy=torch.arange(64) % 5 == 0,
-        has_greedy=True,
-        top_k=torch.where(some, 5, vocabulary),
-        max_top_k=5,
-        top_p=torch.where(some, 2.0, 0.8),
-        has_top_p=True,
-        no_stop=some,
-        has_min=True,
-    )
-    plain = sample(logits, chosen, uniform=noise(64))
-    with refusing():
-        strict = sample(logits, chosen, uniform=noise(64))
-    assert torch.equal(plain[0], strict[0]) and torch.equal(plain[1], strict[1])
-
-
-def test_exact_sums_draw_by_the_probabilities() -> None:
-    logits, rows = torch.tensor([[2.0, 0.5, -1.0, 0.0, -60.0]]), 40_000
-    with refusing():
-        tokens, _ = sample(logits.expand(rows, -1), params(rows, 5), uniform=noise(rows))
-    seen = torch.bincount(tokens, minlength=5) / rows
-    assert (seen - torch.softmax(logits[0], -1)).abs().max() < 5 * (0.25 / rows) ** 0.5 and seen[4] == 0
