@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 from trinity.common.checkpoint import hash_tree
 from trinity.common.config import Config
 from trinity.common.errors import CheckpointError, EnvironmentProblem
-from trinity.common.models.model_config import MODEL_KEY, check_loaded, import_libraries, read_model_config
+from trinity.common.models.model_config import MODEL_KEY, check_loaded, import_libraries, read_trained_config
 from trinity.trainer.verl.checkpoint import LORA_FOLDER, read_weights
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ def load_model(path: str, device: torch.device, *, config: Config) -> PreTrained
     Raises:
         ConfigError: `override_config` names what the model's configuration does not have (E1885), or `external_lib` a
             module that cannot be imported (E1863).
-        EnvironmentProblem: it cannot be loaded, or `override_config` does not fit its weights (E3101).
+        EnvironmentProblem: it cannot be loaded, or `override_config` does not fit its weights (E3101), or it asks for
+            a loss of its experts (E3125).
     """
     transformers_logging.disable_progress_bar()
     detailed, trusted = config.trainer.trainer_config.actor_rollout_ref.model, config.model.trust_remote_code
@@ -43,7 +44,7 @@ def load_model(path: str, device: torch.device, *, config: Config) -> PreTrained
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
-            config=read_model_config(path, overrides, trust_remote_code=trusted),
+            config=read_trained_config(path, overrides, trust_remote_code=trusted),
             dtype=torch.float32,
             trust_remote_code=trusted,
             ignore_mismatched_sizes=bool(overrides),
@@ -186,7 +187,7 @@ def _is_of_head(key: str | tuple[Any, ...]) -> bool:
 
 def _classifier(path: str, config: Config, *, names: dict[str, str]) -> tuple[PreTrainedModel, dict[str, Any]]:
     overrides, trusted = config.trainer.trainer_config.critic.model.override_config, config.model.trust_remote_code
-    made = read_model_config(path, overrides, trust_remote_code=trusted, section=CRITIC_KEY)
+    made = read_trained_config(path, overrides, trust_remote_code=trusted, section=CRITIC_KEY)
     made.num_labels = 1
     loaded: tuple[PreTrainedModel, dict[str, Any]] = AutoModelForTokenClassification.from_pretrained(
         path,
