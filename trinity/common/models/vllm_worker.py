@@ -15,16 +15,19 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from safetensors import safe_open
 from torch import Tensor
-from vllm.config import VllmConfig
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
 from trinity.common.models.torch_engine.sampler import RowParams, sample, uniforms
+from trinity.common.models.torch_engine.weights import read_tensors
+from trinity.common.models.vllm_reload import Reloader, loaded_dtypes
 from trinity.common.models.vllm_settings import OWN_ARGS, file_digest
 
 _LEAST = -1e30
@@ -174,6 +177,8 @@ class RowSampler(LogitsProcessor):
 class WorkerCalls:
     """Methods that vLLM adds to its workers; `collective_rpc` calls them by name."""
 
+    _reload: Reloader | None = None
+
     def trinity_start(self, parent: int, temperature: float) -> dict[str, Any]:
         """Make log-probabilities at `temperature` of all logits, end with the process `parent`; return facts.
 
@@ -188,7 +193,31 @@ class WorkerCalls:
         threading.Thread(target=_end_with, args=(parent, os.getppid()), name="trinity-parent", daemon=True).start()
         dtypes = {str(parameter.dtype) for parameter in model.parameters() if parameter.is_floating_point()}
         return {"pid": os.getpid(), "num_threads": torch.get_num_threads(), "dtypes": sorted(dtypes),
-                "dynamo": os.environ.get("TORCHDYNAMO_DISABLE", "")}  # fmt: skip
+                "loaded": loaded_dtypes(model), "dynamo": os.environ.get("TORCHDYNAMO_DISABLE", "")}  # fmt: skip
+
+    def trinity_try(self, folder: str, trained: list[str], constant: list[str], dtype: str) -> str | None:
+        """Load the weights of the model's folder once more; return why an update would be wrong, or None.
+
+        Args:
+            folder: of the model.
+            trained: names of weights that an update brings, in the number type `dtype`.
+            constant: names of the others that it brings.
+            dtype: name of a number type.
+        """
+        changed, every = set(trained), {*trained, *constant}
+
+        def weights() -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in read_tensors(Path(folder), only=every):
+                yield name, tensor.to(getattr(torch, dtype)) if name in changed else tensor
+
+        with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]
+            return self._reloader().try_reload(weights)
+
+    def _reloader(self) -> Reloader:
+        if self._reload is None:
+            runner = self.model_runner  # type: ignore[attr-defined]
+            self._reload = Reloader(self.get_model(), runner.model_config)  # type: ignore[attr-defined]
+        return self._reload
 
     def trinity_update(self, path: str, digest: str) -> dict[str, int]:
         """Load the weights of a safetensors file in place; return the progress of the requests at that point.
@@ -199,14 +228,11 @@ class WorkerCalls:
         found = file_digest(path)
         if found != digest:
             raise ValueError(f"the weights' digest must be {digest}, got {found}")
-        self.reload_weights(weights_iterator=_tensors(path))  # type: ignore[attr-defined]
-        model = self.get_model()  # type: ignore[attr-defined]
-        for name, module in model.named_modules():
-            method = getattr(module, "quant_method", None)
-            if name.rpartition(".")[2] == "lm_head" and method is not None:
-                # A head that shares the embedding keeps a copy in another layout, which a reload leaves as it was.
-                method.process_weights_after_loading(module)
-        _check_norms(model, path)
+        with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]
+            lost = self._reloader().reload(_tensors(path))
+        if lost:
+            raise ValueError(f"vLLM did not take {len(lost)} weights (first {lost[0]})")
+        _check_norms(self.get_model(), path)  # type: ignore[attr-defined]
         progress: dict[str, int] = {}
         for sampler in RowSampler.live:
             progress |= sampler.progress()
