@@ -153,6 +153,23 @@ def _check_model(stage: StagePlan) -> Iterator[Problem]:
         is_written = finding.code == "E3109" and (model.chat_template_path or model.custom_chat_template)
         yield _problem(stage, finding.code, f"model.{template if is_written else 'model_path'}", finding.message)
     yield from _check_experts(stage)
+    yield from _check_family(stage)
+
+
+def _check_family(stage: StagePlan) -> Iterator[Problem]:
+    from trinity.common.models.preflight import Unreadable, read_mapping
+    from trinity.common.models.vllm_families import family_problem
+
+    rollout, model = stage.config.explorer.rollout_model, stage.config.model
+    if rollout.engine_type not in ("vllm", "vllm_async") or stage.config.mode not in ("both", "explore"):
+        return
+    try:
+        kind = read_mapping(Path(model.model_path).expanduser() / "config.json").get("model_type")
+    except Unreadable:
+        return
+    problem = family_problem(str(kind))
+    if problem is not None:
+        yield _problem(stage, "E3227", "explorer.rollout_model.engine_type", problem)
 
 
 def _check_experts(stage: StagePlan) -> Iterator[Problem]:

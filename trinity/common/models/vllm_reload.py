@@ -111,10 +111,10 @@ def _give_memory(layer: nn.Module) -> None:
     for tensor in layer._parameters.values():
         if tensor is not None and tensor.is_floating_point():
             tensor.fill_(math.nan)
-    for name, tensor in layer._buffers.items():
+    for name, buffer in layer._buffers.items():
         present = info.kernel_tensors[1].get(name)
-        if tensor is not None and present is not None and present.shape == tensor.shape:
-            tensor.copy_(present)
+        if buffer is not None and present is not None and present.shape == buffer.shape:
+            buffer.copy_(present)
 
 
 def _lost(layers: dict[str, nn.Module]) -> list[str]:

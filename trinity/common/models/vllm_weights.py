@@ -20,6 +20,7 @@ from trinity.common.errors import EnvironmentProblem
 from trinity.common.models.checkpoint_names import CheckpointNames
 from trinity.common.models.model_config import read_model_config
 from trinity.common.models.torch_engine.weights import check_names, has_safetensors, model_folder, read_tensors
+from trinity.common.models.vllm_families import family_problem
 
 # Names of the number types in files of safetensors.
 _NAMES = {
@@ -63,7 +64,7 @@ def read_facts(model: ModelConfig, overrides: Mapping[str, Any], *, is_updated: 
 
     Raises:
         EnvironmentProblem: no such model, or its weights are in no safetensors files (E3101), or new weights cannot be
-            named as in its files (E3225).
+            named as in its files (E3225), or vLLM computes its family otherwise than transformers (E3227).
     """
     folder = model_folder(model.model_path)
     if not has_safetensors(folder):
@@ -74,6 +75,9 @@ def read_facts(model: ModelConfig, overrides: Mapping[str, Any], *, is_updated: 
             code="E3101",
         )
     config = read_model_config(str(folder), overrides, trust_remote_code=model.trust_remote_code)
+    problem = family_problem(config.model_type) if is_updated else None
+    if problem is not None:
+        raise EnvironmentProblem(f"model.model_path {model.model_path!r}: {problem}", code="E3227")
     trusted = model.trust_remote_code
     names = CheckpointNames(folder, config, trust_remote_code=trusted) if is_updated else None
     values = config.to_dict()

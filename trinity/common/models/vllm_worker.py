@@ -13,7 +13,7 @@ import signal
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -178,6 +178,7 @@ class WorkerCalls:
     """Methods that vLLM adds to its workers; `collective_rpc` calls them by name."""
 
     _reload: Reloader | None = None
+    _vectors: Set[str] = frozenset()
 
     def trinity_start(self, parent: int, temperature: float) -> dict[str, Any]:
         """Make log-probabilities at `temperature` of all logits, end with the process `parent`; return facts.
@@ -211,7 +212,9 @@ class WorkerCalls:
                 yield name, tensor.to(getattr(torch, dtype)) if name in changed else tensor
 
         with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]
-            return self._reloader().try_reload(weights)
+            reason = self._reloader().try_reload(weights)
+        self._vectors = _vectors_as_sent(self.get_model(), weights())  # type: ignore[attr-defined]
+        return reason
 
     def _reloader(self) -> Reloader:
         if self._reload is None:
@@ -232,7 +235,10 @@ class WorkerCalls:
             lost = self._reloader().reload(_tensors(path))
         if lost:
             raise ValueError(f"vLLM did not take {len(lost)} weights (first {lost[0]})")
-        _check_norms(self.get_model(), path)  # type: ignore[attr-defined]
+        model = self.get_model()  # type: ignore[attr-defined]
+        wrong = sorted(self._vectors - _vectors_as_sent(model, _tensors(path, max_dims=1)))
+        if wrong:
+            raise ValueError(f"{wrong[0]} differs from what was sent after the update")
         progress: dict[str, int] = {}
         for sampler in RowSampler.live:
             progress |= sampler.progress()
@@ -258,23 +264,22 @@ def _normalised(compute: Callable[..., Tensor | None], temperature: float) -> Ca
     return compute_logits
 
 
-def _tensors(path: str) -> Iterator[tuple[str, Tensor]]:
+def _tensors(path: str, *, max_dims: int | None = None) -> Iterator[tuple[str, Tensor]]:
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 (the file object is not iterable)
-            yield name, file.get_tensor(name)
+            if max_dims is None or len(file.get_slice(name).get_shape()) <= max_dims:
+                yield name, file.get_tensor(name)
 
 
-def _check_norms(model: torch.nn.Module, path: str) -> None:
-    """Compare the vectors among the weights, which no backend packs, with what was sent."""
+def _vectors_as_sent(model: torch.nn.Module, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+    """Return the names of vectors, which no backend packs, that `model` holds as they are in `weights`."""
     held = dict(model.named_parameters())
-    with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 (the file object is not iterable)
-            shape = file.get_slice(name).get_shape()
-            if len(shape) != 1 or name not in held or list(held[name].shape) != shape:
-                continue
-            sent = file.get_tensor(name).to(held[name].dtype)
-            if not torch.equal(held[name].detach().to("cpu"), sent):
-                raise ValueError(f"{name} differs from what was sent after the update")
+    same = set()
+    for name, sent in weights:
+        own = held.get(name)
+        if sent.dim() == 1 and own is not None and own.shape == sent.shape:
+            same |= {name} if torch.equal(own.detach().to("cpu"), sent.to(own.dtype)) else set()
+    return same
 
 
 def _end_with(parent: int, starter: int) -> None:
