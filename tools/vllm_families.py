@@ -121,7 +121,8 @@ def main(chosen: list[str]) -> None:
         special |= {name: value for name, value in (LATENT | MAMBA).items() if name in special}
     os.environ |= {"VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_LOGGING_LEVEL": "ERROR"}
     check_installed()
-    vllm_families.WRONG.clear()  # those that are refused are measured, too
+    vllm_families.WRONG.clear()
+    vllm_families.WRONG_ON_CPU.clear()  # those that are refused are measured, too
     for family in chosen or families.FAMILIES:
         child = os.fork()
         if child == 0:

@@ -13,13 +13,22 @@ from tests.tiny import tiny_tokenizer
 from trinity.cli.validate import check
 from trinity.common.config.model import ModelConfig
 from trinity.common.errors import EnvironmentProblem
-from trinity.common.models.vllm_families import RIGHT, WRONG
+from trinity.common.models.vllm_families import NOT_STARTED, RIGHT, WRONG, WRONG_ON_CPU
 from trinity.common.models.vllm_weights import read_facts
 
 
 def test_the_table_names_families_of_transformers_once() -> None:
-    assert sorted(RIGHT) == list(RIGHT) and not set(RIGHT) & set(WRONG)
-    assert {*RIGHT, *WRONG} <= set(FAMILIES)
+    named = [*RIGHT, *WRONG, *WRONG_ON_CPU, *NOT_STARTED]
+    assert len(named) == len(set(named)) and set(named) <= set(FAMILIES)
+
+
+def test_what_is_wrong_on_a_cpu_alone_is_refused_there_alone(tmp_path: Path) -> None:
+    tiny_model(tiny_config("bloom")).save_pretrained(tmp_path)
+    section = ModelConfig.model_validate({"model_path": str(tmp_path)})
+    assert read_facts(section, {}).model_type == "bloom"
+    with pytest.raises(EnvironmentProblem, match=r"bloom models.*\(on a CPU\).*0\.001 nats") as caught:
+        read_facts(section, {}, is_cpu=True)
+    assert caught.value.code == "E3227"
 
 
 @pytest.mark.parametrize("family", [*WRONG, "llama"])

@@ -112,13 +112,13 @@ class VLLMEngine(LocalModel):
         settings, model = self.settings, self.settings.model
         import_libraries(settings.external_lib)
         tokenizer = load_tokenizer(model)
-        facts = read_facts(model, settings.model_overrides, is_updated=not settings.is_auxiliary)
         device = select_device("auto")
+        is_cpu = device.type == "cpu"
+        facts = read_facts(model, settings.model_overrides, is_updated=not settings.is_auxiliary, is_cpu=is_cpu)
         dtype = compute_dtype(settings.dtype, device)
         stop_ids = stop_token_ids(model.model_path, tokenizer)
         self._num_tokens = min(len(tokenizer), facts.vocab_size)
         own = {"temperature": self._temperature, "num_tokens": self._num_tokens, "stop_ids": stop_ids}
-        is_cpu = device.type == "cpu"
         sizes, folder, changed = facts.text_config, facts.folder, facts.changed
         arguments = engine_arguments(
             settings, sizes, folder=folder, dtype=dtype, is_cpu=is_cpu, own=own, changed=changed

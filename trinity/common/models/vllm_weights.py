@@ -54,13 +54,16 @@ class ModelFacts:
         return int(self.text_config.vocab_size)  # type: ignore[attr-defined]
 
 
-def read_facts(model: ModelConfig, overrides: Mapping[str, Any], *, is_updated: bool = True) -> ModelFacts:
+def read_facts(
+    model: ModelConfig, overrides: Mapping[str, Any], *, is_updated: bool = True, is_cpu: bool = False
+) -> ModelFacts:
     """Return the facts of `model`, made as `override_config` says.
 
     Args:
         model: section of the configuration.
         overrides: `override_config`.
         is_updated: its weights will be replaced.
+        is_cpu: vLLM computes on a CPU.
 
     Raises:
         EnvironmentProblem: no such model, or its weights are in no safetensors files (E3101), or new weights cannot be
@@ -75,7 +78,7 @@ def read_facts(model: ModelConfig, overrides: Mapping[str, Any], *, is_updated: 
             code="E3101",
         )
     config = read_model_config(str(folder), overrides, trust_remote_code=model.trust_remote_code)
-    problem = family_problem(config.model_type) if is_updated else None
+    problem = family_problem(config.model_type, is_cpu=is_cpu) if is_updated else None
     if problem is not None:
         raise EnvironmentProblem(f"model.model_path {model.model_path!r}: {problem}", code="E3227")
     trusted = model.trust_remote_code
