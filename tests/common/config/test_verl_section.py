@@ -186,6 +186,27 @@ REFUSED = [
 ]  # fmt: skip
 
 
+def number_types() -> list[str]:
+    """Return every key of actor and critic that takes a number type, from the schema."""
+    fields = ((".".join(map(str, path)), field) for path, field in fields_of(Root))
+    found = [key for key, field in fields if "float16" in str(field.annotation)]
+    return [key for key in found if key.startswith((f"{TREE}.{ACTOR}.", f"{TREE}.critic."))]
+
+
+@pytest.mark.parametrize("value", ["float16", "fp16"])
+def test_no_gradient_is_computed_or_summed_in_float16(examined: Examine, value: str) -> None:
+    keys = number_types()
+    assert f"{TREE}.{ACTOR}.fsdp_config.mixed_precision.reduce_dtype" in keys and f"{TREE}.critic.fsdp.dtype" in keys
+    for key in keys:
+        found = [p for p in examined(BASE, f"{key}={value}")[1] if p.is_error]
+        assert found and found[0].suggestion, f"{key} is taken"
+        is_honoured = not key.endswith(("model_dtype", "buffer_dtype", "megatron.dtype"))
+        assert (found[0].code == "E1886") == is_honoured, f"{key}: {found[0].code}"
+        if is_honoured:
+            assert "small ones would be lost" in found[0].message and "bfloat16 or float32" in found[0].suggestion
+    assert examined(BASE, f"explorer.rollout_model.dtype={value}", "explorer.rollout_model.engine_type=torch")[0]
+
+
 @pytest.mark.parametrize(("overrides", "code", "words"), REFUSED)
 def test_refusals_say_why_and_what_to_write(
     examined: Examine, overrides: tuple[str, ...], code: str, words: str

@@ -12,6 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from trinity.common.config.nearest import nearest
 from trinity.common.config.noise import is_noise
 from trinity.common.errors import ConfigError, EnvironmentProblem
+from trinity.common.models.preflight_experts import experts_problem
 
 NOISE = "noise_before"  # attribute of a model: the entries of its configuration that `silence` has set to 0
 MODEL_KEY = "trainer.trainer_config.actor_rollout_ref.model"
@@ -55,6 +56,22 @@ def read_model_config(
     """
     config: PreTrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     _set(config, overrides, key=f"{section}.override_config")
+    return config
+
+
+def read_trained_config(
+    path: str, overrides: Mapping[str, Any], *, trust_remote_code: bool = False, section: str = MODEL_KEY
+) -> PreTrainedConfig:
+    """Return what `read_model_config` does for a model that is to be trained.
+
+    Raises:
+        ConfigError, OSError, ValueError: as there.
+        EnvironmentProblem: the configuration asks for a loss that the trainer does not add (E3125).
+    """
+    config = read_model_config(path, overrides, trust_remote_code=trust_remote_code, section=section)
+    problem = experts_problem(config.to_dict(), {}, key=f"{section}.override_config")
+    if problem is not None:
+        raise EnvironmentProblem(f"{path}: {problem}", code="E3125")
     return config
 
 

@@ -9,7 +9,6 @@ Dimension key: N = tokens of a sequence but the first.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import itertools
 import os
 import threading
@@ -33,11 +32,10 @@ from trinity.common.models.vllm_settings import (
     OWN_ARGS,
     TORCH_INSTEAD,
     VLLMSettings,
-    check_device,
-    check_version,
     engine_arguments,
     process_environment,
 )
+from trinity.common.models.vllm_start import async_llm, check_installed, difference, refusal, trial_of
 from trinity.common.models.vllm_state import Counts, Started, environment, start_lock
 from trinity.common.models.vllm_weights import read_facts, written_weights
 from trinity.common.models.vocabulary import drawable
@@ -50,6 +48,7 @@ T = TypeVar("T")
 _START_TIMEOUT_S = 1800.0
 _STOP_TIMEOUT_S = 30.0
 _PROCESS_GRACE_S = 1.0
+_TRIED_TOKENS = 16
 
 
 class VLLMEngine(LocalModel):
@@ -90,9 +89,7 @@ class VLLMEngine(LocalModel):
             threading.Thread(target=loop.run_forever, name="vllm-engine", daemon=True).start()
             try:
                 self._started = asyncio.run_coroutine_threadsafe(self._start(), loop).result(_START_TIMEOUT_S)
-                # The first request meets what no check of vLLM foresees, such as a size that its kernels lack.
-                first = self._one([0], GenerateParams(max_tokens=1, ignore_eos=True), 0)
-                asyncio.run_coroutine_threadsafe(first, loop).result(_START_TIMEOUT_S)
+                asyncio.run_coroutine_threadsafe(self._try(), loop).result(_START_TIMEOUT_S)
                 self._counts = Counts()
             except (EnvironmentProblem, ConfigError):
                 self._give_up(loop)
@@ -116,12 +113,15 @@ class VLLMEngine(LocalModel):
     async def _start(self) -> Started:
         settings, model = self.settings, self.settings.model
         import_libraries(settings.external_lib)
-        tokenizer, facts = load_tokenizer(model), read_facts(model, settings.model_overrides)
+        tokenizer = load_tokenizer(model)
         device = select_device("auto")
+        is_cpu = device.type == "cpu"
+        facts = read_facts(model, settings.model_overrides, is_updated=not settings.is_auxiliary, is_cpu=is_cpu)
         dtype = compute_dtype(settings.dtype, device)
         stop_ids = stop_token_ids(model.model_path, tokenizer)
-        own = {"temperature": self._temperature, **asdict(drawable(tokenizer, facts.vocab_size, stop_ids))}
-        is_cpu = device.type == "cpu"
+        ids = drawable(tokenizer, facts.vocab_size, stop_ids)
+        self._num_tokens = ids.num_tokens
+        own = {"temperature": self._temperature, **asdict(ids)}
         sizes, folder, changed = facts.text_config, facts.folder, facts.changed
         arguments = engine_arguments(
             settings, sizes, folder=folder, dtype=dtype, is_cpu=is_cpu, own=own, changed=changed
@@ -129,13 +129,42 @@ class VLLMEngine(LocalModel):
         slots = asyncio.Semaphore(settings.max_num_seqs)
         loop = asyncio.get_running_loop()
         with start_lock, environment(process_environment(is_cpu)):
-            started = Started(_async_llm(arguments), loop, tokenizer, facts, dtype, stop_ids, slots)
+            started = Started(async_llm(arguments), loop, tokenizer, facts, dtype, dtype, stop_ids, slots)
         self.workers = await started.llm.collective_rpc("trinity_start", args=(os.getpid(), self._temperature))
+        if any(worker["loaded"] != [str(dtype)] for worker in self.workers):
+            started.wire_dtype = torch.float32  # a part of the model is held wider than the rest
         get_logger("explorer").info(
             "vLLM engine: %s, %s on %s, %d sequences at once of %d tokens at most; workers %s",
             *(model.model_path, dtype, device, settings.max_num_seqs, self._max_model_len, self.workers),
         )
         return started
+
+    async def _try(self) -> None:
+        """Ask for what no check of vLLM foresees: a sample, and that an update leaves what it should.
+
+        Raises:
+            EnvironmentProblem: new weights would not all be taken (E3226).
+        """
+        started = self._ready()
+        length = max(1, min(_TRIED_TOKENS, self._max_model_len - 1))
+        tokens = [number % self._num_tokens for number in range(length)]
+        params = GenerateParams(max_tokens=1, ignore_eos=True)
+        _, before = await self._one(tokens, params, 0, forced=tokens[:1])
+        if started.facts.names is None:
+            return
+        try:
+            await started.llm.pause_generation(mode="abort", clear_cache=True)
+            reasons = await started.llm.collective_rpc("trinity_try", args=trial_of(started.facts, started.wire_dtype))
+            await started.llm.resume_generation()
+        # Whatever a model of vLLM raises where it loads weights is the reason why it cannot be trained.
+        except Exception as error:
+            raise refusal(started.facts, f"whose reload ends with {type(error).__name__}: {error}") from error
+        reason = next((each for each in reasons if each is not None), None)
+        if reason is None:
+            _, after = await self._one(tokens, params, 0, forced=tokens[:1])
+            reason = difference(before, after, dtype=started.dtype)
+        if reason is not None:
+            raise refusal(started.facts, reason)
 
     def _ready(self) -> Started:
         if self._started is None:
@@ -290,7 +319,7 @@ class VLLMEngine(LocalModel):
         started = self._ready()
         is_in_flight = self.settings.updates_in_flight if in_flight is None else in_flight
         source = f"weights of version {version}"
-        written = written_weights(weights, started.facts, dtype=started.dtype, source=source)
+        written = written_weights(weights, started.facts, dtype=started.wire_dtype, source=source)
         path, digest = await asyncio.to_thread(written.__enter__)
         try:
             await self._call(
@@ -357,40 +386,3 @@ class VLLMEngine(LocalModel):
         """Return totals since the start: tokens, samples, seconds at work, tokens per second, slots."""
         started = self._ready()
         return self._counts.table(is_busy=not started.idle.is_set(), num_slots=self.settings.max_num_seqs)
-
-
-def check_installed() -> None:
-    """Verify that vLLM is there, of a supported version, and built for this machine.
-
-    Raises:
-        EnvironmentProblem: it is not (E3301, E3221, E3201).
-    """
-    if importlib.util.find_spec("vllm") is None:
-        raise EnvironmentProblem(
-            f'engine_type vllm needs the package vllm: pip install "trinity-rft[vllm]", or {TORCH_INSTEAD}',
-            code="E3301",
-        )
-    with start_lock, environment(process_environment(not torch.cuda.is_available())):
-        import vllm
-        from vllm.platforms import current_platform
-
-    check_version(vllm.__version__)
-    check_device(bool(current_platform.is_cpu()), has_cuda=torch.cuda.is_available())
-
-
-def _async_llm(arguments: dict[str, Any]) -> Any:
-    """Return a started AsyncLLM.
-
-    Raises:
-        ConfigError: an argument that vLLM does not know (E1612).
-    """
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    unknown = sorted(arguments.keys() - AsyncEngineArgs.__dataclass_fields__.keys())
-    if unknown:
-        raise ConfigError(
-            f"explorer.rollout_model.extra_engine_args: this version of vLLM has no argument {unknown[0]!r}",
-            code="E1612",
-        )
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))

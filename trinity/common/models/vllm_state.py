@@ -55,6 +55,7 @@ class Started:
         tokenizer: of the model.
         facts: names, shapes and sizes of the model.
         dtype: number type of the engine's weights.
+        wire_dtype: number type in which weights are sent to it.
         stop_ids: token ids that end a response.
         slots: as many samples are with vLLM at once; the others wait here, where an update passes them.
         gate: open unless an update waits or runs.
@@ -69,6 +70,7 @@ class Started:
     tokenizer: PreTrainedTokenizerBase
     facts: ModelFacts
     dtype: torch.dtype
+    wire_dtype: torch.dtype
     stop_ids: list[int]
     slots: asyncio.Semaphore
     gate: asyncio.Event = field(default_factory=asyncio.Event)

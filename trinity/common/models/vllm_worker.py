@@ -13,18 +13,21 @@ import signal
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from safetensors import safe_open
 from torch import Tensor
-from vllm.config import VllmConfig
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
 from trinity.common.models.torch_engine.sampler import RowParams, sample, uniforms
+from trinity.common.models.torch_engine.weights import read_tensors
+from trinity.common.models.vllm_reload import Reloader, loaded_dtypes
 from trinity.common.models.vllm_settings import OWN_ARGS, file_digest
 
 _LEAST = -1e30
@@ -176,6 +179,9 @@ class RowSampler(LogitsProcessor):
 class WorkerCalls:
     """Methods that vLLM adds to its workers; `collective_rpc` calls them by name."""
 
+    _reload: Reloader | None = None
+    _vectors: Set[str] = frozenset()
+
     def trinity_start(self, parent: int, temperature: float) -> dict[str, Any]:
         """Make log-probabilities at `temperature` of all logits, end with the process `parent`; return facts.
 
@@ -190,7 +196,33 @@ class WorkerCalls:
         threading.Thread(target=_end_with, args=(parent, os.getppid()), name="trinity-parent", daemon=True).start()
         dtypes = {str(parameter.dtype) for parameter in model.parameters() if parameter.is_floating_point()}
         return {"pid": os.getpid(), "num_threads": torch.get_num_threads(), "dtypes": sorted(dtypes),
-                "dynamo": os.environ.get("TORCHDYNAMO_DISABLE", "")}  # fmt: skip
+                "loaded": loaded_dtypes(model), "dynamo": os.environ.get("TORCHDYNAMO_DISABLE", "")}  # fmt: skip
+
+    def trinity_try(self, folder: str, trained: list[str], constant: list[str], dtype: str) -> str | None:
+        """Load the weights of the model's folder once more; return why an update would be wrong, or None.
+
+        Args:
+            folder: of the model.
+            trained: names of weights that an update brings, in the number type `dtype`.
+            constant: names of the others that it brings.
+            dtype: name of a number type.
+        """
+        changed, every = set(trained), {*trained, *constant}
+
+        def weights() -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in read_tensors(Path(folder), only=every):
+                yield name, tensor.to(getattr(torch, dtype)) if name in changed else tensor
+
+        with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]
+            reason = self._reloader().try_reload(weights)
+        self._vectors = _vectors_as_sent(self.get_model(), weights())  # type: ignore[attr-defined]
+        return reason
+
+    def _reloader(self) -> Reloader:
+        if self._reload is None:
+            runner = self.model_runner  # type: ignore[attr-defined]
+            self._reload = Reloader(self.get_model(), runner.model_config)  # type: ignore[attr-defined]
+        return self._reload
 
     def trinity_update(self, path: str, digest: str) -> dict[str, int]:
         """Load the weights of a safetensors file in place; return the progress of the requests at that point.
@@ -201,14 +233,14 @@ class WorkerCalls:
         found = file_digest(path)
         if found != digest:
             raise ValueError(f"the weights' digest must be {digest}, got {found}")
-        self.reload_weights(weights_iterator=_tensors(path))  # type: ignore[attr-defined]
+        with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]
+            lost = self._reloader().reload(_tensors(path))
+        if lost:
+            raise ValueError(f"vLLM did not take {len(lost)} weights (first {lost[0]})")
         model = self.get_model()  # type: ignore[attr-defined]
-        for name, module in model.named_modules():
-            method = getattr(module, "quant_method", None)
-            if name.rpartition(".")[2] == "lm_head" and method is not None:
-                # A head that shares the embedding keeps a copy in another layout, which a reload leaves as it was.
-                method.process_weights_after_loading(module)
-        _check_norms(model, path)
+        wrong = sorted(self._vectors - _vectors_as_sent(model, _tensors(path, max_dims=1)))
+        if wrong:
+            raise ValueError(f"{wrong[0]} differs from what was sent after the update")
         progress: dict[str, int] = {}
         for sampler in RowSampler.live:
             progress |= sampler.progress()
@@ -234,23 +266,22 @@ def _normalised(compute: Callable[..., Tensor | None], temperature: float) -> Ca
     return compute_logits
 
 
-def _tensors(path: str) -> Iterator[tuple[str, Tensor]]:
+def _tensors(path: str, *, max_dims: int | None = None) -> Iterator[tuple[str, Tensor]]:
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 (the file object is not iterable)
-            yield name, file.get_tensor(name)
+            if max_dims is None or len(file.get_slice(name).get_shape()) <= max_dims:
+                yield name, file.get_tensor(name)
 
 
-def _check_norms(model: torch.nn.Module, path: str) -> None:
-    """Compare the vectors among the weights, which no backend packs, with what was sent."""
+def _vectors_as_sent(model: torch.nn.Module, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+    """Return the names of vectors, which no backend packs, that `model` holds as they are in `weights`."""
     held = dict(model.named_parameters())
-    with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 (the file object is not iterable)
-            shape = file.get_slice(name).get_shape()
-            if len(shape) != 1 or name not in held or list(held[name].shape) != shape:
-                continue
-            sent = file.get_tensor(name).to(held[name].dtype)
-            if not torch.equal(held[name].detach().to("cpu"), sent):
-                raise ValueError(f"{name} differs from what was sent after the update")
+    same = set()
+    for name, sent in weights:
+        own = held.get(name)
+        if sent.dim() == 1 and own is not None and own.shape == sent.shape:
+            same |= {name} if torch.equal(own.detach().to("cpu"), sent.to(own.dtype)) else set()
+    return same
 
 
 def _end_with(parent: int, starter: int) -> None:

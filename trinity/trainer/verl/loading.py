@@ -22,7 +22,7 @@ from trinity.common.models.model_config import (
     NOISE,
     check_loaded,
     import_libraries,
-    read_model_config,
+    read_trained_config,
     silence,
 )
 from trinity.common.models.rotary import settle_rotary
@@ -42,14 +42,15 @@ def load_model(path: str, device: torch.device, *, config: Config) -> PreTrained
     Raises:
         ConfigError: `override_config` names what the model's configuration does not have (E1885), `external_lib` a
             module that cannot be imported (E1863), or rotary frequencies follow the length of a row (E1895).
-        EnvironmentProblem: it cannot be loaded, or `override_config` does not fit its weights (E3101).
+        EnvironmentProblem: it cannot be loaded, or `override_config` does not fit its weights (E3101), or it asks for
+            a loss of its experts (E3125).
     """
     transformers_logging.disable_progress_bar()
     detailed, trusted = config.trainer.trainer_config.actor_rollout_ref.model, config.model.trust_remote_code
     import_libraries(detailed.external_lib)
     overrides = detailed.override_config
     try:
-        wanted = read_model_config(path, overrides, trust_remote_code=trusted)
+        wanted = read_trained_config(path, overrides, trust_remote_code=trusted)
         noise = silence(wanted)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
@@ -200,7 +201,7 @@ def _classifier(
     path: str, config: Config, *, names: dict[str, str]
 ) -> tuple[PreTrainedModel, dict[str, Any], dict[str, float]]:
     overrides, trusted = config.trainer.trainer_config.critic.model.override_config, config.model.trust_remote_code
-    made = read_model_config(path, overrides, trust_remote_code=trusted, section=CRITIC_KEY)
+    made = read_trained_config(path, overrides, trust_remote_code=trusted, section=CRITIC_KEY)
     made.num_labels = 1
     noise = silence(made)
     loaded: tuple[PreTrainedModel, dict[str, Any]] = AutoModelForTokenClassification.from_pretrained(

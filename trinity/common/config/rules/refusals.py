@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from trinity.common.config.draft import Draft
@@ -29,6 +30,16 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str, str]] = {
         "remove it, and write `checkpoint_root_dir` with a folder that is mounted from there",
     ),
 }
+_UNSCALED = (
+    "float16 holds no gradient below 6e-8, and the trainer does not scale its loss, so that small ones would be lost"
+)
+_SCALED = (None, "fp32", "float32", "bf16", "bfloat16")
+_WIDER = "write bfloat16 or float32; an engine may still sample in float16 (`explorer.rollout_model.dtype`)"
+REFUSED |= {
+    f"{section}.{name}": (_SCALED, _UNSCALED, _WIDER)
+    for section in (f"{_ACTOR}.fsdp_config", f"{_CRITIC}.fsdp", f"{_CRITIC}.model.fsdp_config")
+    for name in ("dtype", "mixed_precision.param_dtype", "mixed_precision.reduce_dtype")
+}
 _PADDING = "sequences are always packed without padding, which gives the same numbers"
 _COPIES = "checkpoints are read where they are, and nothing is copied that could be deleted"
 _GRADIENTS = "gradients are freed at the end of each optimizer step, so that none are left to move"
@@ -49,12 +60,17 @@ NOT_OVERRIDDEN: dict[str, tuple[str, str]] = {
     "use_cache": ("a training pass keeps no cache", "remove it"),
     "num_labels": ("a value model has one output", "remove it"),
 }
+_ROUTER_LOSS = (
+    "output_router_logits", "aux_loss_coef", "aux_loss_coeff", "aux_loss_alpha", "moe_loss_weight", "z_loss_coef",
+    "z_loss_coefficient",
+)  # fmt: skip
+LOSS_OF_EXPERTS = "the trainer minimises the loss of the algorithm alone"
 
 
 def check_refusals(draft: Draft) -> None:
     """Refuse values with the reason and the way out, and warn about switches that change nothing."""
     for key, (allowed, reason, way_out) in REFUSED.items():
-        value = draft.get(key)
+        value = draft.get(key) if draft.is_given(key) else allowed[-1]
         if value in allowed or (key.startswith(_CRITIC) and not reads_values(draft)):
             continue
         rule = "null" if allowed == (None,) else f"{allowed[-1]}"
@@ -76,6 +92,10 @@ def _check_overrides(draft: Draft, key: str) -> None:
         reason, way_out = NOT_OVERRIDDEN.get(str(name), (None, "remove it"))
         if reason is None and is_noise(str(name)) and value not in (0, None):
             reason = "with dropout, the log-probabilities of one policy would differ from pass to pass"
+        if reason is None and str(name).endswith(_ROUTER_LOSS) and value not in (0, False, None):
+            reason, way_out = f"{LOSS_OF_EXPERTS}, and adds none of the model's own", "remove it, or write 0"
+        if isinstance(value, Mapping):
+            _check_overrides(draft, f"{key}.{name}")
         if reason is not None:
             draft.problem("E1885", f"{key}.{name}", f"`{key}.{name}` is not overridden: {reason}", suggestion=way_out)
 

@@ -42,12 +42,13 @@ def has_safetensors(folder: Path) -> bool:
     return (folder / INDEX).is_file() or (folder / SINGLE).is_file()
 
 
-def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield name and tensor of all weights of a folder, one at a time."""
+def read_tensors(folder: Path, *, only: Set[str] | None = None) -> Iterator[tuple[str, Tensor]]:
+    """Yield name and tensor of all weights of a folder, or of those in `only`, one at a time."""
     for name in _file_names(folder):
         with safe_open(folder / name, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118 (the file object is not iterable)
-                yield key, file.get_tensor(key)
+                if only is None or key in only:
+                    yield key, file.get_tensor(key)
 
 
 def read_shapes(folder: Path) -> dict[str, torch.Size]:

@@ -1,0 +1,56 @@
+"""Families that vLLM computes otherwise than transformers are refused by name, before anything starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.common.config.conftest import MINIMAL
+from tests.families import FAMILIES, tiny_config, tiny_model
+from tests.tiny import tiny_tokenizer
+from trinity.cli.validate import check
+from trinity.common.config.model import ModelConfig
+from trinity.common.errors import EnvironmentProblem
+from trinity.common.models.vllm_families import NOT_STARTED, RIGHT, WRONG, WRONG_ON_CPU
+from trinity.common.models.vllm_weights import read_facts
+
+
+def test_the_table_names_families_of_transformers_once() -> None:
+    named = [*RIGHT, *WRONG, *WRONG_ON_CPU, *NOT_STARTED]
+    assert len(named) == len(set(named)) and set(named) <= set(FAMILIES)
+
+
+def test_what_is_wrong_on_a_cpu_alone_is_refused_there_alone(tmp_path: Path) -> None:
+    tiny_model(tiny_config("bloom")).save_pretrained(tmp_path)
+    section = ModelConfig.model_validate({"model_path": str(tmp_path)})
+    assert read_facts(section, {}).model_type == "bloom"
+    with pytest.raises(EnvironmentProblem, match=r"bloom models.*\(on a CPU\).*0\.001 nats") as caught:
+        read_facts(section, {}, is_cpu=True)
+    assert caught.value.code == "E3227"
+
+
+@pytest.mark.parametrize("family", [*WRONG, "llama"])
+def test_validate_and_the_engine_refuse_the_same_families(tmp_path: Path, family: str) -> None:
+    model = tmp_path / "model"
+    tiny_model(tiny_config(family)).save_pretrained(model)
+    tiny_tokenizer(model)
+    (tmp_path / "data.jsonl").write_text('{"question": "1+1=", "answer": "2"}\n')
+    (tmp_path / "run.yaml").write_text(MINIMAL.replace("data.jsonl", str(tmp_path / "data.jsonl")))
+
+    def codes(engine: str) -> list[str]:
+        overrides = (f"model.model_path={model}", f"explorer.rollout_model.engine_type={engine}")
+        return [p.code for p in check(tmp_path / "run.yaml", overrides)[1] if p.code == "E3227"]
+
+    is_wrong = family in WRONG
+    assert codes("vllm") == (["E3227"] if is_wrong else []) and codes("torch") == []
+    section = ModelConfig.model_validate({"model_path": str(model)})
+    if not is_wrong:
+        assert read_facts(section, {}).names is not None
+        return
+    with pytest.raises(EnvironmentProblem, match=f"{family} models.*engine_type=torch") as caught:
+        read_facts(section, {})
+    assert caught.value.code == "E3227"
+    assert read_facts(section, {}, is_updated=False).names is None, "a judge may be of any family"
+    assert json.loads((model / "config.json").read_text())["model_type"] == family

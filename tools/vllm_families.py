@@ -1,0 +1,142 @@
+"""Compare vLLM with Hugging Face's eager forward for every model family, before and after a weight update.
+
+Prints one JSON line a family; `trinity/common/models/vllm_families.py` records what it found. Needs the CPU build of
+vLLM and about half a minute a family: `python tools/vllm_families.py [family ...]`, from the root of the repository.
+Every family has a process of its own, forked from one that has imported vLLM, so that none can end the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from tests import families
+from tests.tiny import tiny_tokenizer
+from trinity.common.config.model import ModelConfig
+from trinity.common.models import vllm_families
+from trinity.common.models.generate_params import GenerateParams
+from trinity.common.models.vllm_engine import VLLMEngine
+from trinity.common.models.vllm_settings import VLLMSettings
+from trinity.common.models.vllm_start import check_installed
+
+DEADLINE_S = 300.0
+LARGEST = 2e-5  # nats, float32
+TOKENS = [5, 17, 40, 9, 63, 22, 8, 77, 31, 50, 12, 90, 44, 3, 28, 70, 66, 19, 81, 35]
+PROMPT = "12+34=12+34="
+# Sizes that vLLM's kernels for a CPU have; heads of 32, 64, ...
+SIZES: dict[str, Any] = {
+    **dict.fromkeys(["hidden_size", "n_embd", "d_model", "word_embed_proj_dim"], 128),
+    **dict.fromkeys(["head_dim", "attention_head_size", "kv_channels", "v_head_dim", "swa_head_dim"], 32),
+    **{name: 64 for name, value in families.SIZES.items() if value == families.SIZES["intermediate_size"]},
+    "query_pre_attn_scalar": 40, "dim_model_base": 64, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32,
+    "qk_head_dim": 96, "kv_lora_rank": 512, "q_lora_rank": 32, "rotary_dim": 16,
+}  # fmt: skip
+LATENT = {"head_dim": 64, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32, "num_key_value_heads": 4}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_chunk_size": 4}
+ROUTED = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+# What transformers leaves out of a configuration and vLLM reads, as published folders have it.
+BESIDE: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(["deepseek_v3", "deepseek_v32", "glm_moe_dsa", "kimi_linear"], ROUTED),
+    "glm4_moe": {"head_dim": 32},
+    "llama4_text": {"attention_chunk_size": 32, "num_experts_per_tok": 1},
+}
+
+
+def folder_of(family: str, path: Path, *, seed: int) -> PreTrainedModel:
+    """Write a tiny model and a tokenizer; return it as the trainer would read it."""
+    made = families.tiny_model(families.tiny_config(family, **BESIDE.get(family, {})), seed=seed)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.mul_(0.5 if parameter.dim() > 1 else 1.0)
+    made.save_pretrained(path)
+    tiny_tokenizer(path)
+    read: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    model: PreTrainedModel = read.eval()
+    return model
+
+
+@torch.no_grad()
+def expected(model: PreTrainedModel, tokens: list[int]) -> Tensor:
+    """Return the log-probability of each token but the first."""
+    logits = model(torch.tensor([tokens]), use_cache=False).logits[0, :-1].float()
+    return torch.log_softmax(logits, -1).gather(1, torch.tensor(tokens)[1:, None])[:, 0]
+
+
+async def compare(family: str, folder: Path) -> dict[str, Any]:
+    """Return the largest differences from Hugging Face: of the folder's weights, and of others after an update."""
+    models = [folder_of(family, folder / str(seed), seed=seed) for seed in range(2)]
+    section = ModelConfig.model_validate({"model_path": str(folder / "0"), "max_model_len": 64})
+    made = VLLMEngine(VLLMSettings(section, GenerateParams(), dtype="float32", max_num_seqs=4))
+    found: dict[str, Any] = {}
+    await made.prepare()
+    try:
+        for version, model in enumerate(models):
+            if version:
+                await made.update_weights(dict(model.named_parameters()), version=version)
+            scores = await made.logprobs(TOKENS)
+            (sample,) = await made.generate(PROMPT, max_tokens=10, ignore_eos=True)
+            drawn = expected(model, sample.tokens.tolist())[sample.prompt_length - 1 :]
+            differences = [(scores - expected(model, TOKENS)).abs().max(), (sample.logprobs - drawn).abs().max()]
+            found["updated" if version else "loaded"] = max(map(float, differences))
+    finally:
+        await made.shutdown()
+    return found
+
+
+def tell(result: dict[str, Any]) -> None:
+    """Print one line."""
+    sys.stdout.write(json.dumps(result) + "\n")
+    sys.stdout.flush()
+
+
+def examine(family: str) -> None:
+    """Print what is found of a family."""
+    result: dict[str, Any] = {"family": family}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            result |= asyncio.run(compare(family, Path(folder)))
+            result["is_right"] = max(result["loaded"], result["updated"]) < LARGEST
+        except Exception as error:  # noqa: BLE001 (whatever prevents it is the finding)
+            result["error"] = f"{type(error).__name__}: {str(error)[:300]}"
+    tell(result)
+
+
+def main(chosen: list[str]) -> None:
+    """Examine the families, each in a process of its own."""
+    families.SIZES.update({name: value for name, value in SIZES.items() if name in families.SIZES or "head" in name})
+    for special in families.SPECIAL.values():
+        special |= {name: value for name, value in (LATENT | MAMBA).items() if name in special}
+    os.environ |= {"VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_LOGGING_LEVEL": "ERROR"}
+    check_installed()
+    vllm_families.WRONG.clear()
+    vllm_families.WRONG_ON_CPU.clear()  # those that are refused are measured, too
+    for family in chosen or families.FAMILIES:
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            examine(family)
+            os._exit(0)
+        until = time.monotonic() + DEADLINE_S
+        while time.monotonic() < until and os.waitpid(child, os.WNOHANG)[0] == 0:
+            time.sleep(0.1)
+        if time.monotonic() >= until:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            tell({"family": family, "error": f"not ended after {DEADLINE_S:g} s"})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

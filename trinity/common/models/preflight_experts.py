@@ -1,0 +1,58 @@
+"""Whether a mixture of experts asks for a loss that balances their load, which the trainer does not add."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trinity.common.config.rules.refusals import LOSS_OF_EXPERTS
+from trinity.common.models.preflight import Finding, Unreadable, read_mapping
+
+_SWITCH = "output_router_logits"
+_COEFFICIENT = re.compile(r"aux_loss|z_loss|moe_loss")
+
+
+def check_experts(path: str | Path, overrides: Mapping[str, Any], *, key: str) -> Iterator[Finding]:
+    """Yield why the model of the folder `path` cannot be trained as its `config.json` asks; nothing if it can.
+
+    Args:
+        path: of the model; one without a readable `config.json` is for `check_model_dir`.
+        overrides: entries that `override_config` sets.
+        key: of `override_config`, for the message.
+    """
+    try:
+        problem = experts_problem(read_mapping(Path(path).expanduser() / "config.json"), overrides, key=key)
+    except Unreadable:
+        return
+    if problem is not None:
+        yield Finding("E3125", f"{path}: {problem}")
+
+
+def experts_problem(config: Mapping[str, Any], overrides: Mapping[str, Any], *, key: str) -> str | None:
+    """Return why a model cannot be trained as `config` asks; None if it can.
+
+    Transformers adds the loss where the configuration returns the router's logits and a coefficient is not 0; that
+    alone counts: a coefficient beside a switch that is off is no wish.
+
+    Args:
+        config: contents of its `config.json`.
+        overrides: entries that `override_config` sets.
+        key: of `override_config`, for the message.
+    """
+    made = {name: value for name, value in config.items() if not isinstance(value, Mapping)} | dict(overrides)
+    coefficients = [value for name, value in made.items() if _COEFFICIENT.search(str(name))]
+    if made.get(_SWITCH) and (not coefficients or any(coefficients)):
+        return (
+            f"config.json says {_SWITCH}: true, which adds a loss to balance the experts' load, and {LOSS_OF_EXPERTS}; "
+            f"write {key}.{_SWITCH}: false to train without it"
+        )
+    for name, value in config.items():
+        inner = overrides.get(name)
+        if isinstance(value, Mapping):
+            own = inner if isinstance(inner, Mapping) else {}
+            problem = experts_problem(value, own, key=f"{key}.{name}")
+            if problem is not None:
+                return problem
+    return None

@@ -1,0 +1,151 @@
+"""New weights into a model that vLLM has loaded, in place, so that nothing of the old ones is left.
+
+vLLM gives each layer's weights memory when all of them have come, and packs them anew. What a model copies past that
+order is lost, and what a kernel has packed where nobody looks stays as it was; both without an error. So a layer whose
+weights got lost is given its memory first, kernels that pack experts are made again, and `try_reload` compares what a
+reload of the folder leaves with what the start left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import deterministic
+from vllm.model_executor.model_loader.reload.layerwise import (
+    _layerwise_process,
+    finalize_layerwise_reload,
+    get_layerwise_info,
+    initialize_layerwise_reload,
+)
+from vllm.model_executor.model_loader.reload.meta import materialize_layer
+from vllm.platforms import current_platform
+
+from trinity.common.weights.ticket import tensor_digest
+
+Weights = Iterable[tuple[str, Tensor]]
+
+
+class Reloader:
+    """Reloads the weights of one model of vLLM.
+
+    Args:
+        model: as vLLM has loaded it.
+        model_config: vLLM's own.
+
+    Attributes:
+        early: names of the layers that have memory before their weights come.
+    """
+
+    def __init__(self, model: nn.Module, model_config: Any) -> None:
+        self.model, self.model_config = model, model_config
+        self.early: set[str] = set()
+
+    @torch.no_grad()
+    def reload(self, weights: Weights) -> list[str]:
+        """Load `weights`, which have the names of a folder; return the names of parameters that did not come."""
+        self._forget_kernels()
+        initialize_layerwise_reload(self.model)
+        layers = dict(self.model.named_modules())
+        for name in self.early:
+            _give_memory(layers[name])
+        self.model.load_weights(weights)  # type: ignore[operator]
+        lost = _lost(layers)
+        for name in self.early:
+            lost = [each for each in lost if each.rpartition(".")[0] != name]
+            if get_layerwise_info(layers[name]).can_load():
+                _layerwise_process(layers[name], get_layerwise_info(layers[name]))
+        finalize_layerwise_reload(self.model, self.model_config)
+        for name, module in layers.items():
+            method: Any = getattr(module, "quant_method", None)
+            if name.rpartition(".")[2] == "lm_head" and method is not None:
+                # A head that shares the embedding keeps a copy in another layout, which a reload leaves as it was.
+                method.process_weights_after_loading(module)
+        return lost
+
+    def try_reload(self, weights: Callable[[], Weights]) -> str | None:
+        """Load once more what the model was loaded from; return why that is not the same, or None.
+
+        Args:
+            weights: gives the tensors of the folder.
+        """
+        before = self._digests()
+        with _marked_memory():
+            lost = self.reload(weights())
+            if lost:
+                self.early = {name.rpartition(".")[0] for name in lost}
+                self.reload(weights())
+        after = self._digests()
+        changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+        if not changed:
+            return None
+        return f"whose reload leaves {len(changed)} of {len(before)} tensors other than its start (first {changed[0]})"
+
+    def _forget_kernels(self) -> None:
+        """Have the experts of a CPU packed anew: it is done only where their kernel is made."""
+        for module in self.model.modules():
+            method: Any = getattr(module, "quant_method", None)
+            if current_platform.is_cpu() and getattr(method, "moe_kernel", None) is not None:
+                method.moe_kernel = None
+
+    def _digests(self) -> dict[str, str]:
+        held = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        return {name: tensor_digest(tensor) for name, tensor in held.items()}
+
+
+def loaded_dtypes(model: nn.Module) -> list[str]:
+    """Return the number types in which a model's weights are read, before kernels pack them."""
+    tensors = (t for layer in model.modules() for t in get_layerwise_info(layer).restore_metadata[0].values())
+    return sorted({str(tensor.dtype) for tensor in tensors if tensor.is_floating_point()})
+
+
+def _give_memory(layer: nn.Module) -> None:
+    """Give a layer the tensors of its start: parameters without a number, buffers as they are now."""
+    info = get_layerwise_info(layer)
+    materialize_layer(layer, info)
+    assert info.kernel_tensors is not None, "a reload has begun"
+    for tensor in layer._parameters.values():
+        if tensor is not None and tensor.is_floating_point():
+            tensor.fill_(math.nan)
+    for name, buffer in layer._buffers.items():
+        present = info.kernel_tensors[1].get(name)
+        if buffer is not None and present is not None and present.shape == buffer.shape:
+            buffer.copy_(present)
+
+
+def _lost(layers: dict[str, nn.Module]) -> list[str]:
+    """Return the names of parameters for which nothing has come; a tied one comes under its other name."""
+    came: set[int] = set()
+    left: list[tuple[str, int | None]] = []
+    for name, layer in layers.items():
+        info = get_layerwise_info(layer)
+        loaded = None if not info.can_load() else {each for each, _ in info.loaded_weights}
+        kernel = {} if info.kernel_tensors is None else info.kernel_tensors[0]
+        for parameter, tensor in layer._parameters.items():
+            if tensor is None:
+                continue
+            held = kernel.get(parameter, tensor if loaded is None else None)
+            if loaded is None or parameter in loaded:
+                came |= {id(held)}
+            else:
+                left.append((f"{name}.{parameter}", None if held is None else id(held)))
+    return [name for name, held in left if held is None or held not in came]
+
+
+@contextmanager
+def _marked_memory() -> Iterator[None]:
+    """Fill new memory with NaN, so that what nobody writes differs from everything."""
+    settings: Any = deterministic
+    was_on, warned = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = settings.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    settings.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        settings.fill_uninitialized_memory = filled
+        torch.use_deterministic_algorithms(was_on, warn_only=warned)
