@@ -98,6 +98,7 @@ SIZES: dict[str, Any] = {
     "index_topk_blocks": 1,
     "index_block_size": 4,
     "floor_scale": 4,
+    "first_k_dense_replace": 1,
     "index_head_dim": 8,
     "index_n_heads": 16,
     "linear_num_key_heads": 2,

@@ -22,7 +22,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATIO
 
 from tests.families import FAMILIES, NOT_BUILT, tiny_config, tiny_model  # noqa: E402
 from trinity.common.errors import EnvironmentProblem  # noqa: E402
-from trinity.common.models.families import REFUSED, TABLE  # noqa: E402
+from trinity.common.models.engine_families import UNSERVED  # noqa: E402
+from trinity.common.models.families import REFUSED, TABLE, Family, families  # noqa: E402
+from trinity.common.models.torch_engine.decoder import hf_decoder  # noqa: E402
+from trinity.common.models.torch_engine.fast_decoder import FAMILIES as OWN  # noqa: E402
+from trinity.common.models.torch_engine.hf_decoder import HFDecoder  # noqa: E402
+from trinity.common.models.torch_engine.row_decoder import RowDecoder  # noqa: E402
+from trinity.common.models.vllm_families import NOT_STARTED, RIGHT, WRONG, WRONG_ON_CPU  # noqa: E402
 from trinity.trainer.verl.decoder import is_common  # noqa: E402
 from trinity.trainer.verl.layout import choose_layout  # noqa: E402
 from trinity.trainer.verl.loading import value_head  # noqa: E402
@@ -31,12 +37,12 @@ from trinity.trainer.verl.loading import value_head  # noqa: E402
 def entries(family: str) -> dict[str, dict[str, str]]:
     """Return what the table says of one family, also under the name that its text model has."""
     if family in NOT_BUILT:
-        return {family: {"trainer": REFUSED, "critic": REFUSED, "reason": NOT_BUILT[family]}}
+        return {family: {"trainer": REFUSED, "critic": REFUSED, "engine": REFUSED, "reason": NOT_BUILT[family]}}
     model = tiny_model(tiny_config(family))
     trainer, reason = way(model, has_logits=True)
     critic = value_model(family)
     made = {"trainer": trainer, "critic": REFUSED if critic is None else way(critic, has_logits=False)[0]}
-    made |= {"reason": reason} if trainer == REFUSED else {}
+    made |= {"engine": served(family)} | ({"reason": reason} if trainer == REFUSED else {})
     return dict.fromkeys((str(model.config.model_type), family), made)
 
 
@@ -54,6 +60,15 @@ def value_model(family: str) -> PreTrainedModel | None:
     return model.eval()
 
 
+def served(family: str) -> str:
+    """Return how the embedded engine computes a family."""
+    if family in UNSERVED:
+        return REFUSED
+    if family in OWN:
+        return "own"
+    return ENGINE_KINDS[hf_decoder(tiny_model(tiny_config(family)), max_model_len=64).kind]
+
+
 def way(model: PreTrainedModel, *, has_logits: bool) -> tuple[str, str]:
     """Return how a model is trained, and why not if it is refused."""
     if is_common(model):
@@ -64,6 +79,7 @@ def way(model: PreTrainedModel, *, has_logits: bool) -> tuple[str, str]:
         return REFUSED, REASONS[next(words for words in REASONS if words in str(problem))]
 
 
+ENGINE_KINDS = {HFDecoder.kind: "slots", RowDecoder.kind: "rows"}
 REASONS = {
     "is not causal": "what they compute at a token depends on later tokens",
     "are not those of one linear map": "their logits are not those of one linear map with a scale and a bound",
@@ -83,5 +99,99 @@ def table() -> dict[str, Any]:
         return {"transformers": transformers.__version__, "families": known}
 
 
+TEXTS: dict[str, dict[str, Any]] = {
+    "en": {
+        "page": "docs/families.md",
+        "title": "Model families",
+        "other": "[中文](families.zh.md)",
+        "intro": """\
+Every causal language model of the installed Transformers is either computed right or refused by name before anything
+starts. Right means: log-probabilities and gradients of rows that are trained together, and samples of rows that are
+served together, are those of each row alone through the model's own eager forward pass in float32.
+
+The table was made by trying: each family was built tiny and random, with windows shorter than its rows, with soft caps,
+scales and dropout. `python tools/family_table.py` makes it again, and the tests hold it to what is so. It was made with
+Transformers {version}. What each word means:""",
+        "words": {
+            "own": "our own forward pass",
+            "packed": "Hugging Face's forward pass over all rows in one list, with our attention: windows, soft caps, sinks",
+            "padded": "Hugging Face's forward pass over padded rows, for layers that are more than attention; no sequence parallelism",
+            "slots": "Hugging Face's forward pass over rows side by side",
+            "rows": "Hugging Face's forward pass, one row a call, which is slow",
+            "right": "measured with vLLM on a CPU: the log-probabilities of samples, before and after new weights, are Hugging Face's",
+            "refused": "`trinity validate` refuses it, and says what works instead",
+            "-": "not measured, or not started on a CPU; vLLM's start tries new weights and says so if they do not arrive",
+        },
+        "head": ["Family", "Training", "Critic", "Embedded engine", "vLLM"],
+        "table": "All families",
+        "why": "Why some cannot be trained",
+        "reasons": {},
+    },
+    "zh": {
+        "page": "docs/families.zh.md",
+        "title": "模型家族",
+        "other": "[English](families.md)",
+        "intro": """\
+所安装的 Transformers 里的每个因果语言模型，要么算得正确，要么在任何东西启动之前被点名拒绝。正确是指：一起训练的各行的
+对数概率和梯度、一起采样的各行的样本，都与每一行单独通过模型自己的 eager 前向计算（float32）的结果相同。
+
+这张表是试出来的：每个家族都用很小的随机模型搭建，窗口比行短，并打开 soft cap、缩放和 dropout。
+`python tools/family_table.py` 重新生成它，测试保证它与事实一致。生成时的 Transformers 版本是 {version}。各个词的意思：""",
+        "words": {
+            "own": "我们自己的前向计算",
+            "packed": "Hugging Face 的前向计算，所有行排成一列，注意力用我们的：窗口、soft cap、sink",
+            "padded": "Hugging Face 的前向计算，行做填充，用于不止有注意力的层；不支持序列并行",
+            "slots": "Hugging Face 的前向计算，各行并排",
+            "rows": "Hugging Face 的前向计算，每次调用算一行，较慢",
+            "right": "在 CPU 上用 vLLM 测得：样本的对数概率在换权重之前和之后都与 Hugging Face 相同",
+            "refused": "`trinity validate` 会拒绝它，并说明可以用什么代替",
+            "-": "没有测过，或在 CPU 上没有启动；vLLM 启动时会试一次新权重，若没有送到会说明",
+        },
+        "head": ["家族", "训练", "Critic", "内置引擎", "vLLM"],
+        "table": "所有家族",
+        "why": "为什么有些不能训练",
+        "reasons": {
+            "what they compute at a token depends on later tokens": "它们在一个 token 处的计算取决于后面的 token",
+            "their logits are not those of one linear map with a scale and a bound": "它们的 logits 不是一个带缩放和上限的线性映射",
+            "reads bytes through three models": "通过三个模型读取字节",
+            "needs timm": "需要 timm",
+            "drafts for another model": "为另一个模型起草",
+            "writes audio tokens of a text encoder's prompt": "根据文本编码器的提示写出音频 token",
+            "holds a vision model; its text model is qwen4_exp_text": "带有视觉模型；它的文本模型是 qwen4_exp_text",
+            "its own code does not run at tiny sizes": "它自己的代码在很小的尺寸下不能运行",
+        },
+    },
+}
+
+
+def page(language: str) -> str:
+    """Return the page of the families in `en` or `zh`."""
+    text = TEXTS[language]
+    version = json.loads(TABLE.read_text(encoding="utf-8"))["transformers"]
+    known = {name: family for name, family in families().items() if name in FAMILIES}
+    lines = [f"# {text['title']}", "", text["other"], "", text["intro"].format(version=version), ""]
+    lines += [f"- `{word}`: {meaning}" for word, meaning in text["words"].items()]
+    lines += ["", f"## {text['table']}", "", _row(text["head"]), _row(["---"] * 5)]
+    lines += [_row([f"`{name}`", *_cells(name, family)]) for name, family in sorted(known.items())]
+    lines += ["", f"## {text['why']}", ""]
+    for reason in dict.fromkeys(family.reason for family in known.values() if family.reason):
+        names = ", ".join(f"`{name}`" for name, family in sorted(known.items()) if family.reason == reason)
+        lines.append(f"- {names}: {text['reasons'].get(reason, reason)}")
+    return "\n".join(lines) + "\n"
+
+
+def _cells(name: str, family: Family) -> list[str]:
+    is_wrong = name in WRONG or name in WRONG_ON_CPU
+    vllm = REFUSED if is_wrong else "right" if name in RIGHT and name not in NOT_STARTED else "-"
+    return [family.trainer, family.critic, family.engine, vllm]
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
 if __name__ == "__main__":
     TABLE.write_text(json.dumps(table(), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    families.cache_clear()
+    for language, text in TEXTS.items():
+        (ROOT / text["page"]).write_text(page(language), encoding="utf-8")

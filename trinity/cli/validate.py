@@ -104,7 +104,6 @@ def check_machine(plan: Plan) -> list[Problem]:
     for stage in plan.stages:
         found += _looked_at(stage, "model.model_path", _check_model)
         found += _looked_at(stage, "model.model_path", check_families_of)
-        found += _looked_at(stage, "model.model_path", _check_loading)
         found += _looked_at(stage, "model.critic_model_path", _check_critic)
         found += _looked_at(stage, "trainer", check_division_of)
         found += _looked_at(stage, "explorer.auxiliary_models", _check_auxiliary)
@@ -155,56 +154,6 @@ def _check_model(stage: StagePlan) -> Iterator[Problem]:
         template = "chat_template_path" if model.chat_template_path else "custom_chat_template"
         is_written = finding.code == "E3109" and (model.chat_template_path or model.custom_chat_template)
         yield _problem(stage, finding.code, f"model.{template if is_written else 'model_path'}", finding.message)
-    yield from _check_experts(stage)
-    yield from _check_family(stage)
-
-
-def _check_family(stage: StagePlan) -> Iterator[Problem]:
-    from trinity.common.models.preflight import Unreadable, read_mapping
-    from trinity.common.models.vllm_families import family_problem
-
-    rollout, model = stage.config.explorer.rollout_model, stage.config.model
-    if rollout.engine_type not in ("vllm", "vllm_async") or stage.config.mode not in ("both", "explore"):
-        return
-    try:
-        kind = read_mapping(Path(model.model_path).expanduser() / "config.json").get("model_type")
-    except Unreadable:
-        return
-    problem = family_problem(str(kind))
-    if problem is not None:
-        yield _problem(stage, "E3227", "explorer.rollout_model.engine_type", problem)
-
-
-def _check_experts(stage: StagePlan) -> Iterator[Problem]:
-    from trinity.common.models.preflight_experts import check_experts
-
-    config, detailed = stage.config, stage.config.trainer.trainer_config
-    policy, critic = detailed.actor_rollout_ref.model.override_config, detailed.critic.model.override_config
-    models = [("model.model_path", config.model.model_path, "actor_rollout_ref", policy)]
-    if detailed.critic.enable and config.model.critic_model_path:
-        models.append(("model.critic_model_path", config.model.critic_model_path, "critic", critic))
-    for key, path, name, overrides in models if config.mode in ("both", "train") else ():
-        own = f"trainer.trainer_config.{name}.model.override_config"
-        for finding in check_experts(path, overrides, key=own) if path else ():
-            yield _problem(stage, finding.code, key, finding.message)
-
-
-def _check_loading(stage: StagePlan) -> Iterator[Problem]:
-    from trinity.common.models.preflight_engine import check_loading
-
-    config, limit = stage.config, stage.config.model.max_model_len
-    engine = config.explorer.rollout_model.engine_type
-    overrides = config.trainer.trainer_config.actor_rollout_ref.model.override_config
-    models = [("model.model_path", config.model.model_path, config.mode != "train" and engine == "torch", limit)]
-    for index, auxiliary in enumerate(config.explorer.auxiliary_models if config.mode != "train" else ()):
-        if auxiliary.engine_type == "torch" and auxiliary.model_path:
-            key = f"explorer.auxiliary_models[{index}].model_path"
-            models.append((key, auxiliary.model_path, True, auxiliary.max_model_len or limit))
-    for key, path, is_served, longest in models:
-        if path and (is_served or config.mode in ("train", "both")):
-            changed = overrides if key == "model.model_path" else None
-            for finding in check_loading(path, is_served=is_served, max_model_len=longest, overrides=changed):
-                yield _problem(stage, finding.code, key, finding.message)
 
 
 def _check_auxiliary(stage: StagePlan) -> Iterator[Problem]:

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from tests.families import FAMILIES, NOT_BUILT, WINDOW, tiny_config, tiny_model
 from trinity.common.errors import EngineError
 from trinity.common.models.engine_families import UNSERVED, engine_refusal
+from trinity.common.models.families import REFUSED, families
 from trinity.common.models.torch_engine.decoder import Decoder, hf_decoder
 
 ROWS, LENGTH = 4, 20
@@ -175,6 +176,7 @@ def test_a_family_is_right_over_rows_of_different_lengths(family: str) -> None:
     assert rounding < MOST_NOISE, "a token sees only those before it"
     decoder = decoder_of(model, made(family))
     assert decoder.kind == SLOTS or family not in TRAINED, "a family that people train is not served row by row"
+    assert families()[family].engine in ("own", {SLOTS: "slots", ROW: "rows"}[decoder.kind])
     assert served_error(decoder, rows, wanted) <= max(TOLERANCE, 4 * rounding)
 
 
@@ -184,7 +186,8 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("granitemoehybrid", SLOTS, {"layer_types": ["full_attention", "full_attention"]}),
     ("lfm2", ROW, {"layer_types": ["conv", "full_attention"]}),
     ("llama4_text", SLOTS, {"attn_temperature_tuning": True, "floor_scale": 4}),
-    ("minimax_m3_vl_text", SLOTS, {"index_block_size": 2, "index_topk_blocks": 2, "index_local_blocks": 1}),
+    ("minimax_m3_vl_text", ROW, {"index_block_size": 2, "index_topk_blocks": 2, "index_local_blocks": 1}),
+    ("minimax_m3_vl_text", SLOTS, {"layer_types": ["full_attention", "full_attention"]}),
     ("phi3", SLOTS, {"sliding_window": None}),
     ("qwen4_exp_text", ROW, {"indexer_budget": 4}),
 ]
@@ -231,3 +234,4 @@ def test_an_encoder_that_was_made_a_decoder_is_right(family: str) -> None:
 
 def test_what_is_not_built_here_is_not_served() -> None:
     assert NOT_BUILT.keys() < UNSERVED.keys() < set(FAMILIES)
+    assert UNSERVED.keys() == {name for name in FAMILIES if families()[name].engine == REFUSED}

@@ -20,6 +20,7 @@ from trinity.common.models.torch_engine.request import Request
 from trinity.common.models.torch_engine.sampler import sample, uniforms
 from trinity.common.models.torch_engine.shared_prompts import Group
 from trinity.common.models.torch_engine.slots import Slots
+from trinity.common.models.vocabulary import Drawable
 
 Made = tuple[Path, PreTrainedModel]
 PARAMS = [
@@ -141,7 +142,7 @@ def test_a_step_waits_for_nothing(llama: Made) -> None:
         prompts = ([empty(2, 2, 128, 16) for _ in decoder.layers] for _ in range(2))
         rows = empty(8, dtype=torch.long)
         group = Group(*prompts, empty(2, 1, 1, 128, dtype=torch.float32), rows, rows, 4)
-        slots = Slots(8, stop_ids=[1], num_tokens=60, device=device)
+        slots = Slots(8, drawable=Drawable(60, (), (1,)), device=device)
         logits = decoder.step(slots.token, slots.length - 1, cache=cache, width=300, groups=[group])
         assert logits.shape == (8, decoder.vocab_size) and logits.device == device
         tokens, logprobs = sample(logits, slots.sampling(slice(0, 8)), uniform=uniforms(slots.key, slots.length))

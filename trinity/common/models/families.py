@@ -24,11 +24,14 @@ class Family:
         trainer: `own` (our forward), `packed` or `padded` (Hugging Face's forward over one list of rows, or over a
             rectangle), or `refused`.
         critic: likewise of its value model.
+        engine: how the embedded engine computes it: `own`, `slots` or `rows` (Hugging Face's forward over rows side by
+            side, or over one row a call), or `refused`.
         reason: why it is refused; empty where it is not.
     """
 
     trainer: str
     critic: str
+    engine: str
     reason: str = ""
 
     @property
