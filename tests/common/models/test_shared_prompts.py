@@ -83,14 +83,14 @@ def test_samples_of_a_group_hold_its_prompt_once(long: Made) -> None:
         batch = make_batch(path, decoder, 8, max_length=2048)
         held = [0]
         run_all(batch, groups(length, n=8), watch=lambda batch=batch, held=held: held.append(batch.cache.num_bytes))
-        own = 8 * 64 * decoder.kv_bytes_per_token
+        own = 8 * 32 * decoder.kv_bytes_per_token  # slots grow by 32 positions
         assert length * decoder.kv_bytes_per_token <= max(held) - own <= 1.3 * length * decoder.kv_bytes_per_token
         assert batch.cache.num_bytes == own, "the last sample took the prompt with it"
 
 
 def test_a_slot_that_moves_keeps_its_prompt_where_it_is() -> None:
     prompts = SharedPrompts()
-    first, second = (Prefix([torch.randn(1, 2, n, 4)], [torch.randn(1, 2, n, 4)]) for n in (70, 128))
+    first, second = (Prefix([torch.randn(1, 2, n, 4)], [torch.randn(1, 2, n, 4)]) for n in (100, 128))
     prompts.add([0, 2], first)
     prompts.add([1], second)
     held = prompts.groups()[0].keys[0].data_ptr()
@@ -99,8 +99,8 @@ def test_a_slot_that_moves_keeps_its_prompt_where_it_is() -> None:
     (group,) = prompts.groups()
     assert group.keys[0].data_ptr() == held
     assert dict(zip(group.rows.tolist(), group.places.tolist(), strict=True)) == {0: 0, 1: 1}
-    assert torch.equal(group.keys[0][0, :, :70], first.keys[0][0]) and torch.equal(group.keys[0][1], second.keys[0][0])
-    assert group.bias is not None and group.bias[:, 0, 0].eq(0).sum(-1).tolist() == [70, 128]
+    assert torch.equal(group.keys[0][0, :, :100], first.keys[0][0]) and torch.equal(group.keys[0][1], second.keys[0][0])
+    assert group.bias is not None and group.bias[:, 0, 0].eq(0).sum(-1).tolist() == [100, 128]
     prompts.add([3], first)
     assert prompts.groups()[0].num_places == 2, "a prompt that is there is not kept a second time"
     prompts.release([0, 1, 3])

@@ -264,7 +264,7 @@ class FastDecoder:
                     types=self.types,
                     is_merged=True,
                 )
-                attended = attended.merged_at(group.rows, group.collect(of_prompts))
+                attended = group.joined(attended, of_prompts)
             hidden = self._after_attention(layer, hidden, self._joined(attended.out))
         return self._logits(hidden)
 

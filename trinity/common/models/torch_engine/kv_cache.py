@@ -15,7 +15,7 @@ from trinity.common.models.torch_engine.transfer import upload
 
 __all__ = ["KVCache", "Prefix"]
 
-_WIDTH_STEP = 64
+_WIDTH_STEP = 32
 
 
 class KVCache:

@@ -17,7 +17,7 @@ from torch import Tensor
 from trinity.common.models.torch_engine.attention import EXACT_KEYS, Part, hidden_after
 from trinity.common.models.torch_engine.transfer import upload
 
-_LEAST_WIDTH = 64
+_LEAST_WIDTH = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +58,7 @@ class Group:
         rows: rows of the step, those of a prompt in any order.
         places: place of each of these rows among E times `num_places`.
         num_places: most rows that share a prompt.
+        is_whole: the rows are all rows of the step, in the order of their places, and every place has one.
     """
 
     keys: list[Tensor]
@@ -66,6 +67,7 @@ class Group:
     rows: Int[Tensor, "R"]
     places: Int[Tensor, "R"]
     num_places: int
+    is_whole: bool = False
 
     def clone(self) -> Group:
         """Return the group with copies of all but keys and values."""
@@ -82,19 +84,23 @@ class Group:
     def spread(self, queries: Float[Tensor, "B H M D"]) -> Tensor:
         """Return the queries of the rows as [E, H, num_places * M, D], zeros where a prompt has fewer rows."""
         num_prompts, (_, heads, size, width) = self.keys[0].shape[0], queries.shape
-        spread = queries.new_zeros(num_prompts * self.num_places, heads, size, width)
-        spread[self.places] = queries[self.rows]
+        spread = queries
+        if not self.is_whole:
+            spread = queries.new_zeros(num_prompts * self.num_places, heads, size, width)
+            spread[self.places] = queries[self.rows]
         spread = spread.view(num_prompts, self.num_places, heads, size, width).transpose(1, 2)
         return spread.reshape(num_prompts, heads, self.num_places * size, width)
 
-    def collect(self, attended: Part) -> Part:
-        """Return what `attend` made of `spread`, one product for each of `rows`."""
-        return Part(self._collect(attended.out), self._collect(attended.lse))
+    def joined(self, attended: Part, of_prompts: Part) -> Part:
+        """Return attention over the rows' own keys and over their prompts; `of_prompts` is that of `spread`."""
+        further = Part(self._collect(of_prompts.out), self._collect(of_prompts.lse))
+        return attended.merged(further) if self.is_whole else attended.merged_at(self.rows, further)
 
     def _collect(self, values: Tensor) -> Tensor:
         num_prompts, heads, size, width = values.shape
-        apart = values.view(num_prompts, heads, self.num_places, size // self.num_places, width)
-        return apart.transpose(1, 2).reshape(-1, heads, size // self.num_places, width)[self.places]
+        apart = values.view(num_prompts, heads, self.num_places, size // self.num_places, width).transpose(1, 2)
+        rows = apart.reshape(-1, heads, size // self.num_places, width)
+        return rows if self.is_whole else rows[self.places]
 
 
 @dataclass(eq=False)
@@ -123,8 +129,11 @@ class _Shelf:
         self.lengths[place] = length
         return place
 
-    def group(self, *, is_static: bool) -> Group:
-        """Return what a step over all slots needs; with `is_static` its shapes are of a few sizes."""
+    def group(self, *, is_static: bool, is_only: bool) -> Group:
+        """Return what a step over all slots needs; with `is_static` its shapes are of a few sizes.
+
+        `is_only` says that there is no other shelf.
+        """
         while not self.slots[-1]:
             self.slots.pop()
             self.lengths.pop()
@@ -149,6 +158,7 @@ class _Shelf:
             rows=upload(rows, device),
             places=upload(places, device),
             num_places=most,
+            is_whole=is_only and not is_static and rows == places == list(range(num_prompts * most)),
         )
 
 
@@ -203,7 +213,8 @@ class SharedPrompts:
         The list stays the same until a slot changes. With `is_static` shapes are rounded up to a few sizes.
         """
         if is_static not in self._groups:
-            self._groups[is_static] = [shelf.group(is_static=is_static) for shelf in self._shelves]
+            is_only = len(self._shelves) == 1
+            self._groups[is_static] = [shelf.group(is_static=is_static, is_only=is_only) for shelf in self._shelves]
         return self._groups[is_static]
 
     def clear(self) -> None:
