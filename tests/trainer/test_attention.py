@@ -98,6 +98,15 @@ def test_flex_attention_is_the_formula(window: int | None, softcap: float | None
         torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
 
 
+def test_where_flex_attention_does_not_work_this_is_told_and_others_compute(caplog: pytest.LogCaptureFixture) -> None:
+    flex.flex_works.cache_clear()
+    with caplog.at_level("WARNING"):
+        assert not flex.flex_works(torch.device("cpu"), torch.float32), "PyTorch has no backward pass of it on a CPU"
+    assert "flex attention does not work on cpu" in caplog.text
+    q, _, v, _ = tensors((23, 9, 17), (8, 8))
+    assert not flex.has_kernel(q, v, Rule())
+
+
 def test_flash_attention_is_told_where_rows_begin_and_what_they_see(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel itself runs on CUDA only; its contract is that of PyTorch's documentation, written out here."""
     calls = []

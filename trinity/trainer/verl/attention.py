@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trinity.trainer.verl.blockwise import blockwise
-from trinity.trainer.verl.flex import flex_attend, has_flex
+from trinity.trainer.verl.flex import flex_attend, has_kernel
 from trinity.trainer.verl.layers import collect, spread
 from trinity.trainer.verl.packing import Block, Packed
 
@@ -77,7 +77,7 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, packed: Packed, rule:
     longest = packed.rows.width + (packed.prefix.width if packed.prefix else 0)
     if packed.prefix is not None:
         return _with_prompts(queries, keys, values, packed, rule)
-    if has_flex(queries):
+    if has_kernel(queries, values, rule):
         return flex_attend(queries, keys, values, packed.rows.lengths, rule)
     if is_blockwise(queries.device, longest) or rule.softcap is not None:
         return _by_padding(queries, keys, values, packed.rows, lambda q, k, v: _blockwise(q, k, v, rule))
@@ -194,6 +194,9 @@ def _scaled_dot_product(
     v = functional.pad(v, (0, missing)) if missing > 0 else v  # kernels of linear memory take one size
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     is_grouped = q.shape[1] != k.shape[1]
+    if is_grouped and q.dtype == torch.float32 and q.device.type == "cuda":  # no kernel of linear memory groups it
+        k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+        is_grouped = False
     out = functional.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=is_causal, enable_gqa=is_grouped, scale=1.0
     )

@@ -20,22 +20,41 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import flex_attention as flex
 
+from trinity.utils.device import is_out_of_memory
+from trinity.utils.log import get_logger
+
 if TYPE_CHECKING:
     from trinity.trainer.verl.attention import Rule
+
+logger = get_logger("trainer")
 
 BLOCK = 128
 _FLASH_MAX_SIZE = 256
 _FLASH_ARGUMENTS = {"window_size", "enable_gqa", "scale"}
 
 
-def has_flex(x: Tensor) -> bool:
-    """Return whether tensors like `x` are computed here: those on CUDA, where kernels can be compiled."""
-    return x.device.type == "cuda" and _can_compile()
+def has_kernel(queries: Tensor, values: Tensor, rule: Rule) -> bool:
+    """Return whether attention of such tensors is computed here: on CUDA, by a kernel that works there."""
+    if queries.device.type != "cuda":
+        return False
+    return _takes_flash(queries, values, rule) or flex_works(queries.device, queries.dtype)
 
 
 @cache
-def _can_compile() -> bool:
-    return importlib.util.find_spec("triton") is not None
+def flex_works(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether flex attention can be compiled and differentiated; tried once, and told where it fails."""
+    shape, reason = (BLOCK, 2, 32), "triton is not installed"
+    if importlib.util.find_spec("triton") is not None:
+        try:
+            q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
+            _flex(q, k, v, (BLOCK,), None, compute=_compiled()).sum().backward()
+            return True
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            reason = str(error).splitlines()[0]
+    logger.warning("flex attention does not work on %s, rows are computed by slower kernels: %s", device, reason)
+    return False
 
 
 def flex_attend(
@@ -46,13 +65,14 @@ def flex_attend(
     rule: Rule,
 ) -> Float[Tensor, "N Q*E"]:
     """Return the attention of sequences of `lengths` that lie one after another; the queries are scaled."""
-    is_plain = rule.softcap is None and rule.sinks is None
-    if is_plain and _takes_flash(queries, values):
+    if _takes_flash(queries, values, rule):
         return _flash(queries, keys, values, lengths, rule.window).flatten(1)
     return _flex(queries, keys, values, lengths, rule, compute=_compiled()).flatten(1)
 
 
-def _takes_flash(queries: Tensor, values: Tensor) -> bool:
+def _takes_flash(queries: Tensor, values: Tensor, rule: Rule) -> bool:
+    if rule.softcap is not None or rule.sinks is not None:
+        return False
     size = queries.shape[-1]
     is_short = queries.dtype in (torch.bfloat16, torch.float16)
     return is_short and values.shape[-1] == size <= _FLASH_MAX_SIZE and size % 8 == 0 and _flash_kernel() is not None
@@ -86,21 +106,28 @@ def _ends(lengths: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def _flex(
-    queries: Tensor, keys: Tensor, values: Tensor, lengths: tuple[int, ...], rule: Rule, *, compute: Callable[..., Any]
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: tuple[int, ...],
+    rule: Rule | None,
+    *,
+    compute: Callable[..., Any],
 ) -> Tensor:
-    """Return [N, Q, E]. The list is padded to whole blocks, so that few shapes are compiled."""
+    """Return [N, Q, E]; no rule is a plain one. The list is padded to whole blocks: few shapes are compiled."""
+    window, softcap, sinks = (None, None, None) if rule is None else (rule.window, rule.softcap, rule.sinks)
     total = sum(lengths)
     padded = -(-total // BLOCK) * BLOCK
     q, k, v = (
         functional.pad(t, (0, 0, 0, 0, 0, padded - total)).transpose(0, 1)[None] for t in (queries, keys, values)
     )
-    mask = _mask(lengths, padded, rule.window, queries.device)
-    score = None if rule.softcap is None else _capped(rule.softcap)
+    mask = _mask(lengths, padded, window, queries.device)
+    score = None if softcap is None else _capped(softcap)
     wanted = flex.AuxRequest(lse=True)
     is_grouped = queries.shape[1] != keys.shape[1]
     out, extra = compute(q, k, v, score_mod=score, block_mask=mask, scale=1.0, enable_gqa=is_grouped, return_aux=wanted)
-    if rule.sinks is not None:  # the weights sum to 1 with the sink's: what the others have shrinks
-        share = torch.sigmoid(extra.lse - rule.sinks.float()[None, :, None])
+    if sinks is not None:  # the weights sum to 1 with the sink's: what the others have shrinks
+        share = torch.sigmoid(extra.lse - sinks.float()[None, :, None])
         out = out * share[..., None].to(out.dtype)
     return out[0].transpose(0, 1)[:total]
 
