@@ -129,13 +129,13 @@ Transformers {version}. What each word means:""",
     },
     "zh": {
         "page": "docs/families.zh.md",
-        "title": "模型家族",
+        "title": "模型系列",
         "other": "[English](families.md)",
         "intro": """\
 所安装的 Transformers 里的每个因果语言模型，要么算得正确，要么在任何东西启动之前被点名拒绝。正确是指：一起训练的各行的
 对数概率和梯度、一起采样的各行的样本，都与每一行单独通过模型自己的 eager 前向计算（float32）的结果相同。
 
-这张表是试出来的：每个家族都用很小的随机模型搭建，窗口比行短，并打开 soft cap、缩放和 dropout。
+这张表是试出来的：每个系列都用很小的随机模型搭建，窗口比行短，并打开 soft cap、缩放和 dropout。
 `python tools/family_table.py` 重新生成它，测试保证它与事实一致。生成时的 Transformers 版本是 {version}。各个词的意思：""",
         "words": {
             "own": "我们自己的前向计算",
@@ -147,8 +147,8 @@ Transformers {version}. What each word means:""",
             "refused": "`trinity validate` 会拒绝它，并说明可以用什么代替",
             "-": "没有测过，或在 CPU 上没有启动；vLLM 启动时会试一次新权重，若没有送到会说明",
         },
-        "head": ["家族", "训练", "Critic", "内置引擎", "vLLM"],
-        "table": "所有家族",
+        "head": ["系列", "训练", "Critic", "内置引擎", "vLLM"],
+        "table": "所有系列",
         "why": "为什么有些不能训练",
         "reasons": {
             "what they compute at a token depends on later tokens": "它们在一个 token 处的计算取决于后面的 token",
