@@ -28,7 +28,7 @@ from trinity.common.models.torch_engine.decoder import hf_decoder  # noqa: E402
 from trinity.common.models.torch_engine.fast_decoder import FAMILIES as OWN  # noqa: E402
 from trinity.common.models.torch_engine.hf_decoder import HFDecoder  # noqa: E402
 from trinity.common.models.torch_engine.row_decoder import RowDecoder  # noqa: E402
-from trinity.common.models.vllm_families import NOT_STARTED, RIGHT, WRONG, WRONG_ON_CPU  # noqa: E402
+from trinity.common.models.vllm_families import NOT_SERVED, NOT_STARTED, RIGHT, WRONG, WRONG_ON_CPU  # noqa: E402
 from trinity.trainer.verl.decoder import is_common  # noqa: E402
 from trinity.trainer.verl.layout import choose_layout  # noqa: E402
 from trinity.trainer.verl.loading import value_head  # noqa: E402
@@ -120,7 +120,9 @@ Transformers {version}. What each word means:""",
             "rows": "Hugging Face's forward pass, one row a call, which is slow",
             "right": "measured with vLLM on a CPU: the log-probabilities of samples, before and after new weights, are Hugging Face's",
             "refused": "`trinity validate` refuses it, and says what works instead",
-            "-": "not measured, or not started on a CPU; vLLM's start tries new weights and says so if they do not arrive",
+            "not started": "vLLM on a CPU does not start with it, and says why; not measured on a GPU",
+            "not served": "vLLM has no model of this family; where it takes Transformers' own instead, that is not measured",
+            "-": "not measured; vLLM's start tries new weights and says so if they do not arrive",
         },
         "head": ["Family", "Training", "Critic", "Embedded engine", "vLLM"],
         "table": "All families",
@@ -145,7 +147,9 @@ Transformers {version}. What each word means:""",
             "rows": "Hugging Face 的前向计算，每次调用算一行，较慢",
             "right": "在 CPU 上用 vLLM 测得：样本的对数概率在换权重之前和之后都与 Hugging Face 相同",
             "refused": "`trinity validate` 会拒绝它，并说明可以用什么代替",
-            "-": "没有测过，或在 CPU 上没有启动；vLLM 启动时会试一次新权重，若没有送到会说明",
+            "not started": "vLLM 在 CPU 上不能用它启动，并说明原因；没有在 GPU 上测过",
+            "not served": "vLLM 没有这个家族的模型；若它改用 Transformers 自己的模型，那没有测过",
+            "-": "没有测过；vLLM 启动时会试一次新权重，若没有送到会说明",
         },
         "head": ["系列", "训练", "Critic", "内置引擎", "vLLM"],
         "table": "所有系列",
@@ -181,9 +185,8 @@ def page(language: str) -> str:
 
 
 def _cells(name: str, family: Family) -> list[str]:
-    is_wrong = name in WRONG or name in WRONG_ON_CPU
-    vllm = REFUSED if is_wrong else "right" if name in RIGHT and name not in NOT_STARTED else "-"
-    return [family.trainer, family.critic, family.engine, vllm]
+    said = {"right": RIGHT, REFUSED: WRONG | WRONG_ON_CPU, "not started": NOT_STARTED, "not served": NOT_SERVED}
+    return [family.trainer, family.critic, family.engine, next((word for word in said if name in said[word]), "-")]
 
 
 def _row(cells: list[str]) -> str:

@@ -45,12 +45,16 @@ SIZES: dict[str, Any] = {
     "qk_head_dim": 96, "kv_lora_rank": 512, "q_lora_rank": 32, "rotary_dim": 16,
 }  # fmt: skip
 LATENT = {"head_dim": 64, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32, "num_key_value_heads": 4}
-MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_chunk_size": 4}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_chunk_size": 4, "mamba_d_ssm": 256}
 ROUTED = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 # What transformers leaves out of a configuration and vLLM reads, as published folders have it.
 BESIDE: dict[str, dict[str, Any]] = {
     **dict.fromkeys(["deepseek_v3", "deepseek_v32", "glm_moe_dsa", "kimi_linear"], ROUTED),
+    "afmoe": {"score_func": "sigmoid", "route_norm": True},
+    "gemma4_text": {"num_experts": None},
     "glm4_moe": {"head_dim": 32},
+    "glm4_moe_lite": {"first_k_dense_replace": 1},
+    "gpt_bigcode": {"num_key_value_heads": 1},
     "llama4_text": {"attention_chunk_size": 32, "num_experts_per_tok": 1},
 }
 

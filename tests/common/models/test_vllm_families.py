@@ -13,12 +13,12 @@ from tests.tiny import tiny_tokenizer
 from trinity.cli.validate import check
 from trinity.common.config.model import ModelConfig
 from trinity.common.errors import EnvironmentProblem
-from trinity.common.models.vllm_families import NOT_STARTED, RIGHT, WRONG, WRONG_ON_CPU
+from trinity.common.models.vllm_families import NOT_SERVED, NOT_STARTED, RIGHT, WRONG, WRONG_ON_CPU
 from trinity.common.models.vllm_weights import read_facts
 
 
 def test_the_table_names_families_of_transformers_once() -> None:
-    named = [*RIGHT, *WRONG, *WRONG_ON_CPU, *NOT_STARTED]
+    named = [*RIGHT, *WRONG, *WRONG_ON_CPU, *NOT_STARTED, *NOT_SERVED]
     assert len(named) == len(set(named)) and set(named) <= set(FAMILIES)
 
 

@@ -61,6 +61,13 @@ def test_the_model_s_changed_entries_reach_vllm_as_a_whole_and_over_its_own(tmp_
     assert settings.external_lib == "json" and arguments(vllm_settings(config({})), is_cpu=False)["hf_overrides"] == {}
 
 
+def test_a_model_without_attention_has_a_cache_of_the_least_size_on_a_cpu() -> None:
+    sizes = SimpleNamespace(num_hidden_layers=2, hidden_size=64)
+    settings = vllm_settings(config({}))
+    made = engine_arguments(settings, sizes, folder=Path("m"), dtype=torch.float32, is_cpu=True, own={})
+    assert made["kv_cache_memory_bytes"] == 64 << 20
+
+
 def test_every_key_reaches_vllm() -> None:
     keys: dict[str, Any] = {
         "tensor_parallel_size": 2, "pipeline_parallel_size": 3, "enforce_eager": True, "enable_prefix_caching": False,

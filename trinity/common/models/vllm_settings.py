@@ -218,8 +218,9 @@ def engine_arguments(
 
 def _cpu_arguments(settings: VLLMSettings, text_config: Any, *, element_bytes: int) -> dict[str, Any]:
     """Return the arguments of vLLM that a CPU needs: eager mode, a small block, a cache of known size."""
-    heads = getattr(text_config, "num_key_value_heads", None) or text_config.num_attention_heads
-    head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // text_config.num_attention_heads
+    query_heads = getattr(text_config, "num_attention_heads", None) or 1  # a family without attention has none
+    heads = getattr(text_config, "num_key_value_heads", None) or query_heads
+    head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // query_heads
     token_bytes = 2 * text_config.num_hidden_layers * heads * head_dim * element_bytes
     length = -(-(settings.model.max_model_len or 1) // _CPU_BLOCK_TOKENS) * _CPU_BLOCK_TOKENS
     room = int(total_memory_bytes(torch.device("cpu")) * _CPU_CACHE_FRAC)

@@ -16,11 +16,14 @@ from transformers import (  # fmt: skip
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tests.common.models.engines import recomputed
 from tests.common.models.vllm.conftest import settings
 from tests.tiny import tiny_tokenizer
+from trinity.common.models import vllm_families
 from trinity.common.models.vllm_engine import VLLMEngine
+from trinity.common.models.vllm_start import check_installed
 
 pytestmark = pytest.mark.slow
 
@@ -79,3 +82,14 @@ def test_new_weights_count_at_once_and_every_time(family: str, tmp_path: Path) -
 
     found = asyncio.run(differences())
     assert len(found) == 8 and max(found) < 2e-5, found
+
+
+def test_families_that_are_not_served_are_those_of_which_vllm_has_no_model() -> None:
+    pytest.importorskip("vllm")
+    check_installed()
+    from vllm import ModelRegistry
+
+    served = ModelRegistry.get_supported_archs()
+    tried = {*vllm_families.RIGHT, *vllm_families.WRONG, *vllm_families.WRONG_ON_CPU, *vllm_families.NOT_STARTED}
+    missing = {family for family, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if name not in served}
+    assert set(vllm_families.NOT_SERVED) == missing - tried

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from trinity.common.models.vllm_settings import file_digest
 
 SIZE = 4
 
@@ -44,6 +49,17 @@ class Copying(Model):
         if name.startswith("second"):
             parameter.data.copy_(tensor)
         else:
+            super().take(name, parameter, tensor)
+
+
+class Deaf(Model):
+    """Takes nothing once it has started."""
+
+    has_started = False
+
+    def take(self, name: str, parameter: Any, tensor: Tensor) -> None:
+        """Leave everything out."""
+        if not self.has_started:
             super().take(name, parameter, tensor)
 
 
@@ -115,3 +131,24 @@ def test_a_weight_that_does_not_come_whole_is_named(made: tuple[Any, Any]) -> No
 @pytest.mark.parametrize("made", [Copying], indirect=True)
 def test_a_weight_that_is_lost_without_a_trial_is_named(made: tuple[Any, Any]) -> None:
     assert made[1].reload(weights(1).items()) == ["second.weight"]
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [(Forgetting, "1 weights (first second.weight)"), (Deaf, "2 weights (first first.weight)")],
+    indirect=["made"],
+)
+def test_an_update_that_a_model_does_not_take_is_an_error(made: tuple[Any, Any], said: str, tmp_path: Path) -> None:
+    from vllm.config import get_current_vllm_config
+
+    from trinity.common.models.vllm_worker import WorkerCalls
+
+    worker: Any = WorkerCalls()
+    worker.get_model = lambda: made[0]
+    worker.vllm_config, worker._reload = get_current_vllm_config(), made[1]
+    path = str(tmp_path / "weights.safetensors")
+    save_file(weights(1), path)
+    with pytest.raises(ValueError, match=re.escape(f"vLLM did not take {said}")):
+        worker.trinity_update(path, file_digest(path))
+    with pytest.raises(ValueError, match="the weights' digest must be other, got"):
+        worker.trinity_update(path, "other")
