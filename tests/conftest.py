@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -50,7 +49,7 @@ def pytest_runtest_setup() -> None:
     import numpy
     import torch
 
-    random.seed(0)
+    # Not Python's own: Ray draws names and ports with it, which two processes of tests must not have in common.
     numpy.random.seed(0)
     torch.manual_seed(0)
 
