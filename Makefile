@@ -29,10 +29,11 @@ demo: $(VENV)/.installed
 	$(BIN)/trinity quickstart --dir "$(QUICKSTART)"
 
 # tests/conftest.py sets these, but plugins of pytest may compute before it is read.
+# Files in their own order: ordered by their number of tests, the few long ones would come last and alone.
 test: export OMP_NUM_THREADS ?= 1
 test: export MKL_CBWR ?= AUTO
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
