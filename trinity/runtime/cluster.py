@@ -247,6 +247,11 @@ def name_taken(name: str, namespace: str) -> AlreadyRunningError:
     )
 
 
+def is_withdrawn(death: str) -> bool:
+    """Return whether Ray itself ended an actor before it ran, as if nobody held its handle: seen on busy machines."""
+    return "all references to the actor were removed" in death and "never ran" in death
+
+
 def death_cause(text: str) -> str:
     """Return in few words what Ray's error says of the end of an actor."""
     text = " ".join(text.split())

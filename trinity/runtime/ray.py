@@ -208,7 +208,7 @@ class RayRuntime:
         place = None if node is None else NodeAffinitySchedulingStrategy(_node_id(node), soft=False)
         return await self._start(order, place or order.resources.place)
 
-    async def _start(self, order: Order, place: Any) -> Handle:
+    async def _start(self, order: Order, place: Any, *, again: bool = True) -> Handle:
         name, wants = order.name, order.resources
         await self._until_free(name)
         actor: Any = (
@@ -230,6 +230,9 @@ class RayRuntime:
             ray.kill(actor)
             raise cluster.late(f"{name} did not start", wants, timeout_s=order.timeout_s, free=_free()) from error
         except RayActorError as error:
+            if again and cluster.is_withdrawn(str(error)):
+                logger.warning("Ray took the actor %s back before it ran; it is asked for once more", name)
+                return await self._start(order, place, again=False)
             raise ActorDiedError(f"{name} is gone before it was ready: {cluster.death_cause(str(error))}") from error
         except BaseException:
             ray.kill(actor)
