@@ -82,6 +82,22 @@ def test_gradients_of_the_adapter_equal_those_of_peft(
     assert all(float((found[n] - wanted[n]).abs().max()) < 1e-6 * scale for n in wanted)
 
 
+def test_layers_are_recomputed_also_where_the_reference_is_the_same_model(tmp_path: Path) -> None:
+    tiny_model(tmp_path, "gpt2")
+    adapter = adapted(tmp_path)
+    policy = make_decoder(adapter.model, dtype=torch.float32, recompute=True)
+    make_decoder(adapter.model, dtype=torch.float32, recompute=False, without=adapter.disabled)
+    calls: list[str] = []
+    for layer in adapter.model.transformer.h:
+        layer.ln_1.register_forward_hook(lambda module, inputs, output: calls.append(type(module).__name__))
+    packed = pack(collate(make_experiences(1, tasks=3)), share_prompts=False)
+    with computing(packed):
+        hidden = policy.hidden(packed)
+        num_forward = len(calls)
+        hidden.sum().backward()
+    assert num_forward == len(adapter.model.transformer.h) and len(calls) == 2 * num_forward
+
+
 def test_bf16_products_give_the_adapter_gradients_in_float32(tmp_path: Path) -> None:
     tiny_model(tmp_path, "qwen2", scale=1.0)
     packed = pack(collate(make_experiences(1, tasks=3)), share_prompts=True)

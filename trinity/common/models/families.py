@@ -36,8 +36,8 @@ class Family:
 
     @property
     def is_packed(self) -> bool:
-        """Whether Hugging Face's forward may be given rows as one list."""
-        return self.trainer == "packed"
+        """Whether Hugging Face's forward may be given rows as one list; also in forms that our own does not know."""
+        return self.trainer in ("own", "packed")
 
 
 @cache

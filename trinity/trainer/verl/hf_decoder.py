@@ -51,7 +51,9 @@ class HFDecoder(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.dtype, self.context = model, dtype, without or nullcontext
-        self.layout = choose_layout(model.eval(), has_logits=model.get_output_embeddings() is not None)
+        if without is None:  # else the model is another decoder's, too, which may recompute its layers
+            model.eval()
+        self.layout = choose_layout(model, has_logits=model.get_output_embeddings() is not None)
         self.is_sharded = False
         if recompute:
             recompute_layers(model)

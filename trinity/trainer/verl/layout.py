@@ -58,7 +58,7 @@ def choose_layout(model: PreTrainedModel, *, has_logits: bool, may_pack: bool | 
     """Return how `model` is given rows, and tell it to use the attention function that goes with it.
 
     Args:
-        model: in evaluation mode.
+        model: in evaluation mode, but for layers that are recomputed.
         has_logits: it is a language model, whose output layer is checked, too.
         may_pack: try to pack; None: where the table of families says that it is right for long rows, too.
 
