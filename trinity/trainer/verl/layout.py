@@ -25,6 +25,9 @@ from trinity.trainer.verl.hf_attention import NAME, NotPackable, computing, pack
 from trinity.trainer.verl.output_layer import LogitRule
 from trinity.trainer.verl.packing import Block, Packed
 from trinity.utils.device import is_out_of_memory
+from trinity.utils.log import get_logger
+
+logger = get_logger("trainer")
 
 _LENGTHS = (13, 5, 9)
 _KEPT = 7  # of the first row, computed again without what follows
@@ -175,6 +178,7 @@ def _tried(model: PreTrainedModel, rows: Sequence[Tensor], layout: Layout) -> li
     except (NotPackable, *_FAILURES) as error:
         if is_out_of_memory(error):
             raise
+        logger.info("%s is not computed with %s attention: %s", _name(model), layout.attention, error)
         return None
 
 
