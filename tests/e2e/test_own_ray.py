@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ from tests.e2e.plugin_texts import REWARD
 from tests.e2e.ray_run import WAIT_S, Watched
 from tests.e2e.test_algorithms import make_run
 from tests.e2e.tiny_run import TinyRun
+from tests.runtime.cluster_process import cluster_process
 from tests.runtime.test_contract import gone_soon
 from trinity.common.errors import EnvironmentProblem
 
@@ -98,40 +97,14 @@ def test_two_commands_that_share_gpus_are_told_to_start_ray_first(
     assert error.value.code == "E3408" and not list(no_cluster.iterdir()), "no Ray was started"
 
 
-GUARDED = """
-import sys
-from ray.cluster_utils import Cluster
-made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-print("at", made.address, flush=True)
-sys.stdin.read()
-made.shutdown()
-"""
-
-
 def test_a_cluster_that_asks_for_another_token_is_told(tmp_path: Path, no_cluster: Path) -> None:
     run = make_run(tmp_path, {"algorithm_type": "grpo"})
     run.plugin = REWARD
     tokens = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a" * 32}
-    cluster = subprocess.Popen(
-        [sys.executable, "-c", GUARDED],
-        env=os.environ | tokens,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert cluster.stdin is not None and cluster.stdout is not None
-    try:
-        address = next(line.split()[1] for line in cluster.stdout if line.startswith("at "))
+    with cluster_process(tokens) as address, pytest.MonkeyPatch.context() as patch:
         run.change(cluster__runtime="ray", cluster__ray_address=address)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("RAY_AUTH_MODE", "token")
-            patch.setenv("RAY_AUTH_TOKEN", "b" * 32)
-            patch.setenv("RAY_NUM_REDIS_GET_RETRIES", "2")  # Ray's own 20 attempts take 20 s
-            started_at = time.monotonic()
-            ended = run.finish()
-    finally:
-        cluster.stdin.close()
-        cluster.wait(60)
-    assert ended.status == 3 and time.monotonic() - started_at < 60, ended.output
+        patch.setenv("RAY_AUTH_TOKEN", "b" * 32)
+        ended = run.finish()
+    assert ended.status == 3, ended.output
     assert "error[E3402]: the Ray cluster does not take this driver" in ended.output, ended.output
     assert "RAY_AUTH_TOKEN" in ended.output and "b" * 32 not in ended.output

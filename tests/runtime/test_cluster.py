@@ -17,7 +17,6 @@ from trinity.runtime.cluster import (
     check_gpus,
     death_cause,
     found_address,
-    is_withdrawn,
     last_words,
     refusal,
 )
@@ -129,18 +128,3 @@ def test_the_last_words_are_those_of_the_process_itself(tmp_path: Path) -> None:
     file.write_text(":job_id:1\nfirst\nkilled by me\n\n:actor_name:x\n")
     assert last_words(str(file)) == "; its last line on stderr: killed by me"
     assert last_words(str(tmp_path / "none")) == "" and last_words("") == ""
-
-
-def test_only_what_ray_took_back_before_it_ran_is_asked_for_again() -> None:
-    ray = pytest.importorskip("ray")
-    from ray.core.generated.common_pb2 import ActorDiedErrorContext
-
-    removed = "The actor is dead because all references to the actor were removed including lineage ref count."
-    context = {"class_name": "_Actor", "actor_id": b"\0" * 16, "name": "Part", "error_message": removed}
-
-    def death(**changes: object) -> str:
-        return str(ray.exceptions.ActorDiedError(ActorDiedErrorContext(**context | changes)))
-
-    assert is_withdrawn(death(never_started=True))
-    assert not is_withdrawn(death(never_started=False))
-    assert not is_withdrawn(death(never_started=True, error_message="its machine is gone"))

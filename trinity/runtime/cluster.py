@@ -164,7 +164,7 @@ def refusal(error: BaseException, address: str | None) -> EnvironmentProblem | N
     while reason is not None:
         text = " ".join(str(reason).split())
         if "Version mismatch" in text or "AuthToken" in text or type(reason).__name__ == "AuthenticationError":
-            return _mismatch(text)
+            return mismatch(text)
         reason = reason.__cause__ or reason.__context__
     if not isinstance(error, ConnectionError):
         return None
@@ -176,7 +176,8 @@ def refusal(error: BaseException, address: str | None) -> EnvironmentProblem | N
     )
 
 
-def _mismatch(text: str) -> EnvironmentProblem:
+def mismatch(text: str) -> EnvironmentProblem:
+    """Return the error of a cluster that refuses this driver, as `text` says."""
     return EnvironmentProblem(
         f"the Ray cluster does not take this driver: {text}; every machine needs the same versions of Python "
         f"(here {sys.version.split()[0]}) and of ray, and the same token (RAY_AUTH_TOKEN or ~/.ray/auth_token, or "
@@ -245,11 +246,6 @@ def name_taken(name: str, namespace: str) -> AlreadyRunningError:
         "another `name`, `explorer.name` or `ray_namespace`, or stop the other",
         code="E8010",
     )
-
-
-def is_withdrawn(death: str) -> bool:
-    """Return whether Ray itself ended an actor before it ran, as if nobody held its handle: seen on busy machines."""
-    return "all references to the actor were removed" in death and "never ran" in death
 
 
 def death_cause(text: str) -> str:

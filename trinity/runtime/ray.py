@@ -1,4 +1,4 @@
-"""Components as named actors of a Ray cluster; the only module that imports ray."""
+"""Components as named actors of a Ray cluster; the only module, with `ray_token`, that imports ray."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from trinity.runtime.failure import Failure
 from trinity.runtime.host import ActorHost
 from trinity.runtime.objects import Entry, as_bytes, layout, views
 from trinity.runtime.process import start_together
+from trinity.runtime.ray_token import TokenMode
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ class RayRuntime:
         place = None if node is None else NodeAffinitySchedulingStrategy(_node_id(node), soft=False)
         return await self._start(order, place or order.resources.place)
 
-    async def _start(self, order: Order, place: Any, *, again: bool = True) -> Handle:
+    async def _start(self, order: Order, place: Any) -> Handle:
         name, wants = order.name, order.resources
         await self._until_free(name)
         actor: Any = (
@@ -230,9 +231,6 @@ class RayRuntime:
             ray.kill(actor)
             raise cluster.late(f"{name} did not start", wants, timeout_s=order.timeout_s, free=_free()) from error
         except RayActorError as error:
-            if again and cluster.is_withdrawn(str(error)):
-                logger.warning("Ray took the actor %s back before it ran; it is asked for once more", name)
-                return await self._start(order, place, again=False)
             raise ActorDiedError(f"{name} is gone before it was ready: {cluster.death_cause(str(error))}") from error
         except BaseException:
             ray.kill(actor)
@@ -350,6 +348,9 @@ def _node_id(address: str) -> str:
     raise EnvironmentProblem(f"no machine {address} in the Ray cluster; it has {known}", code="E3405")
 
 
+_token = TokenMode()
+
+
 def connect(request: cluster.ClusterRequest) -> str:
     """Join the cluster that runs at the address, or start one on this machine; return its address.
 
@@ -365,6 +366,7 @@ def connect(request: cluster.ClusterRequest) -> str:
     cluster.check_found(request, address)
     with cluster.signals_kept():
         try:
+            _token.follow(address)
             ray.init(
                 address=address or "local",
                 num_gpus=None if address else request.gpu_per_node,
@@ -373,13 +375,10 @@ def connect(request: cluster.ClusterRequest) -> str:
                 log_to_driver=not request.is_quiet,
                 logging_level=logging.WARNING,
             )
-        except (AuthenticationError, ConnectionError, RuntimeError) as error:
+            cluster.check_cluster(request, _machines())
+        except (AuthenticationError, ConnectionError, RuntimeError, EnvironmentProblem) as error:
+            disconnect()
             raise cluster.refusal(error, address) or error from error.__cause__
-    try:
-        cluster.check_cluster(request, _machines())
-    except EnvironmentProblem:
-        ray.shutdown()
-        raise
     where = f"joined the Ray cluster at {address}" if address else "started Ray on this machine"
     logger.info("%s: %d machines, %s", where, len(_nodes()), _free())
     return str(ray.get_runtime_context().gcs_address)
@@ -388,11 +387,12 @@ def connect(request: cluster.ClusterRequest) -> str:
 def disconnect(timeline: Path | None = None, *, is_lost: bool = False) -> None:
     """Leave the cluster, and end it if `connect` started it; write Ray's timeline to `timeline` before."""
     if not ray.is_initialized():
-        return
+        return _token.restore()
     left = head.below_raylet() if is_lost else []
     if timeline is not None and not is_lost:
         timeline.parent.mkdir(parents=True, exist_ok=True)
         logging.getLogger("ray._private.state").setLevel(logging.ERROR)  # it warns of where events will be kept
         ray.timeline(str(timeline))
     ray.shutdown()
+    _token.restore()
     head.end_processes(left)
