@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM, AutoModelForTokenClassification
 
 from tests.tiny import tiny_model
 from tests.trainer.conftest import make_experiences
@@ -127,6 +129,20 @@ def test_entries_that_the_model_does_not_have_are_refused_by_name(
             )
 
 
+@pytest.fixture
+def _tables_as_before() -> Iterator[None]:
+    """Leave transformers' tables without what a module of a user added to them."""
+    autos = (AutoModel, AutoModelForCausalLM, AutoModelForTokenClassification)
+    added = [table._extra_content for table in (CONFIG_MAPPING, *(auto._model_mapping for auto in autos))]
+    before = [dict(each) for each in added]
+    yield
+    for each, was in zip(added, before, strict=True):
+        each.clear()
+        each.update(was)
+    sys.modules.pop("dove_model", None)
+
+
+@pytest.mark.usefixtures("_tables_as_before")
 def test_a_module_of_the_user_brings_a_model_type(
     make_config: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
