@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.parts import Parts
+from trinity.common.constants import TRAINER
 from trinity.common.errors import AlreadyRunningError, CheckpointError, ConfigError, ExitCode
 from trinity.launch.job import JobLock
+from trinity.utils import failpoints
 
 pytestmark = pytest.mark.slow
 
@@ -96,6 +98,41 @@ def test_a_live_name_a_whole_job_and_another_shape_of_run_are_refused(parts: Par
     with pytest.raises(ConfigError, match="has run in .* before") as anew:
         parts.run("explorer", "continue_from_checkpoint=false")
     assert anew.value.code == "E1840"
+
+
+def test_a_job_has_one_live_trainer_whatever_its_name(parts: Parts):
+    live = JobLock(parts.job, TRAINER, command="trinity run --config trainer.yaml")
+    try:
+        for name in ("trainer", "learner"):
+            with pytest.raises(AlreadyRunningError, match="has a live trainer already .pid .* one, whatever") as second:
+                parts.run("trainer", f"trainer.name={name}")
+            assert (second.value.code, second.value.exit_code) == ("E8003", ExitCode.ALREADY_RUNNING)
+    finally:
+        live.release()
+    # Under another name it is the same trainer, whose other keys may not change either.
+    with pytest.raises(CheckpointError, match="optimizer.lr") as changed:
+        parts.run("trainer", "trainer.name=learner", "algorithm.optimizer.lr=0.5")
+    assert changed.value.code == "E7004" and "trainer.name" not in changed.value.args[0]
+
+
+def test_a_trainer_that_comes_back_under_another_name_trains_what_was_lost(tmp_path: Path, plugins: Path):
+    made = Parts(tmp_path / "run", plugins)
+    for name in ("trainer", "explorer"):
+        made.trees[name]["synchronizer"] |= {"sync_interval": 1, "sync_offset": 4}
+    made.trees["explorer"]["buffer"]["total_steps"] = 4
+    made.run("explorer")
+    try:
+        failpoints.configure("train.after_step=raise@4")  # the checkpoint is of step 2, and step 3 is in the ledger
+        with pytest.raises(RuntimeError, match="train.after_step"):
+            made.run("trainer", "trainer.name=first")
+    finally:
+        failpoints.configure("")
+    assert made.query("select max(step) from train_step") == [(3,)]
+    again = made.run("trainer", "trainer.name=second")
+    assert (again.exit_code, again.stages[0].training_step) == (ExitCode.DONE, 4)
+    assert made.query("select state, use_count, count(*) from experience group by 1, 2") == [("trained", 1, 16)]
+    steps = made.query("select step, count(distinct uid), count(*) from step_exp group by 1")
+    assert steps == [(step, 4, 4) for step in (1, 2, 3, 4)]
 
 
 def test_files_of_one_job_that_disagree_are_shown_key_by_key(parts: Parts):

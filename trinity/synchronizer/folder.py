@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trinity.common.constants import BENCH
+from trinity.common.constants import BENCH, TRAINER
 from trinity.common.errors import SyncError
 from trinity.common.weights.files import remove_unless_read, ticket_in, versions_in
 from trinity.synchronizer.synchronizer import EXPLORER, Synchronizer, pull_weights
@@ -225,7 +225,7 @@ class FolderSynchronizer:
         """Return whether a component of the job lives that is neither trainer nor evaluation nor a known producer."""
         known = await asyncio.to_thread(self.store.producers, self.buffer, **self.scope)
         names = {path.stem for path in component_lock(self.job_dir, "").parent.glob("?*.lock")}
-        others = names - known.keys() - {self._own.name, BENCH}
+        others = names - known.keys() - {TRAINER, BENCH}
         return any(is_held(component_lock(self.job_dir, name)) for name in others)
 
     def _news(self) -> TrainerNews:
@@ -276,7 +276,7 @@ class FolderSynchronizer:
             await asyncio.sleep(POLL_S)
 
     def _is_alive(self, news: TrainerNews) -> bool:
-        return bool(news.name) and is_held(component_lock(self.job_dir, news.name))
+        return bool(news.name) and is_held(component_lock(self.job_dir, TRAINER))
 
     def _look_for_trainer(self, news: TrainerNews, what: str) -> None:
         """Tell once when nobody is there who could publish."""
@@ -284,7 +284,7 @@ class FolderSynchronizer:
             self._is_told = False
         elif not self._is_told:
             self._is_told = True
-            way = note_of(component_lock(self.job_dir, news.name)) if news.name else ""
+            way = note_of(component_lock(self.job_dir, TRAINER))
             logger.warning(
                 "waiting for %s, and no trainer is running in %s; start it%s",
                 what,
