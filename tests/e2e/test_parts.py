@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from tests.e2e.parts import Parts
 from trinity.common.constants import TRAINER
 from trinity.common.errors import AlreadyRunningError, CheckpointError, ConfigError, ExitCode
+from trinity.common.weights import fingerprint
 from trinity.launch.job import JobLock
+from trinity.synchronizer.folder import STATE_FILE
 from trinity.utils import failpoints
 
 pytestmark = pytest.mark.slow
@@ -121,12 +125,23 @@ def test_a_trainer_that_comes_back_under_another_name_trains_what_was_lost(tmp_p
         made.trees[name]["synchronizer"] |= {"sync_interval": 1, "sync_offset": 4}
     made.trees["explorer"]["buffer"]["total_steps"] = 4
     made.run("explorer")
-    try:
-        failpoints.configure("train.after_step=raise@4")  # the checkpoint is of step 2, and step 3 is in the ledger
-        with pytest.raises(RuntimeError, match="train.after_step"):
-            made.run("trainer", "trainer.name=first")
-    finally:
-        failpoints.configure("")
+
+    def fail(place: str, *overrides: str) -> tuple[int, str]:
+        failpoints.configure(place)
+        try:
+            with pytest.raises(RuntimeError, match="failpoint"):
+                made.run("trainer", *overrides)
+        finally:
+            failpoints.configure("")
+        said = json.loads((made.job / STATE_FILE).read_text())
+        return said["version"], said["fingerprint"]
+
+    assert fail("train.after_step=raise@2", "trainer.save_interval=0")[0] == 1
+    # Without a checkpoint it begins again, and whoever serves the lost version 1 is given the initial model.
+    model = load_file(made.folder / "model" / "model.safetensors")
+    assert fail("train.before_step=raise@1") == (0, fingerprint(model))
+    # The checkpoint is of step 2, and step 3 is in the ledger.
+    assert fail("train.after_step=raise@4", "trainer.name=first")[0] == 3
     assert made.query("select max(step) from train_step") == [(3,)]
     again = made.run("trainer", "trainer.name=second")
     assert (again.exit_code, again.stages[0].training_step) == (ExitCode.DONE, 4)

@@ -111,8 +111,8 @@ def _refused(job_dir: Path, component: str | None, *, has_job: bool) -> AlreadyR
         holder = holder_of(component_lock(job_dir, component))
         if component == TRAINER:
             return AlreadyRunningError(
-                f"{job_dir} has a live trainer already ({holder}), and a job has one, whatever `trainer.name` says; wait "
-                "for it, stop it, or choose another `name` for a job of its own",
+                f"{job_dir} has a live trainer already ({holder}), and a job has one, whatever `trainer.name` says; "
+                "wait for it, stop it, or choose another `name` for a job of its own",
                 code="E8003",
             )
         return AlreadyRunningError(

@@ -25,19 +25,17 @@ from typing import TYPE_CHECKING, Any
 from trinity.common.constants import BENCH, TRAINER
 from trinity.common.errors import SyncError
 from trinity.common.weights.files import remove_unless_read, ticket_in, versions_in
-from trinity.synchronizer.synchronizer import EXPLORER, Synchronizer, pull_weights
+from trinity.synchronizer.synchronizer import EXPLORER, Synchronizer
 from trinity.utils.locks import component_lock, is_held, note_of
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
     from trinity.buffer.store import ExperienceStore
-    from trinity.common.models.model import InferenceModel
     from trinity.common.weights import Ticket
 
 logger = get_logger("synchronizer")
 
 POLL_S = 0.1
-PULL_ATTEMPTS = 3
 ALIVE_EVERY = 10  # polls between two looks at the other side's lock
 ALONE_S = 10.0
 STATE_FILE = "synchronizer.json"
@@ -50,6 +48,7 @@ class TrainerNews:
     Attributes:
         name: of the component; empty where no trainer has joined yet.
         version: newest published version; 0 is the initial model.
+        fingerprint: of that version's weights; empty where none were published.
         interval: training steps between two versions.
         offset: training batches that the explorers together may run ahead.
         rollouts_per_step: rollouts that a training step takes.
@@ -58,6 +57,7 @@ class TrainerNews:
 
     name: str = ""
     version: int = 0
+    fingerprint: str = ""
     interval: int = 1
     offset: int = 0
     rollouts_per_step: int = 0
@@ -113,7 +113,7 @@ class FolderSynchronizer:
     async def publish(self, ticket: Ticket, *, is_lent: bool = False) -> int | None:
         """Announce a version; return the one before, which an explorer may still be about to read."""
         before = self._news().version
-        await self._say(version=ticket.version)
+        await self._say(version=ticket.version, fingerprint=ticket.fingerprint)
         return before
 
     async def wait_for_question(self, *, timeout_s: float) -> bool:
@@ -149,7 +149,8 @@ class FolderSynchronizer:
         for later in versions_in(folder):
             if later > version:
                 remove_unless_read(folder / f"version_{later}")
-        await self._say(version=version, is_finished=False)
+        marks = {ticket.version: ticket.fingerprint for ticket in tickets}
+        await self._say(version=version, fingerprint=marks.get(version, ""), is_finished=False)
 
     # ----------------------------------------------------------------- explorer
     async def required_version(self) -> int:
@@ -212,6 +213,11 @@ class FolderSynchronizer:
         """Return the newest published version; 0 is the initial model."""
         return self._news().version
 
+    async def newest(self) -> tuple[int, str]:
+        """Return number and fingerprint of the newest version; 0 without a fingerprint is the model as loaded."""
+        news = self._news()
+        return news.version, news.fingerprint
+
     async def is_trainer_finished(self) -> bool:
         """Return whether the trainer will publish no further version."""
         return self._news().is_finished
@@ -236,7 +242,7 @@ class FolderSynchronizer:
         """
         path = self.job_dir / STATE_FILE
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = {"fingerprint": ""} | json.loads(path.read_text(encoding="utf-8"))
             return TrainerNews(**{each.name: values[each.name] for each in fields(TrainerNews)})
         except FileNotFoundError:
             return self._own
@@ -312,23 +318,3 @@ AnySynchronizer = Synchronizer | FolderSynchronizer
 async def is_explorer_starting(synchronizer: AnySynchronizer) -> bool:
     """Return whether an explorer that runs apart has started and not said anything yet; false within one run."""
     return isinstance(synchronizer, FolderSynchronizer) and await synchronizer.is_explorer_starting()
-
-
-async def pull_newest(synchronizer: AnySynchronizer, engine: InferenceModel, *, explorer: str) -> dict[str, float]:
-    """Let `engine` load the newest version unless it serves it; return the metrics of the hand-over, if there is one.
-
-    The trainer may remove a version in the instant before it is read; then there is a newer one.
-
-    Raises:
-        SyncError: the newest version cannot be read.
-    """
-    for attempt in range(PULL_ATTEMPTS):
-        newest = await synchronizer.newest_version()
-        if newest in (0, engine.model_version):
-            return {}
-        try:
-            return await pull_weights(synchronizer, engine, newest, explorer=explorer)
-        except SyncError:
-            if attempt == PULL_ATTEMPTS - 1 or newest == await synchronizer.newest_version():
-                raise
-    return {}
