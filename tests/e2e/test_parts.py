@@ -137,9 +137,12 @@ def test_a_trainer_that_comes_back_under_another_name_trains_what_was_lost(tmp_p
         return said["version"], said["fingerprint"]
 
     assert fail("train.after_step=raise@2", "trainer.save_interval=0")[0] == 1
+    unfinished = made.job / "weights" / ".version_2.7.tmp"
+    unfinished.mkdir()
     # Without a checkpoint it begins again, and whoever serves the lost version 1 is given the initial model.
     model = load_file(made.folder / "model" / "model.safetensors")
     assert fail("train.before_step=raise@1") == (0, fingerprint(model))
+    assert not unfinished.exists()
     # The checkpoint is of step 2, and step 3 is in the ledger.
     assert fail("train.after_step=raise@4", "trainer.name=first")[0] == 3
     assert made.query("select max(step) from train_step") == [(3,)]

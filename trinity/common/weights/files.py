@@ -17,6 +17,9 @@ from torch import Tensor
 from trinity.common.errors import SyncError
 from trinity.common.weights.delta import DELTA_FILE, apply_delta
 from trinity.common.weights.ticket import Ticket
+from trinity.utils.log import get_logger
+
+logger = get_logger("synchronizer")
 
 WEIGHTS_FILE = "model.safetensors"
 LOCK_FILE = "readers"
@@ -109,6 +112,15 @@ def remove_unless_read(folder: Path) -> bool:
     except FileNotFoundError:
         shutil.rmtree(folder, ignore_errors=True)
     return True
+
+
+def remove_unfinished(folder: Path) -> list[Path]:
+    """Remove what publications that were killed have left under `folder`; return it. A job's trainer calls it."""
+    stale = [entry for entry in folder.glob(".version_*.tmp") if entry.is_dir()]
+    for entry in stale:
+        logger.info("removing the unfinished version %s", entry)
+        shutil.rmtree(entry, ignore_errors=True)
+    return stale
 
 
 def versions_in(folder: Path) -> list[int]:
