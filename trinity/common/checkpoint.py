@@ -215,7 +215,7 @@ class CheckpointStore:
         if is_full(error):
             return CheckpointError(
                 f"no space left to write the checkpoint of step {step} under {self.job_dir} "
-                f"({free_mib(self.job_dir):.0f} MiB are free without it); older checkpoints are untouched; free some "
+                f"({free_mib(self.job_dir):.1f} MiB are free without it); older checkpoints are untouched; free some "
                 "space or lower trainer.max_checkpoints_to_keep",
                 code="E7022",
             )

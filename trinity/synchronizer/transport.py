@@ -182,7 +182,7 @@ class CheckpointTransport:
         if is_full(error):
             return SyncError(
                 f"no space left to publish the weights of version {version} under {self.folder} "
-                f"({free_mib(self.folder):.0f} MiB are free without them); free some space or lower "
+                f"({free_mib(self.folder):.1f} MiB are free without them); free some space or lower "
                 "trainer.max_checkpoints_to_keep, and run the same command again to continue from the newest "
                 "checkpoint",
                 code="E5511",

@@ -95,7 +95,7 @@ class Database:
     def _explained(self, error: SQLAlchemyError) -> StoreError:
         cause = getattr(error, "orig", None) or error
         if dialect.is_full(cause):
-            place = "" if self._file is None else f" ({free_mib(self._file.parent):.0f} MiB are free)"
+            place = "" if self._file is None else f" ({free_mib(self._file.parent):.1f} MiB are free)"
             return StoreError(
                 f"no space left for the experience store {redact(self.url)}{place}: {cause}; what it had acknowledged "
                 "is whole; free some space and run the same command again to continue",
