@@ -205,13 +205,6 @@ RANGES = {
         "own name",
     ),
     "B49 actors": (with_("explorer: {name: trainer}\n"), "E1305", "trainer.name", None, "own name"),
-    "B49 place": (
-        with_("mode: explore\nexplorer: {name: trainer}\ntrainer: {name: learner}\n"),
-        "E1305",
-        "explorer.name",
-        15,
-        "own name",
-    ),
     "B50": (with_("  total_epochs: 1e9\n"), "W1306", "buffer.total_epochs", 13, "meant"),
 }
 
