@@ -44,7 +44,7 @@ def test_names_that_are_no_folder_are_refused(examined: Examine, name: str) -> N
 def test_an_explorer_apart_does_not_take_the_place_of_another_component(examined: Examine, place: str) -> None:
     rest = f"explorer: {{name: {place}}}\ntrainer: {{name: learner}}\n"
     problem = find(examined(with_(f"mode: explore\n{rest}"))[1], "E1305", "explorer.name")
-    assert problem.line == 15 and "its own name" in (problem.suggestion or "")
+    assert problem.line == 14 and "its own name" in (problem.suggestion or "")
     assert not [each for each in examined(with_(rest))[1] if each.code == "E1305"], "in one process nothing is shared"
 
 
