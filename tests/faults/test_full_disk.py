@@ -9,7 +9,7 @@ import pytest
 from tests.small_disk import run_on_small_disk
 
 SCRIPT = """
-import json, logging, os, sys
+import asyncio, json, sys
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.buffer.store.oracle import BUFFER, PRODUCER, RUN, experience, generated
 from trinity.buffer.store import ExperienceStore
 from trinity.common.checkpoint import CheckpointStore, verify_checkpoint
+from trinity.synchronizer.folder import FolderSynchronizer, TrainerNews
 from trinity.synchronizer.transport import CheckpointTransport
 from trinity.trainer.state import write_explorer_part
 from trinity.trainer.verl.checkpoint import save_trained
@@ -62,7 +63,18 @@ for name, is_delta in (("whole", False), ("delta", True)):
     told(f"publish {name}", lambda: transport.put(2, big, copy=True))
     told(f"publish {name} again", lambda: transport.put(3, small, copy=True).version)
 
-store = ExperienceStore(f"sqlite:///{disk}/e.db").open()
+store = ExperienceStore(f"sqlite:///{disk}/e.db")
+meeting = FolderSynchronizer(
+    job, store, buffer=BUFFER, scope={"run": RUN, "stage": ""}, timeout_s=1.0, news=TrainerNews("trainer", 5)
+)
+try:
+    (disk / "filler").write_bytes(bytes(2**22))
+except OSError:
+    pass
+told("announce", lambda: asyncio.run(meeting.finish_trainer()))
+(disk / "filler").unlink()
+told("announce again", lambda: asyncio.run(meeting.finish_trainer()))
+store.open()
 steps = []
 
 
@@ -102,6 +114,13 @@ def test_weights_that_do_not_fit_are_named_and_the_next_ones_are_published(full:
     assert code == ("E5511" if full[1] else "E5512"), message
     assert ("no space left to publish the weights of version 2" if full[1] else "File too large") in message
     assert full[0][f"publish {kind} again"] == ["", "3"]
+
+
+def test_a_version_that_cannot_be_announced_is_named(full: tuple[dict, bool]) -> None:
+    code, message = full[0]["announce"]
+    assert code == ("E5511" if full[1] else ""), message  # where only files are bounded, this one is small enough
+    assert not full[1] or "no space left to publish the weights of version 5" in message
+    assert full[0]["announce again"] == ["", "None"]
 
 
 def test_a_store_that_is_full_does_not_say_that_it_waited_and_keeps_what_it_acknowledged(full: tuple[dict, bool]):

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.common.constants import BENCH, TRAINER
 from trinity.common.errors import SyncError
-from trinity.common.weights.files import remove_unless_read, ticket_in, versions_in
+from trinity.common.weights.files import remove_unless_read, ticket_in, unpublished, versions_in
 from trinity.synchronizer.synchronizer import EXPLORER, Synchronizer
 from trinity.utils.locks import component_lock, is_held, note_of
 from trinity.utils.log import get_logger
@@ -111,7 +111,11 @@ class FolderSynchronizer:
         return False
 
     async def publish(self, ticket: Ticket, *, is_lent: bool = False) -> int | None:
-        """Announce a version; return the one before, which an explorer may still be about to read."""
+        """Announce a version; return the one before, which an explorer may still be about to read.
+
+        Raises:
+            SyncError: it cannot be written down (E5511, E5512).
+        """
         before = self._news().version
         await self._say(version=ticket.version, fingerprint=ticket.fingerprint)
         return before
@@ -260,7 +264,10 @@ class FolderSynchronizer:
     async def _say(self, **changes: Any) -> None:
         self._own = replace(self._own, **changes)
         text = json.dumps(asdict(self._own), indent=1, sort_keys=True)
-        await asyncio.to_thread(_replace_file, self.job_dir / STATE_FILE, text)
+        try:
+            await asyncio.to_thread(_replace_file, self.job_dir / STATE_FILE, text)
+        except OSError as error:
+            raise unpublished(self._own.version, self.job_dir, error) from error
 
     async def _until(
         self, condition: Callable[[TrainerNews], bool], what: str, *, timeout_s: float | None = None
@@ -305,11 +312,15 @@ def _is_newer_than(version: int) -> Callable[[TrainerNews], bool]:
 
 def _replace_file(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 AnySynchronizer = Synchronizer | FolderSynchronizer

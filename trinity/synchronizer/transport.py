@@ -26,13 +26,14 @@ from trinity.common.weights.files import (
     remove_unfinished,
     remove_unless_read,
     ticket_in,
+    unpublished,
     versions_in,
 )
 from trinity.common.weights.ticket import Ticket, fingerprint, layout_fingerprint, num_bytes, tensor_digest
 from trinity.runtime.base import Objects
 from trinity.runtime.objects import LocalObjects
 from trinity.synchronizer.broadcast import BroadcastTransport
-from trinity.utils.disk import free_mib, is_full, system_error
+from trinity.utils.disk import system_error
 from trinity.utils.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class CheckpointTransport:
             cause = system_error(error)
             if cause is None:
                 raise
-            raise self._explained(cause, version) from error
+            raise unpublished(version, self.folder, cause) from error
 
     def _put(self, version: int, weights: dict[str, Tensor], temporary: Path) -> Ticket:
         final = self.folder / f"version_{version}"
@@ -177,17 +178,6 @@ class CheckpointTransport:
         os.replace(hint, self.job_dir / LATEST_FILE)
         failpoint("sync.after_publish")
         return ticket
-
-    def _explained(self, error: OSError, version: int) -> SyncError:
-        if is_full(error):
-            return SyncError(
-                f"no space left to publish the weights of version {version} under {self.folder} "
-                f"({free_mib(self.folder):.1f} MiB are free without them); free some space or lower "
-                "trainer.max_checkpoints_to_keep, and run the same command again to continue from the newest "
-                "checkpoint",
-                code="E5511",
-            )
-        return SyncError(f"cannot publish the weights of version {version} under {self.folder}: {error}", code="E5512")
 
     def _write(self, folder: Path, version: int, weights: dict[str, Tensor], *, final: Path) -> Ticket:
         """Write the tensors into `folder`, whole or as a delta; return the ticket of `final`."""
