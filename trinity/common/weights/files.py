@@ -121,8 +121,8 @@ def unpublished(version: int, folder: Path, cause: OSError) -> SyncError:
         return SyncError(f"cannot publish the weights of version {version} under {folder}: {cause}", code="E5512")
     return SyncError(
         f"no space left to publish the weights of version {version} under {folder} ({free_mib(folder):.1f} MiB are "
-        "free without them); free some space or lower trainer.max_checkpoints_to_keep, and run the same command again to "
-        "continue from the newest checkpoint",
+        "free without them); free some space or lower trainer.max_checkpoints_to_keep, and run the same command again "
+        "to continue from the newest checkpoint",
         code="E5511",
     )
 
