@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from tests.e2e.parts import Parts
+from trinity.common.constants import TRAINER
 from trinity.common.errors import AlreadyRunningError, CheckpointError, ConfigError, ExitCode
+from trinity.common.weights import fingerprint
 from trinity.launch.job import JobLock
+from trinity.synchronizer.folder import STATE_FILE
+from trinity.utils import failpoints
 
 pytestmark = pytest.mark.slow
 
@@ -96,6 +102,55 @@ def test_a_live_name_a_whole_job_and_another_shape_of_run_are_refused(parts: Par
     with pytest.raises(ConfigError, match="has run in .* before") as anew:
         parts.run("explorer", "continue_from_checkpoint=false")
     assert anew.value.code == "E1840"
+
+
+def test_a_job_has_one_live_trainer_whatever_its_name(parts: Parts):
+    live = JobLock(parts.job, TRAINER, command="trinity run --config trainer.yaml")
+    try:
+        for name in ("trainer", "learner"):
+            with pytest.raises(AlreadyRunningError, match="has a live trainer already .pid .* one, whatever") as second:
+                parts.run("trainer", f"trainer.name={name}")
+            assert (second.value.code, second.value.exit_code) == ("E8003", ExitCode.ALREADY_RUNNING)
+    finally:
+        live.release()
+    # Under another name it is the same trainer, whose other keys may not change either.
+    with pytest.raises(CheckpointError, match="optimizer.lr") as changed:
+        parts.run("trainer", "trainer.name=learner", "algorithm.optimizer.lr=0.5")
+    assert changed.value.code == "E7004" and "trainer.name" not in changed.value.args[0]
+
+
+def test_a_trainer_that_comes_back_under_another_name_trains_what_was_lost(tmp_path: Path, plugins: Path):
+    made = Parts(tmp_path / "run", plugins)
+    for name in ("trainer", "explorer"):
+        made.trees[name]["synchronizer"] |= {"sync_interval": 1, "sync_offset": 4}
+    made.trees["explorer"]["buffer"]["total_steps"] = 4
+    made.run("explorer")
+
+    def fail(place: str, *overrides: str) -> tuple[int, str]:
+        failpoints.configure(place)
+        try:
+            with pytest.raises(RuntimeError, match="failpoint"):
+                made.run("trainer", *overrides)
+        finally:
+            failpoints.configure("")
+        said = json.loads((made.job / STATE_FILE).read_text())
+        return said["version"], said["fingerprint"]
+
+    assert fail("train.after_step=raise@2", "trainer.save_interval=0")[0] == 1
+    unfinished = made.job / "weights" / ".version_2.7.tmp"
+    unfinished.mkdir()
+    # Without a checkpoint it begins again, and whoever serves the lost version 1 is given the initial model.
+    model = load_file(made.folder / "model" / "model.safetensors")
+    assert fail("train.before_step=raise@1") == (0, fingerprint(model))
+    assert not unfinished.exists()
+    # The checkpoint is of step 2, and step 3 is in the ledger.
+    assert fail("train.after_step=raise@4", "trainer.name=first")[0] == 3
+    assert made.query("select max(step) from train_step") == [(3,)]
+    again = made.run("trainer", "trainer.name=second")
+    assert (again.exit_code, again.stages[0].training_step) == (ExitCode.DONE, 4)
+    assert made.query("select state, use_count, count(*) from experience group by 1, 2") == [("trained", 1, 16)]
+    steps = made.query("select step, count(distinct uid), count(*) from step_exp group by 1")
+    assert steps == [(step, 4, 4) for step in (1, 2, 3, 4)]
 
 
 def test_files_of_one_job_that_disagree_are_shown_key_by_key(parts: Parts):

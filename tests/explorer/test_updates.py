@@ -14,6 +14,7 @@ from trinity.common.config import Config
 from trinity.common.errors import SyncError
 from trinity.explorer.updates import WeightUpdates
 from trinity.synchronizer.schedule import DynamicSchedule, schedule_of
+from trinity.synchronizer.served import ServedWeights
 from trinity.synchronizer.synchronizer import Synchronizer
 
 
@@ -40,7 +41,8 @@ async def admitted(config: Config, store: ExperienceStore) -> bool | None:
     assert isinstance(schedule, DynamicSchedule)
     meeting: Any = Synchronizer(schedule, timeout_s=5.0)
     engine: Any = WeightHolder()
-    updates = WeightUpdates(config, schedule, engine=engine, store=store, synchronizer=meeting, call=call)
+    served = ServedWeights(meeting, engine, explorer="explorer")
+    updates = WeightUpdates(config, schedule, served=served, store=store, synchronizer=meeting, call=call)
     return await updates.admit(1)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from trinity.common.constants import TRAINER
 from trinity.common.errors import AlreadyRunningError, CheckpointError, EnvironmentProblem, ExitCode
 from trinity.launch.job import (
     LOCK,
@@ -43,6 +44,16 @@ def test_a_second_process_is_refused_and_told_who_holds_the_folder(tmp_path: Pat
         holder.kill()
         holder.communicate(timeout=10)
     JobLock(tmp_path).release()  # a killed holder leaves nothing behind
+
+
+def test_a_job_has_one_trainer_beside_its_explorers(tmp_path: Path):
+    trainer, explorer = JobLock(tmp_path, TRAINER), JobLock(tmp_path, "explorer")
+    with pytest.raises(AlreadyRunningError, match="has a live trainer already") as second:
+        JobLock(tmp_path, TRAINER)
+    assert second.value.code == "E8003"
+    trainer.release()
+    JobLock(tmp_path, TRAINER).release()
+    explorer.release()
 
 
 def test_a_folder_that_cannot_be_written_is_an_environment_error(tmp_path: Path):

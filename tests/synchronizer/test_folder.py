@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tests.synchronizer.test_synchronizer import WeightHolder
 from trinity.buffer.store import ExperienceStore
 from trinity.common.config import Config
 from trinity.common.errors import CheckpointError, SyncError
 from trinity.synchronizer.folder import STATE_FILE, FolderSynchronizer, TrainerNews
 from trinity.synchronizer.publisher import Publisher
+from trinity.synchronizer.served import ServedWeights
 from trinity.synchronizer.transport import CheckpointTransport
 from trinity.trainer.verl.loading import checkpoint_weights
 from trinity.utils.locks import FileLock, component_lock, is_held, note_of
@@ -62,6 +66,48 @@ def test_versions_reach_another_side_and_a_restart_takes_back_what_was_lost(tmp_
         assert await explorer.wait_for_version(100) == await explorer.wait_for_trainer() == 4
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_delta", [False, True])
+@pytest.mark.parametrize("kept", [0, 2, 4])
+def test_a_number_that_a_rewound_trainer_gives_again_brings_the_new_weights(
+    tmp_path: Path, store: ExperienceStore, kept: int, is_delta: bool
+):
+    async def run() -> None:
+        engine: Any = WeightHolder()
+        served = ServedWeights(side(tmp_path, store), engine, explorer="explorer")
+
+        async def publish(publisher: Publisher, version: int, by: float) -> None:
+            await publisher.publish(version, {"w": WEIGHTS["w"] * by})
+
+        lost = Publisher(side(tmp_path, store, "trainer"), CheckpointTransport(tmp_path, is_delta=is_delta))
+        await lost.restore(0, None, weights={})
+        for version in (2, 4, 6):
+            await publish(lost, version, version)
+        await served.take_newest()
+        assert engine.model_version == 6 and torch.equal(engine.weights["w"], WEIGHTS["w"] * 6)
+
+        # Killed, and continued from an older checkpoint; the explorer looks only when the number is there again.
+        again = Publisher(side(tmp_path, store, "trainer"), CheckpointTransport(tmp_path, is_delta=is_delta))
+        await again.restore(kept, None, weights={kept: {"w": WEIGHTS["w"] * kept}})
+        for version in range(kept + 2, 8, 2):
+            await publish(again, version, version + 100)
+        await served.take_newest()
+        assert engine.model_version == 6 and torch.equal(engine.weights["w"], WEIGHTS["w"] * 106)
+        assert await served.take_newest() == {}, "what it serves is not read again"
+
+        # And back behind all that was published: the explorer does not go on with what is lost.
+        await again.restore(kept, None, weights={kept: {"w": WEIGHTS["w"] * kept}})
+        await served.take_newest()
+        assert engine.model_version == kept and torch.equal(engine.weights["w"], WEIGHTS["w"] * kept)
+
+    asyncio.run(run())
+
+
+def test_what_a_trainer_of_version_0_1_has_said_is_read(tmp_path: Path, store: ExperienceStore):
+    said = {"interval": 2, "is_finished": False, "name": "trainer", "offset": 1, "rollouts_per_step": 4, "version": 6}
+    (tmp_path / STATE_FILE).write_text(json.dumps(said))
+    assert asyncio.run(side(tmp_path, store).newest()) == (6, "")
 
 
 def test_a_wait_ends_at_its_deadline_and_says_that_nobody_is_there(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -236,3 +239,33 @@ def test_a_version_that_is_read_is_not_removed(tmp_path: Path):
 def test_a_ticket_of_a_transport_that_this_version_lacks_is_refused():
     with pytest.raises(SyncError, match=r"E5504.*no transport is called 'pigeon'; known: checkpoint, memory, nccl"):
         receive(Ticket(3, "pigeon", "xxh3:0", 8), timeout_s=1.0)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+import torch
+from trinity.synchronizer.transport import CheckpointTransport
+transport = CheckpointTransport(Path(sys.argv[1]))
+for version in (1, 2):
+    transport.put(version, {"w": torch.ones(1000)}, copy=True)
+"""
+
+
+def test_what_a_killed_publication_left_is_removed_by_the_next_one(tmp_path: Path):
+    environment = {"TRINITY_FAILPOINTS": "sync.before_publish=kill@2", "PYTHONPATH": ":".join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment).returncode == -signal.SIGKILL
+    assert len(list((tmp_path / "weights").glob(".version_2.*.tmp/model.safetensors"))) == 1
+    transport = CheckpointTransport(tmp_path)
+    assert transport.versions() == [1], "and nobody takes it for a version"
+    transport.put(2, {"w": torch.zeros(10)}, copy=True)
+    assert sorted(entry.name for entry in (tmp_path / "weights").iterdir()) == ["version_1", "version_2"]
+
+
+def test_weights_that_cannot_be_written_are_named(tmp_path: Path):
+    (tmp_path / "weights").write_text("a file where the folder should be")
+    with pytest.raises(
+        SyncError, match="cannot publish the weights of version 3 under .*weights: .*File exists"
+    ) as found:
+        CheckpointTransport(tmp_path).put(3, {"w": torch.ones(2)}, copy=True)
+    assert found.value.code == "E5512"

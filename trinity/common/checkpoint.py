@@ -6,7 +6,6 @@ truth is the newest directory whose manifest verifies; `latest_checkpointed_iter
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from typing import Any, Literal
 import xxhash
 
 from trinity.common.errors import CheckpointError
+from trinity.utils.disk import exchange, free_mib, is_full, system_error
 from trinity.utils.failpoints import failpoint
 from trinity.utils.log import get_logger
 
@@ -32,6 +32,7 @@ MIN_KEEP = 2
 _CHUNK_BYTES = 1 << 20
 _STEP_DIR = re.compile(r"global_step_(\d+)")
 _STALE = re.compile(r"\.global_step_\d+\.[0-9a-f]+\.tmp")
+_REPLACED = re.compile(r"\.(global_step_\d+)\.[0-9a-f]+\.old")
 
 Level = Literal["size", "full"]
 
@@ -71,8 +72,10 @@ class CheckpointStore:
             self._point_to(step)
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            if isinstance(error, OSError):
-                raise self._explained(error, step) from error
+            self._put_back()
+            cause = system_error(error)
+            if cause is not None:
+                raise self._explained(cause, step) from error
             raise
         self._retain(keep)
         return final
@@ -126,6 +129,7 @@ class CheckpointStore:
         """Remove what an interrupted write or removal has left; return the removed directories."""
         if not self.job_dir.is_dir():
             return []
+        self._put_back()
         stale = [entry for entry in self.job_dir.iterdir() if _STALE.fullmatch(entry.name)]
         for entry in stale:
             logger.info("removing the unfinished checkpoint %s", entry)
@@ -157,14 +161,30 @@ class CheckpointStore:
 
     def _move(self, temporary: Path, final: Path) -> None:
         failpoint("ckpt.before_rename")
-        replaced = self._aside(int(final.name.rpartition("_")[2])) if final.exists() else None
-        if replaced is not None:
-            os.rename(final, replaced)
-        os.rename(temporary, final)
+        if not final.exists():
+            os.rename(temporary, final)
+        elif not exchange(temporary, final):
+            # In two steps: killed between them, the next start puts the old one back.
+            os.rename(final, temporary.with_suffix(".old"))
+            failpoint("ckpt.while_replacing")
+            os.rename(temporary, final)
         _fsync(self.job_dir)
-        if replaced is not None:
-            shutil.rmtree(replaced)
         failpoint("ckpt.after_rename")
+        shutil.rmtree(temporary, ignore_errors=True)
+        self._put_back()
+
+    def _put_back(self) -> None:
+        """Give a checkpoint that was being replaced its name again, or remove it where the new one has it."""
+        for entry in self.job_dir.iterdir() if self.job_dir.is_dir() else ():
+            match = _REPLACED.fullmatch(entry.name)
+            if match is None:
+                continue
+            final = self.job_dir / match.group(1)
+            if final.exists():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                os.rename(entry, final)
+                logger.warning("%s was being replaced; the one before is back in its place", final)
 
     def _point_to(self, step: int) -> None:
         failpoint("ckpt.before_latest")
@@ -192,11 +212,11 @@ class CheckpointStore:
         shutil.rmtree(aside)
 
     def _explained(self, error: OSError, step: int) -> CheckpointError:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = shutil.disk_usage(self.job_dir).free
+        if is_full(error):
             return CheckpointError(
-                f"no space left to write the checkpoint of step {step} under {self.job_dir} ({free / 2**20:.0f} MiB "
-                "free); older checkpoints are untouched; free some space or lower trainer.max_checkpoints_to_keep",
+                f"no space left to write the checkpoint of step {step} under {self.job_dir} "
+                f"({free_mib(self.job_dir):.1f} MiB are free without it); older checkpoints are untouched; free some "
+                "space or lower trainer.max_checkpoints_to_keep",
                 code="E7022",
             )
         return CheckpointError(

@@ -27,6 +27,7 @@ class Mode(StrEnum):
 
 
 BENCH = Mode.BENCH.value  # also the name under which that mode shares a job folder
+TRAINER = "trainer"  # the name under which a trainer shares it, whatever `trainer.name` says: a job has one
 
 
 class PromptType(StrEnum):

@@ -20,6 +20,22 @@ _ALLOWED = (
 )
 
 
+def write_tensors_to(file: Path, content: Any) -> None:
+    """Write tensors and plain values in the format of `torch.save`.
+
+    Raises:
+        OSError: the file cannot be written, with the reason of the operating system. PyTorch itself, given a path, says
+            of a full disk only that a position was not expected.
+    """
+    with open(file, "wb") as opened:
+        try:
+            torch.save(content, opened)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
+
+
 def read_tensors_of(file: Path, *, is_mapped: bool = False) -> Any:
     """Return the content of a file, its tensors on the CPU.
 

@@ -21,8 +21,8 @@ from trinity.explorer.room import wait_for_room
 from trinity.explorer.state import ExplorerState
 from trinity.explorer.updates import WeightUpdates, batches_at_once
 from trinity.runtime.worker_thread import WorkerThread
-from trinity.synchronizer.folder import pull_newest
 from trinity.synchronizer.schedule import FixedSchedule, schedule_of
+from trinity.synchronizer.served import ServedWeights
 from trinity.synchronizer.synchronizer import pull_weights
 from trinity.utils.failpoints import failpoint
 from trinity.utils.log import get_logger
@@ -120,6 +120,7 @@ class Explorer:
         self._parts: ExplorerParts | None = None
         self._times: dict[str, float] = {}
         self._readers_after: dict[int, dict[str, Any]] = {}
+        self._served = ServedWeights(synchronizer, model, explorer=config.explorer.name)
         self._updates = self._make_updates()
 
     def _make_updates(self) -> WeightUpdates | None:
@@ -128,7 +129,7 @@ class Explorer:
         return WeightUpdates(
             self.config,
             self.schedule,
-            engine=self.engine,
+            served=self._served,
             store=self.store,
             synchronizer=cast("Synchronizer", self.synchronizer),  # other styles than fixed are of one run
             call=self._io.call,
@@ -258,7 +259,7 @@ class Explorer:
                 await self._io.call(self.store.announce_wait, *self._producer, required, **self._scope)
                 await synchronizer.wait_for_version(required, timeout_s=self.config.synchronizer.sync_timeout)
             self._times = {"time/wait_weight": time.perf_counter() - started}
-            self._times |= await pull_newest(synchronizer, self.engine, explorer=self.config.explorer.name)
+            self._times |= await self._served.take_newest()
         if await synchronizer.is_trainer_finished():
             logger.info("the trainer has finished: no explore step %d", step)
             return False
@@ -379,7 +380,7 @@ class Explorer:
         step = self.state.explore_step
         is_due = self.parts.evaluator.tasksets and step not in self.state.eval_steps
         if is_due and self._is_apart:  # others may go on for long, and nobody waits for their end
-            await pull_newest(self.synchronizer, self.engine, explorer=self.config.explorer.name)
+            await self._served.take_newest()
             await self.evaluate(step)
         elif is_due and self.config.mode == Mode.BOTH:
             version = await self.synchronizer.wait_for_trainer(timeout_s=self.config.synchronizer.sync_timeout)

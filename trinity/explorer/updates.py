@@ -12,20 +12,18 @@ from trinity.common.config.mixture import num_expert_rows
 from trinity.common.constants import SyncStyle
 from trinity.common.errors import SyncError
 from trinity.explorer.assembly import experience_buffer, store_scope
-from trinity.synchronizer.synchronizer import pull_weights
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
     from trinity.buffer.store import ExperienceStore
     from trinity.common.config import Config
-    from trinity.common.models.model import InferenceModel
     from trinity.synchronizer.schedule import DynamicSchedule
+    from trinity.synchronizer.served import ServedWeights
     from trinity.synchronizer.synchronizer import Synchronizer
 
 logger = get_logger("explorer")
 
 FOLLOW_POLL_S = 0.2
-PULL_ATTEMPTS = 3
 
 
 def pace_of(config: Config) -> Pace | None:
@@ -58,7 +56,7 @@ class WeightUpdates:
     Args:
         config: resolved configuration of the stage.
         schedule: when to ask.
-        engine: takes the weights.
+        served: the engine and what it serves.
         store: holds what is not trained yet.
         synchronizer: source of newer weights.
         call: runs a blocking call.
@@ -73,18 +71,19 @@ class WeightUpdates:
         config: Config,
         schedule: DynamicSchedule,
         *,
-        engine: InferenceModel,
+        served: ServedWeights,
         store: ExperienceStore,
         synchronizer: Synchronizer,
         call: Callable[..., Coroutine[Any, Any, Any]],
     ) -> None:
         self.schedule = schedule
-        self.engine = engine
+        self.engine = served.engine
         self.synchronizer = synchronizer
         self.times: dict[str, float] = {}
         self._pace = pace_of(config)
         self._timeout_s = config.synchronizer.sync_timeout
         self._name = config.explorer.name
+        self._served = served
         self.lock = asyncio.Lock()
         self._is_first = True
         self._call = call
@@ -131,17 +130,7 @@ class WeightUpdates:
             SyncError: the weights could not be had; the engine keeps its version.
         """
         async with self.lock:
-            for attempt in range(PULL_ATTEMPTS):
-                newest = await self.synchronizer.newest_version()
-                if newest in (0, self.engine.model_version):
-                    return
-                try:
-                    self.times |= await pull_weights(self.synchronizer, self.engine, newest, explorer=self._name)
-                except SyncError as error:
-                    # The trainer may have dropped it in this instant for a newer one.
-                    if attempt == PULL_ATTEMPTS - 1 or newest == await self.synchronizer.newest_version():
-                        raise
-                    logger.debug("version %d has gone: %s", newest, error)
+            self.times |= await self._served.take_newest()
 
     async def follow(self) -> None:
         """Let the engine load every version soon after it is published; goes on until it is cancelled.

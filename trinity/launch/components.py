@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from trinity.common.config import Config
-from trinity.common.constants import BENCH, Mode, StorageType
+from trinity.common.constants import BENCH, TRAINER, Mode, StorageType
 from trinity.common.errors import CheckpointError, ConfigError
 from trinity.launch.job import COMPONENTS, SAVED_CONFIG, flatten
 
@@ -34,14 +34,18 @@ SHARED = (
 
 
 def component_of(config: Config) -> str | None:
-    """Return the name under which a run shares its job folder with others; None for one that has it to itself."""
+    """Return the name under which a run shares its job folder with others; None for one that has it to itself.
+
+    A trainer has one place, whatever its name: a second one finds it taken, and one that comes back under another name
+    continues what was there.
+    """
     if config.mode == Mode.EXPLORE:
         return config.explorer.name
     if config.mode == Mode.BENCH:
         return BENCH
     buffer = config.buffer.trainer_input.experience_buffer
     if config.mode == Mode.TRAIN and (buffer is None or buffer.storage_type != StorageType.FILE):
-        return config.trainer.name
+        return TRAINER
     return None
 
 

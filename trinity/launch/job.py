@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from trinity.common.constants import TRAINER
 from trinity.common.errors import AlreadyRunningError, CheckpointError, EnvironmentProblem
 from trinity.utils.locks import FileLock, component_lock, holder_of, is_held
 
@@ -39,6 +40,7 @@ SAFE_CHANGES = (
     "explorer.eval_on_startup",
     "explorer.runner_state_report_interval",
     "synchronizer.sync_timeout",
+    "trainer.name",
     "trainer.save_interval",
     "trainer.trainer_config.trainer.resume_mode",
     "trainer.trainer_config.trainer.resume_from_path",
@@ -73,7 +75,8 @@ class JobLock:
         command: what starts the component again, for the others to tell.
 
     Raises:
-        AlreadyRunningError: another process holds the job (E8001) or the name (E8002); the message names the holder.
+        AlreadyRunningError: another process holds the job (E8001), the name (E8002) or the trainer's place (E8003); the
+            message names the holder.
         EnvironmentProblem: the folder cannot be written.
     """
 
@@ -106,6 +109,12 @@ class JobLock:
 def _refused(job_dir: Path, component: str | None, *, has_job: bool) -> AlreadyRunningError:
     if component is not None and has_job:
         holder = holder_of(component_lock(job_dir, component))
+        if component == TRAINER:
+            return AlreadyRunningError(
+                f"{job_dir} has a live trainer already ({holder}), and a job has one, whatever `trainer.name` says; "
+                "wait for it, stop it, or choose another `name` for a job of its own",
+                code="E8003",
+            )
         return AlreadyRunningError(
             f"{job_dir} has a live component named {component!r} already ({holder}); give this one another name "
             "(explorer.name), or stop the other",

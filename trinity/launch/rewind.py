@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trinity.common.checkpoint import CheckpointStore, verify_checkpoint
 from trinity.common.errors import CheckpointError
+from trinity.launch.job import write_atomically
 from trinity.utils.log import get_logger
 
 logger = get_logger("launch")
@@ -40,5 +41,5 @@ def rewound(checkpoints: CheckpointStore, path: Path) -> Path | None:
         number = 1 + sum(1 for _ in job_dir.glob(f"{folder.name}.left_*"))
         folder.rename(folder.with_name(f"{folder.name}.left_{number}"))
         logger.warning("resume_mode resume_path: %s is left behind as %s.left_%d", folder, folder.name, number)
-    note.write_text(json.dumps(step), encoding="utf-8")
+    write_atomically(note, json.dumps(step))
     return target

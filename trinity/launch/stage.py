@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trinity.common.checkpoint import CheckpointStore
 from trinity.common.constants import Mode
 from trinity.common.errors import ExitCode
+from trinity.common.weights.files import remove_unfinished
 from trinity.launch.bench import BenchSide
 from trinity.launch.component import THIS_MACHINE
 from trinity.launch.components import component_of
@@ -109,9 +110,10 @@ class Stage:
         return result
 
     def _checkpoint(self) -> Path | None:
-        """Return the checkpoint that the trainer continues from, after clearing what an interrupted one left."""
+        """Return the checkpoint that the trainer continues from, after clearing what interrupted writes left."""
         checkpoints = CheckpointStore(self.job_dir)
         checkpoints.clean()
+        remove_unfinished(self.job_dir / "weights")
         verl = self.config.trainer.trainer_config.trainer
         if verl.resume_mode == "resume_path":
             return rewound(checkpoints, Path(str(verl.resume_from_path)))

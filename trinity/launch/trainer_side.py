@@ -66,8 +66,12 @@ class TrainerSide(Component):
             self._trainer.request_stop()
 
     async def _begin_apart(self, trainer: Trainer) -> None:
-        """Tell the explorers where this trainer begins: at the step of its checkpoint, with its weights."""
-        weights = {trainer.step: await trainer.weights()} if trainer.step else {}
+        """Tell the explorers where this trainer begins: at the step of its checkpoint, with its weights.
+
+        They load the initial model themselves, unless they may serve what a trainer without a checkpoint has lost.
+        """
+        has_published = bool(trainer.publisher.transport.versions())
+        weights = {trainer.step: await trainer.weights()} if trainer.step or has_published else {}
         await trainer.publisher.restore(trainer.step, None, weights=weights)
 
     def _meeting_point(self) -> AnySynchronizer:

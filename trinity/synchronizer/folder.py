@@ -22,22 +22,20 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trinity.common.constants import BENCH
+from trinity.common.constants import BENCH, TRAINER
 from trinity.common.errors import SyncError
-from trinity.common.weights.files import remove_unless_read, ticket_in, versions_in
-from trinity.synchronizer.synchronizer import EXPLORER, Synchronizer, pull_weights
+from trinity.common.weights.files import remove_unless_read, ticket_in, unpublished, versions_in
+from trinity.synchronizer.synchronizer import EXPLORER, Synchronizer
 from trinity.utils.locks import component_lock, is_held, note_of
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
     from trinity.buffer.store import ExperienceStore
-    from trinity.common.models.model import InferenceModel
     from trinity.common.weights import Ticket
 
 logger = get_logger("synchronizer")
 
 POLL_S = 0.1
-PULL_ATTEMPTS = 3
 ALIVE_EVERY = 10  # polls between two looks at the other side's lock
 ALONE_S = 10.0
 STATE_FILE = "synchronizer.json"
@@ -50,6 +48,7 @@ class TrainerNews:
     Attributes:
         name: of the component; empty where no trainer has joined yet.
         version: newest published version; 0 is the initial model.
+        fingerprint: of that version's weights; empty where none were published.
         interval: training steps between two versions.
         offset: training batches that the explorers together may run ahead.
         rollouts_per_step: rollouts that a training step takes.
@@ -58,6 +57,7 @@ class TrainerNews:
 
     name: str = ""
     version: int = 0
+    fingerprint: str = ""
     interval: int = 1
     offset: int = 0
     rollouts_per_step: int = 0
@@ -111,9 +111,13 @@ class FolderSynchronizer:
         return False
 
     async def publish(self, ticket: Ticket, *, is_lent: bool = False) -> int | None:
-        """Announce a version; return the one before, which an explorer may still be about to read."""
+        """Announce a version; return the one before, which an explorer may still be about to read.
+
+        Raises:
+            SyncError: it cannot be written down (E5511, E5512).
+        """
         before = self._news().version
-        await self._say(version=ticket.version)
+        await self._say(version=ticket.version, fingerprint=ticket.fingerprint)
         return before
 
     async def wait_for_question(self, *, timeout_s: float) -> bool:
@@ -149,7 +153,8 @@ class FolderSynchronizer:
         for later in versions_in(folder):
             if later > version:
                 remove_unless_read(folder / f"version_{later}")
-        await self._say(version=version, is_finished=False)
+        marks = {ticket.version: ticket.fingerprint for ticket in tickets}
+        await self._say(version=version, fingerprint=marks.get(version, ""), is_finished=False)
 
     # ----------------------------------------------------------------- explorer
     async def required_version(self) -> int:
@@ -212,6 +217,11 @@ class FolderSynchronizer:
         """Return the newest published version; 0 is the initial model."""
         return self._news().version
 
+    async def newest(self) -> tuple[int, str]:
+        """Return number and fingerprint of the newest version; 0 without a fingerprint is the model as loaded."""
+        news = self._news()
+        return news.version, news.fingerprint
+
     async def is_trainer_finished(self) -> bool:
         """Return whether the trainer will publish no further version."""
         return self._news().is_finished
@@ -225,7 +235,7 @@ class FolderSynchronizer:
         """Return whether a component of the job lives that is neither trainer nor evaluation nor a known producer."""
         known = await asyncio.to_thread(self.store.producers, self.buffer, **self.scope)
         names = {path.stem for path in component_lock(self.job_dir, "").parent.glob("?*.lock")}
-        others = names - known.keys() - {self._own.name, BENCH}
+        others = names - known.keys() - {TRAINER, BENCH}
         return any(is_held(component_lock(self.job_dir, name)) for name in others)
 
     def _news(self) -> TrainerNews:
@@ -236,7 +246,7 @@ class FolderSynchronizer:
         """
         path = self.job_dir / STATE_FILE
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = {"fingerprint": ""} | json.loads(path.read_text(encoding="utf-8"))
             return TrainerNews(**{each.name: values[each.name] for each in fields(TrainerNews)})
         except FileNotFoundError:
             return self._own
@@ -254,7 +264,10 @@ class FolderSynchronizer:
     async def _say(self, **changes: Any) -> None:
         self._own = replace(self._own, **changes)
         text = json.dumps(asdict(self._own), indent=1, sort_keys=True)
-        await asyncio.to_thread(_replace_file, self.job_dir / STATE_FILE, text)
+        try:
+            await asyncio.to_thread(_replace_file, self.job_dir / STATE_FILE, text)
+        except OSError as error:
+            raise unpublished(self._own.version, self.job_dir, error) from error
 
     async def _until(
         self, condition: Callable[[TrainerNews], bool], what: str, *, timeout_s: float | None = None
@@ -276,7 +289,7 @@ class FolderSynchronizer:
             await asyncio.sleep(POLL_S)
 
     def _is_alive(self, news: TrainerNews) -> bool:
-        return bool(news.name) and is_held(component_lock(self.job_dir, news.name))
+        return bool(news.name) and is_held(component_lock(self.job_dir, TRAINER))
 
     def _look_for_trainer(self, news: TrainerNews, what: str) -> None:
         """Tell once when nobody is there who could publish."""
@@ -284,7 +297,7 @@ class FolderSynchronizer:
             self._is_told = False
         elif not self._is_told:
             self._is_told = True
-            way = note_of(component_lock(self.job_dir, news.name)) if news.name else ""
+            way = note_of(component_lock(self.job_dir, TRAINER))
             logger.warning(
                 "waiting for %s, and no trainer is running in %s; start it%s",
                 what,
@@ -299,11 +312,15 @@ def _is_newer_than(version: int) -> Callable[[TrainerNews], bool]:
 
 def _replace_file(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 AnySynchronizer = Synchronizer | FolderSynchronizer
@@ -312,23 +329,3 @@ AnySynchronizer = Synchronizer | FolderSynchronizer
 async def is_explorer_starting(synchronizer: AnySynchronizer) -> bool:
     """Return whether an explorer that runs apart has started and not said anything yet; false within one run."""
     return isinstance(synchronizer, FolderSynchronizer) and await synchronizer.is_explorer_starting()
-
-
-async def pull_newest(synchronizer: AnySynchronizer, engine: InferenceModel, *, explorer: str) -> dict[str, float]:
-    """Let `engine` load the newest version unless it serves it; return the metrics of the hand-over, if there is one.
-
-    The trainer may remove a version in the instant before it is read; then there is a newer one.
-
-    Raises:
-        SyncError: the newest version cannot be read.
-    """
-    for attempt in range(PULL_ATTEMPTS):
-        newest = await synchronizer.newest_version()
-        if newest in (0, engine.model_version):
-            return {}
-        try:
-            return await pull_weights(synchronizer, engine, newest, explorer=explorer)
-        except SyncError:
-            if attempt == PULL_ATTEMPTS - 1 or newest == await synchronizer.newest_version():
-                raise
-    return {}

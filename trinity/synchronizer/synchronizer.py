@@ -261,6 +261,10 @@ class Synchronizer:
         """Return the newest published version; 0 is the initial model."""
         return self._version
 
+    async def newest(self) -> tuple[int, str]:
+        """Return the newest version as `FolderSynchronizer` does; within one run its number, given once, is enough."""
+        return self._version, ""
+
     async def is_trainer_finished(self) -> bool:
         """Return whether the trainer will publish no further version."""
         return self._trainer_done

@@ -23,14 +23,17 @@ from trinity.common.weights.files import (
     WEIGHTS_FILE,
     needed_for,
     read_version,
+    remove_unfinished,
     remove_unless_read,
     ticket_in,
+    unpublished,
     versions_in,
 )
 from trinity.common.weights.ticket import Ticket, fingerprint, layout_fingerprint, num_bytes, tensor_digest
 from trinity.runtime.base import Objects
 from trinity.runtime.objects import LocalObjects
 from trinity.synchronizer.broadcast import BroadcastTransport
+from trinity.utils.disk import system_error
 from trinity.utils.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -139,14 +142,28 @@ class CheckpointTransport:
         self._last: tuple[Ticket, dict[str, Tensor], int] | None = None  # with the number of deltas up to it
 
     def put(self, version: int, weights: Mapping[str, Tensor], *, copy: bool) -> Ticket:
-        """Hold `weights` as `version`."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = self.folder / f".version_{version}.{os.getpid()}.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
+        """Hold `weights` as `version`.
+
+        Raises:
+            SyncError: no space left (E5511), or another error of the file system (E5512); the attempt leaves nothing.
+        """
         distinct = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in weights.items()}
+        temporary = self.folder / f".version_{version}.{os.getpid()}.tmp"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            remove_unfinished(self.folder)
+            temporary.mkdir()
+            return self._put(version, distinct, temporary)
+        except Exception as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            cause = system_error(error)
+            if cause is None:
+                raise
+            raise unpublished(version, self.folder, cause) from error
+
+    def _put(self, version: int, weights: dict[str, Tensor], temporary: Path) -> Ticket:
         final = self.folder / f"version_{version}"
-        ticket = self._write(temporary, version, distinct, final=final)
+        ticket = self._write(temporary, version, weights, final=final)
         (temporary / LOCK_FILE).touch()
         (temporary / TICKET_FILE).write_text(ticket.as_json())
         for file in temporary.iterdir():

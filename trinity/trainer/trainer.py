@@ -17,7 +17,7 @@ from trinity.buffer.dataset_reader import DatasetReader
 from trinity.buffer.store import ExperienceStore
 from trinity.common.checkpoint import CheckpointStore
 from trinity.common.config import Config
-from trinity.common.constants import Mode, SyncMethod
+from trinity.common.constants import TRAINER, Mode, SyncMethod
 from trinity.common.errors import ConfigError
 from trinity.common.experience import Experience
 from trinity.common.models.chat_template import load_tokenizer
@@ -173,7 +173,9 @@ class Trainer:
         if not settings.is_supervised(config):
             assert self.store is not None, "an algorithm that learns from rollouts needs the experience store"
             name = "experience_buffer" if buffer is None else buffer.name
-            token = self.store.open_consumer(name, config.trainer.name, run=self.run_name, cut=self.step)
+            # Not by its own name: one that comes back under another name continues what it trained under the first.
+            consumer = self.store.last_trainer(name, run=self.run_name) or TRAINER
+            token = self.store.open_consumer(name, consumer, run=self.run_name, cut=self.step)
             timeout_s = 1800.0 if buffer is None else buffer.max_read_timeout
             self._source = BufferSource(self.store, token, timeout_s=timeout_s)
             return self._source

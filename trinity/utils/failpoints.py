@@ -24,6 +24,7 @@ NAMES = (
     "ckpt.before_manifest",
     "ckpt.after_manifest",
     "ckpt.before_rename",
+    "ckpt.while_replacing",
     "ckpt.after_rename",
     "ckpt.before_latest",
     "ckpt.after_latest",

@@ -246,8 +246,30 @@ def test_a_database_of_another_version_or_program_is_refused(tmp_path: Path) -> 
     with pytest.raises(StoreError, match="a table `experience` that this program did not make"):
         ExperienceStore(f"sqlite:///{tmp_path}/foreign.db").open()
     (tmp_path / "text.db").write_text("this is not a database, just a text file of some length" * 20)
-    with pytest.raises(StoreError, match="E5200"):
+    with pytest.raises(StoreError, match=r"E5200.*file is not a database$"):
         ExperienceStore(f"sqlite:///{tmp_path}/text.db").open()
+
+
+def test_who_trained_last_is_known_and_a_reader_that_trains_nothing_is_not_taken_for_it(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        assert store.last_trainer(BUFFER, run=RUN) is None
+        append(store, 1, 3)
+        for number, name in enumerate(("first", "second"), start=1):
+            token = open_consumer(store, consumer=name)
+            store.commit_step(token, number, uids(store.claim(token, 1)))
+        store.claim(open_consumer(store, consumer="reader"), 1)
+        assert store.last_trainer(BUFFER, run=RUN) == "second"
+        assert store.last_trainer(BUFFER, run="another") is None is store.last_trainer("other", run=RUN)
+
+
+def test_a_store_that_another_process_holds_says_how_long_it_waited(tmp_path: Path) -> None:
+    with ExperienceStore(f"sqlite:///{tmp_path}/e.db", busy_timeout_s=0.05) as store:
+        holder = sqlite3.connect(tmp_path / "e.db", isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match=r"E5200.*locked \(waited up to 0.05 s for other processes\)$"):
+            store.open_producer(BUFFER, PRODUCER, run=RUN)
+        holder.close()
+        store.open_producer(BUFFER, PRODUCER, run=RUN)
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "mysql://u:secret@h/d", "not a url"])

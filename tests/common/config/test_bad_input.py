@@ -40,6 +40,14 @@ def test_names_that_are_no_folder_are_refused(examined: Examine, name: str) -> N
     assert problem.line == 2
 
 
+@pytest.mark.parametrize("place", ["trainer", "bench"])
+def test_an_explorer_apart_does_not_take_the_place_of_another_component(examined: Examine, place: str) -> None:
+    rest = f"explorer: {{name: {place}}}\ntrainer: {{name: learner}}\n"
+    problem = find(examined(with_(f"mode: explore\n{rest}"))[1], "E1305", "explorer.name")
+    assert problem.line == 14 and "its own name" in (problem.suggestion or "")
+    assert not [each for each in examined(with_(rest))[1] if each.code == "E1305"], "in one process nothing is shared"
+
+
 @pytest.mark.parametrize("name", ["gsm8k", "Trinity-RFT", "实验一", "a b", "v0.1+x"])
 def test_names_that_are_folders_are_accepted(examined: Examine, name: str) -> None:
     assert not [p for p in examined(with_("", name=f"name: '{name}'"))[1] if p.is_error]

@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from trinity.buffer.store import dialect
 from trinity.common.errors import StoreError
+from trinity.utils.disk import free_mib
 from trinity.utils.log import redact
 
 
@@ -61,7 +62,8 @@ class Database:
         """Begin a transaction that writes; it is committed unless an exception leaves the block.
 
         Raises:
-            StoreError: closed (E5208), removed or replaced (E5209), or failed, busy for too long among others (E5200).
+            StoreError: closed (E5208), removed or replaced (E5209), without space (E5210), or failed, busy for too long
+                among others (E5200).
         """
         with self._write_lock, self._guard() as engine, engine.connect() as plain:
             connection = plain.execution_options(**dialect.write_options(), **dialect.clock_options(self.clock))
@@ -88,15 +90,19 @@ class Database:
         try:
             yield engine
         except SQLAlchemyError as error:
-            raise StoreError(
-                f"the experience store {redact(self.url)} failed: {_cause(error)} (waited up to "
-                f"{self.busy_timeout_s:g} s for other processes)",
-                code="E5200",
-            ) from error
+            raise self._explained(error) from error
 
-
-def _cause(error: SQLAlchemyError) -> str:
-    return str(getattr(error, "orig", None) or error)
+    def _explained(self, error: SQLAlchemyError) -> StoreError:
+        cause = getattr(error, "orig", None) or error
+        if dialect.is_full(cause):
+            place = "" if self._file is None else f" ({free_mib(self._file.parent):.1f} MiB are free)"
+            return StoreError(
+                f"no space left for the experience store {redact(self.url)}{place}: {cause}; what it had acknowledged "
+                "is whole; free some space and run the same command again to continue",
+                code="E5210",
+            )
+        waited = f" (waited up to {self.busy_timeout_s:g} s for other processes)" if dialect.is_busy(cause) else ""
+        return StoreError(f"the experience store {redact(self.url)} failed: {cause}{waited}", code="E5200")
 
 
 def _inode(file: Path | None) -> tuple[int, int]:

@@ -24,6 +24,8 @@ NETWORK_FILE_SYSTEMS = frozenset(
     | {"smbfs"}
 )
 MOUNTS = Path("/proc/mounts")
+_PRIMARY = 0xFF  # of SQLite's codes, whose other bits say more
+_POSTGRESQL_DISK_FULL = "53100"
 
 
 def open_engine(url: str, *, busy_timeout_s: float) -> tuple[Engine, Path | None]:
@@ -79,6 +81,20 @@ def write_options() -> dict[str, Any]:
 def clock_options(given: Callable[[], float] | None) -> dict[str, Any]:
     """Return the execution options of a transaction that takes its time from `given`, if there is one."""
     return {} if given is None else {CLOCK: given}
+
+
+def is_full(error: BaseException) -> bool:
+    """Return whether an error of the driver says that the disk of the database is full."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    # SQLite says the second where the file that its processes share cannot grow.
+    is_sqlite = code & _PRIMARY == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE
+    return is_sqlite or getattr(error, "sqlstate", None) == _POSTGRESQL_DISK_FULL
+
+
+def is_busy(error: BaseException) -> bool:
+    """Return whether an error of the driver says that another process held the database for too long."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    return code & _PRIMARY in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def refuse_network_file_system(path: Path, *, mounts: Path = MOUNTS) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from sqlalchemy import insert, update
+from sqlalchemy import insert, select, update
 
 from trinity.buffer.store import ledger, reuse
 from trinity.buffer.store.backup import JSONBackup
@@ -16,7 +16,7 @@ from trinity.buffer.store.ledger import Limits, Scope
 from trinity.buffer.store.outlook import outlook
 from trinity.buffer.store.producers import POLL_S, ProducerBoard
 from trinity.buffer.store.reuse import Reuse
-from trinity.buffer.store.tables import EXPERIENCE
+from trinity.buffer.store.tables import EXPERIENCE, TRAIN_STEP
 from trinity.buffer.store.types import AppendResult, Batch, ConsumerToken, Counts, num_rollouts
 from trinity.common.errors import DataError, StarvedError, StoreError
 from trinity.common.experience import Experience
@@ -136,6 +136,17 @@ class ExperienceStore(ProducerBoard):
         if oversize:
             _logger.warning("%d experiences above %d bytes were set aside", oversize, self.max_experience_bytes)
         return AppendResult(len(new) - oversize, len(rows) - len(new), oversize)
+
+    def last_trainer(self, buffer: str, *, run: str, stage: str = "") -> str | None:
+        """Return the consumer of the buffer that committed the newest training step; None before the first.
+
+        Whoever continues its work opens it by this name: what a consumer has used belongs to it alone.
+        """
+        steps = TRAIN_STEP.c
+        known = select(steps.consumer).where(Scope(run, stage, buffer).where(TRAIN_STEP))
+        with self._database.read() as connection:
+            name: str | None = connection.scalar(known.order_by(steps.committed_at.desc()).limit(1))
+            return name
 
     def open_consumer(self, buffer: str, consumer: str, *, run: str, cut: int, stage: str = "") -> ConsumerToken:
         """Return the right to claim as `consumer`, which ends every older one of that name.

@@ -24,7 +24,7 @@ class MegatronConfig(Section):
 class TrainerConfig(Section):
     """How long, with what memory, and what is saved."""
 
-    name: BufferName = key("trainer", "Name of the trainer.", GUIDE)
+    name: BufferName = key("trainer", "Name of the trainer in its metrics; a job has one, whatever its name.", GUIDE)
     trainer_type: Literal["verl", "tinker"] = key("verl", "Back end; verl: this project's trainer.", GUIDE)
     trainer_strategy: Literal["fsdp", "fsdp2", "megatron"] = key(
         "fsdp", "Sharding of the model; with one worker none. megatron: also by `trainer.megatron`.", GUIDE

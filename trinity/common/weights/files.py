@@ -17,6 +17,10 @@ from torch import Tensor
 from trinity.common.errors import SyncError
 from trinity.common.weights.delta import DELTA_FILE, apply_delta
 from trinity.common.weights.ticket import Ticket
+from trinity.utils.disk import free_mib, is_full
+from trinity.utils.log import get_logger
+
+logger = get_logger("synchronizer")
 
 WEIGHTS_FILE = "model.safetensors"
 LOCK_FILE = "readers"
@@ -109,6 +113,27 @@ def remove_unless_read(folder: Path) -> bool:
     except FileNotFoundError:
         shutil.rmtree(folder, ignore_errors=True)
     return True
+
+
+def unpublished(version: int, folder: Path, cause: OSError) -> SyncError:
+    """Return the error of a version that could not be published under `folder`."""
+    if not is_full(cause):
+        return SyncError(f"cannot publish the weights of version {version} under {folder}: {cause}", code="E5512")
+    return SyncError(
+        f"no space left to publish the weights of version {version} under {folder} ({free_mib(folder):.1f} MiB are "
+        "free without them); free some space or lower trainer.max_checkpoints_to_keep, and run the same command again "
+        "to continue from the newest checkpoint",
+        code="E5511",
+    )
+
+
+def remove_unfinished(folder: Path) -> list[Path]:
+    """Remove what publications that were killed have left under `folder`; return it. A job's trainer calls it."""
+    stale = [entry for entry in folder.glob(".version_*.tmp") if entry.is_dir()]
+    for entry in stale:
+        logger.info("removing the unfinished version %s", entry)
+        shutil.rmtree(entry, ignore_errors=True)
+    return stale
 
 
 def versions_in(folder: Path) -> list[int]:

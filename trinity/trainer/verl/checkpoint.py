@@ -28,6 +28,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trinity.common.errors import CheckpointError
 from trinity.common.models.model_config import config_to_save
+from trinity.common.tensor_files import write_tensors_to
 from trinity.trainer.verl.pipeline import Stages
 from trinity.trainer.verl.ranks import ALONE, Ranks
 from trinity.trainer.verl.resharding import (
@@ -96,9 +97,9 @@ def save_trained(
 
     def write_own() -> None:
         for kind, part in (own() if together is None else together).items():
-            torch.save(part, folder / f"{kind}_{end}")
+            write_tensors_to(folder / f"{kind}_{end}", part)
         if "extra" in contents:
-            torch.save(extra | {"rng": random_state()}, folder / f"extra_state_{end}")
+            write_tensors_to(folder / f"extra_state_{end}", extra | {"rng": random_state()})
 
     in_turns(write_own, ranks, strategy)
     full: dict[str, Tensor] | None = {}

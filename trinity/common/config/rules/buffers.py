@@ -11,6 +11,7 @@ from trinity.common.config.draft import Draft, path_of
 from trinity.common.config.rules.algorithm import DATASET_ALGORITHMS, check_name
 from trinity.common.config.rules.formats import MULTI_TURN, check_format, check_multi_turn
 from trinity.common.config.rules.lengths import tasksets
+from trinity.common.constants import BENCH, TRAINER, Mode
 
 TASKSET = "buffer.explorer_input.taskset"
 EVALUATED = "buffer.explorer_input.eval_tasksets"
@@ -304,6 +305,7 @@ def check_unique_names(draft: Draft) -> None:
         keys.append(f"{OUTPUT}.name")
     keys += [f"{AUXILIARY}.{name}.name" for name in draft.get(AUXILIARY) if draft.is_given(f"{AUXILIARY}.{name}.name")]
     seen: dict[str, str] = {}
+    _check_place(draft)
     for key in keys:
         name = draft.get(key)
         if name not in seen:
@@ -318,4 +320,18 @@ def check_unique_names(draft: Draft) -> None:
             value=name,
             rule="unique",
             suggestion="give each its own name",
+        )
+
+
+def _check_place(draft: Draft) -> None:
+    """Refuse an explorer apart whose name is the place of another component in the folder of the job."""
+    name = draft.get("explorer.name")
+    if draft.get("mode") == Mode.EXPLORE and name in {TRAINER, BENCH} - {draft.get("trainer.name")}:
+        draft.problem(
+            "E1305",
+            "explorer.name",
+            f"`explorer.name` is {name}, which is the place of another component in the folder of the job",
+            value=name,
+            rule=f"neither {TRAINER} nor {BENCH}",
+            suggestion="give the explorer its own name",
         )

@@ -1,0 +1,54 @@
+"""What a file system can do in one step, and what it means when it refuses."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+from pathlib import Path
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+_NAMED = re.compile(r"\(os error (\d+)\)")
+_CANNOT = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+def system_error(error: BaseException) -> OSError | None:
+    """Return the operating system's error that `error` is, or names as safetensors does; None if it is another one."""
+    if isinstance(error, OSError):
+        return error
+    found = _NAMED.search(str(error))
+    return None if found is None else OSError(int(found[1]), os.strerror(int(found[1])))
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether there was no space, or no quota, left."""
+    return error.errno in FULL
+
+
+def free_mib(path: Path) -> float:
+    """Return the space that is left on the file system of `path` in MiB; 0 where nobody can tell."""
+    try:
+        status = os.statvfs(path)
+    except OSError:
+        return 0.0
+    return status.f_bavail * status.f_frsize / 2**20
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Let two entries have each other's name, in one step; return false where the system or file system cannot.
+
+    Raises:
+        OSError: it could, and failed.
+    """
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        return False
+    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _CANNOT:
+        return False
+    raise OSError(number, os.strerror(number), str(one))
