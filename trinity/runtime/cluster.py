@@ -104,8 +104,8 @@ def check_found(request: ClusterRequest, address: str | None) -> None:
     """Check that a cluster runs where one is named, or the run asks for more than this machine.
 
     Raises:
-        EnvironmentProblem: none was found, and several machines are asked for (E3401), several commands share the GPUs
-            of this one (E3408), or an address says where it should be (E3409).
+        EnvironmentProblem: none was found, and several machines are asked for (E3401), an address says where it should
+            be (E3409), or several commands share the GPUs of this one (E3408).
     """
     if address is not None:
         return
@@ -113,6 +113,8 @@ def check_found(request: ClusterRequest, address: str | None) -> None:
     named = os.environ.get("RAY_ADDRESS", "") if request.address == "auto" else request.address
     if request.node_num > 1:
         raise _not_running(request, f"does not answer at {request.address}" if is_named else "is not running")
+    if named not in (*LOCAL, "auto"):
+        raise _no_head(named, "nothing answers there")
     if request.is_part and request.gpu_per_node and request.address != "local":
         raise EnvironmentProblem(
             "no Ray cluster runs here, and the parts of a job share the GPUs of this machine: each command would start "
@@ -122,8 +124,6 @@ def check_found(request: ClusterRequest, address: str | None) -> None:
             "--set cluster.ray_address=local",
             code="E3408",
         )
-    if named not in (*LOCAL, "auto"):
-        raise _no_head(named, "nothing answers there")
 
 
 def check_cluster(request: ClusterRequest, machines: Sequence[Machine]) -> None:
