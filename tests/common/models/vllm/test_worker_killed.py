@@ -43,17 +43,18 @@ def test_what_is_under_way_fails_at_once_when_the_process_is_killed(served: VLLM
 def test_a_process_that_is_stopped_ends_what_waits_for_it_and_the_engine(tied: tuple[Path, PreTrainedModel]) -> None:
     """Samples under way, and an update whose own deadline is far away."""
 
+    made = VLLMEngine(settings(tied[0], sync_timeout_s=3600.0, timeout_s=1800.0, probes=ProbeTimes(0.2, 3.0, 600)))
+    asyncio.run(made.prepare())
+
     async def stopped() -> list[str | None]:
-        made = VLLMEngine(settings(tied[0], sync_timeout_s=3600.0, timeout_s=1800.0, probes=ProbeTimes(0.2, 3.0, 600)))
-        await made.prepare()
         (pid,) = (worker["pid"] for worker in made.workers)
-        assert (await made.generate("1+1=", n=2, max_tokens=8))[0].model_version == 0, "probes disturb nothing"
+        assert len(await made.generate("1+1=", n=2, max_tokens=8)) == 2, "probes disturb nothing"
         calls: list[Awaitable[Any]] = [made.generate("1+1=", n=60, max_tokens=120, ignore_eos=True) for _ in "ab"]
         calls.append(made.update_weights(dict(tied[1].named_parameters()), version=1))
         tasks = [asyncio.ensure_future(call) for call in calls]
         await asyncio.sleep(0.3)
         os.kill(pid, signal.SIGSTOP)
-        errors = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 120)
+        errors = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(f"process {pid} stands still" in str(error) for error in errors), errors
         with pytest.raises(EngineError) as probed:
             await made.stats()
@@ -61,4 +62,4 @@ def test_a_process_that_is_stopped_ends_what_waits_for_it_and_the_engine(tied: t
         assert gone_soon(pid)
         return [getattr(error, "code", None) for error in (*errors, probed.value)]
 
-    assert run(stopped()) == ["E5663"] * 4
+    assert asyncio.run(asyncio.wait_for(stopped(), 240)) == ["E5663"] * 4
