@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -64,15 +65,20 @@ def held(watched: Watched) -> int:
     raise AssertionError(f"no process has stopped:\n{watched.output}")
 
 
-def test_ray_is_started_for_a_run_and_ends_with_it(tmp_path: Path, no_cluster: Path) -> None:
-    """A run of one actor: it trains on a dataset."""
+def trains(folder: Path) -> TinyRun:
+    """Return a run of one actor: it trains two steps on a dataset."""
     data = {"name": "sums", "storage_type": "file", "path": "train.jsonl", "schema_type": "sft"}
     data["format"] = {"prompt_type": "plaintext", "prompt_key": "question", "response_key": "answer"}
-    run = TinyRun(tmp_path)
+    run = TinyRun(folder)
     run.change(mode="train", algorithm={"algorithm_type": "sft"}, cluster__runtime="ray", trainer__total_steps=2)
     run.tree["buffer"] = {"train_batch_size": 2, "trainer_input": {"experience_buffer": data}}
     for section in ("explorer", "synchronizer"):
         del run.tree[section]
+    return run
+
+
+def test_ray_is_started_for_a_run_and_ends_with_it(tmp_path: Path, no_cluster: Path) -> None:
+    run = trains(tmp_path)
     with Watched(run, failpoints="trainer:train.before_step=stop@2") as watched:
         stopped = held(watched)
         below = descendants(watched.process.pid)
@@ -82,6 +88,22 @@ def test_ray_is_started_for_a_run_and_ends_with_it(tmp_path: Path, no_cluster: P
     assert (run.job / "global_step_2").is_dir(), watched.output
     for program in ("raylet/raylet ", "gcs_server "):
         assert any(program in command for _, command in below.values()), below
+    assert all(gone_soon(pid, 30) for pid in below), below
+
+
+def test_sigterm_to_the_group_of_a_run_with_its_own_ray_ends_it_in_order(tmp_path: Path, no_cluster: Path) -> None:
+    """As `timeout`, a scheduler or a closed terminal send it: to all processes of the group."""
+    run = trains(tmp_path)
+    with Watched(run.change(trainer__total_steps=40), failpoints="trainer:train.before_step=stop@2") as watched:
+        stopped = held(watched)
+        below = descendants(watched.process.pid)
+        os.killpg(watched.process.pid, signal.SIGTERM)
+        watched.until("SIGTERM: ending the current step")
+        os.kill(stopped, signal.SIGCONT)
+        assert watched.end() == 143, watched.output
+    assert "checkpoint of step 2:" in watched.output and "E5706" not in watched.output, watched.output
+    assert watched.output.splitlines()[-1].startswith("resume with: trinity run --config run.yaml"), watched.output
+    assert json.loads((run.job / "run.json").read_text())["status"] == "stopped"
     assert all(gone_soon(pid, 30) for pid in below), below
 
 

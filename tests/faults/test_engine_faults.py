@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -80,7 +81,9 @@ async def answers_while(router: EngineRouter, number: int, *, what: signal.Signa
     return [(e.info["model_version"], e.tokens.tolist()) for (e,) in answers], time.monotonic() - started
 
 
-def test_requests_survive_an_engine_that_hangs_and_it_comes_back_with_the_weights(tmp_path: Path) -> None:
+def test_requests_survive_an_engine_that_hangs_and_it_comes_back_with_the_weights(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> dict[str, Any]:
         async with engines(tmp_path) as (router, weights):
             seen: dict[str, Any] = {}
@@ -93,6 +96,7 @@ def test_requests_survive_an_engine_that_hangs_and_it_comes_back_with_the_weight
             return seen | {"end": await router.stats()}
 
     seen = asyncio.run(asyncio.wait_for(scenario(), 120))
+    assert re.search(r"engine 1 is away for \d+ s; the others answer", caplog.text), "what is waited for is told"
     whole = seen["whole"]
     assert len(whole) == 16 and {version for version, _ in whole + seen["again"]} == {4}
     assert seen["stopped"] == whole, "each request is answered once, as if nothing had happened"

@@ -43,13 +43,14 @@ def test_an_address_that_is_none_is_refused(address: str) -> None:
         found_address(address)
 
 
-def test_several_machines_without_a_cluster_are_told_how_to_start_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_several_machines_without_a_cluster_are_told_how_to_start_one() -> None:
     request = ClusterRequest("10.0.0.1:7000", "run", node_num=3, gpu_per_node=8)
     with pytest.raises(EnvironmentProblem, match="E3401") as error:
         check_found(request, None)
     text = str(error.value)
     assert "ray start --head --port=7000 --num-gpus=8" in text
     assert "ray start --address=10.0.0.1:7000 --num-gpus=8" in text and "does not answer" in text
+    assert "~/.ray/auth_token" in text and "RAY_AUTH_MODE=token" in text
     check_found(request, "10.0.0.1:7000")
     a, b, c = (Machine(name, 8) for name in "abc")
     with pytest.raises(EnvironmentProblem, match=r"E3401.*has 2 machines \(a, b\)"):
@@ -57,10 +58,34 @@ def test_several_machines_without_a_cluster_are_told_how_to_start_one(caplog: py
     with pytest.raises(EnvironmentProblem, match="E3202"):
         check_cluster(request, [a, b, Machine("d", 4)])
     check_cluster(request, [a, b, c])
-    check_found(ClusterRequest("auto", "run"), None)
-    with caplog.at_level("WARNING", "trinity"):
-        check_found(ClusterRequest("10.0.0.1:7000", "run"), None)
-    assert "does not answer at cluster.ray_address 10.0.0.1:7000: a new one is started here" in caplog.text
+
+
+@pytest.mark.parametrize("variable", [None, "RAY_ADDRESS"])
+def test_an_address_at_which_nothing_answers_is_told_wherever_it_is(
+    variable: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also one of this machine: another cluster is not what was asked for."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    if variable is not None:
+        monkeypatch.setenv(variable, address)
+    request = ClusterRequest(address if variable is None else "auto", "run")
+    with pytest.raises(EnvironmentProblem, match=f"E3409.*no Ray head at {address}: nothing answers there") as error:
+        check_found(request, found_address(request.address))
+    assert error.value.exit_code == 3 and "cluster.ray_address=local" in str(error.value)
+
+
+def test_no_address_and_one_of_a_cluster_that_has_ended_mean_a_new_cluster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1\n")
+    for address in ("auto", "local"):
+        check_found(ClusterRequest(address, "run"), found_address(address))
 
 
 def test_parts_that_share_the_gpus_of_a_machine_need_one_cluster() -> None:
@@ -98,10 +123,10 @@ def test_why_a_cluster_cannot_be_joined_is_told() -> None:
     text = "Version mismatch: The cluster was started with:\n    Ray: 2.9\n    Python: 3.10"
     versions = refusal(RuntimeError(text), "a:1")
     assert versions is not None and versions.code == "E3402"
-    assert "Ray: 2.9 Python: 3.10" in str(versions) and "token" in str(versions)
+    assert "Ray: 2.9 Python: 3.10" in str(versions) and "RAY_AUTH_MODE=token with" in str(versions)
     other = refusal(ConnectionError("Failed to connect to Ray cluster at a:1\nmore"), "a:1")
     assert other is not None and other.code == "E3409" and other.exit_code == 3
-    assert "what answers at a:1 is no Ray head" in str(other) and "at a:1; look whether" in str(other)
+    assert "no Ray head at a:1: what answers there" in str(other) and "at a:1; look whether" in str(other)
     assert refusal(RuntimeError("something else"), "a:1") is None
 
 

@@ -83,7 +83,9 @@ def test_what_answers_at_the_address_and_is_no_head_is_told(monkeypatch: pytest.
         monkeypatch.setenv(f"RAY_{name}", "1")  # Ray's own are 30 and 5
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
-        with pytest.raises(EnvironmentProblem, match=rf"E3409.*{address} is no Ray head") as error:
+        with pytest.raises(
+            EnvironmentProblem, match=rf"E3409.*no Ray head at {address}: what answers there is none"
+        ) as error:
             joins(address, {})
     assert error.value.exit_code == 3
 

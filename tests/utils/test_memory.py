@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from trinity.utils.memory import shown_bytes
+
 FAULTS = """\
 import resource, sys
 import torch
@@ -28,3 +30,9 @@ def test_freed_memory_is_used_again_without_new_pages() -> None:
     assert done.returncode == 0, done.stderr
     # Twenty times 12 MiB are 61 440 pages of 4 KiB if every tensor is mapped anew.
     assert int(done.stdout) < 6000
+
+
+def test_bytes_are_shown_in_the_unit_that_tells_them_apart() -> None:
+    sizes = [0, 1023, 1024, 5 * 2**20, 1.25 * 2**30, 1023 * 2**30, 3 * 2**40, 5000 * 2**40]
+    shown = ["0 bytes", "1023 bytes", "1 KiB", "5 MiB", "1.25 GiB", "1023 GiB", "3 TiB", "5000 TiB"]
+    assert [shown_bytes(size) for size in sizes] == shown

@@ -20,6 +20,7 @@ from trinity.cli.division import check_division_of
 from trinity.cli.families import check_families_of
 from trinity.common.errors import ExitCode
 from trinity.utils.log import redact
+from trinity.utils.memory import shown_bytes
 
 if TYPE_CHECKING:
     from trinity.common.config import Config, Plan, Problem, StagePlan
@@ -277,7 +278,7 @@ def _check_folder(stage: StagePlan) -> Iterator[Problem]:
             stage,
             "W3702",
             "checkpoint_root_dir",
-            f"two checkpoints may take {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free at {there}",
+            f"two checkpoints may take {shown_bytes(needed)} and {shown_bytes(free)} are free at {there}",
             "choose a larger disk",
         )
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import yaml
 from trinity.common.constants import TRAINER
 from trinity.common.errors import AlreadyRunningError, CheckpointError, EnvironmentProblem
 from trinity.utils.locks import FileLock, component_lock, holder_of, is_held
+from trinity.utils.log import get_logger
 
 RECORD = "run.json"
 LOCK = "run.lock"
@@ -161,8 +164,61 @@ def read_record(job_dir: Path, component: str | None = None) -> dict[str, Any]:
 
 def write_record(job_dir: Path, component: str | None = None, **fields: Any) -> None:
     """Merge `fields` into the record of the job or component."""
-    record = read_record(job_dir, component) | fields
+    _replace_record(job_dir, component, read_record(job_dir, component) | fields)
+
+
+def _replace_record(job_dir: Path, component: str | None, record: Mapping[str, Any]) -> None:
     write_atomically(record_file(job_dir, component), json.dumps(record, indent=2, sort_keys=True) + "\n")
+
+
+@dataclass
+class Attempt:
+    """One run in a job folder, while it lasts.
+
+    Attributes:
+        has_begun: its parts are ready, so that it may learn; until then it is a start that may fail.
+    """
+
+    has_begun: bool = False
+
+
+@contextlib.contextmanager
+def recorded(job_dir: Path, component: str | None, text: str, **fields: Any) -> Iterator[Attempt]:
+    """Record that the job runs, with what, and that it has failed if it does.
+
+    A start that fails leaves the configuration and the record as they were: nothing was learnt with its values, and the
+    next start may have others.
+
+    Args:
+        job_dir: folder of the job.
+        component: name of the component; None for the whole job.
+        text: YAML text of the resolved configuration.
+        fields: of the record.
+    """
+    file, attempt = config_file(job_dir, component), Attempt()
+    old_text, old_record = file.read_text(encoding="utf-8") if file.exists() else None, read_record(job_dir, component)
+    write_atomically(file, text)
+    write_record(job_dir, component, status="running", **fields)
+    try:
+        yield attempt
+    except BaseException:
+        try:
+            if attempt.has_begun:
+                write_record(job_dir, component, status="failed")
+            else:
+                _take_back(file, old_text)
+                _replace_record(job_dir, component, old_record | {"status": "failed"})
+        except OSError as error:
+            get_logger("launch").warning("%s: that the run failed could not be recorded: %s", job_dir, error)
+        raise
+
+
+def _take_back(file: Path, text: str | None) -> None:
+    """Give a file its earlier text; None: it was not there."""
+    if text is None:
+        file.unlink(missing_ok=True)
+    else:
+        write_atomically(file, text)
 
 
 def has_content(job_dir: Path) -> bool:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,13 @@ from trinity.common.errors import CheckpointError, ConfigError, ExitCode, Trinit
 from trinity.launch.components import check_shared_keys, component_of
 from trinity.launch.facts import check_same_facts, compute_as_the_command, process_facts
 from trinity.launch.job import (
+    Attempt,
     JobLock,
     check_same_config,
     config_file,
     has_content,
     read_record,
-    write_atomically,
+    recorded,
     write_record,
 )
 from trinity.launch.process import hide_progress_bars, prepare_process, use_deterministic_algorithms
@@ -232,25 +234,34 @@ def _run_stage(stage: StagePlan, stop: StopSignal, options: RunOptions) -> Stage
         check_same_facts(read_record(job_dir, component).get("facts", {}), facts, deterministic=config.deterministic)
         if config.deterministic:
             use_deterministic_algorithms()
-        write_atomically(config_file(job_dir, component), text)
-        write_record(job_dir, component, status="running", facts=facts, stage=stage.name)
-
-        from trinity.launch.placement import placed
-        from trinity.launch.stage import Stage
-
-        with placed(config) as place:
-            made = Stage(config, name=stage.name, stop=stop, on_metrics=options.on_metrics, place=place)
-            outcome = run_event_loop(place.watched(made.run()))
-        status = "done" if outcome.stopped is None else "stopped"
-        write_record(
-            job_dir,
-            component,
-            status=status,
-            length=_length(config),
-            training_step=outcome.training_step,
-            explore_step=outcome.explore_step,
-            seconds=round(read_record(job_dir, component).get("seconds", 0.0) + outcome.seconds, 3),
-        )
-        return outcome
+        with recorded(job_dir, component, text, facts=facts, stage=stage.name) as attempt:
+            return _perform(stage, stop, options, attempt)
     finally:
+        stop.before_leaving = None
         lock.release()
+
+
+def _perform(stage: StagePlan, stop: StopSignal, options: RunOptions, attempt: Attempt) -> StageResult:
+    """Run a stage whose folder is this run's own, and record how it ends."""
+    from trinity.launch.placement import placed
+    from trinity.launch.stage import Stage
+
+    config = stage.config
+    job_dir, component = Path(config.checkpoint_job_dir), component_of(config)
+    stop.before_leaving = partial(write_record, job_dir, component, status="stopped")
+    with placed(config) as place:
+        made = Stage(config, name=stage.name, stop=stop, on_metrics=options.on_metrics, place=place)
+        try:
+            outcome = run_event_loop(place.watched(made.run()))
+        finally:
+            attempt.has_begun = made.has_begun
+    write_record(
+        job_dir,
+        component,
+        status="done" if outcome.stopped is None else "stopped",
+        length=_length(config),
+        training_step=outcome.training_step,
+        explore_step=outcome.explore_step,
+        seconds=round(read_record(job_dir, component).get("seconds", 0.0) + outcome.seconds, 3),
+    )
+    return outcome

@@ -65,6 +65,9 @@ class Stage:
         stop: the signal context of the process.
         on_metrics: called with actor name, step and values of every logged line.
         place: where the sides are; None: in this process.
+
+    Attributes:
+        has_begun: its sides are ready, and at work.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Stage:
         self.on_metrics = on_metrics
         self.job_dir = Path(config.checkpoint_job_dir)
         self.place = place or LocalPlacement(config)
+        self.has_begun = False
 
     async def run(self) -> StageResult:
         """Run the stage; return what it did.
@@ -219,7 +223,8 @@ class Stage:
                 raise error
 
     def _stop_with(self, *sides: Any) -> None:
-        """Let a signal abandon the rollout under way and end training after its step."""
+        """Let a signal abandon the rollout under way and end training after its step, now that the sides are ready."""
+        self.has_begun = True
         loop = asyncio.get_running_loop()
         ending: list[asyncio.Task[None]] = []
 

@@ -15,6 +15,8 @@ from trinity.utils.log import get_logger
 logger = get_logger("launch")
 
 SHUTDOWN_GRACE_S = 60.0
+LEAVE_S = 5.0
+"""Longest time of what is done before the process is left at once: a disk may not answer."""
 _EXIT_CODES = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
 
 
@@ -26,11 +28,16 @@ class StopSignal:
 
     Args:
         grace_s: seconds between the first signal and the forced end.
+
+    Attributes:
+        code: exit code of the first signal; None before it.
+        before_leaving: called before the process is left at once.
     """
 
     def __init__(self, grace_s: float = SHUTDOWN_GRACE_S) -> None:
         self.grace_s = grace_s
         self.code: ExitCode | None = None
+        self.before_leaving: Callable[[], None] | None = None
         self._callback: Callable[[], None] | None = None
         self._old: dict[int, Any] = {}
         self._timer: threading.Timer | None = None
@@ -57,15 +64,22 @@ class StopSignal:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         code = _EXIT_CODES[signal.Signals(number)]
         if self.code is not None:
-            os._exit(code)
+            self._leave(code)
         self.code = code
         logger.warning(
             "%s: ending the current step, then stopping (at most %.0f s; send it again to stop now)",
             signal.Signals(number).name,
             self.grace_s,
         )
-        self._timer = threading.Timer(self.grace_s, os._exit, args=(int(code),))
+        self._timer = threading.Timer(self.grace_s, self._leave, args=(code,))
         self._timer.daemon = True
         self._timer.start()
         if self._callback is not None:
             self._callback()
+
+    def _leave(self, code: ExitCode) -> None:
+        if self.before_leaving is not None:
+            last = threading.Thread(target=self.before_leaving, daemon=True)
+            last.start()
+            last.join(LEAVE_S)
+        os._exit(code)

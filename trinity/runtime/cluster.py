@@ -15,6 +15,7 @@ from typing import Any
 
 from trinity.common.errors import AlreadyRunningError, DeadlineError, EnvironmentProblem, SyncError
 from trinity.runtime.base import Handle, Resources
+from trinity.runtime.last_words import told_by
 from trinity.utils.gpu import VISIBLE, gpu_table
 from trinity.utils.log import get_logger
 
@@ -100,17 +101,20 @@ def prepare_environment(request: ClusterRequest) -> None:
 
 
 def check_found(request: ClusterRequest, address: str | None) -> None:
-    """Check that a cluster runs where the run asks for more than this machine.
+    """Check that a cluster runs where one is named, or the run asks for more than this machine.
 
     Raises:
-        EnvironmentProblem: none was found, and several machines are asked for (E3401), or several commands share the
-            GPUs of this one (E3408).
+        EnvironmentProblem: none was found, and several machines are asked for (E3401), an address says where it should
+            be (E3409), or several commands share the GPUs of this one (E3408).
     """
     if address is not None:
         return
     is_named = request.address not in (*LOCAL, "auto")
+    named = os.environ.get("RAY_ADDRESS", "") if request.address == "auto" else request.address
     if request.node_num > 1:
         raise _not_running(request, f"does not answer at {request.address}" if is_named else "is not running")
+    if named not in (*LOCAL, "auto"):
+        raise _no_head(named, "nothing answers there")
     if request.is_part and request.gpu_per_node and request.address != "local":
         raise EnvironmentProblem(
             "no Ray cluster runs here, and the parts of a job share the GPUs of this machine: each command would start "
@@ -119,10 +123,6 @@ def check_found(request: ClusterRequest, address: str | None) -> None:
             "and run the commands again; or give each of them other GPUs with CUDA_VISIBLE_DEVICES, and "
             "--set cluster.ray_address=local",
             code="E3408",
-        )
-    if is_named:
-        get_logger("launch").warning(
-            "Ray does not answer at cluster.ray_address %s: a new one is started here", request.address
         )
 
 
@@ -150,7 +150,8 @@ def _not_running(request: ClusterRequest, why: str) -> EnvironmentProblem:
         f"cluster.node_num is {request.node_num} and Ray {why}; start it\n"
         f"  on the first machine:     ray start --head --port={port}{gpus}\n"
         f"  on each of the others:    ray start --address={host}:{port}{gpus}\n"
-        f"and run again with --set cluster.ray_address={host}:{port}",
+        f"and run again with --set cluster.ray_address={host}:{port}; where the first machine has ~/.ray/auth_token, "
+        "the others need the same file and RAY_AUTH_MODE=token",
         code="E3401",
     )
 
@@ -168,10 +169,14 @@ def refusal(error: BaseException, address: str | None) -> EnvironmentProblem | N
         reason = reason.__cause__ or reason.__context__
     if not isinstance(error, ConnectionError):
         return None
+    return _no_head(address or "", f"what answers there is none that this process can join: {first_line(error)}")
+
+
+def _no_head(address: str, why: str) -> EnvironmentProblem:
     return EnvironmentProblem(
-        f"what answers at {address} is no Ray head that this process can join: {first_line(error)}; look whether the "
-        "address (cluster.ray_address, RAY_ADDRESS) is that of `ray start --head`, and whether Ray's processes are "
-        "alive there (`ray status`)",
+        f"there is no Ray head at {address}: {why}; look whether the address (cluster.ray_address, RAY_ADDRESS) is "
+        "that of `ray start --head`, and whether Ray's processes are alive there (`ray status`). With `--set "
+        "cluster.ray_address=local` the run starts a Ray of its own",
         code="E3409",
     )
 
@@ -180,8 +185,8 @@ def mismatch(text: str) -> EnvironmentProblem:
     """Return the error of a cluster that refuses this driver, as `text` says."""
     return EnvironmentProblem(
         f"the Ray cluster does not take this driver: {text}; every machine needs the same versions of Python "
-        f"(here {sys.version.split()[0]}) and of ray, and the same token (RAY_AUTH_TOKEN or ~/.ray/auth_token, or "
-        "RAY_AUTH_MODE=disabled on all of them)",
+        f"(here {sys.version.split()[0]}) and of ray, and the same token: RAY_AUTH_MODE=token with RAY_AUTH_TOKEN or "
+        "~/.ray/auth_token, for `ray start` and `trinity run` alike, or RAY_AUTH_MODE=disabled on all of them",
         code="E3402",
     )
 
@@ -271,13 +276,12 @@ def process_facts() -> dict[str, Any]:
 
 
 def last_words(file: str) -> str:
-    """Return the last line of a process's standard error, where its file is on this machine."""
+    """Return what the end of a process's standard error says, where its file is on this machine."""
     try:
-        lines = Path(file).read_text(encoding="utf-8", errors="replace").splitlines() if file else []
+        text = Path(file).read_text(encoding="utf-8", errors="replace") if file else ""
     except OSError:
         return ""
-    own = [line for line in lines if line.strip() and not line.startswith(":")]
-    return f"; its last line on stderr: {own[-1]}" if own else ""
+    return told_by(line for line in text.splitlines() if not line.startswith(":"))
 
 
 def late(what: str, wants: Resources, *, timeout_s: float, free: str) -> DeadlineError:

@@ -11,7 +11,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import psutil
 
@@ -100,6 +101,26 @@ def lost(address: str) -> ClusterLostError:
         "killed or its machine is gone, and with it every way to the run's processes, which end themselves. Start the "
         "cluster again if it was not started by this run; the run continues from its last checkpoint"
     )
+
+
+@contextlib.contextmanager
+def own_sessions(services: Any) -> Iterator[None]:
+    """Let each process that Ray's module `services` starts have a session of its own.
+
+    A signal to the group of this process, as `timeout`, schedulers and a closed terminal send it, is for this process
+    to obey: it ends the run in order, and needs the cluster for that.
+    """
+    kept = services.ConsolePopen
+
+    class Apart(kept):  # type: ignore[misc, valid-type]
+        def __init__(self, *args: Any, **how: Any) -> None:
+            super().__init__(*args, **how | {"start_new_session": True})
+
+    services.ConsolePopen = Apart
+    try:
+        yield
+    finally:
+        services.ConsolePopen = kept
 
 
 def below_raylet() -> list[psutil.Process]:

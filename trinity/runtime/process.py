@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from multiprocessing.connection import Connection
 from typing import IO, Any
@@ -28,6 +29,7 @@ from trinity.runtime.base import (
     Setup,
     public_name,
 )
+from trinity.runtime.last_words import KEPT_LINES, told_by
 from trinity.runtime.messages import from_bytes, to_bytes
 from trinity.runtime.objects import MemoryObjects
 from trinity.runtime.worker_thread import WorkerThread
@@ -61,7 +63,7 @@ class ProcessHandle:
         self._waiting: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Any]]] = {}
         self._mourners: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[str]]] = []
         self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._last_line = ""
+        self._errors: deque[str] = deque(maxlen=KEPT_LINES)
         self._is_released = False
         self.cause: str | None = None
         threads = [self._thread(self._read), *(self._thread(self._forward, stream) for stream in self._streams())]
@@ -169,8 +171,8 @@ class ProcessHandle:
         with stream:
             for line in stream:
                 text = line.rstrip()
-                if is_error and text:
-                    self._last_line = text
+                if is_error:
+                    self._errors.append(text)
                 logger.info("%s: %s", self.name, text)
 
     def _watch(self, threads: list[threading.Thread]) -> None:
@@ -181,8 +183,8 @@ class ProcessHandle:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)  # what the child started and left behind
         cause = _cause(status)
-        if self._last_line and not self._is_released:
-            cause += f"; its last line on stderr: {self._last_line}"
+        if not self._is_released:
+            cause += told_by(self._errors)
         with self._lock:
             self.cause = cause
             waiting, mourners = list(self._waiting.values()), self._mourners

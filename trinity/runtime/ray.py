@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray._private import services
 from ray.exceptions import AuthenticationError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -364,7 +365,7 @@ def connect(request: cluster.ClusterRequest) -> str:
     cluster.prepare_environment(request)
     address = cluster.found_address(request.address)
     cluster.check_found(request, address)
-    with cluster.signals_kept():
+    with cluster.signals_kept(), head.own_sessions(services):
         try:
             _token.follow(address)
             ray.init(

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Iterator
 from typing import TypeVar
 
 from trinity.common.errors import DeadlineError
@@ -30,3 +34,28 @@ async def bounded(awaitable: Awaitable[T], seconds: float, *, what: str, setting
             f"timed out after {seconds:g} s waiting for {what}; raise {setting} if this wait may be longer",
             code="E5301",
         ) from error
+
+
+@contextlib.contextmanager
+def telling(logger: logging.Logger, what: str, *, every_s: float, limit_s: float, setting: str) -> Iterator[None]:
+    """Say after every `every_s` seconds of the block, on the running event loop, what is waited for.
+
+    Args:
+        logger: takes the lines.
+        what: the wait, in words.
+        every_s: between two lines.
+        limit_s: the deadline of the wait.
+        setting: the configuration key that bounds it.
+    """
+    loop, begun = asyncio.get_running_loop(), time.monotonic()
+
+    def tell() -> None:
+        waited_s = time.monotonic() - begun
+        logger.warning("waiting for %s for %.0f s (at most %g s, %s)", what, waited_s, limit_s, setting)
+        later.append(loop.call_later(every_s, tell))
+
+    later = deque([loop.call_later(every_s, tell)], maxlen=1)
+    try:
+        yield
+    finally:
+        later.pop().cancel()

@@ -25,6 +25,15 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)) and bool(mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD))
 
 
+def shown_bytes(size: float) -> str:
+    """Return a number of bytes in the largest unit of which it has one, with three digits: `1.25 MiB`."""
+    for exponent, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size >= 1024**exponent:
+            count = size / 1024**exponent
+            return f"{count:.3g} {unit}" if count < 1000 else f"{count:.0f} {unit}"
+    return f"{size:.0f} bytes"
+
+
 def memory_lines(table: Mapping[str, int]) -> str:
     """Return a table of bytes as text, one line a row, in MiB."""
     return "\n".join(f"  {name:<22}{size / 2**20:>12.1f} MiB" for name, size in table.items())

@@ -36,7 +36,8 @@ from trinity.common.models.vllm_settings import (
     process_environment,
 )
 from trinity.common.models.vllm_start import async_llm, check_installed, difference, refusal, trial_of
-from trinity.common.models.vllm_state import Counts, Started, environment, start_lock
+from trinity.common.models.vllm_state import Counts, Started, environment, running_task, start_lock
+from trinity.common.models.vllm_watch import watch_over
 from trinity.common.models.vllm_weights import read_facts, written_weights
 from trinity.common.models.vocabulary import drawable
 from trinity.utils.deadline import bounded
@@ -91,6 +92,7 @@ class VLLMEngine(LocalModel):
                 self._started = asyncio.run_coroutine_threadsafe(self._start(), loop).result(_START_TIMEOUT_S)
                 asyncio.run_coroutine_threadsafe(self._try(), loop).result(_START_TIMEOUT_S)
                 self._counts = Counts()
+                loop.call_soon_threadsafe(watch_over, self._started, self.workers, self.settings.probes, self._fail)
             except (EnvironmentProblem, ConfigError):
                 self._give_up(loop)
                 raise
@@ -293,7 +295,7 @@ class VLLMEngine(LocalModel):
         self._counts.generated_tokens += len(sample.tokens) if forced is None else 0
         return sample, scored
 
-    def _fail(self, message: str, *, code: str, cause: BaseException) -> None:
+    def _fail(self, message: str, *, code: str, cause: BaseException | None) -> None:
         """Mark the engine unusable and end what is under way with the reason."""
         if self._failure is not None or self._started is None:
             return
@@ -335,11 +337,16 @@ class VLLMEngine(LocalModel):
         started = self._ready()
         async with started.update_lock:
             started.gate.clear()
+            started.tasks.add(running_task())
             try:
                 if not in_flight:
                     await started.idle.wait()
                 await self._load(started, path, digest, version=version, in_flight=in_flight)
+            except asyncio.CancelledError:
+                self._ready()  # it may have failed meanwhile
+                raise
             finally:
+                started.tasks.discard(running_task())
                 started.gate.set()
 
     async def _load(self, started: Started, path: str, digest: str, *, version: int, in_flight: bool) -> None:

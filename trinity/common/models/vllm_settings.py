@@ -19,6 +19,7 @@ from trinity.common.config.model import InferenceModelConfig
 from trinity.common.config.rules.engines import REPLICAS
 from trinity.common.errors import ConfigError, EnvironmentProblem
 from trinity.common.models.torch_engine.settings import EngineSettings, engine_settings
+from trinity.common.models.vllm_watch import ProbeTimes
 from trinity.utils.device import total_memory_bytes
 from trinity.utils.log import get_logger
 
@@ -64,10 +65,12 @@ class VLLMSettings(EngineSettings):
     Attributes:
         engine_args: arguments of vLLM's engine as written, without those that depend on model and device.
         has_request_log: log every request.
+        probes: of what computes.
     """
 
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     has_request_log: bool = False
+    probes: ProbeTimes = field(default_factory=ProbeTimes)
 
 
 def vllm_settings(
@@ -95,13 +98,14 @@ def vllm_settings(
                 "depend on it; remove it",
                 code="E3224",
             )
-    base = engine_settings(config, auxiliary, is_any_argument_known=True)
+    explorer, base = config.explorer, engine_settings(config, auxiliary, is_any_argument_known=True)
     own = ("tensor_parallel_size", "pipeline_parallel_size", "enforce_eager", "enable_prefix_caching",
            "enable_chunked_prefill", "gpu_memory_utilization", "enable_expert_parallel", "seed")  # fmt: skip
     return VLLMSettings(
         **{name: base.__dict__[name] for name in EngineSettings.__dataclass_fields__},
         engine_args={name: rollout.__dict__[name] for name in own} | rollout.extra_engine_args,
         has_request_log=rollout.enable_log_requests,
+        probes=ProbeTimes(explorer.engine_probe_interval, explorer.engine_probe_timeout, base.timeout_s),
     )
 
 

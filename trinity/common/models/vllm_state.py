@@ -62,7 +62,8 @@ class Started:
         idle: set while no request is under way.
         update_lock: one update at a time.
         active: the requests under way by name.
-        tasks: that wait for them.
+        tasks: that wait for them, or update the weights.
+        watch: over vLLM's processes; None before it serves.
     """
 
     llm: Any
@@ -78,6 +79,7 @@ class Started:
     update_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     active: dict[str, Progress] = field(default_factory=dict)
     tasks: set[asyncio.Task] = field(default_factory=set)
+    watch: asyncio.Task | None = None
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -86,22 +88,30 @@ class Started:
     def begin(self, name: str, progress: Progress, counts: Counts) -> None:
         """Note that the running task asks for a sample."""
         self.active[name] = progress
-        self.tasks.add(_running_task())
+        self.tasks.add(running_task())
         if self.idle.is_set():
             counts.busy_since = time.perf_counter()
         self.idle.clear()
 
     def end(self, name: str, counts: Counts) -> None:
         """Note that the running task has its sample or never will."""
-        self.tasks.discard(_running_task())
+        self.tasks.discard(running_task())
         del self.active[name]
         if not self.active:
             counts.busy_s += time.perf_counter() - counts.busy_since
             self.idle.set()
 
+    def waiting(self) -> str:
+        """Return in words what waits for vLLM."""
+        if self.update_lock.locked():
+            return f"which takes new weights, {len(self.active)} samples under way"
+        return f"with {len(self.active)} samples under way" if self.active else "with nothing under way"
+
     def stop(self, grace_s: float) -> None:
         """End vLLM's processes, after `grace_s` seconds by force."""
         llm, self.llm = self.llm, None
+        if self.watch is not None:
+            self.loop.call_soon_threadsafe(self.watch.cancel)
         if llm.output_handler is not None:
             # It would take the end of the processes for a failure.
             self.loop.call_soon_threadsafe(llm.output_handler.cancel)
@@ -115,7 +125,8 @@ class Started:
             task.cancel()
 
 
-def _running_task() -> asyncio.Task:
+def running_task() -> asyncio.Task:
+    """Return the task that runs."""
     task = asyncio.current_task()
     assert task is not None, "runs in a task"
     return task

@@ -13,7 +13,7 @@ from typing import Any
 from trinity.common.errors import EngineError, EnginesLostError, SyncError
 from trinity.common.models.model import InferenceModel
 from trinity.common.models.routing.slot import EngineSlot, EngineSource, is_engine_failure
-from trinity.utils.deadline import bounded
+from trinity.utils.deadline import bounded, telling
 from trinity.utils.failpoints import failpoint
 from trinity.utils.log import get_logger
 
@@ -78,6 +78,7 @@ class EngineFleet:
         self._give: Give | None = None
         self._epoch = 0
         self._down_since: dict[int, float] = {}
+        self._told_at = 0.0
         self._changed = asyncio.Event()
         self._reviving: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -216,12 +217,10 @@ class EngineFleet:
                 epoch, give = self._epoch, self._give
                 failpoint("engine.before_weights")
                 if give is not None:
-                    await bounded(
-                        give(slot.engine),
-                        self.settings.sync_timeout_s,
-                        what=f"engine {slot.index} to take version {self.version}",
-                        setting="synchronizer.sync_timeout",
-                    )
+                    what = f"engine {slot.index} to take version {self.version}"
+                    limit_s, key = self.settings.sync_timeout_s, "synchronizer.sync_timeout"
+                    with telling(logger, what, every_s=self.settings.probe_timeout_s, limit_s=limit_s, setting=key):
+                        await bounded(give(slot.engine), limit_s, what=what, setting=key)
                 slot.epoch = epoch
         self._tell()
 
@@ -312,7 +311,19 @@ class EngineFleet:
         await asyncio.sleep(self.settings.probe_first_wait_s)
         while True:
             await asyncio.gather(*(self.probe(slot) for slot in list(self.slots.values())))
+            self._tell_of_those_down()
             await asyncio.sleep(self.settings.probe_interval_s)
+
+    def _tell_of_those_down(self) -> None:
+        """Say at times which engines have not served for longer than a probe may take."""
+        now, every_s = time.monotonic(), self.settings.probe_timeout_s
+        late = {index: now - since for index, since in sorted(self._down_since.items()) if now - since > every_s}
+        if not late or now - self._told_at < every_s:
+            return
+        self._told_at = now
+        limit = f"{RECOVERY_KEY} {self.settings.recovery_timeout_s:g} s"
+        others = "the others answer" if self.serving() else f"requests wait, without any engine at most {limit}"
+        logger.warning("%s; %s", ", ".join(f"engine {i} is away for {s:.0f} s" for i, s in late.items()), others)
 
     async def probe(self, slot: EngineSlot) -> None:
         """Ask an engine for its totals; one that does not answer in time is lost."""

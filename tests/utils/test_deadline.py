@@ -1,0 +1,37 @@
+"""Waits that end, and what is said while they last."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+
+import pytest
+
+from trinity.common.errors import DeadlineError
+from trinity.utils.deadline import bounded, telling
+
+LOGGER = logging.getLogger("trinity.test")
+
+
+def test_a_long_wait_is_told_again_and_again_until_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        told = asyncio.Event()
+        caplog.handler.addFilter(lambda record: told.set() or True if len(caplog.records) >= 2 else True)
+        with telling(LOGGER, "engine 1", every_s=0.02, limit_s=60, setting="a.key"):
+            await asyncio.wait_for(told.wait(), 30)
+        count = len(caplog.records)
+        await asyncio.sleep(0.1)
+        assert len(caplog.records) == count, "it has ended"
+
+    with caplog.at_level(logging.WARNING, LOGGER.name):
+        asyncio.run(main())
+    assert re.fullmatch(r"waiting for engine 1 for \d+ s \(at most 60 s, a\.key\)", caplog.records[0].getMessage())
+
+
+def test_a_wait_names_its_key_at_the_deadline() -> None:
+    async def main() -> None:
+        await bounded(asyncio.Event().wait(), 0.01, what="a miracle", setting="a.key")
+
+    with pytest.raises(DeadlineError, match=r"E5301.*0\.01 s waiting for a miracle; raise a\.key"):
+        asyncio.run(main())
