@@ -51,7 +51,7 @@ def test_killed_parts_are_missed_and_continue_where_they_were(tmp_path: Path):
             if process.poll() is None:
                 process.kill()
 
-    assert "explorer continues after its explore step 3" in parts.output("explorer")
+    assert "explorer: continuing from explore step 3" in parts.output("explorer")
     made = parts.query("select explore_step, count(*), count(distinct uid) from experience group by 1 order by 1")
     assert made == [(step, 4, 4) for step in range(1, 10)]
     assert parts.query("select state, count(*) from experience group by 1") == [("trained", 36)]

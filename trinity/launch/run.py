@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity.catalogue import builtin_catalogue
-from trinity.common.config import Config, Plan, StagePlan, dump_config, load_plan
+from trinity.common.config import Config, ConfigErrors, Plan, StagePlan, dump_config, load_plan
 from trinity.common.constants import BENCH, Mode
 from trinity.common.errors import CheckpointError, ConfigError, ExitCode, TrinityError
 from trinity.launch.components import check_shared_keys, component_of
 from trinity.launch.facts import check_same_facts, compute_as_the_command, process_facts
 from trinity.launch.job import (
+    RUNNING,
     JobLock,
     check_same_config,
     config_file,
     has_content,
     read_record,
+    record_end,
     write_atomically,
     write_record,
 )
 from trinity.launch.process import hide_progress_bars, prepare_process, use_deterministic_algorithms
 from trinity.launch.stop import StopSignal
 from trinity.runtime.event_loop import run_event_loop
-from trinity.utils.log import get_logger, set_level
+from trinity.runtime.leaving import last_words
+from trinity.utils.log import get_logger, redact, set_level
 from trinity.utils.packages import check_packages, explained_imports
 from trinity.utils.plugin_loader import load_plugins
 
@@ -45,16 +51,18 @@ class RunOptions:
         overrides: `a.b=c` texts of `--set`.
         plugin_dirs: folders whose modules are imported before the run.
         accepted_changes: keys whose change a resumed run may have.
+        is_quiet: print warnings and errors only.
         on_metrics: called with actor, step and values of every logged line.
         on_stage: called with each stage's plan before it starts.
         resume_overrides: what `--set` must add to continue this run; `plan_run` fills it.
-        command: what continues the run, for those who wait for it.
+        command: what continues the run from any folder, for those who wait for it; without secrets.
         log_dir: folder of the logs of the last stage that began; `run_plan` fills it.
     """
 
     overrides: Sequence[str] = ()
     plugin_dirs: Sequence[Path] = ()
     accepted_changes: Sequence[str] = ()
+    is_quiet: bool = False
     on_metrics: MetricsListener | None = None
     on_stage: Any = None
     resume_overrides: Sequence[str] = ()
@@ -136,8 +144,8 @@ def run_plan(plan: Plan, options: RunOptions) -> RunResult:
     load_plugins(options.plugin_dirs)
     previous: Path | None = None
     with StopSignal() as stop, explained_imports():
-        for stage in plan.stages:
-            stage = _after(stage, previous)
+        for number, stage in enumerate(plan.stages):
+            given, stage = previous, _after(stage, previous)
             previous = _finished_model(stage.config)
             if previous is not None and not _may_get_more(stage.config):
                 logger.info("stage %s is already complete in %s", stage.name or "", stage.config.checkpoint_job_dir)
@@ -145,7 +153,8 @@ def run_plan(plan: Plan, options: RunOptions) -> RunResult:
             if options.on_stage is not None:
                 options.on_stage(stage)
             options.log_dir = Path(stage.config.checkpoint_job_dir) / "log"
-            outcome = _run_stage(stage, stop, options)
+            put_back = partial(_put_back, plan, options, number, given)
+            outcome = _run_stage(stage, stop, options, put_back)
             result.stages.append(outcome)
             if outcome.stopped is not None:
                 result.exit_code = outcome.stopped
@@ -216,16 +225,40 @@ def _length(config: Config) -> list[int | None]:
     return [config.trainer.total_steps, config.buffer.total_steps, config.buffer.total_epochs]
 
 
-def _run_stage(stage: StagePlan, stop: StopSignal, options: RunOptions) -> StageResult:
+def _put_back(
+    plan: Plan, options: RunOptions, number: int, model: Path | None, values: Mapping[str, Any]
+) -> str | None:
+    """Return the configuration of a stage as it would be with other `values`; None if they do not fit the others."""
+    section = "" if plan.stages[number].name is None else f"stages[{number}]."
+    overrides = [*options.overrides, *(f"{section}{key}={json.dumps(value)}" for key, value in values.items())]
+    try:
+        other = load_plan(plan.path, overrides, catalogue=builtin_catalogue(options.plugin_dirs))
+    except ConfigErrors:
+        return None
+    return dump_config(_after(other.stages[number], model).config)
+
+
+def _run_stage(
+    stage: StagePlan, stop: StopSignal, options: RunOptions, put_back: Callable[[Mapping[str, Any]], str | None]
+) -> StageResult:
     config = stage.config
     job_dir = Path(config.checkpoint_job_dir)
     component = component_of(config)
     lock = JobLock(job_dir, component, command=options.command)
     try:
+        if read_record(job_dir, component).get("status") == RUNNING:  # nobody was left to say how it ended
+            write_record(job_dir, component, status="killed")
         text = dump_config(config)
         check_shared_keys(job_dir, component, text)
         if component != BENCH:  # an evaluation continues nothing
-            check_same_config(job_dir, text, accepted=options.accepted_changes, component=component)
+            check_same_config(
+                job_dir,
+                text,
+                accepted=options.accepted_changes,
+                component=component,
+                derived={each.key: each.reason for each in stage.derived},
+                put_back=put_back,
+            )
         set_level(config.log.level)
         hide_progress_bars()
         facts = process_facts()
@@ -233,24 +266,49 @@ def _run_stage(stage: StagePlan, stop: StopSignal, options: RunOptions) -> Stage
         if config.deterministic:
             use_deterministic_algorithms()
         write_atomically(config_file(job_dir, component), text)
-        write_record(job_dir, component, status="running", facts=facts, stage=stage.name)
-
-        from trinity.launch.placement import placed
-        from trinity.launch.stage import Stage
-
-        with placed(config) as place:
-            made = Stage(config, name=stage.name, stop=stop, on_metrics=options.on_metrics, place=place)
-            outcome = run_event_loop(place.watched(made.run()))
-        status = "done" if outcome.stopped is None else "stopped"
-        write_record(
-            job_dir,
-            component,
-            status=status,
-            length=_length(config),
-            training_step=outcome.training_step,
-            explore_step=outcome.explore_step,
-            seconds=round(read_record(job_dir, component).get("seconds", 0.0) + outcome.seconds, 3),
-        )
-        return outcome
+        write_record(job_dir, component, status=RUNNING, facts=facts, stage=stage.name, exit_code=None, error=None)
+        with _end_recorded(job_dir, component):
+            return _perform(stage, stop, options)
     finally:
         lock.release()
+
+
+def _perform(stage: StagePlan, stop: StopSignal, options: RunOptions) -> StageResult:
+    from trinity.launch.placement import placed
+    from trinity.launch.stage import Stage
+
+    config = stage.config
+    job_dir, component = Path(config.checkpoint_job_dir), component_of(config)
+    with placed(config) as place:
+        made = Stage(config, name=stage.name, stop=stop, on_metrics=options.on_metrics, place=place)
+        outcome = run_event_loop(place.watched(made.run()))
+    write_record(
+        job_dir,
+        component,
+        status="done" if outcome.stopped is None else "stopped",
+        exit_code=int(outcome.stopped or ExitCode.DONE),
+        length=_length(config),
+        training_step=outcome.training_step,
+        explore_step=outcome.explore_step,
+        seconds=round(read_record(job_dir, component).get("seconds", 0.0) + outcome.seconds, 3),
+    )
+    return outcome
+
+
+@contextlib.contextmanager
+def _end_recorded(job_dir: Path, component: str | None) -> Iterator[None]:
+    """Record the end of the `with` block that is not the planned one: an error, or the process ends at once."""
+
+    def at_once(status: int) -> None:
+        code = ExitCode(status)
+        is_asked_for = code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
+        record_end(job_dir, component, exit_code=code, error=None if is_asked_for else "ended at once; see the log")
+
+    try:
+        with last_words(at_once):
+            yield
+    except BaseException as error:
+        code = error.exit_code if isinstance(error, TrinityError) else ExitCode.RUNTIME
+        cause = str(error) if isinstance(error, TrinityError) else f"{type(error).__name__}: {error}"
+        record_end(job_dir, component, exit_code=code, error=redact(cause.strip().split("\n", 1)[0]))
+        raise

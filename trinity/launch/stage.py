@@ -22,6 +22,7 @@ from trinity.launch.rewind import rewound
 from trinity.launch.side import MetricsListener, close_all
 from trinity.launch.stop import StopSignal
 from trinity.launch.trainer_side import TrainerSide
+from trinity.monitor.monitor import METRICS_FILE
 from trinity.utils.log import get_logger, logged_to_file
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class Stage:
         result = StageResult(self.name, self.job_dir, is_resumed=resume is not None)
         try:
             with self._logged():
+                self._tell_resumed(resume)
                 if config.mode == Mode.TRAIN:
                     await self._train_only(resume, result)
                 elif config.mode == Mode.EXPLORE:
@@ -116,6 +118,12 @@ class Stage:
         if verl.resume_mode == "resume_path":
             return rewound(checkpoints, Path(str(verl.resume_from_path)))
         return checkpoints.latest() if self.config.continue_from_checkpoint else None
+
+    def _tell_resumed(self, resume: Path | None) -> None:
+        if resume is not None:
+            logger.info("continuing from step %s (%s)", resume.name.rsplit("_", 1)[-1], resume)
+        elif self.config.mode in (Mode.BOTH, Mode.TRAIN) and (self.job_dir / METRICS_FILE).exists():
+            logger.info("continuing from step 0: %s has no checkpoint yet", self.job_dir)
 
     @contextlib.contextmanager
     def _logged(self) -> Iterator[None]:
