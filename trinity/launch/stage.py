@@ -22,7 +22,6 @@ from trinity.launch.rewind import rewound
 from trinity.launch.side import MetricsListener, close_all
 from trinity.launch.stop import StopSignal
 from trinity.launch.trainer_side import TrainerSide
-from trinity.monitor.monitor import METRICS_FILE
 from trinity.utils.log import get_logger, logged_to_file
 
 if TYPE_CHECKING:
@@ -92,9 +91,11 @@ class Stage:
         started, config = time.monotonic(), self.config
         resume = self._checkpoint() if config.mode in (Mode.BOTH, Mode.TRAIN) else None
         result = StageResult(self.name, self.job_dir, is_resumed=resume is not None)
+        was_here = (self.job_dir / "log").is_dir()
         try:
             with self._logged():
-                self._tell_resumed(resume)
+                if was_here and config.mode in (Mode.BOTH, Mode.TRAIN):
+                    self._tell_resumed(resume)
                 if config.mode == Mode.TRAIN:
                     await self._train_only(resume, result)
                 elif config.mode == Mode.EXPLORE:
@@ -120,10 +121,10 @@ class Stage:
         return checkpoints.latest() if self.config.continue_from_checkpoint else None
 
     def _tell_resumed(self, resume: Path | None) -> None:
-        if resume is not None:
-            logger.info("continuing from step %s (%s)", resume.name.rsplit("_", 1)[-1], resume)
-        elif self.config.mode in (Mode.BOTH, Mode.TRAIN) and (self.job_dir / METRICS_FILE).exists():
+        if resume is None:
             logger.info("continuing from step 0: %s has no checkpoint yet", self.job_dir)
+        else:
+            logger.info("continuing from step %s (%s)", resume.name.rsplit("_", 1)[-1], resume)
 
     @contextlib.contextmanager
     def _logged(self) -> Iterator[None]:

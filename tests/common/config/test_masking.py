@@ -44,7 +44,9 @@ def test_a_masked_override_has_no_secret_and_means_the_same(
     given, masked = (examined(MINIMAL, each)[0].stages[0].config for each in (override, text))
     assert str(NUMBER) not in dump_config(given) and CANARY not in dump_config(given)
     assert dump_config(given) == dump_config(masked)
-    flat = [json.dumps(config.model_dump(mode="json"), default=str).replace(f"{NUMBER}", "?") for config in (given, masked)]
+    flat = [
+        json.dumps(config.model_dump(mode="json"), default=str).replace(f"{NUMBER}", "?") for config in (given, masked)
+    ]
     assert flat[0].replace('"?"', "?") == flat[1].replace('"?"', "?")
 
 
