@@ -19,7 +19,7 @@ from tests.e2e.short_run import ROOT
 from tests.e2e.tiny_run import TinyRun
 from trinity.cli.app import app
 from trinity.common.errors import ExitCode
-from trinity.launch.job import LOCK
+from trinity.launch.job import LOCK, write_record
 from trinity.utils import failpoints
 
 pytestmark = pytest.mark.slow
@@ -160,3 +160,19 @@ def test_a_program_that_was_not_found_by_name_is_called_as_it_was(tmp_path: Path
     )
     assert pasted.returncode == 0, pasted.stderr
     assert "continuing from step 1 " in pasted.stderr and CANARY not in pasted.stderr
+
+
+def test_a_run_that_was_killed_is_not_recorded_as_running_by_a_start_that_is_refused(
+    tmp_path: Path, plugins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    command = ["run", "--config", "run.yaml", "--plugin-dir", str(plugins)]
+    failpoints.configure("train.before_step=raise@2")
+    assert invoke(*command).exit_code == ExitCode.RUNTIME
+    record = records(tmp_path)["run"]
+    assert record["status"] == "failed" and record["error"].startswith("RuntimeError: failpoint train.before_step")
+    write_record(run.job, status="running")  # as kill -9 leaves it
+    refused = invoke(*command, *LR)
+    assert refused.exit_code == ExitCode.CHECKPOINT and "optim.lr: 0.001 -> 0.0005 (derived: " in refused.output
+    assert records(tmp_path)["run"]["status"] == "killed"

@@ -43,7 +43,8 @@ def test_killed_parts_are_missed_and_continue_where_they_were(tmp_path: Path):
         assert ended(trainer) == -signal.SIGKILL
         assert parts.query("select max(step) from train_step") == [(4,)]
         wait_until(lambda: "no trainer is running" in parts.output("explorer"))
-        assert "start it again: trinity run --config" in parts.output("explorer")
+        assert f"start it again: cd {parts.folder} && " in parts.output("explorer")
+        assert f" trinity run --config {parts.folder / 'trainer.yaml'}" in parts.output("explorer")
         processes.append(last := parts.start("trainer"))
         assert (ended(again), ended(last)) == (0, 0), parts.output("explorer") + parts.output("trainer")
     finally:
