@@ -81,9 +81,9 @@ class Parts:
             ends: dict[str, Future[RunResult]] = {name: pool.submit(self.run, name) for name in components}
             return {name: end.result(timeout=120) for name, end in ends.items()}
 
-    def start(self, component: str, *, failpoints: str = "") -> subprocess.Popen[str]:
+    def start(self, component: str, *extra: str, failpoints: str = "") -> subprocess.Popen[str]:
         """Start a component in a process of its own; its output goes to `<component>.out`."""
-        command = [sys.executable, "-m", "trinity", "run", "--config", str(self.write(component))]
+        command = [sys.executable, "-m", "trinity", "run", "--config", str(self.write(component)), *extra]
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
         with open(self.folder / f"{component}.out", "a") as out:
             return subprocess.Popen(

@@ -48,7 +48,7 @@ def test_the_trainer_ends_with_the_memory_table_and_the_keys(tmp_path: Path) -> 
     assert [key for key in TRAINER_KEYS if key not in message] == []
     assert "Traceback" not in output
     resume, failed = output.splitlines()[-2:]
-    assert resume.startswith("resume with: trinity run --config ")
+    assert resume.startswith("resume with: ") and " trinity run --config " in resume
     assert failed.startswith("failed with exit code 5: [E5700] ") and failed.endswith("/log")
 
 

@@ -39,7 +39,7 @@ def test_a_run_that_is_stopped_and_killed_on_ray_ends_with_the_bits_of_one_proce
         first.until("checkpoint of step 1:")
         first.process.send_signal(signal.SIGTERM)
         assert first.end() == 143, first.output
-    assert "resume with: trinity run" in first.output and "\x1b[" not in first.output
+    assert "resume with: " in first.output and " trinity run " in first.output and "\x1b[" not in first.output
     assert f"joined the Ray cluster at {cluster.address}" in first.output
     assert all(gone_soon(first.pid(name)) for name in SIDES)
     for victim in VICTIMS:
@@ -71,7 +71,7 @@ def killed(run: TinyRun, victim: str) -> None:
     process = f"{victim} (process {watched.pid(victim)} on "
     assert error.startswith(f"error[E5701]: {process}") and "is gone: its process ended without a word" in error
     resume, failed = watched.output.splitlines()[-2:]
-    assert resume.startswith("resume with: trinity run")
+    assert resume.startswith("resume with: ") and " trinity run " in resume
     assert failed.startswith(f"failed with exit code 5: [E5701] {process}") and failed.endswith("/log")
 
 

@@ -66,7 +66,7 @@ def test_a_run_whose_cluster_loses_its_head_ends_and_can_be_resumed(
     _, alive = psutil.wait_procs(processes, timeout=killed_at + 30 - time.monotonic())
     assert not alive
     resume, failed = watched.output.splitlines()[-2:]
-    assert resume.startswith("resume with: trinity run --config run.yaml")
+    assert resume.startswith("resume with: ") and " trinity run --config run.yaml" in resume
     assert failed.startswith("failed with exit code 5: [E5706] the head of the Ray cluster at ") and "GONE_S" in failed
     reached = max(line["step"] for line in run.lines("trainer"))
     assert 1 <= reached < STEPS

@@ -20,8 +20,9 @@ def resume_words(output: str) -> list[str]:
     """Return what the printed command adds to `trinity run --config run.yaml`."""
     (command,) = (line for line in output.splitlines() if line.startswith("resume with: "))
     words = shlex.split(command.removeprefix("resume with: "))
-    assert words[:4] == ["trinity", "run", "--config", "run.yaml"]
-    return words[4:]
+    start = words.index("trinity")
+    assert words[start : start + 4] == ["trinity", "run", "--config", "run.yaml"]
+    return words[start + 4 :]
 
 
 def final_weights(run: TinyRun, step: int) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from trinity.launch.job import (
     check_same_config,
     has_content,
     read_record,
+    record_end,
     unsafe_changes,
     write_record,
 )
@@ -119,3 +122,41 @@ def test_resuming_with_another_learning_rate_is_refused_until_it_is_accepted(tmp
     with pytest.raises(CheckpointError, match=r"algorithm\.optimizer\.lr: 1e-06 -> 2e-06"):
         check_same_config(tmp_path, changed)
     check_same_config(tmp_path, changed, accepted=["algorithm.optimizer.lr"])
+
+
+@pytest.mark.parametrize(("error", "status"), [("[E7022] no space", "failed"), (None, "stopped")])
+def test_the_end_is_recorded_where_no_file_can_be_written_any_more(tmp_path: Path, error: str | None, status: str):
+    write_record(tmp_path, status="running", training_step=3, stage="rft")
+    size = (tmp_path / RECORD).stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))  # no file may be longer than the record is
+    try:
+        record_end(tmp_path, None, exit_code=ExitCode.CHECKPOINT, error=error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert read_record(tmp_path) == {"status": status, "training_step": 3, "stage": "rft"}
+    assert [path.name for path in tmp_path.iterdir()] == [RECORD], "nothing half-written is left"
+    record_end(tmp_path, None, exit_code=ExitCode.CHECKPOINT, error="[E7022] no space")
+    assert read_record(tmp_path)["exit_code"] == 7
+
+
+def test_a_section_may_be_accepted_and_what_follows_from_a_key_goes_with_it(tmp_path: Path):
+    def text(lr: float, steps: int, copied: float) -> str:
+        return yaml.safe_dump({"a": {"lr": lr, "warmup": steps}, "b": {"lr": copied}, "c": {"lr": 7.0}})
+
+    (tmp_path / SAVED_CONFIG).write_text(text(1.0, 5, 1.0))
+    new = text(2.0, 6, 2.0)
+    with pytest.raises(CheckpointError, match=r"b\.lr: 1\.0 -> 2\.0 .derived: a\.lr\)"):
+        check_same_config(tmp_path, new, accepted=["a"], derived={"b.lr": "a.lr"})
+    asked = []
+
+    def put_back(values: Mapping[str, float]) -> str:
+        asked.append(dict(values))
+        return text(values["a.lr"], int(values.get("a.warmup", 6)), values["a.lr"])
+
+    check_same_config(tmp_path, new, accepted=["a"], put_back=put_back)
+    with pytest.raises(CheckpointError, match=r"configuration:\n  a\.warmup: 5 -> 6\n"):
+        check_same_config(tmp_path, new, accepted=["a.lr"], put_back=put_back)
+    assert asked == [{"a.lr": 1.0, "a.warmup": 5}, {"a.lr": 1.0}]
+    with pytest.raises(CheckpointError, match=r"  a\.warmup: .*\n  b\.lr: "):  # other values do not go with the rest
+        check_same_config(tmp_path, new, accepted=["a.lr"], put_back=lambda _: None)

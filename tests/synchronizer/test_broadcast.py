@@ -11,13 +11,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from torch import Tensor
 
+from trinity.common.config import Config
 from trinity.common.errors import SyncError
 from trinity.common.weights import Ticket, fingerprint, receive, shared_by
+from trinity.common.weights.collective import own_address
 from trinity.synchronizer.broadcast import BroadcastTransport
+from trinity.synchronizer.transport import transport_of
 
 ROOT = Path(__file__).parents[2]
 ENGINE = """
@@ -30,7 +34,9 @@ print(fingerprint(weights), flush=True)
 """
 TRAINER = """
 import time, torch
+from trinity.common.weights.collective import own_address
 from trinity.synchronizer.broadcast import BroadcastTransport
+from trinity.synchronizer.transport import transport_of
 transport = BroadcastTransport("test", bucket_bytes=4096)
 print(transport.put(1, {"w": torch.arange(20000.0)}, copy=True).as_json(), flush=True)
 time.sleep(60)
@@ -52,6 +58,24 @@ def transport() -> Iterator[BroadcastTransport]:
     made = BroadcastTransport("test", bucket_bytes=4096)
     yield made
     made.close()
+
+
+def listening(process: psutil.Process) -> set[tuple[str, int]]:
+    """Return the addresses and ports at which a process listens."""
+    connections = process.net_connections("tcp")
+    return {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
+
+
+def test_a_run_on_one_machine_listens_at_its_loopback_interface_and_others_at_one_address() -> None:
+    tree = {"synchronizer": {"sync_method": "nccl"}}
+    for runtime, address in (("local", "127.0.0.1"), ("ray", own_address())):
+        before = listening(psutil.Process())
+        made = transport_of(Config.model_validate(tree | {"cluster": {"runtime": runtime}}))
+        ticket = made.put(1, {"w": torch.arange(3.0)}, copy=True)
+        ((host, port),) = {(host.removeprefix("::ffff:"), port) for host, port in listening(psutil.Process()) - before}
+        assert (host, port) == (address, ticket.place["port"]) and ticket.place["host"] == address
+        assert torch.equal(receive(ticket, timeout_s=8)["w"], torch.arange(3.0))
+        made.close()
 
 
 def make_weights(seed: int) -> dict[str, Tensor]:

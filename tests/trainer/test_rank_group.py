@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -62,6 +64,15 @@ def test_a_killed_rank_ends_the_run_by_name_and_one_worker_goes_on_from_its_chec
     assert max(float((t - weights[n]).abs().max()) for n, t in live_weights(alone).items()) < 1e-6
 
 
+def listening_places(pid: int) -> list[str]:
+    """Return the addresses at which a process listens."""
+    return [c.laddr.ip for c in psutil.Process(pid).net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+
+
+def is_loopback(place: str) -> bool:
+    return ipaddress.ip_address(place.removeprefix("::ffff:")).is_loopback
+
+
 async def _group(config: Config, work: Callable[[RankGroup], Any]) -> Any:
     runtime = LocalRuntime()
     group = RankGroup(config, runtime=runtime, world=2, device="cpu")
@@ -81,6 +92,8 @@ def test_ranks_give_their_weights_and_one_that_hangs_ends_the_step_within_its_de
 
     async def work(group: RankGroup) -> None:
         nonlocal stopped
+        listening = [place for handle in group.handles for place in listening_places(handle.pid)]
+        assert listening and all(is_loopback(place) for place in listening), listening
         before = {name: tensor.clone() for name, tensor in (await group.weights()).items()}
         assert len(before) > 10 and before["model.embed_tokens.weight"].dim() == 2
         metrics = await group.train_step(make_experiences(1), 1)

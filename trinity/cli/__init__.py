@@ -7,7 +7,9 @@ def main() -> None:
     """Run the command line; ends the process with the exit status of the command."""
     from trinity.cli.app import app
     from trinity.runtime.leaving import leave
+    from trinity.utils.streams import steady_output
 
+    steady_output()
     try:
         app()
         status = 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trinity.cli.resume import ResumeCommand
 from trinity.common.errors import ExitCode, TrinityError
 from trinity.utils.log import get_logger, log_to_console, redact
 
@@ -42,8 +42,9 @@ def run(
         overrides=tuple(set_ or ()),
         plugin_dirs=tuple(plugin_dir or ()),
         accepted_changes=tuple(accept_change or ()),
+        is_quiet=quiet,
     )
-    result = run_config(config, options, is_quiet=quiet)
+    result = run_config(config, options)
     for line in outcome_lines(result):
         typer.echo(line)
     for line in closing_lines(result, config, options):
@@ -51,26 +52,28 @@ def run(
     raise typer.Exit(int(result.exit_code))
 
 
-def run_config(path: Path, options: RunOptions, *, is_quiet: bool = False) -> RunResult:
+def run_config(path: Path, options: RunOptions) -> RunResult:
     """Plan, check and run `path` with live progress; errors are printed, not raised.
 
     Args:
         path: the YAML file.
         options: overrides, plugins and listeners.
-        is_quiet: print warnings and errors only.
 
     Returns:
         The result, whose exit code says how it ended.
     """
     from trinity.launch.run import RunResult, plan_run
+    from trinity.runtime.leaving import last_words
 
-    log_to_console(is_quiet=is_quiet)
+    log_to_console(is_quiet=options.is_quiet)
     try:
         plan = plan_run(path, options)
-        options.command = resume_command(path, options)
+        resume = ResumeCommand.of(path, options)
+        options.command = resume.from_anywhere
         _refuse_unfit_machine(plan, options)
-        _show_plan(plan, is_quiet=is_quiet)
-        return _run_with_progress(plan, options, is_quiet=is_quiet)
+        _show_plan(plan, is_quiet=options.is_quiet)
+        with last_words(lambda _: typer.echo("\n".join(resume.lines()), err=True)):
+            return _run_with_progress(plan, options)
     except TrinityError as error:
         _report(error)
         return RunResult(exit_code=error.exit_code, error=error)
@@ -98,7 +101,7 @@ def closing_lines(result: RunResult, path: Path, options: RunOptions) -> list[st
 
     if result.exit_code == ExitCode.DONE or isinstance(result.error, ConfigErrors):
         return []
-    lines = [f"resume with: {resume_command(path, options)}"]
+    lines = ResumeCommand.of(path, options).lines()
     if result.error is not None:
         cause = str(result.error).strip().split("\n", 1)[0]
         log = "" if options.log_dir is None else f"; log: {options.log_dir}"
@@ -110,16 +113,6 @@ def _progress(stage: StageResult) -> str:
     if stage.explore_step and not stage.training_step:
         return f"explore step {stage.explore_step}"
     return f"training step {stage.training_step}"
-
-
-def resume_command(path: Path, options: RunOptions) -> str:
-    """Return the command that continues an interrupted run."""
-    words = ["trinity", "run", "--config", str(path)]
-    for folder in options.plugin_dirs:
-        words += ["--plugin-dir", str(folder)]
-    for override in (*options.overrides, *options.resume_overrides):
-        words += ["--set", override]
-    return shlex.join(words)
 
 
 def _refuse_unfit_machine(plan: Plan, options: RunOptions) -> None:
@@ -145,11 +138,11 @@ def _show_plan(plan: Plan, *, is_quiet: bool) -> None:
             logger.debug("derived %s = %s (%s)", derived.key, derived.value, derived.reason)
 
 
-def _run_with_progress(plan: Plan, options: RunOptions, *, is_quiet: bool) -> RunResult:
+def _run_with_progress(plan: Plan, options: RunOptions) -> RunResult:
     from trinity.cli.progress import Progress
     from trinity.launch.run import run_plan
 
-    if is_quiet:
+    if options.is_quiet:
         return run_plan(plan, options)
     progress = Progress()
     if progress.is_live:

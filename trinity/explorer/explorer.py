@@ -173,7 +173,7 @@ class Explorer:
         if text is not None:
             self.state = ExplorerState.from_json(json.loads(text))
             self.summary.step = self.state.explore_step
-            logger.info("%s continues after its explore step %d", self.config.explorer.name, self.state.explore_step)
+            logger.info("%s: continuing from explore step %d", self.config.explorer.name, self.state.explore_step)
 
     @property
     def planned_steps(self) -> int | None:

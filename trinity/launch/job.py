@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,15 @@ from typing import Any
 import yaml
 
 from trinity.common.constants import TRAINER
-from trinity.common.errors import AlreadyRunningError, CheckpointError, EnvironmentProblem
+from trinity.common.errors import AlreadyRunningError, CheckpointError, EnvironmentProblem, ExitCode, TrinityError
+from trinity.runtime.leaving import last_words
 from trinity.utils.locks import FileLock, component_lock, holder_of, is_held
-from trinity.utils.log import get_logger
+from trinity.utils.log import redact
 
 RECORD = "run.json"
 LOCK = "run.lock"
 LOCKS = "locks"
+RUNNING = "running"
 SAVED_CONFIG = "config.yaml"
 COMPONENTS = "components"
 
@@ -59,11 +61,15 @@ def write_atomically(path: Path, text: str) -> None:
     """Replace `path` by `text` so that a reader sees the old or the new content, also after a crash."""
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 class JobLock:
@@ -75,7 +81,7 @@ class JobLock:
     Args:
         job_dir: the folder; created if missing.
         component: name of the component; None takes the whole job.
-        command: what starts the component again, for the others to tell.
+        command: what starts it again, for the others to tell.
 
     Raises:
         AlreadyRunningError: another process holds the job (E8001), the name (E8002) or the trainer's place (E8003); the
@@ -99,7 +105,8 @@ class JobLock:
             ) from error
 
     def _take(self, job_dir: Path, component: str | None, command: str) -> None:
-        self._locks.append(FileLock(job_dir / LOCK, is_shared=component is not None))
+        note = command if component is None else ""
+        self._locks.append(FileLock(job_dir / LOCK, is_shared=component is not None, note=note))
         if component is not None:
             self._locks.append(FileLock(component_lock(job_dir, component), note=command))
 
@@ -176,15 +183,15 @@ class Attempt:
     """One run in a job folder, while it lasts.
 
     Attributes:
-        has_begun: its parts are ready, so that it may learn; until then it is a start that may fail.
+        has_begun: whether its parts are ready, so that it may learn; until then it is a start that may fail.
     """
 
-    has_begun: bool = False
+    has_begun: Callable[[], bool] = bool
 
 
 @contextlib.contextmanager
 def recorded(job_dir: Path, component: str | None, text: str, **fields: Any) -> Iterator[Attempt]:
-    """Record that the job runs, with what, and that it has failed if it does.
+    """Record that the job runs, with what, and how it ends where that is not the planned end.
 
     A start that fails leaves the configuration and the record as they were: nothing was learnt with its values, and the
     next start may have others.
@@ -197,19 +204,27 @@ def recorded(job_dir: Path, component: str | None, text: str, **fields: Any) -> 
     """
     file, attempt = config_file(job_dir, component), Attempt()
     old_text, old_record = file.read_text(encoding="utf-8") if file.exists() else None, read_record(job_dir, component)
-    write_atomically(file, text)
-    write_record(job_dir, component, status="running", **fields)
-    try:
-        yield attempt
-    except BaseException:
-        try:
-            if attempt.has_begun:
-                write_record(job_dir, component, status="failed")
-            else:
+
+    def end(code: ExitCode, error: str | None) -> None:
+        if not attempt.has_begun():
+            with contextlib.suppress(OSError):
                 _take_back(file, old_text)
-                _replace_record(job_dir, component, old_record | {"status": "failed"})
-        except OSError as error:
-            get_logger("launch").warning("%s: that the run failed could not be recorded: %s", job_dir, error)
+                _replace_record(job_dir, component, old_record)
+        record_end(job_dir, component, exit_code=code, error=error)
+
+    def end_at_once(status: int) -> None:
+        is_asked_for = status in (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
+        end(ExitCode(status), None if is_asked_for else "ended at once; see the log")
+
+    write_atomically(file, text)
+    write_record(job_dir, component, status=RUNNING, exit_code=None, error=None, **fields)
+    try:
+        with last_words(end_at_once):
+            yield attempt
+    except BaseException as error:
+        code = error.exit_code if isinstance(error, TrinityError) else ExitCode.RUNTIME
+        cause = str(error) if isinstance(error, TrinityError) else f"{type(error).__name__}: {error}"
+        end(code, redact(cause.strip().split("\n", 1)[0]))
         raise
 
 
@@ -219,6 +234,26 @@ def _take_back(file: Path, text: str | None) -> None:
         file.unlink(missing_ok=True)
     else:
         write_atomically(file, text)
+
+
+def record_end(job_dir: Path, component: str | None, *, exit_code: ExitCode, error: str | None = None) -> None:
+    """Record how a job or component that did not finish has ended; also on a full disk, and then the status alone."""
+    status = "failed" if error is not None else "stopped"
+    try:
+        write_record(job_dir, component, status=status, exit_code=int(exit_code), error=error)
+    except (OSError, CheckpointError):
+        with contextlib.suppress(OSError):
+            _mark_ended(record_file(job_dir, component), status)
+
+
+def _mark_ended(path: Path, status: str) -> None:
+    """Write the status over the old one, which is as long: that needs no space."""
+    old = f'"{RUNNING}"'.encode()
+    with open(path, "r+b") as file:
+        place = file.read().find(old)
+        if place >= 0:
+            file.seek(place)
+            file.write(f'"{status}"'.encode().ljust(len(old)))
 
 
 def has_content(job_dir: Path) -> bool:
@@ -255,14 +290,24 @@ def _is_safe(key: str) -> bool:
     return any(key == safe or key.startswith(f"{safe}.") for safe in SAFE_CHANGES)
 
 
-def check_same_config(job_dir: Path, new: str, *, accepted: Sequence[str] = (), component: str | None = None) -> None:
+def check_same_config(
+    job_dir: Path,
+    new: str,
+    *,
+    accepted: Sequence[str] = (),
+    component: str | None = None,
+    derived: Mapping[str, str] | None = None,
+    put_back: Callable[[Mapping[str, Any]], str | None] = lambda _: None,
+) -> None:
     """Compare the configuration that the job was started with and the one that shall resume it.
 
     Args:
         job_dir: folder with the saved configuration.
         new: YAML text of the resolved configuration of this run.
-        accepted: keys whose change the user accepts (`--accept-change`).
+        accepted: keys and sections whose change the user accepts (`--accept-change`), with what is derived from them.
         component: the part of the job that resumes; None for the whole.
+        derived: why the keys have their values that nobody wrote.
+        put_back: gives `new` as it would be with other values of some keys; None where they do not go with the rest.
 
     Raises:
         CheckpointError: a key changed that alters what a resumed run means.
@@ -270,15 +315,28 @@ def check_same_config(job_dir: Path, new: str, *, accepted: Sequence[str] = (), 
     saved = config_file(job_dir, component)
     if not saved.exists():
         return
-    changes = [
-        change
-        for change in unsafe_changes(yaml.safe_load(saved.read_text(encoding="utf-8")) or {}, yaml.safe_load(new) or {})
-        if change[0] not in accepted
-    ]
-    if changes:
-        lines = "\n".join(f"  {key}: {old!r} -> {value!r}" for key, old, value in changes)
+    old = yaml.safe_load(saved.read_text(encoding="utf-8")) or {}
+    changes = unsafe_changes(old, yaml.safe_load(new) or {})
+    refused = [change for change in changes if not _is_accepted(change[0], accepted)]
+    if refused and len(refused) < len(changes):
+        # What is derived from a key has its old value where the key has its own.
+        before = put_back({key: value for key, value, _ in changes if _is_accepted(key, accepted)})
+        if before is not None:
+            others = {change[0] for change in unsafe_changes(old, yaml.safe_load(before) or {})}
+            refused = [change for change in refused if change[0] in others]
+    if refused:
+        reasons = derived or {}
+        lines = "\n".join(
+            f"  {key}: {old!r} -> {value!r}" + (f" (derived: {reasons[key]})" if key in reasons else "")
+            for key, old, value in refused
+        )
         raise CheckpointError(
             f"{job_dir if component is None else saved} was started with another configuration:\n{lines}\n"
-            f"take the old values, choose another `name`, or accept each with --accept-change KEY",
+            "take the old values, choose another `name`, or accept each with --accept-change KEY, which accepts what "
+            "is derived from KEY as well",
             code="E7004",
         )
+
+
+def _is_accepted(key: str, accepted: Sequence[str]) -> bool:
+    return any(key == each or key.startswith(f"{each}.") for each in accepted)

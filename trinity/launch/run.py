@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity.catalogue import builtin_catalogue
-from trinity.common.config import Config, Plan, StagePlan, dump_config, load_plan
+from trinity.common.config import Config, ConfigErrors, Plan, StagePlan, dump_config, load_plan
 from trinity.common.constants import BENCH, Mode
 from trinity.common.errors import CheckpointError, ConfigError, ExitCode, TrinityError
 from trinity.launch.components import check_shared_keys, component_of
 from trinity.launch.facts import check_same_facts, compute_as_the_command, process_facts
 from trinity.launch.job import (
+    RUNNING,
     Attempt,
     JobLock,
     check_same_config,
@@ -47,16 +49,18 @@ class RunOptions:
         overrides: `a.b=c` texts of `--set`.
         plugin_dirs: folders whose modules are imported before the run.
         accepted_changes: keys whose change a resumed run may have.
+        is_quiet: print warnings and errors only.
         on_metrics: called with actor, step and values of every logged line.
         on_stage: called with each stage's plan before it starts.
         resume_overrides: what `--set` must add to continue this run; `plan_run` fills it.
-        command: what continues the run, for those who wait for it.
+        command: what continues the run from any folder, for those who wait for it; without secrets.
         log_dir: folder of the logs of the last stage that began; `run_plan` fills it.
     """
 
     overrides: Sequence[str] = ()
     plugin_dirs: Sequence[Path] = ()
     accepted_changes: Sequence[str] = ()
+    is_quiet: bool = False
     on_metrics: MetricsListener | None = None
     on_stage: Any = None
     resume_overrides: Sequence[str] = ()
@@ -138,8 +142,8 @@ def run_plan(plan: Plan, options: RunOptions) -> RunResult:
     load_plugins(options.plugin_dirs)
     previous: Path | None = None
     with StopSignal() as stop, explained_imports():
-        for stage in plan.stages:
-            stage = _after(stage, previous)
+        for number, stage in enumerate(plan.stages):
+            given, stage = previous, _after(stage, previous)
             previous = _finished_model(stage.config)
             if previous is not None and not _may_get_more(stage.config):
                 logger.info("stage %s is already complete in %s", stage.name or "", stage.config.checkpoint_job_dir)
@@ -147,7 +151,8 @@ def run_plan(plan: Plan, options: RunOptions) -> RunResult:
             if options.on_stage is not None:
                 options.on_stage(stage)
             options.log_dir = Path(stage.config.checkpoint_job_dir) / "log"
-            outcome = _run_stage(stage, stop, options)
+            put_back = partial(_put_back, plan, options, number, given)
+            outcome = _run_stage(stage, stop, options, put_back)
             result.stages.append(outcome)
             if outcome.stopped is not None:
                 result.exit_code = outcome.stopped
@@ -218,16 +223,40 @@ def _length(config: Config) -> list[int | None]:
     return [config.trainer.total_steps, config.buffer.total_steps, config.buffer.total_epochs]
 
 
-def _run_stage(stage: StagePlan, stop: StopSignal, options: RunOptions) -> StageResult:
+def _put_back(
+    plan: Plan, options: RunOptions, number: int, model: Path | None, values: Mapping[str, Any]
+) -> str | None:
+    """Return the configuration of a stage as it would be with other `values`; None if they do not fit the others."""
+    section = "" if plan.stages[number].name is None else f"stages[{number}]."
+    overrides = [*options.overrides, *(f"{section}{key}={json.dumps(value)}" for key, value in values.items())]
+    try:
+        other = load_plan(plan.path, overrides, catalogue=builtin_catalogue(options.plugin_dirs))
+    except ConfigErrors:
+        return None
+    return dump_config(_after(other.stages[number], model).config)
+
+
+def _run_stage(
+    stage: StagePlan, stop: StopSignal, options: RunOptions, put_back: Callable[[Mapping[str, Any]], str | None]
+) -> StageResult:
     config = stage.config
     job_dir = Path(config.checkpoint_job_dir)
     component = component_of(config)
     lock = JobLock(job_dir, component, command=options.command)
     try:
+        if read_record(job_dir, component).get("status") == RUNNING:  # nobody was left to say how it ended
+            write_record(job_dir, component, status="killed")
         text = dump_config(config)
         check_shared_keys(job_dir, component, text)
         if component != BENCH:  # an evaluation continues nothing
-            check_same_config(job_dir, text, accepted=options.accepted_changes, component=component)
+            check_same_config(
+                job_dir,
+                text,
+                accepted=options.accepted_changes,
+                component=component,
+                derived={each.key: each.reason for each in stage.derived},
+                put_back=put_back,
+            )
         set_level(config.log.level)
         hide_progress_bars()
         facts = process_facts()
@@ -237,28 +266,24 @@ def _run_stage(stage: StagePlan, stop: StopSignal, options: RunOptions) -> Stage
         with recorded(job_dir, component, text, facts=facts, stage=stage.name) as attempt:
             return _perform(stage, stop, options, attempt)
     finally:
-        stop.before_leaving = None
         lock.release()
 
 
 def _perform(stage: StagePlan, stop: StopSignal, options: RunOptions, attempt: Attempt) -> StageResult:
-    """Run a stage whose folder is this run's own, and record how it ends."""
     from trinity.launch.placement import placed
     from trinity.launch.stage import Stage
 
     config = stage.config
     job_dir, component = Path(config.checkpoint_job_dir), component_of(config)
-    stop.before_leaving = partial(write_record, job_dir, component, status="stopped")
     with placed(config) as place:
         made = Stage(config, name=stage.name, stop=stop, on_metrics=options.on_metrics, place=place)
-        try:
-            outcome = run_event_loop(place.watched(made.run()))
-        finally:
-            attempt.has_begun = made.has_begun
+        attempt.has_begun = lambda: made.has_begun
+        outcome = run_event_loop(place.watched(made.run()))
     write_record(
         job_dir,
         component,
         status="done" if outcome.stopped is None else "stopped",
+        exit_code=int(outcome.stopped or ExitCode.DONE),
         length=_length(config),
         training_step=outcome.training_step,
         explore_step=outcome.explore_step,

@@ -96,8 +96,11 @@ class Stage:
         started, config = time.monotonic(), self.config
         resume = self._checkpoint() if config.mode in (Mode.BOTH, Mode.TRAIN) else None
         result = StageResult(self.name, self.job_dir, is_resumed=resume is not None)
+        was_here = (self.job_dir / "log").is_dir()
         try:
             with self._logged():
+                if was_here and config.mode in (Mode.BOTH, Mode.TRAIN):
+                    self._tell_resumed(resume)
                 if config.mode == Mode.TRAIN:
                     await self._train_only(resume, result)
                 elif config.mode == Mode.EXPLORE:
@@ -122,6 +125,12 @@ class Stage:
         if verl.resume_mode == "resume_path":
             return rewound(checkpoints, Path(str(verl.resume_from_path)))
         return checkpoints.latest() if self.config.continue_from_checkpoint else None
+
+    def _tell_resumed(self, resume: Path | None) -> None:
+        if resume is None:
+            logger.info("continuing from step 0: %s has no checkpoint yet", self.job_dir)
+        else:
+            logger.info("continuing from step %s (%s)", resume.name.rsplit("_", 1)[-1], resume)
 
     @contextlib.contextmanager
     def _logged(self) -> Iterator[None]:

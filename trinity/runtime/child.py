@@ -24,6 +24,7 @@ from trinity.runtime.host import ComponentHost
 from trinity.runtime.leaving import leave
 from trinity.runtime.messages import from_bytes, to_bytes
 from trinity.utils.log import ROOT, RedactingFormatter
+from trinity.utils.streams import steady_output
 
 PR_SET_PDEATHSIG = 1
 EXIT_GRACE_S = 5.0
@@ -137,6 +138,7 @@ def main() -> None:
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    steady_output()
     child = _Child(Connection(descriptor))
     run_event_loop(child.run())
     child.drain()

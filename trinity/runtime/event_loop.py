@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import trinity
 from trinity.common.errors import ExitCode
-from trinity.runtime.leaving import left_behind
+from trinity.runtime.leaving import flush_output, leave_at_once, left_behind
 from trinity.utils.log import get_logger
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class LoopWatch:
         end: ends the process with a status.
     """
 
-    def __init__(self, limit_s: float, *, what: str, end: Callable[[int], Any] = os._exit) -> None:
+    def __init__(self, limit_s: float, *, what: str, end: Callable[[int], Any] = leave_at_once) -> None:
         self.limit_s = limit_s
         self.what = what
         self._end = end
@@ -117,8 +117,7 @@ class LoopWatch:
             self._place(),
             self.what,
         )
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        flush_output()
         self._end(int(ExitCode.RUNTIME))
 
     def _place(self) -> str:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 EXIT_HANDLERS_S = 10.0
 SIGNALLED = 128  # exit statuses from here on say that a signal ended the process
+
+LAST_WORDS_S = 5.0
+_last_words: list[Callable[[int], object]] = []
 
 left_behind: list[object] = []
 """Calls that ignored their cancellation; collecting one would run its code once more, perhaps for ever."""
@@ -27,9 +32,40 @@ def leave(status: int) -> NoReturn:
     handlers = threading.Thread(target=atexit._run_exitfuncs, name="exit-handlers", daemon=True)
     handlers.start()
     handlers.join(EXIT_HANDLERS_S)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    flush_output()
     os._exit(status)
+
+
+@contextlib.contextmanager
+def last_words(say: Callable[[int], object]) -> Iterator[None]:
+    """Call `say` with the status where the process ends at once in the `with` block: nothing after it is reached."""
+    _last_words.append(say)
+    try:
+        yield
+    finally:
+        _last_words.remove(say)
+
+
+def leave_at_once(status: int) -> NoReturn:
+    """End the process with `status` now, from any thread, after the last words: at most `LAST_WORDS_S` seconds."""
+
+    def speak() -> None:
+        for say in reversed(_last_words):
+            with contextlib.suppress(Exception):  # the process ends with its status, whatever comes between
+                say(status)
+        flush_output()
+
+    speaker = threading.Thread(target=speak, name="last-words", daemon=True)
+    speaker.start()
+    speaker.join(LAST_WORDS_S)
+    os._exit(status)
+
+
+def flush_output() -> None:
+    """Write out what was printed; a stream that is closed or broken has lost it."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
 
 
 def lingering_threads() -> list[threading.Thread]:

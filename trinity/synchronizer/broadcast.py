@@ -16,6 +16,7 @@ from trinity.common.errors import SyncError
 from trinity.common.weights.collective import BUCKET_BYTES, JOIN_S, Sender, Session, end_group, join_group, own_address
 from trinity.common.weights.ticket import Ticket, fingerprint, num_bytes
 from trinity.utils.log import get_logger
+from trinity.utils.meeting import open_store
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,16 +34,19 @@ class BroadcastTransport:
         group_name: first part of the names of all groups (`synchronizer.group_name`).
         backend: `nccl` between GPUs, else `gloo`.
         bucket_bytes: size of the pieces in which a version is sent; None: `BUCKET_BYTES`.
+        address: of this machine, the only one at which it listens; None: the one that leads to other machines.
     """
 
     can_lend = False  # an engine that comes back asks for the version again when the trainer has gone on
 
-    def __init__(self, group_name: str, *, backend: str = "gloo", bucket_bytes: int | None = None) -> None:
+    def __init__(
+        self, group_name: str, *, backend: str = "gloo", bucket_bytes: int | None = None, address: str | None = None
+    ) -> None:
         self.bucket_bytes = bucket_bytes or BUCKET_BYTES
         self.backend = backend
         self._base = f"{group_name}/{uuid.uuid4().hex}"
         self._held: dict[int, tuple[Ticket, Mapping[str, Tensor]]] = {}
-        self._address = ""
+        self._address = address or own_address()
         self._store: dist.TCPStore | None = None
         self._closed = threading.Event()
 
@@ -81,9 +85,7 @@ class BroadcastTransport:
 
     def _listening(self) -> dist.TCPStore:
         if self._store is None:
-            self._address = own_address()
-            timeout = timedelta(seconds=STORE_TIMEOUT_S)
-            self._store = dist.TCPStore(self._address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+            self._store = open_store(self._address, timeout=timedelta(seconds=STORE_TIMEOUT_S))
             threading.Thread(target=self._listen, name="weights-sessions", daemon=True).start()
         return self._store
 

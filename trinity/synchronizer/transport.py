@@ -35,6 +35,7 @@ from trinity.runtime.objects import LocalObjects
 from trinity.synchronizer.broadcast import BroadcastTransport
 from trinity.utils.disk import system_error
 from trinity.utils.failpoints import failpoint
+from trinity.utils.meeting import LOOPBACK
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -240,7 +241,8 @@ def transport_of(config: Config, *, objects: Objects | None = None) -> Transport
     if config.synchronizer.sync_method == SyncMethod.NCCL:
         has_several_gpus = (config.cluster.total_gpu_num or 0) > 1
         backend = "nccl" if has_several_gpus and torch.cuda.is_available() else "gloo"
-        return BroadcastTransport(config.synchronizer.group_name, backend=backend)
+        address = LOOPBACK if config.cluster.runtime == "local" else None
+        return BroadcastTransport(config.synchronizer.group_name, backend=backend, address=address)
     if config.synchronizer.sync_method == SyncMethod.CHECKPOINT:
         job_dir = Path(config.checkpoint_job_dir)
         return CheckpointTransport(job_dir, is_delta=config.synchronizer.checkpoint_delta)

@@ -21,6 +21,7 @@ from trinity.trainer.verl.ranks import Ranks
 from trinity.trainer.verl.settings import num_stages, tensor_size
 from trinity.trainer.verl.worker import ActorWorker
 from trinity.utils.log import get_logger
+from trinity.utils.meeting import open_store, stay_on_this_machine
 
 if TYPE_CHECKING:
     from trinity.runtime.base import ObjectRef, Objects
@@ -78,9 +79,7 @@ class RankWorker:
     # ------------------------------------------------------------------- set-up
     def open_meeting(self, host: str) -> str:
         """Return the address `host:port` where the ranks meet; called on one of them."""
-        self._store = distributed.TCPStore(
-            host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=self.patience_s)
-        )
+        self._store = open_store(host, timeout=timedelta(seconds=self.patience_s))
         return f"{host}:{self._store.port}"
 
     def join(self, address: str) -> None:
@@ -94,8 +93,9 @@ class RankWorker:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         with self._together("meeting the other ranks"):
+            host, _, port = address.rpartition(":")
+            stay_on_this_machine(host)
             if self._store is None:
-                host, _, port = address.rpartition(":")
                 self._store = distributed.TCPStore(host, int(port), is_master=False, timeout=timeout)
             distributed.init_process_group(
                 backend, store=self._store, rank=self.rank, world_size=self.world, timeout=timeout

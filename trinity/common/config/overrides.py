@@ -9,8 +9,10 @@ from typing import Any
 from trinity.common.config.problems import Problem
 from trinity.common.config.reading import parse_value
 from trinity.common.config.tree import Origin, Path, Tree, dotted
+from trinity.utils.log import is_secret_name, redact
 
 _PATH = re.compile(r"[^.\[\]=]+|\[\d+\]")
+_WORD = re.compile(r"\w+")
 _WHOLE = re.compile(r"^[^.\[\]=]+(\[\d+\]|\.[^.\[\]=]+)*$")
 
 
@@ -30,14 +32,15 @@ def apply_overrides(tree: Tree, overrides: Sequence[str]) -> tuple[Tree, list[Pr
         path = parse_path(name.strip())
         origin = Origin("set", f"--set #{number}", written=path or ())
         if path is None or not equals:
+            has_secret = any(map(is_secret_name, _WORD.findall(override)))
+            shown = f"#{number}" if has_secret else redact(override)
             problems.append(
                 Problem(
                     "E1008",
                     "error",
-                    name,
-                    f"`--set {override}` is not of the form a.b=c",
+                    "" if has_secret else name,
+                    f"`--set {shown}` is not of the form a.b=c",
                     file=origin.file,
-                    value=text,
                     suggestion="write --set section.key=value",
                 )
             )

@@ -227,6 +227,6 @@ def _remember_secrets(tree: Tree) -> None:
     """Let the log redact every secret that stands in the file."""
     for path in tree.leaves():
         value = tree.get(path)
-        names = [str(part) for part in path if isinstance(part, str)]
-        if names and is_secret_name(names[-1]) and isinstance(value, str) and "${" not in value:
-            add_secret(value)
+        names = [part for part in path if isinstance(part, str)]
+        if names and is_secret_name(names[-1]) and not isinstance(value, bool) and "${" not in str(value):
+            add_secret(str(value))

@@ -26,7 +26,7 @@ def redacted(value: Any, name: str = "") -> Any:
         return {key: redacted(inner, str(key)) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [redacted(inner, name) for inner in value]
-    if is_secret_name(name) and value not in (None, "", "EMPTY") and not isinstance(value, bool | int | float):
+    if is_secret_name(name) and value not in (None, "", "EMPTY") and not isinstance(value, bool):
         return REDACTED
     return redact(value) if isinstance(value, str) else value
 

@@ -88,7 +88,8 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Serve requests from standard input until it closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):  # they mean the run, which ends its workers
+        signal.signal(number, signal.SIG_IGN)
     # Standard output belongs to the protocol; whatever a library prints goes nowhere.
     replies = os.fdopen(os.dup(1), "w", encoding="ascii", newline="\n")
     os.dup2(2, 1)

@@ -1,0 +1,66 @@
+"""Standard output and error whose reader may go away: what cannot be written is lost, and nobody fails of it."""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import sys
+import threading
+from typing import Any, TextIO
+
+from trinity.utils.log import get_logger
+
+BLOCKED_S = 1.0
+"""Seconds that a write waits for a reader, where the stream was made not to wait at all."""
+
+
+class _LossyFile(io.FileIO):
+    """A descriptor that takes every write: of a closed pipe or terminal, or a full disk, the text is dropped."""
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self._what = name
+        self._is_told = False
+
+    def write(self, data: Any, /) -> int:
+        """Write `data`, or a part of it; return how many bytes are done with."""
+        try:
+            written = super().write(data)
+            if written is None and select.select([], [self], [], BLOCKED_S)[1]:
+                written = super().write(data)
+        except OSError as error:
+            self._tell(error.strerror or str(error))
+            written = None
+        return memoryview(data).nbytes if written is None else written
+
+    def _tell(self, cause: str) -> None:
+        if self._is_told:
+            return
+        self._is_told = True
+        text = "%s cannot be written (%s): what is printed there is lost; the run and its log files go on"
+        # In a thread of its own: this one may hold the very stream to which the log goes as well.
+        told = (text, self._what, cause)
+        threading.Thread(target=get_logger("cli").warning, args=told, name="lost-output", daemon=True).start()
+
+
+def steady_output() -> None:
+    """Let no write to standard output or error fail in this process."""
+    sys.stdout = _steady(sys.stdout, "standard output")
+    sys.stderr = _steady(sys.stderr, "standard error")
+
+
+def _steady(stream: TextIO | None, name: str) -> TextIO:
+    if stream is None:  # it was closed when the process began
+        return open(os.devnull, "w", encoding="utf-8")
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_LossyFile(stream.fileno(), name)),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        newline="\n",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
