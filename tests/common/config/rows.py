@@ -277,7 +277,7 @@ COMBINATIONS = {
         "at most 7",
     ),
     "B60 train": (
-        MINIMAL + "mode: train\n",
+        MINIMAL + "mode: train\nalgorithm: {algorithm_type: sft}\n",
         "E1809",
         "buffer.trainer_input.experience_buffer",
         6,
@@ -347,6 +347,15 @@ COMBINATIONS = {
         "buffer.trainer_input.experience_buffer.path",
         14,
         "dataset",
+    ),
+    "a file in a database": (
+        with_(
+            "  trainer_input: {experience_buffer: {storage_type: file, path: 'sqlite:///e.db'}}\nmode: explore\n"
+        ),
+        "E1890",
+        "buffer.trainer_input.experience_buffer.path",
+        13,
+        "storage_type: sql",
     ),
     "other database": (
         with_("  trainer_input: {experience_buffer: {path: 'mysql://me:canary@host/d'}}\n"),
