@@ -87,7 +87,7 @@ def test_a_file_lacks_nothing_and_repeats_nothing_after_a_kill_between_log_and_f
 
 
 def test_without_a_path_a_trainer_reads_the_store_of_its_job(tmp_path: Path):
-    run = TinyRun(tmp_path).change(buffer__train_batch_size=4)
+    run = TinyRun(tmp_path).change(buffer__train_batch_size=4, synchronizer={})
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(run.tree))
     for mode in ("both", "explore", "train"):
         for name in (None, "queue", "sql"):

@@ -133,10 +133,14 @@ def _problem(stage: StagePlan, code: str, key: str, message: str, suggestion: st
 
 def _check_model(stage: StagePlan) -> Iterator[Problem]:
     from trinity.common.models.preflight import check_model_dir, syntax_findings
-    from trinity.common.models.preflight_adapter import check_adapter_dir
+    from trinity.common.models.preflight_adapter import check_adapter_dir, check_targets
 
     model = stage.config.model
     for adapter in model.lora_configs or ():
+        if adapter.path is None and model.model_path and stage.config.mode in ("both", "train"):
+            names = {"target_modules": adapter.target_modules, "exclude_modules": adapter.exclude_modules}
+            for key, finding in check_targets(Path(model.model_path).expanduser(), **names):
+                yield _problem(stage, finding.code, f"model.lora_configs[0].{key}", finding.message)
         if adapter.path is not None:
             for finding in check_adapter_dir(Path(adapter.path).expanduser()):
                 yield _problem(stage, finding.code, "model.lora_configs[0].path", finding.message)

@@ -349,9 +349,7 @@ COMBINATIONS = {
         "dataset",
     ),
     "a file in a database": (
-        with_(
-            "  trainer_input: {experience_buffer: {storage_type: file, path: 'sqlite:///e.db'}}\nmode: explore\n"
-        ),
+        with_("  trainer_input: {experience_buffer: {storage_type: file, path: 'sqlite:///e.db'}}\nmode: explore\n"),
         "E1890",
         "buffer.trainer_input.experience_buffer.path",
         13,
