@@ -389,7 +389,7 @@ COMBINATIONS = {
     ),
     "mini-batch": (
         with_("trainer: {trainer_config: {actor_rollout_ref: {actor: {ppo_mini_batch_size: 7}}}}\n"),
-        "E1816",
+        "W1816",
         "trainer.trainer_config.actor_rollout_ref.actor.ppo_mini_batch_size",
         13,
         "buffer.train_batch_size",

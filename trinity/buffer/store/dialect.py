@@ -32,8 +32,8 @@ def open_engine(url: str, *, busy_timeout_s: float) -> tuple[Engine, Path | None
 
     Raises:
         StoreError: the URL is not one of SQLite (a file) or PostgreSQL (E5201).
-        EnvironmentProblem: SQLite on a network file system (E3604), a folder that cannot be written (E3601), or a driver
-            that is not installed (E3301).
+        EnvironmentProblem: SQLite on a network file system (E3604), a folder that cannot be written (E3601), or a
+            driver that is not installed (E3301).
     """
     parsed = _parse(url)
     driver = postgresql_driver(parsed.drivername + "://")
