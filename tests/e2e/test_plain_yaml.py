@@ -86,6 +86,35 @@ def test_a_file_lacks_nothing_and_repeats_nothing_after_a_kill_between_log_and_f
     assert len(set(uids)) == len(uids) == 8
 
 
+TEMPLATE = (
+    "{% if tools %}{% for tool in tools %}{{ tool['name'] }}{{ tool['arguments'] | length }};{% endfor %}{% endif %}"
+    "{% if enable_thinking %}?{% endif %}Q{{ messages[-1]['content'] }}"
+)
+
+
+@pytest.mark.parametrize("place", ["one process", "processes"])
+def test_a_taskset_renders_its_template_and_the_tools_of_its_rows(tmp_path: Path, place: str):
+    run = TinyRun(tmp_path).change(mode="explore")
+    del run.tree["trainer"]
+    tools = [
+        json.dumps([{"name": "add", "arguments": ["a", "b"]}]),
+        json.dumps([{"name": "neg", "arguments": []}]),
+        "[]",
+    ]
+    rows = [{"question": f"{a}+{a}=", "answer": "1", "tools": each} for a, each in enumerate([*tools, None])]
+    run.write_rows(rows)
+    section = "buffer__explorer_input__taskset__format"
+    run.change(**{f"{section}__chat_template": TEMPLATE, f"{section}__enable_thinking": True})
+    run.change(buffer__trainer_input={"experience_buffer": {"storage_type": "file", "path": "answers.jsonl"}})
+    run.change(synchronizer={"sync_timeout": 60})
+    if place == "processes":
+        run.change(explorer__runner_isolation="process", explorer__rollout_model={"dtype": "float32", "engine_num": 2})
+    ended = run.finish()
+    assert ended.status == 0, ended.output
+    lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert {line["prompt_text"] for line in lines} == {"add2;?Q0+0=", "neg0;?Q1+1=", "?Q2+2=", "?Q3+3="}
+
+
 def test_without_a_path_a_trainer_reads_the_store_of_its_job(tmp_path: Path):
     run = TinyRun(tmp_path).change(buffer__train_batch_size=4, synchronizer={})
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(run.tree))
