@@ -40,7 +40,10 @@ def validate(
     ] = False,
     probe: Annotated[
         bool,
-        typer.Option("--probe", help="Change each setting of the loss on a dry batch and report what moves nothing."),
+        typer.Option(
+            "--probe",
+            help="Change each setting of the loss on a dry batch and report what moves nothing; score one task.",
+        ),
     ] = False,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override a key: a.b=c or stages[1].a.b=c; may be repeated.")

@@ -207,14 +207,6 @@ def test_what_a_server_cannot_do_is_refused_by_name(llama: Made, service: Servic
     assert service.requests == []
 
 
-def test_the_template_of_a_task_is_sent_to_the_server(llama: Made, service: Service) -> None:
-    given = {"chat_template": "{{ messages[0]['content'] }}", "enable_thinking": False}
-    use(config(llama), lambda model: model.chat(QUESTION, template_args=given))
-    body = service.requests[0][2]
-    assert body["chat_template"] == given["chat_template"]
-    assert body["chat_template_kwargs"] == {"enable_thinking": False}
-
-
 @pytest.mark.parametrize("url", [None, "127.0.0.1:8000"])
 def test_an_address_that_is_missing_is_named_with_an_example(
     llama: Made, service: Service, monkeypatch: pytest.MonkeyPatch, url: str | None
