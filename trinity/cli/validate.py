@@ -141,8 +141,9 @@ def _check_model(stage: StagePlan) -> Iterator[Problem]:
     model = stage.config.model
     for adapter in model.lora_configs or ():
         if adapter.path is None and model.model_path and stage.config.mode in ("both", "train"):
-            names = {"target_modules": adapter.target_modules, "exclude_modules": adapter.exclude_modules}
-            for key, finding in check_targets(Path(model.model_path).expanduser(), **names):
+            folder, excluded = Path(model.model_path).expanduser(), adapter.exclude_modules
+            found = check_targets(folder, target_modules=adapter.target_modules, exclude_modules=excluded)
+            for key, finding in found:
                 yield _problem(stage, finding.code, f"model.lora_configs[0].{key}", finding.message)
         if adapter.path is not None:
             for finding in check_adapter_dir(Path(adapter.path).expanduser()):
