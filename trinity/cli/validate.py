@@ -19,6 +19,7 @@ from trinity.cli.devices import check_devices
 from trinity.cli.division import check_division_of
 from trinity.cli.extras import check_extras_of
 from trinity.cli.families import check_families_of
+from trinity.cli.prompts import check_prompts_of
 from trinity.common.errors import ExitCode
 from trinity.utils.log import redact
 
@@ -113,6 +114,7 @@ def check_machine(plan: Plan) -> list[Problem]:
         found += _looked_at(stage, "explorer.auxiliary_models", _check_auxiliary)
         found += _looked_at(stage, "trainer.trainer_config.reward_model.model.path", _check_reward_model)
         found += _looked_at(stage, "buffer", _check_data)
+        found += _looked_at(stage, "buffer", check_prompts_of)
         found += _looked_at(stage, "checkpoint_root_dir", _check_folder)
         found += check_extras_of(stage)
         found += _check_devices(stage)
