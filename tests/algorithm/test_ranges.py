@@ -38,21 +38,8 @@ def _tried(known: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for name, default in known.items():
         if name in ELSEWHERE or name.endswith("agg_mode") or isinstance(default, bool):
             continue
-        words = (
-            "zzz",
-            "none",
-            "std",
-            "value",
-            "gradient",
-            "balance",
-            "batch",
-            "mean",
-            "k2",
-            "gspo-one-side",
-            "reinforce",
-        )
-        numbers = (-1, 0, 1, 2, None) if isinstance(default, int) else NUMBERS
-        for value in words if isinstance(default, str) or name == "drop" else numbers:
+        numbers = (-1, 0, 1, 2, None) if isinstance(default, int) or name == "chunk_size" else NUMBERS
+        for value in WORDS if isinstance(default, str) or name == "drop" else numbers:
             yield {name: value}
     for names in TOGETHER:
         if all(name in known for name in names):

@@ -60,7 +60,7 @@ def range_faults(
     for name, default in known.items():
         value, rule = arguments[name], rules.get(name)
         way_out = f"the default is {default}" if default is not None else "remove it"
-        is_unused = name in _CLIPS and None not in (arguments[f"{name}_low"], arguments[f"{name}_high"])
+        is_unused = name in _CLIPS and None not in _sides(arguments, name)
         if value is None:
             is_needed = isinstance(default, int | float | str) and not isinstance(default, bool)
             if is_needed and name not in _MAY_BE_NULL and not name.endswith("agg_mode"):
@@ -73,15 +73,19 @@ def range_faults(
 def _missing(registry: str, known: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield what must be given together with what is."""
     for name in _CLIPS:
-        sides = [arguments[side] for side in (f"{name}_low", f"{name}_high") if side in known]
-        if known.get(name) is not None and arguments[name] is None and None in sides:
+        if known.get(name) is not None and arguments[name] is None and None in _sides(arguments, name):
             yield name, f"a number, unless {name}_low and {name}_high are given", f"the default is {known[name]}"
     if "dro_beta" in known and arguments["dro_beta"] is None:
         yield "dro_beta", "a number > 0", "write `dro_beta: 1.0`"
-    if registry == "kl_fn" and arguments["adaptive"]:
+    if registry == "kl_fn" and arguments.get("adaptive"):
         for name in ("target_kl", "horizon"):
-            if not _is_in(arguments[name] or 0, "(0, inf]"):
+            if not _is_in(arguments.get(name) or 0, "(0, inf]"):
                 yield name, "a number > 0 with adaptive: true", f"write `{name}`, or `adaptive: false`"
+
+
+def _sides(arguments: Mapping[str, Any], name: str) -> tuple[Any, Any]:
+    """Return the two bounds that stand for the one called `name` where both are given."""
+    return arguments.get(f"{name}_low"), arguments.get(f"{name}_high")
 
 
 def _is_in(value: Any, rule: str | tuple[str, ...]) -> bool:
