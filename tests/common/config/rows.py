@@ -348,13 +348,6 @@ COMBINATIONS = {
         14,
         "dataset",
     ),
-    "a file in a database": (
-        with_("  trainer_input: {experience_buffer: {storage_type: file, path: 'sqlite:///e.db'}}\nmode: explore\n"),
-        "E1890",
-        "buffer.trainer_input.experience_buffer.path",
-        13,
-        "storage_type: sql",
-    ),
     "other database": (
         with_("  trainer_input: {experience_buffer: {path: 'mysql://me:canary@host/d'}}\n"),
         "E1829",
