@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,27 @@ def test_a_good_reward_function_is_silent(reasons, reward: str) -> None:
 
 def test_a_reward_that_is_the_workflows_own_is_probed(reasons) -> None:
     assert reasons("null", workflow="math_workflow") == {}, "it has one of its own"
+
+
+PLUGIN = """\
+from trinity.common.rewards import REWARD_FUNCTIONS, RewardFn
+
+@REWARD_FUNCTIONS.register_module("raising_reward")
+class RaisingReward(RewardFn):
+    def __call__(self, response, prompt=None, truth=None, **kwargs):
+        return {"score": 1 / len(response)}
+"""
+
+
+@pytest.mark.slow
+def test_the_command_names_the_file_and_ends_with_an_error(reasons, tmp_path: Path) -> None:
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "own.py").write_text(PLUGIN)
+    (tmp_path / "run.yaml").write_text(RUN % ("simple_workflow", "raising_reward", "{}"))
+    command = [sys.executable, "-m", "trinity", "validate", "-c", "run.yaml", "--plugin-dir", "plugins"]
+    options = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 200, "check": False}
+    plain, probed = (subprocess.run([*command, *more], **options) for more in ((), ("--probe",)))
+    assert plain.returncode == 0, plain.stdout
+    assert probed.returncode == 2, probed.stdout
+    assert "error[E1912]: taskset 'train': the reward function RaisingReward fails: ZeroDivisionError" in probed.stdout
+    assert "plugins/own.py:6 in __call__" in probed.stdout
