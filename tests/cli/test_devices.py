@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,16 @@ def test_more_gpus_than_this_machine_shows_are_told(
     assert all(part in shown for part in words.split(" | ")), shown
     elsewhere = ["--set", "cluster.ray_address=10.0.0.1:6379", "--set", f"cluster.gpu_per_node={asked}"]
     assert "E3202" not in runner.invoke(app, ["validate", "-c", str(run_yaml), *elsewhere]).output
+
+
+def test_a_model_on_two_devices_asks_for_vllm_by_name_where_it_is_missing(
+    run_yaml: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    asked = ["--set", "explorer.rollout_model.tensor_parallel_size=2", "--set", "cluster.gpu_per_node=4"]
+    shown = " ".join(runner.invoke(app, ["validate", "-c", str(run_yaml), *asked]).output.split())
+    assert "E3301" in shown and "E3223" not in shown and 'pip install "trinity-rft[vllm]"' in shown
+    model = "explorer.rollout_model"
+    assert f"use --set {model}.engine_type=torch --set {model}.tensor_parallel_size=1" in shown
+    result = runner.invoke(app, ["validate", "-c", str(run_yaml), *asked, "--schema-only"])
+    assert result.exit_code == 0, result.output

@@ -7,8 +7,11 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.e2e.tiny_run import Ended, TinyRun
+from trinity.catalogue import BUILT_IN
+from trinity.common.config import examine
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +50,81 @@ def test_a_queue_with_a_json_path_keeps_a_copy_of_every_experience(tmp_path: Pat
     lines = [json.loads(line) for line in (tmp_path / "backup.jsonl").read_text().splitlines()]
     assert len({line["uid"] for line in lines}) == 8
     assert {line["prompt_text"] for line in lines} == {"0+1=", "1+2=", "2+3=", "3+4="}
+
+
+@pytest.mark.parametrize(
+    ("path", "written"),
+    [
+        ("answers.jsonl", "answers.jsonl"),
+        ("answers", "answers/kept.jsonl"),
+        (None, "out/tiny/run/buffer/kept.jsonl"),
+    ],
+)
+def test_mode_explore_writes_its_file(tmp_path: Path, path: str | None, written: str):
+    run = TinyRun(tmp_path).change(mode="explore")
+    del run.tree["trainer"]
+    buffer = {"name": "kept", "storage_type": "file"} | ({"path": path} if path else {})
+    ended = run.change(buffer__trainer_input__experience_buffer=buffer, synchronizer={"sync_timeout": 60}).finish()
+    assert ended.status == 0, ended.output
+    lines = [json.loads(line) for line in (tmp_path / written).read_text().splitlines()]
+    assert len({line["uid"] for line in lines}) == len(lines) == 8
+    assert {line["prompt_text"] for line in lines} == {"0+1=", "1+2=", "2+3=", "3+4="}
+    assert all(line["response_text"] and line["reward"] is not None for line in lines)
+
+
+def test_a_file_lacks_nothing_and_repeats_nothing_after_a_kill_between_log_and_file(tmp_path: Path):
+    run = TinyRun(tmp_path).change(mode="explore", deterministic=True)
+    del run.tree["trainer"]
+    buffer = {"name": "kept", "storage_type": "file", "path": "answers.jsonl"}
+    run.change(buffer__trainer_input__experience_buffer=buffer, synchronizer={"sync_timeout": 60})
+    killed = run.finish(failpoints="store.append.after_commit=kill@2")
+    assert killed.status not in (0, 1), killed.output
+    file = tmp_path / "answers.jsonl"
+    file.write_text(file.read_text()[:-9])  # and the line before it was cut off by the end of the process
+    assert run.finish().status == 0
+    uids = [json.loads(line)["uid"] for line in file.read_text().splitlines()]
+    assert len(set(uids)) == len(uids) == 8
+
+
+TEMPLATE = (
+    "{% if tools %}{% for tool in tools %}{{ tool['name'] }}{{ tool['arguments'] | length }};{% endfor %}{% endif %}"
+    "{% if enable_thinking %}?{% endif %}Q{{ messages[-1]['content'] }}"
+)
+
+
+@pytest.mark.parametrize("place", ["one process", "processes"])
+def test_a_taskset_renders_its_template_and_the_tools_of_its_rows(tmp_path: Path, place: str):
+    run = TinyRun(tmp_path).change(mode="explore")
+    del run.tree["trainer"]
+    tools = [
+        json.dumps([{"name": "add", "arguments": ["a", "b"]}]),
+        json.dumps([{"name": "neg", "arguments": []}]),
+        "[]",
+    ]
+    rows = [{"question": f"{a}+{a}=", "answer": "1", "tools": each} for a, each in enumerate([*tools, None])]
+    run.write_rows(rows)
+    section = "buffer__explorer_input__taskset__format"
+    run.change(**{f"{section}__chat_template": TEMPLATE, f"{section}__enable_thinking": True})
+    run.change(buffer__trainer_input={"experience_buffer": {"storage_type": "file", "path": "answers.jsonl"}})
+    run.change(synchronizer={"sync_timeout": 60})
+    if place == "processes":
+        run.change(explorer__runner_isolation="process", explorer__rollout_model={"dtype": "float32", "engine_num": 2})
+    ended = run.finish()
+    assert ended.status == 0, ended.output
+    lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert {line["prompt_text"] for line in lines} == {"add2;?Q0+0=", "neg0;?Q1+1=", "?Q2+2=", "?Q3+3="}
+
+
+def test_without_a_path_a_trainer_reads_the_store_of_its_job(tmp_path: Path):
+    run = TinyRun(tmp_path).change(buffer__train_batch_size=4, synchronizer={})
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run.tree))
+    for mode in ("both", "explore", "train"):
+        for name in (None, "queue", "sql"):
+            sets = [f"mode={mode}"] + ([f"buffer.trainer_input.experience_buffer.storage_type={name}"] if name else [])
+            plan, problems = examine(tmp_path / "run.yaml", sets, catalogue=BUILT_IN, cwd=tmp_path)
+            assert not [problem.render() for problem in problems if problem.is_error]
+            buffer = plan.stages[0].config.buffer.trainer_input.experience_buffer
+            assert buffer is not None and buffer.path == f"sqlite:///{run.job}/buffer/experience.db"
 
 
 def test_math_workflow_with_its_own_reward_and_a_chat_template_file(tmp_path: Path):

@@ -13,9 +13,12 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
+from tests.families import tiny_config
+from tests.families import tiny_model as any_tiny_model
 from tests.tiny import tiny_model
 from tests.trainer.conftest import make_experiences
 from tests.trainer.test_decoder import FAMILIES, padded_scores
@@ -23,6 +26,7 @@ from tests.trainer.test_update import TERMS, assert_same, gradients, worker
 from trinity.common.config import Config
 from trinity.common.config.model import LoraConfig
 from trinity.common.errors import CheckpointError, ConfigError, EnvironmentProblem
+from trinity.common.models.preflight_adapter import check_targets, linear_maps
 from trinity.trainer.batch import collate
 from trinity.trainer.verl.decoder import make_decoder
 from trinity.trainer.verl.hf_attention import computing
@@ -260,6 +264,31 @@ def test_modules_that_cannot_be_adapted_are_refused(make_config: Maker, targets:
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
         worker(config)
     assert caught.value.code == "E1871" and "model.lora_configs[0].target_modules" in str(caught.value)
+
+
+@pytest.mark.parametrize("targets", [targets for targets, _ in WRONG.values()], ids=WRONG)
+def test_validate_refuses_them_too_from_the_headers_of_the_weights(model_path: Path, targets: str | list[str]) -> None:
+    found = list(check_targets(model_path, target_modules=targets, exclude_modules=None))
+    assert [(key, finding.code) for key, finding in found] == [("target_modules", "E1871")]
+    found = list(check_targets(model_path, target_modules="all-linear", exclude_modules=["o_prj"]))
+    assert [(key, "did you mean o_proj?" in finding.message) for key, finding in found] == [("exclude_modules", True)]
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gpt2", "gpt_neox", "hrm_text", "mixtral", "opt", "phi3", "zamba"])
+def test_validate_knows_every_linear_map_by_its_names(tmp_path: Path, family: str) -> None:
+    model = any_tiny_model(tiny_config(family))
+    model.save_pretrained(tmp_path)
+    maps = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and module is not model.get_output_embeddings()
+    ]
+    parts = sorted({name.rpartition(".")[2] for name in maps})
+    for targets in (parts, *(re.escape(name) for name in maps), "|".join(f".*{part}" for part in parts)):
+        assert not list(check_targets(tmp_path, target_modules=targets, exclude_modules=None)), targets
+    assert len(maps) > 3 and len(linear_maps(tmp_path)) in (0, len(maps)), (
+        "of models with experts validate says nothing"
+    )
 
 
 def test_excluded_modules_get_no_adapter(make_config: Maker) -> None:

@@ -75,12 +75,16 @@ def open_store(config: Config) -> ExperienceStore:
     """Return the open store of a run: a queue has the capacity of its buffer, and may hand out rollouts again.
 
     The path of a queue may be a JSON file: then the run's own database is the store, and the file is a copy of
-    what is appended. Payloads of a database that the user named are kept.
+    what is appended. So is the file that mode explore writes with `storage_type: file`. Payloads of a database that
+    the user named are kept.
     """
     buffer = config.buffer.trainer_input.experience_buffer
     own = f"sqlite:///{Path(config.buffer.cache_dir or Path(config.checkpoint_job_dir) / 'buffer') / 'experience.db'}"
-    if buffer is None or buffer.storage_type == "file":
+    if buffer is None:
         return ExperienceStore(own).open()
+    if buffer.storage_type == "file":
+        output = JSONBackup(buffer.backup_path) if buffer.backup_path else None
+        return ExperienceStore(own, backup=output).open()
     is_queue = buffer.storage_type != "sql"
     reuse = reuse_of(config) if is_queue and buffer.replay_buffer.enable else None
     return _store(buffer, own=own, capacity=buffer.capacity if is_queue else None, reuse=reuse)

@@ -6,12 +6,12 @@ text.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from trinity.buffer.checks import Fault, messages_fault, prompt_type, row_faults, text_fault
 from trinity.common.config.buffer import FormatConfig
+from trinity.utils.nested import as_written, without_null
 
 Message = dict[str, Any]
 # Keys of the format whose columns must exist; of those for texts and for messages, the ones in use.
@@ -44,37 +44,18 @@ def form_of(schema: str, fmt: FormatConfig, columns: Iterable[str]) -> str:
 def decoded(fmt: FormatConfig, values: Mapping[str, Any], *, kind: str) -> dict[str, Any]:
     """Return the row with messages and tools that are written as JSON texts as the lists that they are.
 
-    Arrow gives all mappings of a column the same keys and fills them up with null. These are taken out, so that a chat
-    template sees what was written; only the content of a message may be null.
+    Entries that are null are taken out, so that a chat template sees what was written; only the content of a message
+    may be null.
     """
     row = dict(values)
     keys = [fmt.tools_key]
     keys += [fmt.messages_key, fmt.chosen_key, fmt.rejected_key] if kind == "messages" else []
     for key in keys:
-        value = row.get(key)
-        if isinstance(value, str):
-            row[key] = _parsed(value)
-        elif isinstance(value, list | Mapping):
-            row[key] = _without_null(value, kept="" if key == fmt.tools_key else "content")
+        if key in row:
+            row[key] = as_written(row[key], kept="" if key == fmt.tools_key else "content")
     if isinstance(row.get(fmt.prompt_key), list):
-        row[fmt.prompt_key] = _without_null(row[fmt.prompt_key], kept="content")
+        row[fmt.prompt_key] = without_null(row[fmt.prompt_key], kept="content")
     return row
-
-
-def _parsed(text: str) -> Any:
-    """Return the list or mapping that a JSON text holds, None for an empty text or null, else the text."""
-    try:
-        value = json.loads(text) if text.strip() else None
-    except (ValueError, RecursionError):
-        return text
-    return value if value is None or isinstance(value, list | Mapping) else text
-
-
-def _without_null(value: Any, *, kept: str = "") -> Any:
-    """Return `value` without entries that are null, at any depth; `kept` of the outer mappings stays."""
-    if isinstance(value, Mapping):
-        return {key: _without_null(inner) for key, inner in value.items() if inner is not None or key == kept}
-    return [_without_null(inner, kept=kept) for inner in value] if isinstance(value, list) else value
 
 
 def sample_faults(schema: str, fmt: FormatConfig, values: Mapping[str, Any], *, kind: str) -> Iterator[Fault]:

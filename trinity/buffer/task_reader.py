@@ -9,6 +9,7 @@ from trinity.buffer.checks import Fault, control_token, missing_columns, prompt_
 from trinity.buffer.dataset import Table, fingerprint, load_table
 from trinity.buffer.quarantine import MAX_BAD_ROW_RATIO, admit, write_quarantine
 from trinity.buffer.rows import BadRow, Row
+from trinity.buffer.samples import tools_fault
 from trinity.buffer.selector import SELECTORS, BaseSelector
 from trinity.common.config.buffer import DataSelectorConfig, TasksetConfig
 from trinity.common.errors import CheckpointError, ConfigError, DataError
@@ -16,6 +17,7 @@ from trinity.common.rewards import REWARD_FUNCTIONS
 from trinity.common.workflows import WORKFLOWS
 from trinity.common.workflows.workflow import SimpleWorkflow, Task, Workflow
 from trinity.utils.log import get_logger
+from trinity.utils.nested import as_written
 
 _logger = get_logger("buffer")
 
@@ -167,7 +169,7 @@ class TaskReader:
         for number in range(len(self.table)):
             row = self.table.row(number)
             faulty = row_faults(fmt, row.values, kind=self.kind, has_prompt=has_prompt, needs_truth=has_truth)
-            fault = next(faulty, None) or self._name_fault(row)
+            fault = next(faulty, None) or self._name_fault(row) or (self._tools_fault(row) if is_simple else None)
             if fault is None:
                 good.append(number)
                 num_control += control_token(fmt, row.values, kind=self.kind) is not None
@@ -186,6 +188,10 @@ class TaskReader:
         if self.workflow is None and row.values.get(str(fmt.workflow_key)) is None:
             return Fault(str(fmt.workflow_key), "names no workflow, and default_workflow_type is not set", "E4050")
         return None
+
+    def _tools_fault(self, row: Row) -> Fault | None:
+        key = self.config.format.tools_key
+        return tools_fault(key, as_written(row.values.get(key)))
 
     def _named(self, row: Row, format_key: str, registry: Any) -> Any:
         column = self.config.format.workflow_key if format_key == "workflow_key" else self.config.format.reward_fn_key

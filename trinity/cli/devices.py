@@ -51,12 +51,16 @@ def _is_here(cluster: ClusterConfig) -> bool:
 def _check_vllm(config: Config) -> Iterator[Finding]:
     from importlib.util import find_spec
 
+    from trinity.common.config.rules.engines import SIZES
+
     explorer = config.explorer
     models = {"explorer.rollout_model": explorer.rollout_model}
     models |= {f"explorer.auxiliary_models[{index}]": model for index, model in enumerate(explorer.auxiliary_models)}
     asks_for_none = config.cluster.runtime == "ray" and config.cluster.gpu_per_node == 0
     for model in [name for name, section in models.items() if section.engine_type == "vllm"]:
-        key, way_out = f"{model}.engine_type", f"use --set {model}.engine_type=torch"
+        divided = [size for size in SIZES if vars(models[model])[size] > 1]
+        sets = [f"{model}.engine_type=torch", *(f"{model}.{size}=1" for size in divided)]
+        key, way_out = f"{model}.engine_type", f"use {' '.join(f'--set {each}' for each in sets)}"
         if find_spec("vllm") is None:
             way_out += ', or pip install "trinity-rft[vllm]"'
             yield "E3301", key, "the package vllm is not installed", way_out

@@ -1,4 +1,4 @@
-"""`trinity validate --probe`: the gradient probe's findings as warnings, table and JSON."""
+"""`trinity validate --probe`: what the probes of the loss and of one task found, as problems, table and JSON."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from trinity.common.config import Plan, Problem, StagePlan
 from trinity.common.config.draft import path_of
 from trinity.common.config.problems import shown_value, unique
 from trinity.launch.probe import ProbeReport, ProbeRow, probe_stage
+from trinity.launch.task_probe import probe_tasks
 from trinity.utils.formula import number
 from trinity.utils.plugin_loader import load_plugins
 
-INERT, FAILED = "W1910", "W1911"
+INERT, FAILED, UNSCORED = "W1910", "W1911", "E1912"
 
 
 def probe_plan(
     plan: Plan, overrides: tuple[str, ...] = (), *, plugin_dirs: tuple[Path, ...] = ()
 ) -> tuple[list[ProbeReport], list[Problem]]:
-    """Return what the probe found in each stage, and the warnings.
+    """Return what the probe of the loss found in each stage, and the problems of both probes.
 
     Raises:
         TrinityError: a plugin cannot be imported.
@@ -33,6 +34,7 @@ def probe_plan(
         report = probe_stage(plan.path, overrides, catalogue=catalogue, index=index)
         reports.append(report)
         problems += _problems(stage, report)
+        problems += [stage.tree.problem(UNSCORED, path_of(key), why) for key, why in probe_tasks(stage.config)]
     return reports, unique(problems)
 
 

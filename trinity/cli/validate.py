@@ -17,7 +17,9 @@ import typer
 
 from trinity.cli.devices import check_devices
 from trinity.cli.division import check_division_of
+from trinity.cli.extras import check_extras_of
 from trinity.cli.families import check_families_of
+from trinity.cli.prompts import check_prompts_of
 from trinity.common.errors import ExitCode
 from trinity.utils.log import redact
 from trinity.utils.memory import shown_bytes
@@ -40,7 +42,10 @@ def validate(
     ] = False,
     probe: Annotated[
         bool,
-        typer.Option("--probe", help="Change each setting of the loss on a dry batch and report what moves nothing."),
+        typer.Option(
+            "--probe",
+            help="Change each setting of the loss on a dry batch and report what moves nothing; score one task.",
+        ),
     ] = False,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override a key: a.b=c or stages[1].a.b=c; may be repeated.")
@@ -110,7 +115,9 @@ def check_machine(plan: Plan) -> list[Problem]:
         found += _looked_at(stage, "explorer.auxiliary_models", _check_auxiliary)
         found += _looked_at(stage, "trainer.trainer_config.reward_model.model.path", _check_reward_model)
         found += _looked_at(stage, "buffer", _check_data)
+        found += _looked_at(stage, "buffer", check_prompts_of)
         found += _looked_at(stage, "checkpoint_root_dir", _check_folder)
+        found += check_extras_of(stage)
         found += _check_devices(stage)
     return unique(found)
 
@@ -132,10 +139,15 @@ def _problem(stage: StagePlan, code: str, key: str, message: str, suggestion: st
 
 def _check_model(stage: StagePlan) -> Iterator[Problem]:
     from trinity.common.models.preflight import check_model_dir, syntax_findings
-    from trinity.common.models.preflight_adapter import check_adapter_dir
+    from trinity.common.models.preflight_adapter import check_adapter_dir, check_targets
 
     model = stage.config.model
     for adapter in model.lora_configs or ():
+        if adapter.path is None and model.model_path and stage.config.mode in ("both", "train"):
+            folder, excluded = Path(model.model_path).expanduser(), adapter.exclude_modules
+            found = check_targets(folder, target_modules=adapter.target_modules, exclude_modules=excluded)
+            for key, finding in found:
+                yield _problem(stage, finding.code, f"model.lora_configs[0].{key}", finding.message)
         if adapter.path is not None:
             for finding in check_adapter_dir(Path(adapter.path).expanduser()):
                 yield _problem(stage, finding.code, "model.lora_configs[0].path", finding.message)

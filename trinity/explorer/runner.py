@@ -13,7 +13,7 @@ import trinity
 from trinity.common.errors import EnginesLostError, OutOfMemoryError
 from trinity.common.rewards.reward_fn import RewardError
 from trinity.common.workflows import Workflow, describe, reset_workflow
-from trinity.common.workflows.task import Task
+from trinity.common.workflows.task import TEMPLATE_ARGS, Task, read_option
 from trinity.explorer.acceptance import accept
 from trinity.explorer.attempts import Runner, called
 from trinity.explorer.outcome import Failed, Outcome, Rejected
@@ -95,7 +95,14 @@ class WorkflowRunner(Runner):
             return [Failed(message)] * len(runs)
 
     async def _execute(self, task: Task, runs: range, *, is_greedy: bool) -> list[Outcome]:
-        model = self._model.for_run(task.batch_id, task.task_id, runs.start, self.participant, is_greedy=is_greedy)
+        model = self._model.for_run(
+            task.batch_id,
+            task.task_id,
+            runs.start,
+            self.participant,
+            is_greedy=is_greedy,
+            template_args={name: read_option(task.format_args, name) for name in TEMPLATE_ARGS},
+        )
         # No participant: a round of the rollout model must not wait for one of another engine.
         others = [other.for_run(task.batch_id, task.task_id, runs.start) for other in self._auxiliary_models]
         workflow = await self._worker.call(self._prepare, task, model, others)

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from trinity.launch.side import Component, folder_synchronizer, open_monitor
+from trinity.launch.side import Component, folder_synchronizer, logger, open_monitor
 from trinity.runtime.event_loop import LoopWatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from trinity.buffer.store import ExperienceStore
     from trinity.common.models.model import InferenceModel
     from trinity.explorer.explorer import Explorer, ExploreSummary
 
@@ -46,6 +47,7 @@ class ExplorerSide(Component):
         config = self.config
         if self._store is None:
             self._store = open_store(config)
+        await asyncio.to_thread(self._complete_backup, self._store)
         synchronizer = self.synchronizer or folder_synchronizer(config, self._store)
         engine = create_inference_model(config, self.runtime)
         self._engines = [engine, *create_auxiliary_models(config, self.runtime)]
@@ -98,6 +100,16 @@ class ExplorerSide(Component):
         """
         explorer = [] if self._explorer is None else [self._explorer.close]
         await self._close((*explorer, *(engine.shutdown for engine in self._engines)))
+
+    def _complete_backup(self, store: ExperienceStore) -> None:
+        """Bring the JSON lines beside the store to what the store holds, and tell where they are."""
+        if store.backup is None:
+            return
+        from trinity.explorer.assembly import experience_buffer, store_scope
+
+        name, scope = self.config.explorer.name, store_scope(self.config)
+        store.complete_backup(experience_buffer(self.config), producer=name, **scope)
+        logger.info("experiences are written to %s", store.backup.path)
 
     async def _serve_adapter(self, engine: InferenceModel) -> None:
         """Give the engine, as version 0, the model with the existing adapter from which training starts."""

@@ -30,6 +30,7 @@ SAFE_CHANGES = (
     "checkpoint_root_dir",
     "continue_from_checkpoint",
     "ignore_validator_suggestions",
+    "algorithm.policy_loss_fn_args.ngpus_trainer",
     "cluster",
     "log",
     "monitor",

@@ -12,10 +12,11 @@ staleness is then kept by pacing.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trinity.common.constants import Mode, SyncStyle
+from trinity.common.constants import Mode, StorageType, SyncStyle
 
 if TYPE_CHECKING:
     from trinity.common.config import Config
@@ -109,6 +110,8 @@ Schedule = FixedSchedule | DynamicSchedule
 
 def schedule_of(config: Config) -> Schedule:
     """Return the synchronization schedule that a resolved configuration describes."""
+    if _meets_no_trainer(config):
+        return FixedSchedule(offset=sys.maxsize)
     sync = config.synchronizer
     explorer, trainer = sync.explorer_sync_interval, sync.trainer_sync_interval
     intervals = (explorer or sync.sync_interval, trainer or sync.sync_interval, sync.sync_offset)
@@ -116,3 +119,9 @@ def schedule_of(config: Config) -> Schedule:
     if style == SyncStyle.FIXED:
         return FixedSchedule(*intervals)
     return DynamicSchedule(style, *intervals, is_apart=config.mode != Mode.BOTH)
+
+
+def _meets_no_trainer(config: Config) -> bool:
+    """Return whether all explore steps are the initial model's: they go to a file, which no trainer reads."""
+    buffer = config.buffer.trainer_input.experience_buffer
+    return config.mode == Mode.EXPLORE and buffer is not None and buffer.storage_type == StorageType.FILE

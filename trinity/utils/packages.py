@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
 
 from packaging.requirements import Requirement
 
@@ -32,6 +33,22 @@ def check_packages() -> None:
             "in an environment of its own",
             code="E3302",
         )
+
+
+def install_hint(extra: str) -> str:
+    """Return the command that installs an extra."""
+    return f"`pip install '{DISTRIBUTION}[{extra}]'`"
+
+
+def postgresql_driver(url: str) -> str | None:
+    """Return the package by which SQLAlchemy talks to a PostgreSQL URL; None for other databases.
+
+    Where the URL names none, it is the one that is installed, psycopg2 or psycopg.
+    """
+    backend, _, driver = url.partition("://")[0].partition("+")
+    if backend != "postgresql":
+        return None
+    return driver or ("psycopg2" if find_spec("psycopg2") is not None else "psycopg")
 
 
 def _conflict(needed: Requirement) -> str | None:

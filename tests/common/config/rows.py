@@ -277,7 +277,7 @@ COMBINATIONS = {
         "at most 7",
     ),
     "B60 train": (
-        MINIMAL + "mode: train\n",
+        MINIMAL + "mode: train\nalgorithm: {algorithm_type: sft}\n",
         "E1809",
         "buffer.trainer_input.experience_buffer",
         6,
@@ -382,7 +382,7 @@ COMBINATIONS = {
     ),
     "mini-batch": (
         with_("trainer: {trainer_config: {actor_rollout_ref: {actor: {ppo_mini_batch_size: 7}}}}\n"),
-        "E1816",
+        "W1816",
         "trainer.trainer_config.actor_rollout_ref.actor.ppo_mini_batch_size",
         13,
         "buffer.train_batch_size",

@@ -54,7 +54,7 @@ def test_a_budget_below_one_sequence_is_raised(examined: Examine) -> None:
 REFUSED: list[tuple[tuple[str, ...], str, str, str]] = [
     ((f"{CRITIC}.enable=true",), "E1816", f"{CRITIC}.enable", "grpo reads no values"),
     ((PPO, f"{CRITIC}.enable=false"), "E1816", f"{CRITIC}.enable", "ppo reads values"),
-    ((PPO, f"{CRITIC}.ppo_mini_batch_size=7"), "E1816", f"{CRITIC}.ppo_mini_batch_size", "(32), got 7"),
+    ((PPO, f"{CRITIC}.ppo_mini_batch_size=7"), "W1816", f"{CRITIC}.ppo_mini_batch_size", "train_batch_size (32)"),
     (
         (PPO, "model.critic_model_path=/a", f"{CRITIC}.model.path=/b"),
         "E1815", f"{CRITIC}.model.path", "is /b, but model.critic_model_path is /a",
@@ -69,7 +69,7 @@ REFUSED: list[tuple[tuple[str, ...], str, str, str]] = [
     ),
     (
         (PPO, "trainer.max_checkpoints_to_keep=3", "trainer.trainer_config.trainer.max_critic_ckpt_to_keep=5"),
-        "E1815", "trainer.trainer_config.trainer.max_critic_ckpt_to_keep", "holds policy and critic",
+        "W1816", "trainer.trainer_config.trainer.max_critic_ckpt_to_keep", "to_keep (3): a checkpoint holds policy and",
     ),
     ((PPO, f"{CRITIC}.rollout_n=3"), "E1900", f"{CRITIC}.rollout_n", "not available yet"),
     ((PPO, f"{CRITIC}.strategy=megatron"), "E1858", f"{CRITIC}.strategy", "divided alike"),
@@ -102,6 +102,29 @@ def test_a_key_that_only_repeats_another_is_fine(examined: Examine) -> None:
         "trainer.trainer_config.trainer.max_critic_ckpt_to_keep=5",
     )
     assert examined(MINIMAL, PPO, *keys, *kept)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("policies", "critics", "plain", "kept", "told"),
+    [
+        (5, 3, None, 5, "max_critic_ckpt_to_keep"),
+        (3, 5, None, 5, "max_actor_ckpt_to_keep"),
+        (None, 3, None, 0, "max_critic_ckpt_to_keep"),
+        (3, 5, 4, 4, "max_actor_ckpt_to_keep max_critic_ckpt_to_keep"),
+        (4, 4, 4, 4, ""),
+        (5, None, None, 5, ""),
+    ],
+)
+def test_of_two_numbers_of_checkpoints_the_larger_is_kept_and_the_other_told(
+    examined: Examine, policies: int | None, critics: int | None, plain: int | None, kept: int, told: str
+) -> None:
+    section = "trainer.trainer_config.trainer"
+    numbers = {f"{section}.max_actor_ckpt_to_keep": policies, f"{section}.max_critic_ckpt_to_keep": critics,
+               "trainer.max_checkpoints_to_keep": plain}  # fmt: skip
+    settings = [f"{key}={number}" for key, number in numbers.items() if number is not None]
+    plan, problems = examined(MINIMAL, PPO, *settings)
+    assert [(p.code, p.key) for p in problems] == [("W1816", f"{section}.{name}") for name in told.split()]
+    assert plan.stages[0].config.trainer.max_checkpoints_to_keep == kept
 
 
 def test_the_verl_name_of_the_critics_path_is_its_path(examined: Examine) -> None:

@@ -94,3 +94,69 @@ def test_auto_is_vllm_where_it_and_a_gpu_are_there(monkeypatch: pytest.MonkeyPat
     assert best_engine(is_deterministic=True)[0] == "torch"
     monkeypatch.setitem(sys.modules, "vllm", None)
     assert best_engine(is_deterministic=False) == ("torch", "vLLM is not installed")
+
+
+MACHINES = [(has_vllm, has_gpu) for has_vllm in (False, True) for has_gpu in (False, True)]
+FILES: dict[str, tuple[str, ...]] = {
+    "plain": (),
+    "tensor parallel": (f"{ROLLOUT}.tensor_parallel_size=2", "cluster.gpu_per_node=8"),
+    "pipeline parallel": (f"{ROLLOUT}.pipeline_parallel_size=2", "cluster.gpu_per_node=8"),
+    "a judge on two": ("explorer.auxiliary_models=[{model_path: m, tensor_parallel_size: 2}]",),
+    "argument of vLLM": (f"{ROLLOUT}.extra_engine_args={{block_size: 16}}",),
+    "cache keys": (f"{ROLLOUT}.enforce_eager=true", f"{ROLLOUT}.enable_prefix_caching=false"),
+    "nccl": ("synchronizer.sync_method=nccl",),
+    "repeatable": ("deterministic=true",),
+    "repeatable on two": ("deterministic=true", f"{ROLLOUT}.tensor_parallel_size=2"),
+}
+
+
+def _become(monkeypatch: pytest.MonkeyPatch, *, has_vllm: bool, has_gpu: bool) -> None:
+    """Make this machine one with or without vLLM and a GPU."""
+    module = ModuleType("vllm")
+    module.__spec__ = importlib.util.spec_from_loader("vllm", loader=None)
+    monkeypatch.setitem(sys.modules, "vllm", module if has_vllm else None)
+    monkeypatch.setattr("trinity.common.config.rules.engines.has_gpu", lambda: has_gpu)
+
+
+@pytest.mark.parametrize("overrides", FILES.values(), ids=FILES)
+def test_what_the_file_alone_says_is_the_same_on_every_machine(
+    examined: Examine, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
+) -> None:
+    found = []
+    for has_vllm, has_gpu in MACHINES:
+        _become(monkeypatch, has_vllm=has_vllm, has_gpu=has_gpu)
+        plan, problems = examined(MINIMAL, *overrides, schema_only=True)
+        found.append((plan.stages[0].config, plan.stages[0].derived, problems))
+    assert all(each == found[0] for each in found)
+    errors = [problem.code for problem in found[0][2] if problem.is_error]
+    assert errors == (["E3220"] if len(overrides) == 2 and overrides[0] == "deterministic=true" else [])
+
+
+@pytest.mark.parametrize("overrides", [FILES[name] for name in ("tensor parallel", "pipeline parallel")])
+def test_a_model_on_several_devices_is_vllm_on_every_machine(
+    examined: Examine, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
+) -> None:
+    for has_vllm, has_gpu in MACHINES:
+        _become(monkeypatch, has_vllm=has_vllm, has_gpu=has_gpu)
+        plan, problems = examined(MINIMAL, *overrides)
+        assert not [problem.render() for problem in problems if problem.is_error]
+        assert plan.stages[0].config.explorer.rollout_model.engine_type == "vllm"
+
+
+def test_an_argument_of_vllm_means_vllm_and_is_refused_where_torch_is_written(examined: Examine) -> None:
+    argument = FILES["argument of vLLM"][0]
+    plan, problems = examined(MINIMAL, argument)
+    assert plan.stages[0].config.explorer.rollout_model.engine_type == "vllm"
+    (found,) = [p for p in examined(MINIMAL, argument, f"{ROLLOUT}.engine_type=torch")[1] if p.is_error]
+    assert (found.code, found.key) == ("E1612", f"{ROLLOUT}.extra_engine_args.block_size")
+    known = f"{ROLLOUT}.extra_engine_args={{max_num_seqs: 8, device: cpu}}"
+    assert not [p for p in examined(MINIMAL, known, f"{ROLLOUT}.engine_type=torch")[1] if p.is_error]
+
+
+@pytest.mark.parametrize(
+    ("name", "way_out"), [("dtype", f"write `{ROLLOUT}.dtype`"), ("logits_processors", "remove it")]
+)
+def test_arguments_of_vllm_that_stand_elsewhere_are_refused(examined: Examine, name: str, way_out: str) -> None:
+    keys = (f"{ROLLOUT}.engine_type=vllm", f"{ROLLOUT}.extra_engine_args={{block_size: 16, {name}: x}}")
+    (found,) = [p for p in examined(MINIMAL, *keys)[1] if p.is_error]
+    assert (found.code, found.key, found.suggestion) == ("E3224", f"{ROLLOUT}.extra_engine_args.{name}", way_out)

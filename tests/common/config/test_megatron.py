@@ -132,3 +132,21 @@ def test_sections_as_published_for_policy_reference_and_critic_are_taken(examine
     assert (
         tree.actor_rollout_ref.model.enable_gradient_checkpointing and tree.critic.model.enable_gradient_checkpointing
     )
+
+
+def test_the_workers_are_the_gpus_that_the_engines_leave(examined: Examine) -> None:
+    keys = ("trainer.trainer_strategy=megatron", f"{TENSOR}=2", "cluster.gpu_per_node=8",
+            "explorer.rollout_model.engine_type=vllm")  # fmt: skip
+    sizes = {2: [], 3: ["E1848"], 8: ["E1808"]}
+    for engines, codes in sizes.items():
+        problems = examined(MINIMAL, *keys, f"explorer.rollout_model.engine_num={engines}")[1]
+        assert [p.code for p in problems if p.is_error] == codes, [p.render() for p in problems]
+
+
+@pytest.mark.parametrize("mode", ["explore", "bench"])
+def test_a_part_that_trains_nothing_divides_nothing(examined: Examine, mode: str) -> None:
+    tests = "buffer.explorer_input.eval_tasksets=[{name: e, path: e.jsonl, default_workflow_type: math_workflow}]"
+    sizes = ("trainer.trainer_strategy=megatron", f"{TENSOR}=4")
+    assert not [p.render() for p in examined(MINIMAL, *sizes, f"mode={mode}", tests)[1] if p.is_error]
+    plain = f"mode={mode}", tests, "trainer.ulysses_sequence_parallel_size=4"
+    assert not [p.render() for p in examined(MINIMAL, *plain)[1] if p.is_error]

@@ -120,6 +120,28 @@ def test_published_numbers_that_disagree_are_shown_with_the_true_ones(
 
 
 @pytest.mark.parametrize(
+    ("machine", "workers"),
+    [
+        (("trainer.num_workers=4",), 4),
+        (("cluster.gpu_per_node=8", "explorer.rollout_model.engine_num=2"), 6),
+        (("cluster.gpu_per_node=1",), 1),
+        (("cluster.gpu_per_node=2", "cluster.node_num=4", "explorer.rollout_model.engine_num=4"), 4),
+    ],
+)
+def test_the_number_of_gpus_that_the_loss_is_told_is_the_trainers(
+    tmp_path: Path, machine: tuple[str, ...], workers: int
+) -> None:
+    others = tuple(each for each in PUBLISHED if "ngpus_trainer" not in each)
+    config, problems = _examine(tmp_path, *others, *machine)
+    assert not [p.render() for p in problems if p.is_error]
+    assert config.algorithm.policy_loss_fn_args["ngpus_trainer"] == workers
+    assert _problems(tmp_path, *others, *machine, f"{ARGS}.ngpus_trainer={workers}") == []
+    wrong = _examine(tmp_path, *others, *machine, f"{ARGS}.ngpus_trainer={workers + 1}")[1]
+    (problem,) = [p for p in wrong if p.is_error]
+    assert problem.code == "E1841" and f"the number of trainer workers: {workers}" in problem.message
+
+
+@pytest.mark.parametrize(
     ("overrides", "code", "key"),
     [
         ((f"{RATIO}=1.0",), "E1844", RATIO),

@@ -96,7 +96,7 @@ OTHER: dict[str, tuple[Any, str]] = {
     "trainer.remove_previous_ckpt_in_save": (True, "W1301"),
     "trainer.del_local_ckpt_after_load": (True, "W1902"),
     "trainer.max_actor_ckpt_to_keep": (3, ""),
-    "trainer.max_critic_ckpt_to_keep": (3, "E1815"),
+    "trainer.max_critic_ckpt_to_keep": (3, "W1816"),
 }
 # These sizes count only with the other way to make micro-batches.
 BY_ROWS = {

@@ -187,6 +187,14 @@ def test_tool_calls_are_kept_as_the_server_wrote_them(llama: Made, service: Serv
     assert service.requests[0][2]["tools"] == tools
 
 
+def test_the_template_of_a_task_is_sent_to_the_server(llama: Made, service: Service):
+    given = {"chat_template": "{{ messages[0]['content'] }}", "enable_thinking": False}
+    use(config(llama), lambda model: model.chat(QUESTION, template_args=given))
+    body = service.requests[0][2]
+    assert body["chat_template"] == given["chat_template"]
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
+
+
 def test_what_a_server_cannot_do_is_refused_by_name(llama: Made, service: Service):
     calls: list[Callable[[ExternalModel], Awaitable[Any]]] = [
         lambda model: model.update_weights({}, version=1),

@@ -210,3 +210,31 @@ def test_openai_clients_are_not_available_yet(llama: Made) -> None:
                 method()
 
     with_wrapper(llama[0], work)
+
+
+def test_the_template_of_a_task_is_that_of_all_its_calls(llama: Made) -> None:
+    template = "A{% if enable_thinking %}+{% endif %}{{ messages[0]['content'] }}"
+    given = {"chat_template": template, "enable_thinking": True}
+
+    async def work(wrapper: ModelWrapper) -> tuple[Experience, int, int]:
+        own = wrapper.for_run(1, 1, template_args=given).clone_with_isolated_history()
+        plain = wrapper.for_run(1, 1, template_args={"chat_template": None, "enable_thinking": None})
+        (said,) = await own.chat_async(ASK)
+        return said, await own.get_message_token_len_async(ASK), await plain.get_message_token_len_async(ASK)
+
+    said, length, plain = with_wrapper(llama[0], work)
+    assert said.prompt_text == "A+12+34=" and (length, plain) == (8, 6)
+
+
+def test_a_conversation_becomes_an_experience_by_the_template_of_its_task(llama: Made) -> None:
+    template = (
+        "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}{% if m['role'] == 'assistant' %};{% endif %}"
+    )
+    given = {"chat_template": template + "{% endfor %}{% if add_generation_prompt %}a{% endif %}"}
+    talk = [*ASK, {"role": "assistant", "content": "46"}]
+
+    async def work(wrapper: ModelWrapper) -> Experience:
+        return await wrapper.for_run(1, 1, template_args=given).convert_messages_to_experience_async(talk)
+
+    made = with_wrapper(llama[0], work)
+    assert (made.prompt_text, made.response_text) == ("u12+34=a", "46;")

@@ -41,7 +41,7 @@ class MixedLossFn(PolicyLossFn):
         train_batch_size_expert: expert rows of a training step over all ranks; 0 for none.
 
     Raises:
-        ValueError: a size that is not positive, or fewer rows than ranks.
+        ValueError: a size that is not positive, or a negative number of rows.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class MixedLossFn(PolicyLossFn):
         super().__init__(backend)
         micro, ranks = ppo_micro_batch_size_per_gpu, ngpus_trainer
         sides = (train_batch_size_usual, train_batch_size_expert)
-        if min(ppo_mini_batch_size, micro, ranks) < 1 or any(side != 0 and side < ranks for side in sides):
+        if min(ppo_mini_batch_size, micro, ranks) < 1 or min(sides) < 0:
             sizes = (ppo_mini_batch_size, micro, ranks, *sides)
             raise ValueError(
                 "mix needs ppo_mini_batch_size, ppo_micro_batch_size_per_gpu, ngpus_trainer >= 1 and "
-                "train_batch_size_usual, train_batch_size_expert >= ngpus_trainer or 0, got "
+                "train_batch_size_usual, train_batch_size_expert >= 0, got "
                 f"{', '.join(map(str, sizes))}"
             )
         self.usual = usual
@@ -107,14 +107,14 @@ class MixedLossFn(PolicyLossFn):
             kwargs: not used.
 
         Raises:
-            ValueError: rows of a side that was said to have none.
+            ValueError: rows of a side that was said to have none, or fewer than one a rank.
         """
         mu = self.mu_at(step)
         per_row = self.num_batches / (logprob.shape[0] if self.use_dynamic_bsz else 1)
         expert, usual = expert_mask.nonzero().squeeze(-1), (~expert_mask).nonzero().squeeze(-1)
         if (len(usual) and not self.num_usual) or (len(expert) and not self.num_expert):
             raise ValueError(
-                f"got {len(usual)} usual and {len(expert)} expert rows, but train_batch_size_usual is "
+                f"got {len(usual)} usual and {len(expert)} expert rows, but on a rank train_batch_size_usual is "
                 f"{self.num_usual} and train_batch_size_expert is {self.num_expert}"
             )
         loss, metrics = torch.zeros((), dtype=logprob.dtype, device=logprob.device), {"mu": mu}

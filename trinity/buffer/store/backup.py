@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from trinity.common.errors import StoreError
 from trinity.common.experience import Experience
@@ -15,7 +18,7 @@ from trinity.common.payload import plain
 class JSONBackup:
     """Appends experiences as JSON lines, without token ids.
 
-    The file is written after the log has committed: it is a copy to read, never read back.
+    The file is written after the log has committed: it is a copy to read. Several processes may write it.
 
     Args:
         path: the file; made on first use, readable by its owner only.
@@ -31,15 +34,48 @@ class JSONBackup:
             StoreError: the file cannot be written (E5206).
         """
         lines = [json.dumps(record(experience), ensure_ascii=True) + "\n" for experience in experiences]
+        with self._opened() as file:
+            file.write("".join(lines))
+        return len(lines)
+
+    def known_uids(self) -> set[str]:
+        """Return the identities in the file, after cutting off a last line that was not written to its end.
+
+        Raises:
+            StoreError: the file cannot be read or written (E5206).
+        """
+        known = set()
+        with self._opened() as file:
+            end = 0
+            file.seek(0)
+            for line in iter(file.readline, ""):
+                if not line.endswith("\n"):
+                    file.truncate(end)
+                    break
+                end = file.tell()
+                known.add(_uid(line))
+        return known
+
+    @contextmanager
+    def _opened(self) -> Iterator[TextIO]:
+        """Hold the file for this process alone; what was written is on the disk at the end."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with os.fdopen(os.open(self.path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "a") as file:
-                file.write("".join(lines))
+            with os.fdopen(os.open(self.path, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600), "a+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             raise StoreError(f"cannot write {self.path}: {error.strerror}", code="E5206") from error
-        return len(lines)
+
+
+def _uid(line: str) -> str:
+    """Return the identity that a line holds; empty for a line of somebody else's."""
+    try:
+        return str(json.loads(line)["uid"])
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def record(experience: Experience) -> dict[str, object]:

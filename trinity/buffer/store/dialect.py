@@ -16,6 +16,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.sql.elements import ColumnElement
 
 from trinity.common.errors import EnvironmentProblem, StoreError
+from trinity.utils.packages import install_hint, postgresql_driver
 
 WRITE = "trinity_write"
 CLOCK = "trinity_clock"
@@ -33,11 +34,13 @@ def open_engine(url: str, *, busy_timeout_s: float) -> tuple[Engine, Path | None
 
     Raises:
         StoreError: the URL is not one of SQLite (a file) or PostgreSQL (E5201).
-        EnvironmentProblem: SQLite on a network file system (E3604), or a folder that cannot be written (E3601).
+        EnvironmentProblem: SQLite on a network file system (E3604), a folder that cannot be written (E3601), or a
+            driver that is not installed (E3301).
     """
     parsed = _parse(url)
-    if parsed.get_backend_name() == "postgresql":
-        return create_engine(parsed, pool_pre_ping=True), None
+    driver = postgresql_driver(parsed.drivername + "://")
+    if driver is not None:
+        return _postgresql_engine(parsed, driver), None
     path = Path(parsed.database or "").absolute()
     refuse_network_file_system(path)
     _create_private(path)
@@ -45,6 +48,17 @@ def open_engine(url: str, *, busy_timeout_s: float) -> tuple[Engine, Path | None
     event.listen(engine, "connect", lambda connection, _: _set_up_sqlite(connection, busy_timeout_s))
     event.listen(engine, "begin", _on_sqlite_begin)
     return engine, path
+
+
+def _postgresql_engine(url: URL, driver: str) -> Engine:
+    try:
+        return create_engine(url.set(drivername=f"postgresql+{driver}"), pool_pre_ping=True)
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"{url.render_as_string(hide_password=True)} needs the package {driver}, which is not installed; run "
+            f"{install_hint('postgres')}",
+            code="E3301",
+        ) from error
 
 
 def _parse(url: str) -> URL:

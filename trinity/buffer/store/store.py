@@ -148,6 +148,22 @@ class ExperienceStore(ProducerBoard):
             name: str | None = connection.scalar(known.order_by(steps.committed_at.desc()).limit(1))
             return name
 
+    def complete_backup(self, buffer: str, *, run: str, producer: str, stage: str = "") -> int:
+        """Write the lines that are in the log and not in its text copy, after an end between the two; return how many.
+
+        Raises:
+            StoreError: the log or the copy cannot be used.
+        """
+        if self.backup is None:
+            return 0
+        known, rows = self.backup.known_uids(), EXPERIENCE.c
+        own = Scope(run, stage, buffer).where(EXPERIENCE) & (rows.producer == producer)
+        with self._database.read() as connection:
+            there = connection.execute(select(rows.id, rows.uid).where(own).order_by(rows.id))
+            missing = [row.id for row in there if row.uid not in known]
+            payloads = (connection.scalar(select(rows.experience_bytes).where(rows.id == id_)) for id_ in missing)
+            return self.backup.write(Experience.deserialize(payload) for payload in payloads if payload is not None)
+
     def open_consumer(self, buffer: str, consumer: str, *, run: str, cut: int, stage: str = "") -> ConsumerToken:
         """Return the right to claim as `consumer`, which ends every older one of that name.
 

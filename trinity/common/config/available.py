@@ -107,7 +107,7 @@ SECTIONS = (
 ROLLOUT_MODEL = (
     "engine_num", "dtype", "enable_history", "seed", "trust_remote_code", "temperature", "top_p", "top_k",
     "max_model_len", "max_prompt_tokens", "max_response_tokens", "min_response_tokens", "enable_prompt_truncation",
-    "chat_template", "ignore_eos", "extra_engine_args", "gpu_memory_utilization", "tensor_parallel_size",
+    "chat_template", "ignore_eos", "extra_engine_args*", "gpu_memory_utilization", "tensor_parallel_size",
     "pipeline_parallel_size", "data_parallel_size",
     "enforce_eager", "enable_prefix_caching", "enable_chunked_prefill",
     "enable_expert_parallel", "enable_log_requests",

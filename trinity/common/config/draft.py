@@ -44,6 +44,7 @@ class Draft:
         catalogue: the known names.
         cwd: the folder that relative paths refer to.
         stage_name: name of the stage, if the run has stages.
+        looks_at_machine: what this machine has may decide; otherwise only the file does.
         broken: paths whose written value was refused; rules that need them stay silent.
         typed: the values as the schema reads them, before anything is derived.
         derived: values filled in, in order.
@@ -55,6 +56,7 @@ class Draft:
     catalogue: Catalogue
     cwd: FilePath
     stage_name: str | None = None
+    looks_at_machine: bool = True
     broken: set[Path] = field(default_factory=set)
     typed: dict[str, Any] = field(default_factory=dict)
     derived: list[Derived] = field(default_factory=list)

@@ -69,7 +69,7 @@ def load_plan(
         path: the YAML file.
         overrides: `a.b=c`, applied in order.
         catalogue: the known names.
-        schema_only: report what is not available yet as a warning.
+        schema_only: report what is not available yet as a warning, and never look at this machine.
         cwd: the folder that relative paths refer to; default: the working directory.
 
     Raises:
@@ -104,7 +104,7 @@ def examine(
         problems += _check_tree(base)
     stages = []
     for name, stage_tree in merged:
-        stage, found = _plan_stage(name, stage_tree, catalogue=catalogue, cwd=folder)
+        stage, found = _plan_stage(name, stage_tree, catalogue=catalogue, cwd=folder, looks_at_machine=not schema_only)
         found = soften(found) if schema_only else found
         warnings = unique(p for p in found if not p.is_error)
         stages.append(StagePlan(stage.name, stage.config, stage.derived, warnings, stage.tree))
@@ -152,7 +152,9 @@ def _check_tree(tree: Tree) -> list[Problem]:
     return [*problems, *check_schema(resolved)[1]]
 
 
-def _plan_stage(name: str | None, tree: Tree, *, catalogue: Catalogue, cwd: Path) -> tuple[StagePlan, list[Problem]]:
+def _plan_stage(
+    name: str | None, tree: Tree, *, catalogue: Catalogue, cwd: Path, looks_at_machine: bool
+) -> tuple[StagePlan, list[Problem]]:
     tree, problems = _include_trainer_file(tree, cwd)
     resolved, found = resolve_interpolations(tree)
     problems += found
@@ -161,7 +163,13 @@ def _plan_stage(name: str | None, tree: Tree, *, catalogue: Catalogue, cwd: Path
     broken |= {path for path in tree.leaves() if _is_missing(resolved, path)}
     stage_name = name if isinstance(name, str) else None
     final, derived, found = resolve(
-        config, resolved, catalogue=catalogue, cwd=cwd, stage_name=stage_name, broken=broken
+        config,
+        resolved,
+        catalogue=catalogue,
+        cwd=cwd,
+        stage_name=stage_name,
+        broken=broken,
+        looks_at_machine=looks_at_machine,
     )
     return StagePlan(stage_name, final, derived, [], resolved), [*problems, *found]
 

@@ -42,7 +42,7 @@ from trinity.common.config.rules.critic import check_unused_critic, resolve_crit
 from trinity.common.config.rules.external import resolve_external
 from trinity.common.config.rules.lengths import hand_down, resolve_lengths
 from trinity.common.config.rules.megatron import resolve_megatron, resolve_megatron_offload
-from trinity.common.config.rules.mixture import check_sampling
+from trinity.common.config.rules.mixture import check_sampling, resolve_mixed_loss
 from trinity.common.config.rules.names import check_model_paths, derive_names
 from trinity.common.config.rules.ranks import check_ranks
 from trinity.common.config.rules.refusals import check_refusals
@@ -67,6 +67,7 @@ def resolve(
     cwd: FilePath,
     stage_name: str | None = None,
     broken: Iterable[Path] = (),
+    looks_at_machine: bool = True,
 ) -> tuple[Config, list[Derived], list[Problem]]:
     """Return the configuration with every derived value filled in, those values, and what does not fit together.
 
@@ -77,8 +78,10 @@ def resolve(
         cwd: the folder that relative paths refer to.
         stage_name: name of the stage, if the run has stages.
         broken: paths whose values were refused by the schema.
+        looks_at_machine: what this machine has decides what the file leaves open.
     """
-    draft = Draft(plain_values(config), tree, catalogue, cwd, stage_name, set(broken), typed=plain_values(config))
+    values, typed = plain_values(config), plain_values(config)
+    draft = Draft(values, tree, catalogue, cwd, stage_name, looks_at_machine, set(broken), typed)
     for rule in RULES:
         rule(draft)
     errors = [problem for problem in draft.problems if problem.is_error]
@@ -186,6 +189,7 @@ RULES = (
     check_sampling,
     check_schedule,
     resolve_cluster,
+    resolve_mixed_loss,
     check_unique_names,
     check_micro_batches,
     check_ranks,

@@ -129,9 +129,14 @@ class ExternalModel:
         return self._experiences(read_answer(document, where=self.settings.key), tokens, text, params=params)
 
     async def chat(
-        self, messages: Sequence[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None, **arguments: Any
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+        **arguments: Any,
     ) -> list[Experience]:
-        """Return `n` answers to a conversation, rendered by the server.
+        """Return `n` answers to a conversation, rendered by the server; `template_args` are sent as vLLM's names.
 
         Raises:
             EngineError: bad argument, or the server refused, failed or answered in another form.
@@ -141,9 +146,15 @@ class ExternalModel:
         body: dict[str, Any] = {"messages": [dict(message) for message in messages]}
         if tools:
             body["tools"] = tools
+        options = dict(template_args or {})
+        if "chat_template" in options:
+            body["chat_template"] = options.pop("chat_template")
+        if options:
+            body["chat_template_kwargs"] = options
         answer = read_answer(await self._ask("chat/completions", body, params), where=self.settings.key)
         text = "\n".join(str(message.get("content") or "") for message in messages)
-        return self._experiences(answer, self._prompt_tokens(messages, text, tools), text, params=params)
+        prompt = self._prompt_tokens(messages, text, tools, template_args)
+        return self._experiences(answer, prompt, text, params=params)
 
     async def _ask(self, path: str, body: dict[str, Any], params: GenerateParams) -> Any:
         """Return the server's JSON answer; only what differs from the server's own default is sent."""
@@ -167,11 +178,15 @@ class ExternalModel:
         )
 
     def _prompt_tokens(
-        self, messages: Sequence[dict[str, Any]], text: str, tools: list[dict[str, Any]] | None = None
+        self,
+        messages: Sequence[dict[str, Any]],
+        text: str,
+        tools: list[dict[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        if self.tokenizer.chat_template:
-            thinking = self.settings.model.enable_thinking
-            return render_chat(self.tokenizer, messages, tools=tools, enable_thinking=thinking)[0]
+        options = {"enable_thinking": self.settings.model.enable_thinking} | dict(template_args or {})
+        if options.get("chat_template") or self.tokenizer.chat_template:
+            return render_chat(self.tokenizer, messages, tools=tools, **options)[0]
         return encode_text(self.tokenizer, text)
 
     def _experiences(
@@ -222,6 +237,7 @@ class ExternalModel:
         messages: Sequence[dict[str, Any]],
         tools: list[dict[str, Any]] | None = None,
         temperature: float | None = None,
+        template_args: Mapping[str, Any] | None = None,
     ) -> Experience:
         """Refuse: servers score no given tokens.
 
@@ -249,9 +265,12 @@ class ExternalModel:
     def _refuse(self, what: str) -> NoReturn:
         raise EngineError(f"{self.settings.key}: an external model {what}", code="E5731")
 
-    async def get_message_token_len(self, messages: Sequence[dict[str, Any]]) -> int:
+    async def get_message_token_len(
+        self, messages: Sequence[dict[str, Any]], template_args: Mapping[str, Any] | None = None
+    ) -> int:
         """Return the number of tokens of a conversation as a prompt, by the tokenizer of `model_path`."""
-        return len(self._prompt_tokens(messages, "\n".join(str(one.get("content") or "") for one in messages)))
+        text = "\n".join(str(one.get("content") or "") for one in messages)
+        return len(self._prompt_tokens(messages, text, template_args=template_args))
 
     def vocabulary(self) -> Mapping[str, int]:
         """Return the id of each token of the tokenizer of `model_path`."""

@@ -109,16 +109,19 @@ class LocalModel(ABC):
         return [self._experience(tokens, sample, prompt_text=prompt_text) for sample in samples]
 
     async def chat(
-        self, messages: Sequence[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None, **arguments: Any
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+        **arguments: Any,
     ) -> list[Experience]:
         """Return `n` answers to a conversation, rendered by the chat template; see `generate`.
 
         Raises:
             EnvironmentProblem: no chat template, or it fails.
         """
-        tokens, _ = render_chat(
-            self.tokenizer, messages, tools=tools, enable_thinking=self.settings.model.enable_thinking
-        )
+        tokens, _ = render_chat(self.tokenizer, messages, tools=tools, **self._rendering(template_args))
         return await self.generate(tokens, **arguments)
 
     async def logprobs(self, tokens: Sequence[int], *, temperature: float = 1.0) -> Float[Tensor, "N"]:
@@ -140,6 +143,7 @@ class LocalModel(ABC):
         messages: Sequence[dict[str, Any]],
         tools: list[dict[str, Any]] | None = None,
         temperature: float | None = None,
+        template_args: Mapping[str, Any] | None = None,
     ) -> Experience:
         """Return a conversation through its last answer as one experience; its answers are the actions.
 
@@ -153,7 +157,7 @@ class LocalModel(ABC):
             self.tokenizer,
             messages,
             tools=tools,
-            enable_thinking=self.settings.model.enable_thinking,
+            **self._rendering(template_args),
             stop_ids=stop_token_ids(self.settings.model.model_path, self.tokenizer),
         )
         is_cut = len(tokens) > self._max_model_len
@@ -180,9 +184,15 @@ class LocalModel(ABC):
             tools=tools,
         )
 
-    async def get_message_token_len(self, messages: Sequence[dict[str, Any]]) -> int:
+    async def get_message_token_len(
+        self, messages: Sequence[dict[str, Any]], template_args: Mapping[str, Any] | None = None
+    ) -> int:
         """Return the number of tokens of a conversation as a prompt."""
-        return len(render_chat(self.tokenizer, messages, enable_thinking=self.settings.model.enable_thinking)[0])
+        return len(render_chat(self.tokenizer, messages, **self._rendering(template_args))[0])
+
+    def _rendering(self, template_args: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return how a conversation is rendered: as the call asks for, else as the model is configured."""
+        return {"enable_thinking": self.settings.model.enable_thinking} | dict(template_args or {})
 
     def _warn_truncated(self, length: int, limit: int) -> None:
         """Log the first prompt that is cut as a warning; each experience carries its own mark."""

@@ -42,17 +42,25 @@ class InferenceModel(Protocol):
     async def chat(
         self, messages: Messages, *, tools: list[dict[str, Any]] | None = None, **arguments: Any
     ) -> list[Experience]:
-        """Return `n` answers to a conversation."""
+        """Return `n` answers to a conversation.
+
+        `template_args`, as in the next two methods, are `chat_template` and `enable_thinking` where they are not those
+        of the model.
+        """
 
     async def logprobs(self, tokens: Sequence[int], *, temperature: float = 1.0) -> Float[Tensor, "N"]:
         """Return the logprob of each token but the first."""
 
     async def convert_messages_to_experience(
-        self, messages: Messages, tools: list[dict[str, Any]] | None = None, temperature: float | None = None
+        self,
+        messages: Messages,
+        tools: list[dict[str, Any]] | None = None,
+        temperature: float | None = None,
+        template_args: Mapping[str, Any] | None = None,
     ) -> Experience:
         """Return a conversation as one experience whose actions are the assistant's tokens."""
 
-    async def get_message_token_len(self, messages: Messages) -> int:
+    async def get_message_token_len(self, messages: Messages, template_args: Mapping[str, Any] | None = None) -> int:
         """Return the number of tokens of a conversation as a prompt."""
 
     def vocabulary(self) -> Mapping[str, int]:
@@ -145,6 +153,7 @@ class ModelWrapper:
         self._participant: str | None = None
         self._turn = 0
         self._is_greedy = False
+        self._template_args: dict[str, Any] | None = None
         self._loop = _running_loop()
 
     def for_run(
@@ -156,6 +165,7 @@ class ModelWrapper:
         generate_kwargs: Mapping[str, Any] | None = None,
         *,
         is_greedy: bool = False,
+        template_args: Mapping[str, Any] | None = None,
     ) -> ModelWrapper:
         """Return a clone for one rollout of a task (or for `n` of them that one call makes).
 
@@ -169,6 +179,7 @@ class ModelWrapper:
             participant: name for deterministic rounds; two rollouts that wait independently need two names.
             generate_kwargs: added to the defaults.
             is_greedy: sample with temperature 0, whatever a call asks for.
+            template_args: `chat_template` and `enable_thinking` of every conversation, where not those of the model.
         """
         clone = self.clone_with_isolated_history()
         clone.generate_kwargs |= generate_kwargs or {}
@@ -176,6 +187,7 @@ class ModelWrapper:
         clone._participant = participant
         clone._turn = 0
         clone._is_greedy = is_greedy
+        clone._template_args = {name: value for name, value in (template_args or {}).items() if value is not None}
         return clone
 
     def clone_with_isolated_history(self) -> ModelWrapper:
@@ -189,7 +201,7 @@ class ModelWrapper:
             timeout_s=self.timeout_s,
         )
         clone._identity, clone._participant, clone._turn = self._identity, self._participant, self._turn
-        clone._is_greedy = self._is_greedy
+        clone._is_greedy, clone._template_args = self._is_greedy, self._template_args
         clone._loop = clone._loop or self._loop
         return clone
 
@@ -241,7 +253,7 @@ class ModelWrapper:
 
     async def chat_async(self, messages: Messages, **kwargs: Any) -> list[Experience]:
         """Return `n` answers to a conversation; where a reward model will read it, each holds the conversation."""
-        experiences = await self.model.chat(messages, **self._arguments(kwargs))
+        experiences = await self.model.chat(messages, **self._rendering(), **self._arguments(kwargs))
         if self.config is not None and self.config.trainer.trainer_config.reward_model.enable:
             for experience in experiences:
                 experience.messages = with_answer(messages, experience.response_text or "")
@@ -264,7 +276,8 @@ class ModelWrapper:
         self, messages: Messages, tools: list[dict[str, Any]] | None = None, temperature: float | None = None
     ) -> Experience:
         """Return a conversation as one experience whose actions are the assistant's tokens."""
-        return await self.model.convert_messages_to_experience(messages, tools, self._temperature(temperature))
+        chosen = self._temperature(temperature)
+        return await self.model.convert_messages_to_experience(messages, tools, chosen, **self._rendering())
 
     def convert_messages_to_experience(
         self, messages: Messages, tools: list[dict[str, Any]] | None = None, temperature: float | None = None
@@ -274,7 +287,7 @@ class ModelWrapper:
 
     async def get_message_token_len_async(self, messages: Messages) -> int:
         """Return the number of tokens of a conversation as a prompt."""
-        return await self.model.get_message_token_len(messages)
+        return await self.model.get_message_token_len(messages, **self._rendering())
 
     def get_message_token_len(self, messages: Messages) -> int:
         """Return the number of tokens of a conversation as a prompt; blocks."""
@@ -325,6 +338,10 @@ class ModelWrapper:
             NotAvailableError: always.
         """
         self.get_openai_client()
+
+    def _rendering(self) -> dict[str, Any]:
+        """Return the argument that says how conversations are rendered, where the task does."""
+        return {"template_args": self._template_args} if self._template_args else {}
 
     def _temperature(self, temperature: float | None) -> float | None:
         return self.generate_kwargs.get("temperature") if temperature is None else temperature

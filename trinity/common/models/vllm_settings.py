@@ -15,6 +15,7 @@ import torch
 import xxhash
 
 from trinity.common.config import Config
+from trinity.common.config.engine_args import FIXED_ARGS, KEY_ARGS
 from trinity.common.config.model import InferenceModelConfig
 from trinity.common.config.rules.engines import REPLICAS
 from trinity.common.errors import ConfigError, EnvironmentProblem
@@ -31,20 +32,6 @@ TORCH_INSTEAD = "--set explorer.rollout_model.engine_type=torch"
 
 SAMPLER = "trinity.common.models.vllm_worker:RowSampler"
 WORKER_CALLS = "trinity.common.models.vllm_worker.WorkerCalls"
-
-KEY_ARGS = (
-    "dtype", "seed", "max_model_len", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
-    "enforce_eager", "enable_prefix_caching", "enable_chunked_prefill", "gpu_memory_utilization",
-    "enable_expert_parallel", "trust_remote_code", "nnodes", "node_rank",
-)  # fmt: skip
-"""Arguments of vLLM that are keys of `explorer.rollout_model`."""
-
-FIXED_ARGS = (
-    "model", "tokenizer", "runner", "convert", "generation_config", "override_generation_config", "logprobs_mode",
-    "logits_processors", "worker_cls", "worker_extension_cls", "additional_config", "speculative_config",
-    "skip_tokenizer_init", "enable_lora", "model_weights", "load_format", "disable_log_stats",
-)  # fmt: skip
-"""Arguments of vLLM that the engine sets itself, since its samples and updates depend on them."""
 
 _REFUSED = {
     "data_parallel_size": (1, f"{REPLICAS}: use engine_num"),

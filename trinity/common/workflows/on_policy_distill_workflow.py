@@ -63,7 +63,7 @@ class OnPolicyDistillWorkflow(AsyncSimpleWorkflow):
 
     async def run_async(self) -> list[Experience]:
         """Return one scored experience a repeat; in training with the teacher's log-probabilities of its response."""
-        responses = await self.model.chat_async(self.format_messages(), **self.rollout_args)
+        responses = await self.model.chat_async(self.format_messages(), **self._tools(), **self.rollout_args)
         for response in [] if self.task.is_eval else responses:
             scored = await self.teacher_model.logprobs_async(response.tokens.tolist(), self.temperature)
             response.teacher_logprobs = scored[response.prompt_length - 1 :]

@@ -6,12 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
+from trinity.utils.nested import as_written
+
 if TYPE_CHECKING:
     from trinity.common.models.model import ModelWrapper
     from trinity.common.workflows.workflow import Workflow
 
 SAMPLING_KEYS = ("n", "temperature", "top_p", "top_k", "min_tokens", "max_tokens", "stop", "seed", "logprobs")
-FORMAT_DEFAULTS: dict[str, Any] = {"prompt_key": "prompt", "response_key": "response", "messages_key": "message"}
+FORMAT_DEFAULTS: dict[str, Any] = {
+    "prompt_key": "prompt",
+    "response_key": "response",
+    "messages_key": "message",
+    "tools_key": "tools",
+}
+TEMPLATE_ARGS = ("chat_template", "enable_thinking")
 
 
 def read_option(options: Any, key: str) -> Any:
@@ -92,6 +100,11 @@ class Task:
     def task_desc(self) -> Any:
         """The row's prompt, a text or a list of messages."""
         return self.column("prompt_key")
+
+    @property
+    def tools(self) -> list[dict[str, Any]] | None:
+        """The row's tools for the chat template, a list of mappings; None without any."""
+        return as_written(self.column("tools_key")) or None
 
     @property
     def truth(self) -> Any:

@@ -238,7 +238,7 @@ class SimpleWorkflow(Workflow):
     The prompt is the row's `prompt_key` column (a text, or a list of messages) or its `messages_key` column; the
     truth is its `response_key` column. The system prompt is, in this order: `workflow_args.system_prompt`, the
     row's `system_prompt_key` column, `format.system_prompt`, the class's default. An empty one means none. A list of
-    messages is sent as it is.
+    messages is sent as it is. The tools of the `tools_key` column go to the chat template.
     """
 
     can_reset = True
@@ -341,7 +341,12 @@ class SimpleWorkflow(Workflow):
 
     def run(self) -> list[Experience]:
         """Return one scored experience a repeat."""
-        return self.score(self.model.chat(self.format_messages(), **self.rollout_args))
+        return self.score(self.model.chat(self.format_messages(), **self._tools(), **self.rollout_args))
+
+    def _tools(self) -> dict[str, Any]:
+        """Return the argument with the row's tools, where it has some."""
+        tools = self.task.tools
+        return {"tools": tools} if tools else {}
 
 
 class AsyncSimpleWorkflow(SimpleWorkflow):
@@ -351,7 +356,7 @@ class AsyncSimpleWorkflow(SimpleWorkflow):
 
     async def run_async(self) -> list[Experience]:
         """Return one scored experience a repeat; scoring runs in a thread so that it cannot stop the loop."""
-        responses = await self.model.chat_async(self.format_messages(), **self.rollout_args)
+        responses = await self.model.chat_async(self.format_messages(), **self._tools(), **self.rollout_args)
         return await call_in_thread(self.score, responses)
 
 

@@ -127,15 +127,20 @@ class DistantEngine:
         return values
 
     async def convert_messages_to_experience(
-        self, messages: Messages, tools: list[dict[str, Any]] | None = None, temperature: float | None = None
+        self,
+        messages: Messages,
+        tools: list[dict[str, Any]] | None = None,
+        temperature: float | None = None,
+        template_args: Mapping[str, Any] | None = None,
     ) -> Experience:
         """Return a conversation as one experience."""
-        experience: Experience = await self._ask("convert_messages_to_experience", messages, tools, temperature)
+        given = (messages, tools, temperature, template_args)
+        experience: Experience = await self._ask("convert_messages_to_experience", *given)
         return experience
 
-    async def get_message_token_len(self, messages: Messages) -> int:
+    async def get_message_token_len(self, messages: Messages, template_args: Mapping[str, Any] | None = None) -> int:
         """Return the number of tokens of a conversation as a prompt."""
-        return int(await self._ask("get_message_token_len", messages))
+        return int(await self._ask("get_message_token_len", messages, template_args))
 
     def vocabulary(self) -> Mapping[str, int]:
         """Return the id of each token of the tokenizer; blocks, so it is for code that runs in a thread."""

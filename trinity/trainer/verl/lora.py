@@ -17,7 +17,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from transformers.pytorch_utils import Conv1D
 from trinity.common.checkpoint import hash_tree
 from trinity.common.config.model import LoraConfig
 from trinity.common.errors import CheckpointError, ConfigError, EnvironmentProblem
-from trinity.common.models.preflight_adapter import ADAPTER_FILES, check_adapter_dir
+from trinity.common.models.preflight_adapter import ADAPTER_FILES, ALL_LINEAR, check_adapter_dir, is_meant, near_name
 from trinity.trainer.verl.checkpoint import LORA_FOLDER
 from trinity.trainer.verl.ranks import local, whole
 from trinity.trainer.verl.resharding import own_part
@@ -46,7 +45,6 @@ KEY = "model.lora_configs[0]"
 META = "lora_train_meta.json"
 CONFIG, WEIGHTS = ADAPTER_FILES
 ADAPTER = "default"
-ALL_LINEAR = "all-linear"
 
 # What an adapter may have that is more than `scale * B A` in linear maps, and the value that means it has not.
 _PLAIN: dict[str, Any] = {
@@ -305,22 +303,17 @@ def _check_targets(model: PreTrainedModel, config: peft.LoraConfig) -> bool:
 
 def _matches(pattern: str, name: str, *, is_whole: bool, key: str) -> bool:
     """Return whether a module is meant, by PEFT's rule: a string is a regular expression, a list holds last parts."""
-    if not is_whole:
-        return name == pattern or name.endswith(f".{pattern}")
     try:
-        return re.fullmatch(pattern, name) is not None
+        return is_meant(pattern, name, is_whole=is_whole)
     except re.error as error:
         raise ConfigError(f"{KEY}.{key}: {pattern!r} is not a regular expression ({error})", code="E1871") from error
 
 
 def _no_match(key: str, pattern: str, linear: Mapping[str, nn.Module], *, is_regex: bool) -> ConfigError:
-    names = sorted({name.rpartition(".")[2] for name in linear})
-    near = get_close_matches(pattern, names, n=1)
-    hint = f"; did you mean {near[0]}?" if near and near[0] != pattern else ""
-    if is_regex:
-        hint = f"; a string is a regular expression of whole names such as {next(iter(linear))}: write a list" + hint
+    hint = f"; a string is a regular expression of whole names such as {next(iter(linear))}: write a list" * is_regex
     return ConfigError(
-        f"{KEY}.{key}: {pattern!r} matches no linear map of the model; there are {', '.join(names)}{hint}", code="E1871"
+        f"{KEY}.{key}: {pattern!r} matches no linear map of the model; there are {near_name(pattern, [*linear])}{hint}",
+        code="E1871",
     )
 
 

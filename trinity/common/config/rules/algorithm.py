@@ -9,6 +9,7 @@ from trinity.common.config.available import LATER_NAMES
 from trinity.common.config.draft import Draft
 from trinity.common.config.mixture import DERIVED_ARGUMENTS
 from trinity.common.config.nearest import nearest
+from trinity.common.config.rules.ranges import range_faults
 from trinity.common.config.rules.rollout_correction import check_correction, recompute, resolve_correction
 from trinity.common.config.schema_index import default_at
 
@@ -123,6 +124,7 @@ def _resolve_function(draft: Draft, name: str, registry: str, defaults: dict[str
     if defaults.get(name) == chosen:
         arguments |= dict(defaults.get(f"{name}_args") or {})
     merge_arguments(draft, f"{key}_args", chosen, arguments, is_closed=True)
+    _check_ranges(draft, f"{key}_args", registry, chosen, known=arguments)
 
 
 def merge_arguments(draft: Draft, key: str, function: str, known: dict[str, Any], *, is_closed: bool) -> None:
@@ -166,6 +168,22 @@ def _check_types(draft: Draft, key: str, function: str, written: dict[str, Any],
             rule=rule,
             suggestion=f"did you mean `{near}`?" if near else f"the default is {known[name]}",
         )
+
+
+def _check_ranges(draft: Draft, key: str, registry: str, function: str, *, known: dict[str, Any]) -> None:
+    """Note each argument that the function would refuse when the run starts; one of the wrong kind is told already."""
+    told = {problem.key for problem in draft.problems}
+    arguments = draft.get(key)
+    for name, rule, way_out in range_faults(registry, known, arguments):
+        if f"{key}.{name}" not in told and name not in CHECKED_ELSEWHERE:
+            draft.problem(
+                "E1302",
+                f"{key}.{name}",
+                f"`{key}.{name}` of {function} must be {rule}, got {arguments[name]!r}",
+                rule=rule,
+                involves=(key.removesuffix("_args"),),
+                suggestion=way_out,
+            )
 
 
 def _is_a(value: Any, kind: type) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from trinity.common.config.draft import Draft
 from trinity.common.config.rules.algorithm import DATASET_ALGORITHMS, GROUPS_IN_TRAINER
 from trinity.common.config.rules.mixture import num_experts, train_batch_size
+from trinity.common.config.rules.overriding import override
 from trinity.common.config.rules.ranks import num_workers
 
 ACTOR = "trainer.trainer_config.actor_rollout_ref.actor"
@@ -34,18 +35,7 @@ def resolve_batches(draft: Draft) -> None:
         experts = f", and {size - rollouts} expert rows" if size > rollouts else ""
         reason = f"batch_size ({draft.get('buffer.batch_size')}) x repeat_times ({repeat}){experts}"
         draft.derive(SIZE, size, reason)
-    size = draft.get(SIZE)
-    key = f"{ACTOR}.ppo_mini_batch_size"
-    if draft.is_given(key) and draft.get(key) != size:
-        draft.problem(
-            "E1816",
-            key,
-            f"`{key}` is always {SIZE} ({size}), got {draft.get(key)}",
-            rule=f"{size}",
-            involves=(SIZE, "algorithm.repeat_times"),
-            suggestion=f"remove it, or write `{SIZE}`",
-        )
-    draft.derive(key, size, SIZE)
+    override(draft, f"{ACTOR}.ppo_mini_batch_size", by=SIZE)
 
 
 def check_micro_batches(draft: Draft) -> None:

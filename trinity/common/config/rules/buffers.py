@@ -162,17 +162,18 @@ def resolve_format(draft: Draft, key: str) -> None:
 def resolve_experience_buffer(draft: Draft) -> None:
     """Fill storage type and place of the experience buffer, and check that the mode can use it."""
     algorithm = draft.get("algorithm.algorithm_type")
+    trains_on_data = algorithm in DATASET_ALGORITHMS
     if draft.get(OUTPUT) is None:
-        if draft.mode == "train":
+        if draft.mode == "train" and trains_on_data:
             draft.problem(
                 "E1809",
                 OUTPUT,
-                f"mode train needs `{OUTPUT}`",
+                f"`{OUTPUT}` is missing: {algorithm} trains on a dataset",
+                involves=("algorithm.algorithm_type",),
                 suggestion="write `buffer: {trainer_input: {experience_buffer: {path: data.jsonl}}}`",
             )
             return
         draft.get("buffer.trainer_input")["experience_buffer"] = _default_buffer()
-    trains_on_data = algorithm in DATASET_ALGORITHMS
     if draft.get(f"{OUTPUT}.storage_type") is None:
         kind = "file" if trains_on_data else "queue"
         draft.derive(
@@ -232,7 +233,7 @@ def _check_storage(draft: Draft, kind: str, *, trains_on_data: bool) -> None:
             involves=involves,
             suggestion="write `storage_type: file`",
         )
-    if kind == "file" and not draft.get(f"{OUTPUT}.path"):
+    if kind == "file" and trains_on_data and not draft.get(f"{OUTPUT}.path"):
         draft.problem(
             "E1826",
             f"{OUTPUT}.path",
@@ -242,8 +243,10 @@ def _check_storage(draft: Draft, kind: str, *, trains_on_data: bool) -> None:
 
 
 def _resolve_place(draft: Draft, kind: str) -> None:
-    """Make the path of a store an absolute database URL."""
+    """Make the path of a store an absolute database URL, and that of a file that is written an absolute path."""
     if kind == "file":
+        if draft.mode == "explore":
+            _resolve_output_file(draft)
         return
     path = draft.get(f"{OUTPUT}.path")
     own = f"sqlite:///{Path(draft.get('buffer.cache_dir')) / 'experience.db'}"
@@ -265,6 +268,25 @@ def _resolve_place(draft: Draft, kind: str) -> None:
         )
         return
     draft.derive(f"{OUTPUT}.path", url, "a relative database is relative to the working directory")
+
+
+def _resolve_output_file(draft: Draft) -> None:
+    """Fill the file that the explorer writes: as named, in the folder that is named, or in the job's own."""
+    path = draft.get(f"{OUTPUT}.path")
+    if path and "://" in path:
+        draft.problem(
+            "E1890",
+            f"{OUTPUT}.path",
+            f"`{OUTPUT}.path` is a database, and storage_type file writes JSON lines",
+            rule="a file that ends in .jsonl, or a folder",
+            involves=(f"{OUTPUT}.storage_type",),
+            suggestion="write `storage_type: sql`",
+        )
+        return
+    file = _absolute(draft, path or draft.get("buffer.cache_dir"))
+    if file.suffix.lower() not in _BACKUP_SUFFIXES:
+        file /= f"{draft.get(f'{OUTPUT}.name')}.jsonl"
+    draft.derive(f"{OUTPUT}.backup_path", str(file), "what the explorer writes")
 
 
 def absolute_url(path: str, cwd: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trinity.common.config.draft import Draft, plain_values
+from trinity.common.config.rules.overriding import note_overridden, override
 from trinity.common.config.verl import CriticConfig
 
 TREE = "trainer.trainer_config"
@@ -13,6 +14,7 @@ MODEL = f"{TREE}.actor_rollout_ref.model"
 CRITIC = f"{TREE}.critic"
 PATH = "model.critic_model_path"
 DATASET_ALGORITHMS = {"sft", "dpo", "cpt"}
+_BOTH = "a checkpoint holds policy and critic"
 _AS_ACTOR = (
     ("strategy", f"{ACTOR}.strategy"),
     ("use_dynamic_bsz", f"{ACTOR}.use_dynamic_bsz"),
@@ -103,20 +105,9 @@ def _resolve_path(draft: Draft) -> None:
 def _fill(draft: Draft) -> None:
     _resolve_schedule(draft)
     _resolve_places(draft)
-    _check_retention(draft)
+    _resolve_retention(draft)
     longest = draft.get("model.max_model_len")
-    size = draft.get("buffer.train_batch_size")
-    mini = f"{CRITIC}.ppo_mini_batch_size"
-    if draft.is_given(mini) and draft.get(mini) != size:
-        draft.problem(
-            "E1816",
-            mini,
-            f"`{mini}` is always buffer.train_batch_size ({size}), got {draft.get(mini)}",
-            rule=f"{size}",
-            involves=("buffer.train_batch_size",),
-            suggestion="remove it, or write `buffer.train_batch_size`",
-        )
-    draft.derive(mini, size, "buffer.train_batch_size")
+    override(draft, f"{CRITIC}.ppo_mini_batch_size", by="buffer.train_batch_size")
     _default(draft, "optim.lr", 1e-5, "default of the guide")
     for key, source in _AS_ACTOR:
         _default(draft, key, draft.get(source), source)
@@ -162,19 +153,18 @@ def _resolve_schedule(draft: Draft) -> None:
     _default(draft, "optim.lr_scheduler_type", draft.get(source), source)
 
 
-def _check_retention(draft: Draft) -> None:
-    """Refuse another number of critics than of policies: a checkpoint holds one of each."""
-    own = f"{TREE}.trainer.max_critic_ckpt_to_keep"
-    kept = {draft.get("trainer.max_checkpoints_to_keep"), draft.get(f"{TREE}.trainer.max_actor_ckpt_to_keep")}
-    if draft.get(own) is not None and draft.get(own) not in kept:
-        draft.problem(
-            "E1815",
-            own,
-            f"`{own}` is {draft.get(own)}, but trainer.max_checkpoints_to_keep is "
-            f"{draft.get('trainer.max_checkpoints_to_keep')}: a checkpoint holds policy and critic",
-            involves=("trainer.max_checkpoints_to_keep",),
-            suggestion="keep `trainer.max_checkpoints_to_keep`",
-        )
+def _resolve_retention(draft: Draft) -> None:
+    """Keep the larger number where those of policies and critics differ: a checkpoint holds one of each."""
+    key, own = "trainer.max_checkpoints_to_keep", f"{TREE}.trainer.max_critic_ckpt_to_keep"
+    kept, asked = draft.get(key), draft.get(own)
+    if asked is None or asked == draft.get(f"{TREE}.trainer.max_actor_ckpt_to_keep"):
+        return
+    if not draft.is_given(key) and 0 < kept < asked:
+        policies = f"{TREE}.trainer.max_actor_ckpt_to_keep"
+        note_overridden(draft, policies, f"overridden by {own} ({asked}): {_BOTH}", value=asked, involves=own)
+        draft.derive(key, asked, f"{own}: {_BOTH}")
+        return
+    note_overridden(draft, own, f"overridden by {key} ({kept or 'all'}): {_BOTH}", value=kept, involves=key)
 
 
 def _resolve_places(draft: Draft) -> None:

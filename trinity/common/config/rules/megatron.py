@@ -89,7 +89,6 @@ def resolve_megatron(draft: Draft) -> None:
     _join(draft)
     for key in _written(draft):
         _check_key(draft, key)
-    _check_workers(draft)
     if model_parallel_size(draft) > 1:
         _check_company(draft)
 
@@ -219,8 +218,9 @@ def _check_key(draft: Draft, key: str) -> None:
     draft.problem("E1857", key, f"`{key}: {value}` is not done here: {reason}", rule="the default", suggestion=way_out)
 
 
-def _check_workers(draft: Draft) -> None:
-    world, size = int(draft.get(WORKERS) or draft.get("cluster.trainer_gpu_num") or 1), model_parallel_size(draft)
+def check_model_parallel(draft: Draft, world: int) -> None:
+    """Check that the processes that train the model are whole copies of it."""
+    size = model_parallel_size(draft)
     if world % size == 0:
         return
     name = TENSOR if draft.get(f"{SECTION}.{TENSOR}") > 1 else PIPELINE

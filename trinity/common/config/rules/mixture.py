@@ -7,13 +7,13 @@ from typing import Any
 from trinity.common.config.draft import Draft
 from trinity.common.config.mixture import DERIVED_ARGUMENTS, batch_size_for, num_expert_rows
 from trinity.common.config.rules.algorithm import DATASET_ALGORITHMS
+from trinity.common.config.rules.ranks import is_world_known, num_workers
 
 STRATEGY = "algorithm.sample_strategy"
 LOSS = "algorithm.policy_loss_fn"
 SIZE = "buffer.train_batch_size"
 ACTOR = "trainer.trainer_config.actor_rollout_ref.actor"
 _MIXED_LOSSES = ("mix", "mix_chord")
-_WORKERS = 1
 
 
 def expert_ratio(draft: Draft) -> float:
@@ -52,7 +52,6 @@ def check_sampling(draft: Draft) -> None:
         )
     _check_arguments(draft)
     _check_parts(draft)
-    _resolve_loss(draft)
 
 
 def _check_arguments(draft: Draft) -> None:
@@ -130,9 +129,10 @@ def _misfit(draft: Draft, key: str, message: str, suggestion: str) -> None:
     draft.problem("E1842", key, message, involves=(STRATEGY, "algorithm.algorithm_type"), suggestion=suggestion)
 
 
-def _resolve_loss(draft: Draft) -> None:
+def resolve_mixed_loss(draft: Draft) -> None:
     """Fill the sizes that the mixed losses know as arguments; one that was written must be the true one."""
-    if not any(is_built_in(draft, name, "policy_loss_fn") for name in _MIXED_LOSSES):
+    is_mixed = any(is_built_in(draft, name, "policy_loss_fn") for name in _MIXED_LOSSES)
+    if not is_mixed or draft.mode not in ("both", "train") or not is_world_known(draft):
         return
     size, num_expert, key = draft.get(SIZE), num_experts(draft), f"{LOSS}_args"
     arguments: dict[str, Any] = dict(draft.get(key) or {})
@@ -141,7 +141,7 @@ def _resolve_loss(draft: Draft) -> None:
         (draft.get(f"{ACTOR}.use_dynamic_bsz"), "trainer.use_dynamic_bsz"),
         (draft.get(f"{ACTOR}.ppo_mini_batch_size"), SIZE),
         (draft.get(micro), micro),
-        (_WORKERS, "the number of trainer workers"),
+        (num_workers(draft), "the number of trainer workers"),
         (size - num_expert, f"{SIZE} ({size}) less the {num_expert} expert rows"),
         (num_expert, f"expert_data_ratio of {SIZE} ({size}), rounded up"),
     )
@@ -153,7 +153,7 @@ def _resolve_loss(draft: Draft) -> None:
                 f"{key}.{name}",
                 f"`{key}.{name}` is {arguments[name]}, but it follows from {source}: {value}",
                 rule=f"{value}",
-                involves=(SIZE, STRATEGY, f"{STRATEGY}_args", "algorithm.repeat_times", "trainer"),
+                involves=(SIZE, STRATEGY, f"{STRATEGY}_args", "algorithm.repeat_times", "trainer", "cluster"),
                 suggestion="remove it",
             )
         arguments[name] = value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trinity.common.config.draft import Draft
-from trinity.common.config.rules.megatron import model_parallel_size
+from trinity.common.config.rules.megatron import check_model_parallel, model_parallel_size
 from trinity.utils.gpu import gpu_table
 
 WORKERS = "trainer.num_workers"
@@ -24,11 +24,18 @@ def num_workers(draft: Draft) -> int:
     return int(draft.get(WORKERS) or draft.get("cluster.trainer_gpu_num") or 1)
 
 
+def is_world_known(draft: Draft) -> bool:
+    """Return whether it is known how many processes train: written, or the GPUs of the cluster are shared out."""
+    is_open = draft.get("cluster.gpu_per_node") > 0 and draft.get("cluster.trainer_gpu_num") is None
+    return bool(draft.get(WORKERS)) or not is_open
+
+
 def check_ranks(draft: Draft) -> None:
-    """Check that the training processes can be divided as the configuration says."""
-    world = num_workers(draft)
-    _check_gpus(draft, world)
-    _check_divisor(draft, SEQUENCE, world, "E1835", "the ranks that share a sequence are part of all ranks")
+    """Check that the training processes can be divided as the configuration says, where there are any."""
+    if draft.mode not in ("both", "train"):
+        return
+    if is_world_known(draft):
+        _check_world(draft, num_workers(draft))
     for key in (f"{_REF}.ulysses_sequence_parallel_size", f"{_CRITIC}.ulysses_sequence_parallel_size"):
         value, wanted = draft.get(key), draft.get(SEQUENCE)
         if draft.is_given(key) and value not in (None, wanted):
@@ -40,12 +47,18 @@ def check_ranks(draft: Draft) -> None:
                 involves=(SEQUENCE,),
                 suggestion="remove it",
             )
+    for section in (f"{_ACTOR}.checkpoint", f"{_CRITIC}.checkpoint"):
+        _check_contents(draft, section)
+
+
+def _check_world(draft: Draft, world: int) -> None:
+    _check_gpus(draft, world)
+    check_model_parallel(draft, world)
+    _check_divisor(draft, SEQUENCE, world, "E1835", "the ranks that share a sequence are part of all ranks")
     copies = max(1, world // model_parallel_size(draft))
     for key in _SIZES:
         if (draft.get(key) or -1) > 0 and draft.get(key) < copies:
             _check_divisor(draft, key, copies, "E1838", "groups of equal size hold a copy of the weights each")
-    for section in (f"{_ACTOR}.checkpoint", f"{_CRITIC}.checkpoint"):
-        _check_contents(draft, section)
 
 
 def _check_gpus(draft: Draft, world: int) -> None:

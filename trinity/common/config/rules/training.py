@@ -6,6 +6,7 @@ from typing import Any
 
 from trinity.common.config.draft import Draft
 from trinity.common.config.renames import set_from
+from trinity.common.config.rules.overriding import note_overridden
 from trinity.common.config.schema_index import default_at
 
 TREE = "trainer.trainer_config"
@@ -180,13 +181,9 @@ def _resolve_retention(draft: Draft) -> None:
     if draft.get(f"{TREE}.trainer.remove_previous_ckpt_in_save") and not draft.is_given(key):
         draft.derive(key, 2, "remove_previous_ckpt_in_save; the newest two are kept")
     if draft.get(other) is not None:
-        if draft.is_given(key) and draft.get(key) not in (0, draft.get(other)):
-            draft.problem(
-                "E1815",
-                other,
-                f"`{other}` is {draft.get(other)}, but {key} is {draft.get(key)}",
-                suggestion=f"keep `{key}`",
-            )
+        if draft.is_given(key) and draft.get(key) != 0:
+            why = f"overridden by {key} ({draft.get(key)})"
+            note_overridden(draft, other, why, value=draft.get(key), involves=key)
         else:
             draft.derive(key, draft.get(other), "max_actor_ckpt_to_keep, its veRL name")
     if draft.get(key) == 1:

@@ -132,16 +132,23 @@ class EngineRouter:
         )
 
     async def convert_messages_to_experience(
-        self, messages: Messages, tools: list[dict[str, Any]] | None = None, temperature: float | None = None
+        self,
+        messages: Messages,
+        tools: list[dict[str, Any]] | None = None,
+        temperature: float | None = None,
+        template_args: Mapping[str, Any] | None = None,
     ) -> Experience:
         """Return a conversation as one experience; raises as `generate`."""
         return await self._asked(
-            lambda engine: engine.convert_messages_to_experience(messages, tools, temperature), identity=str(messages)
+            lambda engine: engine.convert_messages_to_experience(messages, tools, temperature, template_args),
+            identity=str(messages),
         )
 
-    async def get_message_token_len(self, messages: Messages) -> int:
+    async def get_message_token_len(self, messages: Messages, template_args: Mapping[str, Any] | None = None) -> int:
         """Return the number of tokens of a conversation as a prompt; raises as `generate`."""
-        return await self._asked(lambda engine: engine.get_message_token_len(messages), identity=str(messages))
+        return await self._asked(
+            lambda engine: engine.get_message_token_len(messages, template_args), identity=str(messages)
+        )
 
     def vocabulary(self) -> Mapping[str, int]:
         """Return the id of each token of the tokenizer.

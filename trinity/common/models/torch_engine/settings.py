@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trinity.common.config import Config
+from trinity.common.config.engine_args import TORCH_ENGINE_ARGS
 from trinity.common.config.model import InferenceModelConfig, ModelConfig
 from trinity.common.errors import ConfigError, NotAvailableError
 from trinity.common.models.generate_params import GenerateParams
@@ -73,11 +74,10 @@ def engine_settings(
     """
     rollout = auxiliary or config.explorer.rollout_model
     model = inherited(config.model, rollout)
-    known = {"max_num_seqs", "device"}
-    unknown = sorted(rollout.extra_engine_args.keys() - known)
+    unknown = sorted(rollout.extra_engine_args.keys() - set(TORCH_ENGINE_ARGS))
     if unknown and not is_any_argument_known:
         raise ConfigError(
-            f"explorer.rollout_model.extra_engine_args: the torch engine knows {', '.join(sorted(known))}, "
+            f"explorer.rollout_model.extra_engine_args: the torch engine knows {', '.join(TORCH_ENGINE_ARGS)}, "
             f"got {unknown[0]!r}",
             code="E1612",
         )

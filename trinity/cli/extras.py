@@ -1,0 +1,39 @@
+"""`validate`: the packages that a stage needs beyond those that are always installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from trinity.utils.packages import install_hint, postgresql_driver
+
+if TYPE_CHECKING:
+    from trinity.common.config import Config, Problem, StagePlan
+
+TRACKERS = ("wandb", "mlflow")
+
+
+def check_extras_of(stage: StagePlan) -> Iterator[Problem]:
+    """Yield each package that the stage needs and this machine lacks (E3301); vLLM is told with the devices."""
+    from trinity.common.config.draft import path_of
+
+    for key, package, extra, other in _needed(stage.config):
+        if find_spec(package) is None:
+            message = f"`{key}` needs the package {package}, which is not installed"
+            way_out = f"run {install_hint(extra)}, or use --set {other}"
+            yield stage.tree.problem("E3301", path_of(key), message, suggestion=way_out)
+
+
+def _needed(config: Config) -> Iterator[tuple[str, str, str, str]]:
+    """Yield key, package, extra that brings it, and what to write instead."""
+    tracker = config.monitor.monitor_type
+    if tracker in TRACKERS:
+        yield "monitor.monitor_type", tracker, tracker, "monitor.monitor_type=tensorboard"
+    if config.cluster.runtime == "ray":
+        yield "cluster.runtime", "ray", "ray", "cluster.runtime=local"
+    buffer = config.buffer.trainer_input.experience_buffer
+    driver = postgresql_driver(buffer.path) if buffer is not None and buffer.path else None
+    if driver is not None and buffer is not None and buffer.storage_type != "file":
+        path = "buffer.trainer_input.experience_buffer.path"
+        yield path, driver, "postgres", f"{path}=sqlite:///experience.db"
