@@ -80,9 +80,16 @@ def summary(outcome: Outcome) -> Row:
     }
 
 
-def measure(parts: Sequence[str], folder: Path, *, is_tiny: bool) -> dict[str, Any]:
-    """Return the figures of the parts; `is_tiny` takes the same path with sizes that say nothing."""
+def measure(
+    parts: Sequence[str], folder: Path, *, is_tiny: bool, rows: int = 0, url: str | None = None
+) -> dict[str, Any]:
+    """Return the figures of the parts; `is_tiny` takes the same path with sizes that say nothing.
+
+    With `rows` the store is measured on histories of a hundredth and a tenth of them and of all, in SQLite or in the
+    PostgreSQL server at `url`.
+    """
     import scale_parts
+    import scale_rows
 
     found: dict[str, Any] = {}
     if "weights" in parts:
@@ -93,6 +100,9 @@ def measure(parts: Sequence[str], folder: Path, *, is_tiny: bool) -> dict[str, A
         found["scheduler"] = scale_parts.scheduling(folder / "quickstart", tasks=number, runners=RUNNERS)
     if "store" in parts:
         found["store"] = scale_parts.store_rows(folder, steps=2 if is_tiny else 16, rows=64 if is_tiny else 512)
+    if "store" in parts and rows:
+        sizes = [rows // 100, rows // 10, rows]
+        found["history"] = scale_rows.histories(folder, rows=sizes, repeats=1 if is_tiny else 20, url=url)
     if "simulation" in parts:
         plan = Plan(engines=8, batch_size=32, steps=3) if is_tiny else Plan()
         found["simulation"] = simulate(plan, SETTINGS, json.loads(DATA.read_text())["seconds"])
@@ -144,6 +154,10 @@ def table(found: dict[str, Any]) -> str:
             lines.append(
                 f"| over {DESIGN_ROWS_PER_S} | {' | '.join(f'{value / DESIGN_ROWS_PER_S:.2f}' for value in each)} |"
             )
+    if "history" in found:
+        from scale_rows import table as history_table
+
+        lines += ["", *history_table(found["history"])]
     if "simulation" in found:
         heads = "latencies | setting | wall s | engines | wasted | trainer | staleness mean (max) | tasks lost"
         lines += ["", f"| {heads} |", "|---|---|---|---|---|---|---|---|"]
@@ -193,6 +207,8 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="the same path with sizes that say nothing")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--plot", type=Path, help="where the plot of the simulation goes")
+    parser.add_argument("--rows", type=float, default=0, help="measure store on histories of up to so many rows, 1e7")
+    parser.add_argument("--url", help="PostgreSQL server for --rows; without it they are in SQLite")
     parser.add_argument("--samples", type=int, default=2048, help="latencies that record takes")
     arguments = parser.parse_args()
     unknown = set(arguments.parts) - {*PARTS, "record"}
@@ -203,7 +219,8 @@ def main() -> None:
         if "record" in arguments.parts:
             record(Path(folder), number=arguments.samples)
             return
-        found = measure(arguments.parts or PARTS, Path(folder), is_tiny=arguments.tiny)
+        sizes = {"rows": int(arguments.rows), "url": arguments.url}
+        found = measure(arguments.parts or PARTS, Path(folder), is_tiny=arguments.tiny, **sizes)
     if arguments.plot is not None:
         plot(found["simulation"], arguments.plot)
     print(json.dumps(found) if arguments.json else table(found))

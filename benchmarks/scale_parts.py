@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from scale_child import TIMEOUT_S, clocks, in_other_process, since, take
+from scale_rows import rows_of
 from torch import Tensor
 
 from trinity.buffer.store import ExperienceStore
 from trinity.common.config import Config
-from trinity.common.experience import EID, Experience
+from trinity.common.experience import Experience
 from trinity.common.models import ModelWrapper, create_inference_model
 from trinity.common.weights import num_bytes
 from trinity.common.workflows.task import Task
@@ -150,21 +151,6 @@ def scheduling(folder: Path, *, tasks: int, runners: Sequence[int]) -> list[Row]
 
 
 # ------------------------------------------------------------------------- store
-def rows_of(step: int, number: int) -> list[Experience]:
-    """Return experiences whose payload has 8 KiB."""
-    length = 500
-    tokens = torch.arange(length)
-    logprobs = torch.full((length // 2,), -0.5)
-    filling = "x" * 2450
-    return [
-        Experience(
-            eid=EID(step, task), tokens=tokens, prompt_length=length // 2, logprobs=logprobs, reward=1.0,
-            info={"model_version": 0, "filling": filling},
-        )
-        for task in range(number)
-    ]  # fmt: skip
-
-
 def store_rows(folder: Path, *, steps: int, rows: int) -> Row:
     """Return rows a second of append, claim and commit, and of all three, with a durable commit a call each.
 

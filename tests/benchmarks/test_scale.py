@@ -43,11 +43,13 @@ def simulated(scale: ModuleType, *, slow: float = 0.0, **plan: Any) -> Any:
 
 @pytest.mark.slow
 def test_every_part_is_measured_and_drawn(scale: ModuleType, tmp_path: Path) -> None:
-    found = scale.measure(scale.PARTS, tmp_path, is_tiny=True)
+    found = scale.measure(scale.PARTS, tmp_path, is_tiny=True, rows=12_800)
     moved = {row["transport"].split(",")[0]: row["moved"] for row in found["weights"] if row["gb_per_s"] > 0}
     assert len(found["weights"]) == 7 and moved["checkpoint with delta"] < 0.6 < 1 == moved["checkpoint"]
     assert [row["runners"] for row in found["scheduler"]] == [1, 16, 256]
     assert abs(found["store"]["payload_bytes"] - 8192) < 82 and found["store"]["all_per_s"] > 0
+    assert [row["rows"] for row in found["history"]] == [128, 1280, 12_800]
+    assert "| claim of 64 |" in scale.table(found) and not list(tmp_path.glob("*.db"))
     assert len(found["simulation"]) == 2 * len(scale.SETTINGS)
     assert scale.table(found).count("| heavy tail |") == len(scale.SETTINGS)
     scale.plot(found["simulation"], tmp_path / "scale.png")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import sys
 import time
@@ -52,20 +51,6 @@ def plugins() -> Iterator[None]:
     for name in ("failing", "old_style"):
         MONITOR.contents.pop(name)
         MONITOR._classes.pop(name)
-
-
-@pytest.fixture
-def caught() -> Iterator[list[str]]:
-    messages: list[str] = []
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            messages.append(record.getMessage())
-
-    handler, logger = Handler(), logging.getLogger("trinity")
-    logger.addHandler(handler)
-    yield messages
-    logger.removeHandler(handler)
 
 
 def make(job_dir: Path, monitor_type: str | None = None, **arguments: Any) -> Monitor:

@@ -66,7 +66,7 @@ class MonitorBackend(ABC):
         """Record a table of text; a backend without tables leaves it out."""
 
     def resume(self, kept: list[dict[str, Any]]) -> None:  # noqa: B027
-        """Continue after `kept`, the metric lines that stay; whatever was logged after them no longer counts."""
+        """Continue after `kept`, the last metric lines that stay, some hundred; later ones no longer count."""
 
     def close(self) -> None:  # noqa: B027
         """Flush and release what the backend holds."""

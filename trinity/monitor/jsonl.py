@@ -1,7 +1,9 @@
 """Files of one JSON object a line that several actors append to.
 
 Every change is made under an advisory lock on a file beside it, so that explorer and trainer may write from threads of
-one process or from two processes. A line is appended whole; a last line that a crash has torn is cut.
+one process or from two processes. A line is appended whole. What a crash has torn at the end is set aside; a damaged
+line inside stays where it is and is passed over. Files are read from their end, as far as is needed: neither time nor
+memory of a start grows with them.
 """
 
 from __future__ import annotations
@@ -11,37 +13,85 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from trinity.common.errors import DeadlineError
+from trinity.utils.log import get_logger
 
 LOCK_TIMEOUT_S = 30.0
 LOCK_POLL_S = 0.002
+BLOCK_BYTES = 1 << 16
+NUM_KEPT = 256
+
+_logger = get_logger("monitor")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of `path` as dictionaries, without a torn last one; none if the file is missing."""
+    """Return the lines of `path` as dictionaries; none if the file is missing.
+
+    A last line without an end, which may just be written, is left out; so is a damaged one, with a warning.
+    """
     if not path.exists():
         return []
-    return [json.loads(line) for line in _whole_lines(path.read_bytes())]
+    records, damaged = [], []
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            record = _record(line)
+            if record is not None:
+                records.append(record)
+            elif line.endswith(b"\n") and not _is_blank(line):
+                damaged.append(number)
+    if damaged:
+        _logger.warning("%s: %d damaged lines were left out, the first is line %d", path, len(damaged), damaged[0])
+    return records
 
 
-def _whole_lines(data: bytes) -> list[bytes]:
-    """Return the lines that end in a line feed and hold a JSON object; the torn last one is not among them."""
-    lines = data.split(b"\n")[:-1]
-    while lines and not _is_object(lines[-1]):
-        lines.pop()
-    return lines
+def lines_from_end(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield the offset of each line and the line with its line feed, from the last line to the first."""
+    position = file.seek(0, os.SEEK_END)
+    rest = b""
+    while position:
+        size = min(BLOCK_BYTES, position)
+        position -= size
+        file.seek(position)
+        lines = _split(file.read(size) + rest)
+        rest = lines[0]
+        offset = position + sum(len(line) for line in lines)
+        for line in reversed(lines[1:]):
+            offset -= len(line)
+            yield offset, line
+    if rest:
+        yield 0, rest
 
 
-def _is_object(line: bytes) -> bool:
+def _split(data: bytes) -> list[bytes]:
+    """Return the lines of `data` with their line feeds; the last one may have none."""
+    *whole, last = data.split(b"\n")
+    return [line + b"\n" for line in whole] + ([last] if last else [])
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """Return the object of a whole line; None for what is damaged or has no end."""
+    if not line.endswith(b"\n"):
+        return None
     try:
-        return isinstance(json.loads(line), dict)
+        record = json.loads(line)
     except ValueError:
-        return False
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _looks_damaged(line: bytes) -> bool:
+    """Whether a line is no object; what merely begins and ends as one is not looked into."""
+    return not (line.startswith(b"{") and line.endswith(b"}\n")) and not _is_blank(line)
+
+
+def _is_blank(data: bytes) -> bool:
+    """Whether there is nothing but blanks, or the zeros of a block that never reached the disk."""
+    return not data.strip(b"\0 \t\r\n")
 
 
 class JsonLines:
@@ -50,16 +100,20 @@ class JsonLines:
     Args:
         path: the file; its folder is created.
         actor: whose lines this object appends and counts.
+
+    Attributes:
+        num_lines: of this actor; the `seq` of its next line.
     """
 
     def __init__(self, path: Path, actor: str) -> None:
         self.path = path
         self.actor = actor
+        self._is_told = False
         self._lock_path = path.with_name(f".{path.name}.lock")
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._lock():
-            self._cut_torn_tail()
-            self.num_lines = sum(self._is_own(line) for line in read_metrics(path))
+            self._set_torn_tail_aside()
+            self.num_lines = next((record["seq"] + 1 for _, record in self._own_from_end()), 0)
 
     def append(self, records: list[dict[str, Any]]) -> None:
         """Append one line a record, with `actor` and a running number `seq` before its own keys.
@@ -77,9 +131,11 @@ class JsonLines:
         self.num_lines += len(records)
 
     def _write_whole(self, data: bytes) -> None:
-        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             size = os.fstat(handle).st_size
+            if size and os.pread(handle, 1, size - 1) != b"\n":
+                data = b"\n" + data  # another actor was killed while it wrote: its half line takes no other with it
             try:
                 view = memoryview(data)
                 while view:
@@ -92,52 +148,82 @@ class JsonLines:
             os.close(handle)
 
     def truncate(self, num_lines: int) -> list[dict[str, Any]]:
-        """Keep the first `num_lines` lines of this actor and all lines of others; return the own ones kept.
+        """Keep the first `num_lines` lines of this actor and all of others; return its last ones, `NUM_KEPT` at most.
 
         The file is replaced in one step, so that a crash leaves the old one or the new one.
         """
-        seen = 0
-
-        def is_kept(record: dict[str, Any]) -> bool:
-            nonlocal seen
-            seen += self._is_own(record)
-            return not self._is_own(record) or seen <= num_lines
-
+        cut: int | None = None
+        kept: list[dict[str, Any]] = []
         with self._lock():
-            kept = self._rewrite(is_kept)
-        own = [record for record in kept if self._is_own(record)]
-        self.num_lines = len(own)
-        return own
+            for offset, record in self._own_from_end():
+                if record["seq"] >= num_lines:
+                    cut = offset
+                    continue
+                kept.append(record)
+                if len(kept) == NUM_KEPT:
+                    break
+            if cut is not None:
+                self._rewrite(cut, num_lines)
+        self.num_lines = kept[0]["seq"] + 1 if kept else 0
+        return kept[::-1]
 
-    def _rewrite(self, is_kept: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-        """Replace the file by its lines that `is_kept` accepts; return them."""
-        if not self.path.exists():
-            return []
-        lines = [(line, json.loads(line)) for line in _whole_lines(self.path.read_bytes())]
-        kept = [(line, record) for line, record in lines if is_kept(record)]
+    def _rewrite(self, cut: int, num_lines: int) -> None:
+        """Replace the file by one without the own lines from `num_lines` on, the first of which begins at `cut`."""
         handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.", suffix=".tmp")
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(b"".join(line + b"\n" for line, _ in kept))
-                file.flush()
-                os.fsync(file.fileno())
+            with os.fdopen(handle, "wb") as target, open(self.path, "rb") as source:
+                _copy(source, target, cut)
+                for line in source:
+                    record = self._own(line)
+                    if record is None or record["seq"] < num_lines:
+                        target.write(line)
+                target.flush()
+                os.fsync(target.fileno())
             os.chmod(temporary, self.path.stat().st_mode & 0o777)
             os.replace(temporary, self.path)
         except OSError:
             Path(temporary).unlink(missing_ok=True)
             raise
-        return [record for _, record in kept]
 
-    def _cut_torn_tail(self) -> None:
+    def _set_torn_tail_aside(self) -> None:
+        """Move what follows the last whole line to a file beside this one, unless it is blank."""
         if not self.path.exists():
             return
-        data = self.path.read_bytes()
-        size = sum(len(line) + 1 for line in _whole_lines(data))
-        if size < len(data):
-            os.truncate(self.path, size)
+        with open(self.path, "rb") as file:
+            size = end = file.seek(0, os.SEEK_END)
+            for offset, line in lines_from_end(file):
+                if _record(line) is not None:
+                    break
+                end = offset
+            file.seek(end)
+            torn = file.read()
+        if not _is_blank(torn):
+            aside = self.path.with_name(f"{self.path.name}.damaged")
+            with open(aside, "ab") as file:
+                file.write(torn if torn.endswith(b"\n") else torn + b"\n")
+            _logger.warning("%s: the damaged end (%d bytes) was moved to %s", self.path, size - end, aside)
+        if end < size:
+            os.truncate(self.path, end)
 
-    def _is_own(self, record: dict[str, Any]) -> bool:
-        return record.get("actor") == self.actor
+    def _own_from_end(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield offset and content of the own lines from the last to the first; tell of a damaged one on the way."""
+        if not self.path.exists():
+            return
+        with open(self.path, "rb") as file:
+            for offset, line in lines_from_end(file):
+                record = self._own(line)
+                if record is not None:
+                    yield offset, record
+                elif not self._is_told and _looks_damaged(line):
+                    self._is_told = True
+                    _logger.warning("%s: the line at byte %d is damaged; it stays and is not read", self.path, offset)
+
+    def _own(self, line: bytes) -> dict[str, Any] | None:
+        """Return the content of a numbered line of this actor, None for any other."""
+        # Most lines of other actors need not be read as JSON.
+        record = _record(line) if json.dumps(self.actor).encode() in line else None
+        is_own = record is not None and record.get("actor") == self.actor and isinstance(record.get("seq"), int)
+        return record if is_own else None
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
@@ -160,6 +246,14 @@ class JsonLines:
             yield
         finally:
             os.close(handle)
+
+
+def _copy(source: BinaryIO, target: BinaryIO, size: int) -> None:
+    """Copy the next `size` bytes."""
+    while size:
+        data = source.read(min(size, 16 * BLOCK_BYTES))
+        target.write(data)
+        size -= len(data)
 
 
 def _try_lock(handle: int) -> bool:

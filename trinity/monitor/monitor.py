@@ -121,11 +121,11 @@ class Monitor:
         """Go back to a `state_dict`: later lines of this actor are removed, lines of other actors stay."""
         kept = self._metrics.truncate(state["lines"])
         self._samples.truncate(state.get("samples", self._samples.num_lines))
-        if len(kept) < state["lines"]:
+        if self._metrics.num_lines < state["lines"]:
             self._logger.warning(
-                "%s holds %d lines of %s and the checkpoint counts %d; the others never reached the disk",
+                "%s holds %d lines of %s and the checkpoint counts %d; the others are damaged or were never written",
                 self._metrics.path,
-                len(kept),
+                self._metrics.num_lines,
                 self.actor,
                 state["lines"],
             )

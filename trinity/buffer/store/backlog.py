@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, and_, func, select
 
 from trinity.buffer.store import ledger
 from trinity.buffer.store.ledger import Scope
-from trinity.buffer.store.tables import EXPERIENCE, NO_ROOM, PRODUCER, TRAIN_STEP
+from trinity.buffer.store.tables import CONSUMER, EXPERIENCE, NO_ROOM, PRODUCER, TRAIN_STEP
 from trinity.buffer.store.types import NO_TASK
 from trinity.common.schema.sql_schema import CLAIMED, READY
 
@@ -79,7 +79,7 @@ def enter_batch(
     connection: Connection, scope: Scope, *, producer: str, version: int, pace: Pace, in_flight: int
 ) -> Backlog:
     """Return the backlog, and record whether the producer begins a batch or waits; see `ProducerBoard.enter_batch`."""
-    step = connection.scalar(select(func.max(TRAIN_STEP.c.step)).where(scope.where(TRAIN_STEP))) or 0
+    step = _last_step(connection, scope)
     columns = EXPERIENCE.c
     statement = select(columns.state, columns.id, columns.task_id, columns.run_id)
     rows = connection.execute(statement.where(scope.where(EXPERIENCE), columns.state.in_((READY, CLAIMED)))).all()
@@ -93,6 +93,13 @@ def enter_batch(
     elif not in_flight:
         ledger.upsert_producer(connection, scope, producer=producer, values={"wait_version": step + 1})
     return backlog
+
+
+def _last_step(connection: Connection, scope: Scope) -> int:
+    """Return the last training step of any consumer; of each the last one is at the end of an index."""
+    own = and_(scope.where(TRAIN_STEP), TRAIN_STEP.c.consumer == CONSUMER.c.consumer)
+    last = select(func.max(TRAIN_STEP.c.step)).where(own).correlate(CONSUMER).scalar_subquery()
+    return max((step or 0 for step in connection.scalars(select(last).where(scope.where(CONSUMER)))), default=0)
 
 
 def _rollouts(rows: Iterable[Any], state: str) -> int:

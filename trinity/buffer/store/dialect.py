@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Float, create_engine, event, literal, literal_column
+from sqlalchemy import Connection, Engine, Float, create_engine, event, func, literal, literal_column, select
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.sql.elements import ColumnElement
@@ -20,6 +20,7 @@ from trinity.utils.packages import install_hint, postgresql_driver
 
 WRITE = "trinity_write"
 CLOCK = "trinity_clock"
+SCHEMA_LOCK = 0x7472696E
 NETWORK_FILE_SYSTEMS = frozenset(
     {"9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "orangefs", "smb3"}
     | {"smbfs"}
@@ -85,6 +86,12 @@ def clock(connection: Connection) -> ColumnElement[float]:
     if connection.dialect.name == "sqlite":
         return literal_column("((julianday('now') - 2440587.5) * 86400.0)", Float)
     return literal_column("extract(epoch from clock_timestamp())", Float)
+
+
+def lock_schema(connection: Connection) -> None:
+    """Wait until no other process makes tables or indexes, and keep others out until the transaction ends."""
+    if connection.dialect.name == "postgresql":  # in SQLite a transaction that writes is alone
+        connection.execute(select(func.pg_advisory_xact_lock(SCHEMA_LOCK)))
 
 
 def write_options() -> dict[str, Any]:

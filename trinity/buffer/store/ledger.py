@@ -6,10 +6,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, case, delete, func, insert, inspect, or_, select, update
-from sqlalchemy.engine import Row
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Table,
+    and_,
+    case,
+    delete,
+    func,
+    insert,
+    inspect,
+    select,
+    union,
+    update,
+)
+from sqlalchemy.schema import CreateIndex
 
-from trinity.buffer.store.dialect import clock
+from trinity.buffer.store.dialect import clock, lock_schema
 from trinity.buffer.store.tables import (
     CONSUMER,
     EXPERIENCE,
@@ -21,12 +34,15 @@ from trinity.buffer.store.tables import (
     TABLES,
     TRAIN_STEP,
 )
-from trinity.buffer.store.types import NO_TASK, ConsumerToken, Counts
+from trinity.buffer.store.types import ConsumerToken, Counts
 from trinity.common.errors import StoreError
 from trinity.common.schema.sql_schema import CLAIMED, DROPPED, READY, TRAINED
+from trinity.utils.log import get_logger
 
 CHUNK = 500
 _SCHEMA_NAME = "experience_store"
+
+_logger = get_logger("buffer.store")
 
 T = TypeVar("T")
 
@@ -52,23 +68,6 @@ class Scope:
     def where(self, table: Table) -> ColumnElement[bool]:
         """Return the condition that a row of `table` belongs to the scope."""
         return and_(table.c.run == self.run, table.c.stage == self.stage, table.c.buffer == self.buffer)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much a claim takes.
-
-    Attributes:
-        n: rows at most.
-        at_least: nothing is claimed if fewer are there.
-        max_version: leave rows of newer weights alone.
-        whole_rollouts: the two numbers count rollouts, each with all of its rows.
-    """
-
-    n: int
-    at_least: int = 0
-    max_version: int | None = None
-    whole_rollouts: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,6 +107,7 @@ def create_schema(connection: Connection) -> None:
     Raises:
         StoreError: the database was made by another version or another program (E5202).
     """
+    lock_schema(connection)
     names = set(inspect(connection).get_table_names())
     if SCHEMA.name not in names and EXPERIENCE.name in names:
         raise StoreError(
@@ -126,6 +126,19 @@ def create_schema(connection: Connection) -> None:
             "of trinity that made it, or choose another buffer.trainer_input.experience_buffer.path",
             code="E5202",
         )
+    _add_indexes(connection)
+
+
+def _add_indexes(connection: Connection) -> None:
+    """Make the indexes that a database of this version lacks because an older program made it."""
+    inspector = inspect(connection)
+    for table in TABLES:
+        known = {index["name"] for index in inspector.get_indexes(table.name)}
+        for index in sorted(
+            (each for each in table.indexes if each.name not in known), key=lambda each: str(each.name)
+        ):
+            _logger.info("adding index %s to the experience store; a long history takes minutes, once", index.name)
+            connection.execute(CreateIndex(index, if_not_exists=True))
 
 
 def known_uids(connection: Connection, scope: Scope, *, uids: Sequence[str]) -> set[str]:
@@ -186,9 +199,10 @@ def open_consumer(connection: Connection, scope: Scope, *, consumer: str, cut: i
         )
     columns = EXPERIENCE.c
     mine = and_(scope.where(EXPERIENCE), columns.claimed_by == consumer)
-    ended = and_(mine, columns.state.in_((TRAINED, DROPPED)))
-    later = and_(ended, or_(columns.trained_step > cut, columns.retired_step > cut))
-    pruned = connection.scalar(select(func.count()).where(later, columns.experience_bytes.is_(None)))
+    # One search of an index each: a condition for all of them at once would read the whole log.
+    later = (columns.trained_step > cut, columns.retired_step > cut)
+    lost = union(*(select(columns.id).where(mine, each, columns.experience_bytes.is_(None)) for each in later))
+    pruned = connection.scalar(select(func.count()).select_from(lost.subquery()))
     if pruned:
         raise StoreError(
             f"cannot go back to training step {cut}: the payloads of {pruned} experiences of later steps were pruned; "
@@ -197,8 +211,8 @@ def open_consumer(connection: Connection, scope: Scope, *, consumer: str, cut: i
         )
     for table in (TRAIN_STEP, STEP_EXP):
         connection.execute(delete(table).where(scope.where(table), table.c.consumer == consumer, table.c.step > cut))
-    again = or_(and_(mine, columns.state == CLAIMED), later)
-    connection.execute(update(EXPERIENCE).where(again).values(**unclaimed(scope, consumer=consumer)))
+    for each in (columns.state == CLAIMED, *later):
+        connection.execute(update(EXPERIENCE).where(mine, each).values(**unclaimed(scope, consumer=consumer)))
     return epoch
 
 
@@ -206,7 +220,8 @@ def unclaimed(scope: Scope, *, consumer: str) -> dict[str, Any]:
     """Return the values of a row as the ledger knows it: ready, or trained by the steps that used it."""
     uses = [scope.where(STEP_EXP), STEP_EXP.c.consumer == consumer, STEP_EXP.c.uid == EXPERIENCE.c.uid]
     number = select(func.count(STEP_EXP.c.uid)).where(*uses).correlate(EXPERIENCE).scalar_subquery()
-    last = select(func.max(STEP_EXP.c.step)).where(*uses).correlate(EXPERIENCE).scalar_subquery()
+    # A sum: for the column itself databases go back through all steps to the one that names the row.
+    last = select(func.max(STEP_EXP.c.step + 0)).where(*uses).correlate(EXPERIENCE).scalar_subquery()
     return {
         "state": case((number > 0, TRAINED), else_=READY),
         "claimed_by": case((number > 0, consumer), else_=None),
@@ -233,64 +248,6 @@ def verify_token(connection: Connection, token: ConsumerToken) -> None:
             f"process (epoch {epoch}); this process must end without saving",
             code="E5203",
         )
-
-
-def claim(connection: Connection, token: ConsumerToken, limits: Limits, *, lease_s: float) -> list[Row[Any, Any, Any]]:
-    """Claim the first claimable rows within `limits`; return (id, uid, payload)."""
-    now = clock(connection)
-    columns = EXPERIENCE.c
-    wanted = _claimable(connection, Scope.of(token), consumer=token.consumer, max_version=limits.max_version)
-    statement = select(columns.id, columns.uid, columns.experience_bytes).where(*wanted).order_by(columns.id)
-    if limits.whole_rollouts:
-        found, last = _first_rollouts(connection, wanted, n=limits.n)
-        rows = list(connection.execute(statement.where(columns.id <= last).with_for_update(skip_locked=True)))
-    else:
-        rows = list(connection.execute(statement.limit(limits.n).with_for_update(skip_locked=True)))
-        found = len(rows)
-    if found < max(limits.at_least, 1):
-        return []
-    values = {"state": CLAIMED, "claimed_by": token.consumer, "lease_until": now + lease_s}
-    for part in chunks([row.id for row in rows]):
-        connection.execute(update(EXPERIENCE).where(columns.id.in_(part)).values(**values))
-    return rows
-
-
-def num_claimable(connection: Connection, scope: Scope, *, n: int, consumer: str, max_version: int | None) -> int:
-    """Return how many rollouts `consumer` could claim now, at most `n`."""
-    wanted = _claimable(connection, scope, consumer=consumer, max_version=max_version)
-    return _first_rollouts(connection, wanted, n=n)[0]
-
-
-def _claimable(
-    connection: Connection, scope: Scope, *, consumer: str, max_version: int | None
-) -> list[ColumnElement[bool]]:
-    """Return the conditions of the rows that `consumer` could claim now."""
-    columns = EXPERIENCE.c
-    expired = and_(columns.state == CLAIMED, columns.lease_until < clock(connection), columns.claimed_by != consumer)
-    wanted = [scope.where(EXPERIENCE), or_(columns.state == READY, expired)]
-    if max_version is not None:
-        wanted.append(or_(columns.model_version.is_(None), columns.model_version <= max_version))
-    return wanted
-
-
-def _first_rollouts(connection: Connection, wanted: Sequence[ColumnElement[bool]], *, n: int) -> tuple[int, int]:
-    """Return the number of the first rollouts, at most `n`, and the id of their last row.
-
-    The rows of a rollout follow each other in the log: an explore step is appended sorted by id. A row that names no
-    task is a rollout by itself.
-    """
-    columns = EXPERIENCE.c
-    statement = select(columns.id, columns.task_id, columns.run_id).where(*wanted).order_by(columns.id)
-    seen: set[tuple[Any, Any]] = set()
-    last = 0
-    with connection.execute(statement.execution_options(yield_per=CHUNK)) as rows:
-        for row in rows:
-            key = (row.id, None) if row.task_id == NO_TASK else (row.task_id, row.run_id)
-            if key not in seen and len(seen) == n:
-                break
-            seen.add(key)
-            last = row.id
-    return len(seen), last
 
 
 def end_claims(
@@ -363,17 +320,20 @@ def prune(connection: Connection, token: ConsumerToken, *, up_to_step: int, is_r
     Where rows `is_reused`, those that were trained keep their payload until they are retired.
     """
     columns = EXPERIENCE.c
-    is_over = columns.trained_step <= up_to_step
-    if is_reused:
-        is_over = or_(and_(columns.state == DROPPED, is_over), columns.retired_step <= up_to_step)
-    statement = update(EXPERIENCE).where(
+    unused = and_(columns.retired_step.is_(None), columns.trained_step <= up_to_step)
+    over = [
+        and_(columns.state == DROPPED, unused),
+        and_(columns.state == TRAINED, columns.retired_step <= up_to_step, columns.trained_step.is_not(None)),
+    ]
+    if not is_reused:
+        over.append(and_(columns.state == TRAINED, unused))
+    held = and_(
         Scope.of(token).where(EXPERIENCE),
         columns.claimed_by == token.consumer,
-        columns.state.in_((TRAINED, DROPPED)),
-        is_over,
         columns.experience_bytes.is_not(None),
     )
-    return connection.execute(statement.values(experience_bytes=None)).rowcount
+    statements = [update(EXPERIENCE).where(held, each).values(experience_bytes=None) for each in over]
+    return sum(connection.execute(statement).rowcount for statement in statements)
 
 
 def num_waiting(connection: Connection, scope: Scope) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trinity.buffer.store import ledger
+from trinity.buffer.store import claims, ledger
 from trinity.buffer.store import reuse as replay
+from trinity.buffer.store.claims import Limits
 from trinity.buffer.store.database import Database
-from trinity.buffer.store.ledger import Producers, Scope
+from trinity.buffer.store.ledger import Scope
 from trinity.buffer.store.reuse import Reuse
 from trinity.buffer.store.types import ConsumerToken
 
@@ -47,19 +48,21 @@ def outlook(
     takes_less = is_last or state.is_idle
     with database.read() as connection:
         if reuse is None:
-            ready = ledger.num_claimable(connection, scope, n=n, consumer=token.consumer, max_version=version)
+            ready = claims.num_claimable(connection, scope, n=n, consumer=token.consumer, max_version=version)
             return Outlook(ready >= n or takes_less, takes_less, state.is_idle, state.is_closed)
+        if not state.is_closed:
+            limits = Limits(n, max_version=version)
+            is_due = takes_less or (
+                not reuse.is_patient and replay.most_claimable(connection, token, limits, reuse=reuse) >= n
+            )
+            return Outlook(is_due, takes_less, state.is_idle, False)
         held = replay.held(connection, scope, consumer=token.consumer, reuse=reuse, max_version=version)
-    return _of_replay(held, state, n=n, is_last=is_last, reuse=reuse)
+    return _at_the_end(held, is_last=is_last, reuse=reuse)
 
 
-def _of_replay(held: replay.Held, state: Producers, *, n: int, is_last: bool, reuse: Reuse) -> Outlook:
-    """Return what a read of a replay buffer does; at the end its rollouts are used again only by a bounded trainer."""
+def _at_the_end(held: replay.Held, *, is_last: bool, reuse: Reuse) -> Outlook:
+    """Return what a read of a replay buffer does at the end: only a bounded trainer uses its rollouts again."""
     ready = held.claimable
-    takes_less = is_last or state.is_idle
-    is_due = takes_less or (len(ready) >= n and not reuse.is_patient)
-    if not state.is_closed:
-        return Outlook(is_due, takes_less, state.is_idle, False)
     if not reuse.is_bounded:
         return Outlook(True, True, True, True, is_over=not any(rollout.is_new for rollout in ready))
     cools_down = bool(held.kept) and not ready

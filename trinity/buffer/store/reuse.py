@@ -6,16 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, select, update
 from sqlalchemy.engine import Row
 
 from trinity.buffer.priority import PriorityFunction, ReplayItem
-from trinity.buffer.store import ledger
+from trinity.buffer.store import claims, ledger
+from trinity.buffer.store.claims import Limits
 from trinity.buffer.store.dialect import clock
-from trinity.buffer.store.ledger import Limits, Scope
+from trinity.buffer.store.ledger import Scope
 from trinity.buffer.store.tables import EXPERIENCE, TRAIN_STEP
-from trinity.buffer.store.types import NO_TASK, ConsumerToken
-from trinity.common.schema.sql_schema import CLAIMED, DROPPED, READY, TRAINED
+from trinity.buffer.store.types import ConsumerToken
+from trinity.common.schema.sql_schema import CLAIMED, DROPPED, TRAINED
 
 EVICTED = "evicted"
 
@@ -90,29 +91,62 @@ def held(connection: Connection, scope: Scope, *, consumer: str, reuse: Reuse, m
 
     Rollouts of weights newer than `max_version` are not counted.
     """
-    columns, now = EXPERIENCE.c, clock(connection)
-    own_steps = and_(scope.where(TRAIN_STEP), TRAIN_STEP.c.consumer == consumer)
-    cool = select(func.max(TRAIN_STEP.c.step)).where(own_steps, TRAIN_STEP.c.committed_at <= now - reuse.cooldown_s)
-    last_cool = connection.scalar(cool) or 0
-    expired = and_(columns.state == CLAIMED, columns.lease_until < now, columns.claimed_by != consumer)
-    used = and_(columns.state == TRAINED, columns.claimed_by == consumer, columns.retired_step.is_(None))
-    rows = connection.execute(
-        select(columns.id, columns.task_id, columns.run_id, columns.model_version, columns.use_count)
-        .add_columns(columns.reward, columns.trained_step, columns.state)
-        .where(scope.where(EXPERIENCE), or_(columns.state == READY, expired, used))
-        .where(columns.experience_bytes.is_not(None))
-        .order_by(columns.id)
-    )
+    last_cool = _last_cool(connection, scope, consumer=consumer, reuse=reuse)
+    columns = EXPERIENCE.c
+    statement = select(
+        columns.id, columns.task_id, columns.run_id, columns.model_version, columns.use_count
+    ).add_columns(columns.reward, columns.trained_step, columns.state)
+    new = claims.claimable(connection, scope, consumer=consumer)
+    rows = [
+        row
+        for conditions in (*new, _used(scope, consumer=consumer))
+        for row in connection.execute(statement.where(*conditions, columns.experience_bytes.is_not(None)))
+    ]
     rollouts: dict[tuple[Any, Any], Rollout] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: int(row.id)):
         if max_version is not None and row.model_version is not None and row.model_version > max_version:
             continue  # of a run that was rewound: it comes again, and takes no room before
-        key = (row.id, None) if row.task_id == NO_TASK else (row.task_id, row.run_id)
+        key = claims.rollout_key(row)
         if key in rollouts:
             rollouts[key].ids.append(row.id)
         else:
             rollouts[key] = _rollout(row, last_cool=last_cool)
     return ranked(rollouts.values(), reuse)
+
+
+def most_claimable(connection: Connection, token: ConsumerToken, limits: Limits, *, reuse: Reuse) -> int:
+    """Return how many rollouts are new or have cooled down, at most `limits.n`: no more can be claimable.
+
+    A reader that waits asks again and again, and the priorities of all that is held cost more.
+    """
+    scope, n, consumer = Scope.of(token), limits.n, token.consumer
+    new = claims.num_claimable(connection, scope, n=n, consumer=consumer, max_version=limits.max_version)
+    columns, seen = EXPERIENCE.c, set[tuple[Any, Any]]()
+    last_cool = _last_cool(connection, scope, consumer=consumer, reuse=reuse)
+    cooled = (*_used(scope, consumer=consumer), columns.trained_step <= last_cool)
+    statement = select(columns.id, columns.task_id, columns.run_id).where(*cooled)
+    with connection.execute(statement.execution_options(yield_per=ledger.CHUNK)) as rows:
+        for row in rows:
+            if new + len(seen) >= n:
+                break
+            seen.add(claims.rollout_key(row))
+    return new + len(seen)
+
+
+def _used(scope: Scope, *, consumer: str) -> list[ColumnElement[bool]]:
+    """Return the conditions of the rows that were trained and are held, a search of `ix_experience_held`."""
+    columns = EXPERIENCE.c
+    mine = (scope.where(EXPERIENCE), columns.claimed_by == consumer, columns.state == TRAINED)
+    held = (columns.experience_bytes.is_not(None), columns.trained_step.is_not(None))
+    return [*mine, columns.retired_step.is_(None), *held]
+
+
+def _last_cool(connection: Connection, scope: Scope, *, consumer: str, reuse: Reuse) -> int:
+    """Return the last training step whose rollouts have cooled down, 0 without any."""
+    own_steps = and_(scope.where(TRAIN_STEP), TRAIN_STEP.c.consumer == consumer)
+    is_cool = TRAIN_STEP.c.committed_at <= clock(connection) - reuse.cooldown_s
+    newest = select(TRAIN_STEP.c.step).where(own_steps, is_cool).order_by(TRAIN_STEP.c.step.desc()).limit(1)
+    return connection.scalar(newest) or 0
 
 
 def _rollout(row: Row[Any], *, last_cool: int) -> Rollout:

@@ -8,11 +8,12 @@ from typing import Any, Self
 
 from sqlalchemy import insert, select, update
 
-from trinity.buffer.store import ledger, reuse
+from trinity.buffer.store import claims, ledger, reuse
 from trinity.buffer.store.backup import JSONBackup
+from trinity.buffer.store.claims import Limits
 from trinity.buffer.store.database import Database
 from trinity.buffer.store.door import prepare
-from trinity.buffer.store.ledger import Limits, Scope
+from trinity.buffer.store.ledger import Scope
 from trinity.buffer.store.outlook import outlook
 from trinity.buffer.store.producers import POLL_S, ProducerBoard
 from trinity.buffer.store.reuse import Reuse
@@ -208,7 +209,7 @@ class ExperienceStore(ProducerBoard):
         with self._database.write() as connection:
             ledger.verify_token(connection, token)
             if self.reuse is None or not limits.whole_rollouts:
-                claimed: list[Any] = list(ledger.claim(connection, token, limits, lease_s=lease_s))
+                claimed: list[Any] = list(claims.claim(connection, token, limits, lease_s=lease_s))
                 evicted = 0
             else:
                 claimed, evicted = reuse.claim(connection, token, limits, reuse=self.reuse, lease_s=lease_s)

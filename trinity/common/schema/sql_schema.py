@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, DateTime, Float, Index, Integer, LargeBinary, String, Text, UniqueConstraint, func
+from sqlalchemy import JSON, DateTime, Float, Index, Integer, LargeBinary, String, Text, UniqueConstraint, func, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from trinity.common.errors import DataError
@@ -16,10 +16,17 @@ from trinity.common.experience import Experience
 from trinity.common.payload import MAX_EXPERIENCE_BYTES
 
 READY, CLAIMED, TRAINED, DROPPED = "ready", "claimed", "trained", "dropped"
+_SCOPE = ("run", "stage", "buffer")
+_OWNER = (*_SCOPE, "claimed_by")
 
 
 class Base(DeclarativeBase):
     """Declarative base of all tables of the framework."""
+
+
+def _part(name: str, *columns: str, where: str) -> Index:
+    """Return an index of the rows that meet `where`, so that what is waiting or over costs nothing in it."""
+    return Index(name, *columns, sqlite_where=text(where), postgresql_where=text(where))
 
 
 class ExperienceModel(Base):
@@ -81,7 +88,15 @@ class ExperienceModel(Base):
 
     __table_args__ = (
         UniqueConstraint("run", "stage", "buffer", "uid", name="uq_experience_uid"),
-        Index("ix_experience_queue", "run", "stage", "buffer", "state", "id"),
+        Index("ix_experience_queue", *_SCOPE, "state", "id"),
+        _part("ix_experience_trained", *_OWNER, "trained_step", where="trained_step IS NOT NULL"),
+        _part("ix_experience_retired", *_OWNER, "retired_step", where="retired_step IS NOT NULL"),
+        _part(
+            "ix_experience_held",
+            *_OWNER,
+            *("state", "retired_step", "trained_step"),
+            where="experience_bytes IS NOT NULL AND trained_step IS NOT NULL",
+        ),
     )
 
     def to_experience(self) -> Experience:

@@ -1,0 +1,113 @@
+"""Claims of a queue: which rows a consumer may take now, in the order of the log."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, or_, select, update
+from sqlalchemy.engine import Row
+
+from trinity.buffer.store.dialect import clock
+from trinity.buffer.store.ledger import CHUNK, Scope, chunks
+from trinity.buffer.store.tables import EXPERIENCE
+from trinity.buffer.store.types import NO_TASK, ConsumerToken
+from trinity.common.schema.sql_schema import CLAIMED, READY
+
+Conditions = list[ColumnElement[bool]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a claim takes.
+
+    Attributes:
+        n: rows at most.
+        at_least: nothing is claimed if fewer are there.
+        max_version: leave rows of newer weights alone.
+        whole_rollouts: the two numbers count rollouts, each with all of its rows.
+    """
+
+    n: int
+    at_least: int = 0
+    max_version: int | None = None
+    whole_rollouts: bool = False
+
+
+def claim(connection: Connection, token: ConsumerToken, limits: Limits, *, lease_s: float) -> list[Row[Any, Any, Any]]:
+    """Claim the first claimable rows within `limits`; return (id, uid, payload)."""
+    columns = EXPERIENCE.c
+    wanted = claimable(connection, Scope.of(token), consumer=token.consumer, max_version=limits.max_version)
+    statement = select(columns.id, columns.uid, columns.experience_bytes).order_by(columns.id)
+    if limits.whole_rollouts:
+        found, last = _first_rollouts(connection, wanted, n=limits.n)
+        rows = _locked(connection, statement.where(columns.id <= last), wanted)
+    else:
+        rows = _locked(connection, statement.limit(limits.n), wanted)[: limits.n]
+        found = len(rows)
+    if found < max(limits.at_least, 1):
+        return []
+    values = {"state": CLAIMED, "claimed_by": token.consumer, "lease_until": clock(connection) + lease_s}
+    for part in chunks([row.id for row in rows]):
+        connection.execute(update(EXPERIENCE).where(columns.id.in_(part)).values(**values))
+    return rows
+
+
+def num_claimable(connection: Connection, scope: Scope, *, n: int, consumer: str, max_version: int | None) -> int:
+    """Return how many rollouts `consumer` could claim now, at most `n`."""
+    wanted = claimable(connection, scope, consumer=consumer, max_version=max_version)
+    return _first_rollouts(connection, wanted, n=n)[0]
+
+
+def claimable(
+    connection: Connection, scope: Scope, *, consumer: str, max_version: int | None = None
+) -> tuple[Conditions, Conditions]:
+    """Return the conditions of the rows that `consumer` could claim now: ready ones, and those of expired claims.
+
+    Each is a search of `ix_experience_queue`. Both in one condition would hide the index, and read the whole log.
+    """
+    columns = EXPERIENCE.c
+    ready = [scope.where(EXPERIENCE), columns.state == READY]
+    is_expired = (columns.lease_until < clock(connection), columns.claimed_by != consumer)
+    expired = [scope.where(EXPERIENCE), columns.state == CLAIMED, *is_expired]
+    if max_version is not None:
+        is_known = or_(columns.model_version.is_(None), columns.model_version <= max_version)
+        ready.append(is_known)
+        expired.append(is_known)
+    return ready, expired
+
+
+def rollout_key(row: Any) -> tuple[Any, Any]:
+    """Return what the rows of a rollout have in common; a row that names no task is a rollout by itself."""
+    return (row.id, None) if row.task_id == NO_TASK else (row.task_id, row.run_id)
+
+
+def _locked(connection: Connection, statement: Any, wanted: Sequence[Conditions]) -> list[Row[Any, Any, Any]]:
+    """Return the rows of either condition in the order of the log, locked where the database locks rows."""
+    locking = statement.with_for_update(skip_locked=True)
+    rows = [row for conditions in wanted for row in connection.execute(locking.where(*conditions))]
+    return sorted(rows, key=lambda row: int(row.id))
+
+
+def _first_rollouts(connection: Connection, wanted: Sequence[Conditions], *, n: int) -> tuple[int, int]:
+    """Return the number of the first rollouts, at most `n`, and the id of their last row.
+
+    The rows of a rollout follow each other in the log: an explore step is appended sorted by id.
+    """
+    columns = EXPERIENCE.c
+    statement = select(columns.id, columns.task_id, columns.run_id).order_by(columns.id)
+    statement = statement.execution_options(yield_per=CHUNK)
+    seen: set[tuple[Any, Any]] = set()
+    last = 0
+    with ExitStack() as stack:
+        streams = [stack.enter_context(connection.execute(statement.where(*conditions))) for conditions in wanted]
+        for row in heapq.merge(*streams, key=lambda row: int(row.id)):
+            key = rollout_key(row)
+            if key not in seen and len(seen) == n:
+                break
+            seen.add(key)
+            last = row.id
+    return len(seen), last
