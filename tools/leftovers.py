@@ -162,8 +162,6 @@ def ended(run: TinyRun, traces: Traces, end: str, *, log: Path) -> int:
                 process.wait()
 
 
-
-
 def _until_trained(run: TinyRun, process: subprocess.Popen[str], log: Path) -> None:
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline and process.poll() is None:

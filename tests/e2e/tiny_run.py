@@ -91,10 +91,11 @@ class TinyRun:
             (self.folder / "plugins" / "own.py").write_text(self.plugin)
             command += ["--plugin-dir", "plugins"]
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
+        own = {"TRINITY_FAILPOINTS": failpoints, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         return subprocess.Popen(
             command,
             cwd=self.folder,
-            env=os.environ | {"TRINITY_FAILPOINTS": failpoints, "OMP_NUM_THREADS": "1", "PYTHONPATH": path} | dict(environment or {}),
+            env={**os.environ, **own, **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=output or subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from trinity.launch.job import (
 from trinity.launch.process import hide_progress_bars, prepare_process, use_deterministic_algorithms
 from trinity.launch.stop import StopSignal
 from trinity.runtime.event_loop import run_event_loop
+from trinity.runtime.scratch import JOB_ENV_VAR, sweep
 from trinity.utils.log import get_logger, set_level
 from trinity.utils.packages import check_packages, explained_imports
 from trinity.utils.plugin_loader import load_plugins
@@ -221,6 +223,8 @@ def _run_stage(stage: StagePlan, stop: StopSignal, options: RunOptions) -> Stage
     job_dir = Path(config.checkpoint_job_dir)
     component = component_of(config)
     lock = JobLock(job_dir, component, command=options.command)
+    os.environ[JOB_ENV_VAR] = str(job_dir.absolute())
+    sweep()
     try:
         text = dump_config(config)
         check_shared_keys(job_dir, component, text)
@@ -253,4 +257,5 @@ def _run_stage(stage: StagePlan, stop: StopSignal, options: RunOptions) -> Stage
         )
         return outcome
     finally:
+        sweep()
         lock.release()

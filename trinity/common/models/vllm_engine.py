@@ -33,10 +33,9 @@ from trinity.common.models.vllm_settings import (
     TORCH_INSTEAD,
     VLLMSettings,
     engine_arguments,
-    process_environment,
 )
 from trinity.common.models.vllm_start import async_llm, check_installed, difference, refusal, trial_of
-from trinity.common.models.vllm_state import Counts, Started, environment, start_lock
+from trinity.common.models.vllm_state import Counts, Started
 from trinity.common.models.vllm_weights import read_facts, written_weights
 from trinity.common.models.vocabulary import drawable
 from trinity.utils.deadline import bounded
@@ -128,9 +127,10 @@ class VLLMEngine(LocalModel):
         )
         slots = asyncio.Semaphore(settings.max_num_seqs)
         loop = asyncio.get_running_loop()
-        with start_lock, environment(process_environment(is_cpu)):
-            started = Started(async_llm(arguments), loop, tokenizer, facts, dtype, dtype, stop_ids, slots)
+        llm, scratch = async_llm(arguments, is_cpu=is_cpu)
+        started = Started(llm, scratch, loop, tokenizer, facts, dtype, dtype, stop_ids, slots)
         self.workers = await started.llm.collective_rpc("trinity_start", args=(os.getpid(), self._temperature))
+        started.own(self.workers)
         if any(worker["loaded"] != [str(dtype)] for worker in self.workers):
             started.wire_dtype = torch.float32  # a part of the model is held wider than the rest
         get_logger("explorer").info(

@@ -7,16 +7,20 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from trinity.common.models.vllm_requests import Progress
 from trinity.common.models.vllm_weights import ModelFacts
+from trinity.runtime.scratch import Scratch
+
+_GONE_S = 5.0  # a process that is told to end has as long
 
 start_lock = threading.Lock()
 """Held while environment variables, which belong to the whole process, are those of vLLM's processes."""
@@ -51,6 +55,7 @@ class Started:
 
     Attributes:
         llm: vLLM's engine.
+        scratch: what its processes leave on the machine is there.
         loop: runs in a thread of its own.
         tokenizer: of the model.
         facts: names, shapes and sizes of the model.
@@ -63,9 +68,11 @@ class Started:
         update_lock: one update at a time.
         active: the requests under way by name.
         tasks: that wait for them.
+        processes: vLLM's that compute.
     """
 
     llm: Any
+    scratch: Scratch
     loop: asyncio.AbstractEventLoop
     tokenizer: PreTrainedTokenizerBase
     facts: ModelFacts
@@ -78,10 +85,19 @@ class Started:
     update_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     active: dict[str, Progress] = field(default_factory=dict)
     tasks: set[asyncio.Task] = field(default_factory=set)
+    processes: list[psutil.Process] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.gate.set()
         self.idle.set()
+
+    def own(self, workers: Iterable[Mapping[str, Any]]) -> None:
+        """Note the processes of `workers`, and that what they share in memory ends with the engine."""
+        for worker in workers:
+            with suppress(psutil.NoSuchProcess):
+                self.processes.append(psutil.Process(worker["pid"]))
+            if worker["shared"]:
+                self.scratch.claim(worker["shared"])
 
     def begin(self, name: str, progress: Progress, counts: Counts) -> None:
         """Note that the running task asks for a sample."""
@@ -108,6 +124,8 @@ class Started:
         llm.shutdown(grace_s)
         del llm
         gc.collect()  # vLLM's objects refer to each other, and would end a second time when the interpreter does
+        psutil.wait_procs(self.processes, timeout=_GONE_S)
+        self.scratch.remove()
 
     def cancel_others(self) -> None:
         """Cancel what is under way, but the running task."""

@@ -196,7 +196,8 @@ class WorkerCalls:
         threading.Thread(target=_end_with, args=(parent, os.getppid()), name="trinity-parent", daemon=True).start()
         dtypes = {str(parameter.dtype) for parameter in model.parameters() if parameter.is_floating_point()}
         return {"pid": os.getpid(), "num_threads": torch.get_num_threads(), "dtypes": sorted(dtypes),
-                "loaded": loaded_dtypes(model), "dynamo": os.environ.get("TORCHDYNAMO_DISABLE", "")}  # fmt: skip
+                "loaded": loaded_dtypes(model), "dynamo": os.environ.get("TORCHDYNAMO_DISABLE", ""),
+                "shared": os.environ.get("VLLM_DIST_IDENT", "")}  # fmt: skip
 
     def trinity_try(self, folder: str, trained: list[str], constant: list[str], dtype: str) -> str | None:
         """Load the weights of the model's folder once more; return why an update would be wrong, or None.
