@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from multiprocessing import process, resource_tracker, shared_memory
+from multiprocessing import process, resource_tracker, shared_memory, synchronize
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +106,8 @@ class SharedNames(dict[str, Any]):
 
 
 def _received(prefix: str) -> SharedNames:
-    # The standard library has no other way to say how names begin.
-    process.current_process()._config["semprefix"] = f"/{prefix}"  # type: ignore[attr-defined]
+    # The standard library has no other way to say how names begin, and a child takes over the prefix of its parent.
+    synchronize.SemLock._make_name = staticmethod(lambda: f"/{prefix}{os.urandom(4).hex()}")  # type: ignore[attr-defined]
     shared_memory._SHM_NAME_PREFIX = f"/{prefix}"  # type: ignore[attr-defined]
     return SharedNames(prefix)
 

@@ -350,6 +350,7 @@ class VLLMEngine(LocalModel):
             for name, progress in started.active.items():
                 progress.change(max((answer.get(name, 0) for answer in answers), default=0), version)
             self._version = version
+            self.gauge.note_weights()
             await started.llm.resume_generation()
         except BaseException as error:
             self._fail(f"weights of version {version} could not be loaded: {error!r}", code="E5661", cause=error)
@@ -383,6 +384,9 @@ class VLLMEngine(LocalModel):
         started.loop.call_soon_threadsafe(started.loop.stop)
 
     async def stats(self) -> dict[str, float]:
-        """Return totals since the start: tokens, samples, seconds at work, tokens per second, slots."""
-        started = self._ready()
-        return self._counts.table(is_busy=not started.idle.is_set(), num_slots=self.settings.max_num_seqs)
+        """Return totals since the start (tokens, samples, seconds at work), tokens per second, slots, and how it
+        answers now (`RequestGauge.table`).
+        """
+        started, num_slots = self._ready(), self.settings.max_num_seqs
+        totals = self._counts.table(is_busy=not started.idle.is_set(), num_slots=num_slots)
+        return totals | self.gauge.table(version=self._version, num_slots=num_slots)

@@ -20,7 +20,8 @@ from trinity.common.models.vllm_requests import Progress
 from trinity.common.models.vllm_weights import ModelFacts
 from trinity.runtime.scratch import Scratch
 
-_GONE_S = 5.0  # a process that is told to end has as long
+_GONE_S = 5.0  # what is told to end has as long
+_POLL_S = 0.01
 
 start_lock = threading.Lock()
 """Held while environment variables, which belong to the whole process, are those of vLLM's processes."""
@@ -118,9 +119,13 @@ class Started:
     def stop(self, grace_s: float) -> None:
         """End vLLM's processes, after `grace_s` seconds by force."""
         llm, self.llm = self.llm, None
-        if llm.output_handler is not None:
-            # It would take the end of the processes for a failure.
-            self.loop.call_soon_threadsafe(llm.output_handler.cancel)
+        if (handler := llm.output_handler) is not None:
+            # It would take the end of the processes for a failure; until it has ended it keeps the engine.
+            self.loop.call_soon_threadsafe(handler.cancel)
+            end = time.monotonic() + _GONE_S
+            while not handler.done() and time.monotonic() < end:
+                time.sleep(_POLL_S)
+            del handler
         llm.shutdown(grace_s)
         del llm
         gc.collect()  # vLLM's objects refer to each other, and would end a second time when the interpreter does
