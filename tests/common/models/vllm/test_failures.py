@@ -22,6 +22,7 @@ from tests.e2e.short_run import ROOT
 from tests.tiny import tiny_model
 from trinity.common.errors import EnvironmentProblem
 from trinity.common.models.vllm_engine import VLLMEngine
+from trinity.runtime.scratch import JOB_ENV_VAR, sweep
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +76,7 @@ def owner(tied: tuple[Path, PreTrainedModel], tmp_path: Path) -> Iterator[subpro
     program.write_text(OWNER)
     process = subprocess.Popen(
         [sys.executable, str(program), str(tied[0])],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", JOB_ENV_VAR: str(tmp_path)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -93,7 +94,7 @@ def told(process: subprocess.Popen[str]) -> list[Any]:
 
 
 def test_a_process_that_stops_in_an_update_makes_the_engine_unusable_and_ends_with_its_owner(
-    owner: subprocess.Popen[str],
+    owner: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     (worker,) = told(owner)
     assert worker in [child.pid for child in psutil.Process(owner.pid).children(recursive=True)]
@@ -110,8 +111,14 @@ def test_a_process_that_stops_in_an_update_makes_the_engine_unusable_and_ends_wi
     for error in later:
         assert error.startswith("[E5661] weights of version 1 could not be loaded") and "started again" in error
     assert version == 0
+    (scratch,) = [lock.parent for lock in Path("/tmp").glob("trinity-*/lock") if str(tmp_path) in lock.read_text()]
+    sweep()
+    assert any(file.is_socket() for file in scratch.iterdir()), "its owner lives"
     owner.kill()
     wait_until_gone(worker)
+    owner.wait(timeout=10)
+    sweep()
+    assert not scratch.exists()
 
 
 def test_heads_without_a_kernel_end_the_start_with_what_to_write_instead(tmp_path: Path) -> None:
