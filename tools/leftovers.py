@@ -197,6 +197,7 @@ def main() -> int:
     parser.add_argument("--ends", nargs="+", choices=ENDS, default=list(ENDS))
     parser.add_argument("--verbose", action="store_true", help="print the runs' last lines too")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the run under way is ended too
     is_clean = True
     for mode in arguments.modes:
         for end in arguments.ends:

@@ -83,6 +83,7 @@ def test_ray_is_started_for_a_run_and_ends_with_it(tmp_path: Path, no_cluster: P
     for program in ("raylet/raylet ", "gcs_server "):
         assert any(program in command for _, command in below.values()), below
     assert all(gone_soon(pid, 30) for pid in below), below
+    assert not list(no_cluster.iterdir()), "its session is gone with it"
 
 
 def test_two_commands_that_share_gpus_are_told_to_start_ray_first(
