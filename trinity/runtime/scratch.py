@@ -54,6 +54,7 @@ class Scratch:
 
     def __init__(self, base: str = "") -> None:
         sweep()
+        self._pid = os.getpid()
         self.path = _made(base)
         self.names = SharedNames(_prefix(self.path))
         self._lock = FileLock(self.path / _LOCK, note=os.environ.get(JOB_ENV_VAR, ""))
@@ -73,8 +74,9 @@ class Scratch:
     def remove(self) -> None:
         """Remove the folder and what belongs to it; the processes that it was for have ended."""
         atexit.unregister(self.remove)
-        self._lock.release()
-        _remove(self.path, is_own=True)
+        if os.getpid() == self._pid:  # a fork of the owner owns nothing
+            _remove(self.path, is_own=True)
+            self._lock.release()
 
 
 class SharedNames(dict[str, Any]):
@@ -124,12 +126,19 @@ def sweep() -> None:
 
 def _bases() -> dict[Path, None]:
     """Return the folders in which there may be some, the one to use first."""
-    named = (os.environ.get("RAY_TMPDIR", ""), os.environ.get("VLLM_RPC_BASE_PATH", ""), tempfile.gettempdir(), "/tmp")
+    named = (os.environ.get("RAY_TMPDIR", ""), os.environ.get("VLLM_RPC_BASE_PATH", ""), _temporary(), "/tmp")
     return dict.fromkeys(Path(name) for name in named if name)
 
 
+def _temporary() -> str:
+    try:
+        return tempfile.gettempdir()
+    except OSError:  # no disk has room for the file with which it tries
+        return "/tmp"
+
+
 def _made(base: str) -> Path:
-    wanted = [base or tempfile.gettempdir(), "/tmp"]
+    wanted = [base or _temporary(), "/tmp"]
     short = [each for each in wanted if len(os.path.abspath(each)) <= LONGEST_BASE]
     try:
         path = Path(os.path.abspath(short[0])) / f"trinity-{os.urandom(4).hex()[:7]}"
