@@ -127,6 +127,7 @@ class Started:
                 time.sleep(_POLL_S)
             del handler
         llm.shutdown(grace_s)
+        llm.shutdown = _is_ended  # its finalizer calls it again, perhaps when the interpreter has dropped its modules
         del llm
         gc.collect()  # vLLM's objects refer to each other, and would end a second time when the interpreter does
         psutil.wait_procs(self.processes, timeout=_GONE_S)
@@ -136,6 +137,10 @@ class Started:
         """Cancel what is under way, but the running task."""
         for task in self.tasks - {asyncio.current_task()}:
             task.cancel()
+
+
+def _is_ended() -> None:
+    """Do nothing: the engine is ended already."""
 
 
 def _running_task() -> asyncio.Task:
