@@ -64,15 +64,20 @@ def held(watched: Watched) -> int:
     raise AssertionError(f"no process has stopped:\n{watched.output}")
 
 
-def test_ray_is_started_for_a_run_and_ends_with_it(tmp_path: Path, no_cluster: Path) -> None:
-    """A run of one actor: it trains on a dataset."""
+def one_actor(folder: Path) -> TinyRun:
+    """Return a run of one actor: it trains on a dataset."""
     data = {"name": "sums", "storage_type": "file", "path": "train.jsonl", "schema_type": "sft"}
     data["format"] = {"prompt_type": "plaintext", "prompt_key": "question", "response_key": "answer"}
-    run = TinyRun(tmp_path)
+    run = TinyRun(folder)
     run.change(mode="train", algorithm={"algorithm_type": "sft"}, cluster__runtime="ray", trainer__total_steps=2)
     run.tree["buffer"] = {"train_batch_size": 2, "trainer_input": {"experience_buffer": data}}
     for section in ("explorer", "synchronizer"):
         del run.tree[section]
+    return run
+
+
+def test_ray_is_started_for_a_run_and_ends_with_it(tmp_path: Path, no_cluster: Path) -> None:
+    run = one_actor(tmp_path)
     with Watched(run, failpoints="trainer:train.before_step=stop@2") as watched:
         stopped = held(watched)
         below = descendants(watched.process.pid)
@@ -83,7 +88,16 @@ def test_ray_is_started_for_a_run_and_ends_with_it(tmp_path: Path, no_cluster: P
     for program in ("raylet/raylet ", "gcs_server "):
         assert any(program in command for _, command in below.values()), below
     assert all(gone_soon(pid, 30) for pid in below), below
-    assert not list(no_cluster.iterdir()), "its session is gone with it"
+    assert not list(no_cluster.iterdir()) and not (run.job / "log" / "ray").exists(), "its session is gone with it"
+
+
+def test_a_run_that_fails_on_its_own_ray_keeps_what_ray_said_and_nothing_else_of_it(
+    tmp_path: Path, no_cluster: Path
+) -> None:
+    run = one_actor(tmp_path)
+    ended = run.finish(failpoints="trainer:train.before_step=kill@2")
+    assert ended.status == 5 and "error[E5701]" in ended.output, ended.output
+    assert list((run.job / "log" / "ray").glob("raylet*.out")) and not list(no_cluster.iterdir())
 
 
 def test_two_commands_that_share_gpus_are_told_to_start_ray_first(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
@@ -261,8 +262,20 @@ def placed(config: Config) -> Iterator[LocalPlacement | ClusterPlacement]:
             "or use --set cluster.runtime=local",
             code="E3301",
         ) from error
-    with Scratch(os.environ.get("RAY_TMPDIR", "")) as scratch, _joined(config, cluster, str(scratch.path)) as place:
-        yield place
+    with Scratch(os.environ.get("RAY_TMPDIR", "")) as scratch:
+        try:
+            with _joined(config, cluster, str(scratch.path)) as place:
+                yield place
+        except BaseException:
+            _keep(scratch.path / "session_latest" / "logs", Path(config.checkpoint_job_dir) / "log" / "ray")
+            raise
+
+
+def _keep(logs: Path, where: Path) -> None:
+    """Copy what Ray's own processes have said, which may tell why a run failed; its session ends with the run."""
+    if logs.is_dir():
+        with contextlib.suppress(OSError):  # sockets, files that go, a full disk: what failed is told all the same
+            shutil.copytree(logs, where, dirs_exist_ok=True)
 
 
 @contextlib.contextmanager
