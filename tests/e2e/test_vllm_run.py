@@ -39,4 +39,4 @@ def test_a_run_on_vllm_is_that_on_the_torch_engine(
     assert max(line["actor/grad_norm"] for line in ours.lines("trainer")) > 1e-4
     last = ours.lines("explorer")[-1]
     assert last["perf/engine/generated_tokens"] > 0 and last["perf/engine/latency_s"] > 0
-    assert last["perf/engine/model_version"] == last["rollout/model_version"] and last["perf/engine/weight_age_s"] > 0
+    assert last["perf/engine/model_version"] >= last["rollout/model_version"] and last["perf/engine/weight_age_s"] > 0

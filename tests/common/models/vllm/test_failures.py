@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,6 +90,15 @@ def owner(tied: tuple[Path, PreTrainedModel], tmp_path: Path) -> Iterator[subpro
     process.communicate(timeout=10)
 
 
+def scratch_of(job: Path) -> Path:
+    """Return the folder that a process of a job has for what it leaves on the machine."""
+    for lock in itertools.chain(*(Path(base).glob("trinity-*/lock") for base in (tempfile.gettempdir(), "/tmp"))):
+        with contextlib.suppress(FileNotFoundError):  # of others, who end meanwhile
+            if str(job) in lock.read_text():
+                return lock.parent
+    raise AssertionError(f"no folder of {job}")
+
+
 def told(process: subprocess.Popen[str]) -> list[Any]:
     """Return the next list that the owner tells."""
     assert process.stdout is not None
@@ -111,7 +123,7 @@ def test_a_process_that_stops_in_an_update_makes_the_engine_unusable_and_ends_wi
     for error in later:
         assert error.startswith("[E5661] weights of version 1 could not be loaded") and "started again" in error
     assert version == 0
-    (scratch,) = [lock.parent for lock in Path("/tmp").glob("trinity-*/lock") if str(tmp_path) in lock.read_text()]
+    scratch = scratch_of(tmp_path)
     sweep()
     assert any(file.is_socket() for file in scratch.iterdir()), "its owner lives"
     owner.kill()

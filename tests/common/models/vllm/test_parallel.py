@@ -28,8 +28,9 @@ def split(request: pytest.FixtureRequest, tied: tuple[Path, PreTrainedModel]) ->
     asyncio.run(made.prepare())
     yield made
     assert made._started is not None
-    folder, owned = made._started.scratch.path, shared_by(made)
-    assert any(file.name.endswith("-cpushm_0") for file in owned) and len(owned) > 4, "of the workers, and their queues"
+    folder, prefix, owned = made._started.scratch.path, made._started.scratch.names.prefix, shared_by(made)
+    assert any(file.name.endswith("-cpushm_0") for file in owned), "through which the workers add up"
+    assert any(file.name.startswith(prefix) for file in owned), "their queues"
     assert any(file.is_socket() for file in folder.iterdir())
     asyncio.run(made.shutdown())
     assert not folder.exists() and not [file for file in owned if file.exists()]
