@@ -121,5 +121,8 @@ def test_default_strategy_reads_batches_and_reports_staleness() -> None:
     exps, metrics, shown = asyncio.run(DefaultSampleStrategy(Source(), batch_size=4).sample(5))
     assert len(exps) == 4 and len(shown) == 3 and shown[0]["id"] == "1/0/0/0/"
     assert metrics["sample/model_version/max"] == 3.0 and metrics["sample/staleness/max"] == 4.0
+    for name in ("mean", "min", "max"):
+        drift, staleness = (metrics[f"sample/{kind}/{name}"] for kind in ("model_version_drift", "staleness"))
+        assert drift == staleness + 1, "it counts the step that is being trained, as the pages say"
     assert metrics["sample/staleness/min"] == 1.0 and metrics["sample/task_count"] == 1.0
     assert version_metrics([], 5) == {}

@@ -85,6 +85,7 @@ def test_a_run_whose_engine_is_killed_goes_on_and_learns_the_same(
     last = run.lines("explorer")[-1]
     assert last["perf/engine/engines_serving"] == 2 and last["perf/engine/engine_restarts"] == 1
     assert min(last[f"perf/engine/{index}/answered_requests"] for index in range(2)) > 0
+    assert sorted(last[f"perf/engine/{index}/restarts"] for index in range(2)) == [0, 1]
     assert children() <= before
 
 

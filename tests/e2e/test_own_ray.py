@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.e2e.parts import Parts
 from tests.e2e.plugin_texts import REWARD
@@ -21,6 +22,8 @@ from tests.e2e.tiny_run import TinyRun
 from tests.runtime.cluster_process import cluster_process
 from tests.runtime.test_contract import gone_soon
 from trinity.common.errors import EnvironmentProblem
+from trinity.launch.placement import placed
+from trinity.launch.run import RunOptions, plan_run
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -89,6 +92,19 @@ def test_ray_is_started_for_a_run_and_ends_with_it(tmp_path: Path, no_cluster: P
     for program in ("raylet/raylet ", "gcs_server "):
         assert any(program in command for _, command in below.values()), below
     assert all(gone_soon(pid, 30) for pid in below), below
+    assert not list(no_cluster.iterdir()) and not (run.job / "log" / "ray").exists(), "its session is gone with it"
+
+
+def test_a_failure_on_a_ray_of_its_own_keeps_what_ray_said_and_nothing_else_of_it(
+    tmp_path: Path, no_cluster: Path
+) -> None:
+    run = trains(tmp_path).change(checkpoint_root_dir=str(tmp_path / "out"), cluster__ray_address="local")
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run.tree))
+    config = plan_run(tmp_path / "run.yaml", RunOptions()).stages[0].config
+    with pytest.raises(ZeroDivisionError), placed(config):
+        assert list(no_cluster.glob("trinity-*/session_*/sockets/raylet*")), "its session is in this process's folder"
+        raise ZeroDivisionError
+    assert list((run.job / "log" / "ray").glob("raylet*.out")) and not list(no_cluster.iterdir())
 
 
 def test_sigterm_to_the_group_of_a_run_with_its_own_ray_ends_it_in_order(tmp_path: Path, no_cluster: Path) -> None:

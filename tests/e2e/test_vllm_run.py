@@ -37,4 +37,6 @@ def test_a_run_on_vllm_is_that_on_the_torch_engine(
     for one, other in zip(ours.lines("trainer"), theirs.lines("trainer"), strict=True):
         assert [one[key] for key in keys] == pytest.approx([other[key] for key in keys], rel=1e-3, abs=1e-6)
     assert max(line["actor/grad_norm"] for line in ours.lines("trainer")) > 1e-4
-    assert ours.lines("explorer")[-1]["perf/engine/generated_tokens"] > 0
+    last = ours.lines("explorer")[-1]
+    assert last["perf/engine/generated_tokens"] > 0 and last["perf/engine/latency_s"] > 0
+    assert last["perf/engine/model_version"] >= last["rollout/model_version"] and last["perf/engine/weight_age_s"] > 0

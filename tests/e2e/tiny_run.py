@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,10 @@ class TinyRun:
             section[last] = value
         return self
 
-    def start(self, *extra: str, failpoints: str = "") -> subprocess.Popen[str]:
-        """Start `python -m trinity run` in a session of its own."""
+    def start(
+        self, *extra: str, failpoints: str = "", environment: Mapping[str, str] | None = None, output: Any = None
+    ) -> subprocess.Popen[str]:
+        """Start `python -m trinity run` in a session of its own; its output goes to a pipe, or the file `output`."""
         (self.folder / "run.yaml").write_text(yaml.safe_dump(self.tree))
         command = [sys.executable, "-m", "trinity", "run", "--config", "run.yaml", *extra]
         if self.plugin:
@@ -88,12 +91,13 @@ class TinyRun:
             (self.folder / "plugins" / "own.py").write_text(self.plugin)
             command += ["--plugin-dir", "plugins"]
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
+        own = {"TRINITY_FAILPOINTS": failpoints, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         return subprocess.Popen(
             command,
             cwd=self.folder,
-            env=os.environ | {"TRINITY_FAILPOINTS": failpoints, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+            env={**os.environ, **own, **(environment or {})},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=output or subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,

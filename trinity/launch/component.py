@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from trinity.common.constants import FAILPOINTS_ENV_VAR, LOG_LEVEL_ENV_VAR
 from trinity.launch.process import prepare_process, use_deterministic_algorithms
 from trinity.runtime.base import NODE_ENV_VAR, Setup
+from trinity.runtime.scratch import JOB_ENV_VAR
 from trinity.utils import failpoints
 from trinity.utils.log import (
     add_secret,
@@ -38,6 +39,7 @@ CARRIED = (
     "TOKENIZERS_PARALLELISM",
     FAILPOINTS_ENV_VAR,
     LOG_LEVEL_ENV_VAR,
+    JOB_ENV_VAR,
 )
 
 # What the services and libraries read that a run talks to: addresses, keys, folders.

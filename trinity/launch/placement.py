@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import shutil
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trinity.common.constants import BENCH
@@ -18,6 +21,7 @@ from trinity.runtime.base import ActorDiedError, Handle, Resources, Runtime
 from trinity.runtime.cluster import ClusterRequest
 from trinity.runtime.head import ClusterLostError, HeadWatch, lost
 from trinity.runtime.local import LocalRuntime
+from trinity.runtime.scratch import Scratch
 from trinity.synchronizer.schedule import schedule_of
 from trinity.synchronizer.synchronizer import Synchronizer
 
@@ -258,6 +262,25 @@ def placed(config: Config) -> Iterator[LocalPlacement | ClusterPlacement]:
             "or use --set cluster.runtime=local",
             code="E3301",
         ) from error
+    with Scratch(os.environ.get("RAY_TMPDIR", "")) as scratch:
+        try:
+            with _joined(config, cluster, str(scratch.path)) as place:
+                yield place
+        except BaseException:
+            _keep(scratch.path / "session_latest" / "logs", Path(config.checkpoint_job_dir) / "log" / "ray")
+            raise
+
+
+def _keep(logs: Path, where: Path) -> None:
+    """Copy what Ray's own processes have said, which may tell why a run failed; its session ends with the run."""
+    if logs.is_dir():
+        with contextlib.suppress(OSError):  # sockets, files that go, a full disk: what failed is told all the same
+            shutil.copytree(logs, where, dirs_exist_ok=True)
+
+
+@contextlib.contextmanager
+def _joined(config: Config, cluster: ModuleType, folder: str) -> Iterator[ClusterPlacement]:
+    """Yield the placement in the cluster that runs, or one whose sessions are in `folder`."""
     has_timeline = config.monitor.enable_ray_timeline
     address = cluster.connect(
         ClusterRequest(
@@ -267,6 +290,7 @@ def placed(config: Config) -> Iterator[LocalPlacement | ClusterPlacement]:
             gpu_per_node=config.cluster.gpu_per_node,
             has_timeline=has_timeline,
             is_part=component_of(config) not in (None, BENCH),
+            folder=folder,
         )
     )
     is_lost = False

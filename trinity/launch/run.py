@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ from trinity.launch.job import (
 from trinity.launch.process import hide_progress_bars, prepare_process, use_deterministic_algorithms
 from trinity.launch.stop import StopSignal
 from trinity.runtime.event_loop import run_event_loop
+from trinity.runtime.scratch import JOB_ENV_VAR, sweep
 from trinity.utils.log import get_logger, set_level
 from trinity.utils.packages import check_packages, explained_imports
 from trinity.utils.plugin_loader import load_plugins
@@ -243,6 +245,8 @@ def _run_stage(
     job_dir = Path(config.checkpoint_job_dir)
     component = component_of(config)
     lock = JobLock(job_dir, component, command=options.command)
+    os.environ[JOB_ENV_VAR] = str(job_dir.absolute())
+    sweep()
     try:
         if read_record(job_dir, component).get("status") == RUNNING:  # nobody was left to say how it ended
             write_record(job_dir, component, status="killed")
@@ -266,6 +270,7 @@ def _run_stage(
         with recorded(job_dir, component, text, facts=facts, stage=stage.name) as attempt:
             return _perform(stage, stop, options, attempt)
     finally:
+        sweep()
         lock.release()
 
 

@@ -45,6 +45,7 @@ class ClusterRequest:
         has_timeline: record what Ray's timeline shows.
         is_quiet: do not print the lines of the actors.
         is_part: other commands of its job run beside it and share the machine's GPUs with it.
+        folder: of the sessions of a cluster that is started for the run; empty: Ray's own.
     """
 
     address: str
@@ -54,6 +55,7 @@ class ClusterRequest:
     has_timeline: bool = False
     is_quiet: bool = False
     is_part: bool = False
+    folder: str = ""
 
 
 def found_address(address: str) -> str | None:

@@ -372,6 +372,7 @@ def connect(request: cluster.ClusterRequest) -> str:
                 address=address or "local",
                 num_gpus=None if address else request.gpu_per_node,
                 include_dashboard=None if address else False,
+                _temp_dir=None if address else request.folder or None,
                 namespace=request.namespace,
                 log_to_driver=not request.is_quiet,
                 logging_level=logging.WARNING,

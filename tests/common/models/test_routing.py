@@ -167,6 +167,35 @@ def weights_of(model: PreTrainedModel, factor: float) -> dict[str, torch.Tensor]
     return {name: tensor * factor for name, tensor in model.state_dict().items()}
 
 
+def test_each_engine_tells_how_it_answers_and_a_lost_one_is_in_no_figure_of_the_living(llama: Made) -> None:
+    async def call() -> list[dict[str, float]]:
+        source, tables = Engines(llama[0]), []
+        async with router(llama[0], source=source) as made:
+            await made.update_weights(weights_of(llama[1], 0.5), version=7)
+            calls = [made.generate(f"{i}+", n=20, max_tokens=4, ignore_eos=True) for i in range(2)]
+            await asyncio.gather(*calls)
+            tables.append(await made.stats())
+            made._fleet.lose(made._fleet.slots[0], EngineError("its process is gone", code="E5701"))
+            while len(made._fleet.serving()) < 2:
+                await asyncio.sleep(0.01)
+            await made.update_weights(weights_of(llama[1], 0.6), version=8)
+            tables.append(await made.stats())
+        return tables
+
+    before, after = run(call())
+    for index in range(2):
+        assert before[f"{index}/latency_s"] > 0 and before[f"{index}/tokens_per_second"] > 0
+        assert before[f"{index}/queue"] == 4, "20 samples on 16 slots"
+        assert before[f"{index}/model_version"] == 7 and before[f"{index}/weight_age_s"] > 0
+        assert before[f"{index}/restarts"] == 0
+    assert (after["0/restarts"], after["1/restarts"]) == (1, 0)
+    assert "0/latency_s" not in after and after["1/latency_s"] == before["1/latency_s"], "it has answered nothing yet"
+    assert [after[f"{index}/model_version"] for index in range(2)] == [8, 8]
+    assert after["num_slots"] == 32 and after["tokens_per_second"] == after["1/tokens_per_second"]
+    assert after["samples"] == 40, "what it has done counts"
+    assert not {"latency_s", "queue", "model_version", "weight_age_s"} & after.keys(), "they are no sums"
+
+
 def test_requests_of_a_lost_engine_are_answered_by_another_and_it_returns_with_the_weights(llama: Made) -> None:
     async def call() -> tuple[Any, ...]:
         source = Engines(llama[0])

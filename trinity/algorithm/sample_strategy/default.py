@@ -23,7 +23,11 @@ class DefaultSampleStrategy(SampleStrategy):
 
 
 def version_metrics(exps: list[Experience], step: int) -> dict[str, float]:
-    """Return `sample/model_version/...`, `sample/staleness/...` (training steps behind), and the tasks and rollouts."""
+    """Return `sample/model_version/...`, `sample/staleness/...` (training steps behind), and the tasks and rollouts.
+
+    Training step s changes the weights of version s - 1, so that staleness is s - 1 - version. The published
+    `sample/model_version_drift/...` is s - version, one more.
+    """
     if not exps:
         return {}
     metrics = {"sample/task_count": float(len({exp.eid.tid for exp in exps}))}

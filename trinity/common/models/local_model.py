@@ -19,6 +19,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from trinity.common.errors import EngineError
 from trinity.common.experience import Experience
 from trinity.common.models.chat_template import decode_tokens, encode_text, render_chat
+from trinity.common.models.gauge import RequestGauge
 from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.masking import masked_conversation
 from trinity.common.models.torch_engine.request import Sample
@@ -35,6 +36,7 @@ class LocalModel(ABC):
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
+        self.gauge = RequestGauge()
         self._numbers = itertools.count()
         self._has_warned = False
 
@@ -104,7 +106,8 @@ class LocalModel(ABC):
             self._warn_truncated(len(tokens), limit)
             return [self._truncated(tokens[: limit + 1]) for _ in range(params.n)]
         allowed, ids, keys = self._resolve(tokens, params)
-        samples = await self._sample(tokens, allowed, keys=keys, ids=ids)
+        with self.gauge.request(params.n):
+            samples = await self._sample(tokens, allowed, keys=keys, ids=ids)
         prompt_text = decode_tokens(tokenizer, tokens)
         return [self._experience(tokens, sample, prompt_text=prompt_text) for sample in samples]
 

@@ -33,10 +33,9 @@ from trinity.common.models.vllm_settings import (
     TORCH_INSTEAD,
     VLLMSettings,
     engine_arguments,
-    process_environment,
 )
 from trinity.common.models.vllm_start import async_llm, check_installed, difference, refusal, trial_of
-from trinity.common.models.vllm_state import Counts, Started, environment, running_task, start_lock
+from trinity.common.models.vllm_state import Counts, Started, running_task
 from trinity.common.models.vllm_watch import watch_over
 from trinity.common.models.vllm_weights import read_facts, written_weights
 from trinity.common.models.vocabulary import drawable
@@ -130,9 +129,10 @@ class VLLMEngine(LocalModel):
         )
         slots = asyncio.Semaphore(settings.max_num_seqs)
         loop = asyncio.get_running_loop()
-        with start_lock, environment(process_environment(is_cpu)):
-            started = Started(async_llm(arguments), loop, tokenizer, facts, dtype, dtype, stop_ids, slots)
+        llm, scratch = async_llm(arguments, is_cpu=is_cpu)
+        started = Started(llm, scratch, loop, tokenizer, facts, dtype, dtype, stop_ids, slots)
         self.workers = await started.llm.collective_rpc("trinity_start", args=(os.getpid(), self._temperature))
+        started.own(self.workers)
         if any(worker["loaded"] != [str(dtype)] for worker in self.workers):
             started.wire_dtype = torch.float32  # a part of the model is held wider than the rest
         get_logger("explorer").info(
@@ -357,6 +357,7 @@ class VLLMEngine(LocalModel):
             for name, progress in started.active.items():
                 progress.change(max((answer.get(name, 0) for answer in answers), default=0), version)
             self._version = version
+            self.gauge.note_weights()
             await started.llm.resume_generation()
         except BaseException as error:
             self._fail(f"weights of version {version} could not be loaded: {error!r}", code="E5661", cause=error)
@@ -390,6 +391,9 @@ class VLLMEngine(LocalModel):
         started.loop.call_soon_threadsafe(started.loop.stop)
 
     async def stats(self) -> dict[str, float]:
-        """Return totals since the start: tokens, samples, seconds at work, tokens per second, slots."""
-        started = self._ready()
-        return self._counts.table(is_busy=not started.idle.is_set(), num_slots=self.settings.max_num_seqs)
+        """Return totals since the start (tokens, samples, seconds at work), tokens per second, slots, and how it
+        answers now (`RequestGauge.table`).
+        """
+        started, num_slots = self._ready(), self.settings.max_num_seqs
+        totals = self._counts.table(is_busy=not started.idle.is_set(), num_slots=num_slots)
+        return totals | self.gauge.table(version=self._version, num_slots=num_slots)

@@ -27,6 +27,9 @@ from trinity.utils.log import get_logger
 OWN_ARGS = "trinity"
 """Name of this project's part of vLLM's `additional_config` and of a request's `extra_args`."""
 
+SHARED_NAMES = "shared_names"
+"""Name of the part of `additional_config` that tells vLLM's processes how their names in shared memory begin."""
+
 MIN_VERSION, END_VERSION = (0, 32), (0, 34)
 TORCH_INSTEAD = "--set explorer.rollout_model.engine_type=torch"
 
@@ -141,8 +144,10 @@ def check_device(is_cpu_build: bool, *, has_cuda: bool) -> None:
         )
 
 
-def process_environment(is_cpu: bool) -> dict[str, str]:
+def process_environment(is_cpu: bool, folder: str = "") -> dict[str, str]:
     """Return the environment variables of vLLM's processes; those that the user has set are left as they are.
+
+    Their sockets and temporary files are in `folder`.
 
     A thread of OpenMP that waits spins, so that two beside a busy process are slower than one; the first request
     with log-probabilities would wait for a compiler; binding to cores would share them with the trainer.
@@ -160,7 +165,8 @@ def process_environment(is_cpu: bool) -> dict[str, str]:
             "OMP_NUM_THREADS": "1",
             "TORCHDYNAMO_DISABLE": "1",
         }
-    return {name: os.environ.get(name, value) for name, value in wanted.items()}
+    places = {"VLLM_RPC_BASE_PATH": folder, "TMPDIR": folder} if folder else {}
+    return {name: os.environ.get(name, value) for name, value in wanted.items()} | places
 
 
 def engine_arguments(

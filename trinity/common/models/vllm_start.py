@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from typing import Any
 
 import torch
 
 from trinity.common.errors import ConfigError, EnvironmentProblem
-from trinity.common.models.vllm_settings import TORCH_INSTEAD, check_device, check_version, process_environment
+from trinity.common.models.vllm_settings import (
+    SHARED_NAMES,
+    TORCH_INSTEAD,
+    check_device,
+    check_version,
+    process_environment,
+)
 from trinity.common.models.vllm_state import environment, start_lock
 from trinity.common.models.vllm_weights import ModelFacts
+from trinity.runtime.scratch import Scratch
 
 _FLOAT32_DIFFERENCE, _OTHER_DIFFERENCE = 1e-4, 0.1  # in nats: sums of one batch may differ in their order
 
@@ -34,11 +42,12 @@ def check_installed() -> None:
     check_device(bool(current_platform.is_cpu()), has_cuda=torch.cuda.is_available())
 
 
-def async_llm(arguments: dict[str, Any]) -> Any:
-    """Return a started AsyncLLM.
+def async_llm(arguments: dict[str, Any], *, is_cpu: bool) -> tuple[Any, Scratch]:
+    """Return a started AsyncLLM and the folder of what its processes leave on the machine.
 
     Raises:
         ConfigError: an argument that vLLM does not know (E1612).
+        EnvironmentProblem: there is no room for the folder (E3605).
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -49,7 +58,16 @@ def async_llm(arguments: dict[str, Any]) -> Any:
             f"explorer.rollout_model.extra_engine_args: this version of vLLM has no argument {unknown[0]!r}",
             code="E1612",
         )
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    scratch = Scratch(os.environ.get("VLLM_RPC_BASE_PATH", ""))
+    carried = arguments["additional_config"] | {SHARED_NAMES: scratch.names}
+    variables = process_environment(is_cpu, str(scratch.path))
+    try:
+        with start_lock, environment(variables), scratch.names.given():
+            made = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments | {"additional_config": carried}))
+    except BaseException:
+        scratch.remove()
+        raise
+    return made, scratch
 
 
 def trial_of(facts: ModelFacts, dtype: torch.dtype) -> tuple[str, list[str], list[str], str]:

@@ -7,16 +7,21 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from trinity.common.models.vllm_requests import Progress
 from trinity.common.models.vllm_weights import ModelFacts
+from trinity.runtime.scratch import Scratch
+
+_GONE_S = 5.0  # what is told to end has as long
+_POLL_S = 0.01
 
 start_lock = threading.Lock()
 """Held while environment variables, which belong to the whole process, are those of vLLM's processes."""
@@ -51,6 +56,7 @@ class Started:
 
     Attributes:
         llm: vLLM's engine.
+        scratch: what its processes leave on the machine is there.
         loop: runs in a thread of its own.
         tokenizer: of the model.
         facts: names, shapes and sizes of the model.
@@ -63,10 +69,12 @@ class Started:
         update_lock: one update at a time.
         active: the requests under way by name.
         tasks: that wait for them, or update the weights.
+        processes: vLLM's that compute.
         watch: over vLLM's processes; None before it serves.
     """
 
     llm: Any
+    scratch: Scratch
     loop: asyncio.AbstractEventLoop
     tokenizer: PreTrainedTokenizerBase
     facts: ModelFacts
@@ -79,11 +87,20 @@ class Started:
     update_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     active: dict[str, Progress] = field(default_factory=dict)
     tasks: set[asyncio.Task] = field(default_factory=set)
+    processes: list[psutil.Process] = field(default_factory=list)
     watch: asyncio.Task | None = None
 
     def __post_init__(self) -> None:
         self.gate.set()
         self.idle.set()
+
+    def own(self, workers: Iterable[Mapping[str, Any]]) -> None:
+        """Note the processes of `workers`, and that what they share in memory ends with the engine."""
+        for worker in workers:
+            with suppress(psutil.NoSuchProcess):
+                self.processes.append(psutil.Process(worker["pid"]))
+            if worker["shared"]:
+                self.scratch.claim(worker["shared"])
 
     def begin(self, name: str, progress: Progress, counts: Counts) -> None:
         """Note that the running task asks for a sample."""
@@ -112,17 +129,28 @@ class Started:
         llm, self.llm = self.llm, None
         if self.watch is not None:
             self.loop.call_soon_threadsafe(self.watch.cancel)
-        if llm.output_handler is not None:
-            # It would take the end of the processes for a failure.
-            self.loop.call_soon_threadsafe(llm.output_handler.cancel)
+        if (handler := llm.output_handler) is not None:
+            # It would take the end of the processes for a failure; until it has ended it keeps the engine.
+            self.loop.call_soon_threadsafe(handler.cancel)
+            end = time.monotonic() + _GONE_S
+            while not handler.done() and time.monotonic() < end:
+                time.sleep(_POLL_S)
+            del handler
         llm.shutdown(grace_s)
+        llm.shutdown = _is_ended  # its finalizer calls it again, perhaps when the interpreter has dropped its modules
         del llm
         gc.collect()  # vLLM's objects refer to each other, and would end a second time when the interpreter does
+        psutil.wait_procs(self.processes, timeout=_GONE_S)
+        self.scratch.remove()
 
     def cancel_others(self) -> None:
         """Cancel what is under way, but the running task."""
         for task in self.tasks - {asyncio.current_task()}:
             task.cancel()
+
+
+def _is_ended() -> None:
+    """Do nothing: the engine is ended already."""
 
 
 def running_task() -> asyncio.Task:

@@ -199,7 +199,8 @@ class WorkerCalls:
         dtypes = {str(parameter.dtype) for parameter in model.parameters() if parameter.is_floating_point()}
         return {"pid": os.getpid(), "starter": os.getppid(), "num_threads": torch.get_num_threads(),
                 "dtypes": sorted(dtypes), "loaded": loaded_dtypes(model),
-                "dynamo": os.environ.get("TORCHDYNAMO_DISABLE", "")}  # fmt: skip
+                "dynamo": os.environ.get("TORCHDYNAMO_DISABLE", ""),
+                "shared": os.environ.get("VLLM_DIST_IDENT", "")}  # fmt: skip
 
     def trinity_answer(self) -> int:
         """Return the process, as a sign of life between two steps."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ from tests.e2e.short_run import ROOT
 from tests.tiny import tiny_model
 from trinity.common.errors import EnvironmentProblem
 from trinity.common.models.vllm_engine import VLLMEngine
+from trinity.runtime.scratch import JOB_ENV_VAR, sweep
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +79,7 @@ def owner(tied: tuple[Path, PreTrainedModel], tmp_path: Path) -> Iterator[subpro
     program.write_text(OWNER)
     process = subprocess.Popen(
         [sys.executable, str(program), str(tied[0])],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", JOB_ENV_VAR: str(tmp_path)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -87,6 +90,15 @@ def owner(tied: tuple[Path, PreTrainedModel], tmp_path: Path) -> Iterator[subpro
     process.communicate(timeout=10)
 
 
+def scratch_of(job: Path) -> Path:
+    """Return the folder that a process of a job has for what it leaves on the machine."""
+    for lock in itertools.chain(*(Path(base).glob("trinity-*/lock") for base in (tempfile.gettempdir(), "/tmp"))):
+        with contextlib.suppress(FileNotFoundError):  # of others, who end meanwhile
+            if str(job) in lock.read_text():
+                return lock.parent
+    raise AssertionError(f"no folder of {job}")
+
+
 def told(process: subprocess.Popen[str]) -> list[Any]:
     """Return the next list that the owner tells."""
     assert process.stdout is not None
@@ -94,7 +106,7 @@ def told(process: subprocess.Popen[str]) -> list[Any]:
 
 
 def test_a_process_that_stops_in_an_update_makes_the_engine_unusable_and_ends_with_its_owner(
-    owner: subprocess.Popen[str],
+    owner: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     (worker,) = told(owner)
     assert worker in [child.pid for child in psutil.Process(owner.pid).children(recursive=True)]
@@ -108,12 +120,18 @@ def test_a_process_that_stops_in_an_update_makes_the_engine_unusable_and_ends_wi
     for error in later:
         assert error.startswith("[E5661] weights of version 1 could not be loaded") and "started again" in error
     assert version == 0
+    scratch = scratch_of(tmp_path)
+    sweep()
+    assert any(file.is_socket() for file in scratch.iterdir()), "its owner lives"
     owner.kill()
     try:
         wait_until_gone(worker)  # it is stopped and hears of nothing
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker, signal.SIGKILL)
+    owner.wait(timeout=10)
+    sweep()
+    assert not scratch.exists()
 
 
 def test_heads_without_a_kernel_end_the_start_with_what_to_write_instead(tmp_path: Path) -> None:

@@ -27,7 +27,20 @@ def split(request: pytest.FixtureRequest, tied: tuple[Path, PreTrainedModel]) ->
     made = VLLMEngine(settings(tied[0], engine_args={request.param: 2}))
     asyncio.run(made.prepare())
     yield made
+    assert made._started is not None
+    folder, prefix, owned = made._started.scratch.path, made._started.scratch.names.prefix, shared_by(made)
+    assert any(file.name.endswith("-cpushm_0") for file in owned), "through which the workers add up"
+    assert any(file.name.startswith(prefix) for file in owned), "their queues"
+    assert any(file.is_socket() for file in folder.iterdir())
     asyncio.run(made.shutdown())
+    assert not folder.exists() and not [file for file in owned if file.exists()]
+
+
+def shared_by(made: VLLMEngine) -> list[Path]:
+    """Return what the workers of an engine have mapped of shared memory."""
+    maps = [Path(f"/proc/{worker['pid']}/maps").read_text().splitlines() for worker in made.workers]
+    names = {line.split(maxsplit=5)[-1] for lines in maps for line in lines}
+    return [Path(name) for name in names if name.startswith("/dev/shm/") and "(deleted)" not in name]
 
 
 async def sampled(made: VLLMEngine, seed: int) -> list[Experience]:

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import itertools
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trinity.common.errors import EngineError, EnginesLostError, SyncError
+from trinity.common.models.gauge import NOW
 from trinity.common.models.model import InferenceModel
 from trinity.common.models.routing.slot import EngineSlot, EngineSource, is_engine_failure
 from trinity.utils.deadline import bounded, telling
@@ -25,6 +27,8 @@ PREPARE_TIMEOUT_S = 1800.0
 END_TIMEOUT_S = 60.0
 RESTART_FIRST_WAIT_S = 1.0
 RESTART_MAX_WAIT_S = 60.0
+OF_LIVING = frozenset({"tokens_per_second", "num_slots", *NOW})
+"""What an engine reports of itself that is no total: it ends with the engine."""
 _DRAIN_POLL_S = 0.05
 
 Give = Callable[[InferenceModel], Awaitable[None]]
@@ -71,6 +75,7 @@ class EngineFleet:
         self.slots: dict[int, EngineSlot] = {}
         self.version = 0
         self.restart_count = 0
+        self.restarts: Counter[int] = Counter()
         self.past: dict[str, float] = {}
         self._source = source
         self._on_start = on_start
@@ -239,7 +244,8 @@ class EngineFleet:
         del self.slots[slot.index]
         slot.give_up(error)
         for name, value in slot.stats.items():
-            self.past[name] = self.past.get(name, 0.0) + value
+            if name not in OF_LIVING:
+                self.past[name] = self.past.get(name, 0.0) + value
         self._tell()
 
     async def _replace(self, lost: EngineSlot) -> None:
@@ -257,6 +263,7 @@ class EngineFleet:
         wait_s = RESTART_FIRST_WAIT_S
         while index in self.members:
             self.restart_count += index not in self.slots
+            self.restarts[index] += index not in self.slots
             try:
                 await self._start(index)
             # Whatever keeps an engine from starting may pass: it is tried again until no engine is left for too long.

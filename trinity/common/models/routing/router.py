@@ -16,6 +16,7 @@ from torch import Tensor
 from trinity.common.constants import SyncMethod
 from trinity.common.errors import EngineError, TrinityError
 from trinity.common.experience import Experience
+from trinity.common.models.gauge import NOW
 from trinity.common.models.model import InferenceModel, Messages
 from trinity.common.models.routing.choice import PrefixTable, choose_engine, fixed_engine, group_of
 from trinity.common.models.routing.fleet import EngineFleet, FleetSettings
@@ -29,6 +30,7 @@ from trinity.utils.deadline import bounded
 R = TypeVar("R")
 
 MAX_SHOWN_ENGINES = 16
+_SHOWN = ("tokens_per_second", *NOW)
 _Ask = Callable[[InferenceModel], Coroutine[Any, Any, R]]
 
 
@@ -319,7 +321,9 @@ class EngineRouter:
 
     # ------------------------------------------------------------------- counts
     async def stats(self) -> dict[str, float]:
-        """Return totals of all engines, lost ones among them, and load and requests of each of the first 16."""
+        """Return totals of all engines, lost ones among them, tokens per second and slots of those that live, and how
+        each of the first 16 answers (`RequestGauge.table`), with its load, answered requests and restarts.
+        """
         return await self._here(self._stats())
 
     async def _stats(self) -> dict[str, float]:
@@ -329,7 +333,8 @@ class EngineRouter:
         totals = dict(fleet.past)
         for slot in slots:
             for name, value in slot.stats.items():
-                totals[name] = totals.get(name, 0.0) + value
+                if name not in NOW:
+                    totals[name] = totals.get(name, 0.0) + value
         totals |= {
             "engines": float(len(fleet.members)),
             "engines_serving": float(len(fleet.serving())),
@@ -339,4 +344,7 @@ class EngineRouter:
         for slot in slots[:MAX_SHOWN_ENGINES]:
             totals[f"{slot.index}/load"] = slot.load
             totals[f"{slot.index}/answered_requests"] = float(slot.answered)
+            totals |= {f"{slot.index}/{name}": slot.stats[name] for name in _SHOWN if name in slot.stats}
+        for index in fleet.members[:MAX_SHOWN_ENGINES]:
+            totals[f"{index}/restarts"] = float(fleet.restarts[index])
         return totals

@@ -159,6 +159,7 @@ class TorchEngine(LocalModel):
                 decoder.targets(), weights, optional=decoder.optional_names(), source=f"weights of version {version}"
             )
             loop.model_version = version
+            self.gauge.note_weights()
             if self.settings.updates_in_flight:
                 loop.batch.go_on_with(version)
 
@@ -188,7 +189,9 @@ class TorchEngine(LocalModel):
             await asyncio.to_thread(self._loaded[1].stop)
 
     async def stats(self) -> dict[str, float]:
-        """Return totals since the start: tokens, samples, prefills, seconds at work, tokens per second, slots."""
+        """Return totals since the start (tokens, samples, prefills, seconds at work), tokens per second, slots, and
+        how it answers now (`RequestGauge.table`).
+        """
         _, loop, _ = self._ready()
         counts = loop.batch.counts
         return {
@@ -200,7 +203,7 @@ class TorchEngine(LocalModel):
             "busy_s": counts.busy_s,
             "tokens_per_second": counts.generated_tokens / counts.busy_s if counts.busy_s else 0.0,
             "num_slots": float(loop.batch.num_slots),
-        }
+        } | self.gauge.table(version=loop.model_version, num_slots=loop.batch.num_slots)
 
     async def _score(self, tokens: list[int], temperature: float) -> Float[Tensor, "N"]:
         """Return the logprob of each token but the first, float32."""
