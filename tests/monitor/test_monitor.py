@@ -191,6 +191,7 @@ def test_a_failing_backend_is_counted_and_told_once(tmp_path: Path, caught: list
     monitor = make(tmp_path, "failing")
     for step in range(3):
         monitor.log({"x": 1.0}, step)
+    monitor.close()
     assert monitor.num_failures == 3
     assert len(caught) == 1
     assert "ConnectionError: the server is away" in caught[0]
@@ -213,10 +214,12 @@ def test_a_published_plugin_runs_unchanged(tmp_path: Path) -> None:
     assert PUBLISHED_MONITOR is MONITOR
     monitor = make(tmp_path, "old_style", monitor_args={"colour": "red"})
     monitor.log({"x": 1.0}, 4)
-    assert OldStyleMonitor.last == {"who": "p/n/n/trainer", "colour": "red", "step": 4, "commit": True, "x": 1.0}
-    monitor.log_table("t", [{"a": 1}], 5)
-    assert OldStyleMonitor.last == {"table": "t", "rows": [{"a": 1}]}
     monitor.close()
+    assert OldStyleMonitor.last == {"who": "p/n/n/trainer", "colour": "red", "step": 4, "commit": True, "x": 1.0}
+    monitor = make(tmp_path, "old_style", monitor_args={"colour": "red"})
+    monitor.log_table("t", [{"a": 1}], 5)
+    monitor.close()
+    assert OldStyleMonitor.last == {"table": "t", "rows": [{"a": 1}]}
 
 
 def test_a_listener_hears_every_call(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trinity.common.config.showing import plain_values
 from trinity.monitor.monitor import Monitor
 from trinity.synchronizer.folder import FolderSynchronizer, TrainerNews
 from trinity.synchronizer.schedule import schedule_of
@@ -92,6 +93,7 @@ def open_monitor(config: Config, actor: str, listener: MetricsListener | None) -
         actor=actor,
         monitor_type=config.monitor.monitor_type,
         monitor_args=config.monitor.monitor_args,
+        hyperparameters=plain_values(config),
         listener=listener,
     )
 
