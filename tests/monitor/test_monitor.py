@@ -19,6 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from trinity.common.errors import ConfigError, EnvironmentProblem, WorkflowError
 from trinity.monitor import MONITOR, Monitor, MonitorBackend, read_metrics
 from trinity.monitor.backend import BackendConfig
+from trinity.utils.log import log_to_console, logged_to_file
 from trinity.utils.monitor import MONITOR as PUBLISHED_MONITOR
 from trinity.utils.monitor import Monitor as PublishedBase
 
@@ -62,7 +63,7 @@ def caught() -> Iterator[list[str]]:
         def emit(self, record: logging.LogRecord) -> None:
             messages.append(record.getMessage())
 
-    handler, logger = Handler(), logging.getLogger("trinity")
+    handler, logger = Handler(logging.WARNING), logging.getLogger("trinity")
     logger.addHandler(handler)
     yield messages
     logger.removeHandler(handler)
@@ -255,3 +256,20 @@ def test_arguments_of_another_monitor_are_reported(tmp_path: Path, caught: list[
 def test_default_arguments_are_those_of_the_table_of_contents() -> None:
     for name in ("tensorboard", "wandb", "mlflow"):
         assert MONITOR.get(name).default_args() == MONITOR.contents[name].args
+
+
+def test_the_log_file_has_a_line_for_each_step_and_the_console_has_not(tmp_path: Path) -> None:
+    printed: list[str] = []
+    log_to_console(write=printed.append)
+    try:
+        with logged_to_file("trainer", tmp_path / "trainer.log"):
+            monitor = make(tmp_path)
+            monitor.log({"actor/loss": 0.5, "rollout/reward/mean": 0.25, "perf/other": 3.0}, 7)
+            monitor.log({"perf/other": 3.0}, 8)
+    finally:
+        for handler in [h for h in logging.getLogger("trinity").handlers if h.get_name() == "console"]:
+            logging.getLogger("trinity").removeHandler(handler)
+        logging.getLogger("trinity").propagate = True
+    lines = (tmp_path / "trainer.log").read_text().splitlines()
+    assert [line.split("monitor: ")[1].strip() for line in lines] == ["step 7  loss 0.5000  reward 0.250", "step 8"]
+    assert printed == []

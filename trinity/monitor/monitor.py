@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from trinity.common.errors import EnvironmentProblem, WorkflowError
+from trinity.monitor import headline
 from trinity.monitor.backend import BackendConfig, MonitorBackend, MonitorSettings
 from trinity.monitor.background import BackgroundBackend
 from trinity.monitor.jsonl import JsonLines
 from trinity.monitor.registry import MONITOR
-from trinity.utils.log import get_logger
+from trinity.utils.log import FILE_ONLY, get_logger
 
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
@@ -118,6 +119,8 @@ class Monitor:
         line.update({key: value if math.isfinite(value) else None for key, value in values.items()})
         self._guarded(METRICS_FILE, lambda: self._metrics.append([line]))
         self._call("the monitor", lambda backend: backend.log(dict(values), step, commit=True))
+        # For the file of the log: the console has a display of its own.
+        self._logger.info("step %d  %s", step, headline.text(values), extra={FILE_ONLY: True})
         listener = self._listener
         if listener is not None:
             self._guarded("the progress display", lambda: listener(self.actor, step, values))
