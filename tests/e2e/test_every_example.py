@@ -47,7 +47,7 @@ def by_script(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*.yaml") if f"start {path.stem} " in texts]
 
 
-def environment(tmp_path: Path, **values: str) -> dict[str, str]:
+def environment(tmp_path: Path, *, num_rows: int, **values: str) -> dict[str, str]:
     """Return the variables that name a tiny model and its sums; those that were set before are not passed on."""
     model = tmp_path / "model"
     write_model(model, seed=1)
@@ -55,8 +55,8 @@ def environment(tmp_path: Path, **values: str) -> dict[str, str]:
         path = model / name
         path.write_text(json.dumps(json.loads(path.read_text()) | {key: 2048}))
     rows = train_rows(1)
-    write_jsonl(tmp_path / "first.jsonl", rows[:144])
-    write_jsonl(tmp_path / "second.jsonl", rows[144:192])
+    write_jsonl(tmp_path / "first.jsonl", rows[:num_rows])
+    write_jsonl(tmp_path / "second.jsonl", rows[num_rows : num_rows + 48])
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("TRINITY_", "RAY_ADDRESS"))}
     ours = {
         "TRINITY_MODEL_PATH": str(model),
@@ -97,7 +97,7 @@ def test_a_script_runs_with_a_model_and_data_of_ones_own(script: Path, tmp_path:
     wrapper = tmp_path / "trinity"
     wrapper.write_text(f'#!/bin/sh\necho "$@" >>{log}\nexec {sys.executable} -m trinity "$@"\n')
     wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
-    env = environment(tmp_path, TRINITY=str(wrapper))
+    env = environment(tmp_path, num_rows=144, TRINITY=str(wrapper))
     run(["bash", str(script), str(tmp_path / "work")], cwd=tmp_path, env=env)
     commands = log.read_text().splitlines()
     started = {path for path in script.parent.rglob("*.yaml") if any(f"--config {path} " in line for line in commands)}
@@ -123,11 +123,12 @@ def test_a_configuration_runs(path: Path, tmp_path: Path) -> None:
     if gpus:
         pytest.importorskip("ray")
     with own_cluster(num_gpus=gpus) if gpus else nullcontext() as joined:
-        env = environment(tmp_path, **({"RAY_ADDRESS": joined.address} if joined else {}))
+        address = {"RAY_ADDRESS": joined.address} if joined else {}
+        env = environment(tmp_path, num_rows=96, **address)
         run([sys.executable, "-m", "trinity", "run", "--config", str(path)], cwd=cwd, env=env)
     job = tmp_path / "out" / tree["project"] / tree["name"]
     steps = steps_of(job)
-    expected = tree.get("trainer", {}).get("total_steps") or 144 // tree["buffer"]["batch_size"]
+    expected = tree.get("trainer", {}).get("total_steps") or -(-96 // tree["buffer"]["batch_size"])
     assert steps["trainer"] == expected
     assert (job / f"global_step_{expected}").is_dir()
 
