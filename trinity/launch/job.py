@@ -24,6 +24,7 @@ SAFE_CHANGES = (
     "checkpoint_root_dir",
     "continue_from_checkpoint",
     "ignore_validator_suggestions",
+    "plugin_dirs",
     "cluster",
     "log",
     "monitor",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity.catalogue import builtin_catalogue
-from trinity.common.config import Config, Plan, StagePlan, dump_config, load_plan
+from trinity.common.config import Config, Plan, StagePlan, dump_config, load_plan, plugin_dirs_of
 from trinity.common.constants import BENCH, Mode
 from trinity.common.errors import CheckpointError, ConfigError, ExitCode, TrinityError
 from trinity.common.models.hub import fetched_model
@@ -91,6 +91,7 @@ def plan_run(path: Path, options: RunOptions) -> Plan:
 
 
 def _planned(path: Path, options: RunOptions) -> Plan:
+    options.plugin_dirs = tuple(dict.fromkeys([*options.plugin_dirs, *plugin_dirs_of(path, options.overrides)]))
     catalogue = builtin_catalogue(options.plugin_dirs)
     plan = load_plan(path, options.overrides, catalogue=catalogue)
     first = plan.stages[0].config

@@ -96,7 +96,7 @@ class Registry:
         hint = f"did you mean {near[0]!r}? " if near else ""
         return (
             f"unknown {self.name} {name!r}; {hint}known: {', '.join(sorted(self.contents))}; "
-            "a name of your own needs --plugin-dir with the folder of the file that registers it"
+            "a name of your own needs --plugin-dir (or `plugin_dirs`) with the folder of the file that registers it"
         )
 
     @property

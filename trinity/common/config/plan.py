@@ -114,6 +114,20 @@ def examine(
     return Plan(Path(path), stages, [p for p in problems if not p.is_error]), problems
 
 
+def plugin_dirs_of(path: str | Path, overrides: Sequence[str] = (), *, cwd: Path | None = None) -> tuple[Path, ...]:
+    """Return the folders that `plugin_dirs` of a file names; they must be known before its other keys are checked.
+
+    What is wrong with the file or with this key is for `examine` to say.
+    """
+    try:
+        tree, _ = apply_overrides(read_file(Path(path)), overrides)
+    except ConfigErrors:
+        return ()
+    written = tree.values.get("plugin_dirs")
+    names = [_leaf_alone(tree, ("plugin_dirs", i)) for i in range(len(written) if isinstance(written, list) else 0)]
+    return tuple((cwd or Path.cwd()) / Path(name).expanduser() for name in names if isinstance(name, str) and name)
+
+
 def load_config(
     path: str | Path, overrides: Sequence[str] = (), *, catalogue: Catalogue | None = None, cwd: Path | None = None
 ) -> Config:
