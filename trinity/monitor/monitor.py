@@ -120,7 +120,8 @@ class Monitor:
         self._guarded(METRICS_FILE, lambda: self._metrics.append([line]))
         self._call("the monitor", lambda backend: backend.log(dict(values), step, commit=True))
         # For the file of the log: the console has a display of its own.
-        self._logger.info("step %d  %s", step, headline.text(values), extra={FILE_ONLY: True})
+        figures = f"step {step}  {headline.text(values)}".rstrip()
+        self._logger.info("%s", figures, extra={FILE_ONLY: True})
         listener = self._listener
         if listener is not None:
             self._guarded("the progress display", lambda: listener(self.actor, step, values))
