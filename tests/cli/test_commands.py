@@ -90,6 +90,14 @@ def test_run_takes_both_spellings_of_the_plugin_folder(
     # The name of the plugin is known; what stops the run is the model, which is not there.
     assert "E1701" not in result.output and "E3101" in result.output
     assert result.exit_code == ExitCode.ENVIRONMENT
+    (tmp_path / "run.yaml").write_text(
+        MINIMAL.replace("math_workflow", "own_workflow") + "plugin_dirs: ['${oc.env:MINE,mine}']\n"
+    )
+    for command in ("run", "validate"):
+        result = invoke(command, "--config", "run.yaml")
+        assert "E1701" not in result.output and "E3101" in result.output, result.output
+    result = invoke("run", "--config", "run.yaml", "--set", "plugin_dirs=[nowhere]")
+    assert "E3901" in result.output and "nowhere" in result.output
     missing = invoke("run", "--config", "run.yaml", flag, "nowhere")
     assert "E3901" in missing.output and missing.exit_code == ExitCode.ENVIRONMENT
     assert "resume with" not in missing.output, "nothing was started"

@@ -35,7 +35,8 @@ def test_plain_lines_come_at_most_once_an_interval() -> None:
     assert lines[0] == "[sft_warmup] step 1/100  loss 1.0000  ETA 1:39"
     # One step a second: after 6 steps, 94 remain.
     assert lines[1] == "[sft_warmup] step 6/100  loss 0.1667  ETA 1:34"
-    assert len(lines) == 4
+    assert len(lines) == 5
+    assert lines[-1].startswith("[sft_warmup] step 20/100"), "where it ended"
 
 
 def test_an_evaluation_and_the_last_step_are_always_shown() -> None:
@@ -67,6 +68,24 @@ def test_the_remaining_time_of_a_resumed_stage_counts_its_own_steps_only() -> No
     clock.now += 2.0
     progress.on_metrics("trainer", 91, {})
     assert text.getvalue().splitlines() == ["[rft] step 91/100    ETA 0:18"]
+
+
+def test_the_last_step_is_shown_at_the_end_where_no_total_was_known() -> None:
+    progress, text, _ = plain(interval_s=1e9)
+    with progress:
+        progress.start("grpo", totals={"trainer": None, "explorer": None})
+        for step in (1, 2, 3):
+            progress.on_metrics("trainer", step, {"actor/loss": 0.5})
+    assert text.getvalue().splitlines() == ["[grpo] step 1  loss 0.5000", "[grpo] step 3  loss 0.5000"]
+
+
+def test_a_total_that_is_known_once_the_data_are_gives_a_remaining_time() -> None:
+    progress, text, clock = plain(interval_s=0.0)
+    progress.start("sft", totals={"trainer": None})
+    progress.on_metrics("trainer", 0, {"total_steps": 30})
+    clock.now += 2.0
+    progress.on_metrics("trainer", 1, {"actor/loss": 0.5})
+    assert text.getvalue().splitlines() == ["[sft] step 1/30  loss 0.5000  ETA 0:58"]
 
 
 def test_a_bar_moves_on_a_terminal() -> None:

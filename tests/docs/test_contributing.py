@@ -26,7 +26,8 @@ def test_the_monitor_plugin_of_the_page_works(tmp_path: Path, caplog: pytest.Log
         with caplog.at_level(logging.INFO):
             monitor = Monitor(tmp_path, project="p", name="n", actor="trainer", monitor_type="standard_log")
             monitor.log({"x": 1.0}, 3)
+            monitor.close()
     finally:
         MONITOR.contents.pop("standard_log")
         MONITOR._classes.pop("standard_log")
-    assert [record.getMessage() for record in caplog.records] == ["trainer 3 {'x': 1.0}"]
+    assert [record.getMessage() for record in caplog.records if record.name == "n"] == ["trainer 3 {'x': 1.0}"]

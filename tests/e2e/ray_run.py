@@ -20,12 +20,13 @@ SIDES = ("explorer", "trainer", "synchronizer", "explorer_rollout_model_0")
 
 
 @contextmanager
-def own_cluster(num_cpus: int = 2) -> Iterator[Any]:
-    """Yield a cluster of one machine without GPUs."""
+def own_cluster(num_cpus: int = 2, *, num_gpus: int = 0) -> Iterator[Any]:
+    """Yield a cluster of one machine, which says that it has `num_gpus` GPUs."""
     from ray.cluster_utils import Cluster
 
     os.environ.setdefault("RAY_worker_niceness", "0")
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": num_cpus, "include_dashboard": False})
+    head = {"num_cpus": num_cpus, "num_gpus": num_gpus, "include_dashboard": False}
+    made = Cluster(initialize_head=True, head_node_args=head)
     try:
         yield made
     finally:

@@ -9,6 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.e2e.parts import Parts
+from trinity.cli.run import outcome_lines
 from trinity.common.constants import TRAINER
 from trinity.common.errors import AlreadyRunningError, CheckpointError, ConfigError, ExitCode
 from trinity.common.weights import fingerprint
@@ -65,14 +66,21 @@ def test_an_explorer_evaluates_on_its_own_schedule_and_at_its_end(parts: Parts):
     assert [line["step"] for line in parts.lines("explorer") if "rollout/model_version" in line] == list(range(1, 9))
 
 
-def test_bench_evaluates_every_checkpoint_or_the_latest(parts: Parts):
+def test_bench_evaluates_every_checkpoint_or_the_latest(parts: Parts, caplog: pytest.LogCaptureFixture):
     explorer = parts.trees["explorer"]
     tree = {key: explorer[key] for key in ("project", "name", "checkpoint_root_dir", "algorithm", "model", "buffer")}
     parts.trees["bench"] = tree | {"mode": "bench", "explorer": {"eval_on_startup": True}}
-    assert parts.run("bench").exit_code == ExitCode.DONE
+    result = parts.run("bench")
+    assert result.exit_code == ExitCode.DONE
     key = "bench/test/reward/mean@1"
     scores = {line["step"]: line[key] for line in parts.lines("bench")}
     assert list(scores) == [0, 2, 4, 6, 8, 10, 12] and len(set(scores.values())) > 1, scores
+    table = outcome_lines(result)
+    names = ["initial model", *(f"global_step_{step}" for step in list(scores)[1:])]
+    assert [line.split("  ")[0] for line in table if " reward " in line] == names
+    assert f"{scores[12]:.4f}" in next(
+        line for line in table if line.startswith("global_step_12") and " reward " in line
+    )
     apart = ("explorer.rollout_model.engine_num=2", "explorer.runner_isolation=process")
     assert parts.run("bench", "explorer.eval_on_startup=false", *apart).exit_code == ExitCode.DONE
     del scores[0]
@@ -82,6 +90,9 @@ def test_bench_evaluates_every_checkpoint_or_the_latest(parts: Parts):
     with pytest.raises(CheckpointError, match="holds no checkpoint") as empty:
         parts.run("bench", "name=nothing", "explorer.eval_on_startup=false")
     assert empty.value.code == "E7042"
+    caplog.set_level("INFO")
+    assert parts.run("bench", "name=nothing").exit_code == ExitCode.DONE
+    assert "nothing holds no checkpoint: the initial model" in caplog.text
 
 
 def test_a_live_name_a_whole_job_and_another_shape_of_run_are_refused(parts: Parts, tmp_path: Path):

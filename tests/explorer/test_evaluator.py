@@ -21,8 +21,10 @@ def test_subset_sizes_are_the_powers_of_two_below_and_the_number_of_runs(num_run
     assert subset_sizes(num_runs) == sizes
 
 
-def test_one_run_has_a_mean_only() -> None:
-    assert eval_metrics({0: [1.0], 1: [0.0], 2: [0.0], 3: [0.0]}, 1) == {"mean@1": 0.25}
+def test_one_run_has_a_mean_and_its_standard_error_over_tasks() -> None:
+    # The deviation of 1, 0, 0, 0 as a sample is 0.5, over the root of 4.
+    assert eval_metrics({0: [1.0], 1: [0.0], 2: [0.0], 3: [0.0]}, 1) == {"mean@1": 0.25, "stderr@1": 0.25}
+    assert eval_metrics({0: [1.0]}, 1) == {"mean@1": 1.0}
 
 
 def test_means_and_population_deviations_are_averaged_over_tasks() -> None:

@@ -30,7 +30,7 @@ def test_every_step_is_served_by_its_version_and_evaluated_when_due(rollouts: Ro
     assert [(line["step"], line.get("eval/model_version")) for line in lines] == [
         (0, 0), (1, None), (2, None), (2, 2), (3, None), (4, None), (4, 4),
     ]  # fmt: skip
-    assert {"mean@2", "std@2", "best@2", "worst@2"} == {
+    assert {"mean@2", "stderr@2", "std@2", "best@2", "worst@2"} == {
         key.rsplit("/", 1)[1] for key in lines[0] if key.startswith("eval/held_out/reward/")
     }
     step = lines[1]

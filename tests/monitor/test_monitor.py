@@ -18,6 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from trinity.common.errors import ConfigError, EnvironmentProblem, WorkflowError
 from trinity.monitor import MONITOR, Monitor, MonitorBackend, read_metrics
 from trinity.monitor.backend import BackendConfig
+from trinity.utils.log import log_to_console, logged_to_file
 from trinity.utils.monitor import MONITOR as PUBLISHED_MONITOR
 from trinity.utils.monitor import Monitor as PublishedBase
 
@@ -176,6 +177,7 @@ def test_a_failing_backend_is_counted_and_told_once(tmp_path: Path, caught: list
     monitor = make(tmp_path, "failing")
     for step in range(3):
         monitor.log({"x": 1.0}, step)
+    monitor.close()
     assert monitor.num_failures == 3
     assert len(caught) == 1
     assert "ConnectionError: the server is away" in caught[0]
@@ -198,10 +200,12 @@ def test_a_published_plugin_runs_unchanged(tmp_path: Path) -> None:
     assert PUBLISHED_MONITOR is MONITOR
     monitor = make(tmp_path, "old_style", monitor_args={"colour": "red"})
     monitor.log({"x": 1.0}, 4)
-    assert OldStyleMonitor.last == {"who": "p/n/n/trainer", "colour": "red", "step": 4, "commit": True, "x": 1.0}
-    monitor.log_table("t", [{"a": 1}], 5)
-    assert OldStyleMonitor.last == {"table": "t", "rows": [{"a": 1}]}
     monitor.close()
+    assert OldStyleMonitor.last == {"who": "p/n/n/trainer", "colour": "red", "step": 4, "commit": True, "x": 1.0}
+    monitor = make(tmp_path, "old_style", monitor_args={"colour": "red"})
+    monitor.log_table("t", [{"a": 1}], 5)
+    monitor.close()
+    assert OldStyleMonitor.last == {"table": "t", "rows": [{"a": 1}]}
 
 
 def test_a_listener_hears_every_call(tmp_path: Path) -> None:
@@ -237,3 +241,20 @@ def test_arguments_of_another_monitor_are_reported(tmp_path: Path, caught: list[
 def test_default_arguments_are_those_of_the_table_of_contents() -> None:
     for name in ("tensorboard", "wandb", "mlflow"):
         assert MONITOR.get(name).default_args() == MONITOR.contents[name].args
+
+
+def test_the_log_file_has_a_line_for_each_step_and_the_console_has_not(tmp_path: Path) -> None:
+    printed: list[str] = []
+    log_to_console(write=printed.append)
+    try:
+        with logged_to_file("trainer", tmp_path / "trainer.log"):
+            monitor = make(tmp_path)
+            monitor.log({"actor/loss": 0.5, "rollout/reward/mean": 0.25, "perf/other": 3.0}, 7)
+            monitor.log({"perf/other": 3.0}, 8)
+    finally:
+        for handler in [h for h in logging.getLogger("trinity").handlers if h.get_name() == "console"]:
+            logging.getLogger("trinity").removeHandler(handler)
+        logging.getLogger("trinity").propagate = True
+    lines = (tmp_path / "trainer.log").read_text().splitlines()
+    assert [line.split("monitor: ")[1].strip() for line in lines] == ["step 7  loss 0.5000  reward 0.250", "step 8"]
+    assert printed == []

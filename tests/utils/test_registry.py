@@ -84,4 +84,7 @@ def test_an_unknown_name_lists_the_known_and_the_nearest() -> None:
         ConfigError, match=r"E1701.*unknown number 'fractoin'; did you mean 'fraction'\? known: decimal"
     ):
         registry.get("fractoin")
-    assert registry.unknown("zzz") == "unknown number 'zzz'; known: decimal, fraction"
+    assert registry.unknown("zzz").startswith(
+        "unknown number 'zzz'; known: decimal, fraction; a name of your own needs"
+    )
+    assert "--plugin-dir" in registry.unknown("zzz")

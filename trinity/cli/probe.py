@@ -8,7 +8,7 @@ from typing import Any
 
 from trinity.catalogue import builtin_catalogue
 from trinity.catalogue import plugin_dirs as all_plugin_dirs
-from trinity.common.config import Plan, Problem, StagePlan
+from trinity.common.config import Plan, Problem, StagePlan, plugin_dirs_of
 from trinity.common.config.draft import path_of
 from trinity.common.config.problems import shown_value, unique
 from trinity.launch.probe import ProbeReport, ProbeRow, probe_stage
@@ -27,6 +27,7 @@ def probe_plan(
     Raises:
         TrinityError: a plugin cannot be imported.
     """
+    plugin_dirs = (*plugin_dirs, *plugin_dirs_of(plan.path, overrides))
     load_plugins(all_plugin_dirs(plugin_dirs))
     catalogue = builtin_catalogue(plugin_dirs)
     reports, problems = [], []

@@ -84,6 +84,7 @@ class Progress:
         self._totals: dict[str, int | None] = {}
         self._figures = _Figures()
         self._started = self._shown = 0.0
+        self._shown_step = 0
         self._first_step: int | None = None
         self._bar: RichProgress | None = None
         self._task: TaskID | None = None
@@ -113,6 +114,7 @@ class Progress:
         with self._lock:
             self._stage, self._totals, self._figures = stage, dict(totals), _Figures()
             self._started, self._shown, self._first_step = self._clock(), float("-inf"), None
+            self._shown_step = 0
             if self.is_live:
                 self._bar = _new_bar(self.console)
                 self._task = self._bar.add_task(stage, total=self._total, figures="")
@@ -121,6 +123,9 @@ class Progress:
     def on_metrics(self, actor: str, step: int, data: Mapping[str, float]) -> None:
         """Take the metrics of one step of one actor; may be called from any thread."""
         with self._lock:
+            if headline.TOTAL_STEPS in data:
+                self._set_total(actor, int(data[headline.TOTAL_STEPS]), step)
+                return
             has_evaluation = self._figures.update(data)
             is_counted = actor == self._counted
             if is_counted:
@@ -133,8 +138,16 @@ class Progress:
         """End the display of the stage; calling it twice is harmless."""
         with self._lock:
             bar, self._bar = self._bar, None
+            if bar is None and self._figures.step > self._shown_step:
+                self._show(is_due=True)
         if bar is not None:
             bar.stop()
+
+    def _set_total(self, actor: str, total: int, step: int) -> None:
+        """Take the number of steps of one actor, which is known once its data are; it is at `step`."""
+        self._totals[actor] = total
+        if actor == self._counted and self._bar is not None and self._task is not None:
+            self._bar.update(self._task, total=total, completed=step)
 
     @property
     def _counted(self) -> str:
@@ -151,7 +164,7 @@ class Progress:
         now = self._clock()
         if self.is_live or not (is_due or now - self._shown >= self._interval_s):
             return
-        self._shown = now
+        self._shown, self._shown_step = now, self._figures.step
         steps = f"{self._figures.step}/{self._total}" if self._total else str(self._figures.step)
         line = f"[{self._stage}] step {steps}  {self._figures.text()}{self._remaining(now)}"
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -87,12 +87,17 @@ def run_config(path: Path, options: RunOptions) -> RunResult:
 
 
 def outcome_lines(result: RunResult) -> list[str]:
-    """Return one line a stage that ran: what it did, how long it took, where its outputs are."""
-    return [
-        f"{'stopped' if stage.stopped else 'done'}: {stage.name or 'run'}, {_progress(stage)}, "
-        f"{stage.seconds:.1f} s, outputs in {stage.job_dir}"
-        for stage in result.stages
-    ]
+    """Return one line a stage that ran: what it did, how long it took, where its outputs are; of mode bench a table."""
+    from trinity.cli.evaluations import table_lines
+
+    lines: list[str] = []
+    for stage in result.stages:
+        lines += table_lines(stage.evaluations)
+        lines.append(
+            f"{'stopped' if stage.stopped else 'done'}: {stage.name or 'run'}, {_progress(stage)}, "
+            f"{stage.seconds:.1f} s, outputs in {stage.job_dir}"
+        )
+    return lines
 
 
 def closing_lines(result: RunResult, path: Path, options: RunOptions) -> list[str]:

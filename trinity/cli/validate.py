@@ -91,14 +91,16 @@ def check(
     """
     from trinity.catalogue import BUILT_IN
     from trinity.catalogue import plugin_dirs as all_plugin_dirs
-    from trinity.common.config import examine, read_plugins
+    from trinity.common.config import examine, plugin_dirs_of, read_plugins
+    from trinity.common.models.hub import cached_model
+    from trinity.launch.models import with_local_models
 
-    plugins = read_plugins(all_plugin_dirs(plugin_dirs))
+    plugins = read_plugins(all_plugin_dirs((*plugin_dirs, *plugin_dirs_of(path, overrides))))
     catalogue = BUILT_IN.with_plugins(plugins.names, has_unknown=plugins.has_unknown)
     plan, problems = examine(path, overrides, catalogue=catalogue, schema_only=schema_only)
     problems = [*plugins.problems, *problems]
     if not schema_only and not any(problem.is_error for problem in problems):
-        problems += check_machine(plan)
+        problems += check_machine(with_local_models(plan, cached_model))
     return plan, problems
 
 

@@ -56,6 +56,7 @@ def _draws(num_values: int, k: int) -> np.ndarray:
 def eval_metrics(values: Mapping[int, Sequence[float]], num_runs: int) -> dict[str, float]:
     """Return `mean@n`, and for several runs `std@n`, `best@k` and `worst@k`, averaged over the tasks.
 
+    For several tasks there is `stderr@n`, the standard error of `mean@n`: tasks are the sample, not their runs.
     The standard deviation is of the population; best and worst of k are bootstrap means (1000 draws with replacement,
     seed 42). A task that lost runs enters with those it has.
 
@@ -66,7 +67,10 @@ def eval_metrics(values: Mapping[int, Sequence[float]], num_runs: int) -> dict[s
     rows = [np.asarray(v, dtype=np.float64) for _, v in sorted(values.items()) if len(v)]
     if not rows:
         return {}
-    metrics = {f"mean@{num_runs}": float(np.mean([row.mean() for row in rows]))}
+    means = np.asarray([row.mean() for row in rows])
+    metrics = {f"mean@{num_runs}": float(means.mean())}
+    if len(means) > 1:
+        metrics[f"stderr@{num_runs}"] = float(means.std(ddof=1) / np.sqrt(len(means)))
     if num_runs > 1:
         metrics[f"std@{num_runs}"] = float(np.mean([row.std() for row in rows]))
     for k in subset_sizes(num_runs):

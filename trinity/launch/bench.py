@@ -59,12 +59,18 @@ class BenchSide:
         from trinity.explorer.assembly import build_eval_tasksets, build_scheduler
         from trinity.explorer.evaluator import Evaluator
 
-        config = self.config
-        if not list(self._steps()):
+        config, steps = self.config, list(self._steps())
+        if not steps:
             raise CheckpointError(
                 f"mode bench: {self._checkpoints.job_dir} holds no checkpoint; check project and name, or write "
                 "`explorer.eval_on_startup: true` to evaluate the model as it is",
                 code="E7042",
+            )
+        if steps == [0] and config.explorer.rollout_model.engine_type != "external":
+            logger.info(
+                "%s holds no checkpoint: the initial model %s alone is evaluated",
+                self._checkpoints.job_dir,
+                config.model.model_path,
             )
         engine = create_inference_model(config, self.runtime)
         self._engines = [engine, *create_auxiliary_models(config, self.runtime)]

@@ -66,7 +66,9 @@ class ExplorerSide(Component):
             await each.prepare()
         await self._serve_adapter(engine)
         await self._explorer.prepare()
-        return self._explorer.planned_steps
+        planned = self._explorer.planned_steps
+        self._tell_total(config.explorer.name, planned, step=self._explorer.state.explore_step)
+        return planned
 
     async def run(self) -> ExploreSummary:
         """Explore to the end, or until `request_stop`; return what was done.

@@ -31,6 +31,7 @@ SAFE_CHANGES = (
     "continue_from_checkpoint",
     "ignore_validator_suggestions",
     "algorithm.policy_loss_fn_args.ngpus_trainer",
+    "plugin_dirs",
     "cluster",
     "log",
     "monitor",

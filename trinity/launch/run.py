@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity.catalogue import builtin_catalogue
-from trinity.common.config import Config, ConfigErrors, Plan, StagePlan, dump_config, load_plan
+from trinity.common.config import Config, ConfigErrors, Plan, StagePlan, dump_config, load_plan, plugin_dirs_of
 from trinity.common.constants import BENCH, Mode
 from trinity.common.errors import CheckpointError, ConfigError, ExitCode, TrinityError
+from trinity.common.models.hub import fetched_model
 from trinity.launch.components import check_shared_keys, component_of
 from trinity.launch.facts import check_same_facts, compute_as_the_command, process_facts
 from trinity.launch.job import (
@@ -29,6 +30,7 @@ from trinity.launch.job import (
     recorded,
     write_record,
 )
+from trinity.launch.models import with_local_models
 from trinity.launch.process import hide_progress_bars, prepare_process, use_deterministic_algorithms
 from trinity.launch.stop import StopSignal
 from trinity.runtime.event_loop import run_event_loop
@@ -88,9 +90,16 @@ class RunResult:
 def plan_run(path: Path, options: RunOptions) -> Plan:
     """Return the resolved plan of a YAML file; `continue_from_checkpoint: false` renames a job that exists.
 
+    Models that are given by their hub id are in the local cache then, and the plan has their folders.
+
     Raises:
-        ConfigErrors: all that is wrong with the file.
+        ConfigErrors: all that is wrong with the file, or a model cannot be had.
     """
+    return with_local_models(_planned(path, options), fetched_model)
+
+
+def _planned(path: Path, options: RunOptions) -> Plan:
+    options.plugin_dirs = tuple(dict.fromkeys([*options.plugin_dirs, *plugin_dirs_of(path, options.overrides)]))
     catalogue = builtin_catalogue(options.plugin_dirs)
     plan = load_plan(path, options.overrides, catalogue=catalogue)
     first = plan.stages[0].config

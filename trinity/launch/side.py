@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trinity.common.config.showing import plain_values
+from trinity.monitor.headline import TOTAL_STEPS
 from trinity.monitor.monitor import Monitor
 from trinity.synchronizer.folder import FolderSynchronizer, TrainerNews
 from trinity.synchronizer.schedule import schedule_of
@@ -68,6 +70,11 @@ class Component:
         self._monitor: Monitor | None = None
         self._is_stopped = False
 
+    def _tell_total(self, actor: str, total: int | None, *, step: int) -> None:
+        """Tell the listener how many steps a component will have done at its end, if that is known."""
+        if total is not None and self._on_metrics is not None:
+            self._on_metrics(actor, step, {TOTAL_STEPS: total})
+
     async def _close(self, closers: Iterable[Callable[[], Awaitable[None]]]) -> None:
         """Call the closers, then close the monitor, and the store if it is the side's own.
 
@@ -92,6 +99,7 @@ def open_monitor(config: Config, actor: str, listener: MetricsListener | None) -
         actor=actor,
         monitor_type=config.monitor.monitor_type,
         monitor_args=config.monitor.monitor_args,
+        hyperparameters=plain_values(config),
         listener=listener,
     )
 

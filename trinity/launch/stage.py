@@ -44,6 +44,7 @@ class StageResult:
         explore_step: last explore step.
         is_resumed: whether it continued from a checkpoint.
         stopped: exit code of the signal that stopped it, if one did.
+        evaluations: of mode bench, the metrics by training step.
     """
 
     name: str | None
@@ -54,6 +55,7 @@ class StageResult:
     is_resumed: bool = False
     stopped: ExitCode | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+    evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
 
 
 class Stage:
@@ -174,7 +176,8 @@ class Stage:
         async with _closing(bench):
             await bench.prepare()
             self._stop_with(bench)
-            result.training_step = max(await bench.run(), default=0)
+            result.evaluations = await bench.run()
+            result.training_step = max(result.evaluations, default=0)
 
     async def _explore_and_train(self, resume: Path | None, result: StageResult) -> None:
         from trinity.buffer.buffer import open_store

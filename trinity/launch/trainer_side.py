@@ -58,6 +58,7 @@ class TrainerSide(Component):
             runtime=self.runtime,
         )
         await self._trainer.prepare(explore_steps=explore_steps)
+        self._tell_total(config.trainer.name, self._trainer.total_steps, step=self._trainer.step)
         if self._is_apart:
             await self._begin_apart(self._trainer)
         elif self.resume is not None and config.mode == Mode.BOTH:

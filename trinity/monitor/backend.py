@@ -5,11 +5,14 @@ A plugin registers a class with `@MONITOR.register_module("name")` and is chosen
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from trinity.common.config.showing import leaves
+from trinity.common.config.tree import dotted
 from trinity.monitor.registry import MONITOR
 
 if TYPE_CHECKING:
@@ -31,24 +34,46 @@ class MonitorSettings:
 
 @dataclass(frozen=True)
 class BackendConfig:
-    """What a backend may know of the run, under the names that the configuration gives it."""
+    """What a backend may know of the run, under the names that the configuration gives it.
+
+    Attributes:
+        checkpoint_job_dir: folder of the run.
+        monitor: the `monitor` section.
+        hyperparameters: the resolved configuration as nested plain values, without secrets.
+    """
 
     checkpoint_job_dir: str
     monitor: MonitorSettings
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def flat_hyperparameters(self) -> dict[str, str | bool | int | float]:
+        """Return the hyperparameters under names such as `algorithm.optimizer.lr`; what is no number is text."""
+        return {
+            dotted(path): value if isinstance(value, bool | int | float | str) else json.dumps(value)
+            for path, value in leaves(self.hyperparameters)
+        }
 
 
 class MonitorBackend(ABC):
     """Sends metrics of one actor to one place.
 
-    An error that a method raises does not end the run: it is counted and reported once.
+    It is made and called in a thread of its own, one call after the other, so that no method keeps the run waiting. An
+    error that a method raises does not end the run: it is counted and reported once.
+
+    Attributes:
+        package: the module of an optional package that it needs; a run without it does not start.
+        is_local: whether it writes to this machine's disk alone; it is then called where metrics are logged.
 
     Args:
         project: `project` of the configuration.
         group: name that the actors of one experiment share.
         name: `name` of the configuration.
         role: the actor, `explorer` or `trainer`.
-        config: holds `checkpoint_job_dir` and `monitor.{monitor_args, cache_dir}`.
+        config: holds `checkpoint_job_dir`, `monitor.{monitor_args, cache_dir}` and `hyperparameters`.
     """
+
+    package: ClassVar[str] = ""
+    is_local: ClassVar[bool] = False
 
     def __init__(self, project: str, group: str, name: str, role: str, config: Any = None) -> None:
         self.project = project

@@ -11,6 +11,7 @@ LOSS_NAMES = ("actor/sft_loss", "actor/final_loss", "actor/loss", "actor/pg_loss
 REWARD_NAMES = ("rollout/accuracy/mean", "rollout/reward/mean", "experience_pipeline/group_advantages/reward_mean/mean")
 NUM_TOKENS = "perf/total_num_tokens"
 STEP_TIME_NAMES = ("perf/time_per_step", "time/train_step", "time/step")
+TOTAL_STEPS = "total_steps"  # what a side tells the listener of its metrics once: it is logged nowhere
 _EVAL = re.compile(r"eval/(?P<taskset>.+)/(?P<metric>[^/]+)/mean@\d+")
 _PREFERRED = ("accuracy", "reward")
 
@@ -48,6 +49,17 @@ def accuracy(data: Metrics) -> float | None:
 def num_tokens(data: Metrics) -> float | None:
     """Return the number of tokens that a training step took in, if it is there."""
     return _first(data, (NUM_TOKENS,))
+
+
+def text(data: Metrics) -> str:
+    """Return the figures among `data` in words: those that a person follows; an empty text if there are none."""
+    parts = [
+        ("loss {:.4f}", loss(data)),
+        ("reward {:.3f}", reward(data)),
+        ("eval {:.3f}", accuracy(data)),
+        ("{:.0f} tok/s", tokens_per_second(data)),
+    ]
+    return "  ".join(words.format(value) for words, value in parts if value is not None)
 
 
 def tokens_per_second(data: Metrics) -> float | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from trinity.common.errors import EnvironmentProblem
 from trinity.monitor.backend import BackendConfig, MonitorBackend
 from trinity.monitor.registry import MONITOR
 from trinity.utils.log import add_secret
@@ -15,28 +17,24 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DEFAULT_URI = "http://localhost:5000"
+# What MLflow's stores take: characters of a name, its length, that of a value, parameters in one request.
+_UNKNOWN = re.compile(r"[^\w\-. :/]")
+MAX_NAME_CHARS, MAX_CHARS, MAX_PARAMS = 250, 500, 100
 
 
 @MONITOR.register_module("mlflow")
 class MlflowMonitor(MonitorBackend):
-    """One run an actor in the experiment named after the project.
+    """One run an actor in the experiment named after the project; a resumed job continues the same run."""
 
-    Raises:
-        EnvironmentProblem: the package is not installed.
-    """
+    package = "mlflow"
 
     def __init__(self, project: str, group: str, name: str, role: str, config: BackendConfig) -> None:
         super().__init__(project, group, name, role, config)
-        try:
-            from mlflow.entities import Metric
-            from mlflow.tracking import MlflowClient
-        except ImportError as error:
-            raise EnvironmentProblem(
-                "monitor.monitor_type is mlflow and the package is not installed; "
-                "run pip install 'trinity-rft[mlflow]' or set monitor.monitor_type to tensorboard",
-                code="E3301",
-            ) from error
-        self._metric = Metric
+        from mlflow.entities import Metric, Param
+        from mlflow.exceptions import MlflowException
+        from mlflow.tracking import MlflowClient
+
+        self._metric, self._param, self._error = Metric, Param, MlflowException
         args = config.monitor.monitor_args
         password = args.get("password") or os.environ.get(str(args.get("password_env") or ""), "")
         if args.get("username"):
@@ -44,12 +42,63 @@ class MlflowMonitor(MonitorBackend):
         if password:
             add_secret(str(password))
             os.environ["MLFLOW_TRACKING_PASSWORD"] = str(password)
+        uri = str(args.get("uri") or DEFAULT_URI)
+        self._hyperparameters = config.flat_hyperparameters()
+        # Which run it was: an MLflow run has a name, but no identity that we could choose.
+        self._identity_file = Path(config.monitor.cache_dir) / f"mlflow_{role}.json"
+        self._identity = {"uri": uri, "project": project}
         # The client, not the fluent interface: that one has a single active run a process, and there are two actors.
-        self._client = MlflowClient(tracking_uri=str(args.get("uri") or DEFAULT_URI))
-        experiment = self._client.get_experiment_by_name(project)
-        identity = experiment.experiment_id if experiment else self._client.create_experiment(project)
-        tags = {"group": group, "role": role}
-        self._run_id = self._client.create_run(identity, run_name=f"{name}_{role}", tags=tags).info.run_id
+        self._client = MlflowClient(tracking_uri=uri)
+        self._run_id = self._earlier_run()
+        self._is_continued = bool(self._run_id)
+        if self._is_continued:
+            self._client.update_run(self._run_id, status="RUNNING")
+        else:
+            self._run_id = self._new_run()
+        self._log_hyperparameters()
+
+    def _earlier_run(self) -> str:
+        """Return the identity of the run that this job has had; an empty text if it has none that still exists."""
+        try:
+            kept = json.loads(self._identity_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return ""
+        if not isinstance(kept, dict) or self._identity.items() - kept.items():
+            return ""
+        try:
+            info = self._client.get_run(str(kept.get("run_id"))).info
+        except self._error as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return ""
+        return str(info.run_id) if info.lifecycle_stage == "active" else ""
+
+    def _new_run(self) -> str:
+        experiment = self._client.get_experiment_by_name(self.project)
+        parent = experiment.experiment_id if experiment else self._client.create_experiment(self.project)
+        tags = {"group": self.group, "role": self.role}
+        made = self._client.create_run(parent, run_name=f"{self.name}_{self.role}", tags=tags).info.run_id
+        self._identity_file.parent.mkdir(parents=True, exist_ok=True)
+        self._identity_file.write_text(json.dumps(self._identity | {"run_id": made}), encoding="utf-8")
+        return str(made)
+
+    def _log_hyperparameters(self) -> None:
+        """Log the configuration; a parameter of MLflow cannot change, so what a resume changed becomes a tag."""
+        old = self._client.get_run(self._run_id).data.params if self._is_continued else {}
+        new = {_UNKNOWN.sub("_", key): str(value)[:MAX_CHARS] for key, value in self._hyperparameters.items()}
+        for key, value in new.items():
+            if key in old and old[key] != value:
+                self._client.set_tag(self._run_id, f"resumed_with.{key}"[:MAX_NAME_CHARS], value)
+        params = [self._param(key[:MAX_NAME_CHARS], value) for key, value in new.items() if key not in old]
+        for start in range(0, len(params), MAX_PARAMS):
+            self._client.log_batch(self._run_id, params=params[start : start + MAX_PARAMS])
+
+    def resume(self, kept: list[dict[str, Any]]) -> None:
+        """Continue the same run; one that begins anew, with nothing kept, has a run of its own."""
+        if self._is_continued and not kept:
+            self._client.set_terminated(self._run_id)
+            self._is_continued, self._run_id = False, self._new_run()
+            self._log_hyperparameters()
 
     def log(self, data: dict[str, float], step: int, commit: bool = False) -> None:
         """Record metrics of a step; `@` in a name, which MLflow refuses, becomes `_at_`."""

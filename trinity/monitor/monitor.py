@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trinity.common.errors import EnvironmentProblem, WorkflowError
+from trinity.monitor import headline
 from trinity.monitor.backend import BackendConfig, MonitorBackend, MonitorSettings
+from trinity.monitor.background import BackgroundBackend
 from trinity.monitor.jsonl import JsonLines
 from trinity.monitor.registry import MONITOR
-from trinity.utils.log import get_logger
+from trinity.utils.log import FILE_ONLY, get_logger
 
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
@@ -34,6 +39,7 @@ class Monitor:
         actor: `explorer` or `trainer`; part of every line.
         monitor_type: a name in `MONITOR`; None or an empty text writes `metrics.jsonl` only.
         monitor_args: `monitor.monitor_args` of the configuration.
+        hyperparameters: the resolved configuration as nested plain values, without secrets; for the backend.
         listener: is told `(actor, step, metrics)` of every call, for a progress display.
 
     Raises:
@@ -50,6 +56,7 @@ class Monitor:
         actor: str,
         monitor_type: str | None = "tensorboard",
         monitor_args: Mapping[str, Any] | None = None,
+        hyperparameters: Mapping[str, Any] | None = None,
         listener: MetricsListener | None = None,
     ) -> None:
         self.job_dir = Path(job_dir)
@@ -60,13 +67,17 @@ class Monitor:
         self._logger = get_logger(f"{actor}.monitor")
         self._metrics = JsonLines(self.job_dir / METRICS_FILE, actor)
         self._samples = JsonLines(self.job_dir / "monitor" / SAMPLES_FILE, actor)
+        self._lock = threading.Lock()
         self._backend: MonitorBackend | None = None
+        self._background: BackgroundBackend | None = None
         if monitor_type:
             backend_class = MONITOR.get(monitor_type)
+            _check_package(monitor_type, backend_class)
             self._tell_unused(monitor_type, monitor_args or {})
             settings = MonitorSettings(dict(monitor_args or {}), str(self.job_dir / "monitor"))
-            config = BackendConfig(str(self.job_dir), settings)
-            self._guarded(f"monitor {monitor_type}", lambda: self._start(backend_class, project, name, config))
+            config = BackendConfig(str(self.job_dir), settings, dict(hyperparameters or {}))
+            make = partial(backend_class, project, name, name, actor, config)
+            self._start(f"monitor {monitor_type}", make, is_local=backend_class.is_local)
 
     def _tell_unused(self, monitor_type: str, monitor_args: Mapping[str, Any]) -> None:
         """Warn of arguments that a built-in monitor does not read."""
@@ -80,8 +91,22 @@ class Monitor:
                 ", ".join(entry.args) or "none",
             )
 
-    def _start(self, backend_class: type[MonitorBackend], project: str, name: str, config: BackendConfig) -> None:
-        self._backend = backend_class(project, name, name, self.actor, config)
+    def _start(self, place: str, make: Callable[[], MonitorBackend], *, is_local: bool) -> None:
+        def begin() -> None:
+            self._backend = make()
+
+        if is_local:
+            self._guarded(place, begin)
+        else:
+            self._background = BackgroundBackend(make, name=place, guarded=self._guarded, logger=self._logger)
+
+    def _call(self, place: str, action: Callable[[MonitorBackend], None]) -> None:
+        """Let the backend do something: here if it is local, else in its thread, which this does not wait for."""
+        backend, background = self._backend, self._background
+        if backend is not None:
+            self._guarded(place, lambda: action(backend))
+        elif background is not None:
+            self._guarded(place, lambda: background.call(action))
 
     def log(self, data: Mapping[str, float], step: int) -> None:
         """Record the metrics of a step: one line, one call of the backend. A value that is not finite becomes null.
@@ -93,9 +118,11 @@ class Monitor:
         line: dict[str, Any] = {"step": int(step), "time": time.time()}
         line.update({key: value if math.isfinite(value) else None for key, value in values.items()})
         self._guarded(METRICS_FILE, lambda: self._metrics.append([line]))
-        backend, listener = self._backend, self._listener
-        if backend is not None:
-            self._guarded("the monitor", lambda: backend.log(dict(values), step, commit=True))
+        self._call("the monitor", lambda backend: backend.log(dict(values), step, commit=True))
+        # For the file of the log: the console has a display of its own.
+        figures = f"step {step}  {headline.text(values)}".rstrip()
+        self._logger.info("%s", figures, extra={FILE_ONLY: True})
+        listener = self._listener
         if listener is not None:
             self._guarded("the progress display", lambda: listener(self.actor, step, values))
 
@@ -104,14 +131,9 @@ class Monitor:
         now = time.time()
         lines = [{"table": name, "step": int(step), "time": now, "row": _plain(row)} for row in rows]
         self._guarded(SAMPLES_FILE, lambda: self._samples.append(lines))
-        if self._backend is not None and rows:
-            self._guarded("the monitor's table", lambda: self._send_table(name, rows, step))
-
-    def _send_table(self, name: str, rows: Sequence[Mapping[str, Any]], step: int) -> None:
-        import pandas as pd
-
-        if self._backend is not None:
-            self._backend.log_table(name, pd.DataFrame([dict(row) for row in rows]), step)
+        if rows:
+            table = [dict(row) for row in rows]
+            self._call("the monitor's table", lambda backend: _send_table(backend, name, table, step))
 
     def state_dict(self) -> dict[str, int]:
         """Return how many lines this actor has written so far; a checkpoint keeps it."""
@@ -129,28 +151,48 @@ class Monitor:
                 self.actor,
                 state["lines"],
             )
-        backend = self._backend
-        if backend is not None:
-            self._guarded("the monitor", lambda: backend.resume(kept))
+        self._call("the monitor", lambda backend: backend.resume(kept))
 
     def close(self) -> None:
-        """Flush and close the backend; calling it twice is harmless."""
+        """Flush and close the backend, waiting some seconds at most; calling it twice is harmless."""
         backend, self._backend = self._backend, None
+        background, self._background = self._background, None
         if backend is not None:
             self._guarded("the monitor", backend.close)
+        if background is not None:
+            background.close()
 
     def _guarded(self, place: str, action: Callable[[], None]) -> None:
         """Run `action`; count a failure and report the first one of each place."""
         try:
             action()
-        except EnvironmentProblem:
-            raise
         except Exception as error:  # noqa: BLE001 - a monitor is other people's code, and must not end a training run
-            self.num_failures += 1
-            if place not in self._warned:
+            with self._lock:
+                self.num_failures += 1
+                is_first = place not in self._warned
                 self._warned.add(place)
+            if is_first:
                 reason = f"{type(error).__name__}: {error}"
                 self._logger.warning("%s failed; the run goes on and further failures are counted: %s", place, reason)
+
+
+def _check_package(monitor_type: str, backend_class: type[MonitorBackend]) -> None:
+    """Raise EnvironmentProblem if the package of a monitor is not installed (E3301)."""
+    package = backend_class.package
+    spec = importlib.util.find_spec(package) if package else None
+    # A folder of this name in the working directory, as W&B leaves one, is found too, but has no file of its own.
+    if package and (spec is None or spec.origin is None):
+        raise EnvironmentProblem(
+            f"monitor.monitor_type is {monitor_type} and the package is not installed; "
+            f"run pip install 'trinity-rft[{package}]' or set monitor.monitor_type to tensorboard",
+            code="E3301",
+        )
+
+
+def _send_table(backend: MonitorBackend, name: str, rows: list[dict[str, Any]], step: int) -> None:
+    import pandas as pd
+
+    backend.log_table(name, pd.DataFrame(rows), step)
 
 
 def _number(key: str, value: Any) -> float:

@@ -12,6 +12,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.compat.proto.types_pb2 import DT_STRING
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from trinity.monitor.backend import BackendConfig, MonitorBackend
@@ -25,13 +26,21 @@ HEAD = ("actor", "seq", "step", "time")
 
 @MONITOR.register_module("tensorboard")
 class TensorboardMonitor(MonitorBackend):
-    """Writes scalars and tables to `<job>/monitor/tensorboard/<role>`."""
+    """Writes scalars, tables and hyperparameters to `<job>/monitor/tensorboard/<role>`."""
+
+    is_local = True
 
     def __init__(self, project: str, group: str, name: str, role: str, config: BackendConfig) -> None:
         super().__init__(project, group, name, role, config)
         self.directory = Path(config.monitor.cache_dir) / "tensorboard" / role
         self.directory.mkdir(parents=True, exist_ok=True)
         self._writer = EventFileWriter(str(self.directory))
+        self._hyperparameters = config.flat_hyperparameters()
+        self._log_hyperparameters()
+
+    def _log_hyperparameters(self) -> None:
+        if self._hyperparameters:
+            self._add(Event(step=0, summary=hparams_pb(self._hyperparameters, trial_id=f"{self.project}/{self.name}")))
 
     def log(self, data: dict[str, float], step: int, commit: bool = False) -> None:
         """Write one scalar a metric."""
@@ -58,6 +67,8 @@ class TensorboardMonitor(MonitorBackend):
             if record["step"] == step:
                 data = {k: math.nan if v is None else v for k, v in record.items() if k not in HEAD}
                 self.log(data, step)
+        if not step:  # readers dropped them, too
+            self._log_hyperparameters()
 
     def close(self) -> None:
         """Write what is queued and close the file."""

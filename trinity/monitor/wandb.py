@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from trinity.common.errors import EnvironmentProblem
+from trinity.monitor import background
 from trinity.monitor.backend import BackendConfig, MonitorBackend
 from trinity.monitor.registry import MONITOR
 from trinity.utils.log import add_secret
@@ -19,22 +19,14 @@ STEP = "global_step"
 
 @MONITOR.register_module("wandb")
 class WandbMonitor(MonitorBackend):
-    """One run an actor, grouped by the experiment; a resumed job continues the same run.
+    """One run an actor, grouped by the experiment; a resumed job continues the same run."""
 
-    Raises:
-        EnvironmentProblem: the package is not installed.
-    """
+    package = "wandb"
 
     def __init__(self, project: str, group: str, name: str, role: str, config: BackendConfig) -> None:
         super().__init__(project, group, name, role, config)
-        try:
-            import wandb
-        except ImportError as error:
-            raise EnvironmentProblem(
-                "monitor.monitor_type is wandb and the package is not installed; "
-                "run pip install 'trinity-rft[wandb]' or set monitor.monitor_type to tensorboard",
-                code="E3301",
-            ) from error
+        import wandb
+
         self._wandb = wandb
         args = config.monitor.monitor_args
         if args.get("base_url"):
@@ -52,7 +44,9 @@ class WandbMonitor(MonitorBackend):
             resume="allow",
             dir=config.monitor.cache_dir,
             reinit="create_new",
-            settings=wandb.Settings(console="off", quiet=True),
+            config=dict(config.hyperparameters),
+            allow_val_change=True,
+            settings=_settings(wandb.Settings),
         )
         # W&B drops what is logged for a step below its own counter, which a resume or a second call for one step
         # would be; with an axis of our own nothing is dropped.
@@ -69,3 +63,10 @@ class WandbMonitor(MonitorBackend):
     def close(self) -> None:
         """Send what is queued and end the run."""
         self._run.finish()
+
+
+def _settings(kind: Any) -> Any:
+    """Return settings of W&B with deadlines for its start and its end, which it waits for also after ours."""
+    limits: dict[str, Any] = {"init_timeout": background.START_S, "finish_timeout": background.CLOSE_S}
+    known = {name: value for name, value in limits.items() if name in kind.model_fields}
+    return kind(console="off", quiet=True, **known)

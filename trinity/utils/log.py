@@ -17,6 +17,7 @@ from trinity.common.constants import LOG_LEVEL_ENV_VAR
 
 ROOT = "trinity"
 CONSOLE = "console"
+FILE_ONLY = "is_for_the_file"  # attribute of a record that the console leaves out
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 SHORT_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 MAX_FILE_BYTES = 64 * 1024 * 1024
@@ -106,6 +107,7 @@ def log_to_console(*, is_quiet: bool = False, write: Callable[[str], object] | N
         root.removeHandler(old)
     handler: logging.Handler = logging.StreamHandler() if write is None else _PrintHandler(write)
     handler.set_name(CONSOLE)
+    handler.addFilter(lambda record: not hasattr(record, FILE_ONLY))
     handler.setLevel(logging.WARNING if is_quiet else logging.DEBUG)
     is_plain = write is None
     handler.setFormatter(RedactingFormatter(FORMAT) if is_plain else RedactingFormatter(SHORT_FORMAT, "%H:%M:%S"))

@@ -94,7 +94,10 @@ class Registry:
         """Return the message for an unknown name: the nearest known one and the whole list."""
         near = difflib.get_close_matches(name, self.contents, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        return f"unknown {self.name} {name!r}; {hint}known: {', '.join(sorted(self.contents))}"
+        return (
+            f"unknown {self.name} {name!r}; {hint}known: {', '.join(sorted(self.contents))}; "
+            "a name of your own needs --plugin-dir (or `plugin_dirs`) with the folder of the file that registers it"
+        )
 
     @property
     def modules(self) -> list[str]:

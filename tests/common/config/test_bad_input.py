@@ -130,3 +130,18 @@ def test_the_text_of_a_problem_shows_the_line(examined: Examine) -> None:
         "  14 |   repeat_time: 8",
         "     |   ^^^^^^^^^^^ did you mean `repeat_times`?",
     ]
+
+
+@pytest.mark.parametrize("key", ["checkpoint_root_dir", "model.model_path", "buffer.explorer_input.taskset.path"])
+@pytest.mark.parametrize("scheme", ["hdfs", "s3"])
+def test_an_address_where_a_folder_of_this_machine_is_meant_is_refused(
+    examined: Examine, key: str, scheme: str
+) -> None:
+    """It became a folder `hdfs:` in the working directory, and a dataset was not found under a name nobody wrote."""
+    _, problems = examined(MINIMAL, f"{key}={scheme}://nn/place")
+    problem = find(problems, "E1896", key)
+    assert (
+        problem.is_error
+        and "mount or download nn/place" in (problem.suggestion or "")
+        and f"an address of {scheme}" in problem.message
+    )

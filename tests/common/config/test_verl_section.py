@@ -172,6 +172,27 @@ def test_the_section_means_the_same_in_a_file_of_its_own(examined: Examine, tmp_
     assert effects(inline[0].stages[0].config) == effects(from_file[0].stages[0].config)
 
 
+@pytest.mark.parametrize(
+    "written", ["${oc.env:NO_SUCH_VARIABLE,verl.yaml}", "${oc.env:VERL_FILE}.yaml", "${name}.yaml"]
+)
+def test_the_name_of_that_file_may_be_an_interpolation(
+    examined: Examine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    """And the file may refer to the rest of the configuration, as it may where it stands inline."""
+    text = "actor_rollout_ref: {actor: {ppo_epochs: 2, clip_ratio: '${oc.env:CLIP,0.3}'}}"
+    (tmp_path / "verl.yaml").write_text(text, encoding="utf-8")
+    monkeypatch.setenv("VERL_FILE", "verl")
+    plan, problems = examined(BASE, "name=verl", f"trainer.trainer_config_path={written}")
+    assert [p.render() for p in problems if p.is_error] == []
+    actor = plan.stages[0].config.trainer.trainer_config.actor_rollout_ref.actor
+    assert (actor.ppo_epochs, actor.clip_ratio) == (2, 0.3)
+
+
+def test_a_name_of_that_file_that_cannot_be_resolved_is_told_once(examined: Examine) -> None:
+    _, problems = examined(BASE, "trainer.trainer_config_path=${oc.env:NO_SUCH_VARIABLE}")
+    assert [(p.code, p.key) for p in problems if p.is_error] == [("E1401", "trainer.trainer_config_path")]
+
+
 REFUSED = [
     ((f"{TREE}.{MODEL}.override_config={{attn_implementation: eager}}",), "E1885", "the trainer's own"),
     ((f"{TREE}.{MODEL}.override_config={{attention_dropout: 0.1}}",), "E1885", "differ from pass to pass"),

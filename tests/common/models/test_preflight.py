@@ -58,7 +58,7 @@ def test_a_missing_path_names_the_nearest_sibling(model: Path) -> None:
 def test_a_hub_id_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     finding = only(check_model_dir("Qwen/Qwen3-0.6B"))
-    assert finding.code == "E3101" and "looks like a hub id" in finding.message
+    assert finding.code == "W3111" and "a run downloads it first" in finding.message
     assert "hub id" not in only(check_model_dir("./models/none")).message
     (tmp_path / "file").write_text("")
     assert "is not a directory" in only(check_model_dir(tmp_path / "file")).message

@@ -15,7 +15,7 @@ from trinity.common.config.draft import Derived
 from trinity.common.config.explorer import ExplorerConfig
 from trinity.common.config.model import InferenceModelConfig, ModelConfig
 from trinity.common.config.model import LoraConfig as LoRAConfig
-from trinity.common.config.plan import Plan, StagePlan, examine, load_config, load_plan
+from trinity.common.config.plan import Plan, StagePlan, examine, load_config, load_plan, plugin_dirs_of
 from trinity.common.config.plugins import read_plugins, scan_plugins
 from trinity.common.config.problems import ConfigErrors, Problem
 from trinity.common.config.sections import ClusterConfig, LogConfig, MonitorConfig, OperatorConfig
@@ -55,6 +55,7 @@ __all__ = [
     "load_config",
     "load_plan",
     "origins",
+    "plugin_dirs_of",
     "read_plugins",
     "scan_plugins",
 ]

@@ -48,6 +48,7 @@ _REF = f"{_TREE}.actor_rollout_ref.ref"
 VALUES: dict[str, tuple[Any, ...]] = {
     "mode": ("both", "train", "explore", "bench"),
     "ignore_validator_suggestions": (ANY,),
+    "plugin_dirs": (ANY,),
     "algorithm.enable_router_replay": (False,),
     "model.logprobs": (0,),
     "model.repetition_penalty": (1.0,),

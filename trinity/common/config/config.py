@@ -72,6 +72,9 @@ class Config(Section):
     ignore_validator_suggestions: bool = key(False, "Accepted; this project never stops to ask.", TRINITY)
     seed: Int = key(42, "Seed of everything that is not seeded elsewhere.", OWN)
     deterministic: bool = key(False, "Equal runs give equal bits, resumed or not.", OWN)
+    plugin_dirs: tuple[str, ...] = key(
+        (), "Folders of plugin files, as --plugin-dir; relative: to the working directory.", OWN
+    )
     algorithm: AlgorithmConfig = section(AlgorithmConfig, "What is optimised.")
     model: ModelConfig = section(ModelConfig, "Which model is trained.")
     cluster: ClusterConfig = section(ClusterConfig, "Machines.")

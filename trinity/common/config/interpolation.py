@@ -27,12 +27,12 @@ _PART = re.compile(r"[^.\[\]]+")
 VERL_ROOT: Path = ("trainer", "trainer_config")
 
 
-def resolve_interpolations(tree: Tree) -> tuple[Tree, list[Problem]]:
+def resolve_interpolations(tree: Tree, *, only: Path | None = None) -> tuple[Tree, list[Problem]]:
     """Return the tree with every interpolation replaced, and the problems of those that cannot be.
 
-    A leaf with a problem is left out of the returned tree.
+    A leaf with a problem is left out of the returned tree. With `only` nothing but this leaf is replaced.
     """
-    leaves = [path for path in tree.leaves() if _is_interpolation(tree.get(path))]
+    leaves = [path for path in tree.leaves() if _is_interpolation(tree.get(path)) and only in (None, path)]
     if not leaves:
         return tree, []
     problems: dict[Path, Problem] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from trinity.common.config.catalogue import Catalogue
 from trinity.common.config.checking import check_schema
@@ -113,6 +114,20 @@ def examine(
     return Plan(Path(path), stages, [p for p in problems if not p.is_error]), problems
 
 
+def plugin_dirs_of(path: str | Path, overrides: Sequence[str] = (), *, cwd: Path | None = None) -> tuple[Path, ...]:
+    """Return the folders that `plugin_dirs` of a file names; they must be known before its other keys are checked.
+
+    What is wrong with the file or with this key is for `examine` to say.
+    """
+    try:
+        tree, _ = apply_overrides(read_file(Path(path)), overrides)
+    except ConfigErrors:
+        return ()
+    written = tree.values.get("plugin_dirs")
+    names = [_leaf_alone(tree, ("plugin_dirs", i)) for i in range(len(written) if isinstance(written, list) else 0)]
+    return tuple((cwd or Path.cwd()) / Path(name).expanduser() for name in names if isinstance(name, str) and name)
+
+
 def load_config(
     path: str | Path, overrides: Sequence[str] = (), *, catalogue: Catalogue | None = None, cwd: Path | None = None
 ) -> Config:
@@ -214,7 +229,9 @@ def _include_trainer_file(tree: Tree, cwd: Path) -> tuple[Tree, list[Problem]]:
     trainer = tree.values.get("trainer")
     if not isinstance(trainer, dict) or trainer.get("trainer_config"):
         return tree, []
-    written = trainer.get("trainer_config_path")
+    # The file's values take part in the interpolations of all others, so its own name is resolved before them. One that
+    # cannot be is reported with the others.
+    written = _leaf_alone(tree, ("trainer", "trainer_config_path"))
     if not isinstance(written, str) or written == "None":
         return tree, []
     file = cwd / Path(written).expanduser()
@@ -229,6 +246,12 @@ def _include_trainer_file(tree: Tree, cwd: Path) -> tuple[Tree, list[Problem]]:
         result.origins[(*prefix, *path)] = chain
     result.drop(("trainer", "trainer_config_path"))
     return result, []
+
+
+def _leaf_alone(tree: Tree, path: tuple[str | int, ...]) -> Any:
+    """Return the value of a leaf with its interpolations resolved; None if it is not there or they cannot be."""
+    resolved, _ = resolve_interpolations(tree, only=path)
+    return None if _is_missing(resolved, path) else resolved.get(path)
 
 
 def _remember_secrets(tree: Tree) -> None:

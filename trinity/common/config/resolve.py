@@ -43,7 +43,7 @@ from trinity.common.config.rules.external import resolve_external
 from trinity.common.config.rules.lengths import hand_down, resolve_lengths
 from trinity.common.config.rules.megatron import resolve_megatron, resolve_megatron_offload
 from trinity.common.config.rules.mixture import check_sampling, resolve_mixed_loss
-from trinity.common.config.rules.names import check_model_paths, derive_names
+from trinity.common.config.rules.names import check_addresses, check_model_paths, derive_names
 from trinity.common.config.rules.ranks import check_ranks
 from trinity.common.config.rules.refusals import check_refusals
 from trinity.common.config.rules.replay import check_replay
@@ -163,6 +163,7 @@ def _check_config_path(draft: Draft) -> None:
 
 
 RULES = (
+    check_addresses,
     derive_names,
     check_model_paths,
     resolve_adapter,

@@ -16,8 +16,13 @@ from trinity.utils.log import REDACTED, is_secret_name, redact
 
 def dump_config(config: Config) -> str:
     """Return a configuration as YAML, secrets redacted; the text can be loaded again."""
-    values = config.model_dump(mode="json", exclude={"stages"})
-    return yaml.safe_dump(redacted(values), sort_keys=False, allow_unicode=True, width=120)
+    return yaml.safe_dump(plain_values(config), sort_keys=False, allow_unicode=True, width=120)
+
+
+def plain_values(config: Config) -> dict[str, Any]:
+    """Return a configuration as nested plain values, secrets redacted."""
+    values: dict[str, Any] = redacted(config.model_dump(mode="json", exclude={"stages"}))
+    return values
 
 
 def redacted(value: Any, name: str = "") -> Any:
@@ -39,7 +44,7 @@ def origins(config: Config, tree: Tree, derived: list[Derived]) -> list[dict[str
     """
     reasons = {item.key: item.reason for item in derived}
     rows = []
-    for path, value in _leaves(config.model_dump(mode="json", exclude={"stages"}), ()):
+    for path, value in leaves(config.model_dump(mode="json", exclude={"stages"})):
         key = dotted(path)
         chain = [origin.describe() for origin in tree.origins.get(path, ())]
         reason = _reason(reasons, path)
@@ -57,11 +62,12 @@ def _reason(reasons: Mapping[str, str], path: Path) -> str | None:
     return None
 
 
-def _leaves(value: Any, path: Path) -> list[tuple[Path, Any]]:
-    if isinstance(value, dict) and value:
-        return [leaf for name, inner in value.items() for leaf in _leaves(inner, (*path, name))]
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return [leaf for index, inner in enumerate(value) for leaf in _leaves(inner, (*path, index))]
+def leaves(value: Any, path: Path = ()) -> list[tuple[Path, Any]]:
+    """Return the paths and values of nested plain values; a list of scalars is one value."""
+    if isinstance(value, Mapping) and value:
+        return [leaf for name, inner in value.items() for leaf in leaves(inner, (*path, name))]
+    if isinstance(value, list) and value and isinstance(value[0], Mapping):
+        return [leaf for index, inner in enumerate(value) for leaf in leaves(inner, (*path, index))]
     return [(path, value)]
 
 

@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from trinity.common.models.hub import is_hub_id, is_offline
+
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -32,7 +34,6 @@ HEADER_LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100 * 1024 * 1024
 TEMPLATE_CONFIG_KEY = "chat_template"
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _MODEL_TYPE = re.compile(r'"([\w.-]+)"\s*[,:]\s*"\w+Config"', re.ASCII)
 
 
@@ -118,8 +119,12 @@ def check_model_dir(
 def _missing_path(given: str, root: Path) -> Finding:
     what = "is not a directory" if root.exists() else "does not exist"
     hint = ""
-    if _HUB_ID.fullmatch(given) and not root.exists():
-        hint = f"; it looks like a hub id: download it (hf download {given}) and give the directory"
+    if is_hub_id(given):
+        if not is_offline():
+            return Finding(
+                "W3111", f"{given} is no directory and not in the cache of the hub: a run downloads it first"
+            )
+        hint = "; it looks like a hub id that is not whole in the local cache, and HF_HUB_OFFLINE forbids the download"
     siblings = [item.name for item in root.parent.iterdir() if item.is_dir()] if root.parent.is_dir() else []
     near = difflib.get_close_matches(root.name, siblings, n=1)
     if near:

@@ -81,6 +81,7 @@ def check_name(draft: Draft, key: str, registry: str, name: str | None, *, unkno
         return False
     near = nearest(name, names)
     hint = f"did you mean `{near}`?" if near else f"known: {', '.join(available)}"
+    hint += "; a name of your own needs --plugin-dir (or `plugin_dirs`) with the folder of the file that registers it"
     draft.problem(
         unknown,
         key,

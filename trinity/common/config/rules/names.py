@@ -6,6 +6,10 @@ from pathlib import Path
 
 from trinity.common.config.draft import Draft
 
+INPUT = "buffer.explorer_input"
+LISTS = ("tasksets", "eval_tasksets")
+DATABASES = ("sqlite", "postgresql")
+
 
 def derive_names(draft: Draft) -> None:
     """Fill the experiment's name, the job folder, the namespace and the folders below the job."""
@@ -25,6 +29,33 @@ def derive_names(draft: Draft) -> None:
     draft.derive("buffer.cache_dir", str(job / "buffer"), "<job>/buffer")
     draft.derive("monitor.cache_dir", str(job / "monitor"), "<job>/monitor")
     draft.derive("buffer.tokenizer_path", draft.get("model.model_path"), "model.model_path")
+
+
+def check_addresses(draft: Draft) -> None:
+    """Refuse addresses such as `hdfs://...` where a folder or a file of this machine is meant."""
+    datasets = [f"{INPUT}.taskset", *(f"{INPUT}.{many}[{i}]" for many in LISTS for i in range(_count(draft, many)))]
+    keys = [
+        "checkpoint_root_dir",
+        "model.model_path",
+        "model.critic_model_path",
+        *(f"{name}.path" for name in datasets),
+    ]
+    for key in keys:
+        written = draft.get(key) if draft.is_given(key) else None
+        scheme, mark, rest = written.partition("://") if isinstance(written, str) else ("", "", "")
+        if mark and scheme.partition("+")[0] not in DATABASES:
+            draft.problem(
+                "E1896",
+                key,
+                f"`{key}` is an address of {scheme}; read and written are folders and files of this machine",
+                value=written,
+                rule="a folder or a file of this machine",
+                suggestion=f"mount or download {rest} and write the path that it has here",
+            )
+
+
+def _count(draft: Draft, many: str) -> int:
+    return len(draft.get(f"{INPUT}.{many}") or ())
 
 
 def check_model_paths(draft: Draft) -> None:

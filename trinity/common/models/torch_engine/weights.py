@@ -11,9 +11,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from trinity.common.errors import EnvironmentProblem, SyncError
-
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
+from trinity.common.models.hub import INDEX, SINGLE, fetched_model, is_hub_id
 
 
 def model_folder(model_path: str) -> Path:
@@ -25,16 +23,9 @@ def model_folder(model_path: str) -> Path:
     folder = Path(model_path).expanduser()
     if folder.is_dir():
         return folder
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
-    try:
-        return Path(snapshot_download(model_path, allow_patterns=patterns))
-    except (OSError, ValueError, HFValidationError) as error:
-        raise EnvironmentProblem(
-            f"model.model_path {model_path!r} is neither a folder nor a model that the hub gave: {error}", code="E3101"
-        ) from error
+    if not is_hub_id(model_path):
+        raise EnvironmentProblem(f"model.model_path {model_path!r} is neither a folder nor a hub id", code="E3101")
+    return fetched_model(model_path)
 
 
 def has_safetensors(folder: Path) -> bool:
