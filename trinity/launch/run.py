@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity.catalogue import builtin_catalogue
+from trinity.common.checkpoint import CheckpointStore
 from trinity.common.config import Config, Plan, StagePlan, dump_config, load_plan
 from trinity.common.constants import BENCH, Mode
 from trinity.common.errors import CheckpointError, ConfigError, ExitCode, TrinityError
@@ -25,6 +26,7 @@ from trinity.launch.job import (
     write_record,
 )
 from trinity.launch.process import hide_progress_bars, prepare_process, use_deterministic_algorithms
+from trinity.launch.rewind import goes_back
 from trinity.launch.stop import StopSignal
 from trinity.runtime.event_loop import run_event_loop
 from trinity.utils.log import get_logger, set_level
@@ -139,7 +141,7 @@ def run_plan(plan: Plan, options: RunOptions) -> RunResult:
         for stage in plan.stages:
             stage = _after(stage, previous)
             previous = _finished_model(stage.config)
-            if previous is not None and not _may_get_more(stage.config):
+            if previous is not None and not _may_get_more(stage.config) and not _goes_back(stage.config, plan):
                 logger.info("stage %s is already complete in %s", stage.name or "", stage.config.checkpoint_job_dir)
                 continue
             if options.on_stage is not None:
@@ -209,6 +211,16 @@ def _finished_model(config: Config) -> Path | None:
 def _may_get_more(config: Config) -> bool:
     """Return whether a complete stage can go on all the same: a trainer without a last step, when an explorer joins."""
     return component_of(config) is not None and config.trainer.total_steps is None
+
+
+def _goes_back(config: Config, plan: Plan) -> bool:
+    """Return whether a complete stage goes on from an older checkpoint of its own (`resume_mode: resume_path`)."""
+    verl, job_dir = config.trainer.trainer_config.trainer, Path(config.checkpoint_job_dir)
+    path = Path(str(verl.resume_from_path))
+    others = {Path(stage.config.checkpoint_job_dir).absolute() for stage in plan.stages} - {job_dir.absolute()}
+    if verl.resume_mode != "resume_path" or path.expanduser().absolute().parent in others:
+        return False
+    return goes_back(CheckpointStore(job_dir), path)
 
 
 def _length(config: Config) -> list[int | None]:
