@@ -102,8 +102,7 @@ class TrainerSide(Component):
 
     def _told_length(self, summary: TrainSummary) -> TrainSummary:
         """Return the summary; tell where experiences ended before the planned steps, which nobody else may see."""
-        total = self.trainer.total_steps
-        is_short = total is not None and summary.step < total and not summary.is_stopped
+        total, is_short = self.trainer.total_steps, not (self.trainer.is_complete or summary.is_stopped)
         if self._is_apart and is_short:
             raise StarvedError(
                 f"training ended at step {summary.step} of {total} (trainer.total_steps): every explorer is finished "
@@ -136,7 +135,11 @@ class TrainerSide(Component):
         await self._close([] if self._trainer is None else [self._trainer.close])
 
     async def _restore(self, resume: Path) -> None:
-        """Give the synchronizer the versions that the explorer can ask for, as at the checkpoint."""
+        """Give the synchronizer the versions that the explorer can ask for.
+
+        The explorer said where it stands, which may be later than at the checkpoint, and never earlier.
+        """
         from trinity.explorer.state import ExplorerState
 
-        await self.trainer.restore_versions(ExplorerState.load(resume).as_json())
+        state = await self._meeting_point().explorer_state() or ExplorerState.load(resume).as_json()
+        await self.trainer.restore_versions(state)
