@@ -292,8 +292,7 @@ class Explorer:
             )
             if result.finished_tasks:
                 return Rollout(result, version, started, times | {"rollout/empty_batch_count": num_empty})
-            num_empty += 1
-            is_first = not self.state.explore_step
+            num_empty, is_first = num_empty + 1, not self.state.explore_step
             tasks = await self.tasks.replace(step, result, num_empty=num_empty, is_first=is_first)
             if not tasks:
                 return None
@@ -306,15 +305,16 @@ class Explorer:
         experiences, own = await self.parts.pipeline.process(result.experiences)
         metrics |= prefixed("experience_pipeline", own)
         metrics["time/wait_room"] = await self._wait_for_room()
+        metrics |= prefixed("perf/engine", await self.engine.stats())
         self.state.explore_step = step
         self.state.readers = self.tasks.finish(step)
+        # Nothing is waited for from here to the report: a checkpoint with this step's rows must know that it is done.
         appended = await self._append(step, experiences)
         if appended.duplicates:
             logger.info("explore step %d was in the store already: it stays as it is", step)
         metrics["experience_pipeline/oversize_count"] = appended.quarantined
         metrics["time/wait_explore_step"] = result.wall_s
         metrics["time/explore_step"] = time.perf_counter() - rollout.started
-        metrics |= prefixed("perf/engine", await self.engine.stats())
         self.monitor.log(metrics | rollout.times, step=step)
         failpoint("explore.after_rollout")
         self.summary.step = step

@@ -60,9 +60,9 @@ async def explore_overlapped(explorer: Explorer, updates: WeightUpdates, *, limi
                 following.result()
             if first.rollout.done():
                 flights.popleft()
-                rollout = first.rollout.result()
-                if rollout is not None:  # else the last tasks were left out; what began after them goes on
-                    await explorer.finish_step(first.step, rollout)
+                ended = first.rollout.result()
+                if ended is not None:  # else the last tasks were left out; what began after them goes on
+                    await explorer.finish_step(first.step, ended)
     finally:
         left = [following, *(flight.rollout for flight in flights)]
         for task in left:
