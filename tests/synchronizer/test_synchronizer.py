@@ -208,12 +208,12 @@ def test_whoever_stops_waiting_for_a_lent_version_leaves_a_copy_to_the_next(tran
     assert asyncio.run(scenario()) == 1.0
 
 
-def test_versions_before_a_lent_one_are_not_asked_for_by_a_checkpoint(transport: Transport):
+def test_versions_before_a_lent_one_are_not_asked_for_by_a_checkpoint():
     """The explorer has gone on since it last reported, as one that continues after a kill has."""
 
     async def scenario() -> dict[int, object]:
         synchronizer, engine = make(), WeightHolder()
-        publisher = Publisher(synchronizer, transport)
+        publisher = Publisher(synchronizer, MemoryTransport())
         await publisher.restore(1, {"explore_step": 1}, weights={1: {"w": torch.ones(1)}})
 
         async def explore() -> None:
