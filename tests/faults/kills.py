@@ -138,6 +138,7 @@ class Job:
             taskset |= {"default_workflow_type": "random_turns", "workflow_args": arguments}
             if name != "trainer":
                 tree["buffer"]["total_steps"] = STEPS
+            tree["synchronizer"]["sync_timeout"] = 300
             if kind.style != "fixed":
                 tree["synchronizer"] |= {"sync_style": kind.style}
         parts.trees = trees
@@ -166,7 +167,7 @@ class Job:
                     if name not in alive and name not in done:
                         alive[name] = self.start(name, self._failpoint(kills))
                 if self.kills < kills:
-                    self._kill(alive[self.draw.choice(sorted(alive))], deadline)
+                    self._kill(self.draw.choice(sorted(alive)), alive, deadline)
                 else:
                     alive[min(alive)].join(0.2)
                 self._reap(alive, done)
@@ -176,11 +177,14 @@ class Job:
                 process.kill()
         self.check()
 
-    def _kill(self, victim: ForkServerProcess, deadline: float) -> None:
-        """Kill a process at an instant: while it starts, or some steps of either side later."""
+    def _kill(self, name: str, alive: dict[str, ForkServerProcess], deadline: float) -> None:
+        """Kill a component at an instant: while it starts, some steps of either side later, or when the other ends."""
+        victim, others = alive[name], [process for other, process in alive.items() if other != name]
         target = self.progress() + self.draw.choice((0, 0, 1, 2, 3, 5))
         victim.join(self.draw.uniform(0.0, 1.0))
         while victim.exitcode is None and self.progress() < target and time.monotonic() < deadline:
+            if any(process.exitcode is not None for process in others):
+                break  # the victim may wait for it, and it is not started again before this returns
             victim.join(0.02)
         victim.join(self.draw.uniform(0.0, 0.2))
         victim.kill()
