@@ -26,7 +26,7 @@ def run_config(job: Path, **values: object) -> Config:
 
 
 def append(store, task: int) -> None:
-    store.append("exp", [experience(1, task)], run="r", producer="p", explore_step=1)
+    store.append("exp", [experience(1, task)], run="r", producer="p", explore_step=1 + task)
 
 
 @pytest.mark.parametrize("storage_type", ["queue", "sql"])

@@ -82,7 +82,7 @@ class Job:
             "algorithm": {"repeat_times": 2, "advantage_fn": "grpo"},
             "checkpoint_job_dir": str(self.folder),
             "synchronizer": {"sync_timeout": 20} | self.sections.get("synchronizer", {}),
-            "deterministic": True,
+            "deterministic": self.sections.get("deterministic", True),
         }
         rest = {key: value for key, value in self.sections.items() if key not in config}
         return self.rollouts.config(**config, **rest)

@@ -99,24 +99,71 @@ def test_total_steps_ends_the_loop_and_startup_evaluation_can_be_off(rollouts: R
     assert summary.step == 1 and list(summary.evaluations) == [1]
 
 
-def test_a_step_without_any_experience_still_ends_for_the_trainer(rollouts: Rollouts, tmp_path: Path) -> None:
+def test_tasks_of_which_nothing_came_are_no_step(rollouts: Rollouts, tmp_path: Path) -> None:
     acts = ["ok", "ok", "raise", "nan", "ok", "raise", "ok", "ok"]
     rows = [{"question": "q", "act": act, "reward": 1.0} for act in acts]
     job = Job(tmp_path, rollouts, rows=rows, workflow="test_scripted", train_batch_size=4)
     started = time.monotonic()
     summary = job.run()
-    assert [len(batch) for batch in job.seen] == [4, 0, 2, 4]
+    assert [len(batch) for batch in job.seen] == [4, 2, 4] and summary.step == 3
     assert summary.experience_count == 10
     assert time.monotonic() - started < 15  # nobody waited for max_read_timeout
     lines = {line["step"]: line for line in job.metrics() if "rollout/model_version" in line}
-    assert [lines[k]["rollout/dropped_group_count"] for k in (1, 2, 3, 4)] == [0, 2, 1, 0]
-    assert (lines[2]["rollout/failed_run_count"], lines[2]["rollout/rejected_run_count"]) == (2, 2)
+    assert [lines[k]["rollout/dropped_group_count"] for k in (1, 2, 3)] == [0, 1, 0]
+    assert [lines[k]["rollout/empty_batch_count"] for k in (1, 2, 3)] == [0, 1, 0]
+    assert (lines[2]["rollout/failed_run_count"], lines[2]["rollout/rejected_run_count"]) == (2, 0)
 
 
-def test_three_steps_without_a_completed_run_are_an_error(rollouts: Rollouts, tmp_path: Path) -> None:
+@pytest.mark.parametrize("style", ["fixed", "fully_async"])
+def test_the_last_tasks_of_which_nothing_came_are_left_out_and_the_run_ends(
+    rollouts: Rollouts, tmp_path: Path, style: str, caplog: Any
+) -> None:
+    rows = [{"question": "q", "act": act, "reward": 1.0} for act in ["ok"] * 4 + ["raise"] * 2]
+    job = Job(tmp_path, rollouts, rows=rows, workflow="test_scripted")
+    job.sections = {"synchronizer": {"sync_style": style, "max_staleness": None}, "deterministic": False}
+    with caplog.at_level(logging.WARNING, logger="trinity.explorer"):
+        assert job.run().step == 2
+    assert "explore step 3: no run was completed, and no tasks are left: it is left out" in caplog.text
+    assert [len(batch) for batch in job.seen if batch] == [4, 4]
+
+
+def test_what_failed_entirely_is_explored_when_the_reward_works_again(rollouts: Rollouts, tmp_path: Path) -> None:
+    job = Job(tmp_path, rollouts, workflow="test_scripted", rows=[{"question": "q", "act": "ok"} for _ in range(8)])
+    job.sections = {"deterministic": False, "explorer": {"eval_on_startup": False, "eval_interval": None}}
+    job.rows = [{"question": "q", "act": "raise"} for _ in range(8)]
+    with pytest.raises(WorkflowError, match="E5130|no run of 3 batches"):
+        job.run()
+    with ExperienceStore(f"sqlite:///{tmp_path}/experience.db") as store:
+        assert store.finished_step("exps", "explorer", run=store_scope(job.config())["run"]) == 0
+    assert not job.seen and not (tmp_path / "metrics.jsonl").exists()
+    job.rows = [{"question": "q", "act": "ok"} for _ in range(8)]
+    summary = job.run()
+    assert summary.step == 4 and summary.experience_count == 16
+    assert sorted({e.info["task_index"]["index"] for batch in job.seen for e in batch}) == list(range(8))
+
+
+def test_a_start_up_evaluation_that_failed_entirely_ends_the_run(rollouts: Rollouts, tmp_path: Path) -> None:
+    rows = [{"question": "q", "act": "raise"} for _ in range(2)] + [{"question": "q", "act": "ok"} for _ in range(6)]
+    job = Job(tmp_path, rollouts, rows=rows, workflow="test_scripted")
+    with pytest.raises(WorkflowError, match=r"taskset 'held_out' was completed; .*scripted.py:\d+.*") as found:
+        job.run()
+    assert found.value.code == "E5131" and not job.seen
+
+
+def test_a_later_evaluation_that_failed_entirely_is_told(rollouts: Rollouts, tmp_path: Path, caplog: Any) -> None:
+    rows = [{"question": "q", "act": act} for act in ["raise", "raise", "ok", "ok"]]
+    job = Job(tmp_path, rollouts, rows=rows, workflow="test_scripted")
+    job.sections["explorer"] = {"eval_on_startup": False, "eval_interval": 1}
+    with caplog.at_level(logging.WARNING, logger="trinity.explorer"):
+        assert job.run().step == 1
+    assert "no run of the taskset 'held_out' was completed" in caplog.text
+
+
+def test_three_batches_without_a_completed_run_are_an_error(rollouts: Rollouts, tmp_path: Path) -> None:
     rows = [{"question": "q", "act": "raise"} for _ in range(8)]
     job = Job(tmp_path, rollouts, rows=rows, workflow="test_scripted")
-    with pytest.raises(WorkflowError, match=r"no run of the last 3 explore steps .*scripted.py:\d+"):
+    job.sections["explorer"] = {"eval_on_startup": False}
+    with pytest.raises(WorkflowError, match=r"no run of 3 batches of tasks .*scripted.py:\d+"):
         job.run()
     with ExperienceStore(f"sqlite:///{tmp_path}/experience.db") as store:
         assert store.producers_open("exps", **store_scope(job.config())) == 1  # a failure is no normal end

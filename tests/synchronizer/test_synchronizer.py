@@ -211,6 +211,27 @@ def test_whoever_stops_waiting_for_a_lent_version_leaves_a_copy_to_the_next(tran
     assert asyncio.run(scenario()) == 1.0
 
 
+def test_versions_before_a_lent_one_are_not_asked_for_by_a_checkpoint():
+    """The explorer has gone on since it last reported, as one that continues after a kill has."""
+
+    async def scenario() -> dict[int, object]:
+        synchronizer, engine = make(), WeightHolder()
+        publisher = Publisher(synchronizer, MemoryTransport())
+        await publisher.restore(1, {"explore_step": 1}, weights={1: {"w": torch.ones(1)}})
+
+        async def explore() -> None:
+            await synchronizer.wait_for_version(2)
+            await pull_weights(synchronizer, engine, 2)
+
+        exploring = asyncio.create_task(explore())
+        await asyncio.sleep(0)
+        await publisher.publish(2, {"w": torch.ones(1) * 2})
+        await exploring
+        return dict(await publisher.served_weights(3))
+
+    assert asyncio.run(scenario()) == {}
+
+
 def test_a_ticket_outlives_its_trip_to_another_process(transport: Transport):
     ticket = transport.put(3, {"w": torch.ones(2), "scalar": torch.tensor(1.5)}, copy=True)
     again = pickle.loads(pickle.dumps(ticket))  # noqa: S301  as a call to another process does

@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trinity.common.errors import WorkflowError
 from trinity.common.workflows.task import Task
 from trinity.explorer.metrics import outcome_counts, time_metrics, truncation_counts, values_by_task
+from trinity.explorer.outcome import BatchResult
+from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
     from trinity.explorer.scheduler import Scheduler
+
+logger = get_logger("explorer")
 
 NUM_BOOTSTRAP = 1000
 BOOTSTRAP_SEED = 42
@@ -92,25 +97,42 @@ class Evaluator:
         self.tasksets = list(tasksets)
         self._scheduler = scheduler
 
-    async def evaluate(self, step: int, *, prefix: str = "eval") -> dict[str, float]:
+    async def evaluate(self, step: int, *, prefix: str = "eval", must_complete: bool = False) -> dict[str, float]:
         """Return the metrics of all tasksets, as `<prefix>/<taskset>/<metric>/<what>`.
 
         Args:
             step: the explore step after which the evaluation comes; part of the ids.
             prefix: first part of the names: `eval`, or `bench`.
+            must_complete: a taskset of which no run is completed is an error, else a warning.
+
+        Raises:
+            WorkflowError: no run of a taskset was completed (E5131).
         """
         started = time.monotonic()
         metrics: dict[str, float] = {}
         for taskset in self.tasksets:
-            metrics |= await self._evaluate(taskset, step, f"{prefix}/{taskset.name}")
+            result = await self._scheduler.schedule(taskset.tasks, batch=f"{step}/{taskset.name}")
+            if result.results and not result.completed:
+                _tell_failed(taskset.name, result, is_error=must_complete)
+            metrics |= _metrics(taskset, result, f"{prefix}/{taskset.name}")
         metrics["time/eval"] = time.monotonic() - started
         return metrics
 
-    async def _evaluate(self, taskset: EvalTaskset, step: int, prefix: str) -> dict[str, float]:
-        result = await self._scheduler.schedule(taskset.tasks, batch=f"{step}/{taskset.name}")
-        metrics = outcome_counts(result, prefix)
-        metrics |= truncation_counts(result.experiences, prefix)
-        for name, by_task in sorted(values_by_task(result).items()):
-            for what, value in eval_metrics(by_task, taskset.repeat_times).items():
-                metrics[f"{prefix}/{name}/{what}"] = value
-        return metrics | time_metrics(result, f"{prefix}/time")
+
+def _tell_failed(name: str, result: BatchResult, *, is_error: bool) -> None:
+    text = (
+        f"evaluation: no run of the taskset {name!r} was completed; the commonest reason: {result.reasons()[0]}; "
+        "correct its workflow or reward function, or explorer.max_timeout"
+    )
+    if is_error:
+        raise WorkflowError(f"{text}, or switch it off with explorer.eval_on_startup: false", code="E5131")
+    logger.warning("%s", text)
+
+
+def _metrics(taskset: EvalTaskset, result: BatchResult, prefix: str) -> dict[str, float]:
+    metrics = outcome_counts(result, prefix)
+    metrics |= truncation_counts(result.experiences, prefix)
+    for name, by_task in sorted(values_by_task(result).items()):
+        for what, value in eval_metrics(by_task, taskset.repeat_times).items():
+            metrics[f"{prefix}/{name}/{what}"] = value
+    return metrics | time_metrics(result, f"{prefix}/time")

@@ -8,10 +8,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from trinity.common.constants import Mode, SyncStyle
-from trinity.common.errors import WorkflowError
 from trinity.explorer.assembly import ExplorerParts, build_parts, experience_buffer, store_scope
 from trinity.explorer.baseline import attach_baselines
 from trinity.explorer.metrics import prefixed, rollout_metrics
@@ -19,6 +18,7 @@ from trinity.explorer.outcome import BatchResult
 from trinity.explorer.overlap import explore_overlapped
 from trinity.explorer.room import wait_for_room
 from trinity.explorer.state import ExplorerState
+from trinity.explorer.step_tasks import TASKSET, StepTasks
 from trinity.explorer.updates import WeightUpdates, batches_at_once
 from trinity.runtime.worker_thread import WorkerThread
 from trinity.synchronizer.schedule import FixedSchedule, schedule_of
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from trinity.synchronizer.synchronizer import Synchronizer
 
 logger = get_logger("explorer")
-
-MAX_EMPTY_STEPS = 3
-TASKSET = "taskset"  # key of the reader's state in the snapshot
 
 
 @dataclass
@@ -116,11 +113,13 @@ class Explorer:
         self._producer = (experience_buffer(config), config.explorer.name)
         self._scope = store_scope(config)
         self._is_apart = config.mode == Mode.EXPLORE
+        is_repeatable = config.deterministic and isinstance(self.schedule, FixedSchedule)
+        self._is_exact = is_repeatable and not self._is_apart
         self._has_served = False
         self._parts: ExplorerParts | None = None
         self._times: dict[str, float] = {}
-        self._readers_after: dict[int, dict[str, Any]] = {}
         self._served = ServedWeights(synchronizer, model, explorer=config.explorer.name)
+        self._tasks: StepTasks | None = None
         self._updates = self._make_updates()
 
     def _make_updates(self) -> WeightUpdates | None:
@@ -159,6 +158,7 @@ class Explorer:
             parts.reader.load_state_dict(self.state.readers[TASKSET])
         else:
             self.state.readers = {TASKSET: parts.reader.state_dict()}
+        self._tasks = StepTasks(parts.reader, batch_size=self.config.buffer.batch_size, call=self._io.call)
         parts.pipeline.load_state_dict(self.state.pipeline)
         parts.scheduler.times.load_state_dict(self.state.times)
         self.monitor.truncate(self.state.monitor)
@@ -166,14 +166,25 @@ class Explorer:
         await self._snapshot()
 
     async def _continue(self) -> None:
-        """Where no trainer keeps the snapshot in its checkpoints, take it from the store."""
-        if not self._is_apart:
+        """Go on after the last step in the log, where that is later than the checkpoint.
+
+        A step of the log is not explored again, unless doing so gives the same bits: then its metrics, which a killed
+        process may not have written, come again, too.
+        """
+        if self._is_exact:
             return
         text = await self._io.call(self.store.snapshot, *self._producer, **self._scope)
-        if text is not None:
-            self.state = ExplorerState.from_json(json.loads(text))
-            self.summary.step = self.state.explore_step
-            logger.info("%s: continuing from explore step %d", self.config.explorer.name, self.state.explore_step)
+        state = None if text is None else ExplorerState.from_json(json.loads(text))
+        if state is not None and (self._is_apart or state.explore_step > self.state.explore_step):
+            self.state = state
+            self.summary.step = state.explore_step
+            logger.info("%s: continuing from explore step %d", self.config.explorer.name, state.explore_step)
+
+    @property
+    def tasks(self) -> StepTasks:
+        """The tasks of the steps; there after `prepare`."""
+        assert self._tasks is not None, "prepare() comes first"
+        return self._tasks
 
     @property
     def planned_steps(self) -> int | None:
@@ -188,7 +199,7 @@ class Explorer:
 
         Raises:
             SyncError: weights did not come before `synchronizer.sync_timeout`.
-            WorkflowError: no run was completed in several steps, or an operator failed.
+            WorkflowError: no run was completed for several batches of tasks, or an operator failed.
         """
         if self._updates is not None and self.config.synchronizer.sync_style == SyncStyle.FULLY_ASYNC:
             await explore_overlapped(self, self._updates, limit=batches_at_once(self.config))
@@ -206,7 +217,10 @@ class Explorer:
                 return
             if self.is_eval_due(step - 1):
                 await self.evaluate(step - 1)
-            await self.finish_step(step, await self.roll_out(step, tasks))
+            rollout = await self.roll_out(step, tasks)
+            if rollout is None:
+                return
+            await self.finish_step(step, rollout)
 
     async def close(self) -> None:
         """Release runners, pipeline and threads; a workflow that hangs is left behind."""
@@ -221,9 +235,7 @@ class Explorer:
         total = self.config.buffer.total_steps
         if total is not None and step > total:
             return []
-        tasks = await self._io.call(self.parts.reader.read, self.config.buffer.batch_size)
-        self._readers_after[step] = {TASKSET: self.parts.reader.state_dict()}
-        return tasks
+        return await self.tasks.read(step)
 
     async def _serve(self, step: int) -> bool:
         """Make the engine serve the version of `step`; return false if the trainer ended before it."""
@@ -265,13 +277,26 @@ class Explorer:
             return False
         return True
 
-    async def roll_out(self, step: int, tasks: list[Task]) -> Rollout:
-        """Let the model attempt the tasks of explore step `step`; `finish_step` takes what came of it."""
+    async def roll_out(self, step: int, tasks: list[Task]) -> Rollout | None:
+        """Let the model attempt the tasks of explore step `step`; `finish_step` takes what came of it.
+
+        Tasks of which no run is completed are replaced by the next ones; None if they were the last.
+
+        Raises:
+            WorkflowError: no run was completed for several batches of tasks (E5130).
+        """
         started, version, times = time.perf_counter(), self.engine.model_version, self._pop_times()
-        result = await self.parts.scheduler.schedule(
-            tasks, batch=self._batch(step), with_baseline=self.parts.needs.baseline
-        )
-        return Rollout(result, version, started, times)
+        num_empty = 0
+        while True:
+            result = await self.parts.scheduler.schedule(
+                tasks, batch=self._batch(step), with_baseline=self.parts.needs.baseline
+            )
+            if result.finished_tasks:
+                return Rollout(result, version, started, times | {"rollout/empty_batch_count": num_empty})
+            num_empty, is_first = num_empty + 1, not self.state.explore_step
+            tasks = await self.tasks.replace(step, result, num_empty=num_empty, is_first=is_first)
+            if not tasks:
+                return None
 
     async def finish_step(self, step: int, rollout: Rollout) -> None:
         """Process and store the experiences of explore step `step`, log it, and report it as finished."""
@@ -281,19 +306,21 @@ class Explorer:
         experiences, own = await self.parts.pipeline.process(result.experiences)
         metrics |= prefixed("experience_pipeline", own)
         metrics["time/wait_room"] = await self._wait_for_room()
-        self._advance(step, result)
+        metrics |= prefixed("perf/engine", await self.engine.stats())
+        self.state.explore_step = step
+        self.state.readers = self.tasks.finish(step)
+        # Nothing is waited for from here to the report: a checkpoint with this step's rows must know that it is done.
         appended = await self._append(step, experiences)
         if appended.duplicates:
-            logger.info("step %d: %d experiences were in the store already", step, appended.duplicates)
+            logger.info("explore step %d was in the store already: it stays as it is", step)
         metrics["experience_pipeline/oversize_count"] = appended.quarantined
         metrics["time/wait_explore_step"] = result.wall_s
         metrics["time/explore_step"] = time.perf_counter() - rollout.started
-        metrics |= prefixed("perf/engine", await self.engine.stats())
         self.monitor.log(metrics | rollout.times, step=step)
         failpoint("explore.after_rollout")
         self.summary.step = step
         self.summary.experience_count += appended.appended
-        await self._report(step, result)
+        await self._snapshot()
 
     def _batch(self, step: int) -> int | str:
         """Return the first part of the step's ids; several explorers of a job count their steps each."""
@@ -309,19 +336,10 @@ class Explorer:
             timeout_s=self.config.synchronizer.sync_timeout,
         )
 
-    def _advance(self, step: int, result: BatchResult) -> None:
-        state = self.state
-        state.explore_step = step
-        state.readers = self._readers_after.pop(step)
-        state.empty_steps = 0 if result.finished_tasks else state.empty_steps + 1
-
     async def _append(self, step: int, experiences: list[Experience]) -> AppendResult:
-        """Store a step's experiences; an explorer apart stores its place with them."""
-        snapshot = None
-        if self._is_apart:
-            self._note_place()
-            self.state.monitor["lines"] += 1  # the line of this step, which comes next
-            snapshot = json.dumps(self.state.as_json())
+        """Store a step's experiences, and with them where the explorer stands after the step."""
+        self._note_place()
+        self.state.monitor["lines"] += 1  # the line of this step, which comes next
         buffer, producer = self._producer
         return await self._io.call(
             self.store.append,
@@ -329,22 +347,9 @@ class Explorer:
             experiences,
             producer=producer,
             explore_step=step,
-            snapshot=snapshot,
+            snapshot=json.dumps(self.state.as_json()),
             **self._scope,
         )
-
-    async def _report(self, step: int, result: BatchResult) -> None:
-        state = self.state
-        await self._snapshot()
-        is_all = step == self.planned_steps == state.empty_steps
-        if state.empty_steps >= MAX_EMPTY_STEPS or is_all:
-            raise WorkflowError(
-                f"no run of the last {state.empty_steps} explore steps was completed; the commonest reason in step "
-                f"{step}: {result.reasons()[0]}; correct the workflow, the reward function or explorer.max_timeout",
-                code="E5130",
-            )
-        if not result.finished_tasks:
-            logger.warning("explore step %d: no run was completed; first: %s", step, result.reasons()[0])
 
     def _note_place(self) -> None:
         self.state.model_version = self.engine.model_version
@@ -369,7 +374,7 @@ class Explorer:
 
     async def evaluate(self, step: int) -> None:
         """Evaluate the model that has explored `step` steps, log it, and report it."""
-        metrics = await self.parts.evaluator.evaluate(step)
+        metrics = await self.parts.evaluator.evaluate(step, must_complete=step == 0)
         self.monitor.log(metrics | {"eval/model_version": self.engine.model_version}, step=step)
         self.summary.evaluations[step] = metrics
         self.state.eval_steps.append(step)

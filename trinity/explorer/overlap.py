@@ -18,7 +18,7 @@ START_POLL_S = 0.1  # between two looks at whether the next batch may begin
 @dataclass
 class _Flight:
     step: int
-    rollout: asyncio.Task[Rollout]
+    rollout: asyncio.Task[Rollout | None]
 
 
 async def explore_overlapped(explorer: Explorer, updates: WeightUpdates, *, limit: int) -> None:
@@ -60,7 +60,9 @@ async def explore_overlapped(explorer: Explorer, updates: WeightUpdates, *, limi
                 following.result()
             if first.rollout.done():
                 flights.popleft()
-                await explorer.finish_step(first.step, first.rollout.result())
+                ended = first.rollout.result()
+                if ended is not None:  # else the last tasks were left out; what began after them goes on
+                    await explorer.finish_step(first.step, ended)
     finally:
         left = [following, *(flight.rollout for flight in flights)]
         for task in left:

@@ -21,7 +21,6 @@ class ExplorerState:
         model_version: version of the weights that the engine serves.
         readers: state of each task reader by the taskset's name.
         eval_steps: explore steps after which an evaluation was done.
-        empty_steps: consecutive steps, up to the last, of which no run was completed.
         monitor: how much the monitor had written.
         pipeline: state of the operators and of the advantage function that have one, by name.
         times: what the deadline of `explorer.dynamic_timeout` is made from.
@@ -31,7 +30,6 @@ class ExplorerState:
     model_version: int = 0
     readers: dict[str, Any] = field(default_factory=dict)
     eval_steps: list[int] = field(default_factory=list)
-    empty_steps: int = 0
     monitor: dict[str, int] = field(default_factory=lambda: {"lines": 0, "samples": 0})
     pipeline: dict[str, Any] = field(default_factory=dict)
     times: dict[str, Any] = field(default_factory=dict)

@@ -25,6 +25,30 @@ def rewound(checkpoints: CheckpointStore, path: Path) -> Path | None:
     Raises:
         CheckpointError: it is no whole checkpoint of this job (E7044, E7001).
     """
+    job_dir = checkpoints.job_dir
+    target, step = _target(checkpoints, path)
+    if _was_asked(job_dir, step):
+        return checkpoints.latest()
+    for later in [number for number in checkpoints.steps() if number > step]:
+        folder = job_dir / f"global_step_{later}"
+        number = 1 + sum(1 for _ in job_dir.glob(f"{folder.name}.left_*"))
+        folder.rename(folder.with_name(f"{folder.name}.left_{number}"))
+        logger.warning("resume_mode resume_path: %s is left behind as %s.left_%d", folder, folder.name, number)
+    write_atomically(job_dir / NOTE, json.dumps(step))
+    return target
+
+
+def goes_back(checkpoints: CheckpointStore, path: Path) -> bool:
+    """Return whether a run that asks for `path` continues before the newest checkpoint: a finished job then goes on.
+
+    Raises:
+        CheckpointError: as of `rewound`.
+    """
+    _, step = _target(checkpoints, path)
+    return not _was_asked(checkpoints.job_dir, step) and any(number > step for number in checkpoints.steps())
+
+
+def _target(checkpoints: CheckpointStore, path: Path) -> tuple[Path, int]:
     job_dir, target = checkpoints.job_dir, path.expanduser().absolute()
     if target.parent.resolve() != job_dir.absolute().resolve():
         raise CheckpointError(
@@ -32,14 +56,9 @@ def rewound(checkpoints: CheckpointStore, path: Path) -> Path | None:
             "fit it; to start from the weights of another job, give its actor/huggingface as model.model_path",
             code="E7044",
         )
-    step = int(verify_checkpoint(target)["step"])
+    return target, int(verify_checkpoint(target)["step"])
+
+
+def _was_asked(job_dir: Path, step: int) -> bool:
     note = job_dir / NOTE
-    if note.exists() and json.loads(note.read_text(encoding="utf-8")) == step:
-        return checkpoints.latest()
-    for later in [number for number in checkpoints.steps() if number > step]:
-        folder = job_dir / f"global_step_{later}"
-        number = 1 + sum(1 for _ in job_dir.glob(f"{folder.name}.left_*"))
-        folder.rename(folder.with_name(f"{folder.name}.left_{number}"))
-        logger.warning("resume_mode resume_path: %s is left behind as %s.left_%d", folder, folder.name, number)
-    write_atomically(note, json.dumps(step))
-    return target
+    return note.exists() and json.loads(note.read_text(encoding="utf-8")) == step

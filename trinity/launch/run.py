@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity.catalogue import builtin_catalogue
+from trinity.common.checkpoint import CheckpointStore
 from trinity.common.config import Config, ConfigErrors, Plan, StagePlan, dump_config, load_plan, plugin_dirs_of
 from trinity.common.constants import BENCH, Mode
 from trinity.common.errors import CheckpointError, ConfigError, ExitCode, TrinityError
@@ -32,6 +33,7 @@ from trinity.launch.job import (
 )
 from trinity.launch.models import with_local_models
 from trinity.launch.process import hide_progress_bars, prepare_process, use_deterministic_algorithms
+from trinity.launch.rewind import goes_back
 from trinity.launch.stop import StopSignal
 from trinity.runtime.event_loop import run_event_loop
 from trinity.runtime.scratch import JOB_ENV_VAR, sweep
@@ -156,7 +158,7 @@ def run_plan(plan: Plan, options: RunOptions) -> RunResult:
         for number, stage in enumerate(plan.stages):
             given, stage = previous, _after(stage, previous)
             previous = _finished_model(stage.config)
-            if previous is not None and not _may_get_more(stage.config):
+            if previous is not None and not _may_get_more(stage.config) and not _goes_back(stage.config, plan):
                 logger.info("stage %s is already complete in %s", stage.name or "", stage.config.checkpoint_job_dir)
                 continue
             if options.on_stage is not None:
@@ -227,6 +229,16 @@ def _finished_model(config: Config) -> Path | None:
 def _may_get_more(config: Config) -> bool:
     """Return whether a complete stage can go on all the same: a trainer without a last step, when an explorer joins."""
     return component_of(config) is not None and config.trainer.total_steps is None
+
+
+def _goes_back(config: Config, plan: Plan) -> bool:
+    """Return whether a complete stage goes on from an older checkpoint of its own (`resume_mode: resume_path`)."""
+    verl, job_dir = config.trainer.trainer_config.trainer, Path(config.checkpoint_job_dir)
+    path = Path(str(verl.resume_from_path))
+    others = {Path(stage.config.checkpoint_job_dir).absolute() for stage in plan.stages} - {job_dir.absolute()}
+    if verl.resume_mode != "resume_path" or path.expanduser().absolute().parent in others:
+        return False
+    return goes_back(CheckpointStore(job_dir), path)
 
 
 def _length(config: Config) -> list[int | None]:

@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity.common.constants import Mode, StorageType
+from trinity.common.errors import StarvedError
 from trinity.launch.side import Component, end_all, folder_synchronizer, open_monitor
 from trinity.launch.watch import watch_explorers
 from trinity.synchronizer.schedule import schedule_of
 from trinity.synchronizer.synchronizer import Synchronizer
+from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
     from trinity.synchronizer.folder import AnySynchronizer
     from trinity.trainer.trainer import Trainer, TrainSummary
+
+logger = get_logger("trainer")
 
 
 class TrainerSide(Component):
@@ -89,16 +93,37 @@ class TrainerSide(Component):
 
         Raises:
             TrinityError: what ended the trainer.
+            StarvedError: the explorers ended before the planned steps were trained (E5401).
         """
         if not self._is_apart or self._store is None:
-            return await self.trainer.train()
+            return self._told_length(await self.trainer.train())
         training = asyncio.ensure_future(self.trainer.train())
         watching = asyncio.ensure_future(watch_explorers(self.config, self._store))
         try:
             await asyncio.wait((training, watching), return_when=asyncio.FIRST_COMPLETED)
-            return training.result() if training.done() else watching.result()
+            return self._told_length(training.result()) if training.done() else watching.result()
         finally:
             await end_all((training, watching))
+
+    def _told_length(self, summary: TrainSummary) -> TrainSummary:
+        """Return the summary; tell where experiences ended before the planned steps, which nobody else may see."""
+        total, is_short = self.trainer.total_steps, not (self.trainer.is_complete or summary.is_stopped)
+        if self._is_apart and is_short:
+            raise StarvedError(
+                f"training ended at step {summary.step} of {total} (trainer.total_steps): every explorer is finished "
+                f"and nothing is left to train on; what was trained is saved. Start an explorer with a greater "
+                f"buffer.total_steps or total_epochs and then this command again, or write trainer.total_steps: "
+                f"{summary.step}",
+                code="E5401",
+            )
+        if self.config.mode == Mode.BOTH and is_short:
+            logger.warning(
+                "training ended at step %d of %d planned ones: the explorer is finished, and what it gave, without "
+                "rollouts that failed or were filtered, is trained",
+                summary.step,
+                total,
+            )
+        return summary
 
     async def request_stop(self) -> None:
         """End after the step under way; a wait for experiences ends at once."""
@@ -115,7 +140,11 @@ class TrainerSide(Component):
         await self._close([] if self._trainer is None else [self._trainer.close])
 
     async def _restore(self, resume: Path) -> None:
-        """Give the synchronizer the versions that the explorer can ask for, as at the checkpoint."""
+        """Give the synchronizer the versions that the explorer can ask for.
+
+        The explorer said where it stands, which may be later than at the checkpoint, and never earlier.
+        """
         from trinity.explorer.state import ExplorerState
 
-        await self.trainer.restore_versions(ExplorerState.load(resume).as_json())
+        state = await self._meeting_point().explorer_state() or ExplorerState.load(resume).as_json()
+        await self.trainer.restore_versions(state)

@@ -99,7 +99,8 @@ class Synchronizer:
             self._changed.notify_all()
             if is_lent:
                 await self._until(lambda: self._borrowed is None, f"the explorer to load version {version}")
-                del self._tickets[version]
+                # Nobody asks for older ones either, wherever the explorer was when it last reported.
+                self._tickets = {newer: kept for newer, kept in self._tickets.items() if newer > version}
                 return version + 1
             return self._drop()
 

@@ -240,8 +240,8 @@ class Trainer:
                 await self._publish()
         if self.step:
             await self._save(is_last=not self._stop.is_set())
-        if self.config.mode == Mode.BOTH or not self._stop.is_set():
-            await self.synchronizer.finish_trainer()  # explorers that run apart wait for one that was stopped
+        if self.config.mode == Mode.BOTH or self.is_complete:
+            await self.synchronizer.finish_trainer()  # explorers that run apart wait for one that will go on
         return TrainSummary(self.step, self._checkpoint, self._stop.is_set(), self._metrics)
 
     async def restore_versions(self, explorer_state: dict[str, Any]) -> None:
@@ -273,6 +273,11 @@ class Trainer:
     def total_steps(self) -> int | None:
         """Training steps of the run; None where only the data know."""
         return self._total_steps
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run was not stopped, and all of its planned steps are trained."""
+        return not self._stop.is_set() and (self._total_steps is None or self.step >= self._total_steps)
 
     async def weights(self) -> Mapping[str, Tensor]:
         """Return the weights by Hugging Face name; the next step may change them."""

@@ -12,10 +12,12 @@ from trinity.common.experience import EID, Experience
 BUFFER, RUN, PRODUCER, CONSUMER = "exp", "project/run", "explorer", "trainer"
 
 
-def experience(step: int, task: int, run: int = 0, *, version: int = 0, reward: float | None = 1.0) -> Experience:
+def experience(
+    step: int, task: int, run: int = 0, *, turn: int = 0, version: int = 0, reward: float | None = 1.0
+) -> Experience:
     """Return a sampled experience that is recognisable by its tokens."""
     return Experience(
-        eid=EID(step, task, run),
+        eid=EID(step, task, run, turn),
         tokens=torch.tensor([step, task, run, 7]),
         prompt_length=3,
         logprobs=torch.tensor([-0.5]),

@@ -13,10 +13,22 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.buffer.store.oracle import BUFFER, PRODUCER, RUN, experience, generated, open_store, uids
 from trinity.buffer.store import ConsumerToken
 from trinity.common.errors import StoreError
+from trinity.utils import failpoints
 
 CONSUMERS = ("one", "two")
 Row = dict[str, object]
 which = st.sampled_from(CONSUMERS)
+
+
+def rollout_of(uid: str) -> str:
+    """Return batch, task and run of an id."""
+    return uid.rsplit("/", 2)[0]
+
+
+def first_rollouts(ordered: list[str], n: int) -> list[str]:
+    """Return the ids of the first `n` rollouts."""
+    names = list(dict.fromkeys(rollout_of(uid) for uid in ordered))[:n]
+    return [uid for uid in ordered if rollout_of(uid) in names]
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -30,6 +42,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.tokens: dict[str, ConsumerToken] = {}
         self.old: list[ConsumerToken] = []
         self.steps = dict.fromkeys(CONSUMERS, 0)
+        self.finished = 0
 
     @initialize()
     def open_consumers(self) -> None:
@@ -41,13 +54,32 @@ class StoreMachine(RuleBasedStateMachine):
             self.old.append(self.tokens[name])
         self.tokens[name] = self.store.open_consumer(BUFFER, name, run=RUN, cut=cut)
 
-    @rule(step=st.integers(1, 4), tasks=st.sets(st.integers(0, 5), max_size=6))
-    def append(self, step: int, tasks: set[int]) -> None:
-        batch = [experience(step, task) for task in tasks]
-        result = self.store.append(BUFFER, batch, run=RUN, producer=PRODUCER, explore_step=step)
-        new = [uid for uid in sorted(uids(batch)) if uid not in self.rows]
-        assert (result.appended, result.duplicates) == (len(new), len(tasks) - len(new))
-        self.rows.update({uid: {"state": "ready", "owner": None, "step": 0, "expired": False} for uid in new})
+    @rule(
+        step=st.integers(1, 9),
+        turns=st.dictionaries(st.integers(0, 5), st.integers(1, 3), max_size=6),
+        kill=st.sampled_from(["", "before", "after"]),
+    )
+    def explore(self, step: int, turns: dict[int, int], kill: str) -> None:
+        """Append the next step, or an earlier one again as after a kill: with other tasks and other turns."""
+        step = min(step, self.finished + 1)
+        batch = [experience(step, task, turn=turn) for task, number in turns.items() for turn in range(number)]
+        failpoints.configure(f"store.append.{kill}_commit=raise" if kill else "")
+        try:
+            result = self.store.append(BUFFER, batch, run=RUN, producer=PRODUCER, explore_step=step)
+        except RuntimeError:
+            result = None
+            self.store.close()
+            self.store = open_store(self.folder)
+        finally:
+            failpoints.configure("")
+        is_kept = step > self.finished and kill != "before"
+        if result is not None:
+            assert (result.appended, result.duplicates) == ((len(batch), 0) if is_kept else (0, len(batch)))
+        if is_kept:
+            self.finished = step
+            new = {uid: {"state": "ready", "owner": None, "step": 0, "expired": False} for uid in sorted(uids(batch))}
+            self.rows.update(new)
+        assert self.store.finished_step(BUFFER, PRODUCER, run=RUN) == self.finished
 
     @rule(name=which, n=st.integers(1, 5), expires=st.booleans())
     def claim(self, name: str, n: int, expires: bool) -> None:
@@ -56,17 +88,18 @@ class StoreMachine(RuleBasedStateMachine):
             for uid, row in self.rows.items()
             if row["state"] == "ready" or (row["state"] == "claimed" and row["expired"] and row["owner"] != name)
         ]
-        got = self.store.claim(self.tokens[name], n, lease_s=-1.0 if expires else 3600.0)
-        assert uids(got) == free[:n]
-        for uid in free[:n]:
+        got = self.store.claim(self.tokens[name], n, lease_s=-1.0 if expires else 3600.0, whole_rollouts=True)
+        assert uids(got) == first_rollouts(free, n)
+        for uid in first_rollouts(free, n):
             self.rows[uid] = {"state": "claimed", "owner": name, "step": 0, "expired": expires}
 
-    def claimed_by(self, name: str) -> list[str]:
-        return [uid for uid, row in self.rows.items() if row["state"] == "claimed" and row["owner"] == name]
+    def claimed_by(self, name: str, n: int = 1000) -> list[str]:
+        mine = [uid for uid, row in self.rows.items() if row["state"] == "claimed" and row["owner"] == name]
+        return first_rollouts(mine, n)
 
     @rule(name=which, n=st.integers(0, 4))
     def commit(self, name: str, n: int) -> None:
-        mine = self.claimed_by(name)[:n]
+        mine = self.claimed_by(name, n)
         self.steps[name] += 1
         self.store.commit_step(self.tokens[name], self.steps[name], mine)
         for uid in mine:
@@ -74,7 +107,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(name=which, n=st.integers(1, 2))
     def drop(self, name: str, n: int) -> None:
-        mine = self.claimed_by(name)[:n]
+        mine = self.claimed_by(name, n)
         self.store.drop(self.tokens[name], mine, "stale")
         for uid in mine:
             self.rows[uid] |= {"state": "dropped", "step": self.steps[name] + 1}
@@ -127,6 +160,14 @@ class StoreMachine(RuleBasedStateMachine):
             ledger = [uid for step in range(1, self.steps[name] + 1) for uid in self.store.step_uids(token, step) or []]
             trained = [u for u, row in self.rows.items() if row["state"] == "trained" and row["owner"] == name]
             assert sorted(ledger) == sorted(trained)
+
+    @invariant()
+    def no_rollout_is_trained_in_two_steps(self) -> None:
+        steps: dict[str, set[tuple[object, object]]] = {}
+        for uid, row in self.rows.items():
+            if row["state"] == "trained":
+                steps.setdefault(rollout_of(uid), set()).add((row["owner"], row["step"]))
+        assert all(len(used) == 1 for used in steps.values())
 
     def teardown(self) -> None:
         self.store.close()

@@ -51,8 +51,28 @@ def test_a_repeated_append_changes_nothing(store: ExperienceStore) -> None:
     token = open_consumer(store)
     store.commit_step(token, 1, uids(store.claim(token, 2)))
     again = append(store, 1, 5)
-    assert (again.appended, again.duplicates) == (1, 4)
-    assert store.counts(BUFFER, RUN) == {"ready": 3, "claimed": 0, "trained": 2, "dropped": {}}
+    assert (again.appended, again.duplicates) == (0, 5)
+    assert store.counts(BUFFER, RUN) == {"ready": 2, "claimed": 0, "trained": 2, "dropped": {}}
+
+
+def test_a_finished_step_that_is_explored_again_with_other_turns_stays_as_it_was(store: ExperienceStore) -> None:
+    """What a killed explorer explores anew is not what was stored, and what was stored may be trained already."""
+    turns = [experience(2, 0, turn=turn) for turn in range(2)]
+    scope = {"run": RUN, "producer": PRODUCER}
+    append(store, 1, 1)
+    store.append(BUFFER, turns, explore_step=2, snapshot="after 2", **scope)
+    token = open_consumer(store)
+    store.commit_step(token, 1, uids(store.claim(token, 2, whole_rollouts=True)))
+    for step in (1, 2):
+        longer = [experience(step, task, turn=turn) for task in range(2) for turn in range(4)]
+        again = store.append(BUFFER, longer, explore_step=step, snapshot=f"again {step}", **scope)
+        assert (again.appended, again.duplicates) == (0, 8)
+    assert store.snapshot(BUFFER, PRODUCER, run=RUN) == "after 2"
+    assert store.num_produced(BUFFER, run=RUN) == 2
+    assert store.claim(token, 10) == []
+    assert store.counts(BUFFER, RUN) == {"ready": 0, "claimed": 0, "trained": 3, "dropped": {}}
+    new = store.append(BUFFER, [experience(2, 0)], run=RUN, producer="another", explore_step=2)
+    assert (new.appended, new.duplicates) == (0, 1), "another producer's step is another one, its ids are not"
 
 
 def test_runs_stages_and_buffers_do_not_see_each_other(store: ExperienceStore) -> None:
@@ -218,8 +238,9 @@ def test_the_backup_holds_text_reward_and_metrics_once(tmp_path: Path) -> None:
     with ExperienceStore(f"sqlite:///{tmp_path}/e.db", backup=backup) as store:
         append(store, 1, 2)
         append(store, 1, 3)
+        append(store, 2, 1)
     lines = [json.loads(line) for line in backup.path.read_text().splitlines()]
-    assert [line["uid"] for line in lines] == ["1/0/0/0/", "1/1/0/0/", "1/2/0/0/"]
+    assert [line["uid"] for line in lines] == ["1/0/0/0/", "1/1/0/0/", "2/0/0/0/"]
     assert (lines[0]["prompt_text"], lines[0]["response_text"], lines[0]["reward"]) == ("p1.0", "r0", 1.0)
     assert stat.S_IMODE(os.stat(backup.path).st_mode) == 0o600
 

@@ -158,11 +158,10 @@ def upsert_producer(connection: Connection, scope: Scope, *, producer: str, valu
         connection.execute(insert(PRODUCER).values(**scope.values, producer=producer, **start))
 
 
-def finish_step(connection: Connection, scope: Scope, *, producer: str, step: int) -> None:
-    """Record that explore step `step` of a producer is complete in the log; the record never goes back."""
+def finished_step(connection: Connection, scope: Scope, *, producer: str) -> int:
+    """Return the last explore step of a producer that is complete in the log, 0 without any."""
     key = and_(scope.where(PRODUCER), PRODUCER.c.producer == producer)
-    last = connection.scalar(select(PRODUCER.c.finished_step).where(key)) or 0
-    upsert_producer(connection, scope, producer=producer, values={"finished_step": max(last, step)})
+    return connection.scalar(select(PRODUCER.c.finished_step).where(key)) or 0
 
 
 def keep_snapshot(connection: Connection, scope: Scope, *, producer: str, text: str | None, num_added: int = 0) -> None:

@@ -52,9 +52,8 @@ class ProducerBoard:
 
     def finished_step(self, buffer: str, producer: str, *, run: str, stage: str = "") -> int:
         """Return the last explore step of `producer` that is complete in the log, 0 without any."""
-        key = (Scope(run, stage, buffer).where(PRODUCER), PRODUCER.c.producer == producer)
         with self._database.read() as connection:
-            return connection.scalar(select(PRODUCER.c.finished_step).where(*key)) or 0
+            return ledger.finished_step(connection, Scope(run, stage, buffer), producer=producer)
 
     def announce_wait(
         self, buffer: str, producer: str, version: int, *, run: str | None = None, stage: str = ""

@@ -108,8 +108,9 @@ class ExperienceStore(ProducerBoard):
     ) -> AppendResult:
         """Append the experiences of one explore step and record the step as finished, in one transaction.
 
-        Rows are sorted by id; ids that the log has are left untouched, so that a repeated append does nothing.
-        An empty list records an empty step. A `snapshot` of the producer after the step is kept with it.
+        Rows are sorted by id. A step of the producer that is finished already stays as it is: what was explored again
+        may differ in turns and tasks, and would be trained beside what was trained of the step. So do ids that the log
+        has. An empty list records an empty step. A `snapshot` of the producer after the step is kept with it.
 
         Raises:
             DataError: a reward is not a finite number, or two experiences have one id; nothing is appended.
@@ -120,11 +121,13 @@ class ExperienceStore(ProducerBoard):
         ordered, rows = prepare(experiences, tags, max_bytes=self.max_experience_bytes)
         uids = [row["uid"] for row in rows]
         with self._database.write() as connection:
+            if explore_step <= ledger.finished_step(connection, scope, producer=producer):
+                return AppendResult(0, len(rows))
             known = ledger.known_uids(connection, scope, uids=uids)
             new = [row for row in rows if row["uid"] not in known]
             if new:
                 connection.execute(insert(EXPERIENCE), new)
-            ledger.finish_step(connection, scope, producer=producer, step=explore_step)
+            ledger.upsert_producer(connection, scope, producer=producer, values={"finished_step": explore_step})
             ready = {row["uid"] for row in new if row["state"] == READY}
             added = num_rollouts([experience for experience in ordered if experience.eid.uid in ready])
             ledger.keep_snapshot(connection, scope, producer=producer, text=snapshot, num_added=added)

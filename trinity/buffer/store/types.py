@@ -17,7 +17,7 @@ class AppendResult:
 
     Attributes:
         appended: experiences that are now ready.
-        duplicates: experiences that the store already had, left untouched.
+        duplicates: experiences left out: the store has their step, or them.
         quarantined: experiences above the size limit, recorded as dropped (`oversize`).
     """
 

@@ -1,0 +1,82 @@
+"""The tasks of explore steps, what replaces those of which nothing came, and where the reader stands after each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from trinity.common.errors import WorkflowError
+from trinity.explorer.outcome import BatchResult
+from trinity.utils.log import get_logger
+
+if TYPE_CHECKING:
+    from trinity.buffer.task_reader import TaskReader
+    from trinity.common.workflows.task import Task
+
+logger = get_logger("explorer")
+
+MAX_EMPTY_BATCHES = 3
+TASKSET = "taskset"  # key of the reader's state in the snapshot
+
+Call = Callable[..., Coroutine[Any, Any, Any]]
+
+
+class StepTasks:
+    """Reads the tasks of explore steps.
+
+    Args:
+        reader: of the taskset.
+        batch_size: tasks of a step.
+        call: runs a blocking call; the calls come one after the other.
+    """
+
+    def __init__(self, reader: TaskReader, *, batch_size: int, call: Call) -> None:
+        self._reader = reader
+        self._batch_size = batch_size
+        self._call = call
+        self._positions: dict[int, dict[str, Any]] = {}
+
+    async def read(self, step: int) -> list[Task]:
+        """Return the tasks of explore step `step`; none at the end of the taskset."""
+        tasks, self._positions[step] = await self._call(self._read)
+        return tasks
+
+    async def replace(self, step: int, result: BatchResult, *, num_empty: int, is_first: bool) -> list[Task]:
+        """Return the next tasks for `step`, which no run of its own completed; none at the end of the taskset.
+
+        A step in which everything failed is no step: it is not recorded, and its tasks come again after a resume
+        only if no later tasks take their place.
+
+        Args:
+            step: number of the step.
+            result: of the tasks that the others replace.
+            num_empty: batches of tasks of which no run was completed, in a row.
+            is_first: no step of the run was finished before.
+
+        Raises:
+            WorkflowError: it is the third batch in a row, or the only ones of the run (E5130).
+        """
+        tasks, position = await self._call(self._read)
+        if num_empty >= MAX_EMPTY_BATCHES or (is_first and not tasks):
+            raise WorkflowError(
+                f"explore step {step}: no run of {num_empty} batches of tasks in a row was completed; the commonest "
+                f"reason: {result.reasons()[0]}; correct the workflow, the reward function or explorer.max_timeout: "
+                "the same command then continues with the first of these tasks",
+                code="E5130",
+            )
+        logger.warning(
+            "explore step %d: no run was completed, %s; first: %s",
+            step,
+            "the next tasks take the place of its tasks" if tasks else "and no tasks are left: it is left out",
+            result.reasons()[0],
+        )
+        if tasks:  # where later steps were read already, the place after the newest of them includes these tasks
+            self._positions[max(self._positions)] = position
+        return tasks
+
+    def finish(self, step: int) -> dict[str, Any]:
+        """Return where the reader stood after the tasks of `step`, by taskset."""
+        return {TASKSET: self._positions.pop(step)}
+
+    def _read(self) -> tuple[list[Task], dict[str, Any]]:
+        return self._reader.read(self._batch_size), self._reader.state_dict()
