@@ -176,8 +176,7 @@ class Explorer:
         text = await self._io.call(self.store.snapshot, *self._producer, **self._scope)
         state = None if text is None else ExplorerState.from_json(json.loads(text))
         if state is not None and (self._is_apart or state.explore_step > self.state.explore_step):
-            self.state = state
-            self.summary.step = state.explore_step
+            self.state, self.summary.step = state, state.explore_step
             logger.info("%s: continuing from explore step %d", self.config.explorer.name, state.explore_step)
 
     @property
