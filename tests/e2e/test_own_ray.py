@@ -144,5 +144,5 @@ def test_a_cluster_that_asks_for_another_token_is_told(tmp_path: Path, no_cluste
         patch.setenv("RAY_AUTH_TOKEN", "b" * 32)
         ended = run.finish()
     assert ended.status == 3, ended.output
-    assert "error[E3402]: the Ray cluster does not take this driver" in ended.output, ended.output
+    assert "failed with exit code 3: [E3402] the Ray cluster does not take this driver" in ended.output, ended.output
     assert "RAY_AUTH_TOKEN" in ended.output and "b" * 32 not in ended.output

@@ -53,7 +53,9 @@ def run(
 
 
 def run_config(path: Path, options: RunOptions) -> RunResult:
-    """Plan, check and run `path` with live progress; errors are printed, not raised.
+    """Plan, check and run `path` with live progress; errors are told, not raised.
+
+    What `closing_lines` says in one line is not printed before.
 
     Args:
         path: the YAML file.
@@ -82,7 +84,6 @@ def run_config(path: Path, options: RunOptions) -> RunResult:
 
         typer.echo(redact("".join(traceback.format_exception(error))), err=True)
         unforeseen = TrinityError(f"{type(error).__name__}: {error} ({user_place(error)})")
-        _report(unforeseen)
         return RunResult(exit_code=ExitCode.RUNTIME, error=unforeseen)
 
 
@@ -162,4 +163,5 @@ def _report(error: TrinityError) -> None:
     from trinity.common.config import ConfigErrors
 
     text = error.format() if isinstance(error, ConfigErrors) else f"error[{error.code}]: {error.args[0]}"
-    typer.echo(redact(text), err=True)
+    if isinstance(error, ConfigErrors) or "\n" in text.strip():  # of one line is what the last line says
+        typer.echo(redact(text), err=True)
