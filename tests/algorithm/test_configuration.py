@@ -115,7 +115,9 @@ def test_an_argument_of_another_kind_is_found_before_anything_is_loaded(
 def test_a_value_that_the_advantage_of_the_explorer_refuses_is_a_configuration_error(
     tmp_path: Path, name: str, args: dict[str, Any], message: str
 ) -> None:
-    config = _resolved(tmp_path, {"algorithm_type": name, "advantage_fn_args": args})
+    config = _resolved(tmp_path, {"algorithm_type": name})
+    algorithm = config.algorithm.model_copy(update={"advantage_fn_args": config.algorithm.advantage_fn_args | args})
+    config = config.model_copy(update={"algorithm": algorithm})
     with pytest.raises(ConfigError, match=f"algorithm.advantage_fn_args of {name}: {message}") as caught:
         build_advantage_fn(config)
     assert caught.value.code == "E1302"

@@ -179,13 +179,13 @@ def test_the_name_of_that_file_may_be_an_interpolation(
     examined: Examine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
 ) -> None:
     """And the file may refer to the rest of the configuration, as it may where it stands inline."""
-    text = "actor_rollout_ref: {actor: {ppo_epochs: 2, clip_ratio: '${oc.env:CLIP,0.3}'}}"
+    text = "actor_rollout_ref: {actor: {ppo_epochs: 2, grad_clip: '${oc.env:CLIP,0.3}'}}"
     (tmp_path / "verl.yaml").write_text(text, encoding="utf-8")
     monkeypatch.setenv("VERL_FILE", "verl")
     plan, problems = examined(BASE, "name=verl", f"trainer.trainer_config_path={written}")
     assert [p.render() for p in problems if p.is_error] == []
     actor = plan.stages[0].config.trainer.trainer_config.actor_rollout_ref.actor
-    assert (actor.ppo_epochs, actor.clip_ratio) == (2, 0.3)
+    assert (actor.ppo_epochs, actor.grad_clip) == (2, 0.3)
 
 
 def test_a_name_of_that_file_that_cannot_be_resolved_is_told_once(examined: Examine) -> None:

@@ -80,8 +80,8 @@ def check_name(draft: Draft, key: str, registry: str, name: str | None, *, unkno
         draft.problem("W1701", key, f"`{key}: {name}` is not known here; a plugin may register it when the run starts")
         return False
     near = nearest(name, names)
-    hint = f"did you mean `{near}`?" if near else f"known: {', '.join(available)}"
-    hint += "; a name of your own needs --plugin-dir (or `plugin_dirs`) with the folder of the file that registers it"
+    own = "a name of your own needs --plugin-dir (or `plugin_dirs`) with the folder of the file that registers it"
+    hint = f"did you mean `{near}`? {own}" if near else f"known: {', '.join(available)}; {own}"
     draft.problem(
         unknown,
         key,

@@ -42,7 +42,7 @@ RANGES: dict[str, dict[str, str | tuple[str, ...]]] = {
     },
 }
 _CLIPS = ("clip_range", "clip_ratio")
-# Arguments that may be null although their default is a number or a word.
+# Arguments that may be null although their default is a number or a word, besides the two sides of a clip range.
 _MAY_BE_NULL = (*_CLIPS, "drop")
 
 
@@ -63,7 +63,8 @@ def range_faults(
         is_unused = name in _CLIPS and None not in _sides(arguments, name)
         if value is None:
             is_needed = isinstance(default, int | float | str) and not isinstance(default, bool)
-            if is_needed and name not in _MAY_BE_NULL and not name.endswith("agg_mode"):
+            is_side = name.removesuffix("_low").removesuffix("_high") in known.keys() & _CLIPS
+            if is_needed and not is_side and name not in _MAY_BE_NULL and not name.endswith("agg_mode"):
                 yield name, _said(rule) if rule else "a number" if not isinstance(default, str) else "a text", way_out
         elif rule is not None and not is_unused and not _is_in(value, rule):
             yield name, _said(rule), way_out
@@ -77,7 +78,7 @@ def _missing(registry: str, known: Mapping[str, Any], arguments: Mapping[str, An
             yield name, f"a number, unless {name}_low and {name}_high are given", f"the default is {known[name]}"
     if "dro_beta" in known and arguments["dro_beta"] is None:
         yield "dro_beta", "a number > 0", "write `dro_beta: 1.0`"
-    if registry == "kl_fn" and arguments.get("adaptive"):
+    if registry == "kl_fn" and arguments.get("adaptive") is True:
         for name in ("target_kl", "horizon"):
             if not _is_in(arguments.get(name) or 0, "(0, inf]"):
                 yield name, "a number > 0 with adaptive: true", f"write `{name}`, or `adaptive: false`"
