@@ -51,6 +51,7 @@ class Watched:
     """A run under way: its lines, and the processes of its actors by name. It ends with the `with` block."""
 
     def __init__(self, run: TinyRun, *, failpoints: str = "") -> None:
+        self._run = run
         self.process = run.start(failpoints=failpoints)
         self.output = ""
 
@@ -76,7 +77,11 @@ class Watched:
 
     def pid(self, name: str) -> int:
         """Return the newest process of an actor, which the log names when it starts."""
-        found = re.findall(rf" {name} is process (\d+)", self.output)
+        logs = sorted(
+            (self._run.job / "log").rglob("*.log")
+        )  # Ray passes the last lines of a run on late, or not at all
+        text = "".join(log.read_text() for log in logs) if self.process.poll() is not None else self.output
+        found = re.findall(rf" {name} is process (\d+)", text) or re.findall(rf" {name} is process (\d+)", self.output)
         assert found, f"{name} did not start:\n{self.output}"
         return int(found[-1])
 

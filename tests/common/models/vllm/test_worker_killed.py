@@ -50,10 +50,10 @@ def test_a_process_that_is_stopped_ends_what_waits_for_it_and_the_engine(tied: t
         (pid,) = (worker["pid"] for worker in made.workers)
         assert len(await made.generate("1+1=", n=2, max_tokens=8)) == 2, "probes disturb nothing"
         calls: list[Awaitable[Any]] = [made.generate("1+1=", n=60, max_tokens=120, ignore_eos=True) for _ in "ab"]
-        calls.append(made.update_weights(dict(tied[1].named_parameters()), version=1))
         tasks = [asyncio.ensure_future(call) for call in calls]
         await asyncio.sleep(0.3)
         os.kill(pid, signal.SIGSTOP)
+        tasks.append(asyncio.ensure_future(made.update_weights(dict(tied[1].named_parameters()), version=1)))
         errors = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(f"process {pid} stands still" in str(error) for error in errors), errors
         with pytest.raises(EngineError) as probed:
