@@ -60,7 +60,7 @@ def _steady(stream: TextIO | None, name: str) -> TextIO:
     stream.flush()
     file = _LossyFile(stream.fileno(), name)
     return io.TextIOWrapper(
-        file if stream.write_through else io.BufferedWriter(file),  # type: ignore[arg-type]  # as `python -u` has it
+        file if stream.write_through else io.BufferedWriter(file),  # as `python -u` has it
         encoding=stream.encoding,
         errors=stream.errors,
         newline="\n",
