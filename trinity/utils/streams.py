@@ -58,12 +58,12 @@ def _steady(stream: TextIO | None, name: str) -> TextIO:
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     stream.flush()
-    file = _LossyFile(stream.fileno(), name)
+    # No buffer below the text: where a thread writes while the interpreter ends, its lock would abort the process.
     return io.TextIOWrapper(
-        file if stream.write_through else io.BufferedWriter(file),  # as `python -u` has it
+        _LossyFile(stream.fileno(), name),
         encoding=stream.encoding,
         errors=stream.errors,
         newline="\n",
-        line_buffering=stream.line_buffering,
+        line_buffering=True,
         write_through=stream.write_through,
     )
