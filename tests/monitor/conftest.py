@@ -16,7 +16,7 @@ def caught() -> Iterator[list[str]]:
         def emit(self, record: logging.LogRecord) -> None:
             messages.append(record.getMessage())
 
-    handler, logger = Handler(), logging.getLogger("trinity")
+    handler, logger = Handler(logging.WARNING), logging.getLogger("trinity")
     logger.addHandler(handler)
     yield messages
     logger.removeHandler(handler)

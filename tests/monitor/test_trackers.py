@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import subprocess
 import sys
@@ -75,20 +74,6 @@ def hanging() -> Iterator[type[Hanging]]:
     Hanging.released.set()
     MONITOR.contents.pop("hanging")
     MONITOR._classes.pop("hanging")
-
-
-@pytest.fixture
-def caught() -> Iterator[list[str]]:
-    messages: list[str] = []
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            messages.append(record.getMessage())
-
-    handler, logger = Handler(logging.WARNING), logging.getLogger("trinity")
-    logger.addHandler(handler)
-    yield messages
-    logger.removeHandler(handler)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import yaml
 from trinity.common.constants import TRAINER
 from trinity.common.errors import AlreadyRunningError, CheckpointError, EnvironmentProblem, ExitCode, TrinityError
 from trinity.runtime.leaving import last_words
+from trinity.utils.disk import write_atomically
 from trinity.utils.locks import FileLock, component_lock, holder_of, is_held
 from trinity.utils.log import redact
 
@@ -57,21 +57,6 @@ SAFE_CHANGES = (
 
 # The length of a run, wherever it was handed down to.
 SAFE_NAMES = ("total_steps", "total_epochs", "total_training_steps")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text` so that a reader sees the old or the new content, also after a crash."""
-    path.parent.mkdir(exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 class JobLock:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trinity.common.checkpoint import CheckpointStore, verify_checkpoint
 from trinity.common.errors import CheckpointError
-from trinity.launch.job import write_atomically
+from trinity.utils.disk import write_atomically
 from trinity.utils.log import get_logger
 
 logger = get_logger("launch")

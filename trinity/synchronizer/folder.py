@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -26,6 +25,7 @@ from trinity.common.constants import BENCH, TRAINER
 from trinity.common.errors import SyncError
 from trinity.common.weights.files import remove_unless_read, ticket_in, unpublished, versions_in
 from trinity.synchronizer.synchronizer import EXPLORER, Synchronizer
+from trinity.utils.disk import write_atomically
 from trinity.utils.locks import component_lock, is_held, note_of
 from trinity.utils.log import get_logger
 
@@ -265,7 +265,7 @@ class FolderSynchronizer:
         self._own = replace(self._own, **changes)
         text = json.dumps(asdict(self._own), indent=1, sort_keys=True)
         try:
-            await asyncio.to_thread(_replace_file, self.job_dir / STATE_FILE, text)
+            await asyncio.to_thread(write_atomically, self.job_dir / STATE_FILE, text)
         except OSError as error:
             raise unpublished(self._own.version, self.job_dir, error) from error
 
@@ -308,19 +308,6 @@ class FolderSynchronizer:
 
 def _is_newer_than(version: int) -> Callable[[TrainerNews], bool]:
     return lambda news: news.is_finished or news.version > version
-
-
-def _replace_file(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 AnySynchronizer = Synchronizer | FolderSynchronizer
