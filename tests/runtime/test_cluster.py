@@ -85,7 +85,8 @@ def test_no_address_and_one_of_a_cluster_that_has_ended_mean_a_new_cluster(
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1\n")
     for address in ("auto", "local"):
-        check_found(ClusterRequest(address, "run"), found_address(address))
+        assert found_address(address) is None
+        check_found(ClusterRequest(address, "run"), None)
 
 
 def test_parts_that_share_the_gpus_of_a_machine_need_one_cluster() -> None:
