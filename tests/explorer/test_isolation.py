@@ -16,12 +16,16 @@ from tests.explorer.drastic import drastic
 from tests.explorer.rollouts import Rollouts
 from trinity.common.errors import EngineError, WorkflowError
 from trinity.common.models import create_inference_model
+from trinity.explorer.acceptance import of_batch
 from trinity.explorer.assembly import build_scheduler
 from trinity.explorer.isolation.child import Calls, DistantEngine
+from trinity.explorer.isolation.parent import ProcessRunner
+from trinity.explorer.isolation.place import RunnerPlace
 from trinity.explorer.metrics import rollout_metrics
-from trinity.explorer.outcome import Completed, Failed
+from trinity.explorer.outcome import Completed, Failed, TimedOut
 from trinity.explorer.scheduler import Scheduler
 from trinity.runtime.local import LocalRuntime
+from trinity.utils.cores import available_cores
 
 
 @asynccontextmanager
@@ -30,6 +34,7 @@ async def isolated(rollouts: Rollouts, *, runners: int = 2, **explorer: Any) -> 
     section = {
         "rollout_model": {"dtype": "float32", "seed": 3},
         "runner_isolation": "process",
+        "runners_per_process": 1,
         "runner_per_model": runners,
         "env_vars": {"DRASTIC_VARIABLE": "7"},
     }
@@ -97,13 +102,79 @@ def test_what_ends_or_blocks_a_process_ends_one_attempt(rollouts: Rollouts, tmp_
     assert seconds < 60
 
 
+@pytest.mark.parametrize("act", ["hold", "segfault"])
+def test_what_ends_or_blocks_a_shared_process_costs_its_neighbours_no_attempt(
+    rollouts: Rollouts, tmp_path: Path, act: str
+) -> None:
+    """No retry is allowed: an attempt that was counted for another's fault would be a failure."""
+    tasks = [drastic(tmp_path, act, act), *(drastic(tmp_path, f"slow {index}", "pause") for index in range(3))]
+
+    async def scenario() -> Any:
+        settings = {"runners_per_process": 3, "max_retry_times": 0, "max_timeout": 6.0}
+        async with isolated(rollouts, runners=3, **settings) as scheduler:
+            return await scheduler.schedule(tasks, batch=1)
+
+    result = asyncio.run(scenario())
+    outcomes = [run.outcome for run in result.results]
+    ends = TimedOut if act == "hold" else Failed
+    assert [type(outcome) for outcome in outcomes] == [ends] + [Completed] * 3
+    metrics = rollout_metrics(result)
+    assert metrics["rollout/retry_count"] == 0
+    assert metrics["rollout/runner_restart_count"] == 2, "the shared process, and then that of the one who did it"
+    assert len(attempts(tmp_path, act)) == 2, "once beside others and once alone"
+    pids = {pid for file in tmp_path.iterdir() for pid in attempts(tmp_path, file.name)}
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_a_late_attempt_lets_its_neighbours_go_on(rollouts: Rollouts, tmp_path: Path) -> None:
+    """The process of a late attempt is killed when the others in it have ended, and used by nobody after it."""
+    config = rollouts.config(explorer={"rollout_model": {"dtype": "float32", "seed": 3}, "runners_per_process": 2})
+    acts = {"late": "sleep", "long": "pause", "next": "chat"}
+    late, long, following = (
+        of_batch(drastic(tmp_path, name, act, seconds=8.0), batch=1, index=0) for name, act in acts.items()
+    )
+
+    async def scenario() -> list[Any]:
+        engine, runtime = create_inference_model(config), LocalRuntime()
+        await engine.prepare()
+        place = RunnerPlace(runtime, config, [engine], runner_count=2)
+        one, other = (ProcessRunner(name, place, max_timeout=60.0) for name in ("one", "other"))
+        try:
+            ends = await asyncio.gather(
+                one.attempt(late, range(1), timeout_s=3.0), other.attempt(long, range(1), timeout_s=60.0)
+            )
+            return [outcomes[0] for outcomes, _ in (*ends, await other.attempt(following, range(1)))]
+        finally:
+            place.close()
+            await runtime.close(grace_s=5.0)
+            await engine.shutdown()
+
+    outcomes = asyncio.run(scenario())
+    assert [type(outcome) for outcome in outcomes] == [TimedOut, Completed, Completed]
+    (first,), (neighbour,), (after,) = (attempts(tmp_path, name) for name in acts)
+    assert first == neighbour != after and not is_alive(first)
+
+
+def test_there_are_as_many_processes_as_cores(rollouts: Rollouts, tmp_path: Path) -> None:
+    tasks = [drastic(tmp_path, f"task {index}") for index in range(12)]
+
+    async def scenario() -> Any:
+        async with isolated(rollouts, runners=6, runners_per_process=None, max_timeout=60.0) as scheduler:
+            return await scheduler.schedule(tasks, batch=1)
+
+    result = asyncio.run(scenario())
+    assert [type(run.outcome) for run in result.results] == [Completed] * 12
+    pids = {pid for file in tmp_path.iterdir() for pid in attempts(tmp_path, file.name)}
+    assert len(pids) == min(6, available_cores())
+
+
 def test_a_process_that_does_not_start_is_told_with_its_reason(rollouts: Rollouts) -> None:
     async def scenario() -> None:
         broken = {"PYTHONHOME": "/nowhere"}
         async with isolated(rollouts, runners=1, env_vars=broken, runner_prepare_max_retries=1):
             pass
 
-    with pytest.raises(WorkflowError, match="runner_0000 did not start in 2 attempts") as failure:
+    with pytest.raises(WorkflowError, match="runners_0 did not start in 2 attempts") as failure:
         asyncio.run(scenario())
     assert failure.value.code == "E5634"
 

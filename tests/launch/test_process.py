@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
-
-from trinity.launch import process
-from trinity.launch.process import available_cores
 
 SHOW = """
 import json, os, sys
@@ -42,15 +36,3 @@ def test_a_small_model_runs_on_one_thread_that_sleeps_while_it_waits(tmp_path: P
 def test_what_the_user_set_stays(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 128}))
     assert facts_for(tmp_path, OMP_NUM_THREADS="2")["threads"] == 2
-
-
-def test_threads_are_as_many_as_cores_and_not_as_their_hardware_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process, "TOPOLOGY", tmp_path)
-    cpus = sorted(os.sched_getaffinity(0))
-    assert available_cores() == len(cpus), "the system says nothing of cores"
-    for cpu in cpus:
-        (tmp_path / f"cpu{cpu}" / "topology").mkdir(parents=True)
-        (tmp_path / f"cpu{cpu}" / "topology" / "thread_siblings_list").write_text(f"{cpus[0]}-{cpus[-1]}\n")
-    assert available_cores() == 1, "all are threads of one core"

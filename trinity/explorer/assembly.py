@@ -16,7 +16,7 @@ from trinity.common.errors import ConfigError
 from trinity.common.models.model import ModelWrapper
 from trinity.common.models.reward_models import REWARD_MODELS
 from trinity.explorer.evaluator import EvalTaskset, Evaluator
-from trinity.explorer.isolation.parent import RunnerPlace
+from trinity.explorer.isolation.place import RunnerPlace
 from trinity.explorer.needs import Needs, needs_of
 from trinity.explorer.pacing import DynamicTimeout, OverRollout
 from trinity.explorer.scheduler import Scheduler, SchedulerSettings
@@ -112,7 +112,7 @@ def build_scheduler(
     place = None
     if explorer.runner_isolation == "process":
         assert runtime is not None, "runners with processes of their own need a runtime that starts them"
-        place = RunnerPlace(runtime, config, (engine, *auxiliary))
+        place = RunnerPlace(runtime, config, (engine, *auxiliary), runner_count=settings.num_runners)
     return Scheduler(engine, model, settings=settings, auxiliary_models=others, supply=supply, place=place)
 
 

@@ -16,7 +16,8 @@ from trinity.common.workflows import describe
 from trinity.common.workflows.task import Task
 from trinity.explorer.acceptance import of_batch
 from trinity.explorer.attempts import Runner
-from trinity.explorer.isolation.parent import ProcessRunner, RunnerPlace
+from trinity.explorer.isolation.parent import ProcessRunner
+from trinity.explorer.isolation.place import RunnerPlace
 from trinity.explorer.outcome import BatchResult, Completed, RunResult, is_retried
 from trinity.explorer.pacing import AttemptTimes, BatchProgress, DynamicTimeout, OverRollout
 from trinity.explorer.pool import RunnerPool
@@ -157,9 +158,11 @@ class Scheduler:
         return result
 
     def close(self) -> None:
-        """Let the threads of all runners end; wait for none."""
+        """Let the threads and processes of all runners end; wait for none."""
         for runner in self._all_runners():
             runner.close()
+        if self._place is not None:
+            self._place.close()
 
     def _split(self, tasks: Sequence[Task], batch: int | str) -> list[_Part]:
         parts = []

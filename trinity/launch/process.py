@@ -11,12 +11,11 @@ import os
 import sys
 from pathlib import Path
 
+from trinity.utils.cores import available_cores
 from trinity.utils.memory import keep_freed_memory
 
 # Below this hidden size one matrix product is too small to share between threads.
 SMALL_HIDDEN_SIZE = 512
-
-TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def hidden_size(model_path: str) -> int | None:
@@ -27,21 +26,6 @@ def hidden_size(model_path: str) -> int | None:
         return None
     size = config.get("hidden_size") or config.get("n_embd")
     return size if isinstance(size, int) else None
-
-
-def available_cores() -> int:
-    """Return the number of physical cores that this process may use, the most threads that MKL takes by itself."""
-    if not hasattr(os, "sched_getaffinity"):
-        return os.cpu_count() or 1
-    return len({_hardware_threads(cpu) for cpu in os.sched_getaffinity(0)})
-
-
-def _hardware_threads(cpu: int) -> str:
-    """Return which logical CPUs share the core of `cpu`; its own number where the system does not say."""
-    try:
-        return (TOPOLOGY / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text(encoding="ascii").strip()
-    except OSError:
-        return str(cpu)
 
 
 def prepare_process(model_path: str, *, deterministic: bool) -> None:

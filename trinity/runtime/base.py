@@ -186,6 +186,10 @@ class Runtime(Protocol):
     def objects(self) -> Objects:
         """The store through which large tensors are handed over."""
 
+    @property
+    def core_count(self) -> int:
+        """CPU cores of all machines where components may be placed."""
+
     async def start(
         self,
         cls: Callable[..., Any],

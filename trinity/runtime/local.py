@@ -12,6 +12,7 @@ from trinity.runtime.base import CLOSE_GRACE_S, ActorDiedError, Handle, Order, R
 from trinity.runtime.host import ComponentHost
 from trinity.runtime.objects import LocalObjects
 from trinity.runtime.process import ProcessRuntime, start_together
+from trinity.utils.cores import available_cores
 
 KILLED = "it was killed by its runtime"
 
@@ -100,6 +101,11 @@ class LocalRuntime:
         self.objects = LocalObjects()
         self._processes = ProcessRuntime(setup, divides_gpus=divides_gpus)
         self._handles: dict[str, LocalHandle] = {}
+
+    @property
+    def core_count(self) -> int:
+        """CPU cores of this machine that the process may use."""
+        return available_cores()
 
     async def start(self, cls: Callable[..., Any], *args: Any, **how: Any) -> Handle:
         """Return a handle of `cls(*args, **kwargs)`, constructed in the component's worker thread."""

@@ -33,6 +33,7 @@ from trinity.runtime.last_words import KEPT_LINES, told_by
 from trinity.runtime.messages import from_bytes, to_bytes
 from trinity.runtime.objects import MemoryObjects
 from trinity.runtime.worker_thread import WorkerThread
+from trinity.utils.cores import available_cores
 from trinity.utils.log import ROOT, get_logger
 
 KILL_WAIT_S = 10.0
@@ -257,6 +258,11 @@ class ProcessRuntime:
         self._setup = setup
         self._divides_gpus = divides_gpus
         self._handles: dict[str, ProcessHandle] = {}
+
+    @property
+    def core_count(self) -> int:
+        """CPU cores of this machine that the process may use."""
+        return available_cores()
 
     async def start(self, cls: Callable[..., Any], *args: Any, **how: Any) -> Handle:
         """Return a handle of `cls(*args, **kwargs)` in a child process."""

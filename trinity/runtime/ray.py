@@ -1,4 +1,4 @@
-"""Components as named actors of a Ray cluster; the only module, with `ray_token`, that imports ray."""
+"""Components as named actors of a Ray cluster; with `ray_objects` and `ray_token` the only module that imports ray."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ray.exceptions import AuthenticationError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from trinity.common.errors import EnvironmentProblem, SyncError
+from trinity.common.errors import EnvironmentProblem
 from trinity.runtime import cluster, head
 from trinity.runtime.base import (
     CLOSE_GRACE_S,
@@ -34,18 +34,17 @@ from trinity.runtime.base import (
 )
 from trinity.runtime.failure import Failure
 from trinity.runtime.host import ActorHost
-from trinity.runtime.objects import Entry, as_bytes, layout, views
 from trinity.runtime.process import start_together
+from trinity.runtime.ray_objects import RayObjects
 from trinity.runtime.ray_token import TokenMode
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 logger = get_logger("launch")
 
 MAX_CONCURRENCY = 4096
-OBJECT_TIMEOUT_S = 300.0
 KILL_WAIT_S = 10.0
 HEARD_S = 1.0
 NAME_WAIT_S = 10.0
@@ -142,44 +141,6 @@ async def _result(ref: Any) -> Any:
     return await ref
 
 
-class RayRef:
-    """Tensors in Ray's object store; they live as long as a reference to them."""
-
-    def __init__(self, ref: Any, entries: Mapping[str, Entry]) -> None:
-        self._ref = ref
-        self._entries = entries
-
-    def load(self) -> Mapping[str, Tensor]:
-        """Return the tensors as views of the store, which must not be written."""
-        if self._ref is None:
-            raise SyncError("the tensors are gone: they have been dropped", code="E5704")
-        try:
-            parts = self._ref.future().result(OBJECT_TIMEOUT_S)  # ray.get warns in an actor with an event loop
-        except (RayError, TimeoutError) as error:
-            raise cluster.not_delivered(OBJECT_TIMEOUT_S, error) from error
-        return views(self._entries, parts)
-
-    def drop(self) -> None:
-        """Let go of the tensors."""
-        self._ref = None
-
-
-class RayObjects:
-    """Tensors handed over through Ray's object store."""
-
-    is_local = False
-
-    def put(self, tensors: Mapping[str, Tensor]) -> RayRef:
-        """Keep a copy of `tensors` while the reference, or a copy of it, lives."""
-        entries, parts, _ = layout(tensors)
-        return RayRef(ray.put({offset: as_bytes(tensor) for offset, tensor in parts.items()}), entries)
-
-    def get(self, ref: Any) -> Mapping[str, Tensor]:
-        """Return the tensors of `ref`."""
-        tensors: Mapping[str, Tensor] = ref.load()
-        return tensors
-
-
 class RayRuntime:
     """Places each component in an actor; see `trinity.runtime.base.Runtime`. It may be given to an actor.
 
@@ -201,6 +162,11 @@ class RayRuntime:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RayRuntime, (self.namespace, self._setup)
+
+    @property
+    def core_count(self) -> int:
+        """CPU cores of the cluster."""
+        return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
     async def start(self, cls: Callable[..., Any], *args: Any, **how: Any) -> Handle:
         """Return a handle of `cls(*args, **kwargs)` in an actor."""

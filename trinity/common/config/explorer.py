@@ -56,8 +56,9 @@ class ExplorerConfig(Section):
     )
     max_repeat_times_per_runner: Count | None = key(None, "Repeats of one task per runner; null: all.", TRINITY)
     runner_isolation: Literal["auto", "thread", "process"] = key(
-        "auto", "A thread, or a process that can be killed, for each runner; auto: processes on Ray.", OWN
+        "auto", "Runners as threads, or in processes that can be killed; auto: processes on Ray.", OWN
     )
+    runners_per_process: Count | None = key(None, "Runners that share a process; null: one process a core.", OWN)
     rollout_model: InferenceModelConfig = section(InferenceModelConfig, "Engine of the trained model.")
     auxiliary_models: tuple[InferenceModelConfig, ...] = key((), "Further models that workflows call.", GUIDE)
     eval_interval: Count | None = key(100, "Steps between evaluations, >= 1; null: never.", GUIDE)

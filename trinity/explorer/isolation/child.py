@@ -1,7 +1,7 @@
-"""A runner in a process of its own, as that process sees it.
+"""A process of runners, as that process sees it.
 
 The engines live elsewhere. A call to one waits here until the parent fetches it, and is answered by the parent; so the
-parent alone opens calls between the two, whatever places the process.
+parent alone opens calls between the two, whatever places the process. Calls and answers travel in batches.
 
 Dimension key: N = tokens of a sequence but the first.
 """
@@ -25,6 +25,7 @@ from trinity.common.weights import Ticket
 from trinity.common.workflows.task import Task
 from trinity.explorer.outcome import Outcome
 from trinity.explorer.runner import WorkflowRunner
+from trinity.runtime.failure import Failure
 
 NO_DEADLINE_S = 1e9
 VOCABULARY_TIMEOUT_S = 60.0
@@ -47,6 +48,25 @@ class EngineCall:
     method: str
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class EngineAnswer:
+    """The answer to an engine call, on its way back.
+
+    Attributes:
+        number: of the call.
+        engine: that answered.
+        version: of the weights that the engine serves now.
+        value: what it returned.
+        failure: what it raised; None where it returned.
+    """
+
+    number: int
+    engine: int
+    version: int
+    value: Any = None
+    failure: Failure | None = None
 
 
 class Calls:
@@ -190,41 +210,31 @@ class DistantEngine:
 
 
 class RunnerProcess:
-    """Does what its parent's `ProcessRunner` asks for.
+    """Does what its parent's runners ask for.
 
     Args:
         config: the run's configuration.
-        runner_name: of the runner.
         engine_count: number of engines, that of the rollout model among them.
     """
 
-    def __init__(self, config: Config, *, runner_name: str, engine_count: int) -> None:
+    def __init__(self, config: Config, *, engine_count: int) -> None:
         self._config = config
-        self._name = runner_name
         self._count = engine_count
-        self._made: tuple[WorkflowRunner, Calls, list[DistantEngine]] | None = None
+        self._calls = Calls()
+        self._engines: list[DistantEngine] = []
+        self._runners: dict[str, WorkflowRunner] = {}
 
     async def prepare(self) -> None:
-        """Make the runner on the event loop of the process; does nothing the second time."""
-        if self._made is None:
-            calls = Calls()
-            engines = [DistantEngine(calls, index) for index in range(self._count)]
-            sections = self._config.explorer.auxiliary_models
-            others = [
-                ModelWrapper(engine, config=self._config, rollout_config=section)
-                for engine, section in zip(engines[1:], sections, strict=True)
-            ]
-            model = ModelWrapper(engines[0], config=self._config)
-            runner = WorkflowRunner(self._name, model, max_timeout=NO_DEADLINE_S, auxiliary_models=others)
-            self._made = runner, calls, engines
+        """Make the engines' stand-ins on the event loop of the process; does nothing the second time."""
+        if not self._engines:
+            self._engines = [DistantEngine(self._calls, index) for index in range(self._count)]
 
     async def perform(
-        self, task: Task, runs: range, *, participant: str, is_greedy: bool, versions: Sequence[int]
+        self, runner_name: str, task: Task, runs: range, *, participant: str, is_greedy: bool, versions: Sequence[int]
     ) -> list[Outcome]:
         """Return the outcome of each of `runs`; the parent has the deadline."""
-        runner, _, engines = self._parts
-        for engine, version in zip(engines, versions, strict=True):
-            engine.model_version = version
+        self._serve(versions)
+        runner = self._runners.get(runner_name) or self._new_runner(runner_name)
         runner.participant = participant
         runner.start_batch()
         try:
@@ -235,15 +245,28 @@ class RunnerProcess:
 
     async def fetch(self, timeout_s: float) -> list[EngineCall]:
         """Return the engine calls that wait for the parent."""
-        return await self._parts[1].fetch(timeout_s)
+        return await self._calls.fetch(timeout_s)
 
-    async def answer(self, number: int, value: Any, error: BaseException | None, *, engine: int, version: int) -> None:
-        """Give an engine call its answer."""
-        _, calls, engines = self._parts
-        engines[engine].model_version = version
-        calls.answer(number, value, error)
+    async def answer(self, answers: Sequence[EngineAnswer]) -> None:
+        """Give engine calls their answers."""
+        for answer in answers:
+            self._engines[answer.engine].model_version = answer.version
+            error = None if answer.failure is None else answer.failure.error()
+            self._calls.answer(answer.number, answer.value, error)
 
-    @property
-    def _parts(self) -> tuple[WorkflowRunner, Calls, list[DistantEngine]]:
-        assert self._made is not None, "prepare() comes first"
-        return self._made
+    async def is_alive(self) -> bool:
+        """Return True, if the event loop of the process is free to say so."""
+        return True
+
+    def _serve(self, versions: Sequence[int]) -> None:
+        for engine, version in zip(self._engines, versions, strict=True):
+            engine.model_version = version
+
+    def _new_runner(self, name: str) -> WorkflowRunner:
+        model = ModelWrapper(self._engines[0], config=self._config)
+        others = [
+            ModelWrapper(engine, config=self._config, rollout_config=section)
+            for engine, section in zip(self._engines[1:], self._config.explorer.auxiliary_models, strict=True)
+        ]
+        made = self._runners[name] = WorkflowRunner(name, model, max_timeout=NO_DEADLINE_S, auxiliary_models=others)
+        return made

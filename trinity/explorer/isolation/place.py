@@ -1,0 +1,124 @@
+"""Where the processes of runners are started, and which runner is in which."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trinity.common.config import Config
+from trinity.common.errors import WorkflowError
+from trinity.explorer.isolation.child import RunnerProcess
+from trinity.explorer.isolation.shared import SharedProcess
+from trinity.runtime.base import START_TIMEOUT_S, Handle, Resources, Runtime
+from trinity.utils.deadline import bounded
+from trinity.utils.log import get_logger
+
+if TYPE_CHECKING:
+    from trinity.common.models.model import InferenceModel
+
+logger = get_logger("explorer")
+
+
+class RunnerPlace:
+    """The processes of a scheduler's runners.
+
+    Runner number i is in process i modulo their number: as many as there are cores, unless
+    `explorer.runners_per_process` says how many runners share one.
+
+    Args:
+        runtime: starts the processes.
+        config: the run's configuration.
+        engines: the rollout model's, then those of the auxiliary models.
+        runner_count: runners of the scheduler.
+    """
+
+    def __init__(
+        self, runtime: Runtime, config: Config, engines: Sequence[InferenceModel], *, runner_count: int
+    ) -> None:
+        self.config = config
+        self.engines = tuple(engines)
+        self._runtime = runtime
+        self._numbers = itertools.count()
+        self._slots = itertools.count()
+        self._alone: set[SharedProcess] = set()
+        each = config.explorer.runners_per_process
+        count = min(runner_count, runtime.core_count) if each is None else -(-runner_count // each)
+        self._processes = [self._new() for _ in range(count)]
+        self._gate = asyncio.Semaphore(config.explorer.runner_prepare_concurrency)
+
+    @property
+    def versions(self) -> list[int]:
+        """Versions of the weights that the engines serve."""
+        return [engine.model_version for engine in self.engines]
+
+    def assign(self) -> int:
+        """Return the slot of one more runner."""
+        return next(self._slots)
+
+    def process(self, slot: int) -> SharedProcess:
+        """Return the process of a slot; a new one where the last was retired."""
+        index = slot % len(self._processes)
+        if self._processes[index].is_retired:
+            self._processes[index] = self._new()
+        return self._processes[index]
+
+    def alone(self) -> SharedProcess:
+        """Return a new process for one runner."""
+        process = self._new()
+        self._alone.add(process)
+        return process
+
+    def retire(self, process: SharedProcess) -> bool:
+        """Let a process end once its attempts have ended; return False if somebody did so before."""
+        is_first = not process.is_retired
+        process.retire()
+        self._alone.discard(process)
+        return is_first
+
+    async def lose(self, process: SharedProcess) -> bool:
+        """Kill a process and all that is under way in it; return False if somebody did so before."""
+        is_first = not process.is_retired
+        self._alone.discard(process)
+        await process.kill()
+        return is_first
+
+    def close(self) -> None:
+        """Let all processes end; wait for nothing."""
+        for process in (*self._processes, *self._alone):
+            process.close()
+
+    async def start(self, name: str) -> Handle:
+        """Return the process of runners called `name`, ready for work.
+
+        Raises:
+            WorkflowError: it did not start in `runner_prepare_max_retries` + 1 attempts (E5634).
+        """
+        explorer = self.config.explorer
+        failure: Exception | None = None
+        async with self._gate:
+            for _ in range(explorer.runner_prepare_max_retries + 1):
+                try:
+                    handle = await self._runtime.start(
+                        RunnerProcess,
+                        self.config,
+                        name=f"{explorer.name}_{name}",
+                        resources=Resources(env=explorer.env_vars, own_process=True),
+                        engine_count=len(self.engines),
+                    )
+                    await bounded(handle.prepare(), START_TIMEOUT_S, what=name, setting="START_TIMEOUT_S")
+                # Whatever keeps a process from starting may pass; the last reason is in the error.
+                except Exception as error:  # noqa: BLE001
+                    logger.warning("the process %s did not start: %s", name, error)
+                    failure = error
+                else:
+                    return handle
+        raise WorkflowError(
+            f"the process {name} did not start in {explorer.runner_prepare_max_retries + 1} attempts "
+            f"(explorer.runner_prepare_max_retries + 1): {failure}",
+            code="E5634",
+        ) from failure
+
+    def _new(self) -> SharedProcess:
+        return SharedProcess(f"runners_{next(self._numbers)}", self)

@@ -1,0 +1,206 @@
+"""A process that runners share, as its parent sees it: started, served with engine calls, retired, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trinity.common.errors import DeadlineError
+from trinity.common.workflows.task import Task
+from trinity.explorer.isolation.child import EngineAnswer, EngineCall
+from trinity.explorer.outcome import Outcome
+from trinity.runtime.base import ActorDiedError, Handle
+from trinity.runtime.failure import Failure
+from trinity.utils.deadline import bounded
+from trinity.utils.log import get_logger
+
+if TYPE_CHECKING:
+    from trinity.explorer.isolation.place import RunnerPlace
+
+logger = get_logger("explorer")
+
+FETCH_TIMEOUT_S = 30.0
+FETCH_GRACE_S = 30.0
+SIGN_OF_LIFE_S = 1.0
+"""Seconds in which a process with a late attempt says that others can go on in it."""
+
+
+class SharedProcess:
+    """A process of runners.
+
+    Args:
+        name: of the process.
+        place: how it is started, and the engines that it calls.
+    """
+
+    def __init__(self, name: str, place: RunnerPlace) -> None:
+        self.name = name
+        self.is_retired = False
+        self.is_killed = False
+        self._place = place
+        self._users: set[str] = set()
+        self._under_way = 0
+        self._starting: asyncio.Task[Handle] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._serving: set[asyncio.Task[None]] = set()
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._answers: list[EngineAnswer] = []
+        self._answered = asyncio.Event()
+
+    # --------------------------------------------------------------------- life
+    async def ready(self) -> Handle:
+        """Return the process, started if there is none or the last attempt to start it failed.
+
+        Raises:
+            WorkflowError: it did not start (E5634).
+        """
+        if self._starting is None or (self._starting.done() and self._started is None):
+            self._starting = asyncio.ensure_future(self._start())
+        # `RunnerPlace.start` has the deadlines; others may wait for the same start.
+        return await asyncio.shield(self._starting)
+
+    async def _start(self) -> Handle:
+        handle = await self._place.start(self.name)
+        for work in (self._serve(handle), self._send(handle)):
+            self._keep(asyncio.ensure_future(work))
+        return handle
+
+    @property
+    def _started(self) -> Handle | None:
+        starting = self._starting
+        if starting is None or not starting.done() or starting.cancelled() or starting.exception() is not None:
+            return None
+        return starting.result()
+
+    def retire(self) -> None:
+        """Take no new attempt; kill the process when the last one under way has ended."""
+        self.is_retired = True
+        if not self._under_way and self._ending is None:
+            self._ending = asyncio.ensure_future(self.kill())
+
+    async def kill(self) -> None:
+        """End the process at once; what is under way in it fails with `ActorDiedError`."""
+        self.is_retired = self.is_killed = True
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+        if self._started is not None:
+            await self._started.kill()
+        self._stop_serving()
+
+    def close(self) -> None:
+        """Let the process end; wait for nothing."""
+        self.is_retired = True
+        if self._started is not None:
+            self._started.let_go()
+        for task in (self._starting, self._ending):
+            if task is not None:
+                task.cancel()
+        self._stop_serving()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether more than one runner has worked in it."""
+        return len(self._users) > 1
+
+    async def is_alive(self) -> bool:
+        """Return whether the process says so at once."""
+        handle = await self.ready()
+        try:
+            return bool(await asyncio.wait_for(handle.is_alive(), SIGN_OF_LIFE_S))
+        except (TimeoutError, ActorDiedError):
+            return False
+
+    # ----------------------------------------------------------------- attempts
+    async def perform(
+        self, runner_name: str, task: Task, runs: range, *, participant: str, is_greedy: bool
+    ) -> list[Outcome]:
+        """Return the outcome of each of `runs`.
+
+        Raises:
+            ActorDiedError: the process is gone (E5701).
+        """
+        handle = await self.ready()
+        self._users.add(runner_name)
+        self._under_way += 1
+        try:
+            outcomes: list[Outcome] = await handle.perform(
+                runner_name,
+                task,
+                runs,
+                participant=participant,
+                is_greedy=is_greedy,
+                versions=self._place.versions,
+            )
+            return outcomes
+        finally:
+            self._under_way -= 1
+            if self.is_retired:
+                self.retire()
+
+    # ------------------------------------------------------------- engine calls
+    async def _serve(self, handle: Handle) -> None:
+        """Take the engine calls of the process until it is gone."""
+        timeout_s = self._place.config.explorer.max_timeout
+        try:
+            while True:
+                calls: Sequence[EngineCall] = await bounded(
+                    handle.fetch(FETCH_TIMEOUT_S),
+                    FETCH_TIMEOUT_S + FETCH_GRACE_S + timeout_s,
+                    what=f"{self.name} to say what it asks of the engines",
+                    setting="explorer.max_timeout",
+                )
+                for call in calls:
+                    if call.method:
+                        self._calls[call.number] = self._keep(asyncio.ensure_future(self._answer(call)))
+                    elif call.number in self._calls:
+                        self._calls[call.number].cancel()
+        except ActorDiedError:
+            self._stop_serving()  # its attempts fail by themselves
+        except DeadlineError as error:
+            logger.warning("%s", error)
+            await self._place.lose(self)
+
+    async def _answer(self, call: EngineCall) -> None:
+        engine = self._place.engines[call.engine]
+        value, failure = None, None
+        try:
+            value = getattr(engine, call.method)(*call.args, **(call.kwargs or {}))
+            if inspect.isawaitable(value):
+                value = await value
+        except Exception as error:  # noqa: BLE001 - it is the workflow's to handle
+            failure = Failure.of(error, "the engine")
+        finally:
+            self._calls.pop(call.number, None)
+        self._answers.append(EngineAnswer(call.number, call.engine, engine.model_version, value, failure))
+        self._answered.set()
+
+    async def _send(self, handle: Handle) -> None:
+        """Bring the engines' answers, all that have come while the last ones were on their way."""
+        while True:
+            await self._answered.wait()
+            self._answered.clear()
+            answers, self._answers = self._answers, []
+            try:
+                await bounded(
+                    handle.answer(answers),
+                    self._place.config.explorer.max_timeout + FETCH_GRACE_S,
+                    what=f"{self.name} to take the engines' answers",
+                    setting="explorer.max_timeout",
+                )
+            except ActorDiedError:
+                return
+            except DeadlineError as error:
+                logger.warning("%s", error)
+                await self._place.lose(self)
+                return
+
+    def _stop_serving(self) -> None:
+        for task in list(self._serving):
+            task.cancel()
+
+    def _keep(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+        return task

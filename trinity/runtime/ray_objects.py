@@ -1,0 +1,56 @@
+"""Tensors that go from one process of a Ray cluster to another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import RayError
+
+from trinity.common.errors import SyncError
+from trinity.runtime import cluster
+from trinity.runtime.objects import Entry, as_bytes, layout, views
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+OBJECT_TIMEOUT_S = 300.0
+
+
+class RayRef:
+    """Tensors in Ray's object store; they live as long as a reference to them."""
+
+    def __init__(self, ref: Any, entries: Mapping[str, Entry]) -> None:
+        self._ref = ref
+        self._entries = entries
+
+    def load(self) -> Mapping[str, Tensor]:
+        """Return the tensors as views of the store, which must not be written."""
+        if self._ref is None:
+            raise SyncError("the tensors are gone: they have been dropped", code="E5704")
+        try:
+            parts = self._ref.future().result(OBJECT_TIMEOUT_S)  # ray.get warns in an actor with an event loop
+        except (RayError, TimeoutError) as error:
+            raise cluster.not_delivered(OBJECT_TIMEOUT_S, error) from error
+        return views(self._entries, parts)
+
+    def drop(self) -> None:
+        """Let go of the tensors."""
+        self._ref = None
+
+
+class RayObjects:
+    """Tensors handed over through Ray's object store."""
+
+    is_local = False
+
+    def put(self, tensors: Mapping[str, Tensor]) -> RayRef:
+        """Keep a copy of `tensors` while the reference, or a copy of it, lives."""
+        entries, parts, _ = layout(tensors)
+        return RayRef(ray.put({offset: as_bytes(tensor) for offset, tensor in parts.items()}), entries)
+
+    def get(self, ref: Any) -> Mapping[str, Tensor]:
+        """Return the tensors of `ref`."""
+        tensors: Mapping[str, Tensor] = ref.load()
+        return tensors
