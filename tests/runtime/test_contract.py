@@ -239,10 +239,34 @@ def test_objects_travel_in_both_directions(make, kind: str) -> None:
             ref.drop()
             with pytest.raises(SyncError, match="E5704"):
                 ref.load()
-            tensor = await part.echo(torch.tensor([1.0, 2.0], dtype=torch.bfloat16))
-            assert tensor.dtype == torch.bfloat16 and tensor.tolist() == [1.0, 2.0]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_travel_in_arguments_and_results(make, kind: str) -> None:
+    """Whatever their type, layout and size; what arrives may be written to and is its receiver's own."""
+    sent = {
+        "bfloat16": torch.tensor([1.0, float("nan")], dtype=torch.bfloat16),
+        "bool": torch.tensor([[True, False]]),
+        "transposed": torch.arange(6, dtype=torch.int64).reshape(2, 3).T,
+        "none": torch.empty(0, 4),
+        "scalar": torch.tensor(2.5, dtype=torch.float64),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "sparse": torch.eye(3).to_sparse(),
+    }
+
+    async def main() -> dict[str, torch.Tensor]:
+        async with started(make(kind)) as runtime:
+            part = await runtime.start(Part, resources=Resources(own_process=True))
+            return dict(await part.echo(sent))
+
+    came = asyncio.run(main())
+    for name, tensor in sent.items():
+        assert type(came[name]) is type(tensor) and came[name].requires_grad == tensor.requires_grad, name
+        torch.testing.assert_close(came[name], tensor, rtol=0, atol=0, equal_nan=True)
+    came["bfloat16"].add_(1.0)
+    assert sent["bfloat16"][0] == 1.0
 
 
 @pytest.mark.parametrize("kind", APART)

@@ -35,7 +35,7 @@ from trinity.runtime.base import (
 from trinity.runtime.failure import Failure
 from trinity.runtime.host import ActorHost
 from trinity.runtime.process import start_together
-from trinity.runtime.ray_objects import RayObjects
+from trinity.runtime.ray_objects import RayObjects, register_tensors
 from trinity.runtime.ray_token import TokenMode
 from trinity.utils.log import get_logger
 
@@ -58,6 +58,7 @@ class _Actor(ActorHost):
     async def prepare(self, setup: Setup | None, env: Mapping[str, str]) -> dict[str, Any]:
         node = ray.util.get_node_ip_address()
         await self.set_up(setup, {NODE_ENV_VAR: node, **env})
+        await asyncio.to_thread(register_tensors)
         head.leave_with(ray.get_runtime_context().gcs_address, repr(self))
         return {"node": node, "node_id": this_node(), **cluster.process_facts()}
 

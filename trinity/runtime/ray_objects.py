@@ -10,6 +10,7 @@ from ray.exceptions import RayError
 
 from trinity.common.errors import SyncError
 from trinity.runtime import cluster
+from trinity.runtime.messages import reduced
 from trinity.runtime.objects import Entry, as_bytes, layout, views
 
 if TYPE_CHECKING:
@@ -54,3 +55,16 @@ class RayObjects:
         """Return the tensors of `ref`."""
         tensors: Mapping[str, Tensor] = ref.load()
         return tensors
+
+
+def register_tensors() -> None:
+    """Let this process write the tensors in arguments and results as `trinity.runtime.messages` does."""
+    import torch
+
+    ray.util.register_serializer(torch.Tensor, serializer=reduced, deserializer=_made)
+
+
+def _made(parts: tuple[Any, ...]) -> Tensor:
+    function, arguments = parts
+    tensor: Tensor = function(*arguments)
+    return tensor
