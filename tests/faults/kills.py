@@ -17,7 +17,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -81,13 +81,11 @@ class Kind:
         return f"{self.mode}, {turns}, {self.style}, {'' if self.is_deterministic else 'not '}deterministic"
 
 
-# In parts the schedule is fixed: every explorer counts its own steps.
 KINDS = [
     Kind(mode, turns, style, deterministic)
     for mode, turns, style, deterministic in itertools.product(
         ("both", "apart"), (1, 3), ("fixed", "fully_async"), (False, True)
     )
-    if (mode, style) != ("apart", "fully_async")
 ]
 
 
@@ -273,13 +271,15 @@ def work(file: Path, plugins: Path, output: Path, fail: str) -> None:
     os._exit(status)
 
 
-def sweep(folder: Path, kills: int, *, seed: int, timeout_s: float = 600.0) -> Iterator[Job]:
-    """Kill jobs of all kinds in turn until there were `kills` in all; yield each job once its tables were looked at."""
+def sweep(
+    folder: Path, kills: int, *, seed: int, kinds: Sequence[Kind] = KINDS, timeout_s: float = 600.0
+) -> Iterator[Job]:
+    """Kill jobs of `kinds` in turn until there were `kills` in all; yield each job once its tables were looked at."""
     done = 0
     for number in itertools.count():
         if done >= kills:
             return
-        job = Job.make(KINDS[number % len(KINDS)], folder / f"job{number}", seed=seed + number)
+        job = Job.make(kinds[number % len(kinds)], folder / f"job{number}", seed=seed + number)
         job.run(min(KILLS_A_JOB, kills - done), timeout_s=timeout_s)
         done += job.kills
         yield job
@@ -290,13 +290,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", nargs="*", default=[], help="words that the names of the kinds have")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     prepare_process("", deterministic=True)  # for the server of processes, which has used torch before a run begins
     folder = Path(tempfile.mkdtemp(prefix="kills"))
     total: Counter[str] = Counter()
     rows: Counter[str] = Counter()
-    for job in sweep(folder, arguments.kills, seed=arguments.seed):
+    kinds = [kind for kind in KINDS if all(word in str(kind) for word in arguments.only)]
+    for job in sweep(folder, arguments.kills, seed=arguments.seed, kinds=kinds):
         total[str(job.kind)] += job.kills
         rows[str(job.kind)] += len(job.rows("select uid from experience"))
         tell(f"{sum(total.values()):4} kills: {job.kind}: 0 lost, 0 trained twice")
