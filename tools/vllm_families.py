@@ -2,7 +2,8 @@
 
 Prints one JSON line a family; `trinity/common/models/vllm_families.py` records what it found. Needs the CPU build of
 vLLM, for models with a part for images torchvision besides, and about half a minute a family:
-`python tools/vllm_families.py [family ...]`, from the root of the repository.
+`python tools/vllm_families.py [--bfloat16] [family ...]`, from the root of the repository; for families whose kernels
+take bfloat16 alone, the forward pass in float32 of weights that are rounded to it is what vLLM is compared with.
 Every family has a process of its own, forked from one that has imported vLLM, so that none can end the others.
 """
 
@@ -36,7 +37,7 @@ from trinity.common.models.vllm_settings import VLLMSettings
 from trinity.common.models.vllm_start import check_installed
 
 DEADLINE_S = 300.0
-LARGEST = 2e-5  # nats, float32
+LARGEST = {torch.float32: 2e-5, torch.bfloat16: 0.2}  # nats
 ONCE = [5, 17, 40, 9, 63, 22, 8, 77, 31, 50, 12, 90, 44, 3, 28, 70, 66, 19, 81, 35]
 TOKENS = ONCE * 2  # longer than a chunk of Llama 4's attention
 PROMPT = "12+34=12+34="
@@ -44,6 +45,7 @@ PROMPT = "12+34=12+34="
 SIZES: dict[str, Any] = {
     **dict.fromkeys(["hidden_size", "n_embd", "d_model", "word_embed_proj_dim"], 128),
     **dict.fromkeys(["head_dim", "attention_head_size", "kv_channels", "v_head_dim", "swa_head_dim"], 32),
+    **dict.fromkeys(["linear_key_head_dim", "linear_value_head_dim"], 128),
     **{name: 64 for name, value in families.SIZES.items() if value == families.SIZES["intermediate_size"]},
     "query_pre_attn_scalar": 40, "dim_model_base": 64, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32,
     "qk_head_dim": 96, "kv_lora_rank": 512, "q_lora_rank": 32, "rotary_dim": 16,
@@ -102,8 +104,8 @@ IMAGES = {"gemma3": "Gemma3", "gemma4": "Gemma4", "gemma4_unified": "Gemma4Unifi
 NAMED_TOKENS = {"inkling_text": "vllm.renderers.inkling_encoding"}
 
 
-def folder_of(family: str, path: Path, *, seed: int) -> PreTrainedModel:
-    """Write a tiny model and a tokenizer; return it as the trainer would read it."""
+def folder_of(family: str, path: Path, *, seed: int, dtype: torch.dtype) -> PreTrainedModel:
+    """Write a tiny model and a tokenizer; return it as the trainer would read it, its weights rounded to `dtype`."""
     made = families.tiny_model(families.tiny_config(family, **BESIDE.get(family, {})), seed=seed)
     with torch.no_grad():
         for parameter in made.parameters():
@@ -121,7 +123,7 @@ def folder_of(family: str, path: Path, *, seed: int) -> PreTrainedModel:
         tokenizer.add_tokens(list(module.SPECIAL_TOKEN_SPELLINGS), special_tokens=True)
         tokenizer.save_pretrained(path)
     read: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
-    model: PreTrainedModel = read.eval()
+    model: PreTrainedModel = read.to(dtype).float().eval()
     return model
 
 
@@ -152,9 +154,9 @@ def expected(model: PreTrainedModel, tokens: list[int]) -> Tensor:
     return torch.log_softmax(logits, -1).gather(1, torch.tensor(tokens)[1:, None])[:, 0]
 
 
-async def compare(family: str, folder: Path) -> dict[str, Any]:
+async def compare(family: str, folder: Path, dtype: torch.dtype) -> dict[str, Any]:
     """Return the largest differences from Hugging Face: of the folder's weights, and of others after an update."""
-    models = [folder_of(family, folder / str(seed), seed=seed) for seed in range(2)]
+    models = [folder_of(family, folder / str(seed), seed=seed, dtype=dtype) for seed in range(2)]
     section = ModelConfig.model_validate({"model_path": str(folder / "0"), "max_model_len": 64})
     rollout = InferenceModelConfig()
     arguments: dict[str, Any] = {
@@ -183,19 +185,19 @@ def tell(result: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def examine(family: str) -> None:
+def examine(family: str, dtype: torch.dtype) -> None:
     """Print what is found of a family."""
     result: dict[str, Any] = {"family": family}
     with tempfile.TemporaryDirectory() as folder:
         try:
-            result |= asyncio.run(compare(family, Path(folder)))
-            result["is_right"] = max(result["loaded"], result["updated"]) < LARGEST
+            result |= asyncio.run(compare(family, Path(folder), dtype))
+            result["is_right"] = max(result["loaded"], result["updated"]) < LARGEST[dtype]
         except Exception as error:  # noqa: BLE001 (whatever prevents it is the finding)
             result["error"] = f"{type(error).__name__}: {str(error)[:300]}"
     tell(result)
 
 
-def main(chosen: list[str]) -> None:
+def main(chosen: list[str], dtype: torch.dtype) -> None:
     """Examine the families, each in a process of its own."""
     families.SIZES.update({name: value for name, value in SIZES.items() if name in families.SIZES or "head" in name})
     for special in families.SPECIAL.values():
@@ -214,7 +216,7 @@ def main(chosen: list[str]) -> None:
         child = os.fork()
         if child == 0:
             os.setsid()
-            examine(family)
+            examine(family, dtype)
             os._exit(0)
         until = time.monotonic() + DEADLINE_S
         while time.monotonic() < until and os.waitpid(child, os.WNOHANG)[0] == 0:
@@ -226,4 +228,5 @@ def main(chosen: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    is_rounded = "--bfloat16" in sys.argv
+    main([name for name in sys.argv[1:] if name != "--bfloat16"], torch.bfloat16 if is_rounded else torch.float32)
