@@ -162,7 +162,8 @@ async def compare(family: str, folder: Path, dtype: torch.dtype) -> dict[str, An
     arguments: dict[str, Any] = {
         name: rollout.__dict__[name] for name in ("enable_prefix_caching", "enable_chunked_prefill")
     }
-    made = VLLMEngine(VLLMSettings(section, GenerateParams(), dtype="float32", max_num_seqs=4, engine_args=arguments))
+    number_type = str(dtype).removeprefix("torch.")
+    made = VLLMEngine(VLLMSettings(section, GenerateParams(), dtype=number_type, max_num_seqs=4, engine_args=arguments))
     found: dict[str, Any] = {}
     await made.prepare()
     try:
