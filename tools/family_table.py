@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,7 @@ def table() -> dict[str, Any]:
         return {"transformers": transformers.__version__, "families": known}
 
 
+ON_CPU = "refused on a CPU"
 TEXTS: dict[str, dict[str, Any]] = {
     "en": {
         "page": "docs/families.md",
@@ -120,9 +122,9 @@ Transformers {version}. What each word means:""",
             "rows": "Hugging Face's forward pass, one row a call, which is slow",
             "right": "measured with vLLM on a CPU: the log-probabilities of samples, before and after new weights, are Hugging Face's",
             "refused": "`trinity validate` refuses it, and says what works instead",
+            ON_CPU: "measured with vLLM on a CPU, where its start refuses it, as it computes it otherwise; not measured on a GPU",
             "not started": "vLLM on a CPU does not start with it, and says why; not measured on a GPU",
             "not served": "vLLM has no model of this family; where it takes Transformers' own instead, that is not measured",
-            "-": "not measured; vLLM's start tries new weights and says so if they do not arrive",
         },
         "head": ["Family", "Training", "Critic", "Embedded engine", "vLLM"],
         "table": "All families",
@@ -147,9 +149,9 @@ Transformers {version}. What each word means:""",
             "rows": "Hugging Face 的前向计算，每次调用算一行，较慢",
             "right": "在 CPU 上用 vLLM 测得：样本的对数概率在换权重之前和之后都与 Hugging Face 相同",
             "refused": "`trinity validate` 会拒绝它，并说明可以用什么代替",
+            ON_CPU: "在 CPU 上用 vLLM 测过，计算结果不同，因此在 CPU 上启动时拒绝；没有在 GPU 上测过",
             "not started": "vLLM 在 CPU 上不能用它启动，并说明原因；没有在 GPU 上测过",
             "not served": "vLLM 没有这个家族的模型；若它改用 Transformers 自己的模型，那没有测过",
-            "-": "没有测过；vLLM 启动时会试一次新权重，若没有送到会说明",
         },
         "head": ["系列", "训练", "Critic", "内置引擎", "vLLM"],
         "table": "所有系列",
@@ -185,8 +187,9 @@ def page(language: str) -> str:
 
 
 def _cells(name: str, family: Family) -> list[str]:
-    said = {"right": RIGHT, REFUSED: WRONG | WRONG_ON_CPU, "not started": NOT_STARTED, "not served": NOT_SERVED}
-    return [family.trainer, family.critic, family.engine, next((word for word in said if name in said[word]), "-")]
+    said: dict[str, Container[str]] = {"right": RIGHT, REFUSED: WRONG, ON_CPU: WRONG_ON_CPU}
+    said |= {"not started": NOT_STARTED, "not served": NOT_SERVED}
+    return [family.trainer, family.critic, family.engine, next(word for word in said if name in said[word])]
 
 
 def _row(cells: list[str]) -> str:

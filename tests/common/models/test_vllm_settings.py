@@ -81,6 +81,12 @@ def test_every_key_reaches_vllm() -> None:
     assert (settings.params.temperature, settings.params.max_tokens) == (0.9, 7)
 
 
+def test_a_part_for_images_does_not_start_unless_it_is_asked_for() -> None:
+    assert arguments(vllm_settings(config()), is_cpu=False)["language_model_only"] is True
+    asked = vllm_settings(config({"extra_engine_args": {"language_model_only": False}}))
+    assert arguments(asked, is_cpu=False)["language_model_only"] is False
+
+
 def test_a_cpu_gets_what_it_needs_unless_it_is_written() -> None:
     made = arguments(vllm_settings(config()), is_cpu=True)
     tokens = 128 * (4 + 1)  # four rollouts and one, of 100 tokens in blocks of 32

@@ -190,7 +190,9 @@ def engine_arguments(
         own: what the sampler needs to know.
         changed: entries of the model's configuration, which vLLM replaces as a whole.
     """
-    arguments: dict[str, Any] = {"max_num_seqs": settings.max_num_seqs, **settings.engine_args}
+    # Images are not served: their part of a model need not start, nor have the names of weights that vLLM knows.
+    arguments: dict[str, Any] = {"max_num_seqs": settings.max_num_seqs, "language_model_only": True}
+    arguments |= settings.engine_args
     if is_cpu:
         needed = _cpu_arguments(settings, text_config, element_bytes=dtype.itemsize)
         arguments = needed | arguments | {"enforce_eager": True}
