@@ -347,8 +347,11 @@ def check_unique_names(draft: Draft) -> None:
 
 
 def _shares_names(draft: Draft, key: str) -> bool:
-    """Return whether an auxiliary buffer needs a name of its own: in another database it is that of the rows there."""
-    if not draft.is_given(f"{key}.name"):
+    """Return whether an auxiliary buffer needs a name of its own: in another database it is that of the rows there.
+
+    One that nothing reads, such as in a stage of another algorithm, was not resolved, and needs none.
+    """
+    if not draft.is_given(f"{key}.name") or not draft.get(f"{key}.tokenizer_path"):
         return False
     is_elsewhere = not draft.get(OUTPUT) or draft.get(f"{key}.path") != draft.get(f"{OUTPUT}.path")
     return draft.get(f"{key}.storage_type") == "file" or not is_elsewhere
