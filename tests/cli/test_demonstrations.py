@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,19 @@ def problems(file: Path) -> list[tuple[str, str]]:
     """Return code and message of what is said of the path of the demonstrations."""
     result = CliRunner().invoke(app, ["validate", "-c", str(file), "--json"])
     return [(p["code"], p["message"]) for p in json.loads(result.output)["problems"] if p["key"] == KEY]
+
+
+@pytest.mark.parametrize("kind", ["sql", "queue"])
+def test_the_driver_of_their_database_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    for name in ("psycopg", "psycopg2"):
+        monkeypatch.setitem(sys.modules, name, None)
+    place = MIXED.replace("experts.db", "'postgresql://me:canary@host/d'").replace(
+        "storage_type: sql", f"storage_type: {kind}"
+    )
+    (tmp_path / "run.yaml").write_text(place)
+    ((code, message),) = problems(tmp_path / "run.yaml")
+    assert code == "E3301" and "needs the package psycopg, which is not installed" in message
+    assert "canary" not in message
 
 
 def test_demonstrations_in_a_database_are_looked_at_unless_a_stage_before_writes_them(

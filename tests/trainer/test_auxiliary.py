@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -179,6 +180,11 @@ def test_a_queue_of_two_runs_or_of_another_vocabulary_or_in_place_of_a_dataset_i
         reader.load_state_dict({"fingerprint": "f", "selector": {}})
     assert e.value.code == "E7005"
     reader.close()
+    with sqlite3.connect(tmp_path / "foreign.db") as connection:
+        connection.execute("CREATE TABLE experience (id INTEGER)")
+    with pytest.raises(StoreError, match=r"did not make; choose another .*auxiliary_buffers.sft_dataset.path") as fault:
+        queue_of(f"sqlite:///{tmp_path / 'foreign.db'}", tokenizer)
+    assert fault.value.code == "E5202"
     url = store_experiences(tmp_path / "other.db", [recorded(tokenizer, 1, 0, response_text="seven")])
     with pytest.raises(DataError, match="another tokenizer"):
         queue_of(url, tokenizer).read(1)

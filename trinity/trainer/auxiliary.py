@@ -21,7 +21,14 @@ from trinity.buffer.store.tables import NO_ROOM
 from trinity.buffer.store.types import num_rollouts
 from trinity.common.config import Config
 from trinity.common.config.buffer import ExperienceBufferConfig
-from trinity.common.errors import CheckpointError, ConfigError, DataError, StarvedError, StoreError
+from trinity.common.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    EnvironmentProblem,
+    StarvedError,
+    StoreError,
+)
 from trinity.common.experience import EID, Experience
 from trinity.utils.log import get_logger, redact
 
@@ -84,8 +91,8 @@ class QueueReader:
         cut: training step from which this run continues.
 
     Raises:
-        StoreError: the database cannot be used.
-        EnvironmentProblem: it cannot be written (E3601).
+        StoreError: the database cannot be used: it is of another program, or of another version (E5202).
+        EnvironmentProblem: it cannot be written (E3601), or its driver is not installed (E3301).
     """
 
     def __init__(
@@ -112,7 +119,7 @@ class QueueReader:
         self._is_closed = threading.Event()
         assert config.path is not None, "a queue beside the experience buffer has a database of its own"
         self._place = f"buffer {config.name!r} of {redact(config.path)}"
-        self._store = ExperienceStore(config.path, keep_payloads=True).open()
+        self._store = self._opened(config.path)
 
     def read(self, n: int) -> list[Experience]:
         """Return the experiences of the next `n` rollouts, of fewer at the end or at the deadline.
@@ -171,6 +178,14 @@ class QueueReader:
             )
         self._run = (state["run"][0], state["run"][1]) if state["run"] else None
         self.num_dropped = dict(state["num_dropped"])
+
+    def _opened(self, url: str) -> ExperienceStore:
+        try:
+            return ExperienceStore(url, keep_payloads=True).open()
+        except (StoreError, EnvironmentProblem) as error:
+            # What the store says of the path is of this one.
+            text = str(error.args[0]).replace("buffer.trainer_input.experience_buffer", self.setting)
+            raise type(error)(text, code=error.code) from error
 
     def _joined(self, deadline: float) -> ConsumerToken:
         """Return the right to claim, as soon as a run has opened the queue."""

@@ -154,7 +154,7 @@ def test_the_number_of_gpus_that_the_loss_is_told_is_the_trainers(
         (("algorithm.advantage_fn=ppo",), "E1842", "algorithm.advantage_fn"),
         ((f"{AUXILIARY}.sft_dataset.path=null",), "E1826", f"{AUXILIARY}.sft_dataset.path"),
         ((f"{AUXILIARY}.sft_dataset.schema_type=dpo",), "E1816", f"{AUXILIARY}.sft_dataset.schema_type"),
-        ((f"{AUXILIARY}.sft_dataset.capacity=5",), "E1900", f"{AUXILIARY}.sft_dataset.capacity"),
+        ((f"{AUXILIARY}.sft_dataset.capacity=5",), "W1902", f"{AUXILIARY}.sft_dataset.capacity"),
         ((f"{AUXILIARY}.sft_dataset.name=train",), "E1305", f"{AUXILIARY}.sft_dataset.name"),
         ((f"{AUXILIARY}.sft_dataset.data_selector.selector_type=shufle",), "E1701",
          f"{AUXILIARY}.sft_dataset.data_selector.selector_type"),

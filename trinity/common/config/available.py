@@ -70,7 +70,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "buffer.trainer_input.experience_buffer.max_retry_times": (),
     "buffer.trainer_input.experience_buffer.max_retry_interval": (),
     "buffer.trainer_input.auxiliary_buffers.*.replay_buffer.enable": (False,),
-    "buffer.trainer_input.auxiliary_buffers.*.capacity": (),
     "buffer.trainer_input.auxiliary_buffers.*.max_retry_times": (),
     "buffer.trainer_input.auxiliary_buffers.*.max_retry_interval": (),
     "explorer.proxy_port": (),

@@ -20,6 +20,7 @@ _READ_WITH = {
     "subset_name": ("file",),
     "data_selector": ("file", "sql"),
     "max_read_timeout": ("queue",),
+    "capacity": (),  # of a queue it is that of the run that fills it
 }
 # What the rows of a storage may be; the first is what they are where nothing is written.
 SCHEMAS: dict[str, tuple[str, ...]] = {"file": ("sft",), "sql": ("experience", "sft"), "queue": ("experience",)}
@@ -118,7 +119,7 @@ def _note_idle(draft: Draft, key: str, kind: str) -> None:
                 "W1902",
                 f"{key}.{name}",
                 f"`{key}.{name}` has no effect with storage_type {kind}",
-                rule=f"storage_type {' or '.join(storages)}",
+                rule=f"storage_type {' or '.join(storages)}" if storages else "the run that fills a queue has it",
                 suggestion="remove it",
             )
 
