@@ -50,14 +50,20 @@ def test_a_damaged_newest_checkpoint_is_passed_over_loudly_and_the_result_is_the
         run.change(deterministic=True, buffer__total_steps=4)
         # So small a model earns no reward: the entropy makes every row count and every update move.
         run.change(algorithm__entropy_loss_fn_args={"entropy_coef": 0.01})
+    cut.change(trainer__trainer_config={"trainer": {"del_local_ckpt_after_load": True}})
     assert whole.finish(timeout_s=120).status == 0
     assert cut.finish(failpoints="train.after_step=kill@4", timeout_s=120).status == -signal.SIGKILL
     state = cut.job / "global_step_3" / "actor" / "model_world_size_1_rank_0.pt"
     content = bytearray(state.read_bytes())
     content[len(content) // 2] ^= 1
     state.write_bytes(content)
+    read = {file: file.read_bytes() for file in (cut.job / "global_step_2").rglob("*") if file.is_file()}
     resumed = cut.finish(timeout_s=120)
     assert resumed.status == 0, resumed.output
+    assert "del_local_ckpt_after_load: true` has no effect" in resumed.output
+    assert len(read) > 5 and all(file.read_bytes() == content for file, content in read.items()), (
+        "read, and still there"
+    )
     assert f"{state.name} does not match its checksum; FALLING BACK to " in resumed.output
     assert final_weights(cut, 4) == final_weights(whole, 4)
     assert min(line["actor/grad_norm"] for line in whole.lines("trainer")) > 0

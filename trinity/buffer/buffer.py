@@ -135,7 +135,7 @@ def get_buffer_reader(
     consumer: str = "reader",
     **options: Any,
 ) -> TaskReader | DatasetReader | StoreReader:
-    """Return the reader of a taskset, a dataset or a database.
+    """Return the reader of a taskset, a dataset (also one in a database) or the experiences of a database.
 
     Args:
         config: what to read.
@@ -149,7 +149,7 @@ def get_buffer_reader(
     """
     if isinstance(config, TasksetConfig):
         return TaskReader(config, **options)
-    if config.storage_type == "file":
+    if config.storage_type == "file" or (config.storage_type == "sql" and config.schema_type == "sft"):
         if tokenizer is None:
             raise ConfigError(f"buffer {config.name!r}: a dataset needs a tokenizer", code="E1610")
         return DatasetReader(config, tokenizer=tokenizer, **{"schema": config.schema_type or "sft"} | options)

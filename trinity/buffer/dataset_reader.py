@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from trinity.buffer.checks import missing_columns
-from trinity.buffer.dataset import fingerprint, load_table
-from trinity.buffer.formatter import Sample, make_formatter
+from trinity.buffer.dataset import Table, fingerprint, load_table
+from trinity.buffer.formatter import Formatter, Sample, make_formatter
 from trinity.buffer.quarantine import MAX_BAD_ROW_RATIO, admit, write_quarantine
+from trinity.buffer.recorded import RecordedFormatter
 from trinity.buffer.rows import BadRow
 from trinity.buffer.samples import NEEDED, decoded, form_of, sample_faults
 from trinity.buffer.selector import SELECTORS, BaseSelector
+from trinity.buffer.sql_tables import ExperienceTable, SQLTable, load_sql_table
 from trinity.common.config.buffer import DataSelectorConfig, ExperienceBufferConfig
 from trinity.common.errors import CheckpointError, DataError, EnvironmentProblem
 from trinity.common.experience import EID, Experience
@@ -26,8 +29,9 @@ if TYPE_CHECKING:
 
 OverlongPolicy = Literal["drop", "truncate", "error"]
 MAX_CACHED_TOKENS = 64 * 1024 * 1024
-# No answer, turns that cannot be joined, nothing preferred, nothing to learn, and what the chat template refuses.
-ROW_CODES = ("E4020", "E4021", "E4022", "E4024", "E3109")
+# No answer, turns that cannot be joined, nothing preferred, nothing to learn, nothing to imitate, a damaged payload,
+# and what the chat template refuses.
+ROW_CODES = ("E4020", "E4021", "E4022", "E4024", "E4025", "E5101", "E3109")
 
 _logger = get_logger("buffer")
 
@@ -35,14 +39,15 @@ _logger = get_logger("buffer")
 class DatasetReader:
     """Reads what is learnt from a dataset as experiences without reward and log-probabilities.
 
-    For `sft` an experience is a conversation to imitate, for `dpo` a pair of responses to one prompt, for `cpt` a text.
+    For `sft` an experience is a conversation to imitate, for `dpo` a pair of responses to one prompt, for `cpt` a text,
+    for `experience` what a run has stored in a database, as something to imitate.
     Rows are tokenised when first read. A selector other than `sequential` in the configuration is used as it
     is; by default every epoch is a new permutation.
 
     Args:
-        config: the dataset (`storage_type: file`).
+        config: the dataset (`storage_type: file` or `sql`).
         tokenizer: with its chat template.
-        schema: `sft`, `dpo` or `cpt`.
+        schema: `sft`, `dpo`, `cpt` or `experience`; in a database `sft` or `experience`.
         seed: of the permutation, unless `config.data_selector` has its own.
         max_length: longest sample in tokens; None without limit.
         overlong: what happens to longer ones: `drop` (skip and count), `truncate` (cut the response and count;
@@ -52,7 +57,7 @@ class DatasetReader:
         max_bad_row_ratio: more bad rows are an error; in [0, 1].
 
     Raises:
-        DataError: the dataset cannot be read or used (E4001 to E4060).
+        DataError: the dataset cannot be read or used (E4001 to E4062).
         ConfigError: another schema (E1613).
         EnvironmentProblem: the chat template of the format has a syntax error (E3109).
     """
@@ -76,25 +81,12 @@ class DatasetReader:
         self.overlong = overlong or ("truncate" if schema == "cpt" else "drop")
         if config.format.chat_template is not None:
             check_template(config.format.chat_template, source=f"format.chat_template of buffer {config.name!r}")
-        try:
-            self.table = load_table(config.path, split=config.split, subset_name=config.subset_name)
-        except DataError as error:
-            raise DataError(f"buffer {config.name!r}: {error.args[0]}", code=error.code) from error
         self.tokenizer = tokenizer
-        self.quarantined: list[BadRow] = list(self.table.bad)
-        kind = form_of(schema, config.format, self.table.columns)
-        self.formatter = make_formatter(schema, config.format, tokenizer, kind=kind)
-        self._rows = self._check_rows()
-        self._num_rows = len(self.table) + len(self.table.bad)
         self._max_bad_row_ratio = max_bad_row_ratio
-        self._admit()
-        self.fingerprint = fingerprint(self.table)
-        self.selector = self._make_selector(seed, shuffle)
+        self._order = seed, shuffle
+        self._open(self._load())
         self.total_epochs = (0 if config.total_steps else config.total_epochs) if total_epochs is None else total_epochs
         self.num_overlong = 0
-        self._refused: dict[int, BadRow] = {}
-        self._cache: dict[int, Sample | None] = {}
-        self._cached_tokens = 0
 
     def __len__(self) -> int:
         """Number of usable rows; over-long ones are found when they are read."""
@@ -129,6 +121,12 @@ class DatasetReader:
         """Return what `read` returns."""
         return self.read(n)
 
+    def commit(self, step: int, uids: Sequence[str]) -> None:
+        """Nothing to record: the checkpoint holds the position."""
+
+    def close(self) -> None:
+        """Nothing to release."""
+
     def metrics(self) -> dict[str, float]:
         """Return how many rows were left out and how many were too long so far."""
         return {
@@ -140,6 +138,7 @@ class DatasetReader:
         """Return the position in the data, JSON-able."""
         return {
             "fingerprint": self.fingerprint,
+            "num_rows": self._num_rows,
             "selector_type": type(self.selector).__name__,
             "selector": self.selector.state_dict(),
             "num_overlong": self.num_overlong,
@@ -147,13 +146,16 @@ class DatasetReader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`.
+        """Continue from `state_dict`: over the same rows where a table of a database has grown since.
 
         Raises:
             CheckpointError: the dataset or the selector changed (E7005).
         """
+        num_rows = state.get("num_rows", len(self.table))
+        if isinstance(self.table, SQLTable) and num_rows < len(self.table):
+            self._open(self.table.first(num_rows))
         own = {"fingerprint": self.fingerprint, "selector_type": type(self.selector).__name__}
-        changed = [key for key, value in own.items() if state[key] != value]
+        changed = [key for key, value in own.items() if state.get(key) != value]
         if changed:
             raise CheckpointError(
                 f"buffer {self.config.name!r} changed since the checkpoint ({', '.join(changed)}); restore it, or "
@@ -168,6 +170,36 @@ class DatasetReader:
     def write_quarantine(self, folder: Path) -> Path | None:
         """Write the rows that are left out to `<folder>/<buffer>.jsonl`; return the file, or None without any."""
         return write_quarantine(self.quarantined, folder, name=self.config.name)
+
+    def _load(self) -> Table:
+        config = self.config
+        try:
+            if config.storage_type == "sql":
+                return load_sql_table(config.path, name=config.name, schema=self.schema)
+            return load_table(config.path, split=config.split, subset_name=config.subset_name)
+        except DataError as error:
+            raise DataError(f"buffer {config.name!r}: {error.args[0]}", code=error.code) from error
+
+    def _open(self, table: Table) -> None:
+        """Read the rows of `table` from now on."""
+        self.table = table
+        self.quarantined: list[BadRow] = list(table.bad)
+        self.formatter = self._make_formatter()
+        self._rows = self._check_rows()
+        self._num_rows = len(table) + len(table.bad)
+        self._admit()
+        self.fingerprint = fingerprint(table)
+        self.selector = self._make_selector(*self._order)
+        self._refused: dict[int, BadRow] = {}
+        self._cache: dict[int, Sample | None] = {}
+        self._cached_tokens = 0
+
+    def _make_formatter(self) -> Formatter:
+        config, schema = self.config, self.schema
+        if schema == "experience" and isinstance(self.table, ExperienceTable):
+            return RecordedFormatter(self.table, self.tokenizer, name=config.name)
+        kind = form_of(schema, config.format, self.table.columns)
+        return make_formatter(schema, config.format, self.tokenizer, kind=kind)
 
     def _is_at_end(self) -> bool:
         return self.total_epochs > 0 and self.selector.position >= self.total_epochs * len(self)

@@ -11,7 +11,7 @@ from trinity.buffer.checks import Fault, control_token, missing_columns, prompt_
 from trinity.buffer.rows import SUFFIXES, BadRow, Row, read_rows, split_files
 from trinity.buffer.samples import NEEDED, decoded, form_of, sample_faults
 from trinity.common.config.buffer import FormatConfig
-from trinity.common.errors import DataError
+from trinity.common.errors import DataError, EnvironmentProblem
 
 MAX_ROWS = 50
 _NUM_SHOWN = 3
@@ -60,6 +60,26 @@ def check_taskset(
         return _check_rows(rows, fmt, where=where, needs=set(NEEDED[schema]), schema=schema)
     needs = {"prompt_key", "messages_key"} if needs_prompt else set()
     return _check_rows(rows, fmt, where=where, needs=needs | ({"response_key"} if needs_truth else set()))
+
+
+def check_table(path: str | None, *, name: str, fmt: FormatConfig, schema: str, where: str) -> list[Problem]:
+    """Return the problems of a buffer in a database as (code, message), from its first 50 rows; `W...` are warnings.
+
+    Args:
+        path: URL of the database.
+        name: of the buffer.
+        fmt: names of the columns.
+        schema: `sft` or `experience`.
+        where: the configuration key, for the messages.
+    """
+    from trinity.buffer.sql_tables import load_sql_table
+
+    try:
+        table = load_sql_table(path, name=name, schema=schema)
+    except (DataError, EnvironmentProblem) as error:
+        return [(error.code, f"{where}: {error.args[0]}")]
+    rows = [table.row(number) for number in range(min(len(table), MAX_ROWS))]
+    return _check_rows(list(rows), fmt, where=where, needs=set(NEEDED[schema]), schema=schema)
 
 
 def data_files(path: str, *, split: str, subset_name: str | None) -> list[Path]:

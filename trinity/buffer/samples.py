@@ -1,7 +1,7 @@
 """What a row of a dataset for training must hold; without torch.
 
 For `sft` a prompt and a response, or a conversation; for `dpo` a prompt, a preferred and a rejected answer; for `cpt` a
-text.
+text; for `experience` the payload of a stored experience.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ NEEDED: dict[str, frozenset[str]] = {
     "sft": frozenset({"prompt_key", "response_key", "messages_key"}),
     "dpo": frozenset({"prompt_key", "chosen_key", "rejected_key"}),
     "cpt": frozenset({"prompt_key"}),
+    "experience": frozenset(),
 }
 
 
@@ -62,11 +63,15 @@ def sample_faults(schema: str, fmt: FormatConfig, values: Mapping[str, Any], *, 
     """Yield what is wrong with a row, decoded, of a dataset for training.
 
     Args:
-        schema: `sft`, `dpo` or `cpt`.
+        schema: `sft`, `dpo`, `cpt` or `experience`.
         fmt: names of the columns.
         values: the row.
         kind: `plaintext` or `messages`.
     """
+    if schema == "experience":
+        if not values.get("size"):
+            yield Fault("experience_bytes", "is null: the payload was removed after training, or too large", "E5104")
+        return
     if schema == "cpt":
         fault = text_fault(fmt.prompt_key, values.get(fmt.prompt_key))
         if fault is not None:

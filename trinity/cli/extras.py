@@ -37,3 +37,8 @@ def _needed(config: Config) -> Iterator[tuple[str, str, str, str]]:
     if driver is not None and buffer is not None and buffer.storage_type != "file":
         path = "buffer.trainer_input.experience_buffer.path"
         yield path, driver, "postgres", f"{path}=sqlite:///experience.db"
+    for name, queue in config.buffer.trainer_input.auxiliary_buffers.items():
+        driver = postgresql_driver(queue.path or "")
+        if driver is not None and queue.storage_type == "queue":
+            path = f"buffer.trainer_input.auxiliary_buffers.{name}.path"
+            yield path, driver, "postgres", f"{path}=sqlite:///experts.db"

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -109,6 +110,7 @@ def check_machine(plan: Plan) -> list[Problem]:
     from trinity.common.config.problems import unique
 
     found: list[Problem] = []
+    written: set[str] = set()
     for stage in plan.stages:
         found += _looked_at(stage, "model.model_path", _check_model)
         found += _looked_at(stage, "model.model_path", check_families_of)
@@ -117,10 +119,13 @@ def check_machine(plan: Plan) -> list[Problem]:
         found += _looked_at(stage, "explorer.auxiliary_models", _check_auxiliary)
         found += _looked_at(stage, "trainer.trainer_config.reward_model.model.path", _check_reward_model)
         found += _looked_at(stage, "buffer", _check_data)
+        found += _looked_at(stage, "buffer", partial(_check_tables, written=written))
         found += _looked_at(stage, "buffer", check_prompts_of)
         found += _looked_at(stage, "checkpoint_root_dir", _check_folder)
         found += check_extras_of(stage)
         found += _check_devices(stage)
+        output = stage.config.buffer.trainer_input.experience_buffer
+        written |= {str(output.path)} if output is not None and stage.config.mode != "train" else set()
     return unique(found)
 
 
@@ -244,6 +249,21 @@ def _check_data(stage: StagePlan) -> Iterator[Problem]:
             yield _problem(stage, code, f"{key}.path", message)
 
 
+def _check_tables(stage: StagePlan, *, written: set[str]) -> Iterator[Problem]:
+    """Look at the demonstrations in databases, but for those that a stage before will write."""
+    if stage.config.mode not in ("both", "train"):
+        return
+    for name, buffer in stage.config.buffer.trainer_input.auxiliary_buffers.items():
+        if buffer.storage_type != "sql" or buffer.schema_type is None or buffer.path in written:
+            continue
+        from trinity.buffer.preflight import check_table
+
+        key = f"buffer.trainer_input.auxiliary_buffers.{name}"
+        found = check_table(buffer.path, name=buffer.name, fmt=buffer.format, schema=buffer.schema_type, where=key)
+        for code, message in found:
+            yield _problem(stage, code, f"{key}.path", message)
+
+
 def _datasets(config: Config) -> Iterator[tuple[str, Any, bool, str | None]]:
     """Yield key and configuration of each dataset, whether a reward needs the truth, and the kind of training."""
     explorer_input = config.buffer.explorer_input
@@ -259,7 +279,7 @@ def _datasets(config: Config) -> Iterator[tuple[str, Any, bool, str | None]]:
     if output is not None:
         yield OUTPUT, output, True, output.schema_type
     for name, dataset in config.buffer.trainer_input.auxiliary_buffers.items():
-        if dataset.schema_type == "sft":
+        if dataset.storage_type == "file" and dataset.schema_type == "sft":
             yield f"buffer.trainer_input.auxiliary_buffers.{name}", dataset, True, "sft"
 
 

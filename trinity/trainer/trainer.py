@@ -165,7 +165,7 @@ class Trainer:
         except (TypeError, ValueError) as error:
             raise ConfigError(f"algorithm.sample_strategy_args of {name}: {error}", code="E1302") from error
         tokenizer = self.tokenizer or load_tokenizer(config.model)
-        strategy.auxiliary = open_auxiliary(config, strategy.auxiliary_buffers(), tokenizer=tokenizer)
+        strategy.auxiliary = open_auxiliary(config, strategy.auxiliary_buffers(), tokenizer=tokenizer, cut=self.step)
         return strategy
 
     def _open_source(self, state: TrainerState | None) -> BufferSource | DatasetSource:
@@ -195,8 +195,7 @@ class Trainer:
         )
         if state is not None:
             reader.load_state_dict(state.source)
-        folder = Path(config.checkpoint_job_dir) / "buffer" / "quarantine"
-        self._source = DatasetSource(reader, quarantine=folder)
+        self._source = DatasetSource(reader, quarantine=Path(config.checkpoint_job_dir) / "buffer" / "quarantine")
         return self._source
 
     # --------------------------------------------------------------------- loop
@@ -260,6 +259,8 @@ class Trainer:
     async def close(self) -> None:
         """Release the threads and the ranks; a step under way is left behind."""
         self._thread.close()
+        if self._strategy is not None:
+            self._strategy.close()
         if self._backend is not None:
             await self._backend.close()
 
@@ -331,13 +332,13 @@ class Trainer:
             logger.warning("training step %d: no experience was left to train on, the weights stay", step)
         failpoint("train.after_step")
         await self._source.commit(step, [exp.eid.uid for exp in experiences])
+        await self._strategy.commit(step, experiences)
         self.step = step
         # A read for the next step may be under way when a checkpoint is written: it holds what this step left.
         self._positions = self._strategy.state_dict(), self._source.state_dict()
         if self._publishes() and (self.schedule.is_published(step) or await self.synchronizer.is_asked()):
             metrics |= await self._publish()
-        self._metrics = metrics | self._pending
-        self._pending = {}
+        self._metrics, self._pending = metrics | self._pending, {}
         self.monitor.log(self._metrics, step=step)
         if self.config.trainer.enable_preview and shown and self.schedule.is_published(step):
             self.monitor.log_table("rollout_examples", shown, step=step)
@@ -372,8 +373,7 @@ class Trainer:
             write_explorer_part(folder, explorer_state, served)
 
         meta = {"run": self.run_name, "ledger_cut": self.step, "has_hf_weights": hf}
-        meta["is_healthy"] = self.backend.is_healthy()
-        keep = self.config.trainer.max_checkpoints_to_keep
+        meta["is_healthy"], keep = self.backend.is_healthy(), self.config.trainer.max_checkpoints_to_keep
         self._checkpoint = await self._thread.call(self.checkpoints.write, self.step, fill, meta=meta, keep=keep)
         self._saved = (self.step, hf)
         self._pending["time/save_checkpoint"] = time.perf_counter() - start

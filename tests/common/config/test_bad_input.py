@@ -132,7 +132,16 @@ def test_the_text_of_a_problem_shows_the_line(examined: Examine) -> None:
     ]
 
 
-@pytest.mark.parametrize("key", ["checkpoint_root_dir", "model.model_path", "buffer.explorer_input.taskset.path"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "checkpoint_root_dir",
+        "model.model_path",
+        "buffer.explorer_input.taskset.path",
+        "buffer.trainer_input.auxiliary_buffers.sft_dataset.path",
+        "trainer.trainer_config.trainer.resume_from_path",
+    ],
+)
 @pytest.mark.parametrize("scheme", ["hdfs", "s3"])
 def test_an_address_where_a_folder_of_this_machine_is_meant_is_refused(
     examined: Examine, key: str, scheme: str

@@ -154,8 +154,7 @@ def test_the_number_of_gpus_that_the_loss_is_told_is_the_trainers(
         (("algorithm.advantage_fn=ppo",), "E1842", "algorithm.advantage_fn"),
         ((f"{AUXILIARY}.sft_dataset.path=null",), "E1826", f"{AUXILIARY}.sft_dataset.path"),
         ((f"{AUXILIARY}.sft_dataset.schema_type=dpo",), "E1816", f"{AUXILIARY}.sft_dataset.schema_type"),
-        ((f"{AUXILIARY}.sft_dataset.storage_type=sql",), "E1900", f"{AUXILIARY}.sft_dataset.storage_type"),
-        ((f"{AUXILIARY}.sft_dataset.capacity=5",), "E1900", f"{AUXILIARY}.sft_dataset.capacity"),
+        ((f"{AUXILIARY}.sft_dataset.capacity=5",), "W1902", f"{AUXILIARY}.sft_dataset.capacity"),
         ((f"{AUXILIARY}.sft_dataset.name=train",), "E1305", f"{AUXILIARY}.sft_dataset.name"),
         ((f"{AUXILIARY}.sft_dataset.data_selector.selector_type=shufle",), "E1701",
          f"{AUXILIARY}.sft_dataset.data_selector.selector_type"),
@@ -168,6 +167,65 @@ def test_the_number_of_gpus_that_the_loss_is_told_is_the_trainers(
 )  # fmt: skip
 def test_what_does_not_fit_is_said(tmp_path: Path, overrides: tuple[str, ...], code: str, key: str) -> None:
     assert (code, key) in _problems(tmp_path, *overrides)
+
+
+EXPERT = f"{AUXILIARY}.sft_dataset"
+SQL = (f"{EXPERT}.storage_type=sql", f"{EXPERT}.path=experts.db")
+QUEUE = (f"{EXPERT}.storage_type=queue", f"{EXPERT}.path=sqlite:///experts.db", f"{EXPERT}.format=null")
+PLAIN_SQL = (*SQL, f"{EXPERT}.format=null")
+
+
+def test_a_database_holds_experiences_unless_columns_are_named(tmp_path: Path) -> None:
+    def read(*overrides: str) -> tuple[Any, ...]:
+        config, problems = _examine(tmp_path, *overrides)
+        assert problems == []
+        found = config.buffer.trainer_input.auxiliary_buffers["sft_dataset"]
+        assert found.path == f"sqlite:///{tmp_path}/experts.db" and found.batch_size == 16
+        return found.schema_type, found.format.prompt_type, found.format.messages_key
+
+    assert read(*SQL) == ("sft", "plaintext", "message"), "the file names prompt_key and response_key"
+    assert read(*PLAIN_SQL) == ("experience", None, "message")
+    assert read(*PLAIN_SQL, f"{EXPERT}.schema_type=sft") == ("sft", "messages", "message_list")
+    assert read(*PLAIN_SQL, f"{EXPERT}.schema_type=experience")[0] == "experience"
+    assert read(*QUEUE) == read(*QUEUE, f"{EXPERT}.max_read_timeout=60") == ("experience", None, "message")
+    assert read(*PLAIN_SQL, f"{EXPERT}.name=countdown_buffer")[0] == "experience", "as the other run named it"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "key", "message"),
+    [
+        ((*SQL, f"{EXPERT}.path=null"), "E1826", "path", "path` is missing: an auxiliary buffer is a database (sql)"),
+        ((*SQL, f"{EXPERT}.path='sqlite:///:memory:'"), "E1829", "path", "path` is no database"),
+        ((*QUEUE, f"{EXPERT}.path=experts.jsonl"), "E1829", "path", "path` is no database"),
+        (
+            (*QUEUE, f"{EXPERT}.schema_type=sft"),
+            "E1816",
+            "schema_type",
+            "is experience with storage_type queue, got sft",
+        ),
+        (
+            (*PLAIN_SQL, f"{EXPERT}.schema_type=dpo"),
+            "E1816",
+            "schema_type",
+            "is experience or sft with storage_type sql",
+        ),
+        ((*SQL, f"{EXPERT}.schema_type=experience"), "E1834", "format.prompt_key", "prompt_key` has no effect"),
+        ((*SQL, f"{EXPERT}.split=test"), "W1902", "split", "has no effect with storage_type sql"),
+        ((*QUEUE, f"{EXPERT}.data_selector.selector_type=random"), "W1902", "data_selector", "with storage_type queue"),
+        ((f"{EXPERT}.max_read_timeout=5",), "W1902", "max_read_timeout", "has no effect with storage_type file"),
+        (
+            (*PLAIN_SQL, f"{EXPERT}.path=countdown_buffer.db", f"{EXPERT}.name=countdown_buffer"),
+            "E1305",
+            "name",
+            "and so",
+        ),
+    ],
+)
+def test_what_does_not_fit_a_database_is_said(
+    tmp_path: Path, overrides: tuple[str, ...], code: str, key: str, message: str
+) -> None:
+    found = [p for p in _examine(tmp_path, *overrides)[1] if (p.code, p.key) == (code, f"{EXPERT}.{key}")]
+    assert found and message in found[0].message
 
 
 def test_the_arithmetic_counts_rollouts_and_the_hint_counts_the_expert_rows_in(tmp_path: Path) -> None:

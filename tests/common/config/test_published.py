@@ -135,7 +135,7 @@ DENIED = {
     "SGLang": "explorer.rollout_model.engine_type=sglang",
     "Tinker": "model.tinker.enable=true",
     "several tasksets at once": "buffer.explorer_input.tasksets=[{name: b, path: c}]",
-    "tasksets and demonstrations in SQL": "buffer.explorer_input.taskset.storage_type=sql",
+    "tasksets in SQL": "buffer.explorer_input.taskset.storage_type=sql",
     "Data-Juicer": "service.data_juicer.auto_start=true",
 }
 SERVED = {

@@ -45,6 +45,14 @@ def test_the_minimal_file_becomes_complete(examined: Examine, tmp_path: Path) ->
     assert actor.optim.lr == config.algorithm.optimizer.lr == 1e-6
 
 
+def test_a_mini_batch_that_is_written_is_overridden_and_told(examined: Examine) -> None:
+    actor = "trainer.trainer_config.actor_rollout_ref.actor"
+    plan, problems = examined(MINIMAL, f"{actor}.ppo_mini_batch_size=7")
+    assert plan.stages[0].config.trainer.trainer_config.actor_rollout_ref.actor.ppo_mini_batch_size == 32
+    ((code, message),) = [(p.code, p.message) for p in problems]
+    assert code == "W1816" and message.endswith("ppo_mini_batch_size: 7` is overridden by buffer.train_batch_size (32)")
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

@@ -20,17 +20,18 @@ _ALWAYS = ("logprobs", "advantages")
 
 
 class MixSampleStrategy(SampleStrategy):
-    """ceil(`expert_data_ratio` `batch_size`) rows of a dataset, the rest from the experience buffer.
+    """ceil(`expert_data_ratio` `batch_size`) rows of a dataset or queue, the rest from the experience buffer.
 
     Each row tells the loss whether it is the expert's (`expert_mask`) and the training step (`step`). Expert rows have
     log-probabilities and advantages of 0 and no reward. After the dataset's last row its first comes again; every epoch
-    has an order of its own. A batch of the buffer that is incomplete leaves the number of expert rows as it is.
+    has an order of its own. A queue gives each of its rollouts once. A batch of the buffer that is incomplete leaves
+    the number of expert rows as it is.
 
     Args:
         source: see `SampleStrategy`.
         batch_size: see `SampleStrategy`.
         expert_data_ratio: share of expert rows in a batch, in [0, 1); at least one row is left for the policy's own.
-        sft_dataset_name: name of the dataset under `buffer.trainer_input.auxiliary_buffers`.
+        sft_dataset_name: name of the dataset or queue under `buffer.trainer_input.auxiliary_buffers`.
 
     Raises:
         ValueError: a ratio that is outside or leaves no row.
@@ -57,7 +58,7 @@ class MixSampleStrategy(SampleStrategy):
         """Return the next batch, the policy's own rows first; none at the end of the buffer.
 
         Metrics are those of `default`, over the policy's own rows, and `sample/expert_count`, `sample/expert_epoch`
-        (the pass over the dataset that the last expert row is from) and what the dataset counts, as
+        (the pass over a dataset that the last expert row is from) and what is left out of it, as
         `sample/expert_...`.
         """
         start = time.perf_counter()
@@ -65,12 +66,14 @@ class MixSampleStrategy(SampleStrategy):
         if not usual and self.source.is_closed:
             return [], {}, []
         expert: list[Experience] = []
-        metrics = version_metrics(usual, step) | {"sample/expert_count": float(self.num_expert)}
+        metrics = version_metrics(usual, step)
         if self.num_expert:
             reader = self.auxiliary[self.sft_dataset_name]
             expert = await asyncio.to_thread(reader.read, self.num_expert)
-            metrics["sample/expert_epoch"] = float(expert[-1].info.get("epoch", 0))
+            if "epoch" in expert[-1].info:
+                metrics["sample/expert_epoch"] = float(expert[-1].info["epoch"])
             metrics |= {name.replace("sample/", "sample/expert_", 1): v for name, v in reader.metrics().items()}
+        metrics["sample/expert_count"] = float(len(expert))
         mixed = as_one_batch(usual, expert, step=step)
         metrics["time/read_experience"] = time.perf_counter() - start
         return mixed, metrics, shown_rows(usual[:NUM_SHOWN] + expert[:NUM_SHOWN])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from trinity.common.errors import CheckpointError
@@ -34,10 +35,24 @@ class ExperienceSource(Protocol):
 
 @runtime_checkable
 class AuxiliaryReader(Protocol):
-    """A dataset beside the source: one of `buffer.trainer_input.auxiliary_buffers`."""
+    """Demonstrations beside the source: one of `buffer.trainer_input.auxiliary_buffers`."""
 
     def read(self, n: int) -> list[Experience]:
-        """Return the next `n` experiences; after the last row the first comes again."""
+        """Return the next `n` experiences; after the last row of a dataset the first comes again.
+
+        From a queue they are the experiences of `n` rollouts, or of fewer where no more can come.
+
+        Raises:
+            StarvedError: a queue is at its end, or gave nothing before its deadline.
+        """
+        ...
+
+    def commit(self, step: int, uids: Sequence[str]) -> None:
+        """Record that training step `step` used those of the experiences `uids` that came from here."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held; a read that waits ends with an error."""
         ...
 
     def metrics(self) -> dict[str, float]:
@@ -76,6 +91,16 @@ class SampleStrategy(ABC):
     @abstractmethod
     async def sample(self, step: int) -> tuple[list[Experience], dict[str, float], list[dict[str, Any]]]:
         """Return the experiences of training step `step`, metrics, and a few rows to look at; none at the end."""
+
+    async def commit(self, step: int, experiences: Sequence[Experience]) -> None:
+        """Record in the auxiliary buffers what training step `step` used of them."""
+        for reader in self.auxiliary.values():
+            await asyncio.to_thread(reader.commit, step, [exp.eid.uid for exp in experiences])
+
+    def close(self) -> None:
+        """Release the auxiliary buffers; a read that waits ends."""
+        for reader in self.auxiliary.values():
+            reader.close()
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:

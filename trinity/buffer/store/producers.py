@@ -90,6 +90,12 @@ class ProducerBoard:
             rows = connection.execute(select(PRODUCER.c.producer, PRODUCER.c.is_open).where(where)).all()
             return {row.producer: bool(row.is_open) for row in sorted(rows)}
 
+    def runs(self, buffer: str) -> list[tuple[str, str]]:
+        """Return every run and stage that has, or had, a producer of a buffer of that name."""
+        found = select(PRODUCER.c.run, PRODUCER.c.stage).where(PRODUCER.c.buffer == buffer).distinct()
+        with self._database.read() as connection:
+            return sorted((row.run, row.stage) for row in connection.execute(found))
+
     def keep_snapshot(self, buffer: str, producer: str, text: str, *, run: str, stage: str = "") -> None:
         """Replace the snapshot of a producer, between two of its steps."""
         with self._database.write() as connection:

@@ -258,7 +258,7 @@ def _resolve_place(draft: Draft, kind: str) -> None:
         draft.derive(f"{OUTPUT}.path", own, "the run's own store; the written path is its backup")
         return
     url = absolute_url(path, draft.cwd)
-    if not _is_database(url):
+    if not is_database(url):
         draft.problem(
             "E1829",
             f"{OUTPUT}.path",
@@ -300,7 +300,8 @@ def absolute_url(path: str, cwd: Path) -> str:
     return f"{scheme}:///{os.path.normpath(cwd / file)}{mark}{query}"
 
 
-def _is_database(url: str) -> bool:
+def is_database(url: str) -> bool:
+    """Return whether a URL names a database that experiences can be stored in: a file of SQLite, or PostgreSQL."""
     scheme, _, rest = url.partition("://")
     backend = scheme.partition("+")[0]
     file = rest[1:].partition("?")[0]
@@ -325,7 +326,7 @@ def check_unique_names(draft: Draft) -> None:
         keys += [f"{key}.name" for key in tasksets(draft)]
     if draft.get(OUTPUT):
         keys.append(f"{OUTPUT}.name")
-    keys += [f"{AUXILIARY}.{name}.name" for name in draft.get(AUXILIARY) if draft.is_given(f"{AUXILIARY}.{name}.name")]
+    keys += [f"{AUXILIARY}.{name}.name" for name in draft.get(AUXILIARY) if _shares_names(draft, f"{AUXILIARY}.{name}")]
     seen: dict[str, str] = {}
     _check_place(draft)
     for key in keys:
@@ -343,6 +344,17 @@ def check_unique_names(draft: Draft) -> None:
             rule="unique",
             suggestion="give each its own name",
         )
+
+
+def _shares_names(draft: Draft, key: str) -> bool:
+    """Return whether an auxiliary buffer needs a name of its own: in another database it is that of the rows there.
+
+    One that nothing reads, such as in a stage of another algorithm, was not resolved, and needs none.
+    """
+    if not draft.is_given(f"{key}.name") or not draft.get(f"{key}.tokenizer_path"):
+        return False
+    is_elsewhere = not draft.get(OUTPUT) or draft.get(f"{key}.path") != draft.get(f"{OUTPUT}.path")
+    return draft.get(f"{key}.storage_type") == "file" or not is_elsewhere
 
 
 def _check_place(draft: Draft) -> None:

@@ -17,6 +17,7 @@ FORMS: dict[str, dict[str, frozenset[str]]] = {
     },
     "dpo": {"plaintext": _TEXTS | _CHAT | _PAIR, "messages": _CHAT | _PAIR | {"messages_key"}},
     "cpt": {"plaintext": frozenset({"prompt_key"})},
+    "experience": {"plaintext": frozenset(), "messages": frozenset()},
 }
 # What says of itself which form the rows have, and what is refused elsewhere.
 _NOT_CHECKED = ("prompt_type", "image_key", "video_key")

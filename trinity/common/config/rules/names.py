@@ -7,6 +7,7 @@ from pathlib import Path
 from trinity.common.config.draft import Draft
 
 INPUT = "buffer.explorer_input"
+AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
 LISTS = ("tasksets", "eval_tasksets")
 DATABASES = ("sqlite", "postgresql")
 
@@ -38,7 +39,13 @@ def check_addresses(draft: Draft) -> None:
         "checkpoint_root_dir",
         "model.model_path",
         "model.critic_model_path",
+        "trainer.trainer_config.trainer.resume_from_path",
         *(f"{name}.path" for name in datasets),
+        *(
+            f"{AUXILIARY}.{n}.path"
+            for n, each in draft.get(AUXILIARY).items()
+            if each["storage_type"] in (None, "file")
+        ),
     ]
     for key in keys:
         written = draft.get(key) if draft.is_given(key) else None

@@ -41,7 +41,10 @@ REFUSED |= {
     for name in ("dtype", "mixed_precision.param_dtype", "mixed_precision.reduce_dtype")
 }
 _PADDING = "sequences are always packed without padding, which gives the same numbers"
-_COPIES = "checkpoints are read where they are, and nothing is copied that could be deleted"
+_COPIES = (
+    "it is about the local copy of a checkpoint on HDFS; checkpoints are read where they are written, so that there is "
+    "no copy, and none is deleted because it was read"
+)
 _GRADIENTS = "gradients are freed at the end of each optimizer step, so that none are left to move"
 # Keys that mean the same, the value that changes nothing, and why.
 IDLE: tuple[tuple[tuple[str, ...], bool, str], ...] = (

@@ -1,0 +1,173 @@
+"""Tables of a database as datasets: conversations, and experiences that a run has stored.
+
+Nothing here imports torch, so that `trinity validate` can look at them; nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from sqlalchemy import Engine, Inspector, LargeBinary, column, create_engine, func, inspect, select, table
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from trinity.buffer.dataset import ListTable
+from trinity.buffer.rows import Row
+from trinity.common.errors import DataError, EnvironmentProblem
+from trinity.utils.log import redact
+from trinity.utils.packages import install_hint, postgresql_driver
+
+CONVERSATIONS, EXPERIENCES = "sft", "experience"
+_LOG = table(EXPERIENCES, *map(column, ("id", "uid", "buffer", "experience_bytes")))
+_MAX_SHOWN = 10
+
+
+class SQLTable(ListTable):
+    """Rows of a table in the order of its key, as they were when it was opened.
+
+    Args:
+        rows: in that order.
+    """
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        super().__init__(rows)
+
+    def first(self, number: int) -> Self:
+        """Return the table as it was when it had `number` rows: rows are added at its end."""
+        made = type(self).__new__(type(self))
+        made.__dict__ |= self.__dict__ | {"_rows": self._rows[:number]}
+        return made
+
+
+class ExperienceTable(SQLTable):
+    """The experiences of one buffer in the store of a run: `id`, `uid` and `size`, null where the payload is gone.
+
+    Args:
+        rows: in the order of the log.
+        engine: of the database, for the payloads, which are read one by one.
+    """
+
+    def __init__(self, rows: Sequence[Row], engine: Engine) -> None:
+        super().__init__(rows)
+        self._engine = engine
+
+    def payload(self, id_: int) -> bytes:
+        """Return the payload of the experience with that id.
+
+        Raises:
+            DataError: it is gone (E5104), or the database cannot be read (E4001).
+        """
+        statement = select(_LOG.c.experience_bytes).where(_LOG.c.id == id_)
+        try:
+            with self._engine.connect() as connection:
+                payload = connection.scalar(statement)
+        except SQLAlchemyError as error:
+            raise _unreadable(redact(str(self._engine.url)), error) from error
+        if payload is None:
+            raise DataError(f"experience {id_} has no payload any more", code="E5104")
+        return bytes(payload)
+
+
+def load_sql_table(url: str | None, *, name: str, schema: str) -> SQLTable:
+    """Return the rows of a buffer that is kept in a database.
+
+    Args:
+        url: SQLAlchemy URL.
+        name: of the buffer. Conversations are the table of that name, else the table `sft`; experiences are the rows
+            of that buffer in the table `experience`, whichever run stored them.
+        schema: `sft` or `experience`.
+
+    Raises:
+        DataError: no such database, or one that cannot be read (E4001), no rows (E4002), no such table or buffer
+            (E4061), or one of another form (E4062).
+        EnvironmentProblem: the driver of the database is not installed (E3301).
+    """
+    if not url:
+        raise DataError("the path of a database is not set; give sqlite:///<file> or postgresql://...", code="E4001")
+    shown = redact(url)
+    try:
+        engine = _engine(url)
+        inspector = inspect(engine)
+        if schema == EXPERIENCES:
+            return _experiences(engine, inspector, name=name, shown=shown)
+        return _conversations(engine, inspector, name=name, shown=shown)
+    except SQLAlchemyError as error:
+        raise _unreadable(shown, error) from error
+
+
+def _engine(url: str) -> Engine:
+    parsed = make_url(url)
+    driver = postgresql_driver(url)
+    if driver is None:
+        if not Path(parsed.database or "").is_file():  # SQLite would make an empty one
+            raise DataError(f"there is no database {parsed.database}", code="E4001")
+        return create_engine(parsed)
+    try:
+        return create_engine(parsed.set(drivername=f"postgresql+{driver}"), pool_pre_ping=True)
+    except ImportError as error:
+        text = f"{redact(url)} needs the package {driver}, which is not installed; run {install_hint('postgres')}"
+        raise EnvironmentProblem(text, code="E3301") from error
+
+
+def _unreadable(shown: str, error: SQLAlchemyError) -> DataError:
+    return DataError(f"cannot read {shown}: {getattr(error, 'orig', None) or error}", code="E4001")
+
+
+def _experiences(engine: Engine, inspector: Inspector, *, name: str, shown: str) -> ExperienceTable:
+    if not inspector.has_table(EXPERIENCES):
+        hint = _if_conversations(inspector, name)
+        text = f"{shown} has no table `{EXPERIENCES}`, which a run with storage_type sql or queue makes; it has"
+        raise DataError(f"{text}: {_listed(inspector.get_table_names())}{hint}", code="E4061")
+    lacking = {each.name for each in _LOG.c} - {each["name"] for each in inspector.get_columns(EXPERIENCES)}
+    if lacking:
+        text = f"table `{EXPERIENCES}` of {shown} was not made by this program: it has no column"
+        raise DataError(f"{text} {', '.join(sorted(lacking))}", code="E4062")
+    size = func.length(_LOG.c.experience_bytes).label("size")
+    statement = select(_LOG.c.id, _LOG.c.uid, size).where(_LOG.c.buffer == name).order_by(_LOG.c.id)
+    with engine.connect() as connection:
+        place = f"{shown}, buffer {name}"
+        rows = [Row(place, int(row.id), dict(row._mapping)) for row in connection.execute(statement)]
+        if not rows:
+            others = connection.execute(select(_LOG.c.buffer, func.count()).group_by(_LOG.c.buffer)).all()
+            known = _listed([f"{other} ({count})" for other, count in others])
+            text = f"{shown} has no experiences of a buffer {name!r}; it has those of: {known}"
+            hint = "; write the name of that buffer as `name`" if others else ""
+            raise DataError(f"{text}{hint}", code="E4061")
+    return ExperienceTable(rows, engine)
+
+
+def _conversations(engine: Engine, inspector: Inspector, *, name: str, shown: str) -> SQLTable:
+    known = inspector.get_table_names()
+    chosen = next((each for each in (name, CONVERSATIONS) if each in known), None)
+    if chosen is None:
+        is_log = EXPERIENCES in known
+        hint = f"; write `schema_type: {EXPERIENCES}` for the experiences of a run" if is_log else ""
+        text = f"{shown} has neither a table `{name}` nor a table `{CONVERSATIONS}`; it has: {_listed(known)}"
+        raise DataError(f"{text}{hint}", code="E4061")
+    names = [each["name"] for each in inspector.get_columns(chosen) if not isinstance(each["type"], LargeBinary)]
+    key = inspector.get_pk_constraint(chosen)["constrained_columns"]
+    if not key and engine.dialect.name != "sqlite":
+        text = f"table `{chosen}` of {shown} has no primary key, which would give its rows their order; add one"
+        raise DataError(text, code="E4062")
+    source = table(chosen)
+    # Plain columns: JSON is read as the text that it is where the database keeps it so, and decoded with the row.
+    columns: list[Any] = [column(each) for each in names]
+    statement = select(*columns).select_from(source).order_by(*map(column, key or ["rowid"]))
+    with engine.connect() as connection:
+        found = connection.execute(statement).all()
+    if not found:
+        raise DataError(f"table `{chosen}` of {shown} has no rows", code="E4002")
+    place = f"{shown}, table {chosen}"
+    return SQLTable([Row(place, number, dict(zip(names, row, strict=True))) for number, row in enumerate(found, 1)])
+
+
+def _if_conversations(inspector: Inspector, name: str) -> str:
+    is_there = any(inspector.has_table(each) for each in (name, CONVERSATIONS))
+    return f"; write `schema_type: {CONVERSATIONS}` for a table of conversations" if is_there else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f", and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
+    return (", ".join(sorted(names)[:_MAX_SHOWN]) or "none") + more
