@@ -17,7 +17,7 @@ from tests.explorer.rollouts import Rollouts
 from trinity.common.errors import EngineError, WorkflowError
 from trinity.common.models import create_inference_model
 from trinity.explorer.acceptance import of_batch
-from trinity.explorer.assembly import build_scheduler
+from trinity.explorer.assembly import build_scheduler, runner_place
 from trinity.explorer.isolation.child import Calls, DistantEngine
 from trinity.explorer.isolation.parent import ProcessRunner
 from trinity.explorer.isolation.place import RunnerPlace
@@ -41,7 +41,7 @@ async def isolated(rollouts: Rollouts, *, runners: int = 2, **explorer: Any) -> 
     config = rollouts.config(explorer=section | {"max_timeout": 4.0, "max_retry_times": 1} | explorer)
     engine, runtime = create_inference_model(config), LocalRuntime()
     await engine.prepare()
-    scheduler = build_scheduler(config, engine, runtime=runtime)
+    scheduler = build_scheduler(config, engine, place=runner_place(config, engine, (), runtime))
     try:
         await scheduler.prepare()
         yield scheduler

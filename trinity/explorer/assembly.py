@@ -55,18 +55,18 @@ def build_parts(
     config: Config,
     engine: InferenceModel,
     auxiliary: Sequence[InferenceModel] = (),
-    runtime: Runtime | None = None,
+    place: RunnerPlace | None = None,
 ) -> ExplorerParts:
     """Return the parts that `config` describes, over `engine` and the engines of the auxiliary models.
 
-    `runtime` starts the processes of runners that have their own.
+    `place` has the processes of runners that are no threads.
 
     Raises:
         ConfigError: a name that no registry knows, or arguments that do not fit.
         DataError: a dataset that cannot be used.
     """
     needs = needs_of(config)
-    scheduler = build_scheduler(config, engine, auxiliary=auxiliary, needs=needs, runtime=runtime)
+    scheduler = build_scheduler(config, engine, auxiliary=auxiliary, needs=needs, place=place)
     evaluator = Evaluator(build_eval_tasksets(config), scheduler)
     pipeline = build_pipeline(config)
     pipeline.set_auxiliary_model(auxiliary_wrappers(config, auxiliary))
@@ -88,16 +88,16 @@ def build_scheduler(
     *,
     auxiliary: Sequence[InferenceModel] = (),
     needs: Needs | None = None,
-    runtime: Runtime | None = None,
+    place: RunnerPlace | None = None,
 ) -> Scheduler:
-    """Return the scheduler with `engine_num` times `runner_per_model` runners.
+    """Return the scheduler with `engine_num` times `runner_per_model` runners: threads, or in processes of `place`.
 
     Raises:
         ConfigError: the advantage function asks for what the configuration does not give.
     """
     explorer = config.explorer
     settings = SchedulerSettings(
-        num_runners=explorer.rollout_model.engine_num * explorer.runner_per_model,
+        num_runners=num_runners(config),
         max_timeout=explorer.max_timeout,
         max_retry_times=explorer.max_retry_times,
         max_repeat_times_per_runner=explorer.max_repeat_times_per_runner,
@@ -109,11 +109,21 @@ def build_scheduler(
     )
     model, others = ModelWrapper(engine, config=config), auxiliary_wrappers(config, auxiliary)
     supply = supply_of(config, needs or Needs(), student=model, others=others)
-    place = None
-    if explorer.runner_isolation == "process":
-        assert runtime is not None, "runners with processes of their own need a runtime that starts them"
-        place = RunnerPlace(runtime, config, (engine, *auxiliary), runner_count=settings.num_runners)
     return Scheduler(engine, model, settings=settings, auxiliary_models=others, supply=supply, place=place)
+
+
+def num_runners(config: Config) -> int:
+    """Return how many tasks are under way at once."""
+    return config.explorer.rollout_model.engine_num * config.explorer.runner_per_model
+
+
+def runner_place(
+    config: Config, engine: InferenceModel, auxiliary: Sequence[InferenceModel], runtime: Runtime
+) -> RunnerPlace | None:
+    """Return where the processes of runners are; None where runners are threads."""
+    if config.explorer.runner_isolation != "process":
+        return None
+    return RunnerPlace(runtime, config, (engine, *auxiliary), runner_count=num_runners(config))
 
 
 def over_rollout_of(config: Config) -> OverRollout | None:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from trinity.common.experience import Experience
     from trinity.common.models.model import InferenceModel
     from trinity.common.workflows.task import Task
+    from trinity.explorer.isolation.place import RunnerPlace
     from trinity.monitor.monitor import Monitor
-    from trinity.runtime.base import Runtime
     from trinity.synchronizer.folder import AnySynchronizer, FolderSynchronizer
     from trinity.synchronizer.synchronizer import Synchronizer
 
@@ -84,7 +84,7 @@ class Explorer:
         monitor: metrics of the explorer.
         resume: checkpoint to continue from.
         auxiliary_models: engines of `explorer.auxiliary_models`; their weights stay as loaded.
-        runtime: starts the processes of runners that have their own; None where none has.
+        place: the processes of runners; None where runners are threads.
     """
 
     def __init__(
@@ -97,12 +97,12 @@ class Explorer:
         monitor: Monitor,
         resume: Path | None = None,
         auxiliary_models: Sequence[InferenceModel] = (),
-        runtime: Runtime | None = None,
+        place: RunnerPlace | None = None,
     ) -> None:
         self.config = config
         self.engine = model
         self.auxiliary_models = tuple(auxiliary_models)
-        self.runtime = runtime
+        self.place = place
         self.store = store
         self.synchronizer = synchronizer
         self.schedule = schedule_of(config)
@@ -150,7 +150,7 @@ class Explorer:
         os.environ.update(self.config.explorer.env_vars)
         await self._continue()
         parts = self._parts = await self._io.call(
-            build_parts, self.config, self.engine, self.auxiliary_models, self.runtime
+            build_parts, self.config, self.engine, self.auxiliary_models, self.place
         )
         await parts.pipeline.prepare()
         await parts.scheduler.prepare()

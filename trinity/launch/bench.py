@@ -56,7 +56,7 @@ class BenchSide:
             TrinityError: a model or a dataset cannot be used, or there is nothing to evaluate.
         """
         from trinity.common.models import create_auxiliary_models, create_inference_model
-        from trinity.explorer.assembly import build_eval_tasksets, build_scheduler
+        from trinity.explorer.assembly import build_eval_tasksets, build_scheduler, runner_place
         from trinity.explorer.evaluator import Evaluator
 
         config, steps = self.config, list(self._steps())
@@ -74,10 +74,13 @@ class BenchSide:
             )
         engine = create_inference_model(config, self.runtime)
         self._engines = [engine, *create_auxiliary_models(config, self.runtime)]
+        place = runner_place(config, engine, self._engines[1:], self.runtime)
+        if place is not None:
+            place.begin()
         for each in self._engines:
             await each.prepare()
         self._scheduler = await asyncio.to_thread(
-            build_scheduler, config, engine, auxiliary=self._engines[1:], runtime=self.runtime
+            build_scheduler, config, engine, auxiliary=self._engines[1:], place=place
         )
         self._evaluator = Evaluator(await asyncio.to_thread(build_eval_tasksets, config), self._scheduler)
         self._monitor = open_monitor(config, BENCH, self._on_metrics)

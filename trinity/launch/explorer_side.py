@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trinity.buffer.store import ExperienceStore
     from trinity.common.models.model import InferenceModel
     from trinity.explorer.explorer import Explorer, ExploreSummary
+    from trinity.explorer.isolation.place import RunnerPlace
 
 LOOP_GRACE_S = 10.0
 
@@ -26,7 +27,15 @@ class ExplorerSide(Component):
         super().__init__(*args, **options)
         self._engines: list[InferenceModel] = []
         self._explorer: Explorer | None = None
+        self._place: RunnerPlace | None = None
         self._exploring: asyncio.Task[ExploreSummary] | None = None
+
+    @classmethod
+    def load(cls) -> None:
+        """Import what preparation needs."""
+        import trinity.buffer.buffer
+        import trinity.common.models
+        import trinity.explorer.explorer  # noqa: F401
 
     @property
     def explorer(self) -> Explorer:
@@ -42,6 +51,7 @@ class ExplorerSide(Component):
         """
         from trinity.buffer.buffer import open_store
         from trinity.common.models import create_auxiliary_models, create_inference_model
+        from trinity.explorer.assembly import runner_place
         from trinity.explorer.explorer import Explorer
 
         config = self.config
@@ -51,6 +61,9 @@ class ExplorerSide(Component):
         synchronizer = self.synchronizer or folder_synchronizer(config, self._store)
         engine = create_inference_model(config, self.runtime)
         self._engines = [engine, *create_auxiliary_models(config, self.runtime)]
+        self._place = runner_place(config, engine, self._engines[1:], self.runtime)
+        if self._place is not None:
+            self._place.begin()
         self._monitor = open_monitor(config, config.explorer.name, self._on_metrics)
         self._explorer = Explorer(
             config,
@@ -60,7 +73,7 @@ class ExplorerSide(Component):
             synchronizer=synchronizer,
             monitor=self._monitor,
             resume=self.resume,
-            runtime=self.runtime,
+            place=self._place,
         )
         for each in self._engines:
             await each.prepare()
@@ -101,6 +114,8 @@ class ExplorerSide(Component):
             Exception: the first failure to close.
         """
         explorer = [] if self._explorer is None else [self._explorer.close]
+        if self._place is not None:
+            self._place.close()
         await self._close((*explorer, *(engine.shutdown for engine in self._engines)))
 
     def _complete_backup(self, store: ExperienceStore) -> None:

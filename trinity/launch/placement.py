@@ -7,7 +7,7 @@ import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -62,9 +62,9 @@ class LocalPlacement:
         """Return the synchronizer of the stage."""
         return make_synchronizer(self.config)
 
-    async def side(self, cls: SideClass, synchronizer: Any, **arguments: Any) -> Any:
+    async def side(self, cls: SideClass, synchronizer: Awaitable[Any] | None, **arguments: Any) -> Any:
         """Return a side of the stage."""
-        return cls(self.config, synchronizer, self.runtime, **arguments)
+        return cls(self.config, synchronizer and await synchronizer, self.runtime, **arguments)
 
     async def watched(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`."""
@@ -100,20 +100,27 @@ class ClusterPlacement:
         return await self.runtime.start(make_synchronizer, self.config, name="synchronizer", resources=place)
 
     async def side(
-        self, cls: SideClass, synchronizer: Any, *, on_metrics: MetricsListener | None = None, **arguments: Any
+        self,
+        cls: SideClass,
+        synchronizer: Awaitable[Any] | None,
+        *,
+        on_metrics: MetricsListener | None = None,
+        **arguments: Any,
     ) -> RemoteSide:
-        """Return a side of the stage in a process of its own; it opens the store itself."""
+        """Return a side of the stage in a process of its own; it opens the store itself.
+
+        The process starts, and imports what it needs, while the synchronizer does.
+        """
         arguments.pop("store", None)
         is_trainer = cls.__name__ == "TrainerSide"
         section = self.config.trainer if is_trainer else self.config.explorer
         handle = await self.runtime.start(
             SideHost,
             cls,
-            (self.config, synchronizer, self.runtime),
-            arguments,
             name=section.name,
             resources=Resources(node=self.node, num_gpus=_trainer_gpus(self.config) if is_trainer else 0),
         )
+        await handle.make((self.config, synchronizer and await synchronizer, self.runtime), arguments)
         return RemoteSide(handle, on_metrics, self.lost)
 
     async def watched(self, work: Coroutine[Any, Any, T]) -> T:
@@ -152,13 +159,22 @@ class SideHost:
 
     Args:
         cls: class of the side.
-        args: its arguments.
-        kwargs: its arguments by name.
     """
 
-    def __init__(self, cls: SideClass, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, cls: SideClass) -> None:
+        cls.load()
+        self._cls = cls
         self._lines: list[tuple[str, int, dict[str, float]]] = []
-        self._side = cls(*args, on_metrics=self._keep, **kwargs)
+        self._made: ExplorerSide | TrainerSide | None = None
+
+    def make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Make the side."""
+        self._made = self._cls(*args, on_metrics=self._keep, **kwargs)
+
+    @property
+    def _side(self) -> Any:
+        assert self._made is not None, "make() comes first"
+        return self._made
 
     def _keep(self, actor: str, step: int, values: Mapping[str, float]) -> None:
         self._lines.append((actor, step, dict(values)))

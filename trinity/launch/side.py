@@ -70,6 +70,10 @@ class Component:
         self._monitor: Monitor | None = None
         self._is_stopped = False
 
+    @classmethod
+    def load(cls) -> None:
+        """Import what preparation needs, which takes seconds: processes do so side by side."""
+
     def _tell_total(self, actor: str, total: int | None, *, step: int) -> None:
         """Tell the listener how many steps a component will have done at its end, if that is known."""
         if total is not None and self._on_metrics is not None:

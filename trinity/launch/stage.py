@@ -182,7 +182,7 @@ class Stage:
     async def _explore_and_train(self, resume: Path | None, result: StageResult) -> None:
         from trinity.buffer.buffer import open_store
 
-        synchronizer = await self.place.synchronizer()
+        synchronizer = asyncio.ensure_future(self.place.synchronizer())
         store = open_store(self.config)
         shared: dict[str, Any] = {"resume": resume, "store": store, "on_metrics": self.on_metrics}
         explorer, trainer = await asyncio.gather(

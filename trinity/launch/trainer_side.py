@@ -29,6 +29,12 @@ class TrainerSide(Component):
         self._trainer: Trainer | None = None
         self._is_apart = False
 
+    @classmethod
+    def load(cls) -> None:
+        """Import what preparation needs."""
+        import trinity.buffer.buffer
+        import trinity.trainer.trainer  # noqa: F401
+
     @property
     def trainer(self) -> Trainer:
         """The trainer; there after `prepare`."""

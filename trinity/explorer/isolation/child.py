@@ -25,6 +25,7 @@ from trinity.common.weights import Ticket
 from trinity.common.workflows.task import Task
 from trinity.explorer.outcome import Outcome
 from trinity.explorer.runner import WorkflowRunner
+from trinity.runtime.batched import BatchedHost, Call, Result
 from trinity.runtime.failure import Failure
 
 NO_DEADLINE_S = 1e9
@@ -223,6 +224,7 @@ class RunnerProcess:
         self._calls = Calls()
         self._engines: list[DistantEngine] = []
         self._runners: dict[str, WorkflowRunner] = {}
+        self._batched = BatchedHost(self, "a runner")
 
     async def prepare(self) -> None:
         """Make the engines' stand-ins on the event loop of the process; does nothing the second time."""
@@ -242,6 +244,14 @@ class RunnerProcess:
         except asyncio.CancelledError:
             runner.abandon(is_overdue=False)
             raise
+
+    async def post(self, caller: str, calls: Sequence[Call]) -> None:
+        """Begin attempts, or cancel them; see `BatchedCalls`."""
+        await self._batched.post(caller, calls)
+
+    async def collect(self, caller: str, timeout_s: float) -> list[Result]:
+        """Return the outcomes that have come; see `BatchedCalls`."""
+        return await self._batched.collect(caller, timeout_s)
 
     async def fetch(self, timeout_s: float) -> list[EngineCall]:
         """Return the engine calls that wait for the parent."""

@@ -53,6 +53,11 @@ class RunnerPlace:
         """Versions of the weights that the engines serve."""
         return [engine.model_version for engine in self.engines]
 
+    def begin(self) -> None:
+        """Start the processes, and wait for none: the engines may load meanwhile."""
+        for process in self._processes:
+            process.begin()
+
     def assign(self) -> int:
         """Return the slot of one more runner."""
         return next(self._slots)

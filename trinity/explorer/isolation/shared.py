@@ -12,6 +12,7 @@ from trinity.common.workflows.task import Task
 from trinity.explorer.isolation.child import EngineAnswer, EngineCall
 from trinity.explorer.outcome import Outcome
 from trinity.runtime.base import ActorDiedError, Handle
+from trinity.runtime.batched import BatchedCalls
 from trinity.runtime.failure import Failure
 from trinity.utils.deadline import bounded
 from trinity.utils.log import get_logger
@@ -46,6 +47,7 @@ class SharedProcess:
         self._ending: asyncio.Task[None] | None = None
         self._serving: set[asyncio.Task[None]] = set()
         self._calls: dict[int, asyncio.Task[None]] = {}
+        self._attempts: BatchedCalls | None = None
         self._answers: list[EngineAnswer] = []
         self._answered = asyncio.Event()
 
@@ -56,13 +58,19 @@ class SharedProcess:
         Raises:
             WorkflowError: it did not start (E5634).
         """
+        # `RunnerPlace.start` has the deadlines; others may wait for the same start.
+        return await asyncio.shield(self.begin())
+
+    def begin(self) -> asyncio.Task[Handle]:
+        """Start the process if there is none or the last attempt to start it failed; wait for nothing."""
         if self._starting is None or (self._starting.done() and self._started is None):
             self._starting = asyncio.ensure_future(self._start())
-        # `RunnerPlace.start` has the deadlines; others may wait for the same start.
-        return await asyncio.shield(self._starting)
+            self._starting.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return self._starting
 
     async def _start(self) -> Handle:
         handle = await self._place.start(self.name)
+        self._attempts = BatchedCalls(handle)
         for work in (self._serve(handle), self._send(handle)):
             self._keep(asyncio.ensure_future(work))
         return handle
@@ -121,11 +129,13 @@ class SharedProcess:
         Raises:
             ActorDiedError: the process is gone (E5701).
         """
-        handle = await self.ready()
+        await self.ready()
+        assert self._attempts is not None, "it is there when the process is"
         self._users.add(runner_name)
         self._under_way += 1
         try:
-            outcomes: list[Outcome] = await handle.perform(
+            outcomes: list[Outcome] = await self._attempts.call(
+                "perform",
                 runner_name,
                 task,
                 runs,
@@ -197,6 +207,8 @@ class SharedProcess:
                 return
 
     def _stop_serving(self) -> None:
+        if self._attempts is not None:
+            self._attempts.close()
         for task in list(self._serving):
             task.cancel()
 

@@ -18,6 +18,7 @@ from trinity.common.models.model import InferenceModel, Messages
 from trinity.common.models.routing.fleet import PREPARE_TIMEOUT_S
 from trinity.common.weights import Ticket
 from trinity.runtime.base import Handle, ObjectRef, Resources, Runtime
+from trinity.runtime.batched import BatchedCalls, BatchedHost, Call, Result
 from trinity.runtime.objects import LocalRef
 from trinity.utils.deadline import bounded
 
@@ -36,9 +37,18 @@ class EngineHost:
 
     def __init__(self, make: Callable[..., InferenceModel], *args: Any) -> None:
         self._engine = make(*args)
+        self._batched = BatchedHost(self._engine, "the engine")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_engine"], name)
+
+    async def post(self, caller: str, calls: Sequence[Call]) -> None:
+        """Begin requests, or cancel them; see `BatchedCalls`."""
+        await self._batched.post(caller, calls)
+
+    async def collect(self, caller: str, timeout_s: float) -> list[Result]:
+        """Return the answers that have come; see `BatchedCalls`."""
+        return await self._batched.collect(caller, timeout_s)
 
     async def load_weights(self, ref: ObjectRef, *, version: int) -> None:
         """Let the engine copy the weights that a reference leads to."""
@@ -57,6 +67,7 @@ class RemoteEngine:
 
     def __init__(self, handle: Handle, *, timeout_s: float, sync_timeout_s: float) -> None:
         self.handle = handle
+        self._batched = BatchedCalls(handle)
         self._timeout_s = timeout_s
         self._sync_timeout_s = sync_timeout_s
         self._version = 0
@@ -154,10 +165,11 @@ class RemoteEngine:
             pass  # it hangs or is gone already
         finally:
             await self.handle.kill()
+            self._batched.close()
 
     async def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return await bounded(
-            getattr(self.handle, method)(*args, **kwargs),
+            self._batched.call(method, *args, **kwargs),
             self._timeout_s + CALL_GRACE_S,
             what=f"{self.handle.name} ({method})",
             setting="explorer.max_timeout",
