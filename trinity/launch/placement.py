@@ -111,7 +111,6 @@ class ClusterPlacement:
 
         The process starts, and imports what it needs, while the synchronizer does.
         """
-        arguments.pop("store", None)
         is_trainer = cls.__name__ == "TrainerSide"
         section = self.config.trainer if is_trainer else self.config.explorer
         handle = await self.runtime.start(

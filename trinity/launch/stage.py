@@ -153,16 +153,13 @@ class Stage:
 
     # ------------------------------------------------------------------- modes
     async def _train_only(self, resume: Path | None, result: StageResult) -> None:
-        from trinity.buffer.buffer import open_store
-
         trainer = await self.place.side(TrainerSide, None, resume=resume, on_metrics=self.on_metrics)
         async with _closing(trainer):
             await trainer.prepare()
             self._stop_with(trainer)
             result.training_step = (await trainer.run()).step
         if component_of(self.config) is not None:
-            with open_store(self.config) as store:
-                self._tell_untrained(store)
+            self._tell_untrained()
 
     async def _explore_only(self, result: StageResult) -> None:
         explorer = await self.place.side(ExplorerSide, None, on_metrics=self.on_metrics)
@@ -180,15 +177,12 @@ class Stage:
             result.training_step = max(result.evaluations, default=0)
 
     async def _explore_and_train(self, resume: Path | None, result: StageResult) -> None:
-        from trinity.buffer.buffer import open_store
-
         synchronizer = asyncio.ensure_future(self.place.synchronizer())
-        store = open_store(self.config)
-        shared: dict[str, Any] = {"resume": resume, "store": store, "on_metrics": self.on_metrics}
-        explorer, trainer = await asyncio.gather(
-            *(self.place.side(side, synchronizer, **shared) for side in (ExplorerSide, TrainerSide))
-        )
-        try:
+        with self._shared_store() as store:
+            shared: dict[str, Any] = {"resume": resume, "store": store, "on_metrics": self.on_metrics}
+            explorer, trainer = await asyncio.gather(
+                *(self.place.side(side, synchronizer, **shared) for side in (ExplorerSide, TrainerSide))
+            )
             async with _closing(explorer, trainer):
                 await trainer.prepare(explore_steps=await explorer.prepare())
                 exploring = asyncio.create_task(explorer.run(), name=self.config.explorer.name)
@@ -197,17 +191,25 @@ class Stage:
                 await self._join(exploring, training)
                 result.explore_step = exploring.result().step
                 result.training_step = training.result().step
-                self._tell_untrained(store)
-        finally:
-            store.close()
+                self._tell_untrained()
 
-    def _tell_untrained(self, store: ExperienceStore) -> None:
+    def _shared_store(self) -> contextlib.AbstractContextManager[ExperienceStore | None]:
+        """Return the store that both sides use; None where each is in a process of its own."""
+        if not self.place.is_local:
+            return contextlib.nullcontext()
+        from trinity.buffer.buffer import open_store
+
+        return open_store(self.config)
+
+    def _tell_untrained(self) -> None:
         """Warn of experiences that nobody trained on, so that none is left out silently."""
+        from trinity.buffer.buffer import open_store
         from trinity.explorer.assembly import experience_buffer, store_scope
 
         if self.stop.code is not None:
             return
-        counts = store.counts(experience_buffer(self.config), **store_scope(self.config))
+        with open_store(self.config) as store:
+            counts = store.counts(experience_buffer(self.config), **store_scope(self.config))
         left = counts["ready"] + counts["claimed"]
         if left:
             logger.warning(
