@@ -16,6 +16,7 @@ from trinity.common.constants import BENCH
 from trinity.common.errors import EnvironmentProblem
 from trinity.launch.component import component_setup
 from trinity.launch.components import component_of
+from trinity.launch.process import hide_progress_bars
 from trinity.launch.side import MetricsListener
 from trinity.runtime.base import ActorDiedError, Handle, Resources, Runtime
 from trinity.runtime.cluster import ClusterRequest
@@ -162,6 +163,7 @@ class SideHost:
 
     def __init__(self, cls: SideClass) -> None:
         cls.load()
+        hide_progress_bars()
         self._cls = cls
         self._lines: list[tuple[str, int, dict[str, float]]] = []
         self._made: ExplorerSide | TrainerSide | None = None
@@ -254,6 +256,8 @@ class RemoteSide:
 
 def _trainer_gpus(config: Config) -> float:
     """Return the GPUs of the process that trains; none where ranks of their own do, a part where all share one GPU."""
+    if not config.cluster.trainer_gpu_num:
+        return 0.0
     from trinity.trainer.rank_group import gpus_of_rank, has_ranks
 
     return 0.0 if has_ranks(config) else gpus_of_rank(config, 1)

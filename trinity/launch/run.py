@@ -283,7 +283,8 @@ def _run_stage(
                 put_back=put_back,
             )
         set_level(config.log.level)
-        hide_progress_bars()
+        if config.cluster.runtime != "ray":  # nothing of transformers is used in the driver of a cluster
+            hide_progress_bars()
         facts = process_facts()
         check_same_facts(read_record(job_dir, component).get("facts", {}), facts, deterministic=config.deterministic)
         if config.deterministic:
