@@ -56,12 +56,12 @@ class Measured:
         return [f"{median(values):,.{number}f}" for values, number in zip(columns, digits, strict=True)]
 
 
-def write_config(folder: Path, *, seed: int, steps: int) -> Path:
+def write_config(folder: Path, *, seed: int, steps: int, imitation: int | None) -> Path:
     """Run the quickstart's imitation; write its reinforcement stage alone, over that model; return its file."""
     import yaml
     from staleness import warm_up
 
-    model = warm_up(folder, seed=seed)
+    model = warm_up(folder, seed=seed, steps=imitation)
     tree = yaml.safe_load((folder / f"seed_{seed}" / "quickstart.yaml").read_text(encoding="utf-8"))
     stage = tree.pop("stages")[1]
     tree |= {"mode": "both", "checkpoint_root_dir": str(folder / "jobs"), "deterministic": False}
@@ -109,9 +109,9 @@ def table(found: dict[str, Measured]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def measure(folder: Path, modes: Sequence[str], *, seed: int, steps: int, turns: int) -> int:
+def measure(folder: Path, modes: Sequence[str], *, seed: int, steps: int, turns: int, imitation: int | None) -> int:
     """Run all modes `turns` times, in turns; print the table; return the status."""
-    config = write_config(folder, seed=seed, steps=steps)
+    config = write_config(folder, seed=seed, steps=steps, imitation=imitation)
     found = {mode: Measured() for mode in modes}
     failures = []
     for number in range(turns):
@@ -129,13 +129,15 @@ def main() -> int:
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
     parser.add_argument("--steps", type=int, default=12, help="explore steps a run; the first is not counted")
     parser.add_argument("--turns", type=int, default=1, help="runs of each mode")
+    parser.add_argument("--imitation", type=int, help="steps before, for a try; default: the quickstart's")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--folder", type=Path, help="where the runs are; default: a temporary one")
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     with tempfile.TemporaryDirectory(prefix="trinity_modes_") as temporary:
         folder = options.folder or Path(temporary)
-        return measure(folder, options.modes, seed=options.seed, steps=options.steps, turns=options.turns)
+        amounts = {"steps": options.steps, "turns": options.turns, "imitation": options.imitation}
+        return measure(folder, options.modes, seed=options.seed, **amounts)
 
 
 if __name__ == "__main__":
