@@ -80,11 +80,12 @@ def _of_loading(stage: StagePlan, *, trains: bool) -> Iterator[Problem]:
 
 def _of_vllm(stage: StagePlan) -> Iterator[Problem]:
     """Yield why vLLM cannot sample for the policy."""
-    from trinity.common.models.vllm_families import family_problem
+    from trinity.common.models.vllm_families import family_problem, is_cpu_build
 
     rollout, model = stage.config.explorer.rollout_model, stage.config.model
     if rollout.engine_type in ("vllm", "vllm_async"):
-        problem = family_problem(_model_type(model.model_path))
+        is_cpu = not stage.config.cluster.total_gpu_num and is_cpu_build()
+        problem = family_problem(_model_type(model.model_path), is_cpu=is_cpu)
         if problem is not None:
             yield _problem(stage, "E3227", "explorer.rollout_model.engine_type", problem)
 

@@ -43,8 +43,11 @@ def test_what_is_wrong_on_a_cpu_alone_is_refused_there_alone(tmp_path: Path) -> 
     assert caught.value.code == "E3227"
 
 
-@pytest.mark.parametrize("family", [*WRONG, "llama"])
-def test_validate_and_the_engine_refuse_the_same_families(tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize("family", [*WRONG, *WRONG_ON_CPU, "llama"])
+def test_validate_and_the_engine_refuse_the_same_families(
+    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_TARGET_DEVICE", "cpu")  # what vLLM, too, asks first
     model = tmp_path / "model"
     tiny_model(tiny_config("llama" if family in NOT_BUILT else family)).save_pretrained(model)
     if family in NOT_BUILT:  # what is refused by name needs no weights
@@ -57,14 +60,14 @@ def test_validate_and_the_engine_refuse_the_same_families(tmp_path: Path, family
         overrides = (f"model.model_path={model}", f"explorer.rollout_model.engine_type={engine}")
         return [p.code for p in check(tmp_path / "run.yaml", overrides)[1] if p.code == "E3227"]
 
-    is_wrong = family in WRONG
+    is_wrong = family != "llama"
     assert codes("vllm") == (["E3227"] if is_wrong else []) and codes("torch") == []
     section = ModelConfig.model_validate({"model_path": str(model)})
     if not is_wrong:
         assert read_facts(section, {}).names is not None
         return
-    with pytest.raises(EnvironmentProblem, match=f"{family} models.*engine_type=torch") as caught:
-        read_facts(section, {})
+    with pytest.raises(EnvironmentProblem, match=f"{family}(_text)? models.*engine_type=torch") as caught:
+        read_facts(section, {}, is_cpu=True)
     assert caught.value.code == "E3227"
     assert read_facts(section, {}, is_updated=False).names is None, "a judge may be of any family"
     assert json.loads((model / "config.json").read_text())["model_type"] == family

