@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -29,6 +29,7 @@ _LAYER = re.compile(r"\blayers\.(\d+)\.")
 LossOf = Callable[[int, Tensor], Tensor]
 
 
+@runtime_checkable
 class StagedDecoder(Protocol):
     """What a stage asks of the decoder whose layers it shares; a sharded module."""
 
