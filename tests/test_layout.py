@@ -81,7 +81,6 @@ def test_no_modules_import_each_other_not_even_for_the_type_checker() -> None:
     assert cycles(imports(ROOT / "trinity")) == [
         ["trinity.explorer.explorer", "trinity.explorer.overlap"],
         ["trinity.explorer.isolation.place", "trinity.explorer.isolation.shared"],
-        ["trinity.synchronizer.folder", "trinity.synchronizer.synchronizer"],
     ]
 
 

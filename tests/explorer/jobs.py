@@ -19,9 +19,9 @@ from trinity.common.models import create_inference_model
 from trinity.explorer.assembly import experience_buffer, store_scope
 from trinity.explorer.explorer import Explorer, ExploreSummary
 from trinity.monitor.monitor import Monitor
+from trinity.synchronizer.local import LocalSynchronizer
 from trinity.synchronizer.publisher import Publisher
 from trinity.synchronizer.schedule import schedule_of
-from trinity.synchronizer.synchronizer import Synchronizer
 from trinity.synchronizer.transport import MemoryTransport
 
 QUESTIONS = ["1+1=", "12+34=", "abc", "9*9=", "hello", "x", "5-4=?", "zz"]
@@ -93,7 +93,7 @@ class Job:
 
     async def _run(self, resume: Path | None) -> ExploreSummary:
         config = self.config()
-        synchronizer = Synchronizer(schedule_of(config), timeout_s=config.synchronizer.sync_timeout)
+        synchronizer = LocalSynchronizer(schedule_of(config), timeout_s=config.synchronizer.sync_timeout)
         monitor = Monitor(self.folder, project="p", name="n", actor="explorer", monitor_type=None)
         engine = create_inference_model(config)
         with ExperienceStore(f"sqlite:///{self.folder}/experience.db") as store:
@@ -119,7 +119,7 @@ class Job:
                 await engine.shutdown()
                 monitor.close()
 
-    async def _train(self, store: ExperienceStore, synchronizer: Synchronizer, explorer: Explorer) -> None:
+    async def _train(self, store: ExperienceStore, synchronizer: LocalSynchronizer, explorer: Explorer) -> None:
         config = explorer.config
         step, publisher = explorer.state.model_version, Publisher(synchronizer, MemoryTransport())
         token = store.open_consumer(experience_buffer(config), "trainer", cut=step, **store_scope(config))

@@ -13,9 +13,9 @@ from trinity.buffer.store import ExperienceStore
 from trinity.common.config import Config
 from trinity.common.errors import SyncError
 from trinity.explorer.updates import WeightUpdates
+from trinity.synchronizer.local import LocalSynchronizer
 from trinity.synchronizer.schedule import DynamicSchedule, schedule_of
 from trinity.synchronizer.served import ServedWeights
-from trinity.synchronizer.synchronizer import Synchronizer
 
 
 def config_of(train_batch_size: int, max_staleness: int) -> Config:
@@ -39,7 +39,7 @@ async def admitted(config: Config, store: ExperienceStore) -> bool | None:
 
     schedule = schedule_of(config)
     assert isinstance(schedule, DynamicSchedule)
-    meeting: Any = Synchronizer(schedule, timeout_s=5.0)
+    meeting: Any = LocalSynchronizer(schedule, timeout_s=5.0)
     engine: Any = WeightHolder()
     served = ServedWeights(meeting, engine, explorer="explorer")
     updates = WeightUpdates(config, schedule, served=served, store=store, synchronizer=meeting, call=call)

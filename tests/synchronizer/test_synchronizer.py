@@ -15,9 +15,10 @@ import torch
 from trinity.common.errors import SyncError
 from trinity.common.weights import Ticket, receive, update_from
 from trinity.common.weights.files import reading
+from trinity.synchronizer.local import LocalSynchronizer
 from trinity.synchronizer.publisher import Publisher
 from trinity.synchronizer.schedule import FixedSchedule
-from trinity.synchronizer.synchronizer import Synchronizer, pull_weights
+from trinity.synchronizer.served import pull_weights
 from trinity.synchronizer.transport import LATEST_FILE, CheckpointTransport, MemoryTransport, Transport
 
 
@@ -36,8 +37,8 @@ class WeightHolder:
         await update_from(ticket, self, timeout_s=5.0)
 
 
-def make(timeout_s: float = 5.0, **schedule: int) -> Synchronizer:
-    return Synchronizer(FixedSchedule(**schedule), timeout_s=timeout_s)
+def make(timeout_s: float = 5.0, **schedule: int) -> LocalSynchronizer:
+    return LocalSynchronizer(FixedSchedule(**schedule), timeout_s=timeout_s)
 
 
 @pytest.fixture(params=["memory", "checkpoint"])
@@ -190,7 +191,7 @@ def test_changed_weights_are_refused_and_the_engine_keeps_its_version(transport:
 
 
 def test_whoever_stops_waiting_for_a_lent_version_leaves_a_copy_to_the_next(transport: Transport):
-    class Impatient(Synchronizer):
+    class Impatient(LocalSynchronizer):
         async def is_awaited(self, version: int) -> bool:
             answer = await super().is_awaited(version)
             waiting.cancel()

@@ -22,8 +22,7 @@ from trinity.explorer.step_tasks import TASKSET, StepTasks
 from trinity.explorer.updates import WeightUpdates, batches_at_once
 from trinity.runtime.worker_thread import WorkerThread
 from trinity.synchronizer.schedule import FixedSchedule, schedule_of
-from trinity.synchronizer.served import ServedWeights
-from trinity.synchronizer.synchronizer import pull_weights
+from trinity.synchronizer.served import ServedWeights, pull_weights
 from trinity.utils.failpoints import failpoint
 from trinity.utils.log import get_logger
 
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
     from trinity.common.workflows.task import Task
     from trinity.explorer.isolation.place import RunnerPlace
     from trinity.monitor.monitor import Monitor
-    from trinity.synchronizer.folder import AnySynchronizer, FolderSynchronizer
-    from trinity.synchronizer.synchronizer import Synchronizer
+    from trinity.synchronizer.base import Synchronizer
 
 logger = get_logger("explorer")
 
@@ -93,7 +91,7 @@ class Explorer:
         *,
         model: InferenceModel,
         store: ExperienceStore,
-        synchronizer: AnySynchronizer,
+        synchronizer: Synchronizer,
         monitor: Monitor,
         resume: Path | None = None,
         auxiliary_models: Sequence[InferenceModel] = (),
@@ -130,7 +128,7 @@ class Explorer:
             self.schedule,
             served=self._served,
             store=self.store,
-            synchronizer=cast("Synchronizer", self.synchronizer),  # other styles than fixed are of one run
+            synchronizer=self.synchronizer,
             call=self._io.call,
         )
 
@@ -262,7 +260,7 @@ class Explorer:
         The points are those of the schedule, and the first step of this process. Returns false at the trainer's end.
         """
         is_first, self._has_served = not self._has_served, True
-        synchronizer = cast("FolderSynchronizer", self.synchronizer)
+        synchronizer = self.synchronizer
         if is_first or cast("FixedSchedule", self.schedule).is_sync_point(step):
             started = time.perf_counter()
             required = await synchronizer.required_version()

@@ -11,7 +11,7 @@ from trinity.runtime.worker_thread import WorkerThread
 
 if TYPE_CHECKING:
     from trinity.buffer.store import ExperienceStore
-    from trinity.synchronizer.folder import AnySynchronizer
+    from trinity.synchronizer.base import Synchronizer
 
 LOOK_S = 0.5  # between two looks at whether the trainer has finished
 
@@ -22,7 +22,7 @@ async def wait_for_room(
     scope: Mapping[str, str],
     *,
     io: WorkerThread,
-    synchronizer: AnySynchronizer,
+    synchronizer: Synchronizer,
     timeout_s: float,
 ) -> float:
     """Return the seconds until the queue had room, or until the trainer had finished and will take nothing.

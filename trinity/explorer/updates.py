@@ -17,9 +17,9 @@ from trinity.utils.log import get_logger
 if TYPE_CHECKING:
     from trinity.buffer.store import ExperienceStore
     from trinity.common.config import Config
+    from trinity.synchronizer.base import Synchronizer
     from trinity.synchronizer.schedule import DynamicSchedule
     from trinity.synchronizer.served import ServedWeights
-    from trinity.synchronizer.synchronizer import Synchronizer
 
 logger = get_logger("explorer")
 

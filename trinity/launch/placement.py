@@ -23,8 +23,8 @@ from trinity.runtime.cluster import ClusterRequest
 from trinity.runtime.head import ClusterLostError, HeadWatch, lost
 from trinity.runtime.local import LocalRuntime
 from trinity.runtime.scratch import Scratch
+from trinity.synchronizer.local import LocalSynchronizer
 from trinity.synchronizer.schedule import schedule_of
-from trinity.synchronizer.synchronizer import Synchronizer
 
 if TYPE_CHECKING:
     from trinity.common.config import Config
@@ -40,9 +40,9 @@ LOST_GRACE_S = 2.0
 T = TypeVar("T")
 
 
-def make_synchronizer(config: Config) -> Synchronizer:
+def make_synchronizer(config: Config) -> LocalSynchronizer:
     """Return the synchronizer of a stage."""
-    return Synchronizer(schedule_of(config), timeout_s=config.synchronizer.sync_timeout)
+    return LocalSynchronizer(schedule_of(config), timeout_s=config.synchronizer.sync_timeout)
 
 
 class LocalPlacement:

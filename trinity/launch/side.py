@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trinity.buffer.store import ExperienceStore
     from trinity.common.config import Config
     from trinity.runtime.base import Runtime
-    from trinity.synchronizer.synchronizer import Synchronizer
+    from trinity.synchronizer.base import Synchronizer
 
 logger = get_logger("launch")
 

@@ -10,12 +10,12 @@ from trinity.common.constants import Mode, StorageType
 from trinity.common.errors import StarvedError
 from trinity.launch.side import Component, end_all, folder_synchronizer, open_monitor
 from trinity.launch.watch import watch_explorers
+from trinity.synchronizer.local import LocalSynchronizer
 from trinity.synchronizer.schedule import schedule_of
-from trinity.synchronizer.synchronizer import Synchronizer
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
-    from trinity.synchronizer.folder import AnySynchronizer
+    from trinity.synchronizer.base import Synchronizer
     from trinity.trainer.trainer import Trainer, TrainSummary
 
 logger = get_logger("trainer")
@@ -85,13 +85,13 @@ class TrainerSide(Component):
         weights = {trainer.step: await trainer.weights()} if trainer.step or has_published else {}
         await trainer.publisher.restore(trainer.step, None, weights=weights)
 
-    def _meeting_point(self) -> AnySynchronizer:
+    def _meeting_point(self) -> Synchronizer:
         """Return where this trainer meets explorers; one that trains on a dataset meets nobody."""
         if self.synchronizer is not None:
             return self.synchronizer
         config = self.config
         if not self._is_apart or self._store is None:
-            return Synchronizer(schedule_of(config), timeout_s=config.synchronizer.sync_timeout)
+            return LocalSynchronizer(schedule_of(config), timeout_s=config.synchronizer.sync_timeout)
         return folder_synchronizer(config, self._store, trainer=config.trainer.name)
 
     async def run(self) -> TrainSummary:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from trinity.common.constants import BENCH, TRAINER
 from trinity.common.errors import SyncError
 from trinity.common.weights.files import remove_unless_read, ticket_in, unpublished, versions_in
-from trinity.synchronizer.synchronizer import EXPLORER, Synchronizer
+from trinity.synchronizer.base import EXPLORER
 from trinity.utils.disk import write_atomically
 from trinity.utils.locks import component_lock, is_held, note_of
 from trinity.utils.log import get_logger
@@ -308,11 +308,3 @@ class FolderSynchronizer:
 
 def _is_newer_than(version: int) -> Callable[[TrainerNews], bool]:
     return lambda news: news.is_finished or news.version > version
-
-
-AnySynchronizer = Synchronizer | FolderSynchronizer
-
-
-async def is_explorer_starting(synchronizer: AnySynchronizer) -> bool:
-    """Return whether an explorer that runs apart has started and not said anything yet; false within one run."""
-    return isinstance(synchronizer, FolderSynchronizer) and await synchronizer.is_explorer_starting()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from trinity.common.errors import SyncError
-from trinity.synchronizer.synchronizer import pull_weights
+from trinity.synchronizer.base import EXPLORER
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
     from trinity.common.models.model import InferenceModel
-    from trinity.synchronizer.folder import AnySynchronizer
+    from trinity.common.weights import Ticket
+    from trinity.synchronizer.base import Synchronizer
 
 logger = get_logger("synchronizer")
 
@@ -29,7 +31,7 @@ class ServedWeights:
         explorer: name of the explorer that has the engine.
     """
 
-    def __init__(self, synchronizer: AnySynchronizer, engine: InferenceModel, *, explorer: str) -> None:
+    def __init__(self, synchronizer: Synchronizer, engine: InferenceModel, *, explorer: str) -> None:
         self.synchronizer = synchronizer
         self.engine = engine
         self.explorer = explorer
@@ -57,3 +59,33 @@ class ServedWeights:
                 self._fingerprint = fingerprint
                 return metrics
         return {}
+
+
+async def pull_weights(
+    synchronizer: Synchronizer, engine: InferenceModel, version: int, *, explorer: str = EXPLORER
+) -> dict[str, float]:
+    """Let `engine` load `version` and tell the synchronizer; return `time/sync_weight` and what was moved.
+
+    Raises:
+        SyncError: the weights are not held, or not those that were published; the engine keeps its version.
+        DeadlineError: they did not come before `synchronizer.sync_timeout`.
+    """
+    start = time.perf_counter()
+    ticket = await synchronizer.fetch(version, explorer=explorer)
+    try:
+        await engine.pull(ticket)
+    finally:
+        await synchronizer.release(version, explorer=explorer)
+    seconds = time.perf_counter() - start
+    logger.debug("engine serves version %d after %.3f s", version, seconds)
+    return sync_metrics(ticket, seconds)
+
+
+def sync_metrics(ticket: Ticket, seconds: float) -> dict[str, float]:
+    """Return the time of a hand-over in seconds, the bytes that were moved, and gigabytes (1e9) of weights a second."""
+    moved = ticket.place.get("moved_bytes", ticket.num_bytes)
+    return {
+        "time/sync_weight": seconds,
+        "perf/sync_bytes": float(moved),
+        "perf/sync_gb_per_second": ticket.num_bytes / 1e9 / max(seconds, 1e-9),
+    }

@@ -23,7 +23,7 @@ from trinity.common.experience import Experience
 from trinity.common.models.chat_template import load_tokenizer
 from trinity.monitor.monitor import Monitor
 from trinity.runtime.worker_thread import WorkerThread
-from trinity.synchronizer.folder import AnySynchronizer, is_explorer_starting
+from trinity.synchronizer.base import Synchronizer
 from trinity.synchronizer.publisher import Publisher
 from trinity.synchronizer.schedule import FixedSchedule, schedule_of
 from trinity.synchronizer.transport import transport_of
@@ -87,7 +87,7 @@ class Trainer:
         config: Config,
         *,
         store: ExperienceStore | None,
-        synchronizer: AnySynchronizer,
+        synchronizer: Synchronizer,
         monitor: Monitor,
         tokenizer: PreTrainedTokenizerBase | None = None,
         resume: Path | None = None,
@@ -294,7 +294,7 @@ class Trainer:
             sampled = await self._unless_stopped(self._strategy.sample(self.step + 1))
             if sampled is None or sampled[0] or not self._source.is_closed:
                 return sampled
-            if self._stop.is_set() or not await is_explorer_starting(self.synchronizer):
+            if self._stop.is_set() or not await self.synchronizer.is_explorer_starting():
                 return None
             await asyncio.sleep(JOIN_POLL_S)
 

@@ -1,30 +1,19 @@
-"""The meeting point of explorer and trainer: versions, tickets, and the explorers' last finished steps.
-
-Every method is awaited and its arguments are plain values, so that the synchronizer can live in this process or behind
-a handle. It holds no model and no weights: a transport on the trainer's side does, and a ticket says how to get them.
-"""
+"""The meeting point within one run: versions, tickets, and the explorers' last finished steps, in memory."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trinity.common.errors import SyncError
+from trinity.synchronizer.base import EXPLORER
 from trinity.synchronizer.schedule import FixedSchedule, Schedule
-from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
-    from trinity.common.models.model import InferenceModel
     from trinity.common.weights import Ticket
-    from trinity.synchronizer.folder import FolderSynchronizer
-
-logger = get_logger("synchronizer")
-
-EXPLORER = "explorer"
 
 
 @dataclass
@@ -48,8 +37,8 @@ class Seat:
     is_done: bool = False
 
 
-class Synchronizer:
-    """Carries tickets from the trainer to the explorers.
+class LocalSynchronizer:
+    """`Synchronizer` for the explorers and the trainer of one run, which all call one object.
 
     Args:
         schedule: which version serves which explore step.
@@ -146,7 +135,15 @@ class Synchronizer:
         oldest = self._oldest_needed()
         return [version for version in sorted(self._tickets) if oldest <= version < training_step]
 
+    async def is_explorer_starting(self) -> bool:
+        """Return false: the explorers of a run are there from its beginning."""
+        return False
+
     # ----------------------------------------------------------------- explorer
+    async def required_version(self) -> int:
+        """Return 0: within one run, schedule and bound say what a step requires."""
+        return 0
+
     async def wait_for_version(self, version: int, *, timeout_s: float | None = None, explorer: str = EXPLORER) -> int:
         """Wait until `version` or a newer one is published, or the trainer has finished; return the newest.
 
@@ -317,33 +314,3 @@ class Synchronizer:
                 "raise synchronizer.sync_timeout if a step takes longer",
                 code="E5501",
             ) from error
-
-
-async def pull_weights(
-    synchronizer: Synchronizer | FolderSynchronizer, engine: InferenceModel, version: int, *, explorer: str = EXPLORER
-) -> dict[str, float]:
-    """Let `engine` load `version` and tell the synchronizer; return `time/sync_weight` and what was moved.
-
-    Raises:
-        SyncError: the weights are not held, or not those that were published; the engine keeps its version.
-        DeadlineError: they did not come before `synchronizer.sync_timeout`.
-    """
-    start = time.perf_counter()
-    ticket = await synchronizer.fetch(version, explorer=explorer)
-    try:
-        await engine.pull(ticket)
-    finally:
-        await synchronizer.release(version, explorer=explorer)
-    seconds = time.perf_counter() - start
-    logger.debug("engine serves version %d after %.3f s", version, seconds)
-    return sync_metrics(ticket, seconds)
-
-
-def sync_metrics(ticket: Ticket, seconds: float) -> dict[str, float]:
-    """Return the time of a hand-over in seconds, the bytes that were moved, and gigabytes (1e9) of weights a second."""
-    moved = ticket.place.get("moved_bytes", ticket.num_bytes)
-    return {
-        "time/sync_weight": seconds,
-        "perf/sync_bytes": float(moved),
-        "perf/sync_gb_per_second": ticket.num_bytes / 1e9 / max(seconds, 1e-9),
-    }
