@@ -11,6 +11,7 @@ import pytest
 from tests.buffer.store.oracle import BUFFER, CONSUMER, PRODUCER, RUN, experience, uids
 from trinity.buffer.store import ExperienceStore
 from trinity.common.errors import DeadlineError
+from trinity.explorer.producer import Producer
 from trinity.explorer.room import wait_for_room
 from trinity.runtime.worker_thread import WorkerThread
 from trinity.synchronizer.local import LocalSynchronizer
@@ -30,9 +31,8 @@ def full(tmp_path: Path):
 async def waited(store: ExperienceStore, synchronizer: LocalSynchronizer, *, timeout_s: float) -> float:
     io = WorkerThread("io")
     try:
-        return await wait_for_room(
-            store, (BUFFER, PRODUCER), {"run": RUN}, io=io, synchronizer=synchronizer, timeout_s=timeout_s
-        )
+        producer = Producer(store, io.call, buffer=BUFFER, name=PRODUCER, scope={"run": RUN})
+        return await wait_for_room(producer, synchronizer, timeout_s=timeout_s)
     finally:
         io.close()
 

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
     from trinity.buffer.store import ExperienceStore
     from trinity.common.models.model import InferenceModel
-    from trinity.explorer.explorer import Explorer, ExploreSummary
+    from trinity.explorer.explorer import Explorer
     from trinity.explorer.isolation.place import RunnerPlace
+    from trinity.explorer.steps import ExploreSummary
 
 LOOP_GRACE_S = 10.0
 

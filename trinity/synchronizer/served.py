@@ -36,9 +36,28 @@ class ServedWeights:
         self.engine = engine
         self.explorer = explorer
         self._fingerprint = ""
+        self._times: dict[str, float] = {}
 
-    async def take_newest(self) -> dict[str, float]:
-        """Let the engine load the newest version unless it serves it; return the metrics of the hand-over, if any.
+    def note_wait(self, started: float) -> None:
+        """Note that weights were waited for since `started`, of `time.perf_counter()`."""
+        self._times["time/wait_weight"] = time.perf_counter() - started
+
+    def pop_times(self) -> dict[str, float]:
+        """Return what waits and hand-overs since the last call took, as metrics."""
+        times, self._times = self._times, {}
+        return times
+
+    async def take(self, version: int) -> None:
+        """Let the engine load `version`.
+
+        Raises:
+            SyncError: the version is not held; the engine keeps its own.
+        """
+        metrics = await pull_weights(self.synchronizer, self.engine, version, explorer=self.explorer)
+        self._times |= metrics
+
+    async def take_newest(self) -> None:
+        """Let the engine load the newest version unless it serves it.
 
         The trainer may remove a version in the instant before it is read; then there is a newer one.
 
@@ -48,17 +67,16 @@ class ServedWeights:
         for attempt in range(PULL_ATTEMPTS):
             newest = version, fingerprint = await self.synchronizer.newest()
             if newest == (self.engine.model_version, self._fingerprint) or newest == (0, ""):
-                return {}
+                return
             try:
-                metrics = await pull_weights(self.synchronizer, self.engine, version, explorer=self.explorer)
+                await self.take(version)
             except SyncError as error:
                 if attempt == PULL_ATTEMPTS - 1 or newest == await self.synchronizer.newest():
                     raise
                 logger.debug("version %d has gone: %s", version, error)
             else:
                 self._fingerprint = fingerprint
-                return metrics
-        return {}
+                return
 
 
 async def pull_weights(
