@@ -106,7 +106,7 @@ class Job:
                 version = explorer.state.model_version
                 if version:
                     await engine.update_weights(self.weights(version), version=version)
-                await synchronizer.restore(version, explorer.state.as_json(), tickets=[])
+                await synchronizer.restore(version, explorer.state.as_json(), tickets=[], explorer="explorer")
             try:
                 await explorer.prepare()
                 exploring = asyncio.create_task(explorer.explore())
@@ -133,7 +133,7 @@ class Job:
             step += 1
             store.commit_step(token, step, [e.eid.uid for e in batch.experiences])
             self.seen.append(batch.experiences)
-            state = await synchronizer.explorer_state()
+            state = await synchronizer.explorer_state(explorer="explorer")
             assert state is not None
             self.snapshots.append(state)
             await publisher.publish(step, self.weights(step))

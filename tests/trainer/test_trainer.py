@@ -211,7 +211,7 @@ def test_stop_ends_a_publication_that_nobody_takes(make_config: Maker) -> None:
 
     def prepare(r: Run) -> None:
         r.explore(range(1, 5))
-        waiting.append(asyncio.get_running_loop().create_task(r.synchronizer.wait_for_version(1)))
+        waiting.append(asyncio.get_running_loop().create_task(r.synchronizer.wait_for_version(1, explorer="explorer")))
         waiting[0].add_done_callback(lambda _: r.trainer.request_stop())
 
     summary = run.train(prepare)
@@ -256,7 +256,7 @@ def test_weights_are_published_and_what_the_explorer_needs_is_saved(make_config:
 
     def prepare(r: Run) -> None:
         r.explore(range(1, 4))
-        asyncio.get_running_loop().create_task(r.synchronizer.report_explorer({"explore_step": 1}))
+        asyncio.get_running_loop().create_task(r.synchronizer.report_explorer({"explore_step": 1}, explorer="explorer"))
 
     summary = run.train(prepare)
     assert asyncio.run(run.synchronizer.newest_version()) == 3

@@ -83,7 +83,8 @@ class TrainerSide(Component):
         """
         has_published = bool(trainer.publisher.transport.versions())
         weights = {trainer.step: await trainer.weights()} if trainer.step or has_published else {}
-        await trainer.publisher.restore(trainer.step, None, weights=weights)
+        explorer = self.config.explorer.name
+        await trainer.publisher.restore(trainer.step, None, explorer=explorer, weights=weights)
 
     def _meeting_point(self) -> Synchronizer:
         """Return where this trainer meets explorers; one that trains on a dataset meets nobody."""
@@ -152,5 +153,8 @@ class TrainerSide(Component):
         """
         from trinity.explorer.state import ExplorerState
 
-        state = await self._meeting_point().explorer_state() or ExplorerState.load(resume).as_json()
+        state = (
+            await self._meeting_point().explorer_state(self.config.explorer.name)
+            or ExplorerState.load(resume).as_json()
+        )
         await self.trainer.restore_versions(state)

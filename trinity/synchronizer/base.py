@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from trinity.common.weights import Ticket
 
-EXPLORER = "explorer"
-
 
 @runtime_checkable
 class Synchronizer(Protocol):
@@ -39,7 +37,7 @@ class Synchronizer(Protocol):
     async def finish_trainer(self) -> None:
         """Say that no further version will come."""
 
-    async def explorer_state(self, explorer: str = EXPLORER) -> dict[str, Any] | None:
+    async def explorer_state(self, explorer: str) -> dict[str, Any] | None:
         """Return an explorer's snapshot for a checkpoint, if a checkpoint is where it is kept."""
 
     async def needed_versions(self, training_step: int) -> list[int]:
@@ -51,7 +49,7 @@ class Synchronizer(Protocol):
         explorer_state: dict[str, Any] | None,
         *,
         tickets: Sequence[Ticket],
-        explorer: str = EXPLORER,
+        explorer: str,
     ) -> None:
         """Begin, or continue from a checkpoint whose newest version is `version`."""
 
@@ -62,25 +60,25 @@ class Synchronizer(Protocol):
     async def required_version(self) -> int:
         """Return the version without which no explorer that runs apart may begin a further step."""
 
-    async def wait_for_version(self, version: int, *, timeout_s: float | None = None, explorer: str = EXPLORER) -> int:
+    async def wait_for_version(self, version: int, *, timeout_s: float | None = None, explorer: str) -> int:
         """Wait until `version` or a newer one is published, or the trainer has finished; return the newest."""
 
-    async def ask(self, version: int = 0, *, timeout_s: float | None = None, explorer: str = EXPLORER) -> int:
+    async def ask(self, version: int = 0, *, timeout_s: float | None = None, explorer: str) -> int:
         """Ask for `version` or a newer one, 0 for what there is; return the newest when the trainer has answered."""
 
     async def wait_for_trainer(self, *, timeout_s: float | None = None) -> int:
         """Wait until the trainer has finished; return the last version."""
 
-    async def fetch(self, version: int, *, explorer: str = EXPLORER) -> Ticket:
+    async def fetch(self, version: int, *, explorer: str) -> Ticket:
         """Return the ticket of `version`; call `release` when the engines hold their own copy."""
 
-    async def release(self, version: int, *, explorer: str = EXPLORER) -> None:
+    async def release(self, version: int, *, explorer: str) -> None:
         """Say that the engines hold their own copy of `version`, or gave up taking it."""
 
-    async def report_explorer(self, state: dict[str, Any], *, explorer: str = EXPLORER) -> None:
+    async def report_explorer(self, state: dict[str, Any], *, explorer: str) -> None:
         """Keep an explorer's snapshot after a finished step."""
 
-    async def finish_explorer(self, *, explorer: str = EXPLORER) -> None:
+    async def finish_explorer(self, *, explorer: str) -> None:
         """Say that this explorer will ask for no further version."""
 
     # ------------------------------------------------------------------- either

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 from trinity.common.constants import BENCH, TRAINER
 from trinity.common.errors import SyncError
 from trinity.common.weights.files import remove_unless_read, ticket_in, unpublished, versions_in
-from trinity.synchronizer.base import EXPLORER
 from trinity.utils.disk import write_atomically
 from trinity.utils.locks import component_lock, is_held, note_of
 from trinity.utils.log import get_logger
@@ -132,7 +131,7 @@ class FolderSynchronizer:
         """Say that no further version will come."""
         await self._say(is_finished=True)
 
-    async def explorer_state(self, explorer: str = EXPLORER) -> dict[str, Any] | None:
+    async def explorer_state(self, explorer: str) -> dict[str, Any] | None:
         """Return nothing for a checkpoint: the store keeps what explorers continue from."""
         return None
 
@@ -146,7 +145,7 @@ class FolderSynchronizer:
         explorer_state: dict[str, Any] | None,
         *,
         tickets: Sequence[Ticket],
-        explorer: str = EXPLORER,
+        explorer: str,
     ) -> None:
         """Begin, or continue from a checkpoint of step `version`; what a lost later step published is removed."""
         folder = self.job_dir / "weights"
@@ -162,7 +161,7 @@ class FolderSynchronizer:
         produced = await asyncio.to_thread(self.store.num_produced, self.buffer, **self.scope)
         return self._news().required(produced)
 
-    async def wait_for_version(self, version: int, *, timeout_s: float | None = None, explorer: str = EXPLORER) -> int:
+    async def wait_for_version(self, version: int, *, timeout_s: float | None = None, explorer: str) -> int:
         """Wait until `version` or a newer one is published, or the trainer has finished; return the newest.
 
         Raises:
@@ -173,7 +172,7 @@ class FolderSynchronizer:
         )
         return self._news().version
 
-    async def ask(self, version: int = 0, *, timeout_s: float | None = None, explorer: str = EXPLORER) -> int:
+    async def ask(self, version: int = 0, *, timeout_s: float | None = None, explorer: str) -> int:
         """Wait for `version` or a newer one: the trainer publishes in its own rhythm; return the newest.
 
         Raises:
@@ -193,7 +192,7 @@ class FolderSynchronizer:
             news = self._news()
         return news.version
 
-    async def fetch(self, version: int, *, explorer: str = EXPLORER) -> Ticket:
+    async def fetch(self, version: int, *, explorer: str) -> Ticket:
         """Return the ticket of `version`.
 
         Raises:
@@ -201,15 +200,15 @@ class FolderSynchronizer:
         """
         return await asyncio.to_thread(ticket_in, self.job_dir / "weights" / f"version_{version}")
 
-    async def release(self, version: int, *, explorer: str = EXPLORER) -> None:
+    async def release(self, version: int, *, explorer: str) -> None:
         """Nothing to give back: whoever reads a version holds the lock of its folder meanwhile."""
 
-    async def report_explorer(self, state: dict[str, Any], *, explorer: str = EXPLORER) -> None:
+    async def report_explorer(self, state: dict[str, Any], *, explorer: str) -> None:
         """Keep an explorer's snapshot between two of its steps."""
         text = json.dumps(state)
         await asyncio.to_thread(self.store.keep_snapshot, self.buffer, explorer, text, **self.scope)
 
-    async def finish_explorer(self, *, explorer: str = EXPLORER) -> None:
+    async def finish_explorer(self, *, explorer: str) -> None:
         """Nothing to say: the store knows which producers are finished."""
 
     # ------------------------------------------------------------------- either

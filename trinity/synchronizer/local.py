@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trinity.common.errors import SyncError
-from trinity.synchronizer.base import EXPLORER
 from trinity.synchronizer.schedule import FixedSchedule, Schedule
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ class LocalSynchronizer:
             self._trainer_done = True
             self._changed.notify_all()
 
-    async def explorer_state(self, explorer: str = EXPLORER) -> dict[str, Any] | None:
+    async def explorer_state(self, explorer: str) -> dict[str, Any] | None:
         """Return an explorer's snapshot after its last finished step, for a checkpoint."""
         return self._seats[explorer].state if explorer in self._seats else None
 
@@ -144,7 +143,7 @@ class LocalSynchronizer:
         """Return 0: within one run, schedule and bound say what a step requires."""
         return 0
 
-    async def wait_for_version(self, version: int, *, timeout_s: float | None = None, explorer: str = EXPLORER) -> int:
+    async def wait_for_version(self, version: int, *, timeout_s: float | None = None, explorer: str) -> int:
         """Wait until `version` or a newer one is published, or the trainer has finished; return the newest.
 
         Raises:
@@ -164,7 +163,7 @@ class LocalSynchronizer:
                 seat.awaited = None
             return self._version
 
-    async def ask(self, version: int = 0, *, timeout_s: float | None = None, explorer: str = EXPLORER) -> int:
+    async def ask(self, version: int = 0, *, timeout_s: float | None = None, explorer: str) -> int:
         """Ask the trainer for its weights, `version` or newer; return the newest when it has answered, or has finished.
 
         It answers between two training steps, also while it waits for experiences.
@@ -195,7 +194,7 @@ class LocalSynchronizer:
                 await self._until(self._is_newer_than(self._version), "the trainer to finish", timeout_s=timeout_s)
             return self._version
 
-    async def fetch(self, version: int, *, explorer: str = EXPLORER) -> Ticket:
+    async def fetch(self, version: int, *, explorer: str) -> Ticket:
         """Return the ticket of `version`; call `release` when the engines hold their own copy.
 
         Raises:
@@ -210,7 +209,7 @@ class LocalSynchronizer:
             self._seat(explorer).reading[version] += 1
             return self._tickets[version]
 
-    async def release(self, version: int, *, explorer: str = EXPLORER) -> None:
+    async def release(self, version: int, *, explorer: str) -> None:
         """Say that the engines hold their own copy of `version`, or gave up taking it."""
         async with self._changed:
             reading = self._seat(explorer).reading
@@ -220,12 +219,12 @@ class LocalSynchronizer:
             self._borrowed = None
             self._changed.notify_all()
 
-    async def report_explorer(self, state: dict[str, Any], *, explorer: str = EXPLORER) -> None:
+    async def report_explorer(self, state: dict[str, Any], *, explorer: str) -> None:
         """Keep an explorer's snapshot (JSON-able, with key `explore_step`) after a finished step."""
         async with self._changed:
             self._seat(explorer).state = state
 
-    async def finish_explorer(self, *, explorer: str = EXPLORER) -> None:
+    async def finish_explorer(self, *, explorer: str) -> None:
         """Say that an explorer will ask for no further version."""
         async with self._changed:
             self._seat(explorer).is_done = True
@@ -239,7 +238,7 @@ class LocalSynchronizer:
         explorer_state: dict[str, Any] | None,
         *,
         tickets: Sequence[Ticket],
-        explorer: str = EXPLORER,
+        explorer: str,
     ) -> None:
         """Continue from a checkpoint.
 

@@ -82,14 +82,20 @@ class Publisher:
         return {version: await asyncio.to_thread(self.transport.get, version) for version in versions}
 
     async def restore(
-        self, version: int, explorer_state: dict[str, Any] | None, *, weights: Mapping[int, Mapping[str, Tensor]]
+        self,
+        version: int,
+        explorer_state: dict[str, Any] | None,
+        *,
+        explorer: str,
+        weights: Mapping[int, Mapping[str, Tensor]],
     ) -> None:
         """Continue from a checkpoint.
 
         Args:
             version: newest published version at the checkpoint.
             explorer_state: the explorer's snapshot in it.
+            explorer: its name.
             weights: tensors of every version that the explorer can still ask for.
         """
         tickets = [await asyncio.to_thread(self.transport.put, v, weights[v], copy=True) for v in sorted(weights)]
-        await self.synchronizer.restore(version, explorer_state, tickets=tickets)
+        await self.synchronizer.restore(version, explorer_state, tickets=tickets, explorer=explorer)

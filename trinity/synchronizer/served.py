@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 from trinity.common.errors import SyncError
-from trinity.synchronizer.base import EXPLORER
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ class ServedWeights:
 
 
 async def pull_weights(
-    synchronizer: Synchronizer, engine: InferenceModel, version: int, *, explorer: str = EXPLORER
+    synchronizer: Synchronizer, engine: InferenceModel, version: int, *, explorer: str
 ) -> dict[str, float]:
     """Let `engine` load `version` and tell the synchronizer; return `time/sync_weight` and what was moved.
 

@@ -250,7 +250,7 @@ class Trainer:
         newest = self.schedule.newest_at(self.step)
         if newest == self.step:
             weights[self.step] = await self.weights()
-        await self.publisher.restore(newest, explorer_state, weights=weights)
+        await self.publisher.restore(newest, explorer_state, explorer=self.config.explorer.name, weights=weights)
 
     def request_stop(self) -> None:
         """End after the step under way; a wait for experiences ends at once."""
@@ -363,7 +363,7 @@ class Trainer:
         start = time.perf_counter()
         # The weights first: an explorer that goes on in between needs fewer of them, never others.
         served = await self.publisher.served_weights(self.step)
-        explorer_state = await self.synchronizer.explorer_state()
+        explorer_state = await self.synchronizer.explorer_state(self.config.explorer.name)
         state = self._state(tuple(sorted(served)))
         loop = asyncio.get_running_loop()
 
