@@ -153,7 +153,7 @@ class Stage:
 
     # ------------------------------------------------------------------- modes
     async def _train_only(self, resume: Path | None, result: StageResult) -> None:
-        trainer = await self.place.side(TrainerSide, None, resume=resume, on_metrics=self.on_metrics)
+        trainer = await self.place.side(TrainerSide, resume=resume, on_metrics=self.on_metrics)
         async with _closing(trainer):
             await trainer.prepare()
             self._stop_with(trainer)
@@ -162,7 +162,7 @@ class Stage:
             self._tell_untrained()
 
     async def _explore_only(self, result: StageResult) -> None:
-        explorer = await self.place.side(ExplorerSide, None, on_metrics=self.on_metrics)
+        explorer = await self.place.side(ExplorerSide, on_metrics=self.on_metrics)
         async with _closing(explorer):
             await explorer.prepare()
             self._stop_with(explorer)
@@ -177,14 +177,14 @@ class Stage:
             result.training_step = max(result.evaluations, default=0)
 
     async def _explore_and_train(self, resume: Path | None, result: StageResult) -> None:
-        synchronizer = asyncio.ensure_future(self.place.synchronizer())
         with self._shared_store() as store:
             shared: dict[str, Any] = {"resume": resume, "store": store, "on_metrics": self.on_metrics}
-            explorer, trainer = await asyncio.gather(
-                *(self.place.side(side, synchronizer, **shared) for side in (ExplorerSide, TrainerSide))
+            # Processes start, and import what they need, side by side.
+            explorer, trainer, synchronizer = await asyncio.gather(
+                *(self.place.side(side, **shared) for side in (ExplorerSide, TrainerSide)), self.place.synchronizer()
             )
             async with _closing(explorer, trainer):
-                await trainer.prepare(explore_steps=await explorer.prepare())
+                await trainer.prepare(synchronizer, explore_steps=await explorer.prepare(synchronizer))
                 exploring = asyncio.create_task(explorer.run(), name=self.config.explorer.name)
                 training = asyncio.create_task(trainer.run(), name=self.config.trainer.name)
                 self._stop_with(trainer, explorer)
