@@ -20,7 +20,7 @@ from trinity.synchronizer.publisher import Publisher
 from trinity.synchronizer.served import ServedWeights
 from trinity.synchronizer.transport import CheckpointTransport
 from trinity.trainer.verl.loading import checkpoint_weights
-from trinity.utils.locks import FileLock, component_lock, is_held, note_of
+from trinity.utils.locks import FileLock, is_held, note_of, part_lock
 
 SCOPE = {"run": "p/n", "stage": ""}
 WEIGHTS = {"w": torch.arange(4.0)}
@@ -120,7 +120,7 @@ def test_a_wait_ends_at_its_deadline_and_says_that_nobody_is_there(
         with pytest.raises(SyncError, match="waiting for version 2 .*no trainer is running.*sync_timeout") as found:
             await explorer.wait_for_version(2, explorer="explorer")
         assert found.value.code == "E5501"
-        lock = component_lock(tmp_path, "trainer")
+        lock = part_lock(tmp_path, "trainer")
         lock.parent.mkdir()
         held = FileLock(lock, note="trinity run --config trainer.yaml")
         await side(tmp_path, store, "trainer").restore(0, None, tickets=(), explorer="explorer")
@@ -142,10 +142,10 @@ def test_a_wait_ends_at_its_deadline_and_says_that_nobody_is_there(
 def test_an_explorer_that_starts_is_waited_for_and_other_components_are_not(tmp_path: Path, store: ExperienceStore):
     async def run() -> None:
         trainer = side(tmp_path, store, "trainer")
-        component_lock(tmp_path, "").parent.mkdir()
-        held = [FileLock(component_lock(tmp_path, name)) for name in ("trainer", "bench")]
+        part_lock(tmp_path, "").parent.mkdir()
+        held = [FileLock(part_lock(tmp_path, name)) for name in ("trainer", "bench")]
         assert not await trainer.is_explorer_starting()
-        held.append(FileLock(component_lock(tmp_path, "late"), note="come back"))
+        held.append(FileLock(part_lock(tmp_path, "late"), note="come back"))
         assert await trainer.is_explorer_starting() and not await trainer.is_explorer_finished()
         store.open_producer("b", "late", **SCOPE)
         assert not await trainer.is_explorer_starting()
@@ -153,9 +153,7 @@ def test_an_explorer_that_starts_is_waited_for_and_other_components_are_not(tmp_
         assert await trainer.is_explorer_finished()
         for lock in held:
             lock.release()
-        assert (
-            not is_held(component_lock(tmp_path, "late")) and note_of(component_lock(tmp_path, "late")) == "come back"
-        )
+        assert not is_held(part_lock(tmp_path, "late")) and note_of(part_lock(tmp_path, "late")) == "come back"
 
     asyncio.run(run())
 

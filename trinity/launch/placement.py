@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from trinity.common.constants import BENCH
 from trinity.common.errors import EnvironmentProblem
-from trinity.launch.component import component_setup
-from trinity.launch.components import component_of
+from trinity.launch.parts import part_of
+from trinity.launch.process_setup import process_setup
 from trinity.launch.side import MetricsListener, Side
 from trinity.runtime.base import ActorDiedError, Handle, Resources, Runtime
 from trinity.runtime.cluster import ClusterRequest
@@ -52,7 +52,7 @@ class LocalPlacement:
     def __init__(self, config: Config) -> None:
         self.config = config
         divides_gpus = bool(config.cluster.total_gpu_num)
-        self.runtime: Runtime = LocalRuntime(component_setup(config, has_console=False), divides_gpus=divides_gpus)
+        self.runtime: Runtime = LocalRuntime(process_setup(config, has_console=False), divides_gpus=divides_gpus)
 
     async def synchronizer(self) -> Any:
         """Return the synchronizer of the stage."""
@@ -237,13 +237,13 @@ def _joined(config: Config, cluster: ModuleType, folder: str) -> Iterator[Cluste
             node_num=config.cluster.node_num,
             gpu_per_node=config.cluster.gpu_per_node,
             has_timeline=has_timeline,
-            is_part=component_of(config) not in (None, BENCH),
+            is_part=part_of(config) not in (None, BENCH),
             folder=folder,
         )
     )
     is_lost = False
     try:
-        runtime = cluster.RayRuntime(config.ray_namespace, component_setup(config, has_console=True))
+        runtime = cluster.RayRuntime(config.ray_namespace, process_setup(config, has_console=True))
         yield ClusterPlacement(config, runtime, cluster.this_node(), head=address)
     except ClusterLostError:
         is_lost = True

@@ -97,7 +97,7 @@ class Side(ABC):
         return lines
 
     def _tell_total(self, actor: str, total: int | None, *, step: int) -> None:
-        """Tell the listener how many steps a component will have done at its end, if that is known."""
+        """Tell the listener how many steps explorer or trainer will have done at its end, if that is known."""
         if total is not None and self._on_metrics is not None:
             self._on_metrics(actor, step, {TOTAL_STEPS: total})
 
@@ -117,7 +117,7 @@ class Side(ABC):
 
 
 def open_monitor(config: Config, actor: str, listener: MetricsListener | None) -> Monitor:
-    """Return the monitor of one component of a job."""
+    """Return the monitor of one actor of a job."""
     return Monitor(
         Path(config.checkpoint_job_dir),
         project=config.project,
@@ -131,12 +131,12 @@ def open_monitor(config: Config, actor: str, listener: MetricsListener | None) -
 
 
 def folder_synchronizer(config: Config, store: ExperienceStore, *, trainer: str = "") -> FolderSynchronizer:
-    """Return the synchronizer of a component that runs apart from the others of its job.
+    """Return the synchronizer of a part that runs apart from the others of its job.
 
     Args:
-        config: resolved configuration of the component.
+        config: resolved configuration of the part.
         store: the open store of the job.
-        trainer: name of the component, on the trainer's side.
+        trainer: name of the part, on the trainer's side.
     """
     from trinity.explorer.assembly import experience_buffer, store_scope
     from trinity.trainer.verl.settings import num_rollouts

@@ -1,4 +1,4 @@
-"""One stage: its components, their life, and what is left when it ends."""
+"""One stage: its sides, their life, and what is left when it ends."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from trinity.common.constants import Mode
 from trinity.common.errors import ExitCode
 from trinity.common.weights.files import remove_unfinished
 from trinity.launch.bench import BenchSide
-from trinity.launch.component import THIS_MACHINE
-from trinity.launch.components import component_of
 from trinity.launch.explorer_side import ExplorerSide
+from trinity.launch.parts import part_of
 from trinity.launch.placement import ClusterPlacement, LocalPlacement
+from trinity.launch.process_setup import THIS_MACHINE
 from trinity.launch.rewind import rewound
 from trinity.launch.side import MetricsListener, close_all
 from trinity.launch.stop import StopSignal
@@ -59,7 +59,7 @@ class StageResult:
 
 
 class Stage:
-    """Builds the components of one stage in this process, runs them to their end, and closes them.
+    """Builds the sides of one stage, runs them to their end, and closes them.
 
     Args:
         config: resolved configuration of the stage.
@@ -93,7 +93,7 @@ class Stage:
         """Run the stage; return what it did.
 
         Raises:
-            TrinityError: the first failure of a component, after the others were ended.
+            TrinityError: the first failure of a side, after the other was ended.
         """
         started, config = time.monotonic(), self.config
         resume = self._checkpoint() if config.mode in (Mode.BOTH, Mode.TRAIN) else None
@@ -136,12 +136,12 @@ class Stage:
 
     @contextlib.contextmanager
     def _logged(self) -> Iterator[None]:
-        """Write the log of the run, and those of its components, into the folder of the job."""
-        logs, component = self.job_dir / "log", component_of(self.config)
+        """Write the log of the run, and those of its sides, into the folder of the job."""
+        logs, part = self.job_dir / "log", part_of(self.config)
         if not self.place.is_local:  # each process writes its own
-            names = {f"run_{component}" if component else "run": ""}
-        elif component:
-            names = {component: ""}
+            names = {f"run_{part}" if part else "run": ""}
+        elif part:
+            names = {part: ""}
         else:
             names = {"run": "", self.config.explorer.name: "explorer", self.config.trainer.name: "trainer"}
         if self.config.log.group_by_node and self.place.is_local:
@@ -158,7 +158,7 @@ class Stage:
             await trainer.prepare()
             self._stop_with(trainer)
             result.training_step = (await trainer.run()).step
-        if component_of(self.config) is not None:
+        if part_of(self.config) is not None:
             self._tell_untrained()
 
     async def _explore_only(self, result: StageResult) -> None:

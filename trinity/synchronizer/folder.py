@@ -3,12 +3,12 @@
 ```
 <job>/synchronizer.json            what the trainer says: its newest version, its rhythm, whether it has finished
       weights/version_N/           published weights and their ticket
-      locks/<component>.lock       held while a component lives
+      locks/<part>.lock       held while a part lives
 store: producer                    what each explorer says: its last step, which version it waits for, its end
        producer_snapshot           where it continues after a restart
 ```
 
-Everybody looks again every `POLL_S` seconds. Nobody is told of a component that dies: its lock is free.
+Everybody looks again every `POLL_S` seconds. Nobody is told of a part that dies: its lock is free.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trinity.common.constants import BENCH, TRAINER
 from trinity.common.errors import SyncError
 from trinity.common.weights.files import remove_unless_read, ticket_in, unpublished, versions_in
 from trinity.utils.disk import write_atomically
-from trinity.utils.locks import component_lock, is_held, note_of
+from trinity.utils.locks import is_held, note_of, part_lock
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class TrainerNews:
     """What the trainer of a job says to its explorers.
 
     Attributes:
-        name: of the component; empty where no trainer has joined yet.
+        name: of the part; empty where no trainer has joined yet.
         version: newest published version; 0 is the initial model.
         fingerprint: of that version's weights; empty where none were published.
         interval: training steps between two versions.
@@ -75,7 +75,7 @@ class TrainerNews:
 
 
 class FolderSynchronizer:
-    """`Synchronizer` for components in processes of their own; every component of a job makes one.
+    """`Synchronizer` for parts in processes of their own; every part of a job makes one.
 
     Args:
         job_dir: folder of the job.
@@ -231,11 +231,11 @@ class FolderSynchronizer:
         return bool(producers) and not any(producers.values())
 
     async def is_explorer_starting(self) -> bool:
-        """Return whether a component of the job lives that is neither trainer nor evaluation nor a known producer."""
+        """Return whether a part of the job lives that is neither trainer nor evaluation nor a known producer."""
         known = await asyncio.to_thread(self.store.producers, self.buffer, **self.scope)
-        names = {path.stem for path in component_lock(self.job_dir, "").parent.glob("?*.lock")}
+        names = {path.stem for path in part_lock(self.job_dir, "").parent.glob("?*.lock")}
         others = names - known.keys() - {TRAINER, BENCH}
-        return any(is_held(component_lock(self.job_dir, name)) for name in others)
+        return any(is_held(part_lock(self.job_dir, name)) for name in others)
 
     def _news(self) -> TrainerNews:
         """Return what the trainer said last.
@@ -288,7 +288,7 @@ class FolderSynchronizer:
             await asyncio.sleep(POLL_S)
 
     def _is_alive(self, news: TrainerNews) -> bool:
-        return bool(news.name) and is_held(component_lock(self.job_dir, TRAINER))
+        return bool(news.name) and is_held(part_lock(self.job_dir, TRAINER))
 
     def _look_for_trainer(self, news: TrainerNews, what: str) -> None:
         """Tell once when nobody is there who could publish."""
@@ -296,7 +296,7 @@ class FolderSynchronizer:
             self._is_told = False
         elif not self._is_told:
             self._is_told = True
-            way = note_of(component_lock(self.job_dir, TRAINER))
+            way = note_of(part_lock(self.job_dir, TRAINER))
             logger.warning(
                 "waiting for %s, and no trainer is running in %s; start it%s",
                 what,
