@@ -3,7 +3,7 @@
 ```
 <job>/synchronizer.json            what the trainer says: its newest version, its rhythm, whether it has finished
       weights/version_N/           published weights and their ticket
-      locks/<part>.lock       held while a part lives
+      locks/<part>.lock            held while a part lives
 store: producer                    what each explorer says: its last step, which version it waits for, its end
        producer_snapshot           where it continues after a restart
 ```
