@@ -73,7 +73,7 @@ class ApartAdmission:
     It is taken at the schedule's points of synchronisation, and before the first step of this process.
 
     Args:
-        schedule: of the component.
+        schedule: of the part of the job.
         served: the engine and what it serves.
         producer: the explorer in the store.
         timeout_s: longest wait for a version.
