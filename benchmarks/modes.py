@@ -1,9 +1,9 @@
 """The quickstart's reinforcement stage in every mode of a run: how long it takes to start, to explore and to train.
 
 One command runs every mode, one after another and in turns, and prints a table:
-`python benchmarks/modes.py [--modes ...] [--steps N] [--turns N] [--folder D]`. The work is the same in each: 32
-problems x 8 rollouts of 22 tokens an explore step, and two optimizer steps of 128 of them. Modes with vLLM or Ray need
-those packages; a mode that fails is told, and the status is 1.
+`python benchmarks/modes.py [--modes ...] [--model larger] [--steps N] [--turns N] [--folder D]`. The work is the same
+in each: 32 problems x 8 rollouts of 22 tokens an explore step, and two optimizer steps of 128 of them. Modes with vLLM
+or Ray need those packages; a mode that fails is told, and the status is 1.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 DEADLINE_S = 900.0
 ENGINE = "explorer.rollout_model"
 VLLM = {f"{ENGINE}.engine_type": "vllm"}
+LARGER = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 16}
+"""27 M parameters: what an engine computes outweighs what is done around it, as it does with any real model."""
 RAY = {"cluster.runtime": "ray", "cluster.ray_address": "local"}
 MODES: dict[str, dict[str, Any]] = {
     "1 torch engine": {},
@@ -56,7 +58,21 @@ class Measured:
         return [f"{median(values):,.{number}f}" for values, number in zip(columns, digits, strict=True)]
 
 
-def write_config(folder: Path, *, seed: int, steps: int, imitation: int | None) -> Path:
+def enlarged(model: Path, *, seed: int) -> Path:
+    """Write a model of the size of `LARGER`, not trained, with the tokenizer of `model`; return its folder."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    folder = model.with_name("larger")
+    heads = LARGER["num_attention_heads"]
+    sizes = LARGER | {"num_key_value_heads": heads, "head_dim": LARGER["hidden_size"] // heads}
+    torch.manual_seed(seed)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model, **sizes)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    return folder
+
+
+def write_config(folder: Path, *, size: str, seed: int, steps: int, imitation: int | None) -> Path:
     """Run the quickstart's imitation; write its reinforcement stage alone, over that model; return its file."""
     import yaml
     from staleness import warm_up
@@ -72,6 +88,9 @@ def write_config(folder: Path, *, seed: int, steps: int, imitation: int | None) 
     tree["buffer"]["explorer_input"] |= {"eval_tasksets": []}
     tree["explorer"] = stage["explorer"] | {"eval_interval": None, "eval_on_startup": False, "runner_per_model": 32}
     tree["trainer"] |= {"save_interval": 0, "save_hf_checkpoint": "never"}
+    if size == "larger":  # what is not trained ends anywhere, so each rollout has the tokens of a right answer
+        tree["model"] |= {"model_path": str(enlarged(model, seed=seed)), "max_response_tokens": 22}
+        tree["explorer"]["rollout_model"]["ignore_eos"] = True
     path = folder / "modes.yaml"
     path.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
     return path
@@ -109,9 +128,9 @@ def table(found: dict[str, Measured]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def measure(folder: Path, modes: Sequence[str], *, seed: int, steps: int, turns: int, imitation: int | None) -> int:
+def measure(folder: Path, modes: Sequence[str], *, turns: int, **work: Any) -> int:
     """Run all modes `turns` times, in turns; print the table; return the status."""
-    config = write_config(folder, seed=seed, steps=steps, imitation=imitation)
+    config = write_config(folder, **work)
     found = {mode: Measured() for mode in modes}
     failures = []
     for number in range(turns):
@@ -127,6 +146,7 @@ def main() -> int:
     """Measure; return the status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
+    parser.add_argument("--model", choices=("quickstart", "larger"), default="quickstart", help="its size")
     parser.add_argument("--steps", type=int, default=12, help="explore steps a run; the first is not counted")
     parser.add_argument("--turns", type=int, default=1, help="runs of each mode")
     parser.add_argument("--imitation", type=int, help="steps before, for a try; default: the quickstart's")
@@ -136,8 +156,8 @@ def main() -> int:
     sys.path.insert(0, str(ROOT))
     with tempfile.TemporaryDirectory(prefix="trinity_modes_") as temporary:
         folder = options.folder or Path(temporary)
-        amounts = {"steps": options.steps, "turns": options.turns, "imitation": options.imitation}
-        return measure(folder, options.modes, seed=options.seed, **amounts)
+        work = {"size": options.model, "seed": options.seed, "steps": options.steps, "imitation": options.imitation}
+        return measure(folder, options.modes, turns=options.turns, **work)
 
 
 if __name__ == "__main__":

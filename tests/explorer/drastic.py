@@ -36,7 +36,7 @@ class Drastic(Workflow):
         if row["act"] in DRASTIC and attempts <= row.get("times", 99):
             DRASTIC[row["act"]]()
         if row["act"] == "pause":
-            time.sleep(row.get("seconds", 2.0))
+            time.sleep(row.get("seconds", 1.0))
         if row["act"] == "raise":
             raise LookupError("no such tool")
         (answer,) = self.model.chat([{"role": "user", "content": "1+1="}], n=1, max_tokens=6)

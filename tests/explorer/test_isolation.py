@@ -18,12 +18,14 @@ from trinity.common.errors import EngineError, WorkflowError
 from trinity.common.models import create_inference_model
 from trinity.explorer.acceptance import of_batch
 from trinity.explorer.assembly import build_scheduler, runner_place
-from trinity.explorer.isolation.child import Calls, DistantEngine
+from trinity.explorer.isolation import shared
+from trinity.explorer.isolation.child import DistantEngine
 from trinity.explorer.isolation.parent import ProcessRunner
 from trinity.explorer.isolation.place import RunnerPlace
 from trinity.explorer.metrics import rollout_metrics
 from trinity.explorer.outcome import Completed, Failed, TimedOut
 from trinity.explorer.scheduler import Scheduler
+from trinity.runtime.batched import BatchedCalls, Fetched
 from trinity.runtime.local import LocalRuntime
 from trinity.utils.cores import available_cores
 
@@ -110,7 +112,7 @@ def test_what_ends_or_blocks_a_shared_process_costs_its_neighbours_no_attempt(
     tasks = [drastic(tmp_path, act, act), *(drastic(tmp_path, f"slow {index}", "pause") for index in range(3))]
 
     async def scenario() -> Any:
-        settings = {"runners_per_process": 3, "max_retry_times": 0, "max_timeout": 6.0}
+        settings = {"runners_per_process": 3, "max_retry_times": 0, "max_timeout": 8.0}
         async with isolated(rollouts, runners=3, **settings) as scheduler:
             return await scheduler.schedule(tasks, batch=1)
 
@@ -126,8 +128,11 @@ def test_what_ends_or_blocks_a_shared_process_costs_its_neighbours_no_attempt(
     assert not any(is_alive(pid) for pid in pids)
 
 
-def test_a_late_attempt_lets_its_neighbours_go_on(rollouts: Rollouts, tmp_path: Path) -> None:
+def test_a_late_attempt_lets_its_neighbours_go_on(
+    rollouts: Rollouts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The process of a late attempt is killed when the others in it have ended, and used by nobody after it."""
+    monkeypatch.setattr(shared, "SIGN_OF_LIFE_S", 60.0)  # so that a busy machine is not taken for a held interpreter
     config = rollouts.config(explorer={"rollout_model": {"dtype": "float32", "seed": 3}, "runners_per_process": 2})
     acts = {"late": "sleep", "long": "pause", "next": "chat"}
     late, long, following = (
@@ -181,7 +186,7 @@ def test_a_process_that_does_not_start_is_told_with_its_reason(rollouts: Rollout
 
 def test_a_workflow_cannot_change_the_weights_of_a_distant_engine() -> None:
     async def scenario() -> None:
-        await DistantEngine(Calls(), 0).update_weights({}, version=1)
+        await DistantEngine(BatchedCalls(Fetched("the engines")), 0).update_weights({}, version=1)
 
     with pytest.raises(EngineError, match="a workflow cannot change the weights") as failure:
         asyncio.run(scenario())

@@ -10,15 +10,18 @@ import asyncio
 import inspect
 import itertools
 import uuid
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from trinity.runtime.base import ActorDiedError, Handle
 from trinity.runtime.failure import Failure
 from trinity.runtime.messages import from_bytes, to_bytes
 
 COLLECT_TIMEOUT_S = 30.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -57,15 +60,59 @@ class Result:
         return from_bytes(self.data)
 
 
-class BatchedCalls:
-    """Calls methods of a component behind a handle, which has `post` and `collect`; for one event loop.
+class Mail(Generic[T]):
+    """Items that wait until they are taken, all of them; for one event loop."""
+
+    def __init__(self) -> None:
+        self._items: list[T] = []
+        self._arrived = asyncio.Event()
+
+    def put(self, items: Iterable[T]) -> None:
+        """Add items."""
+        self._items += items
+        self._arrived.set()
+
+    async def take(self, timeout_s: float) -> list[T]:
+        """Return the items; wait for the first one, `timeout_s` at most."""
+        if not self._items:
+            self._arrived.clear()
+            waiting = asyncio.ensure_future(self._arrived.wait())
+            await asyncio.wait({waiting}, timeout=timeout_s)
+            waiting.cancel()
+        items, self._items = self._items, []
+        return items
+
+
+class Fetched:
+    """Carries the calls of a process that may open none: the component fetches them, and brings the results.
 
     Args:
-        handle: of the component.
+        name: of the component, for messages.
     """
 
-    def __init__(self, handle: Handle) -> None:
-        self._handle = handle
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.calls: Mail[Call] = Mail()
+        self.results: Mail[Result] = Mail()
+
+    async def post(self, caller: str, calls: Sequence[Call]) -> None:
+        """Keep the calls until they are fetched."""
+        self.calls.put(calls)
+
+    async def collect(self, caller: str, timeout_s: float) -> list[Result]:
+        """Return what was brought."""
+        return await self.results.take(timeout_s)
+
+
+class BatchedCalls:
+    """Calls methods of a component; for one event loop.
+
+    Args:
+        carrier: brings the calls there: the handle of a component that has a `BatchedHost`, or what it fetches from.
+    """
+
+    def __init__(self, carrier: Handle | Fetched) -> None:
+        self._carrier = carrier
         self._caller = uuid.uuid4().hex
         self._numbers = itertools.count()
         self._new: list[Call] = []
@@ -96,7 +143,7 @@ class BatchedCalls:
         for task in (self._sending, self._collecting):
             if task is not None:
                 task.cancel()
-        self._fail([Call(number, "") for number in self._waiting], ActorDiedError(f"{self._handle.name} was ended"))
+        self._fail([Call(number, "") for number in self._waiting], ActorDiedError(f"{self._carrier.name} was ended"))
 
     def _put(self, call: Call) -> None:
         self._new.append(call)
@@ -109,7 +156,7 @@ class BatchedCalls:
         while self._new:
             calls, self._new = self._new, []
             try:
-                await self._handle.post(self._caller, calls)
+                await self._carrier.post(self._caller, calls)
             except ActorDiedError as error:
                 self._fail(calls, error)
             except Exception:  # noqa: BLE001 - what cannot travel is the fault of one of them
@@ -118,7 +165,7 @@ class BatchedCalls:
 
     async def _send_alone(self, call: Call) -> None:
         try:
-            await self._handle.post(self._caller, [call])
+            await self._carrier.post(self._caller, [call])
         except Exception as error:  # noqa: BLE001 - its caller handles it
             self._fail([call], error)
 
@@ -126,7 +173,7 @@ class BatchedCalls:
         # The callers have the deadlines.
         while self._waiting:
             try:
-                results: Sequence[Result] = await self._handle.collect(self._caller, COLLECT_TIMEOUT_S)
+                results: Sequence[Result] = await self._carrier.collect(self._caller, COLLECT_TIMEOUT_S)
             except Exception as error:  # noqa: BLE001 - all who wait handle it
                 self._fail([Call(number, "") for number in self._waiting], error)
                 return
@@ -161,8 +208,7 @@ class BatchedHost:
         self._component = component
         self._name = name
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
-        self._results: dict[str, list[Result]] = {}
-        self._arrived: dict[str, asyncio.Event] = {}
+        self._results: defaultdict[str, Mail[Result]] = defaultdict(Mail)
 
     async def post(self, caller: str, calls: Sequence[Call]) -> None:
         """Begin the calls, or cancel them."""
@@ -175,13 +221,12 @@ class BatchedHost:
 
     async def collect(self, caller: str, timeout_s: float) -> list[Result]:
         """Return the results that have come; wait for the first one, `timeout_s` at most."""
-        arrived = self._arrived.setdefault(caller, asyncio.Event())
-        if not self._results.get(caller):
-            waiting = asyncio.ensure_future(arrived.wait())
-            await asyncio.wait({waiting}, timeout=timeout_s)
-            waiting.cancel()
-        arrived.clear()
-        return self._results.pop(caller, [])
+        return await self._results[caller].take(timeout_s)
+
+    def close(self) -> None:
+        """Cancel the calls under way."""
+        for task in list(self._tasks.values()):
+            task.cancel()
 
     async def _perform(self, caller: str, call: Call) -> None:
         try:
@@ -193,5 +238,4 @@ class BatchedHost:
             result = Result(call.number, failure=Failure.of(error, self._name))
         finally:
             del self._tasks[caller, call.number]
-        self._results.setdefault(caller, []).append(result)
-        self._arrived.setdefault(caller, asyncio.Event()).set()
+        self._results[caller].put([result])

@@ -9,9 +9,7 @@ Dimension key: N = tokens of a sequence but the first.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from jaxtyping import Float
@@ -25,109 +23,24 @@ from trinity.common.weights import Ticket
 from trinity.common.workflows.task import Task
 from trinity.explorer.outcome import Outcome
 from trinity.explorer.runner import WorkflowRunner
-from trinity.runtime.batched import BatchedHost, Call, Result
-from trinity.runtime.failure import Failure
+from trinity.runtime.batched import BatchedCalls, BatchedHost, Call, Fetched, Result
 
 NO_DEADLINE_S = 1e9
 VOCABULARY_TIMEOUT_S = 60.0
 
 
-@dataclass(frozen=True)
-class EngineCall:
-    """A call to an engine, on its way to the parent.
-
-    Attributes:
-        number: of the call.
-        engine: 0 for the rollout model, then the auxiliary models.
-        method: of the engine; empty for a call that nobody waits for any more.
-        args: positional arguments.
-        kwargs: arguments by name.
-    """
-
-    number: int
-    engine: int
-    method: str
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class EngineAnswer:
-    """The answer to an engine call, on its way back.
-
-    Attributes:
-        number: of the call.
-        engine: that answered.
-        version: of the weights that the engine serves now.
-        value: what it returned.
-        failure: what it raised; None where it returned.
-    """
-
-    number: int
-    engine: int
-    version: int
-    value: Any = None
-    failure: Failure | None = None
-
-
-class Calls:
-    """Calls that wait to be fetched, and those that wait for their answers; for one event loop."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count()
-        self._new: list[EngineCall] = []
-        self._answers: dict[int, asyncio.Future[Any]] = {}
-        self._arrived = asyncio.Event()
-
-    async def ask(self, engine: int, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return what the parent answers; the engine and the attempt have the deadlines."""
-        number = next(self._numbers)
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
-        self._tell(EngineCall(number, engine, method, args, kwargs))
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            self._tell(EngineCall(number, engine, ""))
-            raise
-        finally:
-            del self._answers[number]
-
-    async def fetch(self, timeout_s: float) -> list[EngineCall]:
-        """Return the new calls; none if none comes within `timeout_s`."""
-        if not self._new:
-            self._arrived.clear()
-            waiting = asyncio.ensure_future(self._arrived.wait())
-            await asyncio.wait({waiting}, timeout=timeout_s)
-            waiting.cancel()
-        new, self._new = self._new, []
-        return new
-
-    def answer(self, number: int, value: Any, error: BaseException | None) -> None:
-        """Give a call its answer, unless nobody waits for it any more."""
-        waiting = self._answers.get(number)
-        if waiting is None or waiting.done():
-            return
-        if error is not None:
-            waiting.set_exception(error)
-        else:
-            waiting.set_result(value)
-
-    def _tell(self, call: EngineCall) -> None:
-        self._new.append(call)
-        self._arrived.set()
-
-
 class DistantEngine:
     """An engine beyond the parent; see `trinity.common.models.model.InferenceModel`."""
 
-    def __init__(self, calls: Calls, index: int) -> None:
+    def __init__(self, calls: BatchedCalls, index: int) -> None:
         self.model_version = 0
         self._calls = calls
         self._index = index
         self._loop = asyncio.get_running_loop()
 
     async def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return await self._calls.ask(self._index, method, args, kwargs)
+        self.model_version, value = await self._calls.call("ask", self._index, method, args, kwargs)
+        return value
 
     async def prepare(self) -> None:
         """Do nothing: the parent prepares its engines."""
@@ -221,7 +134,8 @@ class RunnerProcess:
     def __init__(self, config: Config, *, engine_count: int) -> None:
         self._config = config
         self._count = engine_count
-        self._calls = Calls()
+        self._parent = Fetched("the engines")
+        self._calls = BatchedCalls(self._parent)
         self._engines: list[DistantEngine] = []
         self._runners: dict[str, WorkflowRunner] = {}
         self._batched = BatchedHost(self, "a runner")
@@ -253,16 +167,13 @@ class RunnerProcess:
         """Return the outcomes that have come; see `BatchedCalls`."""
         return await self._batched.collect(caller, timeout_s)
 
-    async def fetch(self, timeout_s: float) -> list[EngineCall]:
+    async def fetch(self, timeout_s: float) -> list[Call]:
         """Return the engine calls that wait for the parent."""
-        return await self._calls.fetch(timeout_s)
+        return await self._parent.calls.take(timeout_s)
 
-    async def answer(self, answers: Sequence[EngineAnswer]) -> None:
+    async def answer(self, results: Sequence[Result]) -> None:
         """Give engine calls their answers."""
-        for answer in answers:
-            self._engines[answer.engine].model_version = answer.version
-            error = None if answer.failure is None else answer.failure.error()
-            self._calls.answer(answer.number, answer.value, error)
+        self._parent.results.put(results)
 
     async def is_alive(self) -> bool:
         """Return True, if the event loop of the process is free to say so."""

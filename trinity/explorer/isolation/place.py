@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from trinity.common.config import Config
 from trinity.common.errors import WorkflowError
@@ -42,7 +43,7 @@ class RunnerPlace:
         self._runtime = runtime
         self._numbers = itertools.count()
         self._slots = itertools.count()
-        self._alone: set[SharedProcess] = set()
+        self._alive: set[SharedProcess] = set()
         each = config.explorer.runners_per_process
         count = min(runner_count, runtime.core_count) if each is None else -(-runner_count // each)
         self._processes = [self._new() for _ in range(count)]
@@ -71,28 +72,43 @@ class RunnerPlace:
 
     def alone(self) -> SharedProcess:
         """Return a new process for one runner."""
-        process = self._new()
-        self._alone.add(process)
-        return process
+        return self._new()
 
     def retire(self, process: SharedProcess) -> bool:
         """Let a process end once its attempts have ended; return False if somebody did so before."""
         is_first = not process.is_retired
         process.retire()
-        self._alone.discard(process)
         return is_first
 
     async def lose(self, process: SharedProcess) -> bool:
         """Kill a process and all that is under way in it; return False if somebody did so before."""
         is_first = not process.is_retired
-        self._alone.discard(process)
         await process.kill()
         return is_first
 
+    def forget(self, process: SharedProcess) -> None:
+        """Leave out of `close` a process that has ended."""
+        self._alive.discard(process)
+
     def close(self) -> None:
-        """Let all processes end; wait for nothing."""
-        for process in (*self._processes, *self._alone):
+        """Let all processes end, also those that are retired and still at work; wait for nothing."""
+        for process in list(self._alive):
             process.close()
+
+    async def ask(self, engine: int, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, Any]:
+        """Return the version of the weights that an engine serves now, and what its method returns.
+
+        Args:
+            engine: 0 for the rollout model, then the auxiliary models.
+            method: of the engine.
+            args: positional arguments.
+            kwargs: arguments by name.
+        """
+        asked = self.engines[engine]
+        value = getattr(asked, method)(*args, **kwargs)
+        if inspect.isawaitable(value):
+            value = await value
+        return asked.model_version, value
 
     async def start(self, name: str) -> Handle:
         """Return the process of runners called `name`, ready for work.
@@ -126,4 +142,6 @@ class RunnerPlace:
         ) from failure
 
     def _new(self) -> SharedProcess:
-        return SharedProcess(f"runners_{next(self._numbers)}", self)
+        process = SharedProcess(f"runners_{next(self._numbers)}", self)
+        self._alive.add(process)
+        return process

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trinity.common.errors import DeadlineError
 from trinity.common.workflows.task import Task
-from trinity.explorer.isolation.child import EngineAnswer, EngineCall
 from trinity.explorer.outcome import Outcome
 from trinity.runtime.base import ActorDiedError, Handle
-from trinity.runtime.batched import BatchedCalls
-from trinity.runtime.failure import Failure
+from trinity.runtime.batched import COLLECT_TIMEOUT_S, BatchedCalls, BatchedHost, Call
 from trinity.utils.deadline import bounded
 from trinity.utils.log import get_logger
 
@@ -22,8 +18,7 @@ if TYPE_CHECKING:
 
 logger = get_logger("explorer")
 
-FETCH_TIMEOUT_S = 30.0
-FETCH_GRACE_S = 30.0
+GRACE_S = 30.0
 SIGN_OF_LIFE_S = 1.0
 """Seconds in which a process with a late attempt says that others can go on in it."""
 
@@ -45,11 +40,9 @@ class SharedProcess:
         self._under_way = 0
         self._starting: asyncio.Task[Handle] | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._serving: set[asyncio.Task[None]] = set()
-        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._serving: asyncio.Task[None] | None = None
         self._attempts: BatchedCalls | None = None
-        self._answers: list[EngineAnswer] = []
-        self._answered = asyncio.Event()
+        self._engines = BatchedHost(place, "the engines")
 
     # --------------------------------------------------------------------- life
     async def ready(self) -> Handle:
@@ -71,8 +64,7 @@ class SharedProcess:
     async def _start(self) -> Handle:
         handle = await self._place.start(self.name)
         self._attempts = BatchedCalls(handle)
-        for work in (self._serve(handle), self._send(handle)):
-            self._keep(asyncio.ensure_future(work))
+        self._serving = asyncio.ensure_future(self._serve(handle))
         return handle
 
     @property
@@ -93,19 +85,21 @@ class SharedProcess:
         self.is_retired = self.is_killed = True
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
+        self._engines.close()
         if self._started is not None:
             await self._started.kill()
-        self._stop_serving()
+        self._place.forget(self)
 
     def close(self) -> None:
         """Let the process end; wait for nothing."""
         self.is_retired = True
         if self._started is not None:
             self._started.let_go()
-        for task in (self._starting, self._ending):
+        for task in (self._starting, self._ending, self._serving):
             if task is not None:
                 task.cancel()
-        self._stop_serving()
+        if self._attempts is not None:
+            self._attempts.close()
 
     @property
     def is_shared(self) -> bool:
@@ -151,68 +145,41 @@ class SharedProcess:
 
     # ------------------------------------------------------------- engine calls
     async def _serve(self, handle: Handle) -> None:
-        """Take the engine calls of the process until it is gone."""
-        timeout_s = self._place.config.explorer.max_timeout
+        """Take the engine calls of the process, and bring it the answers, until it is gone."""
+        fetching = asyncio.ensure_future(self._fetch(handle))
+        bringing = asyncio.ensure_future(self._bring(handle))
         try:
-            while True:
-                calls: Sequence[EngineCall] = await bounded(
-                    handle.fetch(FETCH_TIMEOUT_S),
-                    FETCH_TIMEOUT_S + FETCH_GRACE_S + timeout_s,
-                    what=f"{self.name} to say what it asks of the engines",
-                    setting="explorer.max_timeout",
-                )
-                for call in calls:
-                    if call.method:
-                        self._calls[call.number] = self._keep(asyncio.ensure_future(self._answer(call)))
-                    elif call.number in self._calls:
-                        self._calls[call.number].cancel()
-        except ActorDiedError:
-            self._stop_serving()  # its attempts fail by themselves
-        except DeadlineError as error:
-            logger.warning("%s", error)
+            await asyncio.wait((fetching, bringing), return_when=asyncio.FIRST_COMPLETED)
+            ended = fetching if fetching.done() else bringing
+            error = ended.exception()
+        finally:
+            fetching.cancel()
+            bringing.cancel()
+            self._engines.close()
+        if not isinstance(error, ActorDiedError):  # otherwise its attempts fail by themselves, with the cause
+            logger.warning("%s does not answer: %s", self.name, error)
             await self._place.lose(self)
 
-    async def _answer(self, call: EngineCall) -> None:
-        engine = self._place.engines[call.engine]
-        value, failure = None, None
-        try:
-            value = getattr(engine, call.method)(*call.args, **(call.kwargs or {}))
-            if inspect.isawaitable(value):
-                value = await value
-        except Exception as error:  # noqa: BLE001 - it is the workflow's to handle
-            failure = Failure.of(error, "the engine")
-        finally:
-            self._calls.pop(call.number, None)
-        self._answers.append(EngineAnswer(call.number, call.engine, engine.model_version, value, failure))
-        self._answered.set()
-
-    async def _send(self, handle: Handle) -> None:
-        """Bring the engines' answers, all that have come while the last ones were on their way."""
+    async def _fetch(self, handle: Handle) -> None:
         while True:
-            await self._answered.wait()
-            self._answered.clear()
-            answers, self._answers = self._answers, []
-            try:
+            calls: Sequence[Call] = await bounded(
+                handle.fetch(COLLECT_TIMEOUT_S),
+                COLLECT_TIMEOUT_S + self._grace_s,
+                what=f"{self.name} to say what it asks of the engines",
+                setting="explorer.max_timeout",
+            )
+            await self._engines.post(self.name, calls)
+
+    async def _bring(self, handle: Handle) -> None:
+        while True:
+            if results := await self._engines.collect(self.name, COLLECT_TIMEOUT_S):
                 await bounded(
-                    handle.answer(answers),
-                    self._place.config.explorer.max_timeout + FETCH_GRACE_S,
+                    handle.answer(results),
+                    self._grace_s,
                     what=f"{self.name} to take the engines' answers",
                     setting="explorer.max_timeout",
                 )
-            except ActorDiedError:
-                return
-            except DeadlineError as error:
-                logger.warning("%s", error)
-                await self._place.lose(self)
-                return
 
-    def _stop_serving(self) -> None:
-        if self._attempts is not None:
-            self._attempts.close()
-        for task in list(self._serving):
-            task.cancel()
-
-    def _keep(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
-        return task
+    @property
+    def _grace_s(self) -> float:
+        return GRACE_S + self._place.config.explorer.max_timeout
