@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.imports import cycles, imports
 from tests.yardstick import import_seconds
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,6 +75,20 @@ def test_a_breach_is_found(source: str) -> None:
 
 def test_tensors_may_be_loaded_and_models_may_be_put_into_eval_mode() -> None:
     assert breaches("torch.load(path, weights_only=True)\nmodel.eval()\nsubprocess.run(['ls'])") == []
+
+
+def test_no_modules_import_each_other_not_even_for_the_type_checker() -> None:
+    assert cycles(imports(ROOT / "trinity")) == []
+
+
+def test_a_cycle_for_the_type_checker_is_found(tmp_path: Path) -> None:
+    package = tmp_path / "house"
+    package.mkdir()
+    (package / "a.py").write_text("if TYPE_CHECKING:\n    from house.b import B\n")
+    (package / "b.py").write_text("from house import c\n")
+    (package / "c.py").write_text("import house.a\n")
+    (package / "d.py").write_text("from house.a import A\n\ndef f():\n    import house.d\n")
+    assert cycles(imports(package)) == [["house.a", "house.b", "house.c"]]
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:

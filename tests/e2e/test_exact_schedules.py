@@ -23,7 +23,7 @@ COMMON = (
     "stages[1].trainer.trainer_config.actor_rollout_ref.actor.ppo_epochs=2",
     "stages[1].buffer.explorer_input.taskset.data_selector.selector_type=shuffle",
 )
-OFFSET = ("stages[1].synchronizer.sync_offset=1",)
+OFFSET = ("stages[1].synchronizer.sync_offset=1", "stages[1].explorer.name=walker")
 INTERVALS = (
     "stages[1].synchronizer.explorer_sync_interval=2",
     "stages[1].synchronizer.trainer_sync_interval=4",

@@ -98,7 +98,7 @@ def test_bench_evaluates_every_checkpoint_or_the_latest(parts: Parts, caplog: py
 def test_a_live_name_a_whole_job_and_another_shape_of_run_are_refused(parts: Parts, tmp_path: Path):
     held = JobLock(parts.job, "explorer", command="trinity run --config explorer.yaml")
     try:
-        with pytest.raises(AlreadyRunningError, match="live component named 'explorer' already .pid") as again:
+        with pytest.raises(AlreadyRunningError, match="live part named 'explorer' already .pid") as again:
             parts.run("explorer")
         assert (again.value.code, again.value.exit_code) == ("E8002", ExitCode.ALREADY_RUNNING)
         with pytest.raises(AlreadyRunningError, match="explorer: pid") as whole:

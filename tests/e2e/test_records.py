@@ -104,3 +104,11 @@ def test_a_start_that_failed_binds_the_next_one_to_nothing(
         derived = ("explorer.runner_isolation", "trainer.trainer_config.actor_rollout_ref.actor.data_loader_seed")
         parts.run("explorer", *shape, *more, accept=("seed", *derived))
     assert config_file(parts.job, component).read_text() == kept, "what was learnt was learnt with these values"
+
+
+def test_a_checkpoint_says_where_the_explorer_stands_whatever_its_name(tmp_path: Path) -> None:
+    run = TinyRun(tmp_path).change(explorer__name="walker", deterministic=True)
+    end = run.finish()
+    assert end.status == 0, end.output
+    places = [json.loads(file.read_text()) for file in sorted(run.job.glob("global_step_*/explorer.json"))]
+    assert [place["explore_step"] for place in places] == [1, 2]

@@ -17,11 +17,12 @@ from trinity.common.config import Config
 from trinity.common.experience import Experience
 from trinity.common.models import create_inference_model
 from trinity.explorer.assembly import experience_buffer, store_scope
-from trinity.explorer.explorer import Explorer, ExploreSummary
+from trinity.explorer.explorer import Explorer
+from trinity.explorer.steps import ExploreSummary
 from trinity.monitor.monitor import Monitor
+from trinity.synchronizer.local import LocalSynchronizer
 from trinity.synchronizer.publisher import Publisher
 from trinity.synchronizer.schedule import schedule_of
-from trinity.synchronizer.synchronizer import Synchronizer
 from trinity.synchronizer.transport import MemoryTransport
 
 QUESTIONS = ["1+1=", "12+34=", "abc", "9*9=", "hello", "x", "5-4=?", "zz"]
@@ -93,7 +94,7 @@ class Job:
 
     async def _run(self, resume: Path | None) -> ExploreSummary:
         config = self.config()
-        synchronizer = Synchronizer(schedule_of(config), timeout_s=config.synchronizer.sync_timeout)
+        synchronizer = LocalSynchronizer(schedule_of(config), timeout_s=config.synchronizer.sync_timeout)
         monitor = Monitor(self.folder, project="p", name="n", actor="explorer", monitor_type=None)
         engine = create_inference_model(config)
         with ExperienceStore(f"sqlite:///{self.folder}/experience.db") as store:
@@ -105,7 +106,7 @@ class Job:
                 version = explorer.state.model_version
                 if version:
                     await engine.update_weights(self.weights(version), version=version)
-                await synchronizer.restore(version, explorer.state.as_json(), tickets=[])
+                await synchronizer.restore(version, explorer.state.as_json(), tickets=[], explorer="explorer")
             try:
                 await explorer.prepare()
                 exploring = asyncio.create_task(explorer.explore())
@@ -119,7 +120,7 @@ class Job:
                 await engine.shutdown()
                 monitor.close()
 
-    async def _train(self, store: ExperienceStore, synchronizer: Synchronizer, explorer: Explorer) -> None:
+    async def _train(self, store: ExperienceStore, synchronizer: LocalSynchronizer, explorer: Explorer) -> None:
         config = explorer.config
         step, publisher = explorer.state.model_version, Publisher(synchronizer, MemoryTransport())
         token = store.open_consumer(experience_buffer(config), "trainer", cut=step, **store_scope(config))
@@ -132,7 +133,7 @@ class Job:
             step += 1
             store.commit_step(token, step, [e.eid.uid for e in batch.experiences])
             self.seen.append(batch.experiences)
-            state = await synchronizer.explorer_state()
+            state = await synchronizer.explorer_state(explorer="explorer")
             assert state is not None
             self.snapshots.append(state)
             await publisher.publish(step, self.weights(step))

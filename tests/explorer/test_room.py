@@ -11,10 +11,11 @@ import pytest
 from tests.buffer.store.oracle import BUFFER, CONSUMER, PRODUCER, RUN, experience, uids
 from trinity.buffer.store import ExperienceStore
 from trinity.common.errors import DeadlineError
+from trinity.explorer.producer import Producer
 from trinity.explorer.room import wait_for_room
 from trinity.runtime.worker_thread import WorkerThread
+from trinity.synchronizer.local import LocalSynchronizer
 from trinity.synchronizer.schedule import FixedSchedule
-from trinity.synchronizer.synchronizer import Synchronizer
 
 
 @pytest.fixture
@@ -27,18 +28,17 @@ def full(tmp_path: Path):
         yield store
 
 
-async def waited(store: ExperienceStore, synchronizer: Synchronizer, *, timeout_s: float) -> float:
+async def waited(store: ExperienceStore, synchronizer: LocalSynchronizer, *, timeout_s: float) -> float:
     io = WorkerThread("io")
     try:
-        return await wait_for_room(
-            store, (BUFFER, PRODUCER), {"run": RUN}, io=io, synchronizer=synchronizer, timeout_s=timeout_s
-        )
+        producer = Producer(store, io.call, buffer=BUFFER, name=PRODUCER, scope={"run": RUN})
+        return await wait_for_room(producer, synchronizer, timeout_s=timeout_s)
     finally:
         io.close()
 
 
-def synchronizer() -> Synchronizer:
-    return Synchronizer(FixedSchedule(), timeout_s=60)
+def synchronizer() -> LocalSynchronizer:
+    return LocalSynchronizer(FixedSchedule(), timeout_s=60)
 
 
 def test_a_queue_that_stays_full_is_an_error_with_the_settings(full: ExperienceStore) -> None:

@@ -20,7 +20,7 @@ from trinity.synchronizer.publisher import Publisher
 from trinity.synchronizer.served import ServedWeights
 from trinity.synchronizer.transport import CheckpointTransport
 from trinity.trainer.verl.loading import checkpoint_weights
-from trinity.utils.locks import FileLock, component_lock, is_held, note_of
+from trinity.utils.locks import FileLock, is_held, note_of, part_lock
 
 SCOPE = {"run": "p/n", "stage": ""}
 WEIGHTS = {"w": torch.arange(4.0)}
@@ -50,20 +50,20 @@ def test_versions_reach_another_side_and_a_restart_takes_back_what_was_lost(tmp_
     async def run() -> None:
         trainer, explorer = side(tmp_path, store, "trainer"), side(tmp_path, store)
         publisher = Publisher(trainer, CheckpointTransport(tmp_path))
-        await publisher.restore(0, None, weights={})
-        waiting = asyncio.ensure_future(explorer.wait_for_version(2))
+        await publisher.restore(0, None, weights={}, explorer="explorer")
+        waiting = asyncio.ensure_future(explorer.wait_for_version(2, explorer="explorer"))
         for version in (2, 4, 6):
             await publisher.publish(version, {"w": WEIGHTS["w"] + version})
         assert await waiting >= 2 and await explorer.newest_version() == 6
         assert publisher.transport.versions() == [4, 6], "an explorer may be about to read the one before"
-        assert (await explorer.fetch(6)).version == 6
+        assert (await explorer.fetch(6, explorer="explorer")).version == 6
         with pytest.raises(SyncError, match=r"versions at hand: \[4, 6\]"):
-            await explorer.fetch(2)
-        await publisher.restore(4, None, weights={4: WEIGHTS})
+            await explorer.fetch(2, explorer="explorer")
+        await publisher.restore(4, None, weights={4: WEIGHTS}, explorer="explorer")
         assert await explorer.newest_version() == 4 and publisher.transport.versions() == [4]
         assert not await explorer.is_trainer_finished()
         await trainer.finish_trainer()
-        assert await explorer.wait_for_version(100) == await explorer.wait_for_trainer() == 4
+        assert await explorer.wait_for_version(100, explorer="explorer") == await explorer.wait_for_trainer() == 4
 
     asyncio.run(run())
 
@@ -81,7 +81,7 @@ def test_a_number_that_a_rewound_trainer_gives_again_brings_the_new_weights(
             await publisher.publish(version, {"w": WEIGHTS["w"] * by})
 
         lost = Publisher(side(tmp_path, store, "trainer"), CheckpointTransport(tmp_path, is_delta=is_delta))
-        await lost.restore(0, None, weights={})
+        await lost.restore(0, None, weights={}, explorer="explorer")
         for version in (2, 4, 6):
             await publish(lost, version, version)
         await served.take_newest()
@@ -89,15 +89,17 @@ def test_a_number_that_a_rewound_trainer_gives_again_brings_the_new_weights(
 
         # Killed, and continued from an older checkpoint; the explorer looks only when the number is there again.
         again = Publisher(side(tmp_path, store, "trainer"), CheckpointTransport(tmp_path, is_delta=is_delta))
-        await again.restore(kept, None, weights={kept: {"w": WEIGHTS["w"] * kept}})
+        await again.restore(kept, None, weights={kept: {"w": WEIGHTS["w"] * kept}}, explorer="explorer")
         for version in range(kept + 2, 8, 2):
             await publish(again, version, version + 100)
         await served.take_newest()
         assert engine.model_version == 6 and torch.equal(engine.weights["w"], WEIGHTS["w"] * 106)
-        assert await served.take_newest() == {}, "what it serves is not read again"
+        assert served.pop_times()["perf/sync_bytes"] > 0
+        await served.take_newest()
+        assert served.pop_times() == {}, "what it serves is not read again"
 
         # And back behind all that was published: the explorer does not go on with what is lost.
-        await again.restore(kept, None, weights={kept: {"w": WEIGHTS["w"] * kept}})
+        await again.restore(kept, None, weights={kept: {"w": WEIGHTS["w"] * kept}}, explorer="explorer")
         await served.take_newest()
         assert engine.model_version == kept and torch.equal(engine.weights["w"], WEIGHTS["w"] * kept)
 
@@ -116,18 +118,18 @@ def test_a_wait_ends_at_its_deadline_and_says_that_nobody_is_there(
     async def run() -> None:
         explorer = side(tmp_path, store, timeout_s=0.2)
         with pytest.raises(SyncError, match="waiting for version 2 .*no trainer is running.*sync_timeout") as found:
-            await explorer.wait_for_version(2)
+            await explorer.wait_for_version(2, explorer="explorer")
         assert found.value.code == "E5501"
-        lock = component_lock(tmp_path, "trainer")
+        lock = part_lock(tmp_path, "trainer")
         lock.parent.mkdir()
         held = FileLock(lock, note="trinity run --config trainer.yaml")
-        await side(tmp_path, store, "trainer").restore(0, None, tickets=())
+        await side(tmp_path, store, "trainer").restore(0, None, tickets=(), explorer="explorer")
         with pytest.raises(SyncError, match="it is running"):
-            await explorer.wait_for_version(2)
+            await explorer.wait_for_version(2, explorer="explorer")
         held.release()
         explorer.timeout_s = 1.5
         with caplog.at_level(logging.WARNING), pytest.raises(SyncError):
-            await explorer.wait_for_version(2)
+            await explorer.wait_for_version(2, explorer="explorer")
         assert caplog.text.count("start it again: trinity run --config trainer.yaml") == 1
         (tmp_path / STATE_FILE).write_text('{"version": 2')
         with pytest.raises(SyncError, match="start the trainer again") as torn:
@@ -140,10 +142,10 @@ def test_a_wait_ends_at_its_deadline_and_says_that_nobody_is_there(
 def test_an_explorer_that_starts_is_waited_for_and_other_components_are_not(tmp_path: Path, store: ExperienceStore):
     async def run() -> None:
         trainer = side(tmp_path, store, "trainer")
-        component_lock(tmp_path, "").parent.mkdir()
-        held = [FileLock(component_lock(tmp_path, name)) for name in ("trainer", "bench")]
+        part_lock(tmp_path, "").parent.mkdir()
+        held = [FileLock(part_lock(tmp_path, name)) for name in ("trainer", "bench")]
         assert not await trainer.is_explorer_starting()
-        held.append(FileLock(component_lock(tmp_path, "late"), note="come back"))
+        held.append(FileLock(part_lock(tmp_path, "late"), note="come back"))
         assert await trainer.is_explorer_starting() and not await trainer.is_explorer_finished()
         store.open_producer("b", "late", **SCOPE)
         assert not await trainer.is_explorer_starting()
@@ -151,9 +153,7 @@ def test_an_explorer_that_starts_is_waited_for_and_other_components_are_not(tmp_
         assert await trainer.is_explorer_finished()
         for lock in held:
             lock.release()
-        assert (
-            not is_held(component_lock(tmp_path, "late")) and note_of(component_lock(tmp_path, "late")) == "come back"
-        )
+        assert not is_held(part_lock(tmp_path, "late")) and note_of(part_lock(tmp_path, "late")) == "come back"
 
     asyncio.run(run())
 

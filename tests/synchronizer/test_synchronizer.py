@@ -15,9 +15,10 @@ import torch
 from trinity.common.errors import SyncError
 from trinity.common.weights import Ticket, receive, update_from
 from trinity.common.weights.files import reading
+from trinity.synchronizer.local import LocalSynchronizer
 from trinity.synchronizer.publisher import Publisher
 from trinity.synchronizer.schedule import FixedSchedule
-from trinity.synchronizer.synchronizer import Synchronizer, pull_weights
+from trinity.synchronizer.served import pull_weights
 from trinity.synchronizer.transport import LATEST_FILE, CheckpointTransport, MemoryTransport, Transport
 
 
@@ -36,8 +37,8 @@ class WeightHolder:
         await update_from(ticket, self, timeout_s=5.0)
 
 
-def make(timeout_s: float = 5.0, **schedule: int) -> Synchronizer:
-    return Synchronizer(FixedSchedule(**schedule), timeout_s=timeout_s)
+def make(timeout_s: float = 5.0, **schedule: int) -> LocalSynchronizer:
+    return LocalSynchronizer(FixedSchedule(**schedule), timeout_s=timeout_s)
 
 
 @pytest.fixture(params=["memory", "checkpoint"])
@@ -53,11 +54,11 @@ def test_explorer_gets_exactly_the_published_values_at_every_version(transport: 
         async def explore() -> None:
             for step in range(1, 6):
                 version = synchronizer.schedule.version_for(step)
-                await synchronizer.wait_for_version(version)
+                await synchronizer.wait_for_version(version, explorer="explorer")
                 if version:
-                    await pull_weights(synchronizer, engine, version)
+                    await pull_weights(synchronizer, engine, version, explorer="explorer")
                     seen.append(engine.weights["w"][0].item())
-                await synchronizer.report_explorer({"explore_step": step})
+                await synchronizer.report_explorer({"explore_step": step}, explorer="explorer")
 
         async def train() -> None:
             for step in range(1, 5):
@@ -77,7 +78,7 @@ def test_a_published_version_does_not_change_when_training_goes_on(transport: Tr
         synchronizer, engine, live = make(offset=1), WeightHolder(), {"w": torch.ones(2)}
         await Publisher(synchronizer, transport).publish(1, live)
         live["w"] += 41
-        await pull_weights(synchronizer, engine, 1)
+        await pull_weights(synchronizer, engine, 1, explorer="explorer")
         return engine.weights["w"][0].item()
 
     assert asyncio.run(scenario()) == 1.0
@@ -85,7 +86,7 @@ def test_a_published_version_does_not_change_when_training_goes_on(transport: Tr
 
 def test_waiting_for_a_version_that_never_comes_ends_at_the_deadline_and_names_the_setting():
     async def scenario() -> None:
-        await make(timeout_s=0.05).wait_for_version(3)
+        await make(timeout_s=0.05).wait_for_version(3, explorer="explorer")
 
     with pytest.raises(SyncError, match=r"0\.05 s waiting for version 3.*synchronizer\.sync_timeout"):
         asyncio.run(scenario())
@@ -94,7 +95,7 @@ def test_waiting_for_a_version_that_never_comes_ends_at_the_deadline_and_names_t
 def test_publishing_to_an_explorer_that_dies_while_loading_ends_at_the_deadline():
     async def scenario() -> None:
         synchronizer = make(timeout_s=0.1)
-        waiting = asyncio.create_task(synchronizer.wait_for_version(1))
+        waiting = asyncio.create_task(synchronizer.wait_for_version(1, explorer="explorer"))
         await asyncio.sleep(0)
         await asyncio.gather(waiting, Publisher(synchronizer, MemoryTransport()).publish(1, {"w": torch.ones(1)}))
 
@@ -105,7 +106,7 @@ def test_publishing_to_an_explorer_that_dies_while_loading_ends_at_the_deadline(
 def test_a_finished_trainer_releases_an_explorer_that_waits():
     async def scenario() -> int:
         synchronizer = make()
-        waiting = asyncio.create_task(synchronizer.wait_for_version(7))
+        waiting = asyncio.create_task(synchronizer.wait_for_version(7, explorer="explorer"))
         await asyncio.sleep(0)
         await synchronizer.finish_trainer()
         return await waiting
@@ -123,7 +124,7 @@ def test_the_explorer_that_waits_for_the_end_can_load_the_last_version(transport
             await publisher.publish(step, live)
         await synchronizer.finish_trainer()
         version = await waiting
-        await pull_weights(synchronizer, engine, version)
+        await pull_weights(synchronizer, engine, version, explorer="explorer")
         return engine.weights["w"].item()
 
     assert asyncio.run(scenario()) == 3.0
@@ -135,7 +136,7 @@ def test_a_checkpoint_gets_the_versions_that_the_explorer_still_needs():
         publisher = Publisher(synchronizer, MemoryTransport())
         for step in (1, 2, 3, 4):
             await publisher.publish(step, {"w": torch.full((1,), float(step))})
-            await synchronizer.report_explorer({"explore_step": step})
+            await synchronizer.report_explorer({"explore_step": step}, explorer="explorer")
         return sorted(await publisher.served_weights(4))
 
     needed = asyncio.run(scenario())
@@ -146,10 +147,10 @@ def test_restoring_serves_the_same_versions_as_before():
     async def scenario() -> tuple[int, float]:
         synchronizer, engine = make(offset=1), WeightHolder()
         publisher = Publisher(synchronizer, MemoryTransport())
-        await publisher.restore(3, {"explore_step": 3}, weights={2: {"w": torch.full((1,), 2.0)}})
+        await publisher.restore(3, {"explore_step": 3}, weights={2: {"w": torch.full((1,), 2.0)}}, explorer="explorer")
         version = synchronizer.schedule.version_for(4)
-        newest = await synchronizer.wait_for_version(version)
-        await pull_weights(synchronizer, engine, version)
+        newest = await synchronizer.wait_for_version(version, explorer="explorer")
+        await pull_weights(synchronizer, engine, version, explorer="explorer")
         return newest, engine.weights["w"].item()
 
     assert asyncio.run(scenario()) == (3, 2.0)
@@ -190,7 +191,7 @@ def test_changed_weights_are_refused_and_the_engine_keeps_its_version(transport:
 
 
 def test_whoever_stops_waiting_for_a_lent_version_leaves_a_copy_to_the_next(transport: Transport):
-    class Impatient(Synchronizer):
+    class Impatient(LocalSynchronizer):
         async def is_awaited(self, version: int) -> bool:
             answer = await super().is_awaited(version)
             waiting.cancel()
@@ -200,11 +201,11 @@ def test_whoever_stops_waiting_for_a_lent_version_leaves_a_copy_to_the_next(tran
     async def scenario() -> float:
         nonlocal waiting
         synchronizer, engine, live = Impatient(FixedSchedule(), timeout_s=1.0), WeightHolder(), {"w": torch.ones(1)}
-        waiting = asyncio.create_task(synchronizer.wait_for_version(1))
+        waiting = asyncio.create_task(synchronizer.wait_for_version(1, explorer="explorer"))
         await asyncio.sleep(0)
         await Publisher(synchronizer, transport).publish(1, live)
         live["w"] += 1
-        await pull_weights(synchronizer, engine, 1)
+        await pull_weights(synchronizer, engine, 1, explorer="explorer")
         return engine.weights["w"].item()
 
     waiting: asyncio.Task[int]
@@ -217,11 +218,11 @@ def test_versions_before_a_lent_one_are_not_asked_for_by_a_checkpoint():
     async def scenario() -> dict[int, object]:
         synchronizer, engine = make(), WeightHolder()
         publisher = Publisher(synchronizer, MemoryTransport())
-        await publisher.restore(1, {"explore_step": 1}, weights={1: {"w": torch.ones(1)}})
+        await publisher.restore(1, {"explore_step": 1}, weights={1: {"w": torch.ones(1)}}, explorer="explorer")
 
         async def explore() -> None:
-            await synchronizer.wait_for_version(2)
-            await pull_weights(synchronizer, engine, 2)
+            await synchronizer.wait_for_version(2, explorer="explorer")
+            await pull_weights(synchronizer, engine, 2, explorer="explorer")
 
         exploring = asyncio.create_task(explore())
         await asyncio.sleep(0)

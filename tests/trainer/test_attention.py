@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from trinity.trainer.verl import attention, blockwise, flex
-from trinity.trainer.verl.attention import Rule, attend
+from trinity.trainer.verl.attention import attend
+from trinity.trainer.verl.attention_rule import Rule
 from trinity.trainer.verl.packing import Block, Packed
 
 LENGTHS = ((7, 7), (23, 9, 17), (300, 40, 3))

@@ -19,8 +19,8 @@ from trinity.common.config import Config
 from trinity.common.errors import CheckpointError, StarvedError
 from trinity.monitor.monitor import Monitor
 from trinity.runtime.local import LocalRuntime
+from trinity.synchronizer.local import LocalSynchronizer
 from trinity.synchronizer.schedule import schedule_of
-from trinity.synchronizer.synchronizer import Synchronizer
 from trinity.trainer.backend import LocalBackend
 from trinity.trainer.state import read_served_weights, read_trainer_state
 from trinity.trainer.trainer import Trainer, TrainSummary
@@ -38,7 +38,7 @@ class Run:
         self.job = Path(config.checkpoint_job_dir)
         self.job.mkdir(parents=True, exist_ok=True)
         self.store = ExperienceStore(f"sqlite:///{self.job / 'experience.db'}").open()
-        self.synchronizer = Synchronizer(schedule_of(config), timeout_s=10.0)
+        self.synchronizer = LocalSynchronizer(schedule_of(config), timeout_s=10.0)
         self.monitor = Monitor(self.job, project="p", name="n", actor="trainer", monitor_type=None)
         self.runtime = LocalRuntime()
         self.trainer = Trainer(
@@ -211,7 +211,7 @@ def test_stop_ends_a_publication_that_nobody_takes(make_config: Maker) -> None:
 
     def prepare(r: Run) -> None:
         r.explore(range(1, 5))
-        waiting.append(asyncio.get_running_loop().create_task(r.synchronizer.wait_for_version(1)))
+        waiting.append(asyncio.get_running_loop().create_task(r.synchronizer.wait_for_version(1, explorer="explorer")))
         waiting[0].add_done_callback(lambda _: r.trainer.request_stop())
 
     summary = run.train(prepare)
@@ -256,7 +256,7 @@ def test_weights_are_published_and_what_the_explorer_needs_is_saved(make_config:
 
     def prepare(r: Run) -> None:
         r.explore(range(1, 4))
-        asyncio.get_running_loop().create_task(r.synchronizer.report_explorer({"explore_step": 1}))
+        asyncio.get_running_loop().create_task(r.synchronizer.report_explorer({"explore_step": 1}, explorer="explorer"))
 
     summary = run.train(prepare)
     assert asyncio.run(run.synchronizer.newest_version()) == 3

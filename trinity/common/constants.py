@@ -13,6 +13,7 @@ LOG_LEVEL_ENV_VAR = "TRINITY_LOG_LEVEL"
 FAILPOINTS_ENV_VAR = "TRINITY_FAILPOINTS"
 
 SELECTOR_METRIC = "selector_metric"
+LORA_FOLDER = "lora_adapter"  # of a checkpoint whose trained part is an adapter
 
 
 class Mode(StrEnum):

@@ -6,21 +6,24 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from trinity.launch.side import Component, folder_synchronizer, logger, open_monitor
+from trinity.launch.side import ProcessSpec, Side, folder_synchronizer, logger, open_monitor
 from trinity.runtime.event_loop import LoopWatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from trinity.buffer.store import ExperienceStore
+    from trinity.common.config import Config
     from trinity.common.models.model import InferenceModel
-    from trinity.explorer.explorer import Explorer, ExploreSummary
+    from trinity.explorer.explorer import Explorer
     from trinity.explorer.isolation.place import RunnerPlace
+    from trinity.explorer.steps import ExploreSummary
+    from trinity.synchronizer.base import Synchronizer
 
 LOOP_GRACE_S = 10.0
 
 
-class ExplorerSide(Component):
+class ExplorerSide(Side):
     """Engines and explorer of one stage; knows nothing of the trainer but the synchronizer."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -29,6 +32,11 @@ class ExplorerSide(Component):
         self._explorer: Explorer | None = None
         self._place: RunnerPlace | None = None
         self._exploring: asyncio.Task[ExploreSummary] | None = None
+
+    @classmethod
+    def process(cls, config: Config) -> ProcessSpec:
+        """Return what the explorer asks of a process of its own; its engines have others."""
+        return ProcessSpec(config.explorer.name)
 
     @classmethod
     def load(cls) -> None:
@@ -43,8 +51,11 @@ class ExplorerSide(Component):
         assert self._explorer is not None, "prepare() comes first"
         return self._explorer
 
-    async def prepare(self) -> int | None:
+    async def prepare(self, synchronizer: Synchronizer | None = None) -> int | None:
         """Load the engines and prepare the explorer; return the explore steps of the whole run, None without an end.
+
+        Args:
+            synchronizer: between the sides, or a handle of it; None: they run apart and meet in the folder of the job.
 
         Raises:
             TrinityError: a model, a dataset or the store cannot be used.
@@ -58,7 +69,7 @@ class ExplorerSide(Component):
         if self._store is None:
             self._store = open_store(config)
         await asyncio.to_thread(self._complete_backup, self._store)
-        synchronizer = self.synchronizer or folder_synchronizer(config, self._store)
+        synchronizer = synchronizer or folder_synchronizer(config, self._store)
         engine = create_inference_model(config, self.runtime)
         self._engines = [engine, *create_auxiliary_models(config, self.runtime)]
         self._place = runner_place(config, engine, self._engines[1:], self.runtime)

@@ -15,7 +15,7 @@ from trinity.common.constants import TRAINER
 from trinity.common.errors import AlreadyRunningError, CheckpointError, EnvironmentProblem, ExitCode, TrinityError
 from trinity.runtime.leaving import last_words
 from trinity.utils.disk import write_atomically
-from trinity.utils.locks import FileLock, component_lock, holder_of, is_held
+from trinity.utils.locks import FileLock, holder_of, is_held, part_lock
 from trinity.utils.log import redact
 
 RECORD = "run.json"
@@ -23,7 +23,7 @@ LOCK = "run.lock"
 LOCKS = "locks"
 RUNNING = "running"
 SAVED_CONFIG = "config.yaml"
-COMPONENTS = "components"
+PARTS_FOLDER = "components"
 
 # Sections and keys whose change between two runs of one job cannot alter what was already learnt.
 SAFE_CHANGES = (
@@ -62,12 +62,12 @@ SAFE_NAMES = ("total_steps", "total_epochs", "total_training_steps")
 class JobLock:
     """Use of a job folder, given free by the system when the process ends.
 
-    A run that is both explorer and trainer takes the whole job. A component that meets others in the folder, such as an
+    A run that is both explorer and trainer takes the whole job. A part that meets others in the folder, such as an
     explorer in mode explore, takes its own name in it.
 
     Args:
         job_dir: the folder; created if missing.
-        component: name of the component; None takes the whole job.
+        part: name of the part; None takes the whole job.
         command: what starts it again, for the others to tell.
 
     Raises:
@@ -76,14 +76,14 @@ class JobLock:
         EnvironmentProblem: the folder cannot be written.
     """
 
-    def __init__(self, job_dir: Path, component: str | None = None, *, command: str = "") -> None:
+    def __init__(self, job_dir: Path, part: str | None = None, *, command: str = "") -> None:
         self._locks: list[FileLock] = []
         try:
             (job_dir / LOCKS).mkdir(parents=True, exist_ok=True)
-            self._take(job_dir, component, command)
+            self._take(job_dir, part, command)
         except BlockingIOError as error:
             self.release()
-            raise _refused(job_dir, component, has_job=bool(self._locks)) from error
+            raise _refused(job_dir, part, has_job=bool(self._locks)) from error
         except OSError as error:
             self.release()
             raise EnvironmentProblem(
@@ -91,11 +91,11 @@ class JobLock:
                 code="E3601",
             ) from error
 
-    def _take(self, job_dir: Path, component: str | None, command: str) -> None:
-        note = command if component is None else ""
-        self._locks.append(FileLock(job_dir / LOCK, is_shared=component is not None, note=note))
-        if component is not None:
-            self._locks.append(FileLock(component_lock(job_dir, component), note=command))
+    def _take(self, job_dir: Path, part: str | None, command: str) -> None:
+        note = command if part is None else ""
+        self._locks.append(FileLock(job_dir / LOCK, is_shared=part is not None, note=note))
+        if part is not None:
+            self._locks.append(FileLock(part_lock(job_dir, part), note=command))
 
     def release(self) -> None:
         """Give the folder free."""
@@ -103,45 +103,45 @@ class JobLock:
             lock.release()
 
 
-def _refused(job_dir: Path, component: str | None, *, has_job: bool) -> AlreadyRunningError:
-    if component is not None and has_job:
-        holder = holder_of(component_lock(job_dir, component))
-        if component == TRAINER:
+def _refused(job_dir: Path, part: str | None, *, has_job: bool) -> AlreadyRunningError:
+    if part is not None and has_job:
+        holder = holder_of(part_lock(job_dir, part))
+        if part == TRAINER:
             return AlreadyRunningError(
                 f"{job_dir} has a live trainer already ({holder}), and a job has one, whatever `trainer.name` says; "
                 "wait for it, stop it, or choose another `name` for a job of its own",
                 code="E8003",
             )
         return AlreadyRunningError(
-            f"{job_dir} has a live component named {component!r} already ({holder}); give this one another name "
+            f"{job_dir} has a live part named {part!r} already ({holder}); give this one another name "
             "(explorer.name), or stop the other",
             code="E8002",
         )
-    parts = [f"{path.stem}: {holder_of(path)}" for path in sorted((job_dir / LOCKS).glob("*.lock")) if is_held(path)]
+    users = [f"{path.stem}: {holder_of(path)}" for path in sorted((job_dir / LOCKS).glob("*.lock")) if is_held(path)]
     return AlreadyRunningError(
-        f"{job_dir} is in use by another run ({'; '.join(parts) or holder_of(job_dir / LOCK)}); wait for it, stop it, "
+        f"{job_dir} is in use by another run ({'; '.join(users) or holder_of(job_dir / LOCK)}); wait for it, stop it, "
         "or choose another `name`",
         code="E8001",
     )
 
 
-def config_file(job_dir: Path, component: str | None = None) -> Path:
-    """Return where the configuration of a job, or of one of its components, is kept."""
-    return job_dir / SAVED_CONFIG if component is None else job_dir / COMPONENTS / f"{component}.yaml"
+def config_file(job_dir: Path, part: str | None = None) -> Path:
+    """Return where the configuration of a job, or of one of its parts, is kept."""
+    return job_dir / SAVED_CONFIG if part is None else job_dir / PARTS_FOLDER / f"{part}.yaml"
 
 
-def record_file(job_dir: Path, component: str | None = None) -> Path:
-    """Return where the record of a job, or of one of its components, is kept."""
-    return job_dir / RECORD if component is None else job_dir / COMPONENTS / f"{component}.json"
+def record_file(job_dir: Path, part: str | None = None) -> Path:
+    """Return where the record of a job, or of one of its parts, is kept."""
+    return job_dir / RECORD if part is None else job_dir / PARTS_FOLDER / f"{part}.json"
 
 
-def read_record(job_dir: Path, component: str | None = None) -> dict[str, Any]:
-    """Return what earlier runs recorded of this job or component; empty when there is none.
+def read_record(job_dir: Path, part: str | None = None) -> dict[str, Any]:
+    """Return what earlier runs recorded of this job or part; empty when there is none.
 
     Raises:
         CheckpointError: the record is there and cannot be read.
     """
-    path = record_file(job_dir, component)
+    path = record_file(job_dir, part)
     if not path.exists():
         return {}
     try:
@@ -156,13 +156,13 @@ def read_record(job_dir: Path, component: str | None = None) -> dict[str, Any]:
     return record
 
 
-def write_record(job_dir: Path, component: str | None = None, **fields: Any) -> None:
-    """Merge `fields` into the record of the job or component."""
-    _replace_record(job_dir, component, read_record(job_dir, component) | fields)
+def write_record(job_dir: Path, part: str | None = None, **fields: Any) -> None:
+    """Merge `fields` into the record of the job or part."""
+    _replace_record(job_dir, part, read_record(job_dir, part) | fields)
 
 
-def _replace_record(job_dir: Path, component: str | None, record: Mapping[str, Any]) -> None:
-    write_atomically(record_file(job_dir, component), json.dumps(record, indent=2, sort_keys=True) + "\n")
+def _replace_record(job_dir: Path, part: str | None, record: Mapping[str, Any]) -> None:
+    write_atomically(record_file(job_dir, part), json.dumps(record, indent=2, sort_keys=True) + "\n")
 
 
 @dataclass
@@ -177,7 +177,7 @@ class Attempt:
 
 
 @contextlib.contextmanager
-def recorded(job_dir: Path, component: str | None, text: str, **fields: Any) -> Iterator[Attempt]:
+def recorded(job_dir: Path, part: str | None, text: str, **fields: Any) -> Iterator[Attempt]:
     """Record that the job runs, with what, and how it ends where that is not the planned end.
 
     A start that fails leaves the configuration and the record as they were: nothing was learnt with its values, and the
@@ -185,26 +185,26 @@ def recorded(job_dir: Path, component: str | None, text: str, **fields: Any) -> 
 
     Args:
         job_dir: folder of the job.
-        component: name of the component; None for the whole job.
+        part: name of the part; None for the whole job.
         text: YAML text of the resolved configuration.
         fields: of the record.
     """
-    file, attempt = config_file(job_dir, component), Attempt()
-    old_text, old_record = file.read_text(encoding="utf-8") if file.exists() else None, read_record(job_dir, component)
+    file, attempt = config_file(job_dir, part), Attempt()
+    old_text, old_record = file.read_text(encoding="utf-8") if file.exists() else None, read_record(job_dir, part)
 
     def end(code: ExitCode, error: str | None) -> None:
         if not attempt.has_begun():
             with contextlib.suppress(OSError):
                 _take_back(file, old_text)
-                _replace_record(job_dir, component, old_record)
-        record_end(job_dir, component, exit_code=code, error=error)
+                _replace_record(job_dir, part, old_record)
+        record_end(job_dir, part, exit_code=code, error=error)
 
     def end_at_once(status: int) -> None:
         is_asked_for = status in (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
         end(ExitCode(status), None if is_asked_for else "ended at once; see the log")
 
     write_atomically(file, text)
-    write_record(job_dir, component, status=RUNNING, exit_code=None, error=None, **fields)
+    write_record(job_dir, part, status=RUNNING, exit_code=None, error=None, **fields)
     try:
         with last_words(end_at_once):
             yield attempt
@@ -223,14 +223,14 @@ def _take_back(file: Path, text: str | None) -> None:
         write_atomically(file, text)
 
 
-def record_end(job_dir: Path, component: str | None, *, exit_code: ExitCode, error: str | None = None) -> None:
-    """Record how a job or component that did not finish has ended; also on a full disk, and then the status alone."""
+def record_end(job_dir: Path, part: str | None, *, exit_code: ExitCode, error: str | None = None) -> None:
+    """Record how a job or part that did not finish has ended; also on a full disk, and then the status alone."""
     status = "failed" if error is not None else "stopped"
     try:
-        write_record(job_dir, component, status=status, exit_code=int(exit_code), error=error)
+        write_record(job_dir, part, status=status, exit_code=int(exit_code), error=error)
     except (OSError, CheckpointError):
         with contextlib.suppress(OSError):
-            _mark_ended(record_file(job_dir, component), status)
+            _mark_ended(record_file(job_dir, part), status)
 
 
 def _mark_ended(path: Path, status: str) -> None:
@@ -282,7 +282,7 @@ def check_same_config(
     new: str,
     *,
     accepted: Sequence[str] = (),
-    component: str | None = None,
+    part: str | None = None,
     derived: Mapping[str, str] | None = None,
     put_back: Callable[[Mapping[str, Any]], str | None] = lambda _: None,
 ) -> None:
@@ -292,14 +292,14 @@ def check_same_config(
         job_dir: folder with the saved configuration.
         new: YAML text of the resolved configuration of this run.
         accepted: keys and sections whose change the user accepts (`--accept-change`), with what is derived from them.
-        component: the part of the job that resumes; None for the whole.
+        part: the one that resumes; None for the whole.
         derived: why the keys have their values that nobody wrote.
         put_back: gives `new` as it would be with other values of some keys; None where they do not go with the rest.
 
     Raises:
         CheckpointError: a key changed that alters what a resumed run means.
     """
-    saved = config_file(job_dir, component)
+    saved = config_file(job_dir, part)
     if not saved.exists():
         return
     old = yaml.safe_load(saved.read_text(encoding="utf-8")) or {}
@@ -318,7 +318,7 @@ def check_same_config(
             for key, old, value in refused
         )
         raise CheckpointError(
-            f"{job_dir if component is None else saved} was started with another configuration:\n{lines}\n"
+            f"{job_dir if part is None else saved} was started with another configuration:\n{lines}\n"
             "take the old values, choose another `name`, or accept each with --accept-change KEY, which accepts what "
             "is derived from KEY as well",
             code="E7004",

@@ -7,31 +7,26 @@ import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Awaitable, Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trinity.common.constants import BENCH
 from trinity.common.errors import EnvironmentProblem
-from trinity.launch.component import component_setup
-from trinity.launch.components import component_of
-from trinity.launch.process import hide_progress_bars
-from trinity.launch.side import MetricsListener
+from trinity.launch.parts import part_of
+from trinity.launch.process_setup import process_setup
+from trinity.launch.side import MetricsListener, Side
 from trinity.runtime.base import ActorDiedError, Handle, Resources, Runtime
 from trinity.runtime.cluster import ClusterRequest
 from trinity.runtime.head import ClusterLostError, HeadWatch, lost
 from trinity.runtime.local import LocalRuntime
 from trinity.runtime.scratch import Scratch
+from trinity.synchronizer.local import LocalSynchronizer
 from trinity.synchronizer.schedule import schedule_of
-from trinity.synchronizer.synchronizer import Synchronizer
 
 if TYPE_CHECKING:
     from trinity.common.config import Config
-    from trinity.launch.explorer_side import ExplorerSide
-    from trinity.launch.trainer_side import TrainerSide
-
-    SideClass = type[ExplorerSide] | type[TrainerSide]
 
 METRICS_WAIT_S = 1.0
 CLOSE_S = 60.0
@@ -40,9 +35,9 @@ LOST_GRACE_S = 2.0
 T = TypeVar("T")
 
 
-def make_synchronizer(config: Config) -> Synchronizer:
+def make_synchronizer(config: Config) -> LocalSynchronizer:
     """Return the synchronizer of a stage."""
-    return Synchronizer(schedule_of(config), timeout_s=config.synchronizer.sync_timeout)
+    return LocalSynchronizer(schedule_of(config), timeout_s=config.synchronizer.sync_timeout)
 
 
 class LocalPlacement:
@@ -57,15 +52,15 @@ class LocalPlacement:
     def __init__(self, config: Config) -> None:
         self.config = config
         divides_gpus = bool(config.cluster.total_gpu_num)
-        self.runtime: Runtime = LocalRuntime(component_setup(config, has_console=False), divides_gpus=divides_gpus)
+        self.runtime: Runtime = LocalRuntime(process_setup(config, has_console=False), divides_gpus=divides_gpus)
 
     async def synchronizer(self) -> Any:
         """Return the synchronizer of the stage."""
         return make_synchronizer(self.config)
 
-    async def side(self, cls: SideClass, synchronizer: Awaitable[Any] | None, **arguments: Any) -> Any:
+    async def side(self, cls: type[Side], **arguments: Any) -> Any:
         """Return a side of the stage."""
-        return cls(self.config, synchronizer and await synchronizer, self.runtime, **arguments)
+        return cls(self.config, self.runtime, **arguments)
 
     async def watched(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`."""
@@ -100,27 +95,18 @@ class ClusterPlacement:
         place = Resources(node=self.node)
         return await self.runtime.start(make_synchronizer, self.config, name="synchronizer", resources=place)
 
-    async def side(
-        self,
-        cls: SideClass,
-        synchronizer: Awaitable[Any] | None,
-        *,
-        on_metrics: MetricsListener | None = None,
-        **arguments: Any,
-    ) -> RemoteSide:
-        """Return a side of the stage in a process of its own; it opens the store itself.
-
-        The process starts, and imports what it needs, while the synchronizer does.
-        """
-        is_trainer = cls.__name__ == "TrainerSide"
-        section = self.config.trainer if is_trainer else self.config.explorer
+    async def side(self, cls: type[Side], *, on_metrics: MetricsListener | None = None, **arguments: Any) -> RemoteSide:
+        """Return a side of the stage in a process of its own; it opens the store itself."""
+        spec = cls.process(self.config)
         handle = await self.runtime.start(
-            SideHost,
             cls,
-            name=section.name,
-            resources=Resources(node=self.node, num_gpus=_trainer_gpus(self.config) if is_trainer else 0),
+            self.config,
+            self.runtime,
+            name=spec.name,
+            resources=Resources(node=self.node, num_gpus=spec.num_gpus),
+            has_process=True,
+            **arguments,
         )
-        await handle.make((self.config, synchronizer and await synchronizer, self.runtime), arguments)
         return RemoteSide(handle, on_metrics, self.lost)
 
     async def watched(self, work: Coroutine[Any, Any, T]) -> T:
@@ -154,59 +140,11 @@ class ClusterPlacement:
             await self.runtime.close()
 
 
-class SideHost:
-    """A side in a process of its own: it keeps the metrics lines until the driver takes them.
-
-    Args:
-        cls: class of the side.
-    """
-
-    def __init__(self, cls: SideClass) -> None:
-        cls.load()
-        hide_progress_bars()
-        self._cls = cls
-        self._lines: list[tuple[str, int, dict[str, float]]] = []
-        self._made: ExplorerSide | TrainerSide | None = None
-
-    def make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Make the side."""
-        self._made = self._cls(*args, on_metrics=self._keep, **kwargs)
-
-    @property
-    def _side(self) -> Any:
-        assert self._made is not None, "make() comes first"
-        return self._made
-
-    def _keep(self, actor: str, step: int, values: Mapping[str, float]) -> None:
-        self._lines.append((actor, step, dict(values)))
-
-    async def metrics(self) -> list[tuple[str, int, dict[str, float]]]:
-        """Return the lines since the last call: actor, step and values."""
-        lines, self._lines = self._lines, []
-        return lines
-
-    async def prepare(self, **arguments: Any) -> Any:
-        """Prepare the side."""
-        return await self._side.prepare(**arguments)
-
-    async def run(self) -> Any:
-        """Run the side to its end; return what it did."""
-        return await self._side.run()
-
-    async def request_stop(self) -> None:
-        """Let the side end early."""
-        await self._side.request_stop()
-
-    async def close(self) -> None:
-        """Close the side."""
-        await self._side.close()
-
-
 class RemoteSide:
     """A side in another process, as the stage sees it.
 
     Args:
-        handle: of its host.
+        handle: of the side.
         on_metrics: called with actor name, step and values of every logged line.
         lost: set when the way to the process is lost.
     """
@@ -216,9 +154,9 @@ class RemoteSide:
         self._on_metrics = on_metrics
         self._lost = lost
 
-    async def prepare(self, **arguments: Any) -> Any:
-        """Prepare the side."""
-        return await self._handle.prepare(**arguments)
+    async def prepare(self, synchronizer: Any = None, **arguments: Any) -> Any:
+        """Prepare the side; see there."""
+        return await self._handle.prepare(synchronizer, **arguments)
 
     async def run(self) -> Any:
         """Run the side to its end; return what it did."""
@@ -252,15 +190,6 @@ class RemoteSide:
             return
         for actor, step, values in await self._handle.metrics():
             self._on_metrics(actor, step, values)
-
-
-def _trainer_gpus(config: Config) -> float:
-    """Return the GPUs of the process that trains; none where ranks of their own do, a part where all share one GPU."""
-    if not config.cluster.trainer_gpu_num:
-        return 0.0
-    from trinity.trainer.rank_group import gpus_of_rank, has_ranks
-
-    return 0.0 if has_ranks(config) else gpus_of_rank(config, 1)
 
 
 @contextlib.contextmanager
@@ -308,13 +237,13 @@ def _joined(config: Config, cluster: ModuleType, folder: str) -> Iterator[Cluste
             node_num=config.cluster.node_num,
             gpu_per_node=config.cluster.gpu_per_node,
             has_timeline=has_timeline,
-            is_part=component_of(config) not in (None, BENCH),
+            is_part=part_of(config) not in (None, BENCH),
             folder=folder,
         )
     )
     is_lost = False
     try:
-        runtime = cluster.RayRuntime(config.ray_namespace, component_setup(config, has_console=True))
+        runtime = cluster.RayRuntime(config.ray_namespace, process_setup(config, has_console=True))
         yield ClusterPlacement(config, runtime, cluster.this_node(), head=address)
     except ClusterLostError:
         is_lost = True

@@ -18,7 +18,6 @@ from trinity.common.config import Config, ConfigErrors, Plan, StagePlan, dump_co
 from trinity.common.constants import BENCH, Mode
 from trinity.common.errors import CheckpointError, ConfigError, ExitCode, TrinityError
 from trinity.common.models.hub import fetched_model
-from trinity.launch.components import check_shared_keys, component_of
 from trinity.launch.facts import check_same_facts, compute_as_the_command, process_facts
 from trinity.launch.job import (
     RUNNING,
@@ -32,6 +31,7 @@ from trinity.launch.job import (
     write_record,
 )
 from trinity.launch.models import with_local_models
+from trinity.launch.parts import check_shared_keys, part_of
 from trinity.launch.process import hide_progress_bars, prepare_process, use_deterministic_algorithms
 from trinity.launch.rewind import goes_back
 from trinity.launch.stop import StopSignal
@@ -107,7 +107,7 @@ def _planned(path: Path, options: RunOptions) -> Plan:
     first = plan.stages[0].config
     if first.continue_from_checkpoint:
         return plan
-    if any(component_of(stage.config) is not None for stage in plan.stages):
+    if any(part_of(stage.config) is not None for stage in plan.stages):
         return _begin_apart(plan)
     name = base = first.name.split("/")[0]
     if any(has_content(Path(s.config.checkpoint_job_dir)) for s in plan.stages):
@@ -126,17 +126,17 @@ def _resuming(plan: Plan) -> list[str]:
 
 
 def _begin_apart(plan: Plan) -> Plan:
-    """Return `plan` unless a component of it has been in its job before: another name would part it from the others.
+    """Return `plan` unless a part of it has been in its job before: another name would set it apart from the others.
 
     Raises:
         ConfigError: it has, and `continue_from_checkpoint` is false (E1840).
     """
     for stage in plan.stages:
-        job_dir, component = Path(stage.config.checkpoint_job_dir), component_of(stage.config)
-        if component not in (None, BENCH) and config_file(job_dir, component).exists():
+        job_dir, part = Path(stage.config.checkpoint_job_dir), part_of(stage.config)
+        if part not in (None, BENCH) and config_file(job_dir, part).exists():
             raise ConfigError(
-                f"`continue_from_checkpoint: false`, but {component} has run in {job_dir} before; to begin again write "
-                "another `name` in the files of all components, to go on write true",
+                f"`continue_from_checkpoint: false`, but {part} has run in {job_dir} before; to begin again write "
+                "another `name` in the files of all parts, to go on write true",
                 code="E1840",
             )
     return plan
@@ -210,7 +210,7 @@ def _finished_model(config: Config) -> Path | None:
         CheckpointError: the stage is complete but its model is gone.
     """
     job_dir = Path(config.checkpoint_job_dir)
-    record = read_record(job_dir, component_of(config))
+    record = read_record(job_dir, part_of(config))
     if (
         config.mode in (Mode.EXPLORE, Mode.BENCH)
         or record.get("status") != "done"
@@ -228,7 +228,7 @@ def _finished_model(config: Config) -> Path | None:
 
 def _may_get_more(config: Config) -> bool:
     """Return whether a complete stage can go on all the same: a trainer without a last step, when an explorer joins."""
-    return component_of(config) is not None and config.trainer.total_steps is None
+    return part_of(config) is not None and config.trainer.total_steps is None
 
 
 def _goes_back(config: Config, plan: Plan) -> bool:
@@ -264,21 +264,21 @@ def _run_stage(
 ) -> StageResult:
     config = stage.config
     job_dir = Path(config.checkpoint_job_dir)
-    component = component_of(config)
-    lock = JobLock(job_dir, component, command=options.command)
+    part = part_of(config)
+    lock = JobLock(job_dir, part, command=options.command)
     os.environ[JOB_ENV_VAR] = str(job_dir.absolute())
     sweep()
     try:
-        if read_record(job_dir, component).get("status") == RUNNING:  # nobody was left to say how it ended
-            write_record(job_dir, component, status="killed")
+        if read_record(job_dir, part).get("status") == RUNNING:  # nobody was left to say how it ended
+            write_record(job_dir, part, status="killed")
         text = dump_config(config)
-        check_shared_keys(job_dir, component, text)
-        if component != BENCH:  # an evaluation continues nothing
+        check_shared_keys(job_dir, part, text)
+        if part != BENCH:  # an evaluation continues nothing
             check_same_config(
                 job_dir,
                 text,
                 accepted=options.accepted_changes,
-                component=component,
+                part=part,
                 derived={each.key: each.reason for each in stage.derived},
                 put_back=put_back,
             )
@@ -286,10 +286,10 @@ def _run_stage(
         if config.cluster.runtime != "ray":  # nothing of transformers is used in the driver of a cluster
             hide_progress_bars()
         facts = process_facts()
-        check_same_facts(read_record(job_dir, component).get("facts", {}), facts, deterministic=config.deterministic)
+        check_same_facts(read_record(job_dir, part).get("facts", {}), facts, deterministic=config.deterministic)
         if config.deterministic:
             use_deterministic_algorithms()
-        with recorded(job_dir, component, text, facts=facts, stage=stage.name) as attempt:
+        with recorded(job_dir, part, text, facts=facts, stage=stage.name) as attempt:
             return _perform(stage, stop, options, attempt)
     finally:
         sweep()
@@ -301,19 +301,19 @@ def _perform(stage: StagePlan, stop: StopSignal, options: RunOptions, attempt: A
     from trinity.launch.stage import Stage
 
     config = stage.config
-    job_dir, component = Path(config.checkpoint_job_dir), component_of(config)
+    job_dir, part = Path(config.checkpoint_job_dir), part_of(config)
     with placed(config) as place:
         made = Stage(config, name=stage.name, stop=stop, on_metrics=options.on_metrics, place=place)
         attempt.has_begun = lambda: made.has_begun
         outcome = run_event_loop(place.watched(made.run()))
     write_record(
         job_dir,
-        component,
+        part,
         status="done" if outcome.stopped is None else "stopped",
         exit_code=int(outcome.stopped or ExitCode.DONE),
         length=_length(config),
         training_step=outcome.training_step,
         explore_step=outcome.explore_step,
-        seconds=round(read_record(job_dir, component).get("seconds", 0.0) + outcome.seconds, 3),
+        seconds=round(read_record(job_dir, part).get("seconds", 0.0) + outcome.seconds, 3),
     )
     return outcome

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trinity.common.config.showing import plain_values
+from trinity.launch.process import hide_progress_bars
 from trinity.monitor.headline import TOTAL_STEPS
 from trinity.monitor.monitor import Monitor
 from trinity.synchronizer.folder import FolderSynchronizer, TrainerNews
@@ -18,64 +21,83 @@ if TYPE_CHECKING:
     from trinity.buffer.store import ExperienceStore
     from trinity.common.config import Config
     from trinity.runtime.base import Runtime
-    from trinity.synchronizer.synchronizer import Synchronizer
 
 logger = get_logger("launch")
 
 MetricsListener = Callable[[str, int, Mapping[str, float]], None]
 
 
-class Side(Protocol):
-    """What a stage supervises: prepared, run to its end, closed."""
+@dataclass(frozen=True)
+class ProcessSpec:
+    """What a side asks of its process, where it has one of its own.
 
-    async def request_stop(self) -> None:
-        """End soon; `run` then returns what was done."""
+    Attributes:
+        name: of the process.
+        num_gpus: that it computes on; a part of one is shared.
+    """
 
-    async def close(self) -> None:
-        """Release everything, also after a failure."""
+    name: str
+    num_gpus: float = 0.0
 
 
-class Component:
-    """One side: it may have a monitor and a store, which its end closes after all else.
+class Side(ABC):
+    """One side of a stage: prepared, run to its end, closed; `close` is called also after a failure.
 
-    `prepare`, `run` and `close` are called in this order, `close` also after a failure.
+    It may have a monitor and a store, which its end closes after all else.
 
     Args:
         config: resolved configuration of the stage.
-        synchronizer: between the sides; the object, or a handle of it. None: they run apart and meet in the folder of
-            the job, or this one meets nobody.
         runtime: places what needs a process of its own.
         resume: checkpoint to continue from.
         store: an open store that the caller closes; None lets the side open one of its own.
         on_metrics: called with actor name, step and values of every logged line.
+        has_process: the side has this process for itself: what preparation needs is imported at once, and the metrics
+            lines are kept until `metrics` takes them.
     """
 
     def __init__(
         self,
         config: Config,
-        synchronizer: Synchronizer | None,
         runtime: Runtime,
         *,
         resume: Path | None = None,
         store: ExperienceStore | None = None,
         on_metrics: MetricsListener | None = None,
+        has_process: bool = False,
     ) -> None:
         self.config = config
-        self.synchronizer = synchronizer
         self.runtime = runtime
         self.resume = resume
         self._store = store
         self._owns_store = store is None
-        self._on_metrics = on_metrics
+        self._on_metrics = self._keep if has_process else on_metrics
+        self._lines: list[tuple[str, int, dict[str, float]]] = []
         self._monitor: Monitor | None = None
         self._is_stopped = False
+        if has_process:
+            self.load()
+            hide_progress_bars()
 
     @classmethod
+    @abstractmethod
+    def process(cls, config: Config) -> ProcessSpec:
+        """Return what the side asks of a process of its own."""
+
+    @classmethod
+    @abstractmethod
     def load(cls) -> None:
         """Import what preparation needs, which takes seconds: processes do so side by side."""
 
+    def _keep(self, actor: str, step: int, values: Mapping[str, float]) -> None:
+        self._lines.append((actor, step, dict(values)))
+
+    async def metrics(self) -> list[tuple[str, int, dict[str, float]]]:
+        """Return the lines kept since the last call: actor, step and values."""
+        lines, self._lines = self._lines, []
+        return lines
+
     def _tell_total(self, actor: str, total: int | None, *, step: int) -> None:
-        """Tell the listener how many steps a component will have done at its end, if that is known."""
+        """Tell the listener how many steps explorer or trainer will have done at its end, if that is known."""
         if total is not None and self._on_metrics is not None:
             self._on_metrics(actor, step, {TOTAL_STEPS: total})
 
@@ -95,7 +117,7 @@ class Component:
 
 
 def open_monitor(config: Config, actor: str, listener: MetricsListener | None) -> Monitor:
-    """Return the monitor of one component of a job."""
+    """Return the monitor of one actor of a job."""
     return Monitor(
         Path(config.checkpoint_job_dir),
         project=config.project,
@@ -109,12 +131,12 @@ def open_monitor(config: Config, actor: str, listener: MetricsListener | None) -
 
 
 def folder_synchronizer(config: Config, store: ExperienceStore, *, trainer: str = "") -> FolderSynchronizer:
-    """Return the synchronizer of a component that runs apart from the others of its job.
+    """Return the synchronizer of a part that runs apart from the others of its job.
 
     Args:
-        config: resolved configuration of the component.
+        config: resolved configuration of the part.
         store: the open store of the job.
-        trainer: name of the component, on the trainer's side.
+        trainer: name of the part, on the trainer's side.
     """
     from trinity.explorer.assembly import experience_buffer, store_scope
     from trinity.trainer.verl.settings import num_rollouts

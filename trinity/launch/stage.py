@@ -1,4 +1,4 @@
-"""One stage: its components, their life, and what is left when it ends."""
+"""One stage: its sides, their life, and what is left when it ends."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from trinity.common.constants import Mode
 from trinity.common.errors import ExitCode
 from trinity.common.weights.files import remove_unfinished
 from trinity.launch.bench import BenchSide
-from trinity.launch.component import THIS_MACHINE
-from trinity.launch.components import component_of
 from trinity.launch.explorer_side import ExplorerSide
+from trinity.launch.parts import part_of
 from trinity.launch.placement import ClusterPlacement, LocalPlacement
+from trinity.launch.process_setup import THIS_MACHINE
 from trinity.launch.rewind import rewound
 from trinity.launch.side import MetricsListener, close_all
 from trinity.launch.stop import StopSignal
@@ -59,7 +59,7 @@ class StageResult:
 
 
 class Stage:
-    """Builds the components of one stage in this process, runs them to their end, and closes them.
+    """Builds the sides of one stage, runs them to their end, and closes them.
 
     Args:
         config: resolved configuration of the stage.
@@ -93,7 +93,7 @@ class Stage:
         """Run the stage; return what it did.
 
         Raises:
-            TrinityError: the first failure of a component, after the others were ended.
+            TrinityError: the first failure of a side, after the other was ended.
         """
         started, config = time.monotonic(), self.config
         resume = self._checkpoint() if config.mode in (Mode.BOTH, Mode.TRAIN) else None
@@ -136,12 +136,12 @@ class Stage:
 
     @contextlib.contextmanager
     def _logged(self) -> Iterator[None]:
-        """Write the log of the run, and those of its components, into the folder of the job."""
-        logs, component = self.job_dir / "log", component_of(self.config)
+        """Write the log of the run, and those of its sides, into the folder of the job."""
+        logs, part = self.job_dir / "log", part_of(self.config)
         if not self.place.is_local:  # each process writes its own
-            names = {f"run_{component}" if component else "run": ""}
-        elif component:
-            names = {component: ""}
+            names = {f"run_{part}" if part else "run": ""}
+        elif part:
+            names = {part: ""}
         else:
             names = {"run": "", self.config.explorer.name: "explorer", self.config.trainer.name: "trainer"}
         if self.config.log.group_by_node and self.place.is_local:
@@ -153,16 +153,16 @@ class Stage:
 
     # ------------------------------------------------------------------- modes
     async def _train_only(self, resume: Path | None, result: StageResult) -> None:
-        trainer = await self.place.side(TrainerSide, None, resume=resume, on_metrics=self.on_metrics)
+        trainer = await self.place.side(TrainerSide, resume=resume, on_metrics=self.on_metrics)
         async with _closing(trainer):
             await trainer.prepare()
             self._stop_with(trainer)
             result.training_step = (await trainer.run()).step
-        if component_of(self.config) is not None:
+        if part_of(self.config) is not None:
             self._tell_untrained()
 
     async def _explore_only(self, result: StageResult) -> None:
-        explorer = await self.place.side(ExplorerSide, None, on_metrics=self.on_metrics)
+        explorer = await self.place.side(ExplorerSide, on_metrics=self.on_metrics)
         async with _closing(explorer):
             await explorer.prepare()
             self._stop_with(explorer)
@@ -177,14 +177,14 @@ class Stage:
             result.training_step = max(result.evaluations, default=0)
 
     async def _explore_and_train(self, resume: Path | None, result: StageResult) -> None:
-        synchronizer = asyncio.ensure_future(self.place.synchronizer())
         with self._shared_store() as store:
             shared: dict[str, Any] = {"resume": resume, "store": store, "on_metrics": self.on_metrics}
-            explorer, trainer = await asyncio.gather(
-                *(self.place.side(side, synchronizer, **shared) for side in (ExplorerSide, TrainerSide))
+            # Processes start, and import what they need, side by side.
+            explorer, trainer, synchronizer = await asyncio.gather(
+                *(self.place.side(side, **shared) for side in (ExplorerSide, TrainerSide)), self.place.synchronizer()
             )
             async with _closing(explorer, trainer):
-                await trainer.prepare(explore_steps=await explorer.prepare())
+                await trainer.prepare(synchronizer, explore_steps=await explorer.prepare(synchronizer))
                 exploring = asyncio.create_task(explorer.run(), name=self.config.explorer.name)
                 training = asyncio.create_task(trainer.run(), name=self.config.trainer.name)
                 self._stop_with(trainer, explorer)

@@ -8,26 +8,36 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.common.constants import Mode, StorageType
 from trinity.common.errors import StarvedError
-from trinity.launch.side import Component, end_all, folder_synchronizer, open_monitor
+from trinity.launch.side import ProcessSpec, Side, end_all, folder_synchronizer, open_monitor
 from trinity.launch.watch import watch_explorers
+from trinity.synchronizer.local import LocalSynchronizer
 from trinity.synchronizer.schedule import schedule_of
-from trinity.synchronizer.synchronizer import Synchronizer
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
-    from trinity.synchronizer.folder import AnySynchronizer
+    from trinity.common.config import Config
+    from trinity.synchronizer.base import Synchronizer
     from trinity.trainer.trainer import Trainer, TrainSummary
 
 logger = get_logger("trainer")
 
 
-class TrainerSide(Component):
+class TrainerSide(Side):
     """Trainer of one stage; knows nothing of the explorer but the synchronizer."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._trainer: Trainer | None = None
         self._is_apart = False
+
+    @classmethod
+    def process(cls, config: Config) -> ProcessSpec:
+        """Return what the trainer asks of a process of its own: no GPU where ranks have them."""
+        if not config.cluster.trainer_gpu_num:
+            return ProcessSpec(config.trainer.name)
+        from trinity.trainer.rank_group import gpus_of_rank, has_ranks
+
+        return ProcessSpec(config.trainer.name, 0.0 if has_ranks(config) else gpus_of_rank(config, 1))
 
     @classmethod
     def load(cls) -> None:
@@ -41,10 +51,12 @@ class TrainerSide(Component):
         assert self._trainer is not None, "prepare() comes first"
         return self._trainer
 
-    async def prepare(self, *, explore_steps: int | None = None) -> None:
+    async def prepare(self, synchronizer: Synchronizer | None = None, *, explore_steps: int | None = None) -> None:
         """Load the model, the data and, when resuming, the checkpoint, whose versions the synchronizer then holds.
 
         Args:
+            synchronizer: between the sides, or a handle of it; None: they run apart and meet in the folder of the job,
+                or the trainer meets nobody.
             explore_steps: explore steps that the explorer plans, for the learning-rate schedule.
 
         Raises:
@@ -59,10 +71,11 @@ class TrainerSide(Component):
         if self._store is None and (self._is_apart or config.mode == Mode.BOTH):
             self._store = open_store(config)
         self._monitor = open_monitor(config, config.trainer.name, self._on_metrics)
+        synchronizer = synchronizer or self._meeting_point()
         self._trainer = Trainer(
             config,
             store=self._store,
-            synchronizer=self._meeting_point(),
+            synchronizer=synchronizer,
             monitor=self._monitor,
             resume=self.resume,
             runtime=self.runtime,
@@ -72,7 +85,7 @@ class TrainerSide(Component):
         if self._is_apart:
             await self._begin_apart(self._trainer)
         elif self.resume is not None and config.mode == Mode.BOTH:
-            await self._restore(self.resume)
+            await self._restore(self.resume, synchronizer)
         if self._is_stopped:
             self._trainer.request_stop()
 
@@ -83,15 +96,14 @@ class TrainerSide(Component):
         """
         has_published = bool(trainer.publisher.transport.versions())
         weights = {trainer.step: await trainer.weights()} if trainer.step or has_published else {}
-        await trainer.publisher.restore(trainer.step, None, weights=weights)
+        explorer = self.config.explorer.name
+        await trainer.publisher.restore(trainer.step, None, explorer=explorer, weights=weights)
 
-    def _meeting_point(self) -> AnySynchronizer:
-        """Return where this trainer meets explorers; one that trains on a dataset meets nobody."""
-        if self.synchronizer is not None:
-            return self.synchronizer
+    def _meeting_point(self) -> Synchronizer:
+        """Return where this trainer meets explorers that run apart; one that trains on a dataset meets nobody."""
         config = self.config
         if not self._is_apart or self._store is None:
-            return Synchronizer(schedule_of(config), timeout_s=config.synchronizer.sync_timeout)
+            return LocalSynchronizer(schedule_of(config), timeout_s=config.synchronizer.sync_timeout)
         return folder_synchronizer(config, self._store, trainer=config.trainer.name)
 
     async def run(self) -> TrainSummary:
@@ -145,12 +157,13 @@ class TrainerSide(Component):
         """
         await self._close([] if self._trainer is None else [self._trainer.close])
 
-    async def _restore(self, resume: Path) -> None:
+    async def _restore(self, resume: Path, synchronizer: Synchronizer) -> None:
         """Give the synchronizer the versions that the explorer can ask for.
 
         The explorer said where it stands, which may be later than at the checkpoint, and never earlier.
         """
         from trinity.explorer.state import ExplorerState
 
-        state = await self._meeting_point().explorer_state() or ExplorerState.load(resume).as_json()
+        state = await synchronizer.explorer_state(self.config.explorer.name)
+        state = state or ExplorerState.load(resume).as_json()
         await self.trainer.restore_versions(state)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from trinity.utils.locks import component_lock, is_held, note_of
+from trinity.utils.locks import is_held, note_of, part_lock
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ async def watch_explorers(config: Config, store: ExperienceStore) -> NoReturn:
                 job_dir, config.project, config.name,
             )  # fmt: skip
         for name, is_open in producers.items():
-            lock = component_lock(job_dir, name)
+            lock = part_lock(job_dir, name)
             if not is_open or is_held(lock):
                 if told.pop(name, None) is not None and is_open:
                     logger.info("explorer %s is back", name)

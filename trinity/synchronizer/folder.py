@@ -3,12 +3,12 @@
 ```
 <job>/synchronizer.json            what the trainer says: its newest version, its rhythm, whether it has finished
       weights/version_N/           published weights and their ticket
-      locks/<component>.lock       held while a component lives
+      locks/<part>.lock            held while a part lives
 store: producer                    what each explorer says: its last step, which version it waits for, its end
        producer_snapshot           where it continues after a restart
 ```
 
-Everybody looks again every `POLL_S` seconds. Nobody is told of a component that dies: its lock is free.
+Everybody looks again every `POLL_S` seconds. Nobody is told of a part that dies: its lock is free.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any
 from trinity.common.constants import BENCH, TRAINER
 from trinity.common.errors import SyncError
 from trinity.common.weights.files import remove_unless_read, ticket_in, unpublished, versions_in
-from trinity.synchronizer.synchronizer import EXPLORER, Synchronizer
 from trinity.utils.disk import write_atomically
-from trinity.utils.locks import component_lock, is_held, note_of
+from trinity.utils.locks import is_held, note_of, part_lock
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class TrainerNews:
     """What the trainer of a job says to its explorers.
 
     Attributes:
-        name: of the component; empty where no trainer has joined yet.
+        name: of the part; empty where no trainer has joined yet.
         version: newest published version; 0 is the initial model.
         fingerprint: of that version's weights; empty where none were published.
         interval: training steps between two versions.
@@ -76,7 +75,7 @@ class TrainerNews:
 
 
 class FolderSynchronizer:
-    """`Synchronizer` for components in processes of their own; every component of a job makes one.
+    """`Synchronizer` for parts in processes of their own; every part of a job makes one.
 
     Args:
         job_dir: folder of the job.
@@ -132,7 +131,7 @@ class FolderSynchronizer:
         """Say that no further version will come."""
         await self._say(is_finished=True)
 
-    async def explorer_state(self, explorer: str = EXPLORER) -> dict[str, Any] | None:
+    async def explorer_state(self, explorer: str) -> dict[str, Any] | None:
         """Return nothing for a checkpoint: the store keeps what explorers continue from."""
         return None
 
@@ -146,7 +145,7 @@ class FolderSynchronizer:
         explorer_state: dict[str, Any] | None,
         *,
         tickets: Sequence[Ticket],
-        explorer: str = EXPLORER,
+        explorer: str,
     ) -> None:
         """Begin, or continue from a checkpoint of step `version`; what a lost later step published is removed."""
         folder = self.job_dir / "weights"
@@ -162,7 +161,7 @@ class FolderSynchronizer:
         produced = await asyncio.to_thread(self.store.num_produced, self.buffer, **self.scope)
         return self._news().required(produced)
 
-    async def wait_for_version(self, version: int, *, timeout_s: float | None = None, explorer: str = EXPLORER) -> int:
+    async def wait_for_version(self, version: int, *, timeout_s: float | None = None, explorer: str) -> int:
         """Wait until `version` or a newer one is published, or the trainer has finished; return the newest.
 
         Raises:
@@ -173,7 +172,7 @@ class FolderSynchronizer:
         )
         return self._news().version
 
-    async def ask(self, version: int = 0, *, timeout_s: float | None = None, explorer: str = EXPLORER) -> int:
+    async def ask(self, version: int = 0, *, timeout_s: float | None = None, explorer: str) -> int:
         """Wait for `version` or a newer one: the trainer publishes in its own rhythm; return the newest.
 
         Raises:
@@ -193,7 +192,7 @@ class FolderSynchronizer:
             news = self._news()
         return news.version
 
-    async def fetch(self, version: int, *, explorer: str = EXPLORER) -> Ticket:
+    async def fetch(self, version: int, *, explorer: str) -> Ticket:
         """Return the ticket of `version`.
 
         Raises:
@@ -201,15 +200,15 @@ class FolderSynchronizer:
         """
         return await asyncio.to_thread(ticket_in, self.job_dir / "weights" / f"version_{version}")
 
-    async def release(self, version: int, *, explorer: str = EXPLORER) -> None:
+    async def release(self, version: int, *, explorer: str) -> None:
         """Nothing to give back: whoever reads a version holds the lock of its folder meanwhile."""
 
-    async def report_explorer(self, state: dict[str, Any], *, explorer: str = EXPLORER) -> None:
+    async def report_explorer(self, state: dict[str, Any], *, explorer: str) -> None:
         """Keep an explorer's snapshot between two of its steps."""
         text = json.dumps(state)
         await asyncio.to_thread(self.store.keep_snapshot, self.buffer, explorer, text, **self.scope)
 
-    async def finish_explorer(self, *, explorer: str = EXPLORER) -> None:
+    async def finish_explorer(self, *, explorer: str) -> None:
         """Nothing to say: the store knows which producers are finished."""
 
     # ------------------------------------------------------------------- either
@@ -232,11 +231,11 @@ class FolderSynchronizer:
         return bool(producers) and not any(producers.values())
 
     async def is_explorer_starting(self) -> bool:
-        """Return whether a component of the job lives that is neither trainer nor evaluation nor a known producer."""
+        """Return whether a part of the job lives that is neither trainer nor evaluation nor a known producer."""
         known = await asyncio.to_thread(self.store.producers, self.buffer, **self.scope)
-        names = {path.stem for path in component_lock(self.job_dir, "").parent.glob("?*.lock")}
+        names = {path.stem for path in part_lock(self.job_dir, "").parent.glob("?*.lock")}
         others = names - known.keys() - {TRAINER, BENCH}
-        return any(is_held(component_lock(self.job_dir, name)) for name in others)
+        return any(is_held(part_lock(self.job_dir, name)) for name in others)
 
     def _news(self) -> TrainerNews:
         """Return what the trainer said last.
@@ -289,7 +288,7 @@ class FolderSynchronizer:
             await asyncio.sleep(POLL_S)
 
     def _is_alive(self, news: TrainerNews) -> bool:
-        return bool(news.name) and is_held(component_lock(self.job_dir, TRAINER))
+        return bool(news.name) and is_held(part_lock(self.job_dir, TRAINER))
 
     def _look_for_trainer(self, news: TrainerNews, what: str) -> None:
         """Tell once when nobody is there who could publish."""
@@ -297,7 +296,7 @@ class FolderSynchronizer:
             self._is_told = False
         elif not self._is_told:
             self._is_told = True
-            way = note_of(component_lock(self.job_dir, TRAINER))
+            way = note_of(part_lock(self.job_dir, TRAINER))
             logger.warning(
                 "waiting for %s, and no trainer is running in %s; start it%s",
                 what,
@@ -308,11 +307,3 @@ class FolderSynchronizer:
 
 def _is_newer_than(version: int) -> Callable[[TrainerNews], bool]:
     return lambda news: news.is_finished or news.version > version
-
-
-AnySynchronizer = Synchronizer | FolderSynchronizer
-
-
-async def is_explorer_starting(synchronizer: AnySynchronizer) -> bool:
-    """Return whether an explorer that runs apart has started and not said anything yet; false within one run."""
-    return isinstance(synchronizer, FolderSynchronizer) and await synchronizer.is_explorer_starting()

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from trinity.synchronizer.synchronizer import sync_metrics
+from trinity.synchronizer.served import sync_metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trinity.synchronizer.folder import AnySynchronizer
-    from trinity.synchronizer.synchronizer import Synchronizer
+    from trinity.synchronizer.base import Synchronizer
     from trinity.synchronizer.transport import Transport
 
 QUESTION_WAIT_S = 60.0  # of one wait for a question; the next one begins at once
@@ -27,7 +26,7 @@ class Publisher:
         transport: holds the weights, in this process.
     """
 
-    def __init__(self, synchronizer: AnySynchronizer, transport: Transport) -> None:
+    def __init__(self, synchronizer: Synchronizer, transport: Transport) -> None:
         self.synchronizer = synchronizer
         self.transport = transport
 
@@ -70,13 +69,12 @@ class Publisher:
         Raises:
             SyncError: a version could not be published.
         """
-        synchronizer = cast("Synchronizer", self.synchronizer)  # nobody asks over a folder
         while True:
-            if await synchronizer.wait_for_question(timeout_s=QUESTION_WAIT_S):
+            if await self.synchronizer.wait_for_question(timeout_s=QUESTION_WAIT_S):
                 async with lock:
-                    if step() > await synchronizer.newest_version():
+                    if step() > await self.synchronizer.newest_version():
                         await self.publish(step(), await weights())
-                    await synchronizer.answer()
+                    await self.synchronizer.answer()
 
     async def served_weights(self, training_step: int) -> dict[int, Mapping[str, Tensor]]:
         """Return the published weights that an explorer can still ask for and that are not those of `training_step`."""
@@ -84,14 +82,20 @@ class Publisher:
         return {version: await asyncio.to_thread(self.transport.get, version) for version in versions}
 
     async def restore(
-        self, version: int, explorer_state: dict[str, Any] | None, *, weights: Mapping[int, Mapping[str, Tensor]]
+        self,
+        version: int,
+        explorer_state: dict[str, Any] | None,
+        *,
+        explorer: str,
+        weights: Mapping[int, Mapping[str, Tensor]],
     ) -> None:
         """Continue from a checkpoint.
 
         Args:
             version: newest published version at the checkpoint.
             explorer_state: the explorer's snapshot in it.
+            explorer: its name.
             weights: tensors of every version that the explorer can still ask for.
         """
         tickets = [await asyncio.to_thread(self.transport.put, v, weights[v], copy=True) for v in sorted(weights)]
-        await self.synchronizer.restore(version, explorer_state, tickets=tickets)
+        await self.synchronizer.restore(version, explorer_state, tickets=tickets, explorer=explorer)

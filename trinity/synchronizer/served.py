@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from trinity.common.errors import SyncError
-from trinity.synchronizer.synchronizer import pull_weights
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
     from trinity.common.models.model import InferenceModel
-    from trinity.synchronizer.folder import AnySynchronizer
+    from trinity.common.weights import Ticket
+    from trinity.synchronizer.base import Synchronizer
 
 logger = get_logger("synchronizer")
 
@@ -29,14 +30,33 @@ class ServedWeights:
         explorer: name of the explorer that has the engine.
     """
 
-    def __init__(self, synchronizer: AnySynchronizer, engine: InferenceModel, *, explorer: str) -> None:
+    def __init__(self, synchronizer: Synchronizer, engine: InferenceModel, *, explorer: str) -> None:
         self.synchronizer = synchronizer
         self.engine = engine
         self.explorer = explorer
         self._fingerprint = ""
+        self._times: dict[str, float] = {}
 
-    async def take_newest(self) -> dict[str, float]:
-        """Let the engine load the newest version unless it serves it; return the metrics of the hand-over, if any.
+    def note_wait(self, started: float) -> None:
+        """Note that weights were waited for since `started`, of `time.perf_counter()`."""
+        self._times["time/wait_weight"] = time.perf_counter() - started
+
+    def pop_times(self) -> dict[str, float]:
+        """Return what waits and hand-overs since the last call took, as metrics."""
+        times, self._times = self._times, {}
+        return times
+
+    async def take(self, version: int) -> None:
+        """Let the engine load `version`.
+
+        Raises:
+            SyncError: the version is not held; the engine keeps its own.
+        """
+        metrics = await pull_weights(self.synchronizer, self.engine, version, explorer=self.explorer)
+        self._times |= metrics
+
+    async def take_newest(self) -> None:
+        """Let the engine load the newest version unless it serves it.
 
         The trainer may remove a version in the instant before it is read; then there is a newer one.
 
@@ -46,14 +66,43 @@ class ServedWeights:
         for attempt in range(PULL_ATTEMPTS):
             newest = version, fingerprint = await self.synchronizer.newest()
             if newest == (self.engine.model_version, self._fingerprint) or newest == (0, ""):
-                return {}
+                return
             try:
-                metrics = await pull_weights(self.synchronizer, self.engine, version, explorer=self.explorer)
+                await self.take(version)
             except SyncError as error:
                 if attempt == PULL_ATTEMPTS - 1 or newest == await self.synchronizer.newest():
                     raise
                 logger.debug("version %d has gone: %s", version, error)
             else:
                 self._fingerprint = fingerprint
-                return metrics
-        return {}
+                return
+
+
+async def pull_weights(
+    synchronizer: Synchronizer, engine: InferenceModel, version: int, *, explorer: str
+) -> dict[str, float]:
+    """Let `engine` load `version` and tell the synchronizer; return `time/sync_weight` and what was moved.
+
+    Raises:
+        SyncError: the weights are not held, or not those that were published; the engine keeps its version.
+        DeadlineError: they did not come before `synchronizer.sync_timeout`.
+    """
+    start = time.perf_counter()
+    ticket = await synchronizer.fetch(version, explorer=explorer)
+    try:
+        await engine.pull(ticket)
+    finally:
+        await synchronizer.release(version, explorer=explorer)
+    seconds = time.perf_counter() - start
+    logger.debug("engine serves version %d after %.3f s", version, seconds)
+    return sync_metrics(ticket, seconds)
+
+
+def sync_metrics(ticket: Ticket, seconds: float) -> dict[str, float]:
+    """Return the time of a hand-over in seconds, the bytes that were moved, and gigabytes (1e9) of weights a second."""
+    moved = ticket.place.get("moved_bytes", ticket.num_bytes)
+    return {
+        "time/sync_weight": seconds,
+        "perf/sync_bytes": float(moved),
+        "perf/sync_gb_per_second": ticket.num_bytes / 1e9 / max(seconds, 1e-9),
+    }

@@ -23,7 +23,7 @@ from trinity.common.experience import Experience
 from trinity.common.models.chat_template import load_tokenizer
 from trinity.monitor.monitor import Monitor
 from trinity.runtime.worker_thread import WorkerThread
-from trinity.synchronizer.folder import AnySynchronizer, is_explorer_starting
+from trinity.synchronizer.base import Synchronizer
 from trinity.synchronizer.publisher import Publisher
 from trinity.synchronizer.schedule import FixedSchedule, schedule_of
 from trinity.synchronizer.transport import transport_of
@@ -87,7 +87,7 @@ class Trainer:
         config: Config,
         *,
         store: ExperienceStore | None,
-        synchronizer: AnySynchronizer,
+        synchronizer: Synchronizer,
         monitor: Monitor,
         tokenizer: PreTrainedTokenizerBase | None = None,
         resume: Path | None = None,
@@ -250,7 +250,7 @@ class Trainer:
         newest = self.schedule.newest_at(self.step)
         if newest == self.step:
             weights[self.step] = await self.weights()
-        await self.publisher.restore(newest, explorer_state, weights=weights)
+        await self.publisher.restore(newest, explorer_state, explorer=self.config.explorer.name, weights=weights)
 
     def request_stop(self) -> None:
         """End after the step under way; a wait for experiences ends at once."""
@@ -294,7 +294,7 @@ class Trainer:
             sampled = await self._unless_stopped(self._strategy.sample(self.step + 1))
             if sampled is None or sampled[0] or not self._source.is_closed:
                 return sampled
-            if self._stop.is_set() or not await is_explorer_starting(self.synchronizer):
+            if self._stop.is_set() or not await self.synchronizer.is_explorer_starting():
                 return None
             await asyncio.sleep(JOIN_POLL_S)
 
@@ -363,7 +363,7 @@ class Trainer:
         start = time.perf_counter()
         # The weights first: an explorer that goes on in between needs fewer of them, never others.
         served = await self.publisher.served_weights(self.step)
-        explorer_state = await self.synchronizer.explorer_state()
+        explorer_state = await self.synchronizer.explorer_state(self.config.explorer.name)
         state = self._state(tuple(sorted(served)))
         loop = asyncio.get_running_loop()
 

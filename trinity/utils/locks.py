@@ -51,9 +51,9 @@ class FileLock:
         self._file.close()
 
 
-def component_lock(job_dir: Path, component: str) -> Path:
-    """Return the file whose lock a live component of a job holds."""
-    return job_dir / "locks" / f"{component}.lock"
+def part_lock(job_dir: Path, part: str) -> Path:
+    """Return the file whose lock a live part of a job holds."""
+    return job_dir / "locks" / f"{part}.lock"
 
 
 def is_held(path: Path) -> bool:

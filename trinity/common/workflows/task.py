@@ -10,7 +10,6 @@ from trinity.utils.nested import as_written
 
 if TYPE_CHECKING:
     from trinity.common.models.model import ModelWrapper
-    from trinity.common.workflows.workflow import Workflow
 
 SAMPLING_KEYS = ("n", "temperature", "top_p", "top_k", "min_tokens", "max_tokens", "stop", "seed", "logprobs")
 FORMAT_DEFAULTS: dict[str, Any] = {
@@ -60,7 +59,7 @@ class Task:
     """One row of a taskset together with the way to attempt it.
 
     Attributes:
-        workflow: class that attempts the task.
+        workflow: class that attempts the task, one of `Workflow`.
         repeat_times: number of attempts (the group size).
         format_args: names of the row's columns (`prompt_key`, `response_key`, ...).
         rollout_args: sampling arguments (`temperature`, `top_p`, `top_k`, `max_tokens`, ...).
@@ -74,7 +73,7 @@ class Task:
         index: position in the dataset, as the selector counts it.
     """
 
-    workflow: type[Workflow]
+    workflow: type[Any]
     repeat_times: int | None = None
     format_args: Any = None
     rollout_args: Any = None
@@ -87,7 +86,7 @@ class Task:
     task_id: int | str = ""
     index: dict[str, Any] = field(default_factory=dict)
 
-    def to_workflow(self, model: ModelWrapper, auxiliary_models: list[Any] | None = None) -> Workflow:
+    def to_workflow(self, model: ModelWrapper, auxiliary_models: list[Any] | None = None) -> Any:
         """Return a workflow that attempts this task with `model`."""
         return self.workflow(task=self, model=model, auxiliary_models=auxiliary_models)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from trinity.common.config import Config
 from trinity.common.workflows.task import Task
 from trinity.explorer.outcome import Outcome
 from trinity.runtime.base import ActorDiedError, Handle
@@ -13,14 +14,30 @@ from trinity.runtime.batched import COLLECT_TIMEOUT_S, BatchedCalls, BatchedHost
 from trinity.utils.deadline import bounded
 from trinity.utils.log import get_logger
 
-if TYPE_CHECKING:
-    from trinity.explorer.isolation.place import RunnerPlace
-
 logger = get_logger("explorer")
 
 GRACE_S = 30.0
 SIGN_OF_LIFE_S = 1.0
 """Seconds in which a process with a late attempt says that others can go on in it."""
+
+
+class Place(Protocol):
+    """What a process of runners asks of the place that has it."""
+
+    config: Config
+
+    @property
+    def versions(self) -> list[int]:
+        """Versions of the weights that the engines serve."""
+
+    async def start(self, name: str) -> Handle:
+        """Return the process of runners called `name`, ready for work."""
+
+    async def lose(self, process: SharedProcess) -> bool:
+        """Kill a process and all that is under way in it; return False if somebody did so before."""
+
+    def forget(self, process: SharedProcess) -> None:
+        """Leave out of `close` a process that has ended."""
 
 
 class SharedProcess:
@@ -31,7 +48,7 @@ class SharedProcess:
         place: how it is started, and the engines that it calls.
     """
 
-    def __init__(self, name: str, place: RunnerPlace) -> None:
+    def __init__(self, name: str, place: Place) -> None:
         self.name = name
         self.is_retired = False
         self.is_killed = False

@@ -8,13 +8,13 @@ for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from trinity.trainer.verl.attention_rule import PLAIN, Rule
 from trinity.trainer.verl.blockwise import blockwise
 from trinity.trainer.verl.flex import flex_attend, has_kernel
 from trinity.trainer.verl.layers import collect, spread
@@ -24,30 +24,6 @@ BLOCKWISE_MAX_LENGTH = 512
 MAX_PADDING_FACTOR = 1.5
 WINDOW_STEP = 1024
 _ALIGNMENT = 8  # of head sizes, for the library's kernels on CUDA
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What a layer's attention does beside causal softmax.
-
-    Attributes:
-        scale: factor of the scores; None: 1 / sqrt(D).
-        window: a query sees so many positions, its own included; None: all before it.
-        softcap: scores s become softcap * tanh(s / softcap); None: they stay.
-        sinks: a score of each query head that takes weight and gives nothing, or None.
-    """
-
-    scale: float | None = None
-    window: int | None = None
-    softcap: float | None = None
-    sinks: Float[Tensor, "Q"] | None = None
-
-    def of_share(self, index: int, size: int) -> Rule:
-        """Return the rule for part `index` of the query heads, of `size` equal parts."""
-        return self if self.sinks is None else replace(self, sinks=self.sinks.chunk(size)[index])
-
-
-PLAIN = Rule()
 
 
 def is_blockwise(device: torch.device, longest: int) -> bool:

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch._weights_only_unpickler import UnpicklingError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from trinity.common.constants import LORA_FOLDER
 from trinity.common.errors import CheckpointError
 from trinity.common.models.model_config import config_to_save
 from trinity.common.tensor_files import write_tensors_to
@@ -52,7 +53,6 @@ logger = get_logger("trainer")
 
 HUGGINGFACE = "huggingface"
 PARTS = ("model", "optimizer", "extra")
-LORA_FOLDER = "lora_adapter"
 
 
 def save_trained(

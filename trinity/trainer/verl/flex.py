@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable
 from functools import cache, lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -20,11 +20,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import flex_attention as flex
 
+from trinity.trainer.verl.attention_rule import Rule
 from trinity.utils.device import is_out_of_memory
 from trinity.utils.log import get_logger
-
-if TYPE_CHECKING:
-    from trinity.trainer.verl.attention import Rule
 
 logger = get_logger("trainer")
 

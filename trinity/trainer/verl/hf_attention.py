@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trinity.trainer.verl.attention import Rule, attend
+from trinity.trainer.verl.attention import attend
+from trinity.trainer.verl.attention_rule import Rule
 from trinity.trainer.verl.packing import Packed
 
 NAME = "trinity_packed"

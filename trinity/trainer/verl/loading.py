@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from trinity.common.checkpoint import hash_tree
 from trinity.common.config import Config
+from trinity.common.constants import LORA_FOLDER
 from trinity.common.errors import CheckpointError, EnvironmentProblem
 from trinity.common.models.model_config import (
     MODEL_KEY,
@@ -26,7 +27,7 @@ from trinity.common.models.model_config import (
     silence,
 )
 from trinity.common.models.rotary import settle_rotary
-from trinity.trainer.verl.checkpoint import LORA_FOLDER, read_weights
+from trinity.trainer.verl.checkpoint import read_weights
 
 if TYPE_CHECKING:
     from trinity.trainer.verl.lora import Adapter

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -20,7 +20,6 @@ from trinity.common.models.preflight_division import pipeline_problem
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from trinity.trainer.verl.decoder import FastDecoder
     from trinity.trainer.verl.packing import Packed
 
 STAGE = "pp"
@@ -28,6 +27,23 @@ _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 # Makes a micro-batch's summand of the loss from the last hidden states [M d] of its scored positions.
 LossOf = Callable[[int, Tensor], Tensor]
+
+
+@runtime_checkable
+class StagedDecoder(Protocol):
+    """What a stage asks of the decoder whose layers it shares; a sharded module."""
+
+    width: int
+    stages: Stages | None
+
+    def stream_shape(self, packed: Packed) -> tuple[int, int]:
+        """Return the shape of the residual stream that this rank holds between two layers."""
+
+    def outer(self) -> list[nn.Parameter]:
+        """Return the parameters outside of the layers, which every stage has."""
+
+    def __call__(self, packed: Packed, incoming: Tensor | None = None) -> Any:
+        """Return the last hidden states, or the residual stream of a stage that is not the last."""
 
 
 class Stages:
@@ -89,7 +105,7 @@ class Stages:
 
     # ------------------------------------------------------------- computation
     @torch.no_grad()
-    def forward(self, decoder: FastDecoder, packed: Packed) -> Float[Tensor, "M d"] | None:
+    def forward(self, decoder: StagedDecoder, packed: Packed) -> Float[Tensor, "M d"] | None:
         """Return the last hidden states on the last stage; the others pass on what they have and return None."""
         incoming = None
         if not self.is_first:
@@ -101,7 +117,7 @@ class Stages:
         distributed.send(hidden.contiguous(), dst=self.ranks[self.index + 1], group=self.group)
         return None
 
-    def accumulate(self, decoder: FastDecoder, packs: Sequence[Packed], *, loss_of: LossOf) -> None:
+    def accumulate(self, decoder: StagedDecoder, packs: Sequence[Packed], *, loss_of: LossOf) -> None:
         """Add the gradient of the micro-batches to the parameters; at most as many as stages are under way at once.
 
         Args:
@@ -145,7 +161,7 @@ class Stages:
         decoder.reshard()
         self._sum_outer(decoder)
 
-    def _sum_outer(self, decoder: FastDecoder) -> None:
+    def _sum_outer(self, decoder: StagedDecoder) -> None:
         """Sum the gradients of what every stage has."""
         from trinity.trainer.verl.ranks import local
 
@@ -178,7 +194,7 @@ class Stages:
 class _Stage(nn.Module):
     """What PyTorch's schedule calls: the layers of this stage for micro-batch `number`, its stream padded."""
 
-    def __init__(self, decoder: FastDecoder, packs: Sequence[Packed], length: int) -> None:
+    def __init__(self, decoder: StagedDecoder, packs: Sequence[Packed], length: int) -> None:
         super().__init__()
         # No child of this module: the schedule would treat a sharded one in its own way.
         self._outside: dict[str, Any] = {"decoder": decoder}

@@ -12,10 +12,12 @@ from tests.synchronizer.test_synchronizer import WeightHolder
 from trinity.buffer.store import ExperienceStore
 from trinity.common.config import Config
 from trinity.common.errors import SyncError
-from trinity.explorer.updates import WeightUpdates
+from trinity.explorer.admission import PacedAdmission
+from trinity.explorer.assembly import experience_buffer, store_scope
+from trinity.explorer.producer import Producer
+from trinity.synchronizer.local import LocalSynchronizer
 from trinity.synchronizer.schedule import DynamicSchedule, schedule_of
 from trinity.synchronizer.served import ServedWeights
-from trinity.synchronizer.synchronizer import Synchronizer
 
 
 def config_of(train_batch_size: int, max_staleness: int) -> Config:
@@ -39,11 +41,12 @@ async def admitted(config: Config, store: ExperienceStore) -> bool | None:
 
     schedule = schedule_of(config)
     assert isinstance(schedule, DynamicSchedule)
-    meeting: Any = Synchronizer(schedule, timeout_s=5.0)
+    meeting: Any = LocalSynchronizer(schedule, timeout_s=5.0)
     engine: Any = WeightHolder()
     served = ServedWeights(meeting, engine, explorer="explorer")
-    updates = WeightUpdates(config, schedule, served=served, store=store, synchronizer=meeting, call=call)
-    return await updates.admit(1)
+    names: Any = {"buffer": experience_buffer(config), "name": "explorer", "scope": store_scope(config)}
+    producer = Producer(store, call, **names)
+    return await PacedAdmission(config, schedule, served=served, producer=producer).admit(1)
 
 
 def test_a_batch_that_is_older_than_the_bound_when_it_is_trained_never_begins(tmp_path: Path) -> None:

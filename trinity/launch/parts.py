@@ -1,4 +1,4 @@
-"""Components that run apart and meet in a job folder: who they are, what they keep there, what they must agree on."""
+"""Parts that run apart and meet in a job folder: who they are, what they keep there, what they must agree on."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import yaml
 from trinity.common.config import Config
 from trinity.common.constants import BENCH, TRAINER, Mode, StorageType
 from trinity.common.errors import CheckpointError, ConfigError
-from trinity.launch.job import COMPONENTS, SAVED_CONFIG, flatten
+from trinity.launch.job import PARTS_FOLDER, SAVED_CONFIG, flatten
 
-# What explorers and trainer of one job must say alike; the rest is each component's own business.
+# What explorers and trainer of one job must say alike; the rest is each part's own business.
 SHARED = (
     "algorithm.algorithm_type",
     "algorithm.advantage_fn",
@@ -33,7 +33,7 @@ SHARED = (
 )
 
 
-def component_of(config: Config) -> str | None:
+def part_of(config: Config) -> str | None:
     """Return the name under which a run shares its job folder with others; None for one that has it to itself.
 
     A trainer has one place, whatever its name: a second one finds it taken, and one that comes back under another name
@@ -49,34 +49,34 @@ def component_of(config: Config) -> str | None:
     return None
 
 
-def check_shared_keys(job_dir: Path, component: str | None, text: str) -> None:
-    """Compare a component's configuration with those of the others of its job.
+def check_shared_keys(job_dir: Path, part: str | None, text: str) -> None:
+    """Compare a part's configuration with those of the others of its job.
 
     Args:
         job_dir: folder of the job.
-        component: name of the component; None for a run that has the job to itself.
+        part: name of the part; None for a run that has the job to itself.
         text: YAML text of its resolved configuration.
 
     Raises:
         ConfigError: a key that all must say alike differs (E1810).
         CheckpointError: the job was begun apart and is continued in one process, or the other way round (E7040).
     """
-    others = sorted((job_dir / COMPONENTS).glob("*.yaml"))
-    if component is None and any(path.stem != BENCH for path in others) or (
-        component not in (None, BENCH) and (job_dir / SAVED_CONFIG).exists()
+    others = sorted((job_dir / PARTS_FOLDER).glob("*.yaml"))
+    if part is None and any(path.stem != BENCH for path in others) or (
+        part not in (None, BENCH) and (job_dir / SAVED_CONFIG).exists()
     ):  # fmt: skip
-        begun, now = ("in parts", "in one process") if component is None else ("in one process", "in parts")
+        begun, now = ("in parts", "in one process") if part is None else ("in one process", "in parts")
         raise CheckpointError(
             f"{job_dir} was begun {begun} and this run would continue it {now}, whose explorers keep their place "
             "elsewhere; take the `mode` that it was begun with, or choose another `name`",
             code="E7040",
         )
-    if component in (None, BENCH):
+    if part in (None, BENCH):
         return
     own = flatten(yaml.safe_load(text) or {})
     for path in others:
-        if path.stem not in (component, BENCH):
-            _check_alike(component or "", own, path.stem, flatten(yaml.safe_load(path.read_text("utf-8")) or {}))
+        if path.stem not in (part, BENCH):
+            _check_alike(part or "", own, path.stem, flatten(yaml.safe_load(path.read_text("utf-8")) or {}))
 
 
 def _check_alike(name: str, own: Mapping[str, Any], other_name: str, other: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Explore steps that overlap (style `fully_async`): the next batch begins while earlier ones are under way."""
+"""The order of explore steps: one after the other, or overlapping (style `fully_async`)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trinity.common.workflows.task import Task
-    from trinity.explorer.explorer import Explorer, Rollout
-    from trinity.explorer.updates import WeightUpdates
+    from trinity.explorer.admission import Admission, PacedAdmission
+    from trinity.explorer.steps import ExploreSteps, Rollout
 
 START_POLL_S = 0.1  # between two looks at whether the next batch may begin
 
@@ -21,7 +21,22 @@ class _Flight:
     rollout: asyncio.Task[Rollout | None]
 
 
-async def explore_overlapped(explorer: Explorer, updates: WeightUpdates, *, limit: int) -> None:
+async def explore_in_turn(steps: ExploreSteps, *, admission: Admission) -> None:
+    """Explore to the end, one step after the other."""
+    while True:
+        step = steps.state.explore_step + 1
+        tasks = await steps.read_tasks(step)
+        if not tasks or not await admission.admit(step):
+            return
+        if steps.is_eval_due(step - 1):
+            await steps.evaluate(step - 1)
+        rollout = await steps.roll_out(step, tasks)
+        if rollout is None:
+            return
+        await steps.finish_step(step, rollout)
+
+
+async def explore_overlapped(steps: ExploreSteps, *, admission: PacedAdmission, limit: int) -> None:
     """Explore to the end with at most `limit` batches under way; steps are finished in their order.
 
     The engine takes newer weights meanwhile. An evaluation waits for the end of what is under way, and nothing begins
@@ -29,26 +44,26 @@ async def explore_overlapped(explorer: Explorer, updates: WeightUpdates, *, limi
     a resume, since a snapshot knows finished steps only.
 
     Raises:
-        TrinityError: what ended a batch or the updates; the other batches are ended.
+        TrinityError: what ended a batch or the following of the trainer; the other batches are ended.
     """
     flights: deque[_Flight] = deque()
-    following = asyncio.ensure_future(updates.follow())
-    ahead = _Ahead(explorer)
+    following = asyncio.ensure_future(admission.follow())
+    ahead = _Ahead(steps)
     try:
         while True:
             while len(flights) < limit and (tasks := await ahead.tasks()):
-                if explorer.is_eval_due(ahead.step - 1):
+                if steps.is_eval_due(ahead.step - 1):
                     if flights:  # an evaluation has the engine, and its weights, for itself
                         break
-                    async with updates.lock:
-                        await explorer.evaluate(ahead.step - 1)
-                verdict = await updates.admit(ahead.step, in_flight=len(flights))
+                    async with admission.lock:
+                        await steps.evaluate(ahead.step - 1)
+                verdict = await admission.admit(ahead.step, in_flight=len(flights))
                 if verdict is None:
                     break
                 if not verdict:
                     ahead.is_ended = True
                     break
-                rollout = asyncio.ensure_future(explorer.roll_out(ahead.step, tasks))
+                rollout = asyncio.ensure_future(steps.roll_out(ahead.step, tasks))
                 flights.append(_Flight(ahead.step, rollout))
                 ahead.advance()
             if not flights:
@@ -62,7 +77,7 @@ async def explore_overlapped(explorer: Explorer, updates: WeightUpdates, *, limi
                 flights.popleft()
                 ended = first.rollout.result()
                 if ended is not None:  # else the last tasks were left out; what began after them goes on
-                    await explorer.finish_step(first.step, ended)
+                    await steps.finish_step(first.step, ended)
     finally:
         left = [following, *(flight.rollout for flight in flights)]
         for task in left:
@@ -73,16 +88,16 @@ async def explore_overlapped(explorer: Explorer, updates: WeightUpdates, *, limi
 class _Ahead:
     """The step that comes next, and its tasks once they are read."""
 
-    def __init__(self, explorer: Explorer) -> None:
-        self.step = explorer.state.explore_step + 1
+    def __init__(self, steps: ExploreSteps) -> None:
+        self.step = steps.state.explore_step + 1
         self.is_ended = False
-        self._explorer = explorer
+        self._steps = steps
         self._tasks: list[Task] | None = None
 
     async def tasks(self) -> list[Task]:
         """Return the tasks of the step; none at the end."""
         if self._tasks is None:
-            self._tasks = await self._explorer.read_tasks(self.step)
+            self._tasks = await self._steps.read_tasks(self.step)
         return [] if self.is_ended else self._tasks
 
     def advance(self) -> None:

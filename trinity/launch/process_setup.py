@@ -1,4 +1,4 @@
-"""What a process of the run does before it makes its component: environment, log, determinism, plugins."""
+"""What a process of a run does before anything else: environment, log, determinism, plugins."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ THIS_MACHINE = "127.0.0.1"
 _open_logs = contextlib.ExitStack()
 
 
-def component_setup(config: Config, *, has_console: bool) -> Setup:
+def process_setup(config: Config, *, has_console: bool) -> Setup:
     """Return what the processes of a stage do first.
 
     Args:
@@ -70,7 +70,7 @@ def component_setup(config: Config, *, has_console: bool) -> Setup:
         "secrets": known_secrets(),
         "has_console": has_console,
     }
-    return Setup(prepare_component, arguments)
+    return Setup(set_up_process, arguments)
 
 
 def carried_environment(config: Config) -> dict[str, str]:
@@ -89,7 +89,7 @@ def carried_environment(config: Config) -> dict[str, str]:
     return carried
 
 
-def prepare_component(
+def set_up_process(
     name: str,
     *,
     environment: Mapping[str, str],
@@ -103,7 +103,7 @@ def prepare_component(
     secrets: Sequence[str],
     has_console: bool,
 ) -> None:
-    """Prepare this process for the component `name`; the arguments are those of `component_setup`."""
+    """Prepare this process for the component `name` of a runtime; the arguments are those of `process_setup`."""
     os.environ.update(environment)
     failpoints.enter(name)
     for secret in secrets:

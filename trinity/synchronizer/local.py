@@ -1,13 +1,8 @@
-"""The meeting point of explorer and trainer: versions, tickets, and the explorers' last finished steps.
-
-Every method is awaited and its arguments are plain values, so that the synchronizer can live in this process or behind
-a handle. It holds no model and no weights: a transport on the trainer's side does, and a ticket says how to get them.
-"""
+"""The meeting point within one run: versions, tickets, and the explorers' last finished steps, in memory."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,16 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.common.errors import SyncError
 from trinity.synchronizer.schedule import FixedSchedule, Schedule
-from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
-    from trinity.common.models.model import InferenceModel
     from trinity.common.weights import Ticket
-    from trinity.synchronizer.folder import FolderSynchronizer
-
-logger = get_logger("synchronizer")
-
-EXPLORER = "explorer"
 
 
 @dataclass
@@ -48,8 +36,8 @@ class Seat:
     is_done: bool = False
 
 
-class Synchronizer:
-    """Carries tickets from the trainer to the explorers.
+class LocalSynchronizer:
+    """`Synchronizer` for the explorers and the trainer of one run, which all call one object.
 
     Args:
         schedule: which version serves which explore step.
@@ -131,7 +119,7 @@ class Synchronizer:
             self._trainer_done = True
             self._changed.notify_all()
 
-    async def explorer_state(self, explorer: str = EXPLORER) -> dict[str, Any] | None:
+    async def explorer_state(self, explorer: str) -> dict[str, Any] | None:
         """Return an explorer's snapshot after its last finished step, for a checkpoint."""
         return self._seats[explorer].state if explorer in self._seats else None
 
@@ -146,8 +134,16 @@ class Synchronizer:
         oldest = self._oldest_needed()
         return [version for version in sorted(self._tickets) if oldest <= version < training_step]
 
+    async def is_explorer_starting(self) -> bool:
+        """Return false: the explorers of a run are there from its beginning."""
+        return False
+
     # ----------------------------------------------------------------- explorer
-    async def wait_for_version(self, version: int, *, timeout_s: float | None = None, explorer: str = EXPLORER) -> int:
+    async def required_version(self) -> int:
+        """Return 0: within one run, schedule and bound say what a step requires."""
+        return 0
+
+    async def wait_for_version(self, version: int, *, timeout_s: float | None = None, explorer: str) -> int:
         """Wait until `version` or a newer one is published, or the trainer has finished; return the newest.
 
         Raises:
@@ -167,7 +163,7 @@ class Synchronizer:
                 seat.awaited = None
             return self._version
 
-    async def ask(self, version: int = 0, *, timeout_s: float | None = None, explorer: str = EXPLORER) -> int:
+    async def ask(self, version: int = 0, *, timeout_s: float | None = None, explorer: str) -> int:
         """Ask the trainer for its weights, `version` or newer; return the newest when it has answered, or has finished.
 
         It answers between two training steps, also while it waits for experiences.
@@ -198,7 +194,7 @@ class Synchronizer:
                 await self._until(self._is_newer_than(self._version), "the trainer to finish", timeout_s=timeout_s)
             return self._version
 
-    async def fetch(self, version: int, *, explorer: str = EXPLORER) -> Ticket:
+    async def fetch(self, version: int, *, explorer: str) -> Ticket:
         """Return the ticket of `version`; call `release` when the engines hold their own copy.
 
         Raises:
@@ -213,7 +209,7 @@ class Synchronizer:
             self._seat(explorer).reading[version] += 1
             return self._tickets[version]
 
-    async def release(self, version: int, *, explorer: str = EXPLORER) -> None:
+    async def release(self, version: int, *, explorer: str) -> None:
         """Say that the engines hold their own copy of `version`, or gave up taking it."""
         async with self._changed:
             reading = self._seat(explorer).reading
@@ -223,12 +219,12 @@ class Synchronizer:
             self._borrowed = None
             self._changed.notify_all()
 
-    async def report_explorer(self, state: dict[str, Any], *, explorer: str = EXPLORER) -> None:
+    async def report_explorer(self, state: dict[str, Any], *, explorer: str) -> None:
         """Keep an explorer's snapshot (JSON-able, with key `explore_step`) after a finished step."""
         async with self._changed:
             self._seat(explorer).state = state
 
-    async def finish_explorer(self, *, explorer: str = EXPLORER) -> None:
+    async def finish_explorer(self, *, explorer: str) -> None:
         """Say that an explorer will ask for no further version."""
         async with self._changed:
             self._seat(explorer).is_done = True
@@ -242,7 +238,7 @@ class Synchronizer:
         explorer_state: dict[str, Any] | None,
         *,
         tickets: Sequence[Ticket],
-        explorer: str = EXPLORER,
+        explorer: str,
     ) -> None:
         """Continue from a checkpoint.
 
@@ -317,33 +313,3 @@ class Synchronizer:
                 "raise synchronizer.sync_timeout if a step takes longer",
                 code="E5501",
             ) from error
-
-
-async def pull_weights(
-    synchronizer: Synchronizer | FolderSynchronizer, engine: InferenceModel, version: int, *, explorer: str = EXPLORER
-) -> dict[str, float]:
-    """Let `engine` load `version` and tell the synchronizer; return `time/sync_weight` and what was moved.
-
-    Raises:
-        SyncError: the weights are not held, or not those that were published; the engine keeps its version.
-        DeadlineError: they did not come before `synchronizer.sync_timeout`.
-    """
-    start = time.perf_counter()
-    ticket = await synchronizer.fetch(version, explorer=explorer)
-    try:
-        await engine.pull(ticket)
-    finally:
-        await synchronizer.release(version, explorer=explorer)
-    seconds = time.perf_counter() - start
-    logger.debug("engine serves version %d after %.3f s", version, seconds)
-    return sync_metrics(ticket, seconds)
-
-
-def sync_metrics(ticket: Ticket, seconds: float) -> dict[str, float]:
-    """Return the time of a hand-over in seconds, the bytes that were moved, and gigabytes (1e9) of weights a second."""
-    moved = ticket.place.get("moved_bytes", ticket.num_bytes)
-    return {
-        "time/sync_weight": seconds,
-        "perf/sync_bytes": float(moved),
-        "perf/sync_gb_per_second": ticket.num_bytes / 1e9 / max(seconds, 1e-9),
-    }

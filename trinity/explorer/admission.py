@@ -1,0 +1,223 @@
+"""When an explore step may begin, and on which weights: one class for each way to serve them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from trinity.buffer.store.backlog import Backlog, Pace
+from trinity.common.config.mixture import num_expert_rows
+from trinity.common.constants import SyncStyle
+from trinity.common.errors import SyncError
+from trinity.utils.log import get_logger
+
+if TYPE_CHECKING:
+    from trinity.common.config import Config
+    from trinity.explorer.producer import Producer
+    from trinity.synchronizer.schedule import DynamicSchedule, FixedSchedule
+    from trinity.synchronizer.served import ServedWeights
+
+logger = get_logger("explorer")
+
+FOLLOW_POLL_S = 0.2
+
+
+class Admission(Protocol):
+    """Lets explore steps begin, and gives the engine the weights that they begin with."""
+
+    async def admit(self, step: int, *, in_flight: int = 0) -> bool | None:
+        """Return whether explore step `step` may begin: true; false if the trainer has ended; None if not yet.
+
+        None comes only with batches under way, of which there are `in_flight`; without, the answer is waited for.
+
+        Raises:
+            SyncError: the weights did not come before `synchronizer.sync_timeout` (E5501).
+        """
+
+
+class ScheduledAdmission:
+    """`Admission` of style `fixed` within one run: the schedule says which version serves which step.
+
+    Args:
+        schedule: of the run.
+        served: the engine and what it serves.
+        producer: the explorer in the store.
+        timeout_s: longest wait for a version.
+    """
+
+    def __init__(self, schedule: FixedSchedule, *, served: ServedWeights, producer: Producer, timeout_s: float) -> None:
+        self._schedule = schedule
+        self._served = served
+        self._producer = producer
+        self._timeout_s = timeout_s
+
+    async def admit(self, step: int, *, in_flight: int = 0) -> bool:
+        """Make the engine serve the version of `step`; see `Admission`."""
+        version = self._schedule.version_for(step)
+        if version <= self._served.engine.model_version:
+            return True
+        started = time.perf_counter()
+        newest = await _awaited(version, self._served, self._producer, self._timeout_s)
+        if newest < version:
+            logger.info("the trainer has finished with version %d: no explore step %d", newest, step)
+            return False
+        self._served.note_wait(started)
+        await self._served.take(version)
+        return True
+
+
+class ApartAdmission:
+    """`Admission` of style `fixed` where explorers run apart: the newest version, waited for only if it is too old.
+
+    It is taken at the schedule's points of synchronisation, and before the first step of this process.
+
+    Args:
+        schedule: of the part of the job.
+        served: the engine and what it serves.
+        producer: the explorer in the store.
+        timeout_s: longest wait for a version.
+    """
+
+    def __init__(self, schedule: FixedSchedule, *, served: ServedWeights, producer: Producer, timeout_s: float) -> None:
+        self._schedule = schedule
+        self._served = served
+        self._producer = producer
+        self._timeout_s = timeout_s
+        self._is_first = True
+
+    async def admit(self, step: int, *, in_flight: int = 0) -> bool:
+        """Bring the engine to the newest version where it is time; see `Admission`."""
+        synchronizer = self._served.synchronizer
+        is_first, self._is_first = self._is_first, False
+        if is_first or self._schedule.is_sync_point(step):
+            started = time.perf_counter()
+            required = await synchronizer.required_version()
+            if await synchronizer.newest_version() < required:
+                await _awaited(required, self._served, self._producer, self._timeout_s)
+            self._served.note_wait(started)
+            await self._served.take_newest()
+        if await synchronizer.is_trainer_finished():
+            logger.info("the trainer has finished: no explore step %d", step)
+            return False
+        return True
+
+
+async def _awaited(version: int, served: ServedWeights, producer: Producer, timeout_s: float) -> int:
+    """Return the newest version once `version` is there or the trainer has finished; the reader is told of the wait."""
+    await producer.announce_wait(version)
+    return await served.synchronizer.wait_for_version(version, timeout_s=timeout_s, explorer=served.explorer)
+
+
+def pace_of(config: Config) -> Pace | None:
+    """Return the bound of `synchronizer.max_staleness` with the sizes that it depends on; None without a bound."""
+    limit, buffer = config.synchronizer.max_staleness, config.buffer
+    if limit is None:
+        return None
+    taskset = buffer.explorer_input.taskset
+    repeats = (taskset.repeat_times if taskset is not None else None) or config.algorithm.repeat_times or 1
+    rollouts = buffer.batch_size * repeats
+    per_step = buffer.train_batch_size or rollouts
+    if config.algorithm.sample_strategy == "mix":
+        arguments = config.algorithm.sample_strategy_args or {}
+        per_step -= num_expert_rows(arguments.get("expert_data_ratio", 0.5), per_step)
+    return Pace(limit, rollouts, max(1, per_step), batches_at_once(config))
+
+
+def batches_at_once(config: Config) -> int:
+    """Return how many explore steps may be under way: one, unless the style is `fully_async`.
+
+    In deterministic mode it is one as well: the rounds of the engine are those of one batch.
+    """
+    is_async = config.synchronizer.sync_style == SyncStyle.FULLY_ASYNC and not config.deterministic
+    return config.explorer.max_inflight_batches if is_async else 1
+
+
+class PacedAdmission:
+    """`Admission` of the other styles: the engine follows the trainer, and a bound on staleness holds steps back.
+
+    Args:
+        config: resolved configuration of the stage.
+        schedule: when to ask.
+        served: the engine and what it serves.
+        producer: the explorer in the store, which holds what is not trained yet.
+
+    Attributes:
+        lock: held while the weights change.
+    """
+
+    def __init__(self, config: Config, schedule: DynamicSchedule, *, served: ServedWeights, producer: Producer) -> None:
+        self.lock = asyncio.Lock()
+        self._schedule = schedule
+        self._served = served
+        self._producer = producer
+        self._pace = pace_of(config)
+        self._timeout_s = config.synchronizer.sync_timeout
+        self._is_first = True
+
+    async def admit(self, step: int, *, in_flight: int = 0) -> bool | None:
+        """Return whether explore step `step` may begin; see `Admission`.
+
+        Raises:
+            SyncError: the trainer gave no newer weights before `synchronizer.sync_timeout` (E5501), or no step can
+                ever begin under the bound (E5510).
+        """
+        started, synchronizer = time.perf_counter(), self._served.synchronizer
+        asks = self._schedule.is_asked_before(step)
+        if asks:
+            await self._ask(0)
+        if asks or self._is_first or self._schedule.style != SyncStyle.DYNAMIC_BY_EXPLORER:
+            self._is_first = False  # a process that begins takes what there is, whatever the step
+            await self.take_newest()
+        while not await synchronizer.is_trainer_finished():
+            version = self._served.engine.model_version
+            if self._pace is None:
+                self._served.note_wait(started)
+                return True
+            backlog = await self._producer.enter_batch(version, self._pace, in_flight=in_flight)
+            if version >= backlog.required_version(self._pace, in_flight=in_flight):
+                self._served.note_wait(started)
+                return True
+            if in_flight:
+                return None
+            self._check_possible(backlog, version, step=step)
+            await self._ask(version + 1)
+            await self.take_newest()
+        logger.info("the trainer has finished: no explore step %d", step)
+        return False
+
+    async def _ask(self, version: int) -> None:
+        """Let the trainer publish `version` or a newer one; 0: what it has."""
+        await self._served.synchronizer.ask(version, timeout_s=self._timeout_s, explorer=self._served.explorer)
+
+    async def take_newest(self) -> None:
+        """Let the engine load the newest version, unless it serves it already.
+
+        Raises:
+            SyncError: the weights could not be had; the engine keeps its version.
+        """
+        async with self.lock:
+            await self._served.take_newest()
+
+    async def follow(self) -> None:
+        """Let the engine load every version soon after it is published; goes on until it is cancelled.
+
+        Raises:
+            SyncError: the weights could not be had.
+        """
+        while True:
+            await asyncio.sleep(FOLLOW_POLL_S)
+            await self.take_newest()
+
+    def _check_possible(self, backlog: Backlog, version: int, *, step: int) -> None:
+        pace = self._pace
+        if pace is None or not backlog.is_empty or version < backlog.step:
+            return
+        least = -(-pace.rollouts // pace.rollouts_per_step) - 1
+        if pace.max_staleness < least:
+            raise SyncError(
+                f"explore step {step} cannot begin: its {pace.rollouts} rollouts are trained in steps of "
+                f"{pace.rollouts_per_step}, so that the last are {least} versions old, and "
+                f"synchronizer.max_staleness is {pace.max_staleness}; raise it to {least}",
+                code="E5510",
+            )

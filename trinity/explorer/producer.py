@@ -1,0 +1,75 @@
+"""The experience store as one explorer uses it: its buffer, its name, and one thread for the calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trinity.buffer.store import AppendResult, ExperienceStore
+    from trinity.buffer.store.backlog import Backlog, Pace
+    from trinity.common.experience import Experience
+
+Call = Callable[..., Coroutine[Any, Any, Any]]
+
+
+class Producer:
+    """An explorer in the store.
+
+    Args:
+        store: where experiences go.
+        call: runs a blocking call; the calls come one after the other.
+        buffer: name of the experience buffer.
+        name: of the explorer.
+        scope: `run` and `stage` of the rows.
+    """
+
+    def __init__(self, store: ExperienceStore, call: Call, *, buffer: str, name: str, scope: Mapping[str, str]) -> None:
+        self.store = store
+        self.buffer = buffer
+        self.name = name
+        self.scope = dict(scope)
+        self._call = call
+
+    async def open(self) -> None:
+        """Announce the producer."""
+        await self._call(self.store.open_producer, self.buffer, self.name, **self.scope)
+
+    async def close(self) -> None:
+        """Say that nothing more will be appended."""
+        await self._call(self.store.close_producer, self.buffer, self.name, **self.scope)
+
+    async def snapshot(self) -> str | None:
+        """Return what the last append, or the explorer since, has kept of its place."""
+        text: str | None = await self._call(self.store.snapshot, self.buffer, self.name, **self.scope)
+        return text
+
+    async def announce_wait(self, version: int) -> None:
+        """Say that nothing more comes before weights of `version`."""
+        await self._call(self.store.announce_wait, self.buffer, self.name, version, **self.scope)
+
+    async def enter_batch(self, version: int, pace: Pace, *, in_flight: int) -> Backlog:
+        """Say that a batch is about to begin on weights of `version`; return what is not trained yet."""
+        now = {"version": version, "pace": pace, "in_flight": in_flight}
+        backlog: Backlog = await self._call(self.store.enter_batch, self.buffer, self.name, **self.scope, **now)
+        return backlog
+
+    async def append(self, experiences: Sequence[Experience], *, explore_step: int, snapshot: str) -> AppendResult:
+        """Store a step's experiences, and with them where the explorer stands after the step."""
+        appended: AppendResult = await self._call(
+            self.store.append,
+            self.buffer,
+            experiences,
+            producer=self.name,
+            explore_step=explore_step,
+            snapshot=snapshot,
+            **self.scope,
+        )
+        return appended
+
+    async def has_room(self, *, wait_s: float) -> bool:
+        """Return whether the buffer has room for another step, waiting for it at most `wait_s` seconds."""
+        has_room: bool = await self._call(
+            self.store.wait_for_room, self.buffer, self.name, timeout_s=wait_s, **self.scope
+        )
+        return has_room

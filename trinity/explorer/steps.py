@@ -1,0 +1,194 @@
+"""Explore steps: tasks, rollouts, pipeline, store; and the evaluations between them."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from trinity.common.constants import Mode
+from trinity.explorer.assembly import ExplorerParts
+from trinity.explorer.baseline import attach_baselines
+from trinity.explorer.metrics import prefixed, rollout_metrics
+from trinity.explorer.outcome import BatchResult
+from trinity.explorer.room import wait_for_room
+from trinity.explorer.state import ExplorerState
+from trinity.explorer.step_tasks import StepTasks
+from trinity.utils.failpoints import failpoint
+from trinity.utils.log import get_logger
+
+if TYPE_CHECKING:
+    from trinity.buffer.store import AppendResult
+    from trinity.common.config import Config
+    from trinity.common.experience import Experience
+    from trinity.common.workflows.task import Task
+    from trinity.explorer.producer import Producer
+    from trinity.monitor.monitor import Monitor
+    from trinity.synchronizer.served import ServedWeights
+
+logger = get_logger("explorer")
+
+
+@dataclass
+class ExploreSummary:
+    """What the explorer did.
+
+    Attributes:
+        step: the last finished explore step, over all processes of the job.
+        experience_count: experiences appended by this process.
+        evaluations: explore step -> metrics of the evaluations of this process.
+    """
+
+    step: int = 0
+    experience_count: int = 0
+    evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What came of the tasks of an explore step.
+
+    Attributes:
+        result: outcomes of all runs.
+        model_version: that the engine served when the step began.
+        started: when that was, as `time.perf_counter()`.
+        times: what the step waited for, as metrics.
+    """
+
+    result: BatchResult
+    model_version: int
+    started: float
+    times: dict[str, float]
+
+
+class ExploreSteps:
+    """What happens in an explore step; `loops` says when.
+
+    Args:
+        config: resolved configuration of the stage.
+        parts: reader, scheduler, evaluator and pipeline.
+        tasks: of the steps.
+        served: the engine and what it serves.
+        producer: the explorer in the store.
+        monitor: metrics of the explorer.
+        state: where the explorer stands; kept up.
+
+    Attributes:
+        summary: what was done.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        parts: ExplorerParts,
+        tasks: StepTasks,
+        served: ServedWeights,
+        producer: Producer,
+        monitor: Monitor,
+        state: ExplorerState,
+    ) -> None:
+        self.state = state
+        self.summary = ExploreSummary(step=state.explore_step)
+        self._config = config
+        self._parts = parts
+        self._tasks = tasks
+        self._served = served
+        self._producer = producer
+        self._monitor = monitor
+
+    async def read_tasks(self, step: int) -> list[Task]:
+        """Return the tasks of explore step `step`; none at the end of the run."""
+        total = self._config.buffer.total_steps
+        if total is not None and step > total:
+            return []
+        return await self._tasks.read(step)
+
+    async def roll_out(self, step: int, tasks: list[Task]) -> Rollout | None:
+        """Let the model attempt the tasks of explore step `step`; `finish_step` takes what came of it.
+
+        Tasks of which no run is completed are replaced by the next ones; None if they were the last.
+
+        Raises:
+            WorkflowError: no run was completed for several batches of tasks (E5130).
+        """
+        started, version, times = time.perf_counter(), self._served.engine.model_version, self._served.pop_times()
+        num_empty = 0
+        while True:
+            result = await self._parts.scheduler.schedule(
+                tasks, batch=self._batch(step), with_baseline=self._parts.needs.baseline
+            )
+            if result.finished_tasks:
+                return Rollout(result, version, started, times | {"rollout/empty_batch_count": num_empty})
+            num_empty, is_first = num_empty + 1, not self.state.explore_step
+            tasks = await self._tasks.replace(step, result, num_empty=num_empty, is_first=is_first)
+            if not tasks:
+                return None
+
+    async def finish_step(self, step: int, rollout: Rollout) -> None:
+        """Process and store the experiences of explore step `step`, log it, and report it as finished."""
+        result = rollout.result
+        metrics = rollout_metrics(result) | attach_baselines(result)
+        metrics["rollout/model_version"] = rollout.model_version
+        experiences, own = await self._parts.pipeline.process(result.experiences)
+        metrics |= prefixed("experience_pipeline", own)
+        metrics["time/wait_room"] = await wait_for_room(
+            self._producer, self._served.synchronizer, timeout_s=self._config.synchronizer.sync_timeout
+        )
+        metrics |= prefixed("perf/engine", await self._served.engine.stats())
+        self.state.explore_step = step
+        self.state.readers = self._tasks.finish(step)
+        # Nothing is waited for from here to the report: a checkpoint with this step's rows must know that it is done.
+        appended = await self._append(step, experiences)
+        if appended.duplicates:
+            logger.info("explore step %d was in the store already: it stays as it is", step)
+        metrics["experience_pipeline/oversize_count"] = appended.quarantined
+        metrics["time/wait_explore_step"] = result.wall_s
+        metrics["time/explore_step"] = time.perf_counter() - rollout.started
+        self._monitor.log(metrics | rollout.times, step=step)
+        failpoint("explore.after_rollout")
+        self.summary.step = step
+        self.summary.experience_count += appended.appended
+        await self.report()
+
+    def _batch(self, step: int) -> int | str:
+        """Return the first part of the step's ids; several explorers of a job count their steps each."""
+        return f"{self._producer.name}/{step}" if self._config.mode == Mode.EXPLORE else step
+
+    async def _append(self, step: int, experiences: list[Experience]) -> AppendResult:
+        """Store a step's experiences, and with them where the explorer stands after the step."""
+        self._note_place()
+        self.state.monitor["lines"] += 1  # the line of this step, which comes next
+        snapshot = json.dumps(self.state.as_json())
+        return await self._producer.append(experiences, explore_step=step, snapshot=snapshot)
+
+    def _note_place(self) -> None:
+        self.state.model_version = self._served.engine.model_version
+        self.state.pipeline = self._parts.pipeline.state_dict()
+        if self._config.explorer.dynamic_timeout.enable:
+            self.state.times = self._parts.scheduler.times.state_dict()
+        self.state.monitor = dict(self._monitor.state_dict())
+
+    async def report(self) -> None:
+        """Tell the synchronizer where the explorer stands."""
+        self._note_place()
+        await self._served.synchronizer.report_explorer(self.state.as_json(), explorer=self._producer.name)
+
+    # --------------------------------------------------------------- evaluation
+    def is_eval_due(self, step: int) -> bool:
+        """Return whether the model that has explored `step` steps is to be evaluated now."""
+        if not self._parts.evaluator.tasksets or step in self.state.eval_steps:
+            return False
+        if step == 0:
+            return self._config.explorer.eval_on_startup and self._served.engine.model_version == 0
+        interval = self._config.explorer.eval_interval
+        return interval is not None and step % interval == 0
+
+    async def evaluate(self, step: int) -> None:
+        """Evaluate the model that has explored `step` steps, log it, and report it."""
+        metrics = await self._parts.evaluator.evaluate(step, must_complete=step == 0)
+        self._monitor.log(metrics | {"eval/model_version": self._served.engine.model_version}, step=step)
+        self.summary.evaluations[step] = metrics
+        self.state.eval_steps.append(step)
+        await self.report()

@@ -1,0 +1,95 @@
+"""What explorers and trainer ask of the place where they meet: versions, tickets, and who has come how far.
+
+`local.py` is the meeting point within one run, `folder.py` that of components which run apart. Every method is awaited
+and its arguments are plain values, so that the object may be in this process or behind a handle. It holds no weights: a
+transport on the trainer's side does, and a ticket says how to get them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from trinity.common.weights import Ticket
+
+
+@runtime_checkable
+class Synchronizer(Protocol):
+    """Carries tickets from the trainer to the explorers; see its two forms for what each method means there."""
+
+    # ------------------------------------------------------------------ trainer
+    async def is_awaited(self, version: int) -> bool:
+        """Return whether an explorer waits for `version` and may copy from the live tensors."""
+
+    async def publish(self, ticket: Ticket, *, is_lent: bool = False) -> int | None:
+        """Make a version available; return the oldest that is still needed, None where nobody took a lent one."""
+
+    async def wait_for_question(self, *, timeout_s: float) -> bool:
+        """Wait until an explorer asks for weights; return whether one did in time."""
+
+    async def is_asked(self) -> bool:
+        """Return whether an explorer waits for an answer."""
+
+    async def answer(self) -> None:
+        """Say that the newest version is what the trainer has."""
+
+    async def finish_trainer(self) -> None:
+        """Say that no further version will come."""
+
+    async def explorer_state(self, explorer: str) -> dict[str, Any] | None:
+        """Return an explorer's snapshot for a checkpoint, if a checkpoint is where it is kept."""
+
+    async def needed_versions(self, training_step: int) -> list[int]:
+        """Return the versions before `training_step` that a checkpoint must hold for an explorer."""
+
+    async def restore(
+        self,
+        version: int,
+        explorer_state: dict[str, Any] | None,
+        *,
+        tickets: Sequence[Ticket],
+        explorer: str,
+    ) -> None:
+        """Begin, or continue from a checkpoint whose newest version is `version`."""
+
+    async def is_explorer_starting(self) -> bool:
+        """Return whether an explorer that runs apart has started and not said anything yet."""
+
+    # ----------------------------------------------------------------- explorer
+    async def required_version(self) -> int:
+        """Return the version without which no explorer that runs apart may begin a further step."""
+
+    async def wait_for_version(self, version: int, *, timeout_s: float | None = None, explorer: str) -> int:
+        """Wait until `version` or a newer one is published, or the trainer has finished; return the newest."""
+
+    async def ask(self, version: int = 0, *, timeout_s: float | None = None, explorer: str) -> int:
+        """Ask for `version` or a newer one, 0 for what there is; return the newest when the trainer has answered."""
+
+    async def wait_for_trainer(self, *, timeout_s: float | None = None) -> int:
+        """Wait until the trainer has finished; return the last version."""
+
+    async def fetch(self, version: int, *, explorer: str) -> Ticket:
+        """Return the ticket of `version`; call `release` when the engines hold their own copy."""
+
+    async def release(self, version: int, *, explorer: str) -> None:
+        """Say that the engines hold their own copy of `version`, or gave up taking it."""
+
+    async def report_explorer(self, state: dict[str, Any], *, explorer: str) -> None:
+        """Keep an explorer's snapshot after a finished step."""
+
+    async def finish_explorer(self, *, explorer: str) -> None:
+        """Say that this explorer will ask for no further version."""
+
+    # ------------------------------------------------------------------- either
+    async def newest_version(self) -> int:
+        """Return the newest published version; 0 is the initial model."""
+
+    async def newest(self) -> tuple[int, str]:
+        """Return number and fingerprint of the newest version; an empty one where the number says enough."""
+
+    async def is_trainer_finished(self) -> bool:
+        """Return whether the trainer will publish no further version."""
+
+    async def is_explorer_finished(self) -> bool:
+        """Return whether explorers have joined and all of them are finished."""

@@ -1,0 +1,35 @@
+"""What a layer's attention does beside causal softmax.
+
+Dimension key: D = size of queries and keys, Q = query heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a layer's attention does beside causal softmax.
+
+    Attributes:
+        scale: factor of the scores; None: 1 / sqrt(D).
+        window: a query sees so many positions, its own included; None: all before it.
+        softcap: scores s become softcap * tanh(s / softcap); None: they stay.
+        sinks: a score of each query head that takes weight and gives nothing, or None.
+    """
+
+    scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Float[Tensor, "Q"] | None = None
+
+    def of_share(self, index: int, size: int) -> Rule:
+        """Return the rule for part `index` of the query heads, of `size` equal parts."""
+        return self if self.sinks is None else replace(self, sinks=self.sinks.chunk(size)[index])
+
+
+PLAIN = Rule()
