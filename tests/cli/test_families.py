@@ -11,11 +11,11 @@ import pytest
 from tests.common.config.conftest import MINIMAL
 from tests.families import FAMILIES
 from trinity.cli.validate import check
-from trinity.common.config import Problem
+from trinity.common.config import Finding
 from trinity.common.models.families import REFUSED, families
 
 PPO = ("algorithm.algorithm_type=ppo",)
-Found = Callable[..., list[Problem]]
+Found = Callable[..., list[Finding]]
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def found(tmp_path: Path) -> Found:
         (path / "config.json").write_text(json.dumps(config))
         return path
 
-    def of(policy: str, critic: str | None = None, *overrides: str) -> list[Problem]:
+    def of(policy: str, critic: str | None = None, *overrides: str) -> list[Finding]:
         models = (f"model.model_path={folder(policy)}", f"checkpoint_root_dir={tmp_path}")
         models += () if critic is None else (f"model.critic_model_path={folder(critic)}",)
         codes = ("E3130", "E3120", "E1836")

@@ -213,10 +213,10 @@ def scalar(value: Any) -> str:
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    from trinity.common.config import Problem
+    from trinity.common.config import Finding
     from trinity.common.config.nearest import nearest
 
     near = nearest(name, known)
     message = f"unknown algorithm_type `{name}`; known: {', '.join(known)}"
     hint = f"did you mean `{near}`?" if near else "`trinity algorithms` lists all with what they are"
-    return Problem("E1301", "error", "algorithm.algorithm_type", message, suggestion=hint).render()
+    return Finding("E1301", "algorithm.algorithm_type", message, suggestion=hint).render()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trinity.common.config import Problem, StagePlan
+    from trinity.common.config import Finding, StagePlan
 
 KEYS = {
     "E1836": "trainer.ulysses_sequence_parallel_size",
@@ -16,7 +16,7 @@ KEYS = {
 }
 
 
-def check_division_of(stage: StagePlan) -> Iterator[Problem]:
+def check_division_of(stage: StagePlan) -> Iterator[Finding]:
     """Yield what is wrong with the sizes for the model of the stage and its critic, from their `config.json`."""
     from trinity.common.config.draft import path_of
     from trinity.common.models.preflight_division import check_division

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from trinity.utils.packages import install_hint, postgresql_driver
 
 if TYPE_CHECKING:
-    from trinity.common.config import Config, Problem, StagePlan
+    from trinity.common.config import Config, Finding, StagePlan
 
 TRACKERS = ("wandb", "mlflow")
 
 
-def check_extras_of(stage: StagePlan) -> Iterator[Problem]:
+def check_extras_of(stage: StagePlan) -> Iterator[Finding]:
     """Yield each package that the stage needs and this machine lacks (E3301); vLLM is told with the devices."""
     from trinity.common.config.draft import path_of
 

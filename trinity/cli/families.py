@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trinity.common.config import Problem, StagePlan
+    from trinity.common.config import Finding, StagePlan
 
 POLICY = "model.model_path"
 CRITIC = "model.critic_model_path"
 
 
-def check_families_of(stage: StagePlan) -> Iterator[Problem]:
+def check_families_of(stage: StagePlan) -> Iterator[Finding]:
     """Yield why the models of the stage cannot be trained or sample, from their `config.json` and what was found."""
     trains = stage.config.mode in ("both", "train")
     if trains:
@@ -24,13 +24,13 @@ def check_families_of(stage: StagePlan) -> Iterator[Problem]:
         yield from _of_vllm(stage)
 
 
-def _problem(stage: StagePlan, code: str, key: str, message: str) -> Problem:
+def _problem(stage: StagePlan, code: str, key: str, message: str) -> Finding:
     from trinity.common.config.draft import path_of
 
     return stage.tree.problem(code, path_of(key), message)
 
 
-def _of_trainer(stage: StagePlan) -> Iterator[Problem]:
+def _of_trainer(stage: StagePlan) -> Iterator[Finding]:
     """Yield why policy or critic cannot be trained."""
     from trinity.common.models.families import critic_problem, trainer_problem
 
@@ -44,7 +44,7 @@ def _of_trainer(stage: StagePlan) -> Iterator[Problem]:
             yield _problem(stage, "E3120", CRITIC, problem)
 
 
-def _of_experts(stage: StagePlan) -> Iterator[Problem]:
+def _of_experts(stage: StagePlan) -> Iterator[Finding]:
     """Yield which models ask for a loss of their experts."""
     from trinity.common.models.preflight_experts import check_experts
 
@@ -59,7 +59,7 @@ def _of_experts(stage: StagePlan) -> Iterator[Problem]:
             yield _problem(stage, finding.code, key, finding.message)
 
 
-def _of_loading(stage: StagePlan, *, trains: bool) -> Iterator[Problem]:
+def _of_loading(stage: StagePlan, *, trains: bool) -> Iterator[Finding]:
     """Yield why models cannot be loaded as language models, or not be served by the torch engine."""
     from trinity.common.models.preflight_engine import check_loading
 
@@ -78,7 +78,7 @@ def _of_loading(stage: StagePlan, *, trains: bool) -> Iterator[Problem]:
                 yield _problem(stage, finding.code, key, finding.message)
 
 
-def _of_vllm(stage: StagePlan) -> Iterator[Problem]:
+def _of_vllm(stage: StagePlan) -> Iterator[Finding]:
     """Yield why vLLM cannot sample for the policy."""
     from trinity.common.models.vllm_families import family_problem, is_cpu_build
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from trinity.catalogue import builtin_catalogue
 from trinity.catalogue import plugin_dirs as all_plugin_dirs
-from trinity.common.config import Plan, Problem, StagePlan, plugin_dirs_of
+from trinity.common.config import Finding, Plan, StagePlan, plugin_dirs_of
 from trinity.common.config.draft import path_of
 from trinity.common.config.problems import shown_value, unique
 from trinity.launch.probe import ProbeReport, ProbeRow, probe_stage
@@ -21,7 +21,7 @@ INERT, FAILED, UNSCORED = "W1910", "W1911", "E1912"
 
 def probe_plan(
     plan: Plan, overrides: tuple[str, ...] = (), *, plugin_dirs: tuple[Path, ...] = ()
-) -> tuple[list[ProbeReport], list[Problem]]:
+) -> tuple[list[ProbeReport], list[Finding]]:
     """Return what the probe of the loss found in each stage, and the problems of both probes.
 
     Raises:
@@ -39,7 +39,7 @@ def probe_plan(
     return reports, unique(problems)
 
 
-def _problems(stage: StagePlan, report: ProbeReport) -> list[Problem]:
+def _problems(stage: StagePlan, report: ProbeReport) -> list[Finding]:
     found = []
     if report.failure:
         message = f"the loss of this configuration on the probe's dry batch: {report.failure}"

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trinity.common.config import Problem, StagePlan
+    from trinity.common.config import Finding, StagePlan
 
 
-def check_prompts_of(stage: StagePlan) -> Iterator[Problem]:
+def check_prompts_of(stage: StagePlan) -> Iterator[Finding]:
     """Yield, for each taskset with prompts that are too long, how many there are (W4014)."""
     from trinity.buffer.prompt_lengths import long_prompts
     from trinity.common.config.draft import path_of

@@ -26,7 +26,7 @@ from trinity.utils.log import redact
 from trinity.utils.memory import shown_bytes
 
 if TYPE_CHECKING:
-    from trinity.common.config import Config, Plan, Problem, StagePlan
+    from trinity.common.config import Config, Finding, Plan, StagePlan
     from trinity.common.config.buffer import ExperienceBufferConfig
     from trinity.launch.probe import ProbeReport
 
@@ -75,7 +75,7 @@ def validate(
 
 def _probed(
     plan: Plan, overrides: tuple[str, ...], plugin_dirs: tuple[Path, ...]
-) -> tuple[list[ProbeReport], list[Problem]]:
+) -> tuple[list[ProbeReport], list[Finding]]:
     """Return the reports of the gradient probe and their warnings; unlike the rest this imports plugins and torch."""
     from trinity.cli.probe import probe_plan
 
@@ -84,7 +84,7 @@ def _probed(
 
 def check(
     path: Path, overrides: tuple[str, ...] = (), *, plugin_dirs: tuple[Path, ...] = (), schema_only: bool = False
-) -> tuple[Plan, list[Problem]]:
+) -> tuple[Plan, list[Finding]]:
     """Return the plan of a file and all problems, those of this machine included unless `schema_only`.
 
     Raises:
@@ -105,11 +105,11 @@ def check(
     return plan, problems
 
 
-def check_machine(plan: Plan) -> list[Problem]:
+def check_machine(plan: Plan) -> list[Finding]:
     """Return what this machine lacks for a plan: models, data, devices, a folder to write in, space."""
     from trinity.common.config.problems import unique
 
-    found: list[Problem] = []
+    found: list[Finding] = []
     written: set[str] = set()
     for stage in plan.stages:
         found += _looked_at(stage, "model.model_path", _check_model)
@@ -129,7 +129,7 @@ def check_machine(plan: Plan) -> list[Problem]:
     return unique(found)
 
 
-def _looked_at(stage: StagePlan, key: str, check: Callable[[StagePlan], Iterator[Problem]]) -> list[Problem]:
+def _looked_at(stage: StagePlan, key: str, check: Callable[[StagePlan], Iterator[Finding]]) -> list[Finding]:
     """Return what `check` finds; a path that the system cannot even look at is a problem of `key`."""
     try:
         return list(check(stage))
@@ -138,13 +138,13 @@ def _looked_at(stage: StagePlan, key: str, check: Callable[[StagePlan], Iterator
         return [_problem(stage, "E3602", key, f"a path under `{key}` cannot be looked at: {reason}")]
 
 
-def _problem(stage: StagePlan, code: str, key: str, message: str, suggestion: str | None = None) -> Problem:
+def _problem(stage: StagePlan, code: str, key: str, message: str, suggestion: str | None = None) -> Finding:
     from trinity.common.config.draft import path_of
 
     return stage.tree.problem(code, path_of(key), message, suggestion=suggestion)
 
 
-def _check_model(stage: StagePlan) -> Iterator[Problem]:
+def _check_model(stage: StagePlan) -> Iterator[Finding]:
     from trinity.common.models.preflight import check_model_dir, syntax_findings
     from trinity.common.models.preflight_adapter import check_adapter_dir, check_targets
 
@@ -176,7 +176,7 @@ def _check_model(stage: StagePlan) -> Iterator[Problem]:
         yield _problem(stage, finding.code, f"model.{template if is_written else 'model_path'}", finding.message)
 
 
-def _check_auxiliary(stage: StagePlan) -> Iterator[Problem]:
+def _check_auxiliary(stage: StagePlan) -> Iterator[Finding]:
     from trinity.algorithm import ADVANTAGE_FN
     from trinity.common.models.preflight import check_model_dir
     from trinity.common.models.preflight_heads import check_teacher
@@ -194,7 +194,7 @@ def _check_auxiliary(stage: StagePlan) -> Iterator[Problem]:
             yield _problem(stage, finding.code, f"explorer.auxiliary_models[{index}].model_path", finding.message)
 
 
-def _check_critic(stage: StagePlan) -> Iterator[Problem]:
+def _check_critic(stage: StagePlan) -> Iterator[Finding]:
     from trinity.common.models.preflight import check_model_dir
     from trinity.common.models.preflight_heads import check_critic
 
@@ -213,7 +213,7 @@ def _check_critic(stage: StagePlan) -> Iterator[Problem]:
         yield _problem(stage, finding.code, "model.critic_model_path", finding.message)
 
 
-def _check_reward_model(stage: StagePlan) -> Iterator[Problem]:
+def _check_reward_model(stage: StagePlan) -> Iterator[Finding]:
     from trinity.common.models.preflight import check_model_dir
     from trinity.common.models.preflight_heads import check_reward_model
 
@@ -233,7 +233,7 @@ def _check_reward_model(stage: StagePlan) -> Iterator[Problem]:
         yield _problem(stage, finding.code, "trainer.trainer_config.reward_model.model.path", finding.message)
 
 
-def _check_data(stage: StagePlan) -> Iterator[Problem]:
+def _check_data(stage: StagePlan) -> Iterator[Finding]:
     from trinity.buffer.preflight import check_taskset
 
     for key, source, needs_truth, schema in _datasets(stage.config):
@@ -249,7 +249,7 @@ def _check_data(stage: StagePlan) -> Iterator[Problem]:
             yield _problem(stage, code, f"{key}.path", message)
 
 
-def _check_tables(stage: StagePlan, *, written: set[str]) -> Iterator[Problem]:
+def _check_tables(stage: StagePlan, *, written: set[str]) -> Iterator[Finding]:
     """Look at the demonstrations in databases, but for those that a stage before will write."""
     if stage.config.mode not in ("both", "train"):
         return
@@ -289,7 +289,7 @@ def _dataset(config: Config) -> ExperienceBufferConfig | None:
     return output if output is not None and output.storage_type == "file" and config.mode == "train" else None
 
 
-def _check_folder(stage: StagePlan) -> Iterator[Problem]:
+def _check_folder(stage: StagePlan) -> Iterator[Finding]:
     job = Path(stage.config.checkpoint_job_dir)
     there = next(folder for folder in (job, *job.parents) if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
@@ -317,12 +317,12 @@ def _check_folder(stage: StagePlan) -> Iterator[Problem]:
         )
 
 
-def _check_devices(stage: StagePlan) -> Iterator[Problem]:
+def _check_devices(stage: StagePlan) -> Iterator[Finding]:
     for code, key, message, way_out in check_devices(stage.config):
         yield _problem(stage, code, key, message, way_out)
 
 
-def _as_json(plan: Plan | None, problems: list[Problem], reports: list[ProbeReport] | None) -> str:
+def _as_json(plan: Plan | None, problems: list[Finding], reports: list[ProbeReport] | None) -> str:
     from trinity.common.config.problems import shown_value
 
     stages = [
@@ -346,7 +346,7 @@ def _as_json(plan: Plan | None, problems: list[Problem], reports: list[ProbeRepo
     return redact(json.dumps(result, indent=2, ensure_ascii=False))
 
 
-def _as_text(path: Path, plan: Plan | None, problems: list[Problem], reports: list[ProbeReport] | None) -> str:
+def _as_text(path: Path, plan: Plan | None, problems: list[Finding], reports: list[ProbeReport] | None) -> str:
     errors = sum(problem.is_error for problem in problems)
     warnings = len(problems) - errors
     blocks = [problem.render() for problem in problems]
