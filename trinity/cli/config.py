@@ -65,7 +65,7 @@ def show(
 
 
 def _losses(stages: list[StagePlan], *, as_json: bool) -> str:
-    from trinity.cli.effective_loss import effective_loss
+    from trinity.explain.effective_loss import effective_loss
 
     found = [effective_loss(stage) for stage in stages]
     if as_json:

@@ -28,7 +28,7 @@ from trinity.utils.memory import shown_bytes
 if TYPE_CHECKING:
     from trinity.common.config import Config, Finding, Plan, StagePlan
     from trinity.common.config.buffer import ExperienceBufferConfig
-    from trinity.launch.probe import ProbeReport
+    from trinity.explain.probe import ProbeReport
 
 BYTES_PER_WEIGHT_BYTE = 6
 OUTPUT = "buffer.trainer_input.experience_buffer"
@@ -77,7 +77,7 @@ def _probed(
     plan: Plan, overrides: tuple[str, ...], plugin_dirs: tuple[Path, ...]
 ) -> tuple[list[ProbeReport], list[Finding]]:
     """Return the reports of the gradient probe and their warnings; unlike the rest this imports plugins and torch."""
-    from trinity.cli.probe import probe_plan
+    from trinity.explain.probe_report import probe_plan
 
     return probe_plan(plan, overrides, plugin_dirs=plugin_dirs)
 
@@ -340,7 +340,7 @@ def _as_json(plan: Plan | None, problems: list[Finding], reports: list[ProbeRepo
     result: dict[str, Any] = {"valid": is_valid, "problems": [problem.to_dict() for problem in problems]}
     result["stages"] = stages
     if reports is not None:
-        from trinity.cli.probe import facts
+        from trinity.explain.probe_report import facts
 
         result["probe"] = [facts(report) for report in reports]
     return redact(json.dumps(result, indent=2, ensure_ascii=False))
@@ -353,7 +353,7 @@ def _as_text(path: Path, plan: Plan | None, problems: list[Finding], reports: li
     if plan is not None and not errors:
         blocks += [_stage_text(stage) for stage in plan.stages]
     if reports is not None:
-        from trinity.cli.probe import text
+        from trinity.explain.probe_report import text
 
         blocks += [text(report) for report in reports]
     verdict = "valid" if not errors else f"{errors} error{'s' if errors != 1 else ''}"

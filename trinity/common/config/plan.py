@@ -10,7 +10,7 @@ from typing import Any
 from trinity.common.config.catalogue import Catalogue
 from trinity.common.config.checking import check_schema
 from trinity.common.config.config import Config
-from trinity.common.config.draft import Derived
+from trinity.common.config.draft import Derived, path_of
 from trinity.common.config.interpolation import resolve_interpolations
 from trinity.common.config.overrides import apply_overrides
 from trinity.common.config.problems import ConfigErrors, Finding, unique
@@ -39,6 +39,11 @@ class StagePlan:
     derived: list[Derived] = field(default_factory=list)
     warnings: list[Finding] = field(default_factory=list)
     tree: Tree = field(default_factory=Tree)
+
+    def placed(self, finding: Finding) -> Finding:
+        """Return a finding at a key of the stage's configuration with its place in the file."""
+        details = {"value": finding.value, "suggestion": finding.suggestion}
+        return self.tree.problem(finding.code, path_of(finding.key), finding.message, **details)
 
 
 @dataclass(frozen=True)

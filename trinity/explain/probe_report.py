@@ -1,28 +1,26 @@
-"""`trinity validate --probe`: what the probes of the loss and of one task found, as problems, table and JSON."""
+"""What the probes of the loss and of one task found in a plan: as findings, table and JSON."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from trinity.catalogue import builtin_catalogue
 from trinity.catalogue import plugin_dirs as all_plugin_dirs
-from trinity.common.config import Finding, Plan, StagePlan, plugin_dirs_of
-from trinity.common.config.draft import path_of
+from trinity.common.config import Finding, Plan, plugin_dirs_of
 from trinity.common.config.problems import shown_value, unique
-from trinity.launch.probe import ProbeReport, ProbeRow, probe_stage
-from trinity.launch.task_probe import probe_tasks
+from trinity.explain.probe import ProbeReport, ProbeRow, probe_stage
+from trinity.explain.task_probe import probe_tasks
 from trinity.utils.formula import number
 from trinity.utils.plugin_loader import load_plugins
-
-INERT, FAILED, UNSCORED = "W1910", "W1911", "E1912"
 
 
 def probe_plan(
     plan: Plan, overrides: tuple[str, ...] = (), *, plugin_dirs: tuple[Path, ...] = ()
 ) -> tuple[list[ProbeReport], list[Finding]]:
-    """Return what the probe of the loss found in each stage, and the problems of both probes.
+    """Return what the probe of the loss found in each stage, and the findings of both probes.
 
     Raises:
         TrinityError: a plugin cannot be imported.
@@ -30,29 +28,23 @@ def probe_plan(
     plugin_dirs = (*plugin_dirs, *plugin_dirs_of(plan.path, overrides))
     load_plugins(all_plugin_dirs(plugin_dirs))
     catalogue = builtin_catalogue(plugin_dirs)
-    reports, problems = [], []
+    reports: list[ProbeReport] = []
+    findings: list[Finding] = []
     for index, stage in enumerate(plan.stages):
         report = probe_stage(plan.path, overrides, catalogue=catalogue, index=index)
         reports.append(report)
-        problems += _problems(stage, report)
-        problems += [stage.tree.problem(UNSCORED, path_of(key), why) for key, why in probe_tasks(stage.config)]
-    return reports, unique(problems)
+        findings += [stage.placed(finding) for finding in (*_of_loss(report), *probe_tasks(stage.config))]
+    return reports, unique(findings)
 
 
-def _problems(stage: StagePlan, report: ProbeReport) -> list[Finding]:
-    found = []
+def _of_loss(report: ProbeReport) -> Iterator[Finding]:
     if report.failure:
         message = f"the loss of this configuration on the probe's dry batch: {report.failure}"
-        found.append(stage.tree.problem(FAILED, path_of("algorithm.policy_loss_fn"), message))
+        yield Finding("W1911", "algorithm.policy_loss_fn", message)
     for row in report.rows:
         if row.is_written and row.is_inert:
             message = f"`{row.key}` moves neither the loss nor its gradient: {row.reason}"
-            found.append(
-                stage.tree.problem(
-                    INERT, path_of(row.key), message, value=row.value, suggestion="remove it, or change what hides it"
-                )
-            )
-    return found
+            yield Finding("W1910", row.key, message, value=row.value, suggestion="remove it, or change what hides it")
 
 
 def facts(report: ProbeReport) -> dict[str, Any]:

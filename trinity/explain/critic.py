@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trinity.cli.aggregation import aggregation
+from trinity.explain.aggregation import aggregation
 from trinity.utils.formula import number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trinity.cli.components import Component
     from trinity.common.config import Config
+    from trinity.explain.components import Component
 
 SOURCE = "arXiv:2005.12729"
 

@@ -19,11 +19,11 @@ from tests.common.config.conftest import MINIMAL
 from tests.yardstick import import_seconds
 from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_CONTENTS, ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN
 from trinity.catalogue import BUILT_IN
-from trinity.cli.algorithms import ALSO_NEEDED, facts, page
 from trinity.cli.app import app
-from trinity.cli.components import sources
 from trinity.common.config import examine
 from trinity.common.errors import ExitCode
+from trinity.explain.algorithms import ALSO_NEEDED, facts, page
+from trinity.explain.components import sources
 from trinity.trainer.verl.settings import actor_settings, loss_of, temperature
 from trinity.utils.formula import arguments, in_numbers, in_symbols, number
 from trinity.utils.registry import Entry, Registry

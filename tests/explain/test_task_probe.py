@@ -14,7 +14,7 @@ from tests.tiny import tiny_model
 from trinity.catalogue import BUILT_IN
 from trinity.common.config import examine
 from trinity.common.rewards import REWARD_FUNCTIONS, RewardFn
-from trinity.launch.task_probe import probe_tasks
+from trinity.explain.task_probe import probe_tasks
 
 RUN = """\
 project: p
@@ -58,7 +58,7 @@ def reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         )
         plan, problems = examine(tmp_path / "run.yaml", catalogue=catalogue, cwd=tmp_path)
         assert not [p.render() for p in problems if p.is_error]
-        return {key.rpartition(".")[2]: why for key, why in probe_tasks(plan.stages[0].config)}
+        return {found.key.rpartition(".")[2]: found.message for found in probe_tasks(plan.stages[0].config)}
 
     yield probe
     for table in (REWARD_FUNCTIONS.contents, REWARD_FUNCTIONS._classes):

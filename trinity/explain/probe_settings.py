@@ -23,6 +23,7 @@ from trinity.algorithm.policy_loss_fn.bypass_mode import LOSS_TYPES
 from trinity.algorithm.policy_loss_fn.rec import CLIP_MODES, REGULARIZERS, WEIGHTS
 from trinity.common.config import StagePlan
 from trinity.common.config.overrides import parse_path
+from trinity.explain.algorithms import scalar
 from trinity.trainer.verl.settings import is_supervised
 from trinity.utils.registry import Registry
 
@@ -164,8 +165,4 @@ def _scaled(bounds: str, factor: float) -> str:
 
 def as_override(key: str, value: Any) -> str:
     """Return `key=value` as `--set` takes it."""
-    if value is None or isinstance(value, bool):
-        return f"{key}={'null' if value is None else str(value).lower()}"
-    text = str(value)
-    # YAML 1.1 takes 1e-06 for text: it wants a point in a number with an exponent.
-    return f"{key}={text.replace('e', '.0e') if isinstance(value, float) and 'e' in text and '.' not in text else text}"
+    return f"{key}={scalar(value)}"

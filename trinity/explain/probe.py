@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from trinity.common.config import Config, ConfigErrors, StagePlan, load_plan
 from trinity.common.errors import TrinityError
+from trinity.explain.dry_batch import SEED, add_logprobs, dry_experiences, probe_model, with_experts
+from trinity.explain.probe_settings import CRITIC, Setting, as_override, candidates, settings_of
 from trinity.explorer.assembly import build_advantage_fn
-from trinity.launch.dry_batch import SEED, add_logprobs, dry_experiences, probe_model, with_experts
-from trinity.launch.probe_settings import CRITIC, Setting, as_override, candidates, settings_of
 from trinity.trainer.batch import collate
 from trinity.trainer.verl.dp_actor import DataParallelPPOActor
 from trinity.trainer.verl.dp_critic import DataParallelPPOCritic

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from trinity.buffer.task_reader import TaskReader
-from trinity.common.config import Config
+from trinity.common.config import Config, Finding
 from trinity.common.config.buffer import TasksetConfig
 from trinity.common.errors import DataError
 from trinity.common.experience import Experience
@@ -23,8 +23,8 @@ from trinity.runtime.failure import user_place
 INPUT = "buffer.explorer_input"
 
 
-def probe_tasks(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield key and reason of each taskset whose first task cannot be attempted or scored."""
+def probe_tasks(config: Config) -> Iterator[Finding]:
+    """Yield why the first task of a taskset cannot be attempted or scored (E1912)."""
     if config.mode == "train":
         return
     tasksets = {} if config.buffer.explorer_input.taskset is None else {"taskset": config.buffer.explorer_input.taskset}
@@ -32,7 +32,7 @@ def probe_tasks(config: Config) -> Iterator[tuple[str, str]]:
     for name, taskset in tasksets.items():
         reason = _reason(taskset)
         if reason is not None:
-            yield f"{INPUT}.{name}", f"taskset {taskset.name!r}: {reason}"
+            yield Finding("E1912", f"{INPUT}.{name}", f"taskset {taskset.name!r}: {reason}")
 
 
 def _reason(taskset: TasksetConfig) -> str | None:

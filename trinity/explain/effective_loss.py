@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trinity.algorithm import ALGORITHM_CONTENTS, ALGORITHM_TYPE
-from trinity.cli import critic
-from trinity.cli.aggregation import aggregation
-from trinity.cli.components import Component, component
-from trinity.cli.effective_step import optimizer, parts
 from trinity.common.config.mixture import num_expert_rows
+from trinity.explain import critic
+from trinity.explain.aggregation import aggregation
+from trinity.explain.components import Component, component
+from trinity.explain.effective_step import optimizer, parts
 from trinity.utils.formula import number
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from trinity.catalogue import builtin_catalogue
 from trinity.cli.app import app
 from trinity.common.config import ConfigErrors
 from trinity.common.errors import ExitCode
-from trinity.launch.probe import ProbeReport, ProbeRow, probe_stage
-from trinity.launch.probe_settings import Setting, candidates
+from trinity.explain.probe import ProbeReport, ProbeRow, probe_stage
+from trinity.explain.probe_settings import Setting, candidates
 
 PLUGIN = '''
 """A loss of which one argument does nothing."""
