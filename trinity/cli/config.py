@@ -42,8 +42,8 @@ def show(
     ] = None,
 ) -> None:
     """Print the complete configuration of every stage, secrets hidden."""
-    from trinity.cli.validate import check
     from trinity.common.config import ConfigErrors
+    from trinity.launch.validation import check
 
     try:
         plan, problems = check(config, tuple(set_ or ()), plugin_dirs=tuple(plugin_dir or ()), schema_only=True)

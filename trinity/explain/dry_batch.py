@@ -15,7 +15,7 @@ from trinity.algorithm import ALGORITHM_TYPE
 from trinity.algorithm.sample_strategy.mix import as_one_batch
 from trinity.common.config import Config
 from trinity.common.experience import EID, CustomField, Experience
-from trinity.common.models.preflight_division import FAMILIES
+from trinity.preflight.division import FAMILIES
 
 SMALL_BYTES = 16 << 20  # a model up to this size is probed as it is
 NUM_TASKS = 4

@@ -10,9 +10,9 @@ import pytest
 
 from tests.common.config.conftest import MINIMAL
 from tests.families import FAMILIES
-from trinity.cli.validate import check
 from trinity.common.config import Finding
 from trinity.common.models.families import REFUSED, families
+from trinity.launch.validation import check
 
 PPO = ("algorithm.algorithm_type=ppo",)
 Found = Callable[..., list[Finding]]

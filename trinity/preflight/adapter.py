@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from trinity.common.models.preflight import EMBEDDING_NAMES, Finding, Unreadable, read_headers, read_mapping
+from trinity.common.config.problems import Finding
+from trinity.preflight.model_files import EMBEDDING_NAMES, Unreadable, read_headers, read_mapping
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 ALL_LINEAR = "all-linear"
+ADAPTER = "model.lora_configs[0]"
 _OUTPUT = ("lm_head", "embed_out")
 _POSITIONS = ("wpe.weight", "embed_positions.weight")
 # What files may leave out of a module's name, and what they may have more.
@@ -27,15 +29,16 @@ def check_adapter_dir(path: Path) -> Iterator[Finding]:
     if absent:
         yield Finding(
             "E3118",
-            f"model.lora_configs[0].path {path} has no {' and no '.join(absent)}; give the folder of an adapter that "
+            f"{ADAPTER}.path",
+            f"{ADAPTER}.path {path} has no {' and no '.join(absent)}; give the folder of an adapter that "
             "PEFT saved with safetensors, or null for a new one",
         )
 
 
 def check_targets(
     model: Path, *, target_modules: str | Sequence[str], exclude_modules: str | Sequence[str] | None
-) -> Iterator[tuple[str, Finding]]:
-    """Yield key and finding (E1871) of each name of linear maps that the weights of a folder do not have.
+) -> Iterator[Finding]:
+    """Yield each name of linear maps that the weights of a folder do not have (E1871).
 
     Models with experts, and others whose files have other names than their modules, are left to the trainer.
     """
@@ -50,7 +53,7 @@ def check_targets(
             except re.error as error:
                 reason = f"is not a regular expression ({error})"
             if reason is not None:
-                yield key, Finding("E1871", f"model.lora_configs[0].{key}: {pattern!r} {reason}")
+                yield Finding("E1871", f"{ADAPTER}.{key}", f"{ADAPTER}.{key}: {pattern!r} {reason}")
 
 
 def linear_maps(model: Path) -> list[str]:
@@ -60,7 +63,7 @@ def linear_maps(model: Path) -> list[str]:
     except (Unreadable, OSError):
         return []
     is_renamed = config.get("model_type") in _RENAMED or any(config.get(name) for name in _EXPERTS)
-    shapes = {} if is_renamed else read_headers(model, [])
+    shapes = {} if is_renamed else read_headers(model)
     wide = (name for name, shape in shapes.items() if name.endswith(".weight") and len(shape) == 2)
     inner = (name.removesuffix(".weight") for name in wide if not name.endswith((*EMBEDDING_NAMES, *_POSITIONS)))
     return [name for name in inner if name.rpartition(".")[2] not in _OUTPUT]

@@ -11,7 +11,7 @@ import pytest
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from trinity.common.models.engine_families import UNSERVED
-from trinity.common.models.preflight_engine import causal_families, check_loading
+from trinity.preflight.loading import causal_families, check_loading
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 

@@ -1,34 +1,37 @@
-"""What `trinity validate` says of the GPUs of this machine."""
+"""Whether this machine has the GPUs that a stage asks for, and a vLLM that can use them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from trinity.common.config.problems import Finding
+from trinity.common.config.rules.engines import SIZES
 from trinity.common.errors import EnvironmentProblem
+from trinity.common.models.vllm_families import is_cpu_build
+from trinity.runtime.cluster import LOCAL, found_address
 from trinity.utils.gpu import VISIBLE, device_count, gpu_count, has_gpu
 
 if TYPE_CHECKING:
     from trinity.common.config import Config
     from trinity.common.config.sections import ClusterConfig
 
-Finding = tuple[str, str, str, str]
-
 
 def check_devices(config: Config) -> Iterator[Finding]:
-    """Yield code, key, message and way out of each device that a stage asks for and this machine lacks."""
+    """Yield each device that a stage asks for and this machine lacks."""
     asked, have = config.cluster.gpu_per_node, gpu_count()
     if asked > have and _is_here(config.cluster):
         there, visible = device_count(), os.environ.get(VISIBLE)
         plural = "" if there == 1 else "s"
         is_hidden = visible is not None and there > have
-        yield (
+        yield Finding(
             "E3202",
             "cluster.gpu_per_node",
             f"`cluster.gpu_per_node` is {asked} and this machine has {there or 'no'} GPU{plural} "
             + (f"({VISIBLE}={visible!r} shows {have} of them)" if is_hidden else "(NVIDIA device files)"),
-            f"use --set cluster.gpu_per_node={have}",
+            suggestion=f"use --set cluster.gpu_per_node={have}",
         )
     if config.mode != "train":
         yield from _check_vllm(config)
@@ -36,8 +39,6 @@ def check_devices(config: Config) -> Iterator[Finding]:
 
 def _is_here(cluster: ClusterConfig) -> bool:
     """Return whether a run has the GPUs of this machine alone, and not those of a cluster that it joins."""
-    from trinity.runtime.cluster import LOCAL, found_address
-
     if cluster.runtime == "local" or cluster.ray_address in LOCAL:
         return True
     if cluster.node_num > 1 or cluster.ray_address != "auto":
@@ -49,10 +50,6 @@ def _is_here(cluster: ClusterConfig) -> bool:
 
 
 def _check_vllm(config: Config) -> Iterator[Finding]:
-    from importlib.util import find_spec
-
-    from trinity.common.config.rules.engines import SIZES
-
     explorer = config.explorer
     models = {"explorer.rollout_model": explorer.rollout_model}
     models |= {f"explorer.auxiliary_models[{index}]": model for index, model in enumerate(explorer.auxiliary_models)}
@@ -63,17 +60,7 @@ def _check_vllm(config: Config) -> Iterator[Finding]:
         key, way_out = f"{model}.engine_type", f"use {' '.join(f'--set {each}' for each in sets)}"
         if find_spec("vllm") is None:
             way_out += ', or pip install "trinity-rft[vllm]"'
-            yield "E3301", key, "the package vllm is not installed", way_out
-        elif not has_cpu_build() and (asks_for_none or not has_gpu()):
+            yield Finding("E3301", key, "the package vllm is not installed", suggestion=way_out)
+        elif not is_cpu_build() and (asks_for_none or not has_gpu()):
             why = "the run asks for none (cluster.gpu_per_node)" if has_gpu() else "this machine has none"
-            yield "E3201", key, f"this build of vLLM needs a GPU, and {why}", way_out
-
-
-def has_cpu_build() -> bool:
-    """Return whether the installed vLLM is one for CPUs, by its name or the label of its version."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return "cpu" in version("vllm")
-    except PackageNotFoundError:
-        return True
+            yield Finding("E3201", key, f"this build of vLLM needs a GPU, and {why}", suggestion=way_out)

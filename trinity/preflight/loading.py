@@ -12,8 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from trinity.common.config.problems import Finding
 from trinity.common.models.engine_families import engine_refusal, rotary_refusal
-from trinity.common.models.preflight import Finding, Unreadable, read_mapping
+from trinity.preflight.model_dir import POLICY
+from trinity.preflight.model_files import Unreadable, read_mapping
 
 _TABLE = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 
@@ -33,7 +35,12 @@ def causal_families() -> frozenset[str]:
 
 
 def check_loading(
-    path: str | Path, *, is_served: bool, max_model_len: int | None, overrides: Mapping[str, Any] | None = None
+    path: str | Path,
+    *,
+    is_served: bool,
+    max_model_len: int | None,
+    overrides: Mapping[str, Any] | None = None,
+    key: str = POLICY,
 ) -> list[Finding]:
     """Return why the model of the folder `path` cannot be loaded or not be served; empty if it can.
 
@@ -44,6 +51,7 @@ def check_loading(
         is_served: by the torch engine; otherwise it is trained only.
         max_model_len: tokens of the longest row, if known.
         overrides: entries that `override_config` sets.
+        key: where the configuration names the directory.
     """
     try:
         config = read_mapping(Path(path).expanduser() / "config.json")
@@ -57,10 +65,11 @@ def check_loading(
         return [
             Finding(
                 "E3110",
+                key,
                 f"model_type {family!r} of config.json is none that transformers loads as a causal language model; "
                 "give a model of text only",
             )
         ]
     refusals = [("E5604", engine_refusal(config) if is_served else None)]
     refusals.append(("E1895", rotary_refusal(config, max_model_len)))
-    return [Finding(code, refusal) for code, refusal in refusals if refusal]
+    return [Finding(code, key, refusal) for code, refusal in refusals if refusal]

@@ -14,10 +14,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from tests.common.config.conftest import MINIMAL
 from tests.families import FAMILIES, NOT_BUILT
 from tests.tiny import tiny_tokenizer
-from trinity.cli.validate import check
 from trinity.common.config import Config
 from trinity.common.errors import EnvironmentProblem
-from trinity.common.models.preflight_experts import experts_problem
+from trinity.common.models.experts import experts_problem
+from trinity.launch.validation import check
 from trinity.trainer.verl.loading import load_model, load_value_model
 
 POLICY, VALUES = ("trainer.trainer_config.actor_rollout_ref.model", "trainer.trainer_config.critic.model")

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from trinity.common.config.problems import Finding
 from trinity.common.models.families import families
-from trinity.common.models.preflight import Finding, Unreadable, read_mapping
+from trinity.preflight.model_files import Unreadable, read_mapping
+
+if TYPE_CHECKING:
+    from trinity.common.config import Config
 
 SEQUENCE = "trainer.ulysses_sequence_parallel_size"
 TENSOR = "trainer.megatron.tensor_model_parallel_size"
 PIPELINE = "trainer.megatron.pipeline_model_parallel_size"
+STRATEGY = "trainer.trainer_strategy"
 # Model types whose layers the trainer computes itself: it knows which of their matrices can be divided.
 FAMILIES = ("llama", "qwen2", "qwen3")
 
@@ -82,42 +87,61 @@ def family_problem(kind: str) -> str:
     )
 
 
-def check_division(path: str | Path, *, sequence_size: int, tensor_size: int, num_stages: int) -> list[Finding]:
-    """Return why the model of the folder `path` cannot be divided so; empty if it can, or if it is no model's folder.
+def check_division(config: Config) -> Iterator[Finding]:
+    """Yield why the trainer's processes cannot divide the model or its critic as the configuration says.
+
+    A folder without a readable `config.json` is for `check_model_dir`.
+    """
+    trainer, model, critic = config.trainer, config.model, config.trainer.trainer_config.critic
+    if config.mode not in ("both", "train"):
+        return
+    megatron = trainer.megatron if trainer.trainer_strategy == "megatron" else None
+    paths = [model.model_path, model.critic_model_path if critic.enable else None]
+    for path in dict.fromkeys(path for path in paths if path):
+        file = Path(path).expanduser() / "config.json"
+        if not file.is_file():
+            continue
+        try:
+            problems = list(
+                _problems(
+                    read_mapping(file),
+                    sequence_size=trainer.ulysses_sequence_parallel_size,
+                    tensor_size=1 if megatron is None else megatron.tensor_model_parallel_size,
+                    num_stages=1 if megatron is None else megatron.pipeline_model_parallel_size,
+                )
+            )
+        except (Unreadable, TypeError, ValueError):
+            continue
+        yield from (Finding(code, key, f"{path}: {problem}") for code, key, problem in problems)
+
+
+def _problems(
+    config: Mapping[str, Any], *, sequence_size: int, tensor_size: int, num_stages: int
+) -> Iterator[tuple[str, str, str]]:
+    """Yield code, key and reason of each number that does not fit a model.
 
     Args:
-        path: the folder, with `config.json`.
+        config: contents of its `config.json`.
         sequence_size: ranks that share a sequence.
         tensor_size: ranks that share the matrices of a layer.
         num_stages: stages that share the layers.
     """
-    file = Path(path).expanduser() / "config.json"
-    if not file.is_file():
-        return []
-    sizes = {"sequence_size": sequence_size, "tensor_size": tensor_size, "num_stages": num_stages}
-    try:
-        return list(_findings(read_mapping(file), **sizes))
-    except (Unreadable, TypeError, ValueError):
-        return []  # for `check_model_dir`
-
-
-def _findings(config: Mapping[str, Any], *, sequence_size: int, tensor_size: int, num_stages: int) -> Iterator[Finding]:
     problem = sequence_problem(config, sequence_size)
     if problem is not None:
-        yield Finding("E1836", problem)
+        yield "E1836", SEQUENCE, problem
     kind = str(config.get("model_type"))
     family = families().get(kind)
     if sequence_size > 1 and family is not None and family.trainer == "padded":
-        yield Finding("E1836", row_problem(kind, sequence_size))
+        yield "E1836", SEQUENCE, row_problem(kind, sequence_size)
     if max(tensor_size, num_stages) > 1 and kind not in FAMILIES:
-        yield Finding("E1856", family_problem(kind))
+        yield "E1856", STRATEGY, family_problem(kind)
         return
     problem = tensor_problem(config, tensor_size)
     if problem is not None:
-        yield Finding("E1855", problem)
+        yield "E1855", TENSOR, problem
     problem = pipeline_problem(config, num_stages)
     if problem is not None:
-        yield Finding("E1849", problem)
+        yield "E1849", PIPELINE, problem
 
 
 def _heads(config: Mapping[str, Any]) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""`validate`: the packages that a stage needs beyond those that are always installed."""
+"""The packages that a stage needs beyond those that are always installed."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from trinity.common.config.problems import Finding
 from trinity.utils.packages import install_hint, postgresql_driver
 
 if TYPE_CHECKING:
-    from trinity.common.config import Config, Finding, StagePlan
+    from trinity.common.config import Config
 
 TRACKERS = ("wandb", "mlflow")
 
 
-def check_extras_of(stage: StagePlan) -> Iterator[Finding]:
+def check_extras(config: Config) -> Iterator[Finding]:
     """Yield each package that the stage needs and this machine lacks (E3301); vLLM is told with the devices."""
-    from trinity.common.config.draft import path_of
-
-    for key, package, extra, other in _needed(stage.config):
+    for key, package, extra, other in _needed(config):
         if find_spec(package) is None:
             message = f"`{key}` needs the package {package}, which is not installed"
-            way_out = f"run {install_hint(extra)}, or use --set {other}"
-            yield stage.tree.problem("E3301", path_of(key), message, suggestion=way_out)
+            yield Finding("E3301", key, message, suggestion=f"run {install_hint(extra)}, or use --set {other}")
 
 
 def _needed(config: Config) -> Iterator[tuple[str, str, str, str]]:

@@ -12,8 +12,8 @@ import pytest
 
 from tests.tiny import tiny_model
 from trinity.catalogue import BUILT_IN
-from trinity.cli.prompts import check_prompts_of
 from trinity.common.config import examine
+from trinity.preflight.prompts import check_prompts
 
 RUN = """\
 project: p
@@ -46,7 +46,7 @@ def _write(file: Path, rows: list[dict[str, Any]]) -> None:
 def _found(folder: Path, *overrides: str) -> dict[str, str]:
     plan, problems = examine(folder / "run.yaml", overrides, catalogue=BUILT_IN, cwd=folder)
     assert not [problem.render() for problem in problems if problem.is_error]
-    found = list(check_prompts_of(plan.stages[0]))
+    found = list(check_prompts(plan.stages[0].config))
     assert {problem.code for problem in found} <= {"W4014"}
     return {problem.key.split(".")[2]: problem.message for problem in found}
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.tiny import tiny_model
-from trinity.common.models.preflight import Finding, check_model_dir, known_model_types
+from trinity.common.config import Finding
+from trinity.preflight.model_dir import check_model_dir, known_model_types
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def only(findings: list[Finding]) -> Finding:
-    assert len(findings) == 1, [str(finding) for finding in findings]
+    assert len(findings) == 1, [finding.render() for finding in findings]
     return findings[0]
 
 
@@ -51,7 +52,7 @@ def test_a_whole_model_has_no_findings(model: Path) -> None:
 
 def test_a_missing_path_names_the_nearest_sibling(model: Path) -> None:
     finding = only(check_model_dir(model.parent / "tiny-lama"))
-    assert finding.code == "E3101" and not finding.is_warning
+    assert finding.code == "E3101" and finding.is_error
     assert finding.message.endswith(f"tiny-lama does not exist; did you mean {model}?")
 
 
@@ -160,7 +161,7 @@ def test_no_pad_token_is_a_warning(model: Path) -> None:
     edit(model / "tokenizer_config.json", lambda data: data.pop("pad_token"))
     (model / "special_tokens_map.json").unlink(missing_ok=True)
     finding = only(check_model_dir(model))
-    assert finding.code == "W3108" and finding.is_warning
+    assert finding.code == "W3108" and finding.severity == "warning"
     (model / "special_tokens_map.json").write_text('{"pad_token": "<pad>"}')
     assert check_model_dir(model) == []
 
@@ -237,12 +238,12 @@ def test_findings_come_together(model: Path) -> None:
     edit(model / "config.json", lambda data: data.update(model_type="none_such", vocab_size=3))
     codes = [finding.code for finding in check_model_dir(model, chat_template_path="none.jinja")]
     assert sorted(codes) == ["E3103", "E3106", "E3109", "E3110"]
-    assert all(str(finding).startswith(f"[{finding.code}] ") for finding in check_model_dir(model))
+    assert all(finding.render().startswith(f"error[{finding.code}]: ") for finding in check_model_dir(model))
 
 
 def test_the_check_imports_neither_torch_nor_transformers(model: Path) -> None:
     code = (
-        "import sys; from trinity.common.models.preflight import check_model_dir;"
+        "import sys; from trinity.preflight.model_dir import check_model_dir;"
         "print(check_model_dir(sys.argv[1]), [n for n in ('torch', 'transformers', 'tokenizers') if n in sys.modules])"
     )
     command = [sys.executable, "-c", code, str(model)]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.common.config.conftest import MINIMAL
 from tests.tiny import tiny_model
-from trinity.cli.validate import check
+from trinity.launch.validation import check
 
 ULYSSES = "trainer.ulysses_sequence_parallel_size"
 TENSOR = "trainer.megatron.tensor_model_parallel_size"

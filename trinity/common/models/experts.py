@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from trinity.common.config.rules.refusals import LOSS_OF_EXPERTS
-from trinity.common.models.preflight import Finding, Unreadable, read_mapping
 
 _SWITCH = "output_router_logits"
 _COEFFICIENT = re.compile(r"aux_loss|z_loss|moe_loss")
-
-
-def check_experts(path: str | Path, overrides: Mapping[str, Any], *, key: str) -> Iterator[Finding]:
-    """Yield why the model of the folder `path` cannot be trained as its `config.json` asks; nothing if it can.
-
-    Args:
-        path: of the model; one without a readable `config.json` is for `check_model_dir`.
-        overrides: entries that `override_config` sets.
-        key: of `override_config`, for the message.
-    """
-    try:
-        problem = experts_problem(read_mapping(Path(path).expanduser() / "config.json"), overrides, key=key)
-    except Unreadable:
-        return
-    if problem is not None:
-        yield Finding("E3125", f"{path}: {problem}")
 
 
 def experts_problem(config: Mapping[str, Any], overrides: Mapping[str, Any], *, key: str) -> str | None:

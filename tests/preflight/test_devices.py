@@ -39,7 +39,7 @@ def test_a_gpu_that_is_not_there_names_the_way_out(
 def test_more_gpus_than_this_machine_shows_are_told(
     run_yaml: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, asked: int, words: str
 ) -> None:
-    for module in ("trinity.utils.gpu", "trinity.cli.devices"):
+    for module in ("trinity.utils.gpu", "trinity.preflight.devices"):
         monkeypatch.setattr(f"{module}.device_count", lambda: 4)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("RAY_ADDRESS", "local")
