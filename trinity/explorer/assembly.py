@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity.algorithm import ADVANTAGE_FN
+from trinity.algorithm.building import build
 from trinity.buffer.pipelines.experience_pipeline import ExperiencePipeline, build_operators
 from trinity.buffer.pipelines.reward_model import NAME, RewardModelScores
 from trinity.buffer.task_reader import TaskReader
@@ -183,13 +184,7 @@ def build_advantage_fn(config: Config) -> Any:
     advantage_class = ADVANTAGE_FN.get(config.algorithm.advantage_fn)
     if advantage_class is None or advantage_class.compute_in_trainer():
         return None
-    args = dict(config.algorithm.advantage_fn_args or {})
-    try:
-        inspect.signature(advantage_class).bind(**args)
-        return advantage_class(**args)
-    except (TypeError, ValueError) as error:
-        place = f"algorithm.advantage_fn_args of {config.algorithm.advantage_fn}"
-        raise ConfigError(f"{place}: {error}", code="E1302") from error
+    return build(ADVANTAGE_FN, config.algorithm, "advantage_fn")
 
 
 def build_reader(config: Config) -> TaskReader:
