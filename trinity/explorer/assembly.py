@@ -191,12 +191,12 @@ def build_reader(config: Config) -> TaskReader:
     """Return the reader of the tasks to explore.
 
     Raises:
-        ConfigError: no taskset.
         DataError: a dataset that cannot be used.
     """
     taskset = config.buffer.explorer_input.taskset
-    if taskset is None:
-        raise ConfigError("buffer.explorer_input.taskset must be set in mode both and explore, got null", code="E1610")
+    assert taskset is not None, (
+        "the rules of the configuration let an explorer without buffer.explorer_input.taskset pass"
+    )
     reader = TaskReader(taskset, batch_size=config.buffer.batch_size, seed=config.seed)
     return _report_bad_rows(reader, config)
 
