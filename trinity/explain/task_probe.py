@@ -18,21 +18,16 @@ from trinity.common.config.buffer import TasksetConfig
 from trinity.common.errors import DataError
 from trinity.common.experience import Experience
 from trinity.common.workflows.workflow import SimpleWorkflow
+from trinity.preflight.data import tasksets
 from trinity.runtime.failure import user_place
-
-INPUT = "buffer.explorer_input"
 
 
 def probe_tasks(config: Config) -> Iterator[Finding]:
     """Yield why the first task of a taskset cannot be attempted or scored (E1912)."""
-    if config.mode == "train":
-        return
-    tasksets = {} if config.buffer.explorer_input.taskset is None else {"taskset": config.buffer.explorer_input.taskset}
-    tasksets |= {f"eval_tasksets[{i}]": each for i, each in enumerate(config.buffer.explorer_input.eval_tasksets)}
-    for name, taskset in tasksets.items():
+    for key, taskset in tasksets(config).items():
         reason = _reason(taskset)
         if reason is not None:
-            yield Finding("E1912", f"{INPUT}.{name}", f"taskset {taskset.name!r}: {reason}")
+            yield Finding("E1912", key, f"taskset {taskset.name!r}: {reason}")
 
 
 def _reason(taskset: TasksetConfig) -> str | None:

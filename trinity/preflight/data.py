@@ -49,6 +49,15 @@ def check_tables(config: Config, *, written: Collection[str]) -> Iterator[Findin
             )
 
 
+def tasksets(config: Config) -> dict[str, TasksetConfig]:
+    """Return the tasksets that a stage reads by their keys; none for a trainer alone."""
+    section, key = config.buffer.explorer_input, "buffer.explorer_input"
+    if config.mode == "train":
+        return {}
+    trained = {} if section.taskset is None else {f"{key}.taskset": section.taskset}
+    return trained | {f"{key}.eval_tasksets[{index}]": each for index, each in enumerate(section.eval_tasksets)}
+
+
 def trained_dataset(config: Config) -> ExperienceBufferConfig | None:
     """Return the dataset that is trained on, if there is one."""
     output = config.buffer.trainer_input.experience_buffer
@@ -57,15 +66,10 @@ def trained_dataset(config: Config) -> ExperienceBufferConfig | None:
 
 def _datasets(config: Config) -> Iterator[tuple[str, TasksetConfig | ExperienceBufferConfig, bool, str | None]]:
     """Yield key and configuration of each dataset, whether a reward needs the truth, and the kind of training."""
-    explorer_input = config.buffer.explorer_input
-    if config.mode != "train":
-        sources = [("taskset", explorer_input.taskset)] if explorer_input.taskset else []
-        sources += [(f"eval_tasksets[{i}]", taskset) for i, taskset in enumerate(explorer_input.eval_tasksets)]
-        for name, taskset in sources:
-            reward = taskset.default_reward_fn_type
-            is_math = "math" in (taskset.default_workflow_type or "")
-            needs_truth = reward in TRUTH_REWARDS or (reward is None and is_math)
-            yield f"buffer.explorer_input.{name}", taskset, needs_truth, None
+    for key, taskset in tasksets(config).items():
+        reward = taskset.default_reward_fn_type
+        is_math = "math" in (taskset.default_workflow_type or "")
+        yield key, taskset, reward in TRUTH_REWARDS or (reward is None and is_math), None
     output = trained_dataset(config)
     if output is not None:
         yield OUTPUT, output, True, output.schema_type

@@ -14,6 +14,7 @@ from trinity.buffer.rows import Row, read_rows
 from trinity.buffer.samples import decoded
 from trinity.common.config.buffer import FormatConfig, TasksetConfig
 from trinity.common.config.problems import Finding
+from trinity.preflight.data import tasksets
 
 if TYPE_CHECKING:
     from trinity.common.config import Config
@@ -23,24 +24,21 @@ MAX_ROWS = 1000
 
 def check_prompts(config: Config) -> Iterator[Finding]:
     """Yield, for each taskset with prompts that are too long, how many there are (W4014)."""
-    model, explorer_input = config.model, config.buffer.explorer_input
-    if config.mode == "train" or model.max_prompt_tokens is None or model.max_model_len is None:
+    model = config.model
+    if model.max_prompt_tokens is None or model.max_model_len is None:
         return
     is_cut = model.enable_prompt_truncation
     limit = model.max_prompt_tokens if is_cut else model.max_model_len - 1
     key, what = ("max_prompt_tokens", "cut, and not trained on") if is_cut else ("max_model_len", "not answered")
-    tasksets = {} if explorer_input.taskset is None else {"taskset": explorer_input.taskset}
-    tasksets |= {f"eval_tasksets[{index}]": each for index, each in enumerate(explorer_input.eval_tasksets)}
-    for name, taskset in tasksets.items():
+    for place, taskset in tasksets(config).items():
         found = long_prompts(taskset, model=Path(model.model_path).expanduser(), limit=limit)
         if found is None or not found.num_long:
             continue
-        place = f"buffer.explorer_input.{name}.path"
         yield Finding(
             "W4014",
-            place,
-            f"{found.num_long} of the first {found.num_rows} prompts of `{place}` have more than {limit} tokens, the "
-            f"longest {found.longest} before the chat template: they are {what}",
+            f"{place}.path",
+            f"{found.num_long} of the first {found.num_rows} prompts of `{place}.path` have more than {limit} tokens, "
+            f"the longest {found.longest} before the chat template: they are {what}",
             suggestion=f"raise `model.{key}`, or leave them out",
         )
 
