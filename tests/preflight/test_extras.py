@@ -48,3 +48,12 @@ def test_the_driver_is_the_one_that_is_written_or_there(monkeypatch: pytest.Monk
     with pytest.raises(EnvironmentProblem, match=r"needs the package psycopg.*trinity-rft\[postgres\]") as caught:
         ExperienceStore("postgresql://me:secret@host/d").open()
     assert caught.value.code == "E3301" and "secret" not in str(caught.value)
+
+
+def test_a_folder_of_that_name_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run.yaml").write_text(MINIMAL)
+    (tmp_path / "no_such_driver").mkdir()  # as W&B leaves one of its name where it has run
+    monkeypatch.syspath_prepend(tmp_path)
+    command = ["validate", "-c", str(tmp_path / "run.yaml"), "--set", f"{OUTPUT}.path=postgresql+no_such_driver://h/d"]
+    shown = " ".join(runner.invoke(app, command).output.split())
+    assert "needs the package no_such_driver, which is not installed" in shown

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from trinity.common.config.problems import Finding
@@ -13,6 +12,7 @@ from trinity.common.errors import EnvironmentProblem
 from trinity.common.models.vllm_families import is_cpu_build
 from trinity.runtime.cluster import LOCAL, found_address
 from trinity.utils.gpu import VISIBLE, device_count, gpu_count, has_gpu
+from trinity.utils.packages import is_installed
 
 if TYPE_CHECKING:
     from trinity.common.config import Config
@@ -58,7 +58,7 @@ def _check_vllm(config: Config) -> Iterator[Finding]:
         divided = [size for size in SIZES if vars(models[model])[size] > 1]
         sets = [f"{model}.engine_type=torch", *(f"{model}.{size}=1" for size in divided)]
         key, way_out = f"{model}.engine_type", f"use {' '.join(f'--set {each}' for each in sets)}"
-        if find_spec("vllm") is None:
+        if not is_installed("vllm"):
             way_out += ', or pip install "trinity-rft[vllm]"'
             yield Finding("E3301", key, "the package vllm is not installed", suggestion=way_out)
         elif not is_cpu_build() and (asks_for_none or not has_gpu()):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from trinity.common.config.problems import Finding
-from trinity.utils.packages import install_hint, postgresql_driver
+from trinity.utils.packages import install_hint, is_installed, postgresql_driver
 
 if TYPE_CHECKING:
     from trinity.common.config import Config
@@ -18,7 +17,7 @@ TRACKERS = ("wandb", "mlflow")
 def check_extras(config: Config) -> Iterator[Finding]:
     """Yield each package that the stage needs and this machine lacks (E3301); vLLM is told with the devices."""
     for key, package, extra, other in _needed(config):
-        if find_spec(package) is None:
+        if not is_installed(package):
             message = f"`{key}` needs the package {package}, which is not installed"
             yield Finding("E3301", key, message, suggestion=f"run {install_hint(extra)}, or use --set {other}")
 
