@@ -219,14 +219,14 @@ def loss_of(config: Config) -> LossFn:
     algorithm = config.algorithm
     defaults = ALGORITHM_TYPE.contents[algorithm.algorithm_type].args
 
-    def made(registry: Registry, key: str, **fixed: Any) -> Any:
-        return build(registry, algorithm, key, default=defaults.get(key) or "none", **fixed)
+    def made(registry: Registry, key: str) -> Any:
+        return build(registry, algorithm, key, default=defaults.get(key) or "none")
 
     entry = POLICY_LOSS_FN.contents.get(algorithm.policy_loss_fn or defaults.get("policy_loss_fn") or "")
-    has_mode = entry is not None and "loss_agg_mode" in entry.args and algorithm.loss_agg_mode is not None
-    is_written = "loss_agg_mode" in (algorithm.policy_loss_fn_args or {})
-    mode = {"loss_agg_mode": algorithm.loss_agg_mode} if has_mode and not is_written else {}
-    policy_loss = made(POLICY_LOSS_FN, "policy_loss_fn", **mode)
+    if entry is not None and "loss_agg_mode" in entry.args and algorithm.loss_agg_mode is not None:
+        args = {"loss_agg_mode": algorithm.loss_agg_mode} | (algorithm.policy_loss_fn_args or {})
+        algorithm = algorithm.model_copy(update={"policy_loss_fn_args": args})
+    policy_loss = made(POLICY_LOSS_FN, "policy_loss_fn")
     return LossFn(
         policy_loss,
         made(KL_FN, "kl_loss_fn"),
