@@ -116,6 +116,10 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
         "trinity.trainer",
         "trinity.buffer",
         "trinity.algorithm",
+        "trinity.preflight.machine",
+        "trinity.launch.validation",
+        "trinity.explain.algorithms",
+        "trinity.explain.effective_loss",
     ],
 )
 def test_importing_loads_nothing_heavy(module: str) -> None:

@@ -12,7 +12,7 @@ import yaml
 from tests.common.config.conftest import MINIMAL
 from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE, POLICY_LOSS_FN
 from trinity.catalogue import BUILT_IN
-from trinity.common.config import Config, Problem, examine
+from trinity.common.config import Config, Finding, examine
 from trinity.common.config.rules.algorithm import GROUPS_IN_PIPELINE, GROUPS_IN_TRAINER
 from trinity.common.errors import ConfigError
 from trinity.explorer.assembly import build_advantage_fn
@@ -35,7 +35,7 @@ def _write(folder: Path, algorithm: dict[str, Any], **sections: Any) -> Path:
     return path
 
 
-def _problems(folder: Path, algorithm: dict[str, Any], **sections: Any) -> list[Problem]:
+def _problems(folder: Path, algorithm: dict[str, Any], **sections: Any) -> list[Finding]:
     path = _write(folder, algorithm, **sections)
     return [p for p in examine(path, (), catalogue=BUILT_IN, cwd=folder)[1] if p.is_error and p.code != "E1301"]
 

@@ -9,7 +9,7 @@ import pytest
 from tests.common.config.conftest import MINIMAL
 from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE, ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN, SAMPLE_STRATEGY
 from trinity.catalogue import BUILT_IN
-from trinity.common.config import Problem, examine
+from trinity.common.config import Finding, examine
 
 KEYS = {
     "algorithm_type": ALGORITHM_TYPE,
@@ -22,7 +22,7 @@ KEYS = {
 }
 
 
-def _problems(folder: Path, key: str, name: str) -> list[Problem]:
+def _problems(folder: Path, key: str, name: str) -> list[Finding]:
     path = folder / "run.yaml"
     path.write_text(f"{MINIMAL}algorithm:\n  {key}: '{name}'\n", encoding="utf-8")
     return [p for p in examine(path, (), catalogue=BUILT_IN, cwd=folder, schema_only=True)[1] if p.code != "W1301"]

@@ -10,11 +10,11 @@ import datasets
 import pytest
 
 from tests.buffer.files import GOOD, columns, taskset, write_jsonl
-from trinity.buffer.preflight import check_taskset
 from trinity.buffer.rows import MAX_ROW_BYTES
 from trinity.buffer.task_reader import TaskReader
 from trinity.common.config.buffer import FormatConfig
 from trinity.common.errors import DataError
+from trinity.preflight.data import check_taskset
 
 MESSAGES = {"prompt_type": "messages", "messages_key": "messages"}
 
@@ -25,7 +25,9 @@ def chat(*roles: str) -> dict:
 
 def problems(path: Path | str | None, fmt: FormatConfig | None = None, **options) -> list[tuple[str, str]]:
     options = {"split": "train", "subset_name": None, "where": "buffer.explorer_input.taskset", **options}
-    return check_taskset(None if path is None else str(path), fmt=fmt or columns(), **options)
+    found = check_taskset(None if path is None else str(path), fmt=fmt or columns(), **options)
+    assert {finding.key for finding in found} <= {f"{options['where']}.path"}
+    return [(finding.code, finding.message) for finding in found]
 
 
 def refused(path: Path | str | None, **values) -> DataError:

@@ -72,7 +72,7 @@ def test_a_selector_can_say_more_and_hear_back() -> None:
 
 
 def test_listing_selectors_and_checking_data_imports_nothing_heavy() -> None:
-    code = "import sys, trinity.buffer.selector, trinity.buffer.preflight;"
+    code = "import sys, trinity.buffer.selector, trinity.preflight.data;"
     code += "print([m for m in ('torch', 'datasets', 'transformers', 'numpy', 'pyarrow') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

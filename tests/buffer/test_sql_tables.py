@@ -15,12 +15,12 @@ from transformers import PreTrainedTokenizerFast
 from tests.tiny import tiny_tokenizer
 from trinity.buffer import get_buffer_reader
 from trinity.buffer.dataset_reader import DatasetReader
-from trinity.buffer.preflight import check_table
 from trinity.buffer.store import ExperienceStore
 from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.errors import CheckpointError, DataError
 from trinity.common.experience import EID, Experience
 from trinity.common.schema.sql_schema import Base, SFTDataModel
+from trinity.preflight.data import check_table
 
 MESSAGES = {"prompt_type": "messages", "messages_key": "message_list"}
 TEXTS = {"prompt_key": "question", "response_key": "answer"}
@@ -219,8 +219,8 @@ def test_what_is_no_table_of_demonstrations_is_said_by_run_and_by_validate(
         reader_of(url, tokenizer, schema, columns=MESSAGES)
     assert caught.value.code == code
     config = ExperienceBufferConfig(name="experts", format=MESSAGES if schema == "sft" else {})
-    (problem,) = check_table(url, name="experts", fmt=config.format, schema=schema, where="here")
-    assert problem[0] == code and problem[1].startswith("here: ")
+    (finding,) = check_table(url, name="experts", fmt=config.format, schema=schema, where="here")
+    assert (finding.code, finding.key) == (code, "here.path") and finding.message.startswith("here: ")
     assert file.exists() == (made != "nothing"), "looking makes no database"
 
 

@@ -16,12 +16,12 @@ from tests.buffer.test_dataset_reader import tokenizer as tokenizer
 from tests.tiny import tiny_tokenizer
 from trinity.buffer import get_buffer_reader
 from trinity.buffer.dataset_reader import DatasetReader
-from trinity.buffer.preflight import check_taskset
 from trinity.common.config.buffer import FormatConfig
 from trinity.common.config.model import ModelConfig
 from trinity.common.errors import ConfigError, DataError, EnvironmentProblem
 from trinity.common.experience import Experience
 from trinity.common.models.chat_template import load_tokenizer
+from trinity.preflight.data import check_taskset
 
 TEXTS = {"prompt_key": "question", "chosen_key": "good", "rejected_key": "bad"}
 ROWS = [{"question": f"{a}+{a}=", "good": str(2 * a), "bad": str(2 * a + 1)} for a in range(1, 7)]
@@ -50,7 +50,8 @@ def read_pair(tokenizer: PreTrainedTokenizerFast, folder: Path, row: dict[str, A
 
 def problems(path: Path, columns: dict[str, Any], schema: str) -> list[tuple[str, str]]:
     fmt = FormatConfig.model_validate(columns)
-    return check_taskset(str(path), split="train", subset_name=None, fmt=fmt, where="here", schema=schema)
+    found = check_taskset(str(path), split="train", subset_name=None, fmt=fmt, where="here", schema=schema)
+    return [(finding.code, finding.message) for finding in found]
 
 
 def test_a_pair_is_the_engines_prompt_and_two_responses(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

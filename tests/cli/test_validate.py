@@ -308,7 +308,7 @@ PROBE = """
 import sys, time
 from pathlib import Path
 began = time.process_time()
-from trinity.cli.validate import check
+from trinity.launch.validation import check
 plan, problems = check(Path(sys.argv[1]))
 took = time.process_time() - began
 heavy = [name for name in ("torch", "transformers", "datasets", "ray", "vllm") if name in sys.modules]

@@ -11,7 +11,7 @@ from tests.e2e.plugin_texts import REWARD
 from tests.e2e.test_algorithms import make_run
 from tests.e2e.tiny_run import TinyRun
 from tests.tiny import tiny_tokenizer
-from trinity.cli.validate import check
+from trinity.launch.validation import check
 
 DIFFERENCE = "training/rollout_logprobs_diff_max"
 # Soft caps, scales and windows; sinks and experts; recurrent layers beside attention; latent attention and experts.

@@ -27,7 +27,7 @@ NAMES = ("tiny/policy", "tiny/critic", "tiny/judge", "tiny/reward")
 PRINT = """
 import json, sys
 from pathlib import Path
-from trinity.cli.validate import check
+from trinity.launch.validation import check
 from trinity.common.config import ConfigErrors
 from trinity.launch.run import RunOptions, plan_run
 if sys.argv[1] == "validate":

@@ -26,7 +26,7 @@ from tests.trainer.test_update import TERMS, assert_same, gradients, worker
 from trinity.common.config import Config
 from trinity.common.config.model import LoraConfig
 from trinity.common.errors import CheckpointError, ConfigError, EnvironmentProblem
-from trinity.common.models.preflight_adapter import check_targets, linear_maps
+from trinity.preflight.adapter import check_targets, linear_maps
 from trinity.trainer.batch import collate
 from trinity.trainer.verl.decoder import make_decoder
 from trinity.trainer.verl.hf_attention import computing
@@ -269,9 +269,10 @@ def test_modules_that_cannot_be_adapted_are_refused(make_config: Maker, targets:
 @pytest.mark.parametrize("targets", [targets for targets, _ in WRONG.values()], ids=WRONG)
 def test_validate_refuses_them_too_from_the_headers_of_the_weights(model_path: Path, targets: str | list[str]) -> None:
     found = list(check_targets(model_path, target_modules=targets, exclude_modules=None))
-    assert [(key, finding.code) for key, finding in found] == [("target_modules", "E1871")]
+    assert [(each.key, each.code) for each in found] == [("model.lora_configs[0].target_modules", "E1871")]
     found = list(check_targets(model_path, target_modules="all-linear", exclude_modules=["o_prj"]))
-    assert [(key, "did you mean o_proj?" in finding.message) for key, finding in found] == [("exclude_modules", True)]
+    (finding,) = found
+    assert finding.key == "model.lora_configs[0].exclude_modules" and "did you mean o_proj?" in finding.message
 
 
 @pytest.mark.parametrize("family", ["gemma3", "gpt2", "gpt_neox", "hrm_text", "mixtral", "opt", "phi3", "zamba"])

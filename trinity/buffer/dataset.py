@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import xxhash
 
-from trinity.buffer.preflight import data_files, is_saved_dataset
+from trinity.buffer.data_files import data_files, is_saved_dataset
 from trinity.buffer.rows import BadRow, Row, read_rows
 from trinity.common.errors import DataError
 

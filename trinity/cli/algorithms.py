@@ -3,48 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from trinity.common.errors import ExitCode
-from trinity.utils.formula import number
-
-if TYPE_CHECKING:
-    from trinity.cli.components import Component
-
-INDENT = "    "
-_TEACHER = ("explorer:", "  auxiliary_models:", "    - model_path: /models/teacher")
-LOSS_ROLES = {"policy_loss_fn": "P", "kl_loss_fn": "K", "entropy_loss_fn": "E", "advantage_fn": "A"}
-# What a type needs outside `algorithm`, with a value to start from.
-_EXPERT_DATA = (
-    "buffer:",
-    "  trainer_input:",
-    "    auxiliary_buffers:",
-    "      sft_dataset:",
-    "        path: demonstrations.jsonl",
-)
-ALSO_NEEDED = {
-    "raft": (
-        "data_processor:",
-        "  experience_pipeline:",
-        "    operators:",
-        "      - name: reward_filter",
-        "        args: {threshold: 1.0}",
-    ),
-    "mix": _EXPERT_DATA,
-    "mix_chord": _EXPERT_DATA,
-    "on_policy_distill": _TEACHER,
-    "jsd": _TEACHER,
-}
-TITLES = {
-    "advantage_fn": "advantage A",
-    "policy_loss_fn": "policy loss P",
-    "kl_loss_fn": "KL term K",
-    "kl_penalty_fn": "KL penalty in the reward",
-    "entropy_loss_fn": "entropy term E",
-    "sample_strategy": "sample strategy",
-}
 
 
 def algorithms(
@@ -53,170 +16,13 @@ def algorithms(
 ) -> None:
     """List the algorithm types, or explain one: formula, components, defaults, sources and YAML."""
     from trinity.algorithm import ALGORITHM_CONTENTS
+    from trinity.explain.algorithms import facts, page, table, unknown
 
     if name is not None and name not in ALGORITHM_CONTENTS:
-        typer.echo(_unknown(name, list(ALGORITHM_CONTENTS)), err=True)
+        typer.echo(unknown(name).render(), err=True)
         raise typer.Exit(int(ExitCode.USAGE))
     if as_json:
         found = facts(name) if name is not None else [facts(each) for each in ALGORITHM_CONTENTS]
         typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
-    elif name is not None:
-        typer.echo(page(name))
     else:
-        typer.echo(table(list(ALGORITHM_CONTENTS)))
-
-
-def facts(name: str) -> dict[str, Any]:
-    """Return all that is known of an algorithm type, ready for JSON."""
-    from trinity.algorithm import ALGORITHM_CONTENTS
-    from trinity.cli import critic
-    from trinity.cli.components import components
-
-    entry, parts = ALGORITHM_CONTENTS[name], components(name)
-    return {
-        "name": name,
-        "description": entry.doc,
-        "mode": entry.args["mode"],
-        "repeat_times": entry.args["repeat_times"],
-        "components": {
-            role: {
-                "name": part.name,
-                "description": part.entry.doc if part.entry is not None else "",
-                "formula": part.symbols,
-                "args": defaults(part),
-            }
-            for role, part in parts.items()
-        },
-        "critic": critic.in_symbols() if critic.has_critic(parts) else [],
-        "sources": all_sources(name, parts),
-        "yaml": yaml(name, parts),
-    }
-
-
-def all_sources(name: str, parts: dict[str, Component]) -> list[str]:
-    """Return the works that an algorithm type and its functions name, each once."""
-    from trinity.algorithm import ALGORITHM_CONTENTS
-    from trinity.cli import critic
-    from trinity.cli.components import sources
-
-    found = [*sources(ALGORITHM_CONTENTS[name]), *(work for part in parts.values() for work in part.sources)]
-    found += [critic.SOURCE] if critic.has_critic(parts) else []
-    return [
-        work for work in dict.fromkeys(found) if not any(other.startswith((f"{work},", f"{work}v")) for other in found)
-    ]
-
-
-def table(names: list[str]) -> str:
-    """Return one line an algorithm type, under the names of the columns."""
-    from trinity.algorithm import ALGORITHM_CONTENTS
-    from trinity.cli.components import components
-
-    rows: list[tuple[str, ...]] = [("name", "advantage", "loss", "KL", "entropy", "repeat_times", "description")]
-    for name in names:
-        parts, entry = components(name), ALGORITHM_CONTENTS[name]
-        chosen = (parts[role].name for role in ("advantage_fn", "policy_loss_fn", "kl_loss_fn", "entropy_loss_fn"))
-        rows.append((name, *chosen, str(entry.args["repeat_times"]), entry.doc))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    return "\n".join(
-        "  ".join([*(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)), row[-1]]) for row in rows
-    )
-
-
-def page(name: str) -> str:
-    """Return all that is known of an algorithm type, as text."""
-    from trinity.algorithm import ALGORITHM_CONTENTS
-    from trinity.cli import critic
-    from trinity.cli.components import components
-
-    entry, parts = ALGORITHM_CONTENTS[name], components(name)
-    blocks = [f"{name}: {entry.doc}\nrepeat_times {entry.args['repeat_times']}, mode {entry.args['mode']}"]
-    blocks.append("\n".join(["Formula", *(f"{INDENT}{line}" for line in _sum(parts))]))
-    blocks += [_part(part) for part in parts.values() if not part.is_none]
-    if critic.has_critic(parts):
-        blocks.append(f"\n{INDENT}".join(critic.in_symbols()))
-    unused = [TITLES[role] for role, part in parts.items() if part.is_none]
-    if unused:
-        blocks.append(f"Not used: {', '.join(unused)}")
-    works = all_sources(name, parts)
-    blocks.append("\n".join(["Sources", *(f"{INDENT}{work}" for work in works or ["none beside the formula"])]))
-    blocks.append(f"YAML, every default written out\n\n{yaml(name, parts)}")
-    return "\n\n".join(blocks)
-
-
-def _sum(parts: dict[str, Component]) -> list[str]:
-    from trinity.cli.aggregation import aggregation
-
-    policy = parts["policy_loss_fn"]
-    is_whole = policy.symbols[0].startswith("=")
-    terms = ["P"] if is_whole else ["agg[P]"]
-    terms += [] if parts["kl_loss_fn"].is_none else ["+ kl_coef agg[K]"]
-    terms += [] if parts["entropy_loss_fn"].is_none else ["- agg[E]"]
-    lines = [f"loss = {' '.join(terms)}"]
-    if any("agg" in term for term in terms):
-        mode = policy.args.get("loss_agg_mode", "token-mean")
-        lines.append(f"{INDENT}agg[x] = {aggregation(mode, is_verl=policy.is_verl)} x (loss_agg_mode {mode})")
-    return lines
-
-
-def _part(part: Component) -> str:
-    lines = [f"{TITLES[part.role]}: {part.role} {part.name}"]
-    if part.entry is None:
-        return "\n".join([*lines, f"{INDENT}not in this version"])
-    letter = LOSS_ROLES.get(part.role, "")
-    first, *others = part.symbols or [""]
-    if part.entry.doc != first:
-        lines.append(f"{INDENT}{part.entry.doc}")
-    if first:
-        lines.append(f"{INDENT}{f'{letter} = ' if letter else ''}{first.removeprefix('= ')}")
-    lines += [f"{INDENT}{INDENT}{line}" for line in others]
-    if part.args:
-        lines.append(f"{INDENT}defaults: {', '.join(f'{key} {shown(value)}' for key, value in defaults(part).items())}")
-    return "\n".join(lines)
-
-
-def yaml(name: str, parts: dict[str, Component]) -> str:
-    """Return the YAML that selects an algorithm type with every default written out; what is not used is left out."""
-    from trinity.algorithm import ALGORITHM_CONTENTS
-
-    entry = ALGORITHM_CONTENTS[name]
-    lines = [f"mode: {entry.args['mode']}", "algorithm:", f"  algorithm_type: {name}"]
-    lines.append(f"  repeat_times: {entry.args['repeat_times']}")
-    for role, part in parts.items():
-        if role == "advantage_fn" and part.is_none:
-            continue
-        lines.append(f"  {role}: {part.name}")
-        if part.args and not part.is_none:
-            lines.append(f"  {role}_args:")
-            lines += [f"    {key}: {scalar(value)}" for key, value in defaults(part).items()]
-    return "\n".join([*lines, *ALSO_NEEDED.get(name, ())])
-
-
-def defaults(part: Component) -> dict[str, Any]:
-    """Return the arguments of a function with their defaults, without those that the rest of a file decides."""
-    from trinity.common.config.mixture import DERIVED_ARGUMENTS
-
-    return {name: value for name, value in part.args.items() if name not in DERIVED_ARGUMENTS}
-
-
-def shown(value: Any) -> str:
-    """Return a default as a reader writes it."""
-    return number(value) if isinstance(value, float) else scalar(value)
-
-
-def scalar(value: Any) -> str:
-    """Return a default as YAML writes it."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    text = str(value)
-    # YAML 1.1 takes 1e-06 for text: it wants a point in a number with an exponent.
-    return text.replace("e", ".0e") if isinstance(value, float) and "e" in text and "." not in text else text
-
-
-def _unknown(name: str, known: list[str]) -> str:
-    from trinity.common.config import Problem
-    from trinity.common.config.nearest import nearest
-
-    near = nearest(name, known)
-    message = f"unknown algorithm_type `{name}`; known: {', '.join(known)}"
-    hint = f"did you mean `{near}`?" if near else "`trinity algorithms` lists all with what they are"
-    return Problem("E1301", "error", "algorithm.algorithm_type", message, suggestion=hint).render()
+        typer.echo(table() if name is None else page(name))

@@ -42,8 +42,8 @@ def show(
     ] = None,
 ) -> None:
     """Print the complete configuration of every stage, secrets hidden."""
-    from trinity.cli.validate import check
     from trinity.common.config import ConfigErrors
+    from trinity.launch.validation import check
 
     try:
         plan, problems = check(config, tuple(set_ or ()), plugin_dirs=tuple(plugin_dir or ()), schema_only=True)
@@ -65,7 +65,7 @@ def show(
 
 
 def _losses(stages: list[StagePlan], *, as_json: bool) -> str:
-    from trinity.cli.effective_loss import effective_loss
+    from trinity.explain.effective_loss import effective_loss
 
     found = [effective_loss(stage) for stage in stages]
     if as_json:

@@ -67,6 +67,7 @@ def run_config(path: Path, options: RunOptions) -> RunResult:
         The result, whose exit code says how it ended.
     """
     from trinity.launch.run import RunResult, plan_run
+    from trinity.preflight.machine import refuse_unfit_machine
     from trinity.runtime.leaving import last_words
 
     log_to_console(is_quiet=options.is_quiet)
@@ -74,7 +75,7 @@ def run_config(path: Path, options: RunOptions) -> RunResult:
         plan = plan_run(path, options)
         resume = ResumeCommand.of(path, options)
         options.command = resume.from_anywhere
-        _refuse_unfit_machine(plan, options)
+        refuse_unfit_machine(plan)
         _show_plan(plan, is_quiet=options.is_quiet)
         with last_words(lambda _: typer.echo("\n".join(resume.lines()), err=True)):
             return _run_with_progress(plan, options)
@@ -121,19 +122,6 @@ def _progress(stage: StageResult) -> str:
     if stage.explore_step and not stage.training_step:
         return f"explore step {stage.explore_step}"
     return f"training step {stage.training_step}"
-
-
-def _refuse_unfit_machine(plan: Plan, options: RunOptions) -> None:
-    from trinity.cli.validate import check_machine
-    from trinity.common.config import ConfigErrors
-
-    problems = check_machine(plan)
-    errors = [problem for problem in problems if problem.severity == "error"]
-    for problem in problems:
-        if problem.severity != "error":
-            logger.warning("%s", problem.message)
-    if errors:
-        raise ConfigErrors(errors)
 
 
 def _show_plan(plan: Plan, *, is_quiet: bool) -> None:

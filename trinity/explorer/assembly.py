@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity.algorithm import ADVANTAGE_FN
+from trinity.algorithm.building import build
 from trinity.buffer.pipelines.experience_pipeline import ExperiencePipeline, build_operators
 from trinity.buffer.pipelines.reward_model import NAME, RewardModelScores
 from trinity.buffer.task_reader import TaskReader
@@ -183,25 +184,19 @@ def build_advantage_fn(config: Config) -> Any:
     advantage_class = ADVANTAGE_FN.get(config.algorithm.advantage_fn)
     if advantage_class is None or advantage_class.compute_in_trainer():
         return None
-    args = dict(config.algorithm.advantage_fn_args or {})
-    try:
-        inspect.signature(advantage_class).bind(**args)
-        return advantage_class(**args)
-    except (TypeError, ValueError) as error:
-        place = f"algorithm.advantage_fn_args of {config.algorithm.advantage_fn}"
-        raise ConfigError(f"{place}: {error}", code="E1302") from error
+    return build(ADVANTAGE_FN, config.algorithm, "advantage_fn")
 
 
 def build_reader(config: Config) -> TaskReader:
     """Return the reader of the tasks to explore.
 
     Raises:
-        ConfigError: no taskset.
         DataError: a dataset that cannot be used.
     """
     taskset = config.buffer.explorer_input.taskset
-    if taskset is None:
-        raise ConfigError("buffer.explorer_input.taskset must be set in mode both and explore, got null", code="E1610")
+    assert taskset is not None, (
+        "the rules of the configuration let an explorer without buffer.explorer_input.taskset pass"
+    )
     reader = TaskReader(taskset, batch_size=config.buffer.batch_size, seed=config.seed)
     return _report_bad_rows(reader, config)
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from trinity.common.config import Config, ConfigErrors, Plan, Problem, StagePlan
+from trinity.common.config import Config, ConfigErrors, Finding, Plan, StagePlan
 from trinity.common.config.draft import path_of
 from trinity.common.constants import BENCH, Mode
 from trinity.common.errors import EnvironmentProblem
@@ -38,7 +38,7 @@ def with_local_models(plan: Plan, resolve: Resolve) -> Plan:
                 first = wanted.setdefault(path, (stage, key, needs_weights))
                 wanted[path] = (*first[:2], first[2] or needs_weights)
     folders: dict[str, str] = {}
-    problems: list[Problem] = []
+    problems: list[Finding] = []
     for path, (stage, key, needs_weights) in wanted.items():
         try:
             folder = resolve(path, needs_weights=needs_weights)

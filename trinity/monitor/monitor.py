@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import threading
 import time
@@ -18,6 +17,7 @@ from trinity.monitor.background import BackgroundBackend
 from trinity.monitor.jsonl import JsonLines
 from trinity.monitor.registry import MONITOR
 from trinity.utils.log import FILE_ONLY, get_logger
+from trinity.utils.packages import is_installed
 
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
@@ -179,9 +179,7 @@ class Monitor:
 def _check_package(monitor_type: str, backend_class: type[MonitorBackend]) -> None:
     """Raise EnvironmentProblem if the package of a monitor is not installed (E3301)."""
     package = backend_class.package
-    spec = importlib.util.find_spec(package) if package else None
-    # A folder of this name in the working directory, as W&B leaves one, is found too, but has no file of its own.
-    if package and (spec is None or spec.origin is None):
+    if package and not is_installed(package):
         raise EnvironmentProblem(
             f"monitor.monitor_type is {monitor_type} and the package is not installed; "
             f"run pip install 'trinity-rft[{package}]' or set monitor.monitor_type to tensorboard",

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from trinity.algorithm import ADVANTAGE_FN, KL_FN, AdvantageFn, KLFn
+from trinity.algorithm.building import build
 from trinity.common.config import Config
 from trinity.common.errors import ConfigError, DataError
 from trinity.trainer.batch import TrainBatch, rows_of_policy
@@ -175,11 +176,8 @@ def batch_advantage_of(config: Config) -> BatchAdvantage | None:
         return None
     taskset = config.buffer.explorer_input.taskset
     repeat = (taskset.repeat_times if taskset is not None else None) or algorithm.repeat_times or 1
-    try:
-        made = function(**algorithm.advantage_fn_args or {})
-        kl = KL_FN.get(penalty)(**algorithm.kl_penalty_fn_args or {})
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"algorithm.advantage_fn_args or kl_penalty_fn_args: {error}", code="E1302") from error
+    made = build(ADVANTAGE_FN, algorithm, "advantage_fn")
+    kl = build(KL_FN, algorithm, "kl_penalty_fn", default="none")
     if kl.of_distributions:
         raise ConfigError(
             f"algorithm.kl_penalty_fn {penalty} compares whole distributions, and a reward is lowered by the "

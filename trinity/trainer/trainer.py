@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from trinity.algorithm import SAMPLE_STRATEGY, SampleStrategy
+from trinity.algorithm.building import build
 from trinity.buffer.dataset_reader import DatasetReader
 from trinity.buffer.store import ExperienceStore
 from trinity.common.checkpoint import CheckpointStore
@@ -159,11 +160,9 @@ class Trainer:
 
     def _make_strategy(self, source: BufferSource | DatasetSource, batch_size: int) -> SampleStrategy:
         config = self.config
-        name, arguments = config.algorithm.sample_strategy or "default", config.algorithm.sample_strategy_args or {}
-        try:
-            strategy: SampleStrategy = SAMPLE_STRATEGY.get(name)(source, batch_size=batch_size, **arguments)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"algorithm.sample_strategy_args of {name}: {error}", code="E1302") from error
+        strategy: SampleStrategy = build(
+            SAMPLE_STRATEGY, config.algorithm, "sample_strategy", source, default="default", batch_size=batch_size
+        )
         tokenizer = self.tokenizer or load_tokenizer(config.model)
         strategy.auxiliary = open_auxiliary(config, strategy.auxiliary_buffers(), tokenizer=tokenizer, cut=self.step)
         return strategy

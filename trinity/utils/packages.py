@@ -35,6 +35,15 @@ def check_packages() -> None:
         )
 
 
+def is_installed(package: str) -> bool:
+    """Return whether a package can be imported; a folder of its name in the working directory is none.
+
+    W&B leaves such a folder where it has run.
+    """
+    spec = find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
 def install_hint(extra: str) -> str:
     """Return the command that installs an extra."""
     return f"`pip install '{DISTRIBUTION}[{extra}]'`"
@@ -48,7 +57,7 @@ def postgresql_driver(url: str) -> str | None:
     backend, _, driver = url.partition("://")[0].partition("+")
     if backend != "postgresql":
         return None
-    return driver or ("psycopg2" if find_spec("psycopg2") is not None else "psycopg")
+    return driver or ("psycopg2" if is_installed("psycopg2") else "psycopg")
 
 
 def _conflict(needed: Requirement) -> str | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trinity.common.config import Catalogue, Plan, Problem, examine
+from trinity.common.config import Catalogue, Finding, Plan, examine
 from trinity.utils.registry import Entry
 
 MINIMAL = """\
@@ -84,14 +84,14 @@ def make_catalogue() -> Catalogue:
     )
 
 
-Examine = Callable[..., tuple[Plan, list[Problem]]]
+Examine = Callable[..., tuple[Plan, list[Finding]]]
 
 
 @pytest.fixture
 def examined(tmp_path: Path, catalogue: Catalogue) -> Examine:
     """Write YAML text to `run.yaml` and examine it with overrides."""
 
-    def run(text: str, *overrides: str, schema_only: bool = False) -> tuple[Plan, list[Problem]]:
+    def run(text: str, *overrides: str, schema_only: bool = False) -> tuple[Plan, list[Finding]]:
         path = tmp_path / "run.yaml"
         path.write_text(text, encoding="utf-8")
         return examine(path, overrides, catalogue=catalogue, schema_only=schema_only, cwd=tmp_path)

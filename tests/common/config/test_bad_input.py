@@ -8,11 +8,11 @@ import pytest
 
 from tests.common.config.conftest import MINIMAL, Examine
 from tests.common.config.rows import COMBINATIONS, KEYS_AND_TYPES, RANGES, with_
-from trinity.common.config import Catalogue, ConfigErrors, Problem, examine
+from trinity.common.config import Catalogue, ConfigErrors, Finding, examine
 from trinity.common.errors import ExitCode
 
 
-def find(problems: list[Problem], code: str, key: str) -> Problem:
+def find(problems: list[Finding], code: str, key: str) -> Finding:
     found = [p for p in problems if p.code == code and p.key == key]
     assert found, [(p.code, p.key, p.message) for p in problems]
     return found[0]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from trinity.catalogue import BUILT_IN
-from trinity.common.config import Config, Problem, examine
+from trinity.common.config import Config, Finding, examine
 
-Look = Callable[..., tuple[Config, list[Problem]]]
+Look = Callable[..., tuple[Config, list[Finding]]]
 
 FILE = """\
 project: p
@@ -32,7 +32,7 @@ DPO = {"prompt_key": "q", "chosen_key": "good", "rejected_key": "bad"}
 def look(tmp_path: Path) -> Look:
     """Return a function that examines a file of an algorithm type with columns and overrides."""
 
-    def run(algorithm: str, *overrides: str, **columns: str) -> tuple[Config, list[Problem]]:
+    def run(algorithm: str, *overrides: str, **columns: str) -> tuple[Config, list[Finding]]:
         path = tmp_path / "run.yaml"
         path.write_text(FILE % algorithm)
         overrides = (*overrides, *(f"{FORMAT}.{name}={value}" for name, value in columns.items()))

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from trinity.catalogue import BUILT_IN
-from trinity.common.config import Config, Problem, examine
+from trinity.common.config import Config, Finding, examine
 
 # The block of the configuration guide, as it is written there.
 GUIDE = """
@@ -50,7 +50,7 @@ def _path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRINITY_SFT_DATASET_PATH", "/data/sft.jsonl")
 
 
-def _examine(folder: Path, *overrides: str, text: str = GUIDE) -> tuple[Config, list[Problem]]:
+def _examine(folder: Path, *overrides: str, text: str = GUIDE) -> tuple[Config, list[Finding]]:
     path = folder / "run.yaml"
     path.write_text(text, encoding="utf-8")
     plan, problems = examine(path, overrides, catalogue=BUILT_IN, cwd=folder)
@@ -229,7 +229,7 @@ def test_what_does_not_fit_a_database_is_said(
 
 
 def test_the_arithmetic_counts_rollouts_and_the_hint_counts_the_expert_rows_in(tmp_path: Path) -> None:
-    def problem(*overrides: str) -> Problem:
+    def problem(*overrides: str) -> Finding:
         return next(p for p in _examine(tmp_path, *overrides)[1] if p.code in ("E1824", "E1830"))
 
     found = problem("buffer.train_batch_size=16")

@@ -106,6 +106,14 @@ LATER = {
     "model.tinker.enable=true": "model.tinker.enable",
     "buffer.explorer_input.taskset.storage_type=sql": "buffer.explorer_input.taskset.storage_type",
     "explorer.rollout_model.engine_type=sglang": "explorer.rollout_model.engine_type",
+    "explorer.rollout_model={engine_type: vllm, use_v1: false}": "explorer.rollout_model.use_v1",
+    "explorer.rollout_model={engine_type: vllm, nnodes: 2}": "explorer.rollout_model.nnodes",
+    "explorer.rollout_model.enable_multimodal=true": "explorer.rollout_model.enable_multimodal",
+    "explorer.rollout_model.enable_return_routed_experts=true": "explorer.rollout_model.enable_return_routed_experts",
+    "explorer.rollout_model.repetition_penalty=1.5": "explorer.rollout_model.repetition_penalty",
+    "model.repetition_penalty=1.5": "model.repetition_penalty",
+    "model.rope_theta=1.0e6": "model.rope_theta",
+    "model.logprobs=4": "model.logprobs",
     "explorer.auxiliary_models=[{model_path: m, engine_type: tinker}]": "explorer.auxiliary_models[0].engine_type",
     "explorer.auxiliary_models=[{model_path: m}, {model_path: n, logprobs: 2}]": (
         "explorer.auxiliary_models[1].logprobs"

@@ -10,12 +10,12 @@ import yaml
 
 from tests.common.config.conftest import MINIMAL
 from trinity.catalogue import BUILT_IN
-from trinity.common.config import Config, Problem, examine
+from trinity.common.config import Config, Finding, examine
 from trinity.common.config.rollout_correction import PRESETS, Preset
 from trinity.utils.correction_options import band, rejection_bounds
 
 
-def _problems(folder: Path, algorithm: dict[str, Any] | str) -> list[Problem]:
+def _problems(folder: Path, algorithm: dict[str, Any] | str) -> list[Finding]:
     path = folder / "run.yaml"
     text = algorithm if isinstance(algorithm, str) else yaml.safe_dump({"algorithm": algorithm})
     path.write_text(MINIMAL + text, encoding="utf-8")

@@ -10,12 +10,12 @@ import yaml
 
 from tests.common.config.conftest import MINIMAL
 from trinity.catalogue import BUILT_IN
-from trinity.common.config import Config, Problem, examine
+from trinity.common.config import Config, Finding, examine
 
 TEACHER = {"auxiliary_models": [{"model_path": "/models/teacher"}]}
 
 
-def _examined(folder: Path, algorithm: dict[str, Any], **sections: Any) -> tuple[Config, list[Problem]]:
+def _examined(folder: Path, algorithm: dict[str, Any], **sections: Any) -> tuple[Config, list[Finding]]:
     tree = yaml.safe_load(MINIMAL) | {"algorithm": algorithm} | sections
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(tree), encoding="utf-8")

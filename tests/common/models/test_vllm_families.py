@@ -11,11 +11,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from tests.common.config.conftest import MINIMAL
 from tests.families import FAMILIES, NOT_BUILT, tiny_config, tiny_model
 from tests.tiny import tiny_tokenizer
-from trinity.cli.validate import check
 from trinity.common.config.model import ModelConfig
 from trinity.common.errors import EnvironmentProblem
 from trinity.common.models.vllm_families import NOT_SERVED, NOT_STARTED, RIGHT, WRONG, WRONG_ON_CPU
 from trinity.common.models.vllm_weights import read_facts
+from trinity.launch.validation import check
 
 MANY = {"musicgen", "musicgen_melody"}  # made of three models, none of which is the default
 

@@ -17,7 +17,7 @@ from trinity.common.config.model import InferenceModelConfig, ModelConfig
 from trinity.common.config.model import LoraConfig as LoRAConfig
 from trinity.common.config.plan import Plan, StagePlan, examine, load_config, load_plan, plugin_dirs_of
 from trinity.common.config.plugins import read_plugins, scan_plugins
-from trinity.common.config.problems import ConfigErrors, Problem
+from trinity.common.config.problems import ConfigErrors, Finding
 from trinity.common.config.sections import ClusterConfig, LogConfig, MonitorConfig, OperatorConfig
 from trinity.common.config.showing import dump_config, json_schema, origins
 from trinity.common.config.synchronizer import SynchronizerConfig
@@ -34,6 +34,7 @@ __all__ = [
     "Derived",
     "ExperienceBufferConfig",
     "ExplorerConfig",
+    "Finding",
     "FormatConfig",
     "GenerationConfig",
     "InferenceModelConfig",
@@ -43,7 +44,6 @@ __all__ = [
     "MonitorConfig",
     "OperatorConfig",
     "Plan",
-    "Problem",
     "StageConfig",
     "StagePlan",
     "SynchronizerConfig",

@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 from trinity.common.config.base import Section
 from trinity.common.config.config import Config
 from trinity.common.config.nearest import distance, nearest
-from trinity.common.config.problems import Problem, described
+from trinity.common.config.problems import Finding, described
 from trinity.common.config.renames import verl_name
 from trinity.common.config.schema_index import annotation_at, homes, model_at, variants
 from trinity.common.config.tree import Path, Tree, dotted
@@ -28,13 +28,13 @@ _EXPECTED = {
 _MAX_ROUNDS = 4
 
 
-def check_schema(tree: Tree) -> tuple[Config, list[Problem], set[Path]]:
+def check_schema(tree: Tree) -> tuple[Config, list[Finding], set[Path]]:
     """Return the typed configuration, its problems, and the paths that were left out because of them.
 
     What is broken takes its default in the returned configuration, so that the remaining rules can be checked too.
     """
     rest = tree.copy()
-    problems: list[Problem] = []
+    problems: list[Finding] = []
     broken: set[Path] = set()
     for _ in range(_MAX_ROUNDS):
         try:
@@ -79,7 +79,7 @@ def _exists(tree: Tree, path: Path) -> bool:
     return True
 
 
-def _problem(tree: Tree, path: Path, errors: list[ErrorDetails]) -> Problem:
+def _problem(tree: Tree, path: Path, errors: list[ErrorDetails]) -> Finding:
     first = errors[0]
     kind = first["type"]
     if kind == "extra_forbidden":
@@ -100,7 +100,7 @@ def _problem(tree: Tree, path: Path, errors: list[ErrorDetails]) -> Problem:
     return _wrong_type(tree, path, errors)
 
 
-def _wrong_type(tree: Tree, path: Path, errors: list[ErrorDetails]) -> Problem:
+def _wrong_type(tree: Tree, path: Path, errors: list[ErrorDetails]) -> Finding:
     value = errors[0]["input"]
     if isinstance(value, Section):
         value = tree.get(path)
@@ -136,7 +136,7 @@ def _type_hint(path: Path, expected: str) -> str | None:
     return None
 
 
-def _out_of_range(tree: Tree, path: Path, errors: list[ErrorDetails]) -> Problem:
+def _out_of_range(tree: Tree, path: Path, errors: list[ErrorDetails]) -> Finding:
     signs = {
         "greater_than": (">", "gt"),
         "greater_than_equal": (">=", "ge"),
@@ -161,7 +161,7 @@ def _out_of_range(tree: Tree, path: Path, errors: list[ErrorDetails]) -> Problem
     )
 
 
-def _not_a_choice(tree: Tree, path: Path, error: ErrorDetails) -> Problem:
+def _not_a_choice(tree: Tree, path: Path, error: ErrorDetails) -> Finding:
     choices = [part.strip().strip("'") for part in error["ctx"]["expected"].replace(" or ", ", ").split(",")]
     key = dotted(path)
     value = error["input"]
@@ -182,7 +182,7 @@ def _name_hint(value: Any) -> str | None:
     return f"for example `{kept}`" if kept and not any(part in str(value) for part in ("..",)) else None
 
 
-def _unknown_key(tree: Tree, path: Path) -> Problem:
+def _unknown_key(tree: Tree, path: Path) -> Finding:
     """Name the key that was meant: veRL's name, a typing error in this section, or a key of another section."""
     name = str(path[-1])
     key = dotted(path)

@@ -10,7 +10,7 @@ from typing import Any
 from trinity.common.config.base import Section
 from trinity.common.config.catalogue import Catalogue
 from trinity.common.config.overrides import parse_path
-from trinity.common.config.problems import Problem
+from trinity.common.config.problems import Finding
 from trinity.common.config.tree import Origin, Path, Tree, place_problem, value_at
 
 
@@ -60,7 +60,7 @@ class Draft:
     broken: set[Path] = field(default_factory=set)
     typed: dict[str, Any] = field(default_factory=dict)
     derived: list[Derived] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)
 
     @property
     def mode(self) -> str:

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import GrammarParseError, InterpolationKeyError, OmegaConfBaseException
 
 from trinity.common.config.nearest import nearest
-from trinity.common.config.problems import Problem
+from trinity.common.config.problems import Finding
 from trinity.common.config.schema_index import default_at, homes, model_at
 from trinity.common.config.tree import Origin, Path, Tree, dotted
 from trinity.utils.log import add_secret, is_secret_name
@@ -27,7 +27,7 @@ _PART = re.compile(r"[^.\[\]]+")
 VERL_ROOT: Path = ("trainer", "trainer_config")
 
 
-def resolve_interpolations(tree: Tree, *, only: Path | None = None) -> tuple[Tree, list[Problem]]:
+def resolve_interpolations(tree: Tree, *, only: Path | None = None) -> tuple[Tree, list[Finding]]:
     """Return the tree with every interpolation replaced, and the problems of those that cannot be.
 
     A leaf with a problem is left out of the returned tree. With `only` nothing but this leaf is replaced.
@@ -35,7 +35,7 @@ def resolve_interpolations(tree: Tree, *, only: Path | None = None) -> tuple[Tre
     leaves = [path for path in tree.leaves() if _is_interpolation(tree.get(path)) and only in (None, path)]
     if not leaves:
         return tree, []
-    problems: dict[Path, Problem] = {}
+    problems: dict[Path, Finding] = {}
     for path in leaves:
         problem = _check_syntax(tree, path) or _check_cycle(tree, path)
         if problem is not None:
@@ -64,7 +64,7 @@ def _is_interpolation(value: Any) -> bool:
     return isinstance(value, str) and "${" in value
 
 
-def _check_syntax(tree: Tree, path: Path) -> Problem | None:
+def _check_syntax(tree: Tree, path: Path) -> Finding | None:
     text = tree.get(path)
     for name in _RESOLVER.findall(text):
         if name not in ALLOWED:
@@ -86,7 +86,7 @@ def _check_syntax(tree: Tree, path: Path) -> Problem | None:
     return None
 
 
-def _check_cycle(tree: Tree, start: Path) -> Problem | None:
+def _check_cycle(tree: Tree, start: Path) -> Finding | None:
     trail: list[Path] = []
 
     def visit(path: Path) -> list[Path] | None:
@@ -150,7 +150,7 @@ def _add_default(copy: Tree, target: Path) -> None:
             node.setdefault(path[-1], list(default) if isinstance(default, tuple) else default)
 
 
-def _resolve(source: Any, tree: Tree, path: Path) -> tuple[Any, Problem | None]:
+def _resolve(source: Any, tree: Tree, path: Path) -> tuple[Any, Finding | None]:
     text = tree.get(path)
     try:
         node = source
@@ -166,7 +166,7 @@ def _resolve(source: Any, tree: Tree, path: Path) -> tuple[Any, Problem | None]:
     return value, None
 
 
-def _failed(tree: Tree, path: Path, error: Exception) -> Problem:
+def _failed(tree: Tree, path: Path, error: Exception) -> Finding:
     text = tree.get(path)
     for name in _ENV.findall(text):
         if name not in os.environ:
@@ -181,7 +181,7 @@ def _failed(tree: Tree, path: Path, error: Exception) -> Problem:
     return tree.problem(code, path, f"cannot resolve `{dotted(path)}`: {_first_line(error)}", value=text)
 
 
-def _unknown_reference(tree: Tree, path: Path) -> Problem:
+def _unknown_reference(tree: Tree, path: Path) -> Finding:
     text = tree.get(path)
     for target in references(text):
         known = _leaf(tree, target) is not None or default_at(target)[0] or default_at((*VERL_ROOT, *target))[0]

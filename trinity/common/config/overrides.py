@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from trinity.common.config.problems import Problem
+from trinity.common.config.problems import Finding
 from trinity.common.config.reading import parse_value
 from trinity.common.config.tree import Origin, Path, Tree, dotted
 from trinity.utils.log import is_secret_name, redact
@@ -23,10 +23,10 @@ def parse_path(text: str) -> Path | None:
     return tuple(int(p[1:-1]) if p.startswith("[") else p.strip() for p in _PATH.findall(text))
 
 
-def apply_overrides(tree: Tree, overrides: Sequence[str]) -> tuple[Tree, list[Problem]]:
+def apply_overrides(tree: Tree, overrides: Sequence[str]) -> tuple[Tree, list[Finding]]:
     """Return the tree with each `a.b=c` applied in order, and the problems of those that cannot be."""
     result = tree.copy()
-    problems: list[Problem] = []
+    problems: list[Finding] = []
     for number, override in enumerate(overrides, start=1):
         name, equals, text = override.partition("=")
         path = parse_path(name.strip())
@@ -35,9 +35,8 @@ def apply_overrides(tree: Tree, overrides: Sequence[str]) -> tuple[Tree, list[Pr
             has_secret = any(map(is_secret_name, _WORD.findall(override)))
             shown = f"#{number}" if has_secret else redact(override)
             problems.append(
-                Problem(
+                Finding(
                     "E1008",
-                    "error",
                     "" if has_secret else name,
                     f"`--set {shown}` is not of the form a.b=c",
                     file=origin.file,
@@ -51,7 +50,7 @@ def apply_overrides(tree: Tree, overrides: Sequence[str]) -> tuple[Tree, list[Pr
     return result, problems
 
 
-def _put(tree: Tree, path: Path, value: Any, origin: Origin) -> Problem | None:
+def _put(tree: Tree, path: Path, value: Any, origin: Origin) -> Finding | None:
     node: Any = tree.values
     for depth, part in enumerate(path[:-1]):
         here = path[: depth + 1]
@@ -80,11 +79,10 @@ def _put(tree: Tree, path: Path, value: Any, origin: Origin) -> Problem | None:
     return None
 
 
-def _no_place(origin: Origin, path: Path, here: Path, node: Any) -> Problem:
+def _no_place(origin: Origin, path: Path, here: Path, node: Any) -> Finding:
     have = f"has {len(node)} items" if isinstance(node, list) else "is no list or mapping"
-    return Problem(
+    return Finding(
         "E1009",
-        "error",
         dotted(path),
         f"`{dotted(path)}`: there is no `{dotted(here)}`; `{dotted(here[:-1]) or 'the configuration'}` {have}",
         file=origin.file,

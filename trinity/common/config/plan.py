@@ -10,10 +10,10 @@ from typing import Any
 from trinity.common.config.catalogue import Catalogue
 from trinity.common.config.checking import check_schema
 from trinity.common.config.config import Config
-from trinity.common.config.draft import Derived
+from trinity.common.config.draft import Derived, path_of
 from trinity.common.config.interpolation import resolve_interpolations
 from trinity.common.config.overrides import apply_overrides
-from trinity.common.config.problems import ConfigErrors, Problem, unique
+from trinity.common.config.problems import ConfigErrors, Finding, unique
 from trinity.common.config.reading import read_file
 from trinity.common.config.renames import check_older_names
 from trinity.common.config.resolve import resolve, soften
@@ -37,8 +37,13 @@ class StagePlan:
     name: str | None
     config: Config
     derived: list[Derived] = field(default_factory=list)
-    warnings: list[Problem] = field(default_factory=list)
+    warnings: list[Finding] = field(default_factory=list)
     tree: Tree = field(default_factory=Tree)
+
+    def placed(self, finding: Finding) -> Finding:
+        """Return a finding at a key of the stage's configuration with its place in the file."""
+        details = {"value": finding.value, "suggestion": finding.suggestion}
+        return self.tree.problem(finding.code, path_of(finding.key), finding.message, **details)
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class Plan:
 
     path: Path
     stages: list[StagePlan]
-    warnings: list[Problem] = field(default_factory=list)
+    warnings: list[Finding] = field(default_factory=list)
 
 
 def load_plan(
@@ -89,7 +94,7 @@ def examine(
     catalogue: Catalogue,
     schema_only: bool = False,
     cwd: Path | None = None,
-) -> tuple[Plan, list[Problem]]:
+) -> tuple[Plan, list[Finding]]:
     """Return the plan and all problems; with an error among them, the plan is only good for showing.
 
     Raises:
@@ -141,9 +146,8 @@ def load_config(
         if len(plan.stages) > 1:
             raise ConfigErrors(
                 [
-                    Problem(
+                    Finding(
                         "E1604",
-                        "error",
                         "stages",
                         f"{path} has {len(plan.stages)} stages; one configuration was asked for",
                         file=str(path),
@@ -161,7 +165,7 @@ def load_config(
     return config
 
 
-def _check_tree(tree: Tree) -> list[Problem]:
+def _check_tree(tree: Tree) -> list[Finding]:
     """Return the problems of keys and types of the global part, which a stage may hide."""
     resolved, problems = resolve_interpolations(tree)
     return [*problems, *check_schema(resolved)[1]]
@@ -169,7 +173,7 @@ def _check_tree(tree: Tree) -> list[Problem]:
 
 def _plan_stage(
     name: str | None, tree: Tree, *, catalogue: Catalogue, cwd: Path, looks_at_machine: bool
-) -> tuple[StagePlan, list[Problem]]:
+) -> tuple[StagePlan, list[Finding]]:
     tree, problems = _include_trainer_file(tree, cwd)
     resolved, found = resolve_interpolations(tree)
     problems += found
@@ -189,7 +193,7 @@ def _plan_stage(
     return StagePlan(stage_name, final, derived, [], resolved), [*problems, *found]
 
 
-def _check_handover(stages: Sequence[StagePlan]) -> list[Problem]:
+def _check_handover(stages: Sequence[StagePlan]) -> list[Finding]:
     """Return an error for each stage that leaves no weights to the stage after it, or that adds an adapter twice."""
     problems = [
         stage.tree.problem(
@@ -224,7 +228,7 @@ def _is_missing(tree: Tree, path: tuple[str | int, ...]) -> bool:
     return False
 
 
-def _include_trainer_file(tree: Tree, cwd: Path) -> tuple[Tree, list[Problem]]:
+def _include_trainer_file(tree: Tree, cwd: Path) -> tuple[Tree, list[Finding]]:
     """Put the file of `trainer.trainer_config_path` in the place of `trainer.trainer_config`."""
     trainer = tree.values.get("trainer")
     if not isinstance(trainer, dict) or trainer.get("trainer_config"):

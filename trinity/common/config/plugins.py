@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trinity.common.config.problems import Problem
+from trinity.common.config.problems import Finding
 from trinity.utils.plugin_loader import plugin_files
 
 REGISTRY_NAMES = {
@@ -39,7 +39,7 @@ class PluginScan:
     """
 
     names: dict[str, frozenset[str]] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)
     has_unknown: bool = False
 
 
@@ -54,9 +54,8 @@ def read_plugins(dirs: Iterable[Path]) -> PluginScan:
     for folder in dirs:
         if not folder.is_dir():
             scan.problems.append(
-                Problem(
+                Finding(
                     "E3901",
-                    "error",
                     "--plugin-dir",
                     f"plugin folder {folder} {'is a file' if folder.exists() else 'does not exist'}",
                     value=str(folder),
@@ -80,9 +79,8 @@ def _read_file(path: Path, scan: PluginScan) -> None:
         column = error.offset if isinstance(error, SyntaxError) else None
         what = error.msg if isinstance(error, SyntaxError) else str(error)
         scan.problems.append(
-            Problem(
+            Finding(
                 "E3901",
-                "error",
                 "--plugin-dir",
                 f"plugin {path} cannot be read: {what}",
                 file=str(path),
@@ -112,9 +110,8 @@ def _read_call(node: ast.Call, path: Path, scan: PluginScan) -> None:
         return
     scan.has_unknown = True
     scan.problems.append(
-        Problem(
+        Finding(
             "W3905",
-            "warning",
             "--plugin-dir",
             f"{path.name} registers a computed name in {word}; it is checked when the run starts",
             file=str(path),

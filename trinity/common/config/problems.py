@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from trinity.common.errors import ConfigError, ExitCode
@@ -15,14 +15,14 @@ MAX_VALUE_CHARS = 200
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One finding.
+class Finding:
+    """One thing that is wrong, or to be looked at: what `validate` prints and `run` raises.
 
     Attributes:
         code: stable identifier, `E....` or `W....`.
-        severity: `error` or `warning`.
-        key: the key as it was written, such as `stages[1].algorithm.optimizer.lr`.
+        key: the key, such as `algorithm.optimizer.lr`; with a place it is as written, in `stages[1]` for instance.
         message: what is wrong, in one line.
+        severity: `error` or `warning`; it follows from the code unless given.
         rule: what the value must be.
         value: what was found; the value of a secret is never kept.
         file: the YAML file, or `--set #n`.
@@ -33,9 +33,10 @@ class Problem:
     """
 
     code: str
-    severity: str
     key: str
     message: str
+    _: KW_ONLY
+    severity: str = ""
     rule: str = ""
     value: Any = None
     file: str | None = None
@@ -43,6 +44,10 @@ class Problem:
     column: int | None = None
     suggestion: str | None = None
     source_line: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.severity:
+            object.__setattr__(self, "severity", "warning" if self.code.startswith("W") else "error")
 
     @property
     def is_error(self) -> bool:
@@ -114,9 +119,9 @@ def described(key: str, value: Any) -> str:
     return f"{kind} {json.dumps(shown, ensure_ascii=False)}"
 
 
-def unique(problems: Iterable[Problem]) -> list[Problem]:
+def unique(problems: Iterable[Finding]) -> list[Finding]:
     """Return the problems once each, errors and warnings in the order of the file."""
-    seen: dict[tuple[Any, ...], Problem] = {}
+    seen: dict[tuple[Any, ...], Finding] = {}
     for problem in problems:
         place = (problem.code, problem.key, problem.message, problem.file, problem.line, problem.column)
         seen.setdefault(place, problem)
@@ -131,7 +136,7 @@ class ConfigErrors(ConfigError):
         problems: errors and warnings; at least one is an error.
     """
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[Finding]) -> None:
         self.problems = list(problems)
         errors = [problem for problem in self.problems if problem.is_error]
         first = errors[0] if errors else self.problems[0]

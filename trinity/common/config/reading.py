@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from trinity.common.config.nearest import nearest
-from trinity.common.config.problems import ConfigErrors, Problem
+from trinity.common.config.problems import ConfigErrors, Finding
 from trinity.common.config.tree import Origin, Tree, dotted
 from trinity.common.config.tree import Path as TreePath
 
@@ -69,9 +69,8 @@ def parse_text(text: str, file: str) -> Tree:
     if node is None:
         raise ConfigErrors(
             [
-                Problem(
+                Finding(
                     "E1002",
-                    "error",
                     "",
                     f"{file} is empty",
                     file=file,
@@ -105,15 +104,13 @@ def _decode(path: Path) -> str:
     if not path.is_file():
         raise ConfigErrors([_missing_file(path)])
     if path.suffix.lower() == ".toml":
-        raise ConfigErrors(
-            [Problem("E1004", "error", "", f"{path} is TOML; a configuration is YAML or JSON", file=str(path))]
-        )
+        raise ConfigErrors([Finding("E1004", "", f"{path} is TOML; a configuration is YAML or JSON", file=str(path))])
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ConfigErrors([Problem("E1003", "error", "", f"cannot read {path}: {error.strerror}")]) from error
+        raise ConfigErrors([Finding("E1003", "", f"cannot read {path}: {error.strerror}")]) from error
     if len(data) > MAX_BYTES:
-        raise ConfigErrors([Problem("E1007", "error", "", f"{path} is larger than {MAX_BYTES} bytes")])
+        raise ConfigErrors([Finding("E1007", "", f"{path} is larger than {MAX_BYTES} bytes")])
     encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     try:
         return data.decode(encoding)
@@ -121,9 +118,8 @@ def _decode(path: Path) -> str:
         line = data[: error.start].count(b"\n") + 1
         raise ConfigErrors(
             [
-                Problem(
+                Finding(
                     "E1001",
-                    "error",
                     "",
                     f"{path} is not {encoding[:6].upper()} text",
                     file=str(path),
@@ -135,14 +131,14 @@ def _decode(path: Path) -> str:
         ) from error
 
 
-def _missing_file(path: Path) -> Problem:
+def _missing_file(path: Path) -> Finding:
     what = "is a folder" if path.is_dir() else "does not exist"
     names = []
     if path.parent.is_dir():
         names = [p.name for p in path.parent.iterdir() if p.is_file()]
     near = nearest(path.name, names)
     hint = f"did you mean `{path.parent / near}`?" if near else "give the YAML file with --config"
-    return Problem("E1003", "error", "", f"configuration {path} {what}", file=str(path), suggestion=hint)
+    return Finding("E1003", "", f"configuration {path} {what}", file=str(path), suggestion=hint)
 
 
 def _is_json(text: str) -> bool:
@@ -175,9 +171,8 @@ def _check_depth(text: str, file: str) -> None:
             mark = event.start_mark
             raise ConfigErrors(
                 [
-                    Problem(
+                    Finding(
                         "E1007",
-                        "error",
                         "",
                         f"nested deeper than {MAX_DEPTH} levels",
                         file=file,
@@ -188,7 +183,7 @@ def _check_depth(text: str, file: str) -> None:
             )
 
 
-def _syntax_problem(error: yaml.YAMLError, file: str, lines: list[str]) -> Problem:
+def _syntax_problem(error: yaml.YAMLError, file: str, lines: list[str]) -> Finding:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     what = getattr(error, "problem", None) or str(error).splitlines()[0]
     line = mark.line + 1 if mark else None
@@ -205,9 +200,8 @@ def _syntax_problem(error: yaml.YAMLError, file: str, lines: list[str]) -> Probl
     if "'`'" in str(what):
         hint = "remove the backticks or use quotes"
     source = lines[line - 1] if line and line <= len(lines) else None
-    return Problem(
+    return Finding(
         "E1001",
-        "error",
         "",
         f"YAML syntax: {what}",
         file=file,
@@ -218,13 +212,12 @@ def _syntax_problem(error: yaml.YAMLError, file: str, lines: list[str]) -> Probl
     )
 
 
-def _not_a_mapping(node: yaml.Node, file: str, lines: list[str]) -> Problem:
+def _not_a_mapping(node: yaml.Node, file: str, lines: list[str]) -> Finding:
     mark = node.start_mark
     wide = isinstance(node, yaml.ScalarNode) and "：" in node.value
     hint = "use ':' instead of the full-width '：'" if wide else "begin with `project:` or another section"
-    return Problem(
+    return Finding(
         "E1001",
-        "error",
         "",
         "a configuration is a mapping of sections",
         file=file,
@@ -242,7 +235,7 @@ class _Builder:
         self.file = file
         self.lines = lines
         self.origins: dict[TreePath, tuple[Origin, ...]] = {}
-        self.problems: list[Problem] = []
+        self.problems: list[Finding] = []
         self._nodes = 0
 
     def build(self, node: yaml.Node, path: TreePath) -> Any:
@@ -304,11 +297,10 @@ class _Builder:
         text = self.lines[mark.line] if mark.line < len(self.lines) else None
         return Origin("file", self.file, mark.line + 1, mark.column + 1, path, text)
 
-    def _problem(self, code: str, node: yaml.Node, path: TreePath, message: str, hint: str | None = None) -> Problem:
+    def _problem(self, code: str, node: yaml.Node, path: TreePath, message: str, hint: str | None = None) -> Finding:
         origin = self._origin(node, path)
-        return Problem(
+        return Finding(
             code,
-            "error",
             dotted(path),
             message,
             file=self.file,

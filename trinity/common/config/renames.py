@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trinity.common.config.problems import Problem
+from trinity.common.config.problems import Finding
 from trinity.common.config.tree import Path, Tree, dotted
 
 
@@ -126,7 +126,7 @@ def verl_name(path: Path) -> str | None:
     return VERL_NAMES.get(str(path[-1]))
 
 
-def check_older_names(tree: Tree) -> list[Problem]:
+def check_older_names(tree: Tree) -> list[Finding]:
     """Return a warning for each accepted older key that is written."""
     problems = []
     for path in tree.origins:

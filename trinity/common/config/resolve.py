@@ -16,7 +16,7 @@ from trinity.common.config.catalogue import Catalogue
 from trinity.common.config.config import Config
 from trinity.common.config.draft import Derived, Draft, plain_value, plain_values
 from trinity.common.config.explorer import ExplorerConfig
-from trinity.common.config.problems import Problem
+from trinity.common.config.problems import Finding
 from trinity.common.config.rules.adapter import resolve_adapter
 from trinity.common.config.rules.algorithm import check_name, resolve_algorithm
 from trinity.common.config.rules.auxiliary import resolve_auxiliary_buffers
@@ -68,7 +68,7 @@ def resolve(
     stage_name: str | None = None,
     broken: Iterable[Path] = (),
     looks_at_machine: bool = True,
-) -> tuple[Config, list[Derived], list[Problem]]:
+) -> tuple[Config, list[Derived], list[Finding]]:
     """Return the configuration with every derived value filled in, those values, and what does not fit together.
 
     Args:
@@ -106,7 +106,7 @@ def _meant(values: dict[str, Any], model: type[Section], written: Any) -> dict[s
     return kept
 
 
-def soften(problems: Iterable[Problem]) -> list[Problem]:
+def soften(problems: Iterable[Finding]) -> list[Finding]:
     """Return the problems with `not available yet` as warnings, for checks that only look at the file."""
     return [replace(p, severity="warning") if p.code == "E1900" else p for p in problems]
 

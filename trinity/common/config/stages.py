@@ -11,7 +11,7 @@ from typing import Any
 
 from trinity.common.config.config import StageConfig
 from trinity.common.config.nearest import nearest
-from trinity.common.config.problems import Problem
+from trinity.common.config.problems import Finding
 from trinity.common.config.schema_index import default_at, model_at
 from trinity.common.config.tree import Origin, Path, Tree, dotted
 
@@ -23,7 +23,7 @@ _NAMED: tuple[Path, ...] = (
 _AUXILIARY: Path = ("buffer", "trainer_input", "auxiliary_buffers")
 
 
-def split_stages(tree: Tree) -> tuple[Tree, list[tuple[str | None, Tree]], list[Problem]]:
+def split_stages(tree: Tree) -> tuple[Tree, list[tuple[str | None, Tree]], list[Finding]]:
     """Return the global tree, the merged tree of each stage with its name, and problems of `stages` itself.
 
     Without stages the list holds the global tree once, under the name `None`.
@@ -51,8 +51,8 @@ def split_stages(tree: Tree) -> tuple[Tree, list[tuple[str | None, Tree]], list[
     return base, merged, problems
 
 
-def _check_names(tree: Tree, stages: list[dict[str, Any]]) -> list[Problem]:
-    problems: list[Problem] = []
+def _check_names(tree: Tree, stages: list[dict[str, Any]]) -> list[Finding]:
+    problems: list[Finding] = []
     first: dict[str, int] = {}
     for index, stage in enumerate(stages):
         path: Path = ("stages", index, "stage_name")
@@ -83,7 +83,7 @@ def _check_names(tree: Tree, stages: list[dict[str, Any]]) -> list[Problem]:
     return problems
 
 
-def _check_keys(tree: Tree, index: int, stage: dict[str, Any]) -> list[Problem]:
+def _check_keys(tree: Tree, index: int, stage: dict[str, Any]) -> list[Finding]:
     problems = []
     for name in stage:
         if name == "stage_name" or name in STAGED:
@@ -105,7 +105,7 @@ def _check_keys(tree: Tree, index: int, stage: dict[str, Any]) -> list[Problem]:
     return problems
 
 
-def _shadowed(tree: Tree, base: Tree, index: int) -> list[Problem]:
+def _shadowed(tree: Tree, base: Tree, index: int) -> list[Finding]:
     """Warn about `--set` values that a stage's own line replaces."""
     problems = []
     for path, chain in base.origins.items():

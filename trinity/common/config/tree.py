@@ -10,7 +10,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from trinity.common.config.problems import Problem
+from trinity.common.config.problems import Finding
 
 Path = tuple[str | int, ...]
 
@@ -85,8 +85,8 @@ class Tree:
         _walk(self.values, (), found)
         return found
 
-    def problem(self, code: str, path: Path, message: str, **details: Any) -> Problem:
-        """Return a problem placed at the origin of a path; `details` are further fields of `Problem`."""
+    def problem(self, code: str, path: Path, message: str, **details: Any) -> Finding:
+        """Return a problem placed at the origin of a path; `details` are further fields of `Finding`."""
         return place_problem(self.origin(path), code, path, message, **details)
 
 
@@ -100,16 +100,14 @@ def value_at(values: Any, path: Path) -> Any:
     return values
 
 
-def place_problem(origin: Origin | None, code: str, path: Path, message: str, **details: Any) -> Problem:
-    """Return a problem at an origin; its severity follows from the code unless given."""
-    severity = details.pop("severity", "warning" if code.startswith("W") else "error")
+def place_problem(origin: Origin | None, code: str, path: Path, message: str, **details: Any) -> Finding:
+    """Return a problem at an origin."""
     key = dotted(written_path(origin, path))
     message = message.replace(f"`{dotted(path)}`", f"`{key}`")
     if origin is None:
-        return Problem(code, severity, key, message, **details)
-    return Problem(
+        return Finding(code, key, message, **details)
+    return Finding(
         code,
-        severity,
         key,
         message,
         file=origin.file,

@@ -27,7 +27,8 @@ def create_inference_model(config: Config, runtime: Runtime | None = None) -> In
     """Return the engine of the rollout model, not yet prepared.
 
     Args:
-        config: resolved configuration of the stage.
+        config: configuration of the stage. That of a script which tries a workflow is not resolved: no rule has seen
+            it, so what an engine would leave out is refused here as well.
         runtime: starts the processes of several engines, and of engines elsewhere; None: all are in this process.
 
     Raises:

@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from trinity.common.config.nearest import nearest
 from trinity.common.config.noise import is_noise
 from trinity.common.errors import ConfigError, EnvironmentProblem
-from trinity.common.models.preflight_experts import experts_problem
+from trinity.common.models.experts import experts_problem
 
 NOISE = "noise_before"  # attribute of a model: the entries of its configuration that `silence` has set to 0
 MODEL_KEY = "trainer.trainer_config.actor_rollout_ref.model"

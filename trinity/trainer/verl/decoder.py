@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from trinity.common.models.preflight_division import FAMILIES
+from trinity.preflight.division import FAMILIES
 from trinity.trainer.verl.attention import attend
 from trinity.trainer.verl.hf_decoder import HFDecoder, Without
 from trinity.trainer.verl.layer_maps import LayerMaps

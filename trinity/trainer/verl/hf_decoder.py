@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trinity.common.errors import ConfigError
-from trinity.common.models.preflight_division import family_problem, row_problem
+from trinity.preflight.division import family_problem, row_problem
 from trinity.trainer.verl.attention import MAX_PADDING_FACTOR
 from trinity.trainer.verl.layout import choose_layout, run_packed, run_padded
 from trinity.trainer.verl.output_layer import OutputLayer

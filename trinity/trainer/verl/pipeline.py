@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, distributed, nn
 
 from trinity.common.errors import ConfigError
-from trinity.common.models.preflight_division import pipeline_problem
+from trinity.preflight.division import pipeline_problem
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -9,12 +9,12 @@ import torch
 
 from trinity.algorithm import ALGORITHM_TYPE, ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN, PolicyLossFn
 from trinity.algorithm.aggregation import LOSS_AGG_MODES
+from trinity.algorithm.building import build
 from trinity.common.config import Config
 from trinity.common.config.mixture import num_expert_rows
 from trinity.common.config.verl import ActorConfig
 from trinity.common.config.verl_base import FsdpConfig
 from trinity.common.constants import SyncStyle
-from trinity.common.errors import ConfigError
 from trinity.trainer.verl.loss import TOKEN_MEAN, LossFn
 from trinity.trainer.verl.optim import Schedule, make_schedule
 from trinity.trainer.verl.scorer import ActorSettings
@@ -219,22 +219,18 @@ def loss_of(config: Config) -> LossFn:
     algorithm = config.algorithm
     defaults = ALGORITHM_TYPE.contents[algorithm.algorithm_type].args
 
-    def build(registry: Registry, key: str, extra: dict[str, Any]) -> Any:
-        chosen, args = vars(algorithm)[key], vars(algorithm)[f"{key}_args"] or {}
-        name = chosen if chosen is not None else defaults.get(key) or "none"
-        try:
-            return registry.get(name)(**extra | args)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"algorithm.{key}_args of {name}: {error}", code="E1302") from error
+    def made(registry: Registry, key: str) -> Any:
+        return build(registry, algorithm, key, default=defaults.get(key) or "none")
 
     entry = POLICY_LOSS_FN.contents.get(algorithm.policy_loss_fn or defaults.get("policy_loss_fn") or "")
-    has_mode = entry is not None and "loss_agg_mode" in entry.args and algorithm.loss_agg_mode is not None
-    mode = {"loss_agg_mode": algorithm.loss_agg_mode} if has_mode else {}
-    policy_loss = build(POLICY_LOSS_FN, "policy_loss_fn", mode)
+    if entry is not None and "loss_agg_mode" in entry.args and algorithm.loss_agg_mode is not None:
+        args = {"loss_agg_mode": algorithm.loss_agg_mode} | (algorithm.policy_loss_fn_args or {})
+        algorithm = algorithm.model_copy(update={"policy_loss_fn_args": args})
+    policy_loss = made(POLICY_LOSS_FN, "policy_loss_fn")
     return LossFn(
         policy_loss,
-        build(KL_FN, "kl_loss_fn", {}),
-        build(ENTROPY_LOSS_FN, "entropy_loss_fn", {}),
+        made(KL_FN, "kl_loss_fn"),
+        made(ENTROPY_LOSS_FN, "entropy_loss_fn"),
         loss_agg_mode=algorithm.loss_agg_mode or _shared_mode(policy_loss),
     )
 

@@ -16,7 +16,7 @@ from torch import Tensor, distributed, nn
 from transformers import PreTrainedModel
 
 from trinity.common.errors import ConfigError
-from trinity.common.models.preflight_division import tensor_problem
+from trinity.preflight.division import tensor_problem
 from trinity.trainer.verl.exchange import as_it_is, exchange
 
 if TYPE_CHECKING:

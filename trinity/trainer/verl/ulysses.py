@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from trinity.common.errors import ConfigError
-from trinity.common.models.preflight_division import sequence_problem
+from trinity.preflight.division import sequence_problem
 from trinity.trainer.verl.exchange import exchange
 
 

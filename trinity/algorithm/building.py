@@ -1,0 +1,38 @@
+"""A component of the algorithm, made as the configuration says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trinity.common.config import AlgorithmConfig
+from trinity.common.errors import ConfigError
+from trinity.utils.registry import Registry
+
+
+def build(
+    registry: Registry, algorithm: AlgorithmConfig, key: str, *given: Any, default: str | None = None, **fixed: Any
+) -> Any:
+    """Return what `algorithm.<key>` names, made with `algorithm.<key>_args`; None where nothing is named.
+
+    The rules of the configuration have checked the arguments of what is built in; those of a plugin are checked here.
+
+    Args:
+        registry: of the component.
+        algorithm: the section.
+        key: such as `policy_loss_fn`.
+        given: positional arguments that are not the section's to say.
+        default: name where the section has none.
+        fixed: further arguments; one that the section has as well is an error.
+
+    Raises:
+        ConfigError: an unknown name (E1701), or arguments that the component does not take (E1302).
+    """
+    section = vars(algorithm)
+    name, args = section[key] or default, section[f"{key}_args"] or {}
+    component = registry.get(name)
+    if component is None:
+        return None
+    try:
+        return component(*given, **fixed, **args)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"algorithm.{key}_args of {name}: {error}", code="E1302") from error

@@ -1,0 +1,61 @@
+"""Where the rows of a dataset lie, found without torch, `datasets` or the network."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+from trinity.buffer.rows import SUFFIXES, split_files
+from trinity.common.errors import DataError
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def data_files(path: str, *, split: str, subset_name: str | None) -> list[Path]:
+    """Return the files of a split; empty if only `datasets` can tell (hub id, `save_to_disk`, subset).
+
+    Raises:
+        DataError: no such path (E4001), nothing in it (E4002) or no such split (E4003).
+    """
+    place = Path(path).expanduser()
+    if place.is_file():
+        if place.suffix not in SUFFIXES:
+            raise DataError(f"{place}: a data file must end in {', '.join(SUFFIXES)}", code="E4001")
+        return _readable([place])
+    if not place.exists():
+        if is_hub_id(path):
+            return []
+        raise DataError(missing_path(path), code="E4001")
+    if subset_name or is_saved_dataset(place) or (place / "README.md").exists():
+        return []
+    found = split_files(place, split)
+    if not found:
+        raise DataError(f"{place} holds no data file ({', '.join(SUFFIXES)})", code="E4002")
+    if split not in found:
+        raise DataError(f"{place} has no split {split!r}; available: {', '.join(sorted(found))}", code="E4003")
+    return _readable(found[split])
+
+
+def _readable(files: list[Path]) -> list[Path]:
+    if any(file.suffix == ".parquet" for file in files) and importlib.util.find_spec("pyarrow") is None:
+        return []
+    return files
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    """Return whether `datasets` wrote the folder by `save_to_disk`."""
+    return (folder / "dataset_dict.json").exists() or (folder / "state.json").exists()
+
+
+def is_hub_id(path: str) -> bool:
+    """Return whether a path that does not exist here may name a dataset on the hub (`owner/name`)."""
+    return "/" in path and HUB_ID.fullmatch(path) is not None and not path.endswith(SUFFIXES)
+
+
+def missing_path(path: str) -> str:
+    """Return the message for a path that does not exist: what is there beside it."""
+    place = Path(path).expanduser().absolute()
+    beside = sorted(entry.name for entry in place.parent.iterdir())[:10] if place.parent.is_dir() else []
+    hint = f"; in {place.parent}: {', '.join(beside)}" if beside else ""
+    return f"{place} does not exist{hint}"

@@ -1,0 +1,40 @@
+"""Whether a mixture of experts asks for a loss that balances their load, which the trainer does not add."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from trinity.common.config.rules.refusals import LOSS_OF_EXPERTS
+
+_SWITCH = "output_router_logits"
+_COEFFICIENT = re.compile(r"aux_loss|z_loss|moe_loss")
+
+
+def experts_problem(config: Mapping[str, Any], overrides: Mapping[str, Any], *, key: str) -> str | None:
+    """Return why a model cannot be trained as `config` asks; None if it can.
+
+    Transformers adds the loss where the configuration returns the router's logits and a coefficient is not 0; that
+    alone counts: a coefficient beside a switch that is off is no wish.
+
+    Args:
+        config: contents of its `config.json`.
+        overrides: entries that `override_config` sets.
+        key: of `override_config`, for the message.
+    """
+    made = {name: value for name, value in config.items() if not isinstance(value, Mapping)} | dict(overrides)
+    coefficients = [value for name, value in made.items() if _COEFFICIENT.search(str(name))]
+    if made.get(_SWITCH) and (not coefficients or any(coefficients)):
+        return (
+            f"config.json says {_SWITCH}: true, which adds a loss to balance the experts' load, and {LOSS_OF_EXPERTS}; "
+            f"write {key}.{_SWITCH}: false to train without it"
+        )
+    for name, value in config.items():
+        inner = overrides.get(name)
+        if isinstance(value, Mapping):
+            own = inner if isinstance(inner, Mapping) else {}
+            problem = experts_problem(value, own, key=f"{key}.{name}")
+            if problem is not None:
+                return problem
+    return None

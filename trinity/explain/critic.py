@@ -1,0 +1,56 @@
+"""The value loss as `trinity algorithms` and `--effective-loss` show it. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trinity.explain.aggregation import aggregation
+from trinity.utils.formula import number
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trinity.common.config import Config
+    from trinity.explain.components import Component
+
+SOURCE = "arXiv:2005.12729"
+
+
+def has_critic(parts: Mapping[str, Component], config: Config | None = None) -> bool:
+    """Return whether a value model is trained beside the policy."""
+    is_enabled = config is not None and config.trainer.trainer_config.critic.enable is True
+    return is_enabled or "values" in parts["advantage_fn"].needs
+
+
+def in_symbols() -> list[str]:
+    """Return the value loss with the names of its settings."""
+    return [
+        "critic: value model of model.critic_model_path, a loss of its own",
+        "V = agg[max((v - G)^2, (clip(v, value - cliprange_value, value + cliprange_value) - G)^2) / 2]",
+        "v: prediction, value: prediction before the update, G = A before whitening + value",
+        "defaults: cliprange_value 0.5, optim.lr 1e-5, the rest as the actor, under trainer.trainer_config.critic",
+    ]
+
+
+def in_numbers(config: Config) -> list[str]:
+    """Return the value loss of a resolved configuration."""
+    critic = config.trainer.trainer_config.critic
+    divisor = config.trainer.trainer_config.actor_rollout_ref.actor.loss_scale_factor
+    divisor = divisor or config.model.max_response_tokens or config.model.max_model_len or 1
+    words = aggregation(critic.loss_agg_mode or "token-mean", number(divisor), is_verl=True)
+    c = number(critic.cliprange_value)
+    return [
+        f"value loss of the critic = {words} max((v - G)^2, (clip(v, value - {c}, value + {c}) - G)^2) / 2",
+        "v: prediction, value: prediction before the update, G = A before whitening + value",
+    ]
+
+
+def in_batch(config: Config) -> str:
+    """Return how the critic is stepped in a resolved configuration."""
+    critic = config.trainer.trainer_config.critic
+    rows, epochs = config.buffer.train_batch_size, critic.ppo_epochs or 1
+    lr = number(critic.optim.lr if critic.optim.lr is not None else 1e-5)
+    steps = f"{epochs} optimizer step{'s' if epochs != 1 else ''}"
+    warmup = config.trainer.critic_warmup
+    first = f"; the first {warmup} training steps train it alone" if warmup else ""
+    return f"critic: {rows} experiences, {steps} at lr {lr}{first}"

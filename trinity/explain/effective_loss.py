@@ -1,0 +1,224 @@
+"""`trinity config show --effective-loss`: the loss that a stage really amounts to, with numbers. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from trinity.algorithm import ALGORITHM_CONTENTS, ALGORITHM_TYPE
+from trinity.common.config.mixture import num_expert_rows
+from trinity.explain import critic
+from trinity.explain.aggregation import aggregation
+from trinity.explain.components import Component, component
+from trinity.explain.effective_step import optimizer, parts
+from trinity.utils.formula import number
+
+if TYPE_CHECKING:
+    from trinity.common.config import Config, StagePlan
+
+INDENT = "    "
+
+
+@dataclass
+class EffectiveLoss:
+    """The loss of a stage.
+
+    Attributes:
+        stage: name of the stage; None in a file without stages.
+        algorithm: its algorithm type.
+        loss: the sum in letters, such as `P + 0.001 K`.
+        terms: the meaning of each letter, each with the lines that explain it.
+        batch: what a training step does.
+        dropped: what is zero, and why.
+        models: the models that are loaded or not, and why.
+    """
+
+    stage: str | None
+    algorithm: str
+    loss: str = ""
+    terms: list[list[str]] = field(default_factory=list)
+    batch: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    models: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        """Return everything as lines."""
+        title = f"stage {self.stage}, " if self.stage else ""
+        lines = [f"{title}algorithm {self.algorithm}", f"loss = {self.loss}"]
+        for first, *others in self.terms:
+            lines += [first, *(f"{INDENT}{line}" for line in others)]
+        for name, rows in (("training step", self.batch), ("drops out", self.dropped), ("models", self.models)):
+            lines += [f"{name}:", *(f"{INDENT}{row}" for row in rows or ["nothing"])]
+        return "\n".join(lines)
+
+    def facts(self) -> dict[str, Any]:
+        """Return everything ready for JSON."""
+        return dict(vars(self))
+
+
+def effective_loss(stage: StagePlan) -> EffectiveLoss:
+    """Return the loss that a stage amounts to."""
+    config = stage.config
+    algorithm = config.algorithm
+    parts = {
+        role: component(algorithm.algorithm_type, role, vars(algorithm)[role], vars(algorithm)[f"{role}_args"])
+        for role in ("policy_loss_fn", "kl_loss_fn", "entropy_loss_fn", "advantage_fn", "kl_penalty_fn")
+    }
+    found = EffectiveLoss(stage.name, algorithm.algorithm_type)
+    signs = [_policy(config, parts["policy_loss_fn"], found)]
+    signs += _kl(config, parts["kl_loss_fn"], found)
+    signs += _entropy(config, parts["entropy_loss_fn"], found)
+    found.loss = " ".join(signs)
+    has_penalty = _advantage(config, parts, found)
+    reads_old = has_penalty or any("old_logprob" in parts[role].needs for role in ("policy_loss_fn", "kl_loss_fn"))
+    found.batch = _batch(config, reads_old=reads_old)
+    if critic.has_critic(parts, config):
+        found.terms.append(critic.in_numbers(config))
+        found.batch.append(critic.in_batch(config))
+    found.models = _models(config, parts, has_penalty=has_penalty)
+    return found
+
+
+def is_weighted(part: Component) -> bool:
+    """Return whether a divergence has a coefficient other than 0, or one that may leave 0."""
+    return not part.is_none and bool(part.args.get("kl_coef", 1.0) != 0 or part.args.get("adaptive"))
+
+
+def _words(config: Config, part: Component) -> str:
+    actor = config.trainer.trainer_config.actor_rollout_ref.actor
+    divisor = actor.loss_scale_factor or config.model.max_response_tokens or config.model.max_model_len or 1
+    mode = part.args.get("loss_agg_mode") or config.algorithm.loss_agg_mode or "token-mean"
+    return aggregation(mode, number(divisor), is_verl=part.is_verl)
+
+
+def _policy(config: Config, part: Component, found: EffectiveLoss) -> str:
+    if part.entry is None:
+        found.terms.append([f"P = {part.name}, a plugin, which states no formula"])
+        return "P"
+    first, *others = part.numbers
+    whole = first.removeprefix("= ") if first.startswith("=") else f"{_words(config, part)} {first}"
+    found.terms.append([f"P = {whole}", *others])
+    return "P"
+
+
+def _kl(config: Config, part: Component, found: EffectiveLoss) -> list[str]:
+    if part.is_none:
+        found.dropped.append("KL term: `kl_loss_fn: none`")
+        return []
+    if not is_weighted(part):
+        found.dropped.append(f"KL term {part.name}: `kl_loss_fn_args.kl_coef` is 0")
+        return []
+    first, *others = part.numbers or ["of a plugin, which states no formula"]
+    found.terms.append([f"K = {_words(config, part)} {part.name}(logprob, ref_logprob) = {first}", *others])
+    return ["+", number(part.args.get("kl_coef", "kl_coef")), "K"]
+
+
+def _entropy(config: Config, part: Component, found: EffectiveLoss) -> list[str]:
+    if part.is_none:
+        found.dropped.append("entropy term: `entropy_loss_fn: none`, the entropy is not computed")
+        return []
+    if part.args.get("entropy_coef") == 0:
+        found.dropped.append(f"entropy term {part.name}: `entropy_loss_fn_args.entropy_coef` is 0, it is only measured")
+        return []
+    first, *others = [line.removeprefix("H = ") for line in part.numbers[1:]] or ["of a plugin"]
+    found.terms.append([f"H = {_words(config, part)} {first}", *others])
+    return ["-", number(part.args.get("entropy_coef", "entropy_coef")), "H"]
+
+
+def _advantage(config: Config, parts: dict[str, Component], found: EffectiveLoss) -> bool:
+    """Add the advantage and the penalty in the reward; return whether there is a penalty."""
+    part, penalty, policy = parts["advantage_fn"], parts["kl_penalty_fn"], parts["policy_loss_fn"]
+    if policy.entry is not None and "advantages" not in policy.needs:
+        found.dropped.append(f"advantage: the policy loss {policy.name} reads none")
+        return False
+    rollouts = f", over {config.algorithm.repeat_times} rollouts of a task" if "values" not in part.needs else ""
+    first, *others = part.numbers or [f"{part.name}, a plugin, which states no formula"]
+    found.terms.append([f"A = {first}{rollouts}", *others])
+    if penalty.is_none:
+        found.dropped.append("KL penalty in the reward: `kl_penalty_fn: none`")
+    elif not is_weighted(penalty):
+        found.dropped.append(f"KL penalty {penalty.name}: `kl_penalty_fn_args.kl_coef` is 0")
+    else:
+        value, *rest = penalty.numbers or [penalty.name]
+        coefficient = number(penalty.args.get("kl_coef", "kl_coef"))
+        found.terms.append(
+            [f"reward of a token = score - {coefficient} {penalty.name}, {penalty.name} = {value}", *rest]
+        )
+        found.terms[-1].append("here with old_logprob in place of logprob")
+        return True
+    return False
+
+
+def _batch(config: Config, *, reads_old: bool) -> list[str]:
+    actor = config.trainer.trainer_config.actor_rollout_ref.actor
+    rows = config.buffer.train_batch_size
+    size = actor.ppo_mini_batch_size or rows
+    steps = (-(-rows // size) if rows and size else 1) * actor.ppo_epochs
+    what = "pairs" if config.algorithm.algorithm_type == "dpo" else "experiences"
+    epochs = f"{actor.ppo_epochs} epoch{'s' if actor.ppo_epochs != 1 else ''}"
+    lines = [
+        f"{rows} {what} in mini-batches of {size}, {epochs}: {steps} optimizer step{'s' if steps != 1 else ''}",
+        f"logprob, ref_logprob and entropy at temperature {number(_temperature(config))}",
+        parts(config),
+        optimizer(config),
+    ]
+    mixture = (config.algorithm.sample_strategy_args or {}) if config.algorithm.sample_strategy == "mix" else {}
+    if mixture:
+        experts = num_expert_rows(mixture["expert_data_ratio"], rows)
+        lines.insert(1, f"of each batch, {experts} are demonstrations of {mixture['sft_dataset_name']}")
+    if not reads_old:
+        return lines
+    if config.algorithm.bypass_old_logprobs:
+        return [*lines, "old_logprob is that of the rollout (`bypass_old_logprobs: true`)"]
+    lines.append("old_logprob is computed again before the step (`bypass_old_logprobs: false`)")
+    if steps == 1:
+        lines.append("with one optimizer step, every ratio is 1 there: clipping does nothing")
+    return lines + _correction(config)
+
+
+def _correction(config: Config) -> list[str]:
+    """Return what is done about rollouts that another policy sampled; in bypass_mode the policy loss says it."""
+    chosen = config.algorithm.rollout_correction
+    if chosen is None or chosen.bypass_mode:
+        return []
+    lines = []
+    if chosen.rollout_is:
+        over = "rho" if chosen.rollout_is == "token" else "the product of rho over the response"
+        bound = f"at most {chosen.rollout_is_threshold}"
+        if "_" in str(chosen.rollout_is_threshold):
+            bound = f"0 outside of {str(chosen.rollout_is_threshold).replace('_', ' to ')}"
+        mean = ", divided by its mean over the batch" if chosen.rollout_is_batch_normalize else ""
+        lines.append(f"the loss of a token is multiplied by {over}, {bound}{mean}")
+    if chosen.rollout_rs:
+        lines.append(
+            f"tokens that {chosen.rollout_rs} rejects (bounds {chosen.rollout_rs_threshold}) have a loss of 0 and "
+            "still count in the mean"
+        )
+    return [*lines, "rho = exp(old_logprob - rollout_logprob)"] if lines else []
+
+
+def _temperature(config: Config) -> float:
+    name, taskset = config.algorithm.algorithm_type, config.buffer.explorer_input.taskset
+    if name in ALGORITHM_CONTENTS and ALGORITHM_TYPE.get(name).schema != "experience":
+        return 1.0
+    value = None if taskset is None else taskset.rollout_args.temperature
+    return float(config.model.temperature if value is None else value) or 1.0
+
+
+def _models(config: Config, parts: dict[str, Component], *, has_penalty: bool) -> list[str]:
+    reasons = []
+    if "ref_logprob" in parts["policy_loss_fn"].needs:
+        reasons.append(f"the policy loss {parts['policy_loss_fn'].name} reads it")
+    if is_weighted(parts["kl_loss_fn"]):
+        reasons.append(f"the KL term {parts['kl_loss_fn'].name} reads it")
+    if has_penalty:
+        reasons.append(f"the KL penalty {parts['kl_penalty_fn'].name} reads it")
+    lines = [
+        "policy: yes, trained",
+        f"reference: {'yes, ' + ', '.join(reasons) if reasons else 'no, nothing reads it'}",
+    ]
+    reads_values = critic.has_critic(parts, config)
+    lines.append(f"critic: {'yes, the advantage reads its values' if reads_values else 'no, nothing reads its values'}")
+    if "teacher_logprobs" in parts["advantage_fn"].needs:
+        lines.append(f"teacher: yes, the advantage {parts['advantage_fn'].name} reads it")
+    return lines

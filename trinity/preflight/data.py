@@ -1,0 +1,190 @@
+"""The first rows of every dataset and table of a stage, without torch, `datasets` or the network."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+from trinity.buffer.checks import Fault, control_token, missing_columns, prompt_type, row_faults
+from trinity.buffer.data_files import data_files
+from trinity.buffer.rows import BadRow, Row, read_rows
+from trinity.buffer.samples import NEEDED, decoded, form_of, sample_faults
+from trinity.common.config.buffer import ExperienceBufferConfig, FormatConfig, TasksetConfig
+from trinity.common.config.problems import Finding
+from trinity.common.errors import DataError, EnvironmentProblem
+
+if TYPE_CHECKING:
+    from trinity.common.config import Config
+
+MAX_ROWS = 50
+OUTPUT = "buffer.trainer_input.experience_buffer"
+TRUTH_REWARDS = ("math_reward", "accuracy_reward", "countdown_reward")
+_NUM_SHOWN = 3
+
+
+def check_data(config: Config) -> Iterator[Finding]:
+    """Yield what is wrong with the datasets of a stage."""
+    for key, source, needs_truth, schema in _datasets(config):
+        yield from check_taskset(
+            source.path,
+            split=source.split,
+            subset_name=source.subset_name,
+            fmt=source.format,
+            where=key,
+            needs_truth=needs_truth,
+            schema=schema,
+        )
+
+
+def check_tables(config: Config, *, written: Collection[str]) -> Iterator[Finding]:
+    """Yield what is wrong with the demonstrations in databases, but for those that a stage before has `written`."""
+    if config.mode not in ("both", "train"):
+        return
+    for name, buffer in config.buffer.trainer_input.auxiliary_buffers.items():
+        if buffer.storage_type == "sql" and buffer.schema_type is not None and buffer.path not in written:
+            key = f"buffer.trainer_input.auxiliary_buffers.{name}"
+            yield from check_table(
+                buffer.path, name=buffer.name, fmt=buffer.format, schema=buffer.schema_type, where=key
+            )
+
+
+def tasksets(config: Config) -> dict[str, TasksetConfig]:
+    """Return the tasksets that a stage reads by their keys; none for a trainer alone."""
+    section, key = config.buffer.explorer_input, "buffer.explorer_input"
+    if config.mode == "train":
+        return {}
+    trained = {} if section.taskset is None else {f"{key}.taskset": section.taskset}
+    return trained | {f"{key}.eval_tasksets[{index}]": each for index, each in enumerate(section.eval_tasksets)}
+
+
+def trained_dataset(config: Config) -> ExperienceBufferConfig | None:
+    """Return the dataset that is trained on, if there is one."""
+    output = config.buffer.trainer_input.experience_buffer
+    return output if output is not None and output.storage_type == "file" and config.mode == "train" else None
+
+
+def _datasets(config: Config) -> Iterator[tuple[str, TasksetConfig | ExperienceBufferConfig, bool, str | None]]:
+    """Yield key and configuration of each dataset, whether a reward needs the truth, and the kind of training."""
+    for key, taskset in tasksets(config).items():
+        reward = taskset.default_reward_fn_type
+        is_math = "math" in (taskset.default_workflow_type or "")
+        yield key, taskset, reward in TRUTH_REWARDS or (reward is None and is_math), None
+    output = trained_dataset(config)
+    if output is not None:
+        yield OUTPUT, output, True, output.schema_type
+    for name, dataset in config.buffer.trainer_input.auxiliary_buffers.items():
+        if dataset.storage_type == "file" and dataset.schema_type == "sft":
+            yield f"buffer.trainer_input.auxiliary_buffers.{name}", dataset, True, "sft"
+
+
+def check_taskset(
+    path: str | None,
+    *,
+    split: str,
+    subset_name: str | None,
+    fmt: FormatConfig,
+    where: str,
+    needs_prompt: bool = True,
+    needs_truth: bool = False,
+    schema: str | None = None,
+) -> list[Finding]:
+    """Return what is wrong with a dataset, from its first 50 rows.
+
+    A hub id and a folder written by `save_to_disk` are accepted unseen.
+
+    Args:
+        path: file, folder or hub id.
+        split: split that is asked for.
+        subset_name: subset that is asked for.
+        fmt: names of the columns.
+        where: the key of its section.
+        needs_prompt: the workflow reads the prompt's column.
+        needs_truth: the reward function reads the response's column.
+        schema: kind of training that reads the rows, `sft`, `dpo` or `cpt`; None for tasks.
+    """
+    if not path:
+        return [_finding("E4001", where, "path is not set; give a file, a folder or a hub id")]
+    try:
+        files = data_files(path, split=split, subset_name=subset_name)
+        rows = list(itertools.islice(itertools.chain.from_iterable(map(read_rows, files)), MAX_ROWS))
+    except DataError as error:
+        return [_finding(error.code, where, error.args[0])]
+    if not files:
+        return []
+    if not rows:
+        return [_finding("E4002", where, f"{path} has no rows in split {split!r}")]
+    if schema is not None:
+        return _check_rows(rows, fmt, where=where, needs=set(NEEDED[schema]), schema=schema)
+    needs = {"prompt_key", "messages_key"} if needs_prompt else set()
+    return _check_rows(rows, fmt, where=where, needs=needs | ({"response_key"} if needs_truth else set()))
+
+
+def check_table(path: str | None, *, name: str, fmt: FormatConfig, schema: str, where: str) -> list[Finding]:
+    """Return what is wrong with a buffer in a database, from its first 50 rows.
+
+    Args:
+        path: URL of the database.
+        name: of the buffer.
+        fmt: names of the columns.
+        schema: `sft` or `experience`.
+        where: the key of its section.
+    """
+    from trinity.buffer.sql_tables import load_sql_table
+
+    try:
+        table = load_sql_table(path, name=name, schema=schema)
+    except (DataError, EnvironmentProblem) as error:
+        return [_finding(error.code, where, error.args[0])]
+    rows = [table.row(number) for number in range(min(len(table), MAX_ROWS))]
+    return _check_rows(list(rows), fmt, where=where, needs=set(NEEDED[schema]), schema=schema)
+
+
+def _check_rows(
+    rows: list[Row | BadRow], fmt: FormatConfig, *, where: str, needs: set[str], schema: str | None = None
+) -> list[Finding]:
+    good = [row for row in rows if isinstance(row, Row)]
+    bad: list[tuple[str, str]] = [(row.code, str(row)) for row in rows if isinstance(row, BadRow)]
+    columns = list(dict.fromkeys(key for row in good for key in row.values))
+    faults = missing_columns(fmt, columns, needs=needs) if good else []
+    if len(rows) == MAX_ROWS:  # of the columns named, tools may be there in a few rows only, which come later
+        faults = [fault for fault in faults if fault.key != fmt.tools_key]
+    if faults:
+        return [_finding(fault.code, where, fault.reason) for fault in faults]
+    kind = prompt_type(fmt, columns) if schema is None else form_of(schema, fmt, columns)
+    key = fmt.messages_key if kind == "messages" else fmt.prompt_key
+    marks = {"has_prompt": key in columns, "needs_truth": "response_key" in needs}
+    warnings: list[Finding] = []
+    for row in good:
+        if schema is None:
+            of_row = row_faults(fmt, row.values, kind=kind, **marks)
+        else:
+            of_row = sample_faults(schema, fmt, decoded(fmt, row.values, kind=kind), kind=kind)
+        fault: Fault | None = next(of_row, None)
+        if fault is not None:
+            bad.append((fault.code, f"{row.file}:{row.line}: {fault.key}: {fault.reason}"))
+        token = control_token(fmt, row.values, kind=kind)
+        if token is not None and not warnings:
+            text = f"{row.file}:{row.line}: the text contains the control token {token}"
+            warnings.append(_finding("W4030", where, f"{text}; the tokenizer may read it as the end of a message"))
+    if len(bad) <= max(1, len(rows) // 100):
+        # As many as a run sets aside by itself.
+        return warnings + [_finding(f"W{code[1:]}", where, f"{text}; the row will be left out") for code, text in bad]
+    return warnings + [_finding(code, where, text) for code, text in _first_of_each(bad, len(rows))]
+
+
+def _finding(code: str, where: str, message: object) -> Finding:
+    return Finding(code, f"{where}.path", f"{where}: {message}")
+
+
+def _first_of_each(bad: list[tuple[str, str]], num_rows: int) -> list[tuple[str, str]]:
+    """Return the first few rows of each code, the last of them with the number of the others."""
+    shown: list[tuple[str, str]] = []
+    for code in dict.fromkeys(code for code, _ in bad):
+        texts = [text for other, text in bad if other == code]
+        more = len(texts) - _NUM_SHOWN
+        if more > 0:
+            texts = texts[:_NUM_SHOWN]
+            texts[-1] += f" (and {more} more of the first {num_rows} rows)"
+        shown += [(code, text) for text in texts]
+    return shown

@@ -1,0 +1,91 @@
+"""Whether trainer and engines know how to compute the families of the models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trinity.common.config.problems import Finding
+from trinity.common.models.experts import experts_problem
+from trinity.common.models.families import critic_problem, trainer_problem
+from trinity.common.models.vllm_families import family_problem, is_cpu_build
+from trinity.preflight.heads import CRITIC
+from trinity.preflight.loading import check_loading
+from trinity.preflight.model_dir import POLICY
+from trinity.preflight.model_files import Unreadable, read_mapping
+
+if TYPE_CHECKING:
+    from trinity.common.config import Config
+
+
+def check_families(config: Config) -> Iterator[Finding]:
+    """Yield why the models of a stage cannot be trained or sample, from their `config.json` and what was found."""
+    trains = config.mode in ("both", "train")
+    if trains:
+        yield from _of_trainer(config)
+        yield from _of_experts(config)
+    yield from _of_loading(config, trains=trains)
+    if config.mode in ("both", "explore"):
+        yield from _of_vllm(config)
+
+
+def _of_trainer(config: Config) -> Iterator[Finding]:
+    """Yield why policy or critic cannot be trained."""
+    model, critic = config.model, config.trainer.trainer_config.critic
+    problem = trainer_problem(_model_type(model.model_path))
+    if problem is not None:
+        yield Finding("E3130", POLICY, problem)
+    elif critic.enable:
+        problem = critic_problem(_model_type(model.critic_model_path or model.model_path))
+        if problem is not None:
+            yield Finding("E3120", CRITIC, problem)
+
+
+def _of_experts(config: Config) -> Iterator[Finding]:
+    """Yield which models ask for a loss of their experts."""
+    detailed = config.trainer.trainer_config
+    policy, critic = detailed.actor_rollout_ref.model.override_config, detailed.critic.model.override_config
+    models = [(POLICY, config.model.model_path, "actor_rollout_ref", policy)]
+    if detailed.critic.enable and config.model.critic_model_path:
+        models.append((CRITIC, config.model.critic_model_path, "critic", critic))
+    for key, path, name, overrides in models if config.model.model_path else ():
+        try:
+            written = read_mapping(Path(path).expanduser() / "config.json")
+        except Unreadable:
+            continue
+        problem = experts_problem(written, overrides, key=f"trainer.trainer_config.{name}.model.override_config")
+        if problem is not None:
+            yield Finding("E3125", key, f"{path}: {problem}")
+
+
+def _of_loading(config: Config, *, trains: bool) -> Iterator[Finding]:
+    """Yield why models cannot be loaded as language models, or not be served by the torch engine."""
+    limit, engine = config.model.max_model_len, config.explorer.rollout_model.engine_type
+    overrides = config.trainer.trainer_config.actor_rollout_ref.model.override_config
+    models = [(POLICY, config.model.model_path, config.mode != "train" and engine == "torch", limit)]
+    for index, auxiliary in enumerate(config.explorer.auxiliary_models if config.mode != "train" else ()):
+        if auxiliary.engine_type == "torch" and auxiliary.model_path:
+            key = f"explorer.auxiliary_models[{index}].model_path"
+            models.append((key, auxiliary.model_path, True, auxiliary.max_model_len or limit))
+    for key, path, is_served, longest in models:
+        if path and (is_served or trains):
+            changed = overrides if key == POLICY else None
+            yield from check_loading(path, is_served=is_served, max_model_len=longest, overrides=changed, key=key)
+
+
+def _of_vllm(config: Config) -> Iterator[Finding]:
+    """Yield why vLLM cannot sample for the policy."""
+    if config.explorer.rollout_model.engine_type in ("vllm", "vllm_async"):
+        is_cpu = not config.cluster.total_gpu_num and is_cpu_build()
+        problem = family_problem(_model_type(config.model.model_path), is_cpu=is_cpu)
+        if problem is not None:
+            yield Finding("E3227", "explorer.rollout_model.engine_type", problem)
+
+
+def _model_type(path: str | None) -> str:
+    """Return the family of the model in a folder; empty for what is no model's folder, which others report."""
+    try:
+        return str(read_mapping(Path(path or "").expanduser() / "config.json").get("model_type"))
+    except (Unreadable, OSError):
+        return ""

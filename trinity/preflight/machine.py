@@ -1,0 +1,73 @@
+"""Everything that this machine lacks for a plan, and the refusal of a run on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from trinity.common.config import Config, ConfigErrors, Plan, StagePlan
+from trinity.common.config.problems import Finding, unique
+from trinity.preflight.data import check_data, check_tables
+from trinity.preflight.devices import check_devices
+from trinity.preflight.division import check_division
+from trinity.preflight.extras import check_extras
+from trinity.preflight.families import check_families
+from trinity.preflight.heads import CRITIC, REWARD_MODEL
+from trinity.preflight.model_dir import POLICY
+from trinity.preflight.models import check_auxiliary, check_critic, check_policy, check_reward_model
+from trinity.preflight.prompts import check_prompts
+from trinity.preflight.space import ROOT, check_space
+from trinity.utils.log import get_logger
+
+logger = get_logger("preflight")
+
+Check = Callable[[Config], Iterator[Finding]]
+
+
+def check_machine(plan: Plan) -> list[Finding]:
+    """Return what this machine lacks for a plan: models, data, devices, a folder to write in, space."""
+    found: list[Finding] = []
+    written: set[str] = set()
+    for stage in plan.stages:
+        of_paths: tuple[tuple[str, Check], ...] = (
+            (POLICY, check_policy),
+            (POLICY, check_families),
+            (CRITIC, check_critic),
+            ("trainer", check_division),
+            ("explorer.auxiliary_models", check_auxiliary),
+            (REWARD_MODEL, check_reward_model),
+            ("buffer", check_data),
+            ("buffer", partial(check_tables, written=frozenset(written))),
+            ("buffer", check_prompts),
+            (ROOT, check_space),
+        )
+        for key, check in of_paths:
+            found += _looked_at(stage, key, check)
+        found += (stage.placed(finding) for check in (check_extras, check_devices) for finding in check(stage.config))
+        output = stage.config.buffer.trainer_input.experience_buffer
+        written |= {str(output.path)} if output is not None and stage.config.mode != "train" else set()
+    return unique(found)
+
+
+def refuse_unfit_machine(plan: Plan) -> None:
+    """Log the warnings of `check_machine`.
+
+    Raises:
+        ConfigErrors: this machine lacks something that a run of the plan needs.
+    """
+    found = check_machine(plan)
+    for finding in found:
+        if not finding.is_error:
+            logger.warning("%s", finding.message)
+    errors = [finding for finding in found if finding.is_error]
+    if errors:
+        raise ConfigErrors(errors)
+
+
+def _looked_at(stage: StagePlan, key: str, check: Check) -> list[Finding]:
+    """Return what `check` finds; a path that the system cannot even look at is a finding at `key`."""
+    try:
+        return [stage.placed(finding) for finding in check(stage.config)]
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        return [stage.placed(Finding("E3602", key, f"a path under `{key}` cannot be looked at: {reason}"))]

@@ -1,0 +1,95 @@
+"""Prompts that are longer than the run takes, counted by the model's `tokenizer.json`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trinity.buffer.checks import prompt_type
+from trinity.buffer.data_files import data_files
+from trinity.buffer.rows import Row, read_rows
+from trinity.buffer.samples import decoded
+from trinity.common.config.buffer import FormatConfig, TasksetConfig
+from trinity.common.config.problems import Finding
+from trinity.preflight.data import tasksets
+
+if TYPE_CHECKING:
+    from trinity.common.config import Config
+
+MAX_ROWS = 1000
+
+
+def check_prompts(config: Config) -> Iterator[Finding]:
+    """Yield, for each taskset with prompts that are too long, how many there are (W4014)."""
+    model = config.model
+    if model.max_prompt_tokens is None or model.max_model_len is None:
+        return
+    is_cut = model.enable_prompt_truncation
+    limit = model.max_prompt_tokens if is_cut else model.max_model_len - 1
+    key, what = ("max_prompt_tokens", "cut, and not trained on") if is_cut else ("max_model_len", "not answered")
+    for place, taskset in tasksets(config).items():
+        found = long_prompts(taskset, model=Path(model.model_path).expanduser(), limit=limit)
+        if found is None or not found.num_long:
+            continue
+        yield Finding(
+            "W4014",
+            f"{place}.path",
+            f"{found.num_long} of the first {found.num_rows} prompts of `{place}.path` have more than {limit} tokens, "
+            f"the longest {found.longest} before the chat template: they are {what}",
+            suggestion=f"raise `model.{key}`, or leave them out",
+        )
+
+
+@dataclass(frozen=True)
+class LongPrompts:
+    """What was counted.
+
+    Attributes:
+        num_long: prompts above the limit.
+        num_rows: prompts that were looked at.
+        longest: tokens of the longest one.
+    """
+
+    num_long: int
+    num_rows: int
+    longest: int
+
+
+def long_prompts(taskset: TasksetConfig, *, model: Path, limit: int) -> LongPrompts | None:
+    """Return how many of a taskset's first rows have a prompt above `limit` tokens; None where that cannot be told.
+
+    The text of the messages is counted, not what the chat template adds: more prompts than those may be too long.
+    """
+    file = model / "tokenizer.json"
+    if not file.is_file() or not taskset.path or taskset.storage_type != "file":
+        return None
+    import tokenizers
+
+    try:
+        files = data_files(taskset.path, split=taskset.split, subset_name=taskset.subset_name)
+        rows = list(itertools.islice(itertools.chain.from_iterable(map(read_rows, files)), MAX_ROWS))
+        tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    except Exception:  # noqa: BLE001  the library has no error of its own; files that are wrong are told elsewhere
+        return None
+    values = [row.values for row in rows if isinstance(row, Row)]
+    kind = prompt_type(taskset.format, {column for row in values for column in row})
+    texts = ["\n".join(_texts(row, taskset.format, kind=kind)) for row in values]
+    lengths = [len(encoding.ids) for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    return LongPrompts(sum(length > limit for length in lengths), len(lengths), max(lengths, default=0))
+
+
+def _texts(values: dict[str, Any], fmt: FormatConfig, *, kind: str) -> Iterator[str]:
+    """Yield the texts of a row's prompt: of its messages, or the system prompt and the user's."""
+    row = decoded(fmt, values, kind=kind)
+    prompt = row.get(fmt.messages_key if kind == "messages" else fmt.prompt_key)
+    if isinstance(prompt, str):
+        system = row.get(fmt.system_prompt_key) if fmt.system_prompt_key else None
+        system = system or fmt.system_prompt
+        yield from (text for text in (system, prompt) if isinstance(text, str))
+    for message in prompt if isinstance(prompt, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, str):
+            yield content
