@@ -6,7 +6,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trinity.common.config.base import GUIDE, TRINITY, Args, Count, Fraction, Int, NonNegative, Section, key, section
+from trinity.common.config.base import (
+    GUIDE,
+    TRINITY,
+    Args,
+    Count,
+    Fraction,
+    Int,
+    NonNegative,
+    Section,
+    key,
+    only,
+    section,
+)
 from trinity.common.config.rollout_correction import RolloutCorrectionConfig
 
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
@@ -57,7 +69,9 @@ class AlgorithmConfig(Section):
     loss_agg_mode: LossAggMode | None = key(
         None, "How token losses become one number; null: the policy loss's own default, else token-mean.", TRINITY
     )
-    enable_router_replay: bool = key(False, "Replay the expert routing of the rollout (mixture of experts).", TRINITY)
+    enable_router_replay: bool = key(
+        False, "Replay the expert routing of the rollout (mixture of experts).", TRINITY, support=only(False)
+    )
     bypass_old_logprobs: bool = key(True, "Take the rollout's logprobs as old logprobs; false: recompute.", TRINITY)
     rollout_correction: RolloutCorrectionConfig | None = key(
         None, "Weights and rejection of rollouts that another policy sampled; null: none.", TRINITY

@@ -11,16 +11,35 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from trinity.common.config.algorithm import LossAggMode
-from trinity.common.config.base import GUIDE, VERL, Args, Count, Int, Natural, NonNegative, Section, key, section
+from trinity.common.config.base import (
+    GUIDE,
+    LATER,
+    VERL,
+    Args,
+    Count,
+    Facts,
+    Idle,
+    Int,
+    Natural,
+    NonNegative,
+    Section,
+    key,
+    only,
+    refused,
+    section,
+)
 from trinity.common.config.reward_model import RewardModelConfig
 from trinity.common.config.verl_base import (
+    GRADIENTS_KEPT,
+    PADDED,
+    SCORES_ONLY,
     CheckpointContents,
     FsdpConfig,
-    MegatronEngineConfig,
     Strategy,
     VerlModelConfig,
     VerlOptimConfig,
 )
+from trinity.common.config.verl_megatron import MegatronEngineConfig, undone
 
 
 class ActorConfig(Section):
@@ -49,27 +68,35 @@ class ActorConfig(Section):
     entropy_checkpointing: bool = key(False, "Accepted: the entropy is always recomputed in the backward pass.", GUIDE)
     checkpoint: CheckpointContents = section(CheckpointContents, "What a checkpoint holds.")
     optim: VerlOptimConfig = section(VerlOptimConfig, "Optimizer.")
-    fsdp_config: FsdpConfig = section(FsdpConfig, "Sharding and number types.")
-    megatron: MegatronEngineConfig = section(MegatronEngineConfig, "Parallel groups of Megatron.", VERL)
-    use_torch_compile: bool | None = key(None, "Compile the entropy function; null: no.", VERL)
+    fsdp_config: FsdpConfig = section(
+        FsdpConfig, "Sharding and number types.", at={"grad_offload": Facts(idle=GRADIENTS_KEPT)}
+    )
+    megatron: MegatronEngineConfig = section(
+        MegatronEngineConfig, "Parallel groups of Megatron.", VERL, at={"grad_offload": Facts(idle=GRADIENTS_KEPT)}
+    )
+    use_torch_compile: bool | None = key(None, "Compile the entropy function; null: no.", VERL, support=LATER)
     clip_ratio: NonNegative | None = key(None, "Clip range; null: of algorithm.policy_loss_fn_args.", VERL)
     clip_ratio_low: NonNegative | None = key(None, "Lower clip range; null: clip_ratio.", VERL)
     clip_ratio_high: NonNegative | None = key(None, "Upper clip range; null: clip_ratio.", VERL)
     clip_ratio_c: NonNegative | None = key(None, "Bound of the loss for negative advantages.", VERL)
     entropy_coeff: NonNegative | None = key(None, "Weight of the entropy; null: of algorithm.", VERL)
-    use_kl_loss: bool | None = key(None, "Set from algorithm.kl_loss_fn.", VERL, derived=True)
+    use_kl_loss: bool | None = key(None, "Set from algorithm.kl_loss_fn.", VERL, derived=True, support=LATER)
     kl_loss_coef: NonNegative | None = key(None, "Weight of the KL term; null: of algorithm.", VERL)
     kl_loss_type: str | None = key(None, "Estimator of the KL term; null: of algorithm.", VERL)
-    loss_agg_mode: LossAggMode | None = key(None, "Aggregation; null: algorithm.loss_agg_mode.", VERL)
-    loss_scale_factor: NonNegative | None = key(None, "Divisor of seq-mean-token-sum-norm.", VERL)
-    policy_loss: Args | None = key(None, "Policy loss; null: of algorithm.", VERL)
-    tau_pos: NonNegative | None = key(None, "Gate of positive advantages (sapo).", VERL)
-    tau_neg: NonNegative | None = key(None, "Gate of negative advantages (sapo).", VERL)
-    use_prefix_grouper: bool = key(False, "Share the computation of equal prompts.", VERL)
-    freeze_vision_tower: bool = key(False, "Do not train the vision model.", VERL)
-    use_rollout_log_probs: bool | None = key(None, "Set from algorithm.bypass_old_logprobs.", VERL, derived=True)
-    calculate_entropy: bool | None = key(None, "Compute the entropy for the metric; null: as the entropy loss.", VERL)
-    calculate_sum_pi_squared: bool = key(False, "Compute the sum of squared probabilities.", VERL)
+    loss_agg_mode: LossAggMode | None = key(None, "Aggregation; null: algorithm.loss_agg_mode.", VERL, support=LATER)
+    loss_scale_factor: NonNegative | None = key(None, "Divisor of seq-mean-token-sum-norm.", VERL, support=LATER)
+    policy_loss: Args | None = key(None, "Policy loss; null: of algorithm.", VERL, support=LATER)
+    tau_pos: NonNegative | None = key(None, "Gate of positive advantages (sapo).", VERL, support=LATER)
+    tau_neg: NonNegative | None = key(None, "Gate of negative advantages (sapo).", VERL, support=LATER)
+    use_prefix_grouper: bool = key(False, "Share the computation of equal prompts.", VERL, support=LATER)
+    freeze_vision_tower: bool = key(False, "Do not train the vision model.", VERL, support=LATER)
+    use_rollout_log_probs: bool | None = key(
+        None, "Set from algorithm.bypass_old_logprobs.", VERL, derived=True, support=LATER
+    )
+    calculate_entropy: bool | None = key(
+        None, "Compute the entropy for the metric; null: as the entropy loss.", VERL, support=LATER
+    )
+    calculate_sum_pi_squared: bool = key(False, "Compute the sum of squared probabilities.", VERL, support=LATER)
     fix_actor_microbatch_loss_scale: bool = key(False, "Scale by tokens; this trainer always does.", VERL)
 
 
@@ -77,9 +104,14 @@ class RefConfig(Section):
     """Log-probabilities of the frozen reference."""
 
     strategy: Strategy | None = key(None, "Sharding; null: of the actor.", VERL)
-    model: Args | None = key(None, "Another reference model; null: the initial policy.", VERL)
-    fsdp_config: FsdpConfig = section(FsdpConfig, "Sharding and number types.")
-    megatron: MegatronEngineConfig = section(MegatronEngineConfig, "Parallel groups of Megatron.", VERL)
+    model: Args | None = key(None, "Another reference model; null: the initial policy.", VERL, support=LATER)
+    fsdp_config: FsdpConfig = section(FsdpConfig, "Sharding and number types.", at=SCORES_ONLY)
+    megatron: MegatronEngineConfig = section(
+        MegatronEngineConfig,
+        "Parallel groups of Megatron.",
+        VERL,
+        at={"optimizer_offload": Facts(undone(False, why="a reference has no optimizer"))},
+    )
     log_prob_micro_batch_size: Count | None = key(None, "Older form of the next key.", GUIDE)
     log_prob_micro_batch_size_per_gpu: Count | None = key(None, "Experiences per forward pass; null: actor's.", GUIDE)
     log_prob_use_dynamic_bsz: bool | None = key(None, "Micro-batches by tokens; null: as the actor.", GUIDE)
@@ -92,18 +124,38 @@ class RefConfig(Section):
 class RolloutConfig(Section):
     """veRL's rollout keys; the explorer has its own."""
 
-    temperature: NonNegative | None = key(None, "Set from the taskset.", VERL, derived=True)
-    n: Count | None = key(None, "Set from algorithm.repeat_times.", VERL, derived=True)
-    log_prob_micro_batch_size_per_gpu: Count | None = key(None, "Experiences per pass for old logprobs.", VERL)
-    log_prob_use_dynamic_bsz: bool | None = key(None, "Micro-batches by tokens.", VERL)
-    log_prob_max_token_len_per_gpu: Count | None = key(None, "Tokens per pass for old logprobs.", VERL)
+    temperature: NonNegative | None = key(None, "Set from the taskset.", VERL, derived=True, support=LATER)
+    n: Count | None = key(None, "Set from algorithm.repeat_times.", VERL, derived=True, support=LATER)
+    log_prob_micro_batch_size_per_gpu: Count | None = key(
+        None, "Experiences per pass for old logprobs.", VERL, support=LATER
+    )
+    log_prob_use_dynamic_bsz: bool | None = key(None, "Micro-batches by tokens.", VERL, support=LATER)
+    log_prob_max_token_len_per_gpu: Count | None = key(None, "Tokens per pass for old logprobs.", VERL, support=LATER)
+
+
+_ADAPTER = only(instead="write `model.lora_configs`")
+_OF_POLICY = {
+    "path": Facts(LATER),
+    "use_remove_padding": Facts(idle=PADDED),
+    **{name: Facts(_ADAPTER) for name in ("lora_rank", "lora_alpha", "lora_adapter_path")},
+}
 
 
 class ActorRolloutRefConfig(Section):
     """Policy and reference."""
 
-    hybrid_engine: bool = key(True, "Policy and reference share their devices.", GUIDE)
-    model: VerlModelConfig = section(VerlModelConfig, "How the model is loaded and run.")
+    hybrid_engine: bool = key(
+        True,
+        "Policy and reference share their devices.",
+        GUIDE,
+        support=refused(
+            why="policy and reference always share their devices; which devices explorer and trainer have is not said "
+            "here",
+            instead="remove it, and write `cluster.trainer_gpu_num`, or `mode: explore` and `mode: train`, to set them "
+            "apart",
+        ),
+    )
+    model: VerlModelConfig = section(VerlModelConfig, "How the model is loaded and run.", at=_OF_POLICY)
     actor: ActorConfig = section(ActorConfig, "Training of the policy.")
     ref: RefConfig = section(RefConfig, "Log-probabilities of the reference.")
     rollout: RolloutConfig = section(RolloutConfig, "veRL's rollout keys.", VERL)
@@ -141,7 +193,7 @@ class CriticConfig(Section):
     cliprange_value: NonNegative = key(0.5, "Clip range of the value loss.", GUIDE)
     loss_agg_mode: LossAggMode | None = key(None, "Aggregation; null: as the actor.", VERL)
     checkpoint: CheckpointContents = section(CheckpointContents, "What a checkpoint holds.", VERL)
-    rollout_n: Count | None = key(None, "Set from algorithm.repeat_times.", VERL, derived=True)
+    rollout_n: Count | None = key(None, "Set from algorithm.repeat_times.", VERL, derived=True, support=LATER)
 
 
 def _no_path(value: Any) -> Any:
@@ -171,20 +223,37 @@ class VerlTrainerConfig(Section):
         None, "Checkpoint of resume_mode resume_path.", GUIDE
     )
     critic_warmup: Natural | None = key(None, "Steps that train only the critic; null: of trainer.", GUIDE)
-    default_hdfs_dir: str | None = key(None, "HDFS folder of checkpoints.", GUIDE)
+    default_hdfs_dir: str | None = key(
+        None,
+        "HDFS folder of checkpoints.",
+        GUIDE,
+        support=refused(
+            why="checkpoints are written to a folder, not to HDFS",
+            instead="remove it, and write `checkpoint_root_dir` with a folder that is mounted from there",
+        ),
+    )
     remove_previous_ckpt_in_save: bool = key(False, "Keep only the newest checkpoints.", GUIDE)
-    del_local_ckpt_after_load: bool = key(False, "Delete local copies of remote checkpoints.", GUIDE)
+    del_local_ckpt_after_load: bool = key(
+        False,
+        "Delete local copies of remote checkpoints.",
+        GUIDE,
+        idle=Idle(
+            True,
+            "it is about the local copy of a checkpoint on HDFS; checkpoints are read where they are written, so that "
+            "there is no copy, and none is deleted because it was read",
+        ),
+    )
     max_actor_ckpt_to_keep: Count | None = key(None, "Actor checkpoints kept; null: of trainer.", GUIDE)
     max_critic_ckpt_to_keep: Count | None = key(None, "Critic checkpoints kept; null: of trainer.", GUIDE)
-    log_val_generations: Natural = key(0, "Evaluation samples that are logged.", VERL)
-    rollout_data_dir: str | None = key(None, "Folder of dumped rollouts.", VERL)
-    validation_data_dir: str | None = key(None, "Folder of dumped evaluation samples.", VERL)
+    log_val_generations: Natural = key(0, "Evaluation samples that are logged.", VERL, support=LATER)
+    rollout_data_dir: str | None = key(None, "Folder of dumped rollouts.", VERL, support=LATER)
+    validation_data_dir: str | None = key(None, "Folder of dumped evaluation samples.", VERL, support=LATER)
 
 
 class KlControlConfig(Section):
     """Controller of the KL coefficient."""
 
-    type: Literal["fixed", "adaptive"] = key("fixed", "fixed or adaptive.", VERL)
+    type: Literal["fixed", "adaptive"] = key("fixed", "fixed or adaptive.", VERL, support=LATER)
     kl_coef: NonNegative = key(0.001, "Initial coefficient.", VERL)
     horizon: Count = key(10000, "Horizon of the adaptive controller in experiences.", VERL)
     target_kl: NonNegative = key(0.1, "Target of the adaptive controller.", VERL)
@@ -196,14 +265,16 @@ class VerlAlgorithmConfig(Section):
     gamma: NonNegative | None = key(None, "Discount; null: of algorithm.advantage_fn_args.", VERL)
     lam: NonNegative | None = key(None, "Decay of GAE; null: of algorithm.advantage_fn_args.", VERL)
     adv_estimator: str | None = key(None, "Set from algorithm.advantage_fn.", VERL, derived=True)
-    norm_adv_by_std_in_grpo: bool | None = key(None, "Divide by the group's deviation; null: yes.", VERL)
+    norm_adv_by_std_in_grpo: bool | None = key(None, "Divide by the group's deviation; null: yes.", VERL, support=LATER)
     use_kl_in_reward: bool | None = key(None, "Set from algorithm.kl_penalty_fn.", VERL, derived=True)
     kl_penalty: str | None = key(None, "Estimator of the KL penalty.", VERL)
     kl_ctrl: KlControlConfig | None = key(None, "Controller of the KL coefficient.", VERL)
-    use_pf_ppo: bool = key(False, "Preference-weighted resampling.", VERL)
-    pf_ppo: Args | None = key(None, "Arguments of use_pf_ppo.", VERL)
-    filter_groups: Args | None = key(None, "Dynamic sampling.", VERL)
-    rollout_correction: Args | None = key(None, "As algorithm.rollout_correction.", VERL)
+    use_pf_ppo: bool = key(False, "Preference-weighted resampling.", VERL, support=LATER)
+    pf_ppo: Args | None = key(None, "Arguments of use_pf_ppo.", VERL, support=LATER)
+    filter_groups: Args | None = key(None, "Dynamic sampling.", VERL, support=LATER)
+    rollout_correction: Args | None = key(
+        None, "As algorithm.rollout_correction.", VERL, support=only(instead="write `algorithm.rollout_correction`")
+    )
 
 
 class VerlDataConfig(Section):
