@@ -94,6 +94,8 @@ def examined(path: Path, overrides: tuple[str, ...]) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - a fault of the rules is a finding too
         return {"raised": f"{type(error).__name__}: {error}"}
     found: dict[str, Any] = {"problems": sorted(map(described, problems))}
+    if any(problem.is_error for problem in problems):
+        return found  # nothing is resolved where something is wrong
     for stage in plan.stages:
         written = stage.config.model_dump(mode="json", exclude_unset=True)
         found[str(stage.name)] = {
@@ -205,7 +207,8 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 def main(arguments: list[str]) -> int:
     """Write a file, or compare two; see the head of this one."""
     if len(arguments) == 1:
-        Path(arguments[0]).write_text(json.dumps(dump(), sort_keys=True, indent=0, default=str), encoding="utf-8")
+        text = json.dumps(dump(), sort_keys=True, indent=0, default=str)
+        Path(arguments[0]).write_text(text.replace(str(ROOT), ""), encoding="utf-8")
         return 0
     if len(arguments) != 2:
         sys.stderr.write(f"{__doc__}\n")
