@@ -14,6 +14,7 @@ from trinity.common.config.base import (
     Fraction,
     Int,
     NonNegative,
+    Renamed,
     Section,
     key,
     only,
@@ -34,7 +35,12 @@ class OptimizerConfig(Section):
     )
     lr_warmup_steps_ratio: Fraction = key(0.0, "Warm-up as a share of all training steps, in [0, 1].", TRINITY)
     min_lr_ratio: Fraction = key(0.01, "Final learning rate of a cosine or linear schedule as a share of lr.", TRINITY)
-    warmup_style: SchedulerType | None = key(None, "Older name of lr_scheduler_type.", GUIDE)
+    warmup_style: SchedulerType | None = key(
+        None,
+        "Older name of lr_scheduler_type.",
+        GUIDE,
+        renamed=Renamed("algorithm.optimizer.lr_scheduler_type", TRINITY),
+    )
     lr_scheduler_type: SchedulerType = key(
         "constant", "Schedule after the warm-up: constant, linear or cosine.", TRINITY
     )

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from trinity.common.config.base import Support
-from trinity.common.config.draft import Draft
+from trinity.common.config.base import Idle, Support
+from trinity.common.config.draft import Draft, path_of
 from trinity.common.config.problems import shown_value
-from trinity.common.config.renames import set_from
 from trinity.common.config.rules.critic import may_read_values
 from trinity.common.config.schema_index import default_at, facts_at, holds_section
 from trinity.common.config.tree import Path, dotted, value_at
@@ -37,19 +36,8 @@ LATER_NAMES: dict[str, tuple[str, ...]] = {
     "monitor": ("tensorboard", "wandb", "mlflow", "swanlab"),
 }  # fmt: skip
 
-_TREE = "trainer.trainer_config"
 _TRUNK = ("trainer", "trainer_config")
-_ACTOR = f"{_TREE}.actor_rollout_ref.actor"
-_MODEL = f"{_TREE}.actor_rollout_ref.model"
-
-MIRRORS: dict[str, str] = {
-    **{f"explorer.rollout_model.{name}": f"model.{name}" for name in ("model_path", "logprobs", "repetition_penalty")},
-    f"{_MODEL}.path": "model.model_path",
-    f"{_ACTOR}.loss_agg_mode": "algorithm.loss_agg_mode",
-    f"{_ACTOR}.use_rollout_log_probs": "algorithm.bypass_old_logprobs",
-    f"{_TREE}.critic.rollout_n": "algorithm.repeat_times",
-}
-
+_KL = "trainer.trainer_config.actor_rollout_ref.actor.use_kl_loss"
 _SAID = {"E1886": "is refused", "E1857": "is not done here"}
 
 
@@ -58,20 +46,20 @@ def check_available(draft: Draft) -> None:
     told: set[Path | str] = set()
     for path in dict.fromkeys(_value_path(leaf) for leaf in draft.tree.leaves()):
         place, facts = facts_at(path)
-        if _is_unused(draft, path):
-            continue
+        if facts.idle is not None and facts.idle.why not in told and _value(draft, path) is facts.idle.value:
+            _warn(draft, dotted(path), facts.idle)
+            told.add(facts.idle.why)
         at = place if holds_section(place) or (facts.support and facts.support.why) else path
-        if facts.support is not None and at not in told and _is_refused(draft, at, facts.support):
+        if facts.support is None or at in told or _is_unused(draft, path):
+            continue
+        if _is_refused(draft, at, facts.support):
             _refuse(draft, at, facts.support)
             told.add(at)
-        if facts.idle is not None and facts.idle.why not in told and _value(draft, path) is facts.idle.value:
-            _warn(draft, dotted(path), facts.idle.value, facts.idle.why)
-            told.add(facts.idle.why)
 
 
-def _warn(draft: Draft, key: str, value: Any, why: str) -> None:
-    shown = str(value).lower()
-    draft.problem("W1902", key, f"`{key}: {shown}` has no effect: {why}", suggestion="remove it")
+def _warn(draft: Draft, key: str, idle: Idle) -> None:
+    said = f"`{key}: {str(idle.value).lower()}` has no effect: {idle.why}"
+    draft.problem("W1902", key, said, suggestion="remove it")
 
 
 def _is_refused(draft: Draft, path: Path, support: Support) -> bool:
@@ -109,7 +97,7 @@ def _value_path(leaf: Path) -> Path:
 
 def _is_unused(draft: Draft, path: Path) -> bool:
     """Return whether a section is not used: the explorer's in mode train, the critic's without one."""
-    if set_from(path) is not None or (path[:3] == (*_TRUNK, "critic") and not may_read_values(draft)):
+    if path[:3] == (*_TRUNK, "critic") and not may_read_values(draft):
         return True
     if path[:3] == (*_TRUNK, "reward_model") and not draft.get("trainer.trainer_config.reward_model.enable"):
         return True
@@ -128,9 +116,11 @@ def _value(draft: Draft, path: Path) -> Any:
 
 def _is_mirror(draft: Draft, key: str, value: Any) -> bool:
     """Return whether a key only repeats the one that it would be filled from."""
-    if key == f"{_ACTOR}.use_kl_loss":
+    if key == _KL:
         return bool(value == (draft.get("algorithm.kl_loss_fn") != "none"))
-    return key in MIRRORS and bool(draft.get(MIRRORS[key]) == value)
+    facts = facts_at(path_of(key))[1]
+    other = facts.mirrors or facts.default_from
+    return other is not None and bool(draft.get(other) == value)
 
 
 def _matches(value: Any, allowed: tuple[Any, ...]) -> bool:

@@ -111,17 +111,33 @@ class Idle:
 
 
 @dataclass(frozen=True)
+class Renamed:
+    """The key to write in place of an older one, and the version that introduced it."""
+
+    new: str
+    since: str
+
+
+@dataclass(frozen=True)
 class Facts:
     """What is known of a key beside its type, its default and its meaning; everything may be absent.
 
     Attributes:
         support: what of it is refused; null: nothing.
         idle: a value that changes nothing.
+        mirrors: the key that is another name of this one: what is written under one name holds under both.
+        default_from: the key whose value this one has where it is left out.
+        set_from: the key that is written in place of this one, which may only repeat it.
+        renamed: the newer name.
         at: facts of keys below a section that hold at this place of it only, by their path from here.
     """
 
     support: Support | None = None
     idle: Idle | None = None
+    mirrors: str | None = None
+    default_from: str | None = None
+    set_from: str | None = None
+    renamed: Renamed | None = None
     at: Mapping[str, Facts] = dataclasses.field(default_factory=dict)
 
 
@@ -148,9 +164,13 @@ def key(
     derived: bool = False,
     support: Support | None = None,
     idle: Idle | None = None,
+    mirrors: str | None = None,
+    default_from: str | None = None,
+    set_from: str | None = None,
+    renamed: Renamed | None = None,
     at: Mapping[str, Facts] | None = None,
 ) -> Any:
-    """Return a documented field.
+    """Return a documented field; what follows `derived` is described at `Facts`.
 
     Args:
         default: the value of an absent key; lists and dicts are copied.
@@ -158,16 +178,20 @@ def key(
         source: where the default comes from.
         secret: the value is never shown.
         derived: the value is computed; a user normally leaves it out.
-        support: see `Facts`.
-        idle: see `Facts`.
-        at: see `Facts`.
+        support: what of it is refused.
+        idle: a value that changes nothing.
+        mirrors: its other name.
+        default_from: whose value it has where it is left out.
+        set_from: what is written in its place.
+        renamed: its newer name.
+        at: what holds below it at this place only.
     """
     extra: dict[str, Any] = {"source": source}
     if secret:
         extra["secret"] = True
     if derived:
         extra["derived"] = True
-    facts = Facts(support, idle, at or {})
+    facts = Facts(support, idle, mirrors, default_from, set_from, renamed, at or {})
     if facts != NO_FACTS:
         extra["facts"] = facts
     return Field(default=default, description=description, json_schema_extra=extra)
@@ -197,3 +221,9 @@ def facts_of(field: FieldInfo) -> Facts:
 def later(*names: str) -> dict[str, Facts]:
     """Return, for `at`, that keys below a section come in a later version at this place of it."""
     return {name: Facts(LATER) for name in names}
+
+
+def is_derived(field: FieldInfo) -> bool:
+    """Return whether the value of a field is computed, so that a user normally leaves it out."""
+    extra = field.json_schema_extra
+    return isinstance(extra, dict) and extra.get("derived") is True

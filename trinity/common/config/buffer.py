@@ -19,6 +19,7 @@ from trinity.common.config.base import (
     Natural,
     NonNegative,
     Positive,
+    Renamed,
     Section,
     key,
     only,
@@ -68,11 +69,17 @@ class FormatConfig(Section):
 class GenerationConfig(Section):
     """Sampling of rollouts; null inherits from section `model`."""
 
-    temperature: NonNegative | None = key(None, "Sampling temperature, >= 0; 0: greedy.", GUIDE)
-    top_p: TopP | None = key(None, "Nucleus sampling, in (0, 1].", TRINITY)
-    top_k: TopK | None = key(None, "Candidates per token; -1: all.", TRINITY)
+    temperature: NonNegative | None = key(
+        None, "Sampling temperature, >= 0; 0: greedy.", GUIDE, default_from="model.temperature"
+    )
+    top_p: TopP | None = key(None, "Nucleus sampling, in (0, 1].", TRINITY, default_from="model.top_p")
+    top_k: TopK | None = key(None, "Candidates per token; -1: all.", TRINITY, default_from="model.top_k")
     logprobs: Natural | None = key(
-        None, "Alternatives per token whose logprobs are returned.", TRINITY, support=only(0)
+        None,
+        "Alternatives per token whose logprobs are returned.",
+        TRINITY,
+        support=only(0),
+        default_from="model.logprobs",
     )
     max_tokens: Count | None = key(None, "Longest response in tokens; null: model.max_response_tokens.", TRINITY)
     n: Count = key(1, "Responses per call; set by the workflow, leave it out.", TRINITY, derived=True, support=only(1))
@@ -107,7 +114,9 @@ class TasksetConfig(Section):
         None, "Rollouts per task; null: algorithm.repeat_times for training, 1 for evaluation.", GUIDE
     )
     data_selector: DataSelectorConfig = section(DataSelectorConfig, "Order of the tasks.", TRINITY)
-    task_selector: DataSelectorConfig | None = key(None, "Older name of data_selector.", TRINITY)
+    task_selector: DataSelectorConfig | None = key(
+        None, "Older name of data_selector.", TRINITY, renamed=Renamed("data_selector", TRINITY)
+    )
     max_retry_times: Natural = key(3, "Retries of a database call.", TRINITY, support=LATER)
     max_retry_interval: Positive = key(1.0, "Pause between retries in seconds, > 0.", TRINITY, support=LATER)
     enable_progress_bar: bool = key(False, "Show the evaluation's progress.", TRINITY, support=only(False))

@@ -18,6 +18,7 @@ from trinity.common.config.base import (
     NonNegative,
     Port,
     Positive,
+    Renamed,
     Section,
     key,
     only,
@@ -56,7 +57,8 @@ _OF_ROLLOUT = {
         )
     ),
     "lora_configs": Facts(only(instead="write `model.lora_configs`")),
-    **{name: Facts(LATER) for name in ("name", "model_path", "logprobs", "repetition_penalty")},
+    "model_path": Facts(LATER, default_from="model.model_path"),
+    **{name: Facts(LATER) for name in ("name", "logprobs", "repetition_penalty")},
 }
 
 
@@ -65,7 +67,12 @@ class ExplorerConfig(Section):
 
     name: BufferName = key("explorer", "Name of the explorer; unique among those that share a run.", GUIDE)
     runner_per_model: Count = key(8, "Workflow runners per engine instance, >= 1.", GUIDE)
-    runner_num: Count | None = key(None, "Older form of runner_per_model.", TRINITY)
+    runner_num: Count | None = key(
+        None,
+        "Older form of runner_per_model.",
+        TRINITY,
+        renamed=Renamed("explorer.runner_per_model", "Trinity-RFT 0.3"),
+    )
     max_timeout: Positive = key(1800.0, "Longest time of one attempt at a workflow in seconds, > 0.", TRINITY)
     max_retry_times: Natural = key(2, "Further attempts after a failure or a timeout.", GUIDE)
     env_vars: dict[str, str] = key({}, "Environment variables of the runners.", GUIDE)

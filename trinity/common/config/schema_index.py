@@ -126,6 +126,14 @@ def fields_of(
                 yield from fields_of(target, place, into=(*into, target))
 
 
+def facts_below(path: Path) -> Iterator[tuple[Path, Facts]]:
+    """Yield every key below a section with what is known of it; list items and mapping values aside."""
+    model = model_at(path)
+    for place, _ in fields_of(model, path) if model is not None else ():
+        if "*" not in place and (found := facts_at(place))[0] == place:
+            yield found
+
+
 @functools.cache
 def homes() -> dict[str, tuple[Path, ...]]:
     """Return the sections that hold a key of each name, shallow ones first; `stages` aside."""

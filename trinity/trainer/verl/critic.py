@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from trinity.common.config import Config
-from trinity.common.config.verl import CriticConfig
 from trinity.common.config.verl_base import FsdpConfig
+from trinity.common.config.verl_critic import CriticConfig
 from trinity.common.errors import EnvironmentProblem
 from trinity.trainer.advantage import BatchAdvantage
 from trinity.trainer.batch import TrainBatch

@@ -11,8 +11,8 @@ from trinity.algorithm import ALGORITHM_TYPE, ENTROPY_LOSS_FN, KL_FN, POLICY_LOS
 from trinity.algorithm.aggregation import LOSS_AGG_MODES
 from trinity.common.config import Config
 from trinity.common.config.mixture import num_expert_rows
-from trinity.common.config.verl import ActorConfig
 from trinity.common.config.verl_base import FsdpConfig
+from trinity.common.config.verl_policy import ActorConfig
 from trinity.common.constants import SyncStyle
 from trinity.common.errors import ConfigError
 from trinity.trainer.verl.loss import TOKEN_MEAN, LossFn
