@@ -174,10 +174,10 @@ def key(
 
     Args:
         default: the value of an absent key; lists and dicts are copied.
-        description: meaning, unit and range.
+        description: meaning, unit and range; the key that it follows is added. Empty: it means what that one means.
         source: where the default comes from.
         secret: the value is never shown.
-        derived: the value is computed; a user normally leaves it out.
+        derived: the value is computed; a user normally leaves it out. So it is with `set_from`.
         support: what of it is refused.
         idle: a value that changes nothing.
         mirrors: its other name.
@@ -189,12 +189,22 @@ def key(
     extra: dict[str, Any] = {"source": source}
     if secret:
         extra["secret"] = True
-    if derived:
+    if derived or set_from is not None:
         extra["derived"] = True
     facts = Facts(support, idle, mirrors, default_from, set_from, renamed, at or {})
     if facts != NO_FACTS:
         extra["facts"] = facts
-    return Field(default=default, description=description, json_schema_extra=extra)
+    return Field(default=default, description=_described(description, facts), json_schema_extra=extra)
+
+
+def _described(text: str, facts: Facts) -> str:
+    """Return the help text of a key: its meaning, and the key that its value comes from."""
+    other = facts.mirrors or facts.default_from
+    if facts.set_from is not None:
+        return f"{text.removesuffix('.')}; set from {facts.set_from}." if text else f"Set from {facts.set_from}."
+    if other is None:
+        return text
+    return f"{text.removesuffix('.')}; null: {other}." if text else f"As {other}; null inherits."
 
 
 def section(

@@ -123,9 +123,7 @@ class InferenceModelConfig(Section):
     enable_history: bool = key(False, "Record the experiences of each call in the model wrapper.", GUIDE)
     model_path: str | None = key(None, "Model of the engine; null: model.model_path.", GUIDE)
     name: str | None = key(None, "Name by which a workflow finds the model.", TRINITY)
-    trust_remote_code: bool | None = key(
-        None, "As model.trust_remote_code; null inherits.", TRINITY, default_from="model.trust_remote_code"
-    )
+    trust_remote_code: bool | None = key(None, "", TRINITY, default_from="model.trust_remote_code")
     enable_expert_parallel: bool = key(False, "Spread experts over devices.", TRINITY)
     extra_engine_args: Args = key({}, "Arguments handed to the engine as they are.", TRINITY)
     use_v1: bool = key(True, "vLLM: engine version 1.", TRINITY, support=LATER)
@@ -139,42 +137,34 @@ class InferenceModelConfig(Section):
         "auto", "Number type of the engine's weights; auto: bfloat16 where the device computes in it.", TRINITY
     )
     seed: Int = key(42, "Seed of sampling.", TRINITY)
-    temperature: NonNegative | None = key(
-        None, "As model.temperature; null inherits.", TRINITY, default_from="model.temperature"
-    )
-    top_p: TopP | None = key(None, "As model.top_p; null inherits.", TRINITY, default_from="model.top_p")
-    top_k: TopK | None = key(None, "As model.top_k; null inherits.", TRINITY, default_from="model.top_k")
-    logprobs: Natural | None = key(
-        None, "As model.logprobs; null inherits.", TRINITY, support=only(0, 1), default_from="model.logprobs"
-    )
+    temperature: NonNegative | None = key(None, "", TRINITY, default_from="model.temperature")
+    top_p: TopP | None = key(None, "", TRINITY, default_from="model.top_p")
+    top_k: TopK | None = key(None, "", TRINITY, default_from="model.top_k")
+    logprobs: Natural | None = key(None, "", TRINITY, support=only(0, 1), default_from="model.logprobs")
     repetition_penalty: Positive | None = key(
         None,
-        "As model.repetition_penalty; null inherits.",
+        "",
         TRINITY,
         support=only(1.0),
         default_from="model.repetition_penalty",
     )
-    max_model_len: Count | None = key(
-        None, "As model.max_model_len, in tokens; null inherits.", TRINITY, default_from="model.max_model_len"
-    )
-    max_prompt_tokens: Count | None = key(
-        None, "As model.max_prompt_tokens, in tokens; null inherits.", TRINITY, default_from="model.max_prompt_tokens"
-    )
+    max_model_len: Count | None = key(None, "", TRINITY, default_from="model.max_model_len")
+    max_prompt_tokens: Count | None = key(None, "", TRINITY, default_from="model.max_prompt_tokens")
     max_response_tokens: Count | None = key(
         None,
-        "As model.max_response_tokens, in tokens; null inherits.",
+        "",
         TRINITY,
         default_from="model.max_response_tokens",
     )
     min_response_tokens: Natural | None = key(
         None,
-        "As model.min_response_tokens, in tokens; null inherits.",
+        "",
         TRINITY,
         default_from="model.min_response_tokens",
     )
     enable_prompt_truncation: bool | None = key(
         None,
-        "As model.enable_prompt_truncation; null inherits.",
+        "",
         TRINITY,
         default_from="model.enable_prompt_truncation",
     )

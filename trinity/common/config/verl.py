@@ -42,42 +42,24 @@ Limit = Annotated[Int, Field(ge=-1)]
 class VerlTrainerConfig(Section):
     """veRL's training loop; sections `trainer`, `monitor` and the top level replace most of it."""
 
-    balance_batch: bool | None = key(
-        None, "Equal work for all workers; null: trainer.balance_batch.", GUIDE, mirrors="trainer.balance_batch"
-    )
-    total_epochs: Count | None = key(
-        None, "Set from buffer.total_epochs.", VERL, derived=True, set_from="buffer.total_epochs"
-    )
-    total_training_steps: Limit | None = key(
-        None, "Set from trainer.total_steps.", GUIDE, derived=True, set_from="trainer.total_steps"
-    )
-    project_name: str | None = key(None, "Set from project.", VERL, derived=True, set_from="project")
-    experiment_name: str | None = key(None, "Set from name.", VERL, derived=True, set_from="name")
-    logger: str | tuple[str, ...] | None = key(
-        None, "Set from section monitor.", VERL, derived=True, set_from="monitor.monitor_type"
-    )
-    nnodes: Count | None = key(None, "Set from section cluster.", VERL, derived=True, set_from="cluster.node_num")
-    n_gpus_per_node: Natural | None = key(
-        None, "Set from section cluster.", VERL, derived=True, set_from="cluster.gpu_per_node"
-    )
-    save_freq: Limit | None = key(
-        None, "Set from trainer.save_interval.", VERL, derived=True, set_from="trainer.save_interval"
-    )
-    test_freq: Limit | None = key(
-        None, "Set from explorer.eval_interval.", VERL, derived=True, set_from="explorer.eval_interval"
-    )
-    val_before_train: bool | None = key(
-        None, "Set from explorer.eval_on_startup.", VERL, derived=True, set_from="explorer.eval_on_startup"
-    )
-    default_local_dir: str | None = key(
-        None, "Set from checkpoint_root_dir.", VERL, derived=True, set_from="checkpoint_root_dir"
-    )
+    balance_batch: bool | None = key(None, "Equal work for all workers.", GUIDE, mirrors="trainer.balance_batch")
+    total_epochs: Count | None = key(None, "", VERL, set_from="buffer.total_epochs")
+    total_training_steps: Limit | None = key(None, "", GUIDE, set_from="trainer.total_steps")
+    project_name: str | None = key(None, "", VERL, set_from="project")
+    experiment_name: str | None = key(None, "", VERL, set_from="name")
+    logger: str | tuple[str, ...] | None = key(None, "", VERL, set_from="monitor.monitor_type")
+    nnodes: Count | None = key(None, "", VERL, set_from="cluster.node_num")
+    n_gpus_per_node: Natural | None = key(None, "", VERL, set_from="cluster.gpu_per_node")
+    save_freq: Limit | None = key(None, "", VERL, set_from="trainer.save_interval")
+    test_freq: Limit | None = key(None, "", VERL, set_from="explorer.eval_interval")
+    val_before_train: bool | None = key(None, "", VERL, set_from="explorer.eval_on_startup")
+    default_local_dir: str | None = key(None, "", VERL, set_from="checkpoint_root_dir")
     resume_mode: Literal["disable", "auto", "resume_path"] = key("auto", "What a run continues from.", GUIDE)
     resume_from_path: Annotated[str | None, BeforeValidator(_no_path)] = key(
         None, "Checkpoint of resume_mode resume_path.", GUIDE
     )
     critic_warmup: Natural | None = key(
-        None, "Steps that train only the critic; null: of trainer.", GUIDE, mirrors="trainer.critic_warmup"
+        None, "Steps that train only the critic.", GUIDE, mirrors="trainer.critic_warmup"
     )
     default_hdfs_dir: str | None = key(
         None,
@@ -130,19 +112,11 @@ class KlControlConfig(Section):
 class VerlAlgorithmConfig(Section):
     """veRL's algorithm keys; section `algorithm` replaces them."""
 
-    gamma: NonNegative | None = key(
-        None, "Discount; null: of algorithm.advantage_fn_args.", VERL, set_from="algorithm.advantage_fn_args.gamma"
-    )
-    lam: NonNegative | None = key(
-        None, "Decay of GAE; null: of algorithm.advantage_fn_args.", VERL, set_from="algorithm.advantage_fn_args.lam"
-    )
-    adv_estimator: str | None = key(
-        None, "Set from algorithm.advantage_fn.", VERL, derived=True, set_from="algorithm.advantage_fn"
-    )
+    gamma: NonNegative | None = key(None, "Discount.", VERL, set_from="algorithm.advantage_fn_args.gamma")
+    lam: NonNegative | None = key(None, "Decay of GAE.", VERL, set_from="algorithm.advantage_fn_args.lam")
+    adv_estimator: str | None = key(None, "", VERL, set_from="algorithm.advantage_fn")
     norm_adv_by_std_in_grpo: bool | None = key(None, "Divide by the group's deviation; null: yes.", VERL, support=LATER)
-    use_kl_in_reward: bool | None = key(
-        None, "Set from algorithm.kl_penalty_fn.", VERL, derived=True, set_from="algorithm.kl_penalty_fn"
-    )
+    use_kl_in_reward: bool | None = key(None, "", VERL, set_from="algorithm.kl_penalty_fn")
     kl_penalty: str | None = key(None, "Estimator of the KL penalty.", VERL, set_from="algorithm.kl_penalty_fn")
     kl_ctrl: KlControlConfig | None = key(None, "Controller of the KL coefficient.", VERL)
     use_pf_ppo: bool = key(False, "Preference-weighted resampling.", VERL, support=LATER)
@@ -156,15 +130,9 @@ class VerlAlgorithmConfig(Section):
 class VerlDataConfig(Section):
     """veRL's data keys that a trainer reads."""
 
-    train_batch_size: Count | None = key(
-        None, "Set from buffer.batch_size.", VERL, derived=True, set_from="buffer.batch_size"
-    )
-    max_prompt_length: Count | None = key(
-        None, "Set from model.max_prompt_tokens.", VERL, derived=True, set_from="model.max_prompt_tokens"
-    )
-    max_response_length: Count | None = key(
-        None, "Set from model.max_response_tokens.", VERL, derived=True, set_from="model.max_response_tokens"
-    )
+    train_batch_size: Count | None = key(None, "", VERL, set_from="buffer.batch_size")
+    max_prompt_length: Count | None = key(None, "", VERL, set_from="model.max_prompt_tokens")
+    max_response_length: Count | None = key(None, "", VERL, set_from="model.max_response_tokens")
 
 
 class VerlConfig(Section):

@@ -109,9 +109,7 @@ class VerlOptimConfig(Section):
     warmup_style: SchedulerType | None = key(None, "Older name of lr_scheduler_type.", GUIDE)
     lr_scheduler_type: SchedulerType | None = key(None, "Schedule after the warm-up.", VERL)
     num_cycles: NonNegative | None = key(None, "Cosine cycles; null: 0.5.", VERL, support=LATER)
-    total_training_steps: Annotated[Int, Field(ge=-1)] = key(
-        -1, "Set by the run.", GUIDE, derived=True, set_from="trainer.total_steps"
-    )
+    total_training_steps: Annotated[Int, Field(ge=-1)] = key(-1, "", GUIDE, set_from="trainer.total_steps")
     weight_decay: NonNegative | None = key(None, "Decoupled weight decay.", VERL)
     betas: tuple[Fraction, Fraction] | None = key(None, "Decay rates of Adam's moments.", VERL)
     optimizer: str | None = key(None, "AdamW or SGD.", VERL, support=LATER)

@@ -55,9 +55,7 @@ class CriticConfig(Section):
     """Training of the value function."""
 
     enable: bool | None = key(None, "Set from what the advantage function reads.", VERL, derived=True)
-    strategy: Strategy | None = key(
-        None, "Sharding; null: trainer.trainer_strategy.", GUIDE, default_from=f"{ACTOR}.strategy"
-    )
+    strategy: Strategy | None = key(None, "Sharding.", GUIDE, default_from=f"{ACTOR}.strategy")
     optim: VerlOptimConfig = section(VerlOptimConfig, "Optimizer; learning rate 1e-5.", at=_AS_POLICY)
     model: CriticModelConfig = section(CriticModelConfig, "How the critic is loaded and run.", at=_OF_CRITIC)
     fsdp: FsdpConfig | None = key(None, "Newer place of model.fsdp_config.", VERL, at=_HOST_AS_POLICY)
@@ -68,36 +66,28 @@ class CriticConfig(Section):
     forward_micro_batch_size: Count | None = key(None, "Older form of forward_micro_batch_size_per_gpu.", VERL)
     forward_micro_batch_size_per_gpu: Count | None = key(
         None,
-        "Without gradient; null: as with.",
+        "Without gradient.",
         GUIDE,
         default_from=f"{_CRITIC}.ppo_micro_batch_size_per_gpu",
     )
-    use_dynamic_bsz: bool | None = key(
-        None, "Micro-batches by tokens; null: as the actor.", GUIDE, default_from=f"{ACTOR}.use_dynamic_bsz"
-    )
+    use_dynamic_bsz: bool | None = key(None, "Micro-batches by tokens.", GUIDE, default_from=f"{ACTOR}.use_dynamic_bsz")
     ppo_max_token_len_per_gpu: Count | None = key(None, "Tokens per forward pass; null: twice the actor's.", GUIDE)
     forward_max_token_len_per_gpu: Count | None = key(
         None,
-        "Without gradient; null: as with.",
+        "Without gradient.",
         GUIDE,
         default_from=f"{_CRITIC}.ppo_max_token_len_per_gpu",
     )
     ulysses_sequence_parallel_size: Count | None = key(None, "Devices per sequence; null: 1.", GUIDE)
-    ppo_epochs: Count | None = key(
-        None, "Passes over a batch; null: as the actor.", GUIDE, default_from=f"{ACTOR}.ppo_epochs"
-    )
-    shuffle: bool | None = key(None, "Shuffle each pass; null: as the actor.", GUIDE, default_from=f"{ACTOR}.shuffle")
+    ppo_epochs: Count | None = key(None, "Passes over a batch.", GUIDE, default_from=f"{ACTOR}.ppo_epochs")
+    shuffle: bool | None = key(None, "Shuffle each pass.", GUIDE, default_from=f"{ACTOR}.shuffle")
     grad_clip: NonNegative | None = key(
         None,
-        "Largest gradient norm; 0: no clipping; null: as the actor (the guide writes 1.0).",
+        "Largest gradient norm; 0: no clipping.",
         GUIDE,
         default_from=f"{ACTOR}.grad_clip",
     )
     cliprange_value: NonNegative = key(0.5, "Clip range of the value loss.", GUIDE)
-    loss_agg_mode: LossAggMode | None = key(
-        None, "Aggregation; null: as the actor.", VERL, default_from=f"{ACTOR}.loss_agg_mode"
-    )
+    loss_agg_mode: LossAggMode | None = key(None, "Aggregation.", VERL, default_from=f"{ACTOR}.loss_agg_mode")
     checkpoint: CheckpointContents = section(CheckpointContents, "What a checkpoint holds.", VERL)
-    rollout_n: Count | None = key(
-        None, "Set from algorithm.repeat_times.", VERL, derived=True, support=LATER, mirrors="algorithm.repeat_times"
-    )
+    rollout_n: Count | None = key(None, "", VERL, derived=True, support=LATER, mirrors="algorithm.repeat_times")

@@ -43,9 +43,7 @@ _OF_ALGORITHM = {name: Facts(mirrors=f"algorithm.optimizer.{name}") for name in 
 class ActorConfig(Section):
     """Training of the policy."""
 
-    strategy: Strategy | None = key(
-        None, "Sharding; null: trainer.trainer_strategy.", GUIDE, mirrors="trainer.trainer_strategy"
-    )
+    strategy: Strategy | None = key(None, "Sharding.", GUIDE, mirrors="trainer.trainer_strategy")
     ppo_mini_batch_size: Count | None = key(
         None, "Rollouts per optimizer step: always buffer.train_batch_size.", VERL, derived=True
     )
@@ -58,23 +56,19 @@ class ActorConfig(Section):
     ppo_micro_batch_size_per_gpu: Count | None = key(
         None, "Experiences per forward pass if use_dynamic_bsz is false; null: 4.", GUIDE
     )
-    use_dynamic_bsz: bool | None = key(
-        None, "Micro-batches by tokens; null: trainer.use_dynamic_bsz.", GUIDE, mirrors="trainer.use_dynamic_bsz"
-    )
+    use_dynamic_bsz: bool | None = key(None, "Micro-batches by tokens.", GUIDE, mirrors="trainer.use_dynamic_bsz")
     ppo_max_token_len_per_gpu: Count | None = key(
         None,
-        "Tokens per forward pass if use_dynamic_bsz is true; null: trainer.max_token_len_per_gpu.",
+        "Tokens per forward pass if use_dynamic_bsz is true.",
         GUIDE,
         mirrors="trainer.max_token_len_per_gpu",
     )
-    grad_clip: NonNegative | None = key(
-        None, "Largest gradient norm; null: trainer.grad_clip.", GUIDE, mirrors="trainer.grad_clip"
-    )
+    grad_clip: NonNegative | None = key(None, "Largest gradient norm.", GUIDE, mirrors="trainer.grad_clip")
     ppo_epochs: Count = key(1, "Passes over a batch.", GUIDE)
     shuffle: bool = key(False, "Shuffle the experiences of each pass.", GUIDE)
-    data_loader_seed: Int | None = key(None, "Seed of the shuffle; null: seed.", VERL, default_from="seed")
+    data_loader_seed: Int | None = key(None, "Seed of the shuffle.", VERL, default_from="seed")
     ulysses_sequence_parallel_size: Count | None = key(
-        None, "Devices per sequence; null: of trainer.", GUIDE, mirrors="trainer.ulysses_sequence_parallel_size"
+        None, "Devices per sequence.", GUIDE, mirrors="trainer.ulysses_sequence_parallel_size"
     )
     entropy_from_logits_with_chunking: bool = key(
         False, "Accepted: logits and entropy are always computed in pieces.", GUIDE
@@ -89,31 +83,29 @@ class ActorConfig(Section):
     use_torch_compile: bool | None = key(None, "Compile the entropy function; null: no.", VERL, support=LATER)
     clip_ratio: NonNegative | None = key(
         None,
-        "Clip range; null: of algorithm.policy_loss_fn_args.",
+        "Clip range.",
         VERL,
         set_from="algorithm.policy_loss_fn_args.clip_range",
     )
     clip_ratio_low: NonNegative | None = key(
-        None, "Lower clip range; null: clip_ratio.", VERL, set_from="algorithm.policy_loss_fn_args.clip_range_low"
+        None, "Lower clip range.", VERL, set_from="algorithm.policy_loss_fn_args.clip_range_low"
     )
     clip_ratio_high: NonNegative | None = key(
-        None, "Upper clip range; null: clip_ratio.", VERL, set_from="algorithm.policy_loss_fn_args.clip_range_high"
+        None, "Upper clip range.", VERL, set_from="algorithm.policy_loss_fn_args.clip_range_high"
     )
     clip_ratio_c: NonNegative | None = key(
         None, "Bound of the loss for negative advantages.", VERL, set_from="algorithm.policy_loss_fn_args.clip_ratio_c"
     )
     entropy_coeff: NonNegative | None = key(
-        None, "Weight of the entropy; null: of algorithm.", VERL, set_from="algorithm.entropy_loss_fn_args.entropy_coef"
+        None, "Weight of the entropy.", VERL, set_from="algorithm.entropy_loss_fn_args.entropy_coef"
     )
     use_kl_loss: bool | None = key(None, "Set from algorithm.kl_loss_fn.", VERL, derived=True, support=LATER)
     kl_loss_coef: NonNegative | None = key(
-        None, "Weight of the KL term; null: of algorithm.", VERL, set_from="algorithm.kl_loss_fn_args.kl_coef"
+        None, "Weight of the KL term.", VERL, set_from="algorithm.kl_loss_fn_args.kl_coef"
     )
-    kl_loss_type: str | None = key(
-        None, "Estimator of the KL term; null: of algorithm.", VERL, set_from="algorithm.kl_loss_fn"
-    )
+    kl_loss_type: str | None = key(None, "Estimator of the KL term.", VERL, set_from="algorithm.kl_loss_fn")
     loss_agg_mode: LossAggMode | None = key(
-        None, "Aggregation; null: algorithm.loss_agg_mode.", VERL, support=LATER, default_from="algorithm.loss_agg_mode"
+        None, "Aggregation.", VERL, support=LATER, default_from="algorithm.loss_agg_mode"
     )
     loss_scale_factor: NonNegative | None = key(None, "Divisor of seq-mean-token-sum-norm.", VERL, support=LATER)
     policy_loss: Args | None = key(None, "Policy loss; null: of algorithm.", VERL, support=LATER)
@@ -123,7 +115,7 @@ class ActorConfig(Section):
     freeze_vision_tower: bool = key(False, "Do not train the vision model.", VERL, support=LATER)
     use_rollout_log_probs: bool | None = key(
         None,
-        "Set from algorithm.bypass_old_logprobs.",
+        "",
         VERL,
         derived=True,
         support=LATER,
@@ -139,7 +131,7 @@ class ActorConfig(Section):
 class RefConfig(Section):
     """Log-probabilities of the frozen reference."""
 
-    strategy: Strategy | None = key(None, "Sharding; null: of the actor.", VERL, default_from=f"{ACTOR}.strategy")
+    strategy: Strategy | None = key(None, "Sharding.", VERL, default_from=f"{ACTOR}.strategy")
     model: Args | None = key(None, "Another reference model; null: the initial policy.", VERL, support=LATER)
     fsdp_config: FsdpConfig = section(
         FsdpConfig,
@@ -157,19 +149,19 @@ class RefConfig(Section):
     )
     log_prob_micro_batch_size_per_gpu: Count | None = key(
         None,
-        "Experiences per forward pass; null: actor's.",
+        "Experiences per forward pass.",
         GUIDE,
         default_from=f"{ACTOR}.ppo_micro_batch_size_per_gpu",
     )
     log_prob_use_dynamic_bsz: bool | None = key(
-        None, "Micro-batches by tokens; null: as the actor.", GUIDE, default_from=f"{ACTOR}.use_dynamic_bsz"
+        None, "Micro-batches by tokens.", GUIDE, default_from=f"{ACTOR}.use_dynamic_bsz"
     )
     log_prob_max_token_len_per_gpu: Count | None = key(
-        None, "Tokens per forward pass; null: as the actor.", GUIDE, default_from=f"{ACTOR}.ppo_max_token_len_per_gpu"
+        None, "Tokens per forward pass.", GUIDE, default_from=f"{ACTOR}.ppo_max_token_len_per_gpu"
     )
     ulysses_sequence_parallel_size: Count | None = key(
         None,
-        "Devices per sequence; null: as the actor.",
+        "Devices per sequence.",
         GUIDE,
         default_from=f"{ACTOR}.ulysses_sequence_parallel_size",
     )
