@@ -9,6 +9,7 @@ import pytest
 
 from tests.common.config.conftest import MINIMAL, Examine
 from tests.docs.pages import ROOT, Page
+from trinity.cli.effective_loss import effective_loss
 from trinity.common.config import Catalogue, examine, json_schema
 from trinity.common.config.config import Config
 from trinity.common.config.reading import read_file
@@ -52,6 +53,15 @@ def test_published_files_are_valid(
     _, strict = examine(DATA / name, overrides, catalogue=catalogue)
     assert {p.key for p in strict if p.is_error} == later
     assert len(plan.stages) == (2 if name == "guide.yaml" else 1)
+
+
+def test_a_file_that_asks_for_what_comes_later_is_shown_complete(catalogue: Catalogue) -> None:
+    plan, problems = examine(DATA / "guide.yaml", catalogue=catalogue, schema_only=True)
+    assert {p.code for p in problems} >= {"E1900"} and not [p for p in problems if p.is_error]
+    for stage in plan.stages:
+        actor = stage.config.trainer.trainer_config.actor_rollout_ref.actor
+        assert (actor.ppo_micro_batch_size_per_gpu, actor.loss_agg_mode) == (4, "token-mean")
+        assert effective_loss(stage).text()
 
 
 def test_the_veRL_file_is_read_in_place_of_trainer_config(catalogue: Catalogue) -> None:
