@@ -46,11 +46,12 @@ def resolve_critic(draft: Draft) -> None:
             involves=("algorithm.advantage_fn", "algorithm.algorithm_type"),
             suggestion="remove it" if is_on else "write `algorithm.advantage_fn: ppo`, or remove it",
         )
-    if not is_on:
+    if not may_read_values(draft):
         return
     if draft.get("algorithm.algorithm_type") in DATASET_ALGORITHMS:
         return  # no advantage fits a dataset, and the algorithm's rules say so
-    draft.derive(f"{CRITIC}.enable", True, f"advantage_fn {name} reads values")
+    if is_on:
+        draft.derive(f"{CRITIC}.enable", True, f"advantage_fn {name} reads values")
     _fill(draft)
 
 
