@@ -107,6 +107,7 @@ def test_the_json_schema_covers_stages_and_refuses_unknown_keys() -> None:
 
 
 OUTPUT = "buffer.trainer_input.experience_buffer"
+VERL_ACTOR = "trainer.trainer_config.actor_rollout_ref.actor"
 VERL_MODEL = "trainer.trainer_config.actor_rollout_ref.model"
 LATER = {
     "mode=serve": "mode",
@@ -123,6 +124,7 @@ LATER = {
     "buffer.explorer_input.tasksets=[{name: b, path: c}]": "buffer.explorer_input.tasksets",
     "service.data_juicer.auto_start=true": "service.data_juicer",
     f"{VERL_MODEL}.lora_rank=8": f"{VERL_MODEL}.lora_rank",
+    f"{VERL_ACTOR}.sum_pi_squared_checkpointing=true": f"{VERL_ACTOR}.sum_pi_squared_checkpointing",
     "monitor.monitor_type=mlflow": "monitor.monitor_type",
 }
 

@@ -125,6 +125,7 @@ class ActorConfig(Section):
         None, "Compute the entropy for the metric; null: as the entropy loss.", VERL, support=LATER
     )
     calculate_sum_pi_squared: bool = key(False, "Compute the sum of squared probabilities.", VERL, support=LATER)
+    sum_pi_squared_checkpointing: bool = key(False, "Recompute that sum in pieces.", VERL, support=LATER)
     fix_actor_microbatch_loss_scale: bool = key(False, "Scale by tokens; this trainer always does.", VERL)
 
 
