@@ -126,12 +126,12 @@ def fields_of(
                 yield from fields_of(target, place, into=(*into, target))
 
 
-def facts_below(path: Path) -> Iterator[tuple[Path, Facts]]:
-    """Yield every key below a section with what is known of it; list items and mapping values aside."""
+@functools.cache
+def facts_below(path: Path) -> tuple[tuple[Path, Facts], ...]:
+    """Return every key below a section with what is known of it; list items and mapping values aside."""
     model = model_at(path)
-    for place, _ in fields_of(model, path) if model is not None else ():
-        if "*" not in place and (found := facts_at(place))[0] == place:
-            yield found
+    places = (place for place, _ in fields_of(model, path)) if model is not None else ()
+    return tuple((place, facts_at(place)[1]) for place in places if "*" not in place and facts_at(place)[0] == place)
 
 
 @functools.cache
