@@ -17,7 +17,10 @@ import torch
 import work
 from gpu_limits import Shape, seconds_of
 
+from trinity.catalogue import BUILT_IN
 from trinity.common.config import Config
+from trinity.common.config.resolve import resolve
+from trinity.common.config.tree import Tree
 from trinity.common.experience import EID, Experience
 from trinity.common.models.torch_engine.engine import TorchEngine
 from trinity.common.models.torch_engine.settings import EngineSettings
@@ -96,11 +99,14 @@ def make_worker(folder: Path, device: torch.device, *, length: int, recompute: b
     actor = {"ppo_max_token_len_per_gpu": length}
     tree = {"actor_rollout_ref": {"model": {"enable_gradient_checkpointing": recompute}, "actor": actor}}
     values = {
+        "mode": "train",
         "model": {"model_path": str(folder), "max_model_len": length},
+        "buffer": {"train_batch_size": 8},
         "algorithm": {"algorithm_type": "grpo", "kl_loss_fn": "none", "optimizer": {"lr": 1e-6}},
         "trainer": {"use_dynamic_bsz": True, "trainer_config": tree},
     }
-    return ActorWorker(Config.model_validate(values), tokenizer=None, total_steps=100, device=device.type)
+    config, _, _ = resolve(Config.model_validate(values), Tree(values), catalogue=BUILT_IN, cwd=folder)
+    return ActorWorker(config, tokenizer=None, total_steps=100, device=device.type)
 
 
 def sequence(tokens: int) -> Experience:

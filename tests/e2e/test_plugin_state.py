@@ -239,14 +239,15 @@ def test_the_state_of_an_operator_that_is_gone_is_left_out_with_a_warning(caplog
 
 @pytest.fixture
 def make_worker(tmp_path: Path) -> Any:
+    from tests.resolved import resolved
     from tests.tiny import tiny_model
-    from trinity.common.config import Config
     from trinity.trainer.verl.worker import ActorWorker
 
     def make() -> ActorWorker:
         tiny_model(tmp_path / "model", seed=1)
         algorithm = {"algorithm_type": "grpo", "kl_loss_fn": "none"}
-        config = {"project": "p", "name": "n", "model": {"model_path": str(tmp_path / "model")}, "algorithm": algorithm}
-        return ActorWorker(Config.model_validate(config), tokenizer=None, total_steps=2)
+        model = {"model_path": str(tmp_path / "model"), "max_model_len": 64}
+        config = resolved({"project": "p", "name": "n", "model": model, "algorithm": algorithm})
+        return ActorWorker(config, tokenizer=None, total_steps=2)
 
     return make

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.resolved import resolved
 from tests.synchronizer.test_synchronizer import WeightHolder
 from trinity.buffer.store import ExperienceStore
 from trinity.common.config import Config
@@ -22,9 +23,9 @@ from trinity.synchronizer.served import ServedWeights
 
 def config_of(train_batch_size: int, max_staleness: int) -> Config:
     """Return a fully asynchronous run with eight rollouts a batch."""
-    return Config.model_validate(
+    return resolved(
         {
-            "project": "p", "name": "n", "model": {"model_path": "m"},
+            "project": "p", "name": "n", "model": {"model_path": "m", "max_model_len": 64},
             "algorithm": {"algorithm_type": "grpo", "repeat_times": 4},
             "buffer": {
                 "batch_size": 2, "train_batch_size": train_batch_size,

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from tests.resolved import resolved
 from tests.tiny import tiny_model, tiny_tokenizer
 from trinity.common.config import Config
 from trinity.trainer.verl.worker import ActorWorker
@@ -53,7 +54,7 @@ def config_of(path: Path, *, dtype: str = "float32", actor: dict[str, Any] | Non
         "buffer": {"batch_size": 2, "train_batch_size": 8, "total_steps": 6},
         "trainer": {"trainer_config": tree} | sections.pop("trainer", {}),
     }
-    return Config.model_validate(values | sections)
+    return resolved(values | sections)
 
 
 def worker_on(device: torch.device, config: Config) -> ActorWorker:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.resolved import resolved
 from tests.tiny import tiny_model
 from tests.trainer.rank_pool import RankPool
 from trinity.common.config import Config
@@ -51,7 +52,7 @@ def make_config(tmp_path: Path, model_path: Path) -> Callable[..., Config]:
             "buffer": {"batch_size": 2, "train_batch_size": 8, "total_steps": 6},
             "trainer": {"trainer_config": {"actor_rollout_ref": {"actor": FLOAT32}}},
         }
-        return Config.model_validate(_merged(values, sections))
+        return resolved(_merged(values, sections))
 
     return make
 

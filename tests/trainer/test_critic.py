@@ -24,7 +24,7 @@ from trinity.common.errors import CheckpointError, EnvironmentProblem, NumericEr
 from trinity.common.experience import Experience
 from trinity.trainer.advantage import BatchAdvantage
 from trinity.trainer.batch import collate
-from trinity.trainer.verl.critic import Critic, reads_values
+from trinity.trainer.verl.critic import Critic, critic_settings, reads_values
 from trinity.trainer.verl.loading import load_value_model, value_head
 from trinity.trainer.verl.loss import Metrics
 from trinity.trainer.verl.worker import ActorWorker
@@ -239,13 +239,13 @@ def test_the_critic_learns_the_return(make_config: Maker) -> None:
 
 
 def test_an_absent_section_takes_the_values_of_the_actor(make_config: Maker) -> None:
-    actor = FLOAT32 | {"ppo_epochs": 3, "shuffle": True, "grad_clip": 0.25, "ppo_max_token_len_per_gpu": 50}
+    actor = FLOAT32 | {"ppo_epochs": 3, "shuffle": True, "grad_clip": 0.25, "ppo_max_token_len_per_gpu": 80}
     trainer = {"trainer_config": {"actor_rollout_ref": {"actor": actor}}}
     optimizer = {"lr": 1e-2, "lr_warmup_steps": 4, "betas": (0.8, 0.9), "weight_decay": 0.3}
     made = worker(make_config(algorithm=PPO | {"optimizer": optimizer}, trainer=trainer))
     trained = critic_of(made).trained
     update = trained.settings.update
-    assert (update.epochs, update.grad_clip, update.max_tokens, update.max_rows) == (3, 0.25, 100, None)
+    assert (update.epochs, update.grad_clip, update.max_tokens, update.max_rows) == (3, 0.25, 160, None)
     assert update.shuffle_seed == 42 and trained.settings.cliprange_value == 0.5
     assert [trained.stepper.schedule.at(step) for step in (1, 4)] == [2.5e-6, 1e-5]
     group = critic_of(made).optimizer.param_groups[0]
@@ -267,8 +267,11 @@ def test_what_an_advantage_asks_for_decides_whether_there_is_a_critic(make_confi
 
     def reads(function: TokenAdvantage, **critic: Any) -> bool:
         advantage = BatchAdvantage(function, KL_FN.get("none")(), group_size=1)
-        return reads_values(advantage, ppo_config(make_config, critic))
+        return reads_values(advantage, ppo_config(make_config, critic, algorithm=plugin))
 
+    plugin = {"advantage_fn": "of_a_plugin"}
+    settings = [critic_settings(ppo_config(make_config, algorithm=changes)) for changes in ({}, plugin)]
+    assert settings[0] == settings[1]
     assert reads(NeedsValues()) and not reads(TakesValues()) and reads(TakesValues(), enable=True)
     assert worker(make_config()).critic is None
 

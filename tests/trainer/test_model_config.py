@@ -49,6 +49,8 @@ AutoModelForCausalLM.register(DoveConfig, DoveForCausalLM)
 AutoModelForTokenClassification.register(DoveConfig, DoveForTokenClassification)
 """
 
+PPO = {"algorithm_type": "ppo", "advantage_fn": "ppo"}
+
 
 def with_model(**keys: Any) -> dict[str, Any]:
     """Return the section `trainer` with keys of the policy's model."""
@@ -95,10 +97,9 @@ def test_policy_reference_and_engine_have_the_changed_entries(make_config: Maker
 
 
 def test_the_critic_has_entries_of_its_own(make_config: Maker) -> None:
-    ppo = {"algorithm_type": "ppo", "advantage_fn": "ppo"}
     batch = collate(make_experiences(1))
     sections = ({}, with_model(override_config=OTHER_ROTATION), with_critic(override_config=OTHER_ROTATION))
-    made = [critic(make_config(algorithm=ppo, trainer=section)) for section in sections]
+    made = [critic(make_config(algorithm=PPO, trainer=section)) for section in sections]
     values = [each.trained.compute_values(batch) for each in made]
     assert torch.equal(values[0], values[1]) and float((values[0] - values[2]).abs().max()) > 1e-3
 
@@ -121,7 +122,7 @@ def test_entries_that_the_model_does_not_have_are_refused_by_name(
     with pytest.raises(error, match=words):
         worker(config)
     with pytest.raises(error, match=words.replace(r"override_config", r"critic.*override_config", 1)):
-        critic(make_config(trainer=with_critic(override_config=overrides)))
+        critic(make_config(algorithm=PPO, trainer=with_critic(override_config=overrides)))
     if error is ConfigError:
         with pytest.raises(error, match=words):
             load_decoder(
@@ -154,7 +155,7 @@ def test_a_module_of_the_user_brings_a_model_type(
     with pytest.raises(ConfigError, match=r"E1863.*actor_rollout_ref\.model\.external_lib names the module dove_model"):
         worker(make_config(model=model, trainer=with_model(external_lib="dove_model")))
     with pytest.raises(ConfigError, match=r"E1863.*critic\.model\.external_lib names the module dove_model"):
-        critic(make_config(model=model, trainer=with_critic(external_lib=["json", "dove_model"])))
+        critic(make_config(algorithm=PPO, model=model, trainer=with_critic(external_lib=["json", "dove_model"])))
     with pytest.raises(EnvironmentProblem, match=r"E3101.*dove"):
         worker(make_config(model=model))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -163,5 +164,5 @@ def test_a_module_of_the_user_brings_a_model_type(
     made = worker(config)
     assert type(made.model).__name__ == "DoveForCausalLM"
     assert float((logprobs(made) - logprobs(worker(make_config()))).abs().max()) < 1e-5
-    valued = critic(make_config(model=model, trainer=with_critic(external_lib="dove_model")))
+    valued = critic(make_config(algorithm=PPO, model=model, trainer=with_critic(external_lib="dove_model")))
     assert type(valued.model).__name__ == "DoveForTokenClassification"

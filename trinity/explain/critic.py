@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trinity.common.config.resolved import filled, loss_divisor
 from trinity.explain.aggregation import aggregation
 from trinity.utils.formula import number
 
@@ -35,9 +36,7 @@ def in_symbols() -> list[str]:
 def in_numbers(config: Config) -> list[str]:
     """Return the value loss of a resolved configuration."""
     critic = config.trainer.trainer_config.critic
-    divisor = config.trainer.trainer_config.actor_rollout_ref.actor.loss_scale_factor
-    divisor = divisor or config.model.max_response_tokens or config.model.max_model_len or 1
-    words = aggregation(critic.loss_agg_mode or "token-mean", number(divisor), is_verl=True)
+    words = aggregation(str(critic.loss_agg_mode), number(loss_divisor(config)), is_verl=True)
     c = number(critic.cliprange_value)
     return [
         f"value loss of the critic = {words} max((v - G)^2, (clip(v, value - {c}, value + {c}) - G)^2) / 2",
@@ -48,8 +47,8 @@ def in_numbers(config: Config) -> list[str]:
 def in_batch(config: Config) -> str:
     """Return how the critic is stepped in a resolved configuration."""
     critic = config.trainer.trainer_config.critic
-    rows, epochs = config.buffer.train_batch_size, critic.ppo_epochs or 1
-    lr = number(critic.optim.lr if critic.optim.lr is not None else 1e-5)
+    rows, epochs = config.buffer.train_batch_size, filled(critic.ppo_epochs, "critic.ppo_epochs")
+    lr = number(filled(critic.optim.lr, "critic.optim.lr"))
     steps = f"{epochs} optimizer step{'s' if epochs != 1 else ''}"
     warmup = config.trainer.critic_warmup
     first = f"; the first {warmup} training steps train it alone" if warmup else ""

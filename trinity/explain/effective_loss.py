@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.algorithm import ALGORITHM_CONTENTS, ALGORITHM_TYPE
 from trinity.common.config.mixture import num_expert_rows
+from trinity.common.config.resolved import loss_divisor
 from trinity.explain import critic
 from trinity.explain.aggregation import aggregation
 from trinity.explain.components import Component, component
@@ -85,10 +86,8 @@ def is_weighted(part: Component) -> bool:
 
 
 def _words(config: Config, part: Component) -> str:
-    actor = config.trainer.trainer_config.actor_rollout_ref.actor
-    divisor = actor.loss_scale_factor or config.model.max_response_tokens or config.model.max_model_len or 1
-    mode = part.args.get("loss_agg_mode") or config.algorithm.loss_agg_mode or "token-mean"
-    return aggregation(mode, number(divisor), is_verl=part.is_verl)
+    mode = part.args.get("loss_agg_mode") or str(config.algorithm.loss_agg_mode)
+    return aggregation(mode, number(loss_divisor(config)), is_verl=part.is_verl)
 
 
 def _policy(config: Config, part: Component, found: EffectiveLoss) -> str:

@@ -9,18 +9,12 @@ from trinity.utils.formula import number
 if TYPE_CHECKING:
     from trinity.common.config import Config
 
-DEFAULT_MICRO_ROWS = 4
-
 
 def parts(config: Config) -> str:
     """Return how a mini-batch is split into forward passes, which changes nothing."""
-    actor, trainer = config.trainer.trainer_config.actor_rollout_ref.actor, config.trainer
-    if trainer.use_dynamic_bsz if actor.use_dynamic_bsz is None else actor.use_dynamic_bsz:
-        limit = actor.ppo_max_token_len_per_gpu or trainer.max_token_len_per_gpu
-        size = f"at most {limit} tokens" if limit else "a bounded number of tokens"
-    else:
-        rows = actor.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size or DEFAULT_MICRO_ROWS
-        size = f"at most {rows} experiences"
+    actor = config.trainer.trainer_config.actor_rollout_ref.actor
+    tokens, rows = actor.ppo_max_token_len_per_gpu, actor.ppo_micro_batch_size_per_gpu
+    size = f"at most {tokens} tokens" if actor.use_dynamic_bsz else f"at most {rows} experiences"
     return (
         f"a mini-batch is computed in parts of {size}, each with its share: means and sums are of the whole mini-batch"
     )
@@ -29,9 +23,8 @@ def parts(config: Config) -> str:
 def optimizer(config: Config) -> str:
     """Return what is done with the gradient of a mini-batch."""
     actor, own = config.trainer.trainer_config.actor_rollout_ref.actor, config.algorithm.optimizer
-    clip = config.trainer.grad_clip if actor.grad_clip is None else actor.grad_clip
+    clip = actor.grad_clip
     clipped = f"clipped to a norm of {number(float(clip))}" if clip else "not clipped"
     kind = "sgd" if own.optimizer_type == "sgd" else "AdamW"
-    schedule = own.warmup_style or own.lr_scheduler_type
     decay = f", weight decay {number(own.weight_decay)}" if own.weight_decay else ""
-    return f"the gradient is {clipped}; {kind} at a learning rate of {number(own.lr)} ({schedule}){decay}"
+    return f"the gradient is {clipped}; {kind} at a learning rate of {number(own.lr)} ({own.lr_scheduler_type}){decay}"

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from trinity.buffer.store.backlog import Backlog, Pace
-from trinity.common.config.mixture import num_expert_rows
+from trinity.common.config.resolved import filled, num_rollouts
 from trinity.common.constants import SyncStyle
 from trinity.common.errors import SyncError
 from trinity.utils.log import get_logger
@@ -115,13 +115,9 @@ def pace_of(config: Config) -> Pace | None:
     if limit is None:
         return None
     taskset = buffer.explorer_input.taskset
-    repeats = (taskset.repeat_times if taskset is not None else None) or config.algorithm.repeat_times or 1
-    rollouts = buffer.batch_size * repeats
-    per_step = buffer.train_batch_size or rollouts
-    if config.algorithm.sample_strategy == "mix":
-        arguments = config.algorithm.sample_strategy_args or {}
-        per_step -= num_expert_rows(arguments.get("expert_data_ratio", 0.5), per_step)
-    return Pace(limit, rollouts, max(1, per_step), batches_at_once(config))
+    repeats = config.algorithm.repeat_times if taskset is None else taskset.repeat_times
+    rollouts = buffer.batch_size * filled(repeats, "algorithm.repeat_times")
+    return Pace(limit, rollouts, max(1, num_rollouts(config)), batches_at_once(config))
 
 
 def batches_at_once(config: Config) -> int:

@@ -198,6 +198,5 @@ class RankWorker:
 
 
 def is_balanced(config: Config) -> bool:
-    """Return whether the ranks get equal work: what the veRL tree says, else `trainer.balance_batch`."""
-    detailed = config.trainer.trainer_config.trainer.balance_batch
-    return bool(config.trainer.balance_batch if detailed is None else detailed)
+    """Return whether the ranks get equal work."""
+    return config.trainer.balance_batch

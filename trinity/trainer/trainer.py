@@ -149,7 +149,7 @@ class Trainer:
             self.tokenizer = load_tokenizer(config.model)
         self.step = 0 if state is None else state.step
         source = self._open_source(state)
-        batch_size = settings.train_batch_size(config)
+        batch_size = config.buffer.train_batch_size
         self._total_steps = settings.planned_steps(config, explore_steps)
         if self._total_steps is None and isinstance(source, DatasetSource):
             self._total_steps = -(-len(source.reader) * source.reader.total_epochs // batch_size) or None

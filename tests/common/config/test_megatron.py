@@ -150,3 +150,9 @@ def test_a_part_that_trains_nothing_divides_nothing(examined: Examine, mode: str
     assert not [p.render() for p in examined(MINIMAL, *sizes, f"mode={mode}", tests)[1] if p.is_error]
     plain = f"mode={mode}", tests, "trainer.ulysses_sequence_parallel_size=4"
     assert not [p.render() for p in examined(MINIMAL, *plain)[1] if p.is_error]
+
+
+@pytest.mark.parametrize("name", ["tensor_model_parallel_size", "pipeline_model_parallel_size"])
+def test_a_size_that_is_none_is_refused_under_its_other_name_too(examined: Examine, name: str) -> None:
+    problems = examined(MINIMAL, "trainer.trainer_strategy=megatron", f"{ACTOR}.megatron.{name}=0")[1]
+    assert [(p.code, p.key) for p in problems] == [("E1302", f"{ACTOR}.megatron.{name}")]

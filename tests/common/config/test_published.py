@@ -14,6 +14,7 @@ from trinity.common.config.config import Config
 from trinity.common.config.reading import read_file
 from trinity.common.config.schema_index import annotation_at, fields_of
 from trinity.common.config.tree import dotted
+from trinity.explain.effective_loss import effective_loss
 
 DATA = Path(__file__).parent / "data"
 GUIDE = {
@@ -52,6 +53,15 @@ def test_published_files_are_valid(
     _, strict = examine(DATA / name, overrides, catalogue=catalogue)
     assert {p.key for p in strict if p.is_error} == later
     assert len(plan.stages) == (2 if name == "guide.yaml" else 1)
+
+
+def test_a_file_that_asks_for_what_comes_later_is_shown_complete(catalogue: Catalogue) -> None:
+    plan, problems = examine(DATA / "guide.yaml", catalogue=catalogue, schema_only=True)
+    assert {p.code for p in problems} >= {"E1900"} and not [p for p in problems if p.is_error]
+    for stage in plan.stages:
+        actor = stage.config.trainer.trainer_config.actor_rollout_ref.actor
+        assert (actor.ppo_micro_batch_size_per_gpu, actor.loss_agg_mode) == (4, "token-mean")
+        assert effective_loss(stage).text()
 
 
 def test_the_veRL_file_is_read_in_place_of_trainer_config(catalogue: Catalogue) -> None:
@@ -97,6 +107,7 @@ def test_the_json_schema_covers_stages_and_refuses_unknown_keys() -> None:
 
 
 OUTPUT = "buffer.trainer_input.experience_buffer"
+VERL_ACTOR = "trainer.trainer_config.actor_rollout_ref.actor"
 VERL_MODEL = "trainer.trainer_config.actor_rollout_ref.model"
 LATER = {
     "mode=serve": "mode",
@@ -121,6 +132,7 @@ LATER = {
     "buffer.explorer_input.tasksets=[{name: b, path: c}]": "buffer.explorer_input.tasksets",
     "service.data_juicer.auto_start=true": "service.data_juicer",
     f"{VERL_MODEL}.lora_rank=8": f"{VERL_MODEL}.lora_rank",
+    f"{VERL_ACTOR}.sum_pi_squared_checkpointing=true": f"{VERL_ACTOR}.sum_pi_squared_checkpointing",
     "monitor.monitor_type=mlflow": "monitor.monitor_type",
 }
 

@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from tests.resolved import resolved
 from tests.tiny import CHARACTERS, tiny_model, tiny_tokenizer
 from trinity.buffer.operators.mappers import RewardShapingMapper
 from trinity.buffer.pipelines.reward_model import RewardModelScores
@@ -52,8 +53,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config_of(folders: Path, name: str, **section: Any) -> Config:
     inner = section.pop("model", {})
     settings = {"enable": True, "dtype": "float32", "model": {"path": str(folders / name)} | inner} | section
-    model = {"model_path": str(folders / "policy")}
-    return Config.model_validate({"model": model, "trainer": {"trainer_config": {"reward_model": settings}}})
+    model = {"model_path": str(folders / "policy"), "max_model_len": 512}
+    return resolved({"model": model, "trainer": {"trainer_config": {"reward_model": settings}}})
 
 
 def rollouts(folders: Path, **changes: Any) -> list[Experience]:

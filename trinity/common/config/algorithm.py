@@ -6,7 +6,20 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trinity.common.config.base import GUIDE, TRINITY, Args, Count, Fraction, Int, NonNegative, Section, key, section
+from trinity.common.config.base import (
+    GUIDE,
+    TRINITY,
+    Args,
+    Count,
+    Fraction,
+    Int,
+    NonNegative,
+    Renamed,
+    Section,
+    key,
+    only,
+    section,
+)
 from trinity.common.config.rollout_correction import RolloutCorrectionConfig
 
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
@@ -22,7 +35,12 @@ class OptimizerConfig(Section):
     )
     lr_warmup_steps_ratio: Fraction = key(0.0, "Warm-up as a share of all training steps, in [0, 1].", TRINITY)
     min_lr_ratio: Fraction = key(0.01, "Final learning rate of a cosine or linear schedule as a share of lr.", TRINITY)
-    warmup_style: SchedulerType | None = key(None, "Older name of lr_scheduler_type.", GUIDE)
+    warmup_style: SchedulerType | None = key(
+        None,
+        "Older name of lr_scheduler_type.",
+        GUIDE,
+        renamed=Renamed("algorithm.optimizer.lr_scheduler_type", TRINITY),
+    )
     lr_scheduler_type: SchedulerType = key(
         "constant", "Schedule after the warm-up: constant, linear or cosine.", TRINITY
     )
@@ -57,7 +75,9 @@ class AlgorithmConfig(Section):
     loss_agg_mode: LossAggMode | None = key(
         None, "How token losses become one number; null: the policy loss's own default, else token-mean.", TRINITY
     )
-    enable_router_replay: bool = key(False, "Replay the expert routing of the rollout (mixture of experts).", TRINITY)
+    enable_router_replay: bool = key(
+        False, "Replay the expert routing of the rollout (mixture of experts).", TRINITY, support=only(False)
+    )
     bypass_old_logprobs: bool = key(True, "Take the rollout's logprobs as old logprobs; false: recompute.", TRINITY)
     rollout_correction: RolloutCorrectionConfig | None = key(
         None, "Weights and rejection of rollouts that another policy sampled; null: none.", TRINITY

@@ -5,11 +5,15 @@ A field is documented where it is declared: meaning, unit, range, and the place 
 
 from __future__ import annotations
 
+import dataclasses
 import types
 import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
 
 GUIDE = "configuration guide"
 TRINITY = "Trinity-RFT 0.6"
@@ -81,24 +85,155 @@ Port = Annotated[Int, Field(ge=0, le=65535)]
 Args = dict[str, Any]
 
 
-def key(default: Any, description: str, source: str, *, secret: bool = False, derived: bool = False) -> Any:
-    """Return a documented field.
+@dataclass(frozen=True)
+class Support:
+    """What is refused of a key: every value but its default and `only`. A key without it takes every value.
+
+    Attributes:
+        only: the other values that are served.
+        why: a reason that stays; empty: the rest comes in a later version.
+        instead: what to write; null: one of `only`, or nothing.
+        code: of the problem.
+    """
+
+    only: tuple[Any, ...] = ()
+    why: str = ""
+    instead: str | None = None
+    code: str = "E1900"
+
+
+@dataclass(frozen=True)
+class Idle:
+    """A value that is accepted and changes nothing, and why."""
+
+    value: Any
+    why: str
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """The key to write in place of an older one, and the version that introduced it."""
+
+    new: str
+    since: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a key beside its type, its default and its meaning; everything may be absent.
+
+    Attributes:
+        support: what of it is refused; null: nothing.
+        idle: a value that changes nothing.
+        mirrors: the key that is another name of this one: what is written under one name holds under both.
+        default_from: the key whose value this one has where it is left out.
+        set_from: the key that is written in place of this one, which may only repeat it.
+        renamed: the newer name.
+        at: facts of keys below a section that hold at this place of it only, by their path from here.
+    """
+
+    support: Support | None = None
+    idle: Idle | None = None
+    mirrors: str | None = None
+    default_from: str | None = None
+    set_from: str | None = None
+    renamed: Renamed | None = None
+    at: Mapping[str, Facts] = dataclasses.field(default_factory=dict)
+
+
+LATER = Support()
+NO_FACTS = Facts()
+
+
+def only(*values: Any, instead: str | None = None) -> Support:
+    """Return that the default and `values` are served, and the rest comes in a later version."""
+    return Support(values, instead=instead)
+
+
+def refused(*values: Any, why: str, instead: str, code: str = "E1886") -> Support:
+    """Return that everything but the default and `values` is refused, for a reason that stays."""
+    return Support(values, why, instead, code)
+
+
+def key(
+    default: Any,
+    description: str,
+    source: str,
+    *,
+    secret: bool = False,
+    derived: bool = False,
+    support: Support | None = None,
+    idle: Idle | None = None,
+    mirrors: str | None = None,
+    default_from: str | None = None,
+    set_from: str | None = None,
+    renamed: Renamed | None = None,
+    at: Mapping[str, Facts] | None = None,
+) -> Any:
+    """Return a documented field; what follows `derived` is described at `Facts`.
 
     Args:
         default: the value of an absent key; lists and dicts are copied.
-        description: meaning, unit and range.
+        description: meaning, unit and range; the key that it follows is added. Empty: it means what that one means.
         source: where the default comes from.
         secret: the value is never shown.
-        derived: the value is computed; a user normally leaves it out.
+        derived: the value is computed; a user normally leaves it out. So it is with `set_from`.
+        support: what of it is refused.
+        idle: a value that changes nothing.
+        mirrors: its other name.
+        default_from: whose value it has where it is left out.
+        set_from: what is written in its place.
+        renamed: its newer name.
+        at: what holds below it at this place only.
     """
     extra: dict[str, Any] = {"source": source}
     if secret:
         extra["secret"] = True
-    if derived:
+    if derived or set_from is not None:
         extra["derived"] = True
-    return Field(default=default, description=description, json_schema_extra=extra)
+    facts = Facts(support, idle, mirrors, default_from, set_from, renamed, at or {})
+    if facts != NO_FACTS:
+        extra["facts"] = facts
+    return Field(default=default, description=_described(description, facts), json_schema_extra=extra)
 
 
-def section(model: type[S], description: str, source: str = GUIDE) -> Any:
-    """Return a field that holds a section with all its defaults."""
-    return Field(default_factory=model, description=description, json_schema_extra={"source": source})
+def _described(text: str, facts: Facts) -> str:
+    """Return the help text of a key: its meaning, and the key that its value comes from."""
+    other = facts.mirrors or facts.default_from
+    if facts.set_from is not None:
+        return f"{text.removesuffix('.')}; set from {facts.set_from}." if text else f"Set from {facts.set_from}."
+    if other is None:
+        return text
+    return f"{text.removesuffix('.')}; null: {other}." if text else f"As {other}; null inherits."
+
+
+def section(
+    model: type[S],
+    description: str,
+    source: str = GUIDE,
+    *,
+    support: Support | None = None,
+    at: Mapping[str, Facts] | None = None,
+) -> Any:
+    """Return a field that holds a section with all its defaults; see `Facts`."""
+    facts = Facts(support, at=at or {})
+    extra: dict[str, Any] = {"source": source} | ({"facts": facts} if facts != NO_FACTS else {})
+    return Field(default_factory=model, description=description, json_schema_extra=extra)
+
+
+def facts_of(field: FieldInfo) -> Facts:
+    """Return the facts that stand at a field."""
+    extra = field.json_schema_extra
+    facts = extra.get("facts") if isinstance(extra, dict) else None
+    return facts if isinstance(facts, Facts) else NO_FACTS
+
+
+def later(*names: str) -> dict[str, Facts]:
+    """Return, for `at`, that keys below a section come in a later version at this place of it."""
+    return {name: Facts(LATER) for name in names}
+
+
+def is_derived(field: FieldInfo) -> bool:
+    """Return whether the value of a field is computed, so that a user normally leaves it out."""
+    extra = field.json_schema_extra
+    return isinstance(extra, dict) and extra.get("derived") is True

@@ -9,16 +9,20 @@ from pydantic_core import PydanticCustomError
 
 from trinity.common.config.base import (
     GUIDE,
+    LATER,
     OWN,
     TRINITY,
     Args,
     Count,
+    Facts,
     Int,
     Natural,
     NonNegative,
     Positive,
+    Renamed,
     Section,
     key,
+    only,
     section,
 )
 from trinity.common.config.model import TopK, TopP
@@ -54,8 +58,8 @@ class FormatConfig(Section):
     rejected_key: str = key("rejected", "Column of the rejected response (dpo).", GUIDE)
     enable_concatenated_multi_turn: bool = key(False, "One sample a conversation (sft, messages only).", GUIDE)
     chat_template: str | None = key(None, "Chat template as text; null: model.custom_chat_template.", GUIDE)
-    image_key: str | None = key(None, "Column of images.", TRINITY)
-    video_key: str | None = key(None, "Column of videos.", TRINITY)
+    image_key: str | None = key(None, "Column of images.", TRINITY, support=only(None))
+    video_key: str | None = key(None, "Column of videos.", TRINITY, support=only(None))
     reply_prefix: str | None = key(None, "Text that every reply begins with.", TRINITY)
     workflow_key: str | None = key(None, "Column that names the workflow of a row.", TRINITY)
     reward_fn_key: str | None = key(None, "Column that names the reward function of a row.", TRINITY)
@@ -65,12 +69,20 @@ class FormatConfig(Section):
 class GenerationConfig(Section):
     """Sampling of rollouts; null inherits from section `model`."""
 
-    temperature: NonNegative | None = key(None, "Sampling temperature, >= 0; 0: greedy.", GUIDE)
-    top_p: TopP | None = key(None, "Nucleus sampling, in (0, 1].", TRINITY)
-    top_k: TopK | None = key(None, "Candidates per token; -1: all.", TRINITY)
-    logprobs: Natural | None = key(None, "Alternatives per token whose logprobs are returned.", TRINITY)
+    temperature: NonNegative | None = key(
+        None, "Sampling temperature, >= 0; 0: greedy.", GUIDE, default_from="model.temperature"
+    )
+    top_p: TopP | None = key(None, "Nucleus sampling, in (0, 1].", TRINITY, default_from="model.top_p")
+    top_k: TopK | None = key(None, "Candidates per token; -1: all.", TRINITY, default_from="model.top_k")
+    logprobs: Natural | None = key(
+        None,
+        "Alternatives per token whose logprobs are returned.",
+        TRINITY,
+        support=only(0),
+        default_from="model.logprobs",
+    )
     max_tokens: Count | None = key(None, "Longest response in tokens; null: model.max_response_tokens.", TRINITY)
-    n: Count = key(1, "Responses per call; set by the workflow, leave it out.", TRINITY, derived=True)
+    n: Count = key(1, "Responses per call; set by the workflow, leave it out.", TRINITY, derived=True, support=only(1))
 
 
 class DataSelectorConfig(Section):
@@ -86,7 +98,9 @@ class TasksetConfig(Section):
     """A dataset of tasks."""
 
     name: BufferName = key("taskset", "Name of the taskset; unique in the run.", GUIDE)
-    storage_type: StorageName = key("file", "file: jsonl, parquet or a Hugging Face dataset; sql: a table.", GUIDE)
+    storage_type: StorageName = key(
+        "file", "file: jsonl, parquet or a Hugging Face dataset; sql: a table.", GUIDE, support=only("file")
+    )
     path: str | None = key(None, "Folder, file, hub id or database of the tasks.", GUIDE)
     split: str = key("train", "Split of the dataset.", GUIDE)
     subset_name: str | None = key(None, "Subset of the dataset (`name` of datasets.load_dataset).", GUIDE)
@@ -100,10 +114,12 @@ class TasksetConfig(Section):
         None, "Rollouts per task; null: algorithm.repeat_times for training, 1 for evaluation.", GUIDE
     )
     data_selector: DataSelectorConfig = section(DataSelectorConfig, "Order of the tasks.", TRINITY)
-    task_selector: DataSelectorConfig | None = key(None, "Older name of data_selector.", TRINITY)
-    max_retry_times: Natural = key(3, "Retries of a database call.", TRINITY)
-    max_retry_interval: Positive = key(1.0, "Pause between retries in seconds, > 0.", TRINITY)
-    enable_progress_bar: bool = key(False, "Show the evaluation's progress.", TRINITY)
+    task_selector: DataSelectorConfig | None = key(
+        None, "Older name of data_selector.", TRINITY, renamed=Renamed("data_selector", TRINITY)
+    )
+    max_retry_times: Natural = key(3, "Retries of a database call.", TRINITY, support=LATER)
+    max_retry_interval: Positive = key(1.0, "Pause between retries in seconds, > 0.", TRINITY, support=LATER)
+    enable_progress_bar: bool = key(False, "Show the evaluation's progress.", TRINITY, support=only(False))
     index: Natural = key(0, "Place among the tasksets.", TRINITY, derived=True)
     is_eval: bool = key(False, "Whether the taskset is for evaluation.", TRINITY, derived=True)
     batch_size: Natural = key(0, "Tasks per step, from buffer.batch_size.", TRINITY, derived=True)
@@ -137,8 +153,8 @@ class ExperienceBufferConfig(Section):
     capacity: Count = key(10000, "Experiences of a queue that wait to be trained, or may be used again, >= 1.", TRINITY)
     split: str = key("train", "Split of a dataset (file).", TRINITY)
     subset_name: str | None = key(None, "Subset of a dataset (file).", TRINITY)
-    max_retry_times: Natural = key(3, "Retries of a database call.", TRINITY)
-    max_retry_interval: Positive = key(1.0, "Pause between retries in seconds, > 0.", TRINITY)
+    max_retry_times: Natural = key(3, "Retries of a database call.", TRINITY, support=LATER)
+    max_retry_interval: Positive = key(1.0, "Pause between retries in seconds, > 0.", TRINITY, support=LATER)
     data_selector: DataSelectorConfig = section(DataSelectorConfig, "Order of a dataset's rows (file).", TRINITY)
     backup_path: str | None = key(None, "JSON lines file beside the store, from path.", OWN, derived=True)
     schema_type: str | None = key(None, "Kind of rows: experience, sft, dpo, cpt.", TRINITY, derived=True)
@@ -153,7 +169,7 @@ class ExplorerInput(Section):
     """Tasks of the explorer."""
 
     taskset: TasksetConfig | None = key(None, "Tasks that are explored for training.", GUIDE)
-    tasksets: tuple[TasksetConfig, ...] = key((), "Several tasksets; excludes taskset.", TRINITY)
+    tasksets: tuple[TasksetConfig, ...] = key((), "Several tasksets; excludes taskset.", TRINITY, support=LATER)
     eval_tasksets: tuple[TasksetConfig, ...] = key((), "Tasksets for evaluation.", GUIDE)
     default_workflow_type: str | None = key(None, "Workflow of tasksets that name none.", GUIDE)
     default_eval_workflow_type: str | None = key(None, "Workflow of evaluation tasksets that name none.", GUIDE)
@@ -166,7 +182,9 @@ class TrainerInput(Section):
     experience_buffer: ExperienceBufferConfig | None = key(
         None, "Output of the explorer and input of the trainer; null: the run's own queue.", GUIDE
     )
-    auxiliary_buffers: dict[str, ExperienceBufferConfig] = key({}, "Further sources by name.", GUIDE)
+    auxiliary_buffers: dict[str, ExperienceBufferConfig] = key(
+        {}, "Further sources by name.", GUIDE, at={"*.replay_buffer.enable": Facts(only(False))}
+    )
 
 
 class BufferConfig(Section):

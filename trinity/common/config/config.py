@@ -8,7 +8,7 @@ from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from trinity.common.config.algorithm import AlgorithmConfig
-from trinity.common.config.base import GUIDE, OWN, TRINITY, Int, Section, key, section
+from trinity.common.config.base import GUIDE, OWN, TRINITY, Int, Section, key, only, section
 from trinity.common.config.buffer import BufferConfig
 from trinity.common.config.explorer import ExplorerConfig
 from trinity.common.config.model import ModelConfig
@@ -64,7 +64,12 @@ class Config(Section):
     project: FolderName = key("Trinity-RFT", "Name of the project; first folder of the job.", GUIDE)
     group: Annotated[str, AfterValidator(_group_name)] = key("", "Optional folder between project and name.", TRINITY)
     name: Annotated[str, AfterValidator(_job_name)] = key("rft", "Name of the experiment.", TRINITY)
-    mode: ModeName = key("both", "What is started: both, train, explore, bench or serve.", GUIDE)
+    mode: ModeName = key(
+        "both",
+        "What is started: both, train, explore, bench or serve.",
+        GUIDE,
+        support=only("both", "train", "explore", "bench"),
+    )
     checkpoint_root_dir: str = key("", "Root of all jobs; relative: to the working directory.", TRINITY)
     checkpoint_job_dir: str = key("", "<root>/<project>[/<group>]/<name>.", TRINITY, derived=True)
     continue_from_checkpoint: bool = key(True, "Resume; false: start <name>_<timestamp> if the job has files.", GUIDE)

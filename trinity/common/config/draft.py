@@ -77,8 +77,10 @@ class Draft:
         return value_at(self.values, path_of(key))
 
     def is_given(self, key: str) -> bool:
-        """Return whether a key was written with a value other than null."""
+        """Return whether a key was written with a value other than null; one that was refused is as if not written."""
         path = path_of(key)
+        if path in self.broken:
+            return False
         try:
             written = self.tree.get(path)
             is_null = written is None or (written == "None" and value_at(self.typed, path) is None)

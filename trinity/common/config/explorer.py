@@ -8,16 +8,20 @@ from pydantic import Field
 
 from trinity.common.config.base import (
     GUIDE,
+    LATER,
     OWN,
     TRINITY,
     Count,
+    Facts,
     Float,
     Natural,
     NonNegative,
     Port,
     Positive,
+    Renamed,
     Section,
     key,
+    only,
     section,
 )
 from trinity.common.config.buffer import BufferName
@@ -40,12 +44,35 @@ class DynamicTimeoutConfig(Section):
     warmup_min_steps: Natural = key(1, "Steps before it is used.", TRINITY)
 
 
+# The engine of the trained model has these from section `model`; auxiliary models have their own.
+_OF_ROLLOUT = {
+    "engine_type": Facts(
+        only(
+            "auto",
+            "torch",
+            "vllm",
+            "vllm_async",
+            "external",
+            instead="use --set explorer.rollout_model.engine_type=torch",
+        )
+    ),
+    "lora_configs": Facts(only(instead="write `model.lora_configs`")),
+    "model_path": Facts(LATER, default_from="model.model_path"),
+    **{name: Facts(LATER) for name in ("name", "logprobs", "repetition_penalty")},
+}
+
+
 class ExplorerConfig(Section):
     """Rollouts and evaluation."""
 
     name: BufferName = key("explorer", "Name of the explorer; unique among those that share a run.", GUIDE)
     runner_per_model: Count = key(8, "Workflow runners per engine instance, >= 1.", GUIDE)
-    runner_num: Count | None = key(None, "Older form of runner_per_model.", TRINITY)
+    runner_num: Count | None = key(
+        None,
+        "Older form of runner_per_model.",
+        TRINITY,
+        renamed=Renamed("explorer.runner_per_model", "Trinity-RFT 0.3"),
+    )
     max_timeout: Positive = key(1800.0, "Longest time of one attempt at a workflow in seconds, > 0.", TRINITY)
     max_retry_times: Natural = key(2, "Further attempts after a failure or a timeout.", GUIDE)
     env_vars: dict[str, str] = key({}, "Environment variables of the runners.", GUIDE)
@@ -59,7 +86,7 @@ class ExplorerConfig(Section):
         "auto", "Runners as threads, or in processes that can be killed; auto: processes on Ray.", OWN
     )
     runners_per_process: Count | None = key(None, "Runners that share a process; null: one process a core.", OWN)
-    rollout_model: InferenceModelConfig = section(InferenceModelConfig, "Engine of the trained model.")
+    rollout_model: InferenceModelConfig = section(InferenceModelConfig, "Engine of the trained model.", at=_OF_ROLLOUT)
     auxiliary_models: tuple[InferenceModelConfig, ...] = key((), "Further models that workflows call.", GUIDE)
     eval_interval: Count | None = key(100, "Steps between evaluations, >= 1; null: never.", GUIDE)
     eval_on_startup: bool = key(True, "Evaluate the original model at step 0.", GUIDE)
@@ -72,8 +99,8 @@ class ExplorerConfig(Section):
     engine_probe_interval: Positive = key(5.0, "Seconds between two probes of an engine, > 0.", OWN)
     engine_probe_timeout: Positive = key(10.0, "Longest answer to a probe in seconds; then a new engine.", OWN)
     max_inflight_batches: Count = key(2, "Sync style fully_async: batches under way.", TRINITY)
-    proxy_port: Port = key(8010, "Mode serve: port, 0 to 65535.", TRINITY)
-    listen_address: str = key("0.0.0.0", "Mode serve: address to listen on.", TRINITY)
-    service_status_check_interval: Positive = key(60.0, "Mode serve: seconds between checks.", TRINITY)
-    min_running_model_num: Count = key(1, "Mode serve: models that stay available.", TRINITY)
-    db_url: str | None = key(None, "Mode serve: database of recorded experiences.", TRINITY)
+    proxy_port: Port = key(8010, "Mode serve: port, 0 to 65535.", TRINITY, support=LATER)
+    listen_address: str = key("0.0.0.0", "Mode serve: address to listen on.", TRINITY, support=LATER)
+    service_status_check_interval: Positive = key(60.0, "Mode serve: seconds between checks.", TRINITY, support=LATER)
+    min_running_model_num: Count = key(1, "Mode serve: models that stay available.", TRINITY, support=LATER)
+    db_url: str | None = key(None, "Mode serve: database of recorded experiences.", TRINITY, support=only(None))

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from trinity.common.config.base import (
     GUIDE,
+    LATER,
     TRINITY,
     Args,
     Count,
@@ -19,6 +20,7 @@ from trinity.common.config.base import (
     Positive,
     Section,
     key,
+    only,
     section,
 )
 
@@ -36,7 +38,9 @@ class LoraConfig(Section):
     )
     lora_rank: Count = key(32, "Rank, >= 1.", TRINITY)
     lora_alpha: Count = key(32, "Scale numerator, >= 1.", TRINITY)
-    lora_dtype: str = key("auto", "Number type of the adapter's parameters; auto: float32.", TRINITY)
+    lora_dtype: str = key(
+        "auto", "Number type of the adapter's parameters; auto: float32.", TRINITY, support=only("auto", "float32")
+    )
     target_modules: str | tuple[str, ...] = key(
         "all-linear",
         "Linear maps that get an adapter: a list of names, or a regular expression of whole names; all-linear: all.",
@@ -51,7 +55,7 @@ class LoraConfig(Section):
 class TinkerConfig(Section):
     """Training through the Tinker service."""
 
-    enable: bool = key(False, "Use the service.", TRINITY)
+    enable: bool = key(False, "Use the service.", TRINITY, support=only(False))
     rank: Count = key(16, "Rank of the adapter, >= 1.", TRINITY)
     seed: Int | None = key(None, "Seed of the adapter.", TRINITY)
     train_mlp: bool = key(True, "Train the feed-forward blocks.", TRINITY)
@@ -80,7 +84,7 @@ class ModelConfig(Section):
     temperature: NonNegative = key(1.0, "Sampling temperature, >= 0; 0: greedy.", TRINITY)
     top_p: TopP = key(1.0, "Nucleus sampling, in (0, 1].", TRINITY)
     top_k: TopK = key(-1, "Candidates per token; -1: all.", TRINITY)
-    logprobs: Natural = key(0, "Alternatives per token whose logprobs are returned, >= 0.", TRINITY)
+    logprobs: Natural = key(0, "Alternatives per token whose logprobs are returned, >= 0.", TRINITY, support=only(0))
     max_model_len: Count | None = key(None, "Longest sequence in tokens; null: prompt plus response.", GUIDE)
     max_prompt_tokens: Count | None = key(None, "Longest prompt in tokens; null: derived from max_model_len.", GUIDE)
     max_response_tokens: Count | None = key(
@@ -88,13 +92,17 @@ class ModelConfig(Section):
     )
     min_response_tokens: Natural = key(1, "Shortest response in tokens, >= 0.", GUIDE)
     enable_prompt_truncation: bool = key(True, "Cut prompts to max_prompt_tokens.", GUIDE)
-    repetition_penalty: Positive = key(1.0, "Penalty on repeated tokens, > 0; 1: none.", TRINITY)
-    enable_thinking: bool | None = key(None, "Switch handed to the chat template; null: not handed.", TRINITY)
+    repetition_penalty: Positive = key(1.0, "Penalty on repeated tokens, > 0; 1: none.", TRINITY, support=only(1.0))
+    enable_thinking: bool | None = key(
+        None, "Switch handed to the chat template; null: not handed.", TRINITY, support=only(None)
+    )
     lora_configs: tuple[LoraConfig, ...] | None = key(None, "Low-rank adapters.", TRINITY)
-    fully_sharded_loras: bool = key(False, "Shard adapters over all devices.", TRINITY)
-    max_cpu_loras: Count | None = key(None, "Adapters kept in host memory.", TRINITY)
-    rope_scaling: Args | None = key(None, "Position scaling, in the form of the model's config.json.", TRINITY)
-    rope_theta: Positive | None = key(None, "Base of the rotary position encoding.", TRINITY)
+    fully_sharded_loras: bool = key(False, "Shard adapters over all devices.", TRINITY, support=only(False))
+    max_cpu_loras: Count | None = key(None, "Adapters kept in host memory.", TRINITY, support=only(None))
+    rope_scaling: Args | None = key(
+        None, "Position scaling, in the form of the model's config.json.", TRINITY, support=only(None, {})
+    )
+    rope_theta: Positive | None = key(None, "Base of the rotary position encoding.", TRINITY, support=only(None))
     tinker: TinkerConfig = section(TinkerConfig, "Training through the Tinker service.", TRINITY)
     external_model: ExternalModelConfig = section(ExternalModelConfig, "Model behind a server (mode bench).", TRINITY)
 
@@ -103,7 +111,10 @@ class InferenceModelConfig(Section):
     """An inference engine: the rollout model or an auxiliary model. Null inherits from section `model`."""
 
     engine_type: Literal["auto", "torch", "vllm", "vllm_async", "sglang", "tinker", "external"] = key(
-        "auto", "Engine; auto: the best that this machine and version have; vllm_async means vllm.", GUIDE
+        "auto",
+        "Engine; auto: the best that this machine and version have; vllm_async means vllm.",
+        GUIDE,
+        support=only("auto", "torch", "vllm", "vllm_async", "external"),
     )
     engine_num: Count = key(1, "Number of engine instances, >= 1.", GUIDE)
     tensor_parallel_size: Count = key(1, "Devices that share one layer, >= 1.", GUIDE)
@@ -112,10 +123,10 @@ class InferenceModelConfig(Section):
     enable_history: bool = key(False, "Record the experiences of each call in the model wrapper.", GUIDE)
     model_path: str | None = key(None, "Model of the engine; null: model.model_path.", GUIDE)
     name: str | None = key(None, "Name by which a workflow finds the model.", TRINITY)
-    trust_remote_code: bool | None = key(None, "As model.trust_remote_code; null inherits.", TRINITY)
+    trust_remote_code: bool | None = key(None, "", TRINITY, default_from="model.trust_remote_code")
     enable_expert_parallel: bool = key(False, "Spread experts over devices.", TRINITY)
     extra_engine_args: Args = key({}, "Arguments handed to the engine as they are.", TRINITY)
-    use_v1: bool = key(True, "vLLM: engine version 1.", TRINITY)
+    use_v1: bool = key(True, "vLLM: engine version 1.", TRINITY, support=LATER)
     enforce_eager: bool = key(False, "vLLM: no captured graphs.", TRINITY)
     enable_prefix_caching: bool = key(True, "vLLM: share the cache of equal prefixes.", TRINITY)
     enable_chunked_prefill: bool = key(True, "vLLM: prefill in pieces.", TRINITY)
@@ -126,32 +137,55 @@ class InferenceModelConfig(Section):
         "auto", "Number type of the engine's weights; auto: bfloat16 where the device computes in it.", TRINITY
     )
     seed: Int = key(42, "Seed of sampling.", TRINITY)
-    temperature: NonNegative | None = key(None, "As model.temperature; null inherits.", TRINITY)
-    top_p: TopP | None = key(None, "As model.top_p; null inherits.", TRINITY)
-    top_k: TopK | None = key(None, "As model.top_k; null inherits.", TRINITY)
-    logprobs: Natural | None = key(None, "As model.logprobs; null inherits.", TRINITY)
-    repetition_penalty: Positive | None = key(None, "As model.repetition_penalty; null inherits.", TRINITY)
-    max_model_len: Count | None = key(None, "As model.max_model_len, in tokens; null inherits.", TRINITY)
-    max_prompt_tokens: Count | None = key(None, "As model.max_prompt_tokens, in tokens; null inherits.", TRINITY)
-    max_response_tokens: Count | None = key(None, "As model.max_response_tokens, in tokens; null inherits.", TRINITY)
-    min_response_tokens: Natural | None = key(None, "As model.min_response_tokens, in tokens; null inherits.", TRINITY)
-    enable_prompt_truncation: bool | None = key(None, "As model.enable_prompt_truncation; null inherits.", TRINITY)
+    temperature: NonNegative | None = key(None, "", TRINITY, default_from="model.temperature")
+    top_p: TopP | None = key(None, "", TRINITY, default_from="model.top_p")
+    top_k: TopK | None = key(None, "", TRINITY, default_from="model.top_k")
+    logprobs: Natural | None = key(None, "", TRINITY, support=only(0, 1), default_from="model.logprobs")
+    repetition_penalty: Positive | None = key(
+        None,
+        "",
+        TRINITY,
+        support=only(1.0),
+        default_from="model.repetition_penalty",
+    )
+    max_model_len: Count | None = key(None, "", TRINITY, default_from="model.max_model_len")
+    max_prompt_tokens: Count | None = key(None, "", TRINITY, default_from="model.max_prompt_tokens")
+    max_response_tokens: Count | None = key(
+        None,
+        "",
+        TRINITY,
+        default_from="model.max_response_tokens",
+    )
+    min_response_tokens: Natural | None = key(
+        None,
+        "",
+        TRINITY,
+        default_from="model.min_response_tokens",
+    )
+    enable_prompt_truncation: bool | None = key(
+        None,
+        "",
+        TRINITY,
+        default_from="model.enable_prompt_truncation",
+    )
     ignore_eos: bool = key(False, "Generate on after the end-of-sequence token.", TRINITY)
-    enable_multimodal: bool = key(False, "Accept images and videos.", TRINITY)
+    enable_multimodal: bool = key(False, "Accept images and videos.", TRINITY, support=LATER)
     chat_template: str | None = key(None, "Chat template as text; null inherits.", TRINITY)
-    enable_thinking: bool | None = key(None, "As model.enable_thinking; null inherits.", TRINITY)
-    enable_openai_api: bool = key(False, "Serve an OpenAI-compatible endpoint.", TRINITY)
+    enable_thinking: bool | None = key(None, "As model.enable_thinking; null inherits.", TRINITY, support=LATER)
+    enable_openai_api: bool = key(False, "Serve an OpenAI-compatible endpoint.", TRINITY, support=LATER)
     enable_log_requests: bool = key(False, "Log every request.", TRINITY)
-    base_port: Port | None = key(None, "First port of the endpoints; null: any free one.", TRINITY)
-    api_key: str = key("EMPTY", "Key that the endpoint asks for.", TRINITY, secret=True)
-    enable_auto_tool_choice: bool = key(False, "Let the model choose tools.", TRINITY)
-    tool_call_parser: str | None = key(None, "Parser of tool calls.", TRINITY)
-    reasoning_parser: str | None = key(None, "Parser of reasoning text.", TRINITY)
+    base_port: Port | None = key(None, "First port of the endpoints; null: any free one.", TRINITY, support=LATER)
+    api_key: str = key("EMPTY", "Key that the endpoint asks for.", TRINITY, secret=True, support=LATER)
+    enable_auto_tool_choice: bool = key(False, "Let the model choose tools.", TRINITY, support=LATER)
+    tool_call_parser: str | None = key(None, "Parser of tool calls.", TRINITY, support=LATER)
+    reasoning_parser: str | None = key(None, "Parser of reasoning text.", TRINITY, support=LATER)
     external_model_config: ExternalModelConfig | None = key(None, "As model.external_model; null inherits.", TRINITY)
-    nnodes: Count | None = key(None, "Nodes of one engine.", TRINITY, derived=True)
-    node_rank: Natural | None = key(None, "Rank of a node inside an engine.", TRINITY, derived=True)
-    enable_return_routed_experts: bool = key(False, "Return the chosen experts of each token.", TRINITY)
-    weight_sync_buffer_size: Count = key(1024, "SGLang: buffer of weight updates in MB.", TRINITY)
-    lora_configs: tuple[LoraConfig, ...] | None = key(None, "As model.lora_configs; null inherits.", TRINITY)
-    rope_scaling: Args | None = key(None, "As model.rope_scaling; null inherits.", TRINITY)
-    rope_theta: Positive | None = key(None, "As model.rope_theta; null inherits.", TRINITY)
+    nnodes: Count | None = key(None, "Nodes of one engine.", TRINITY, derived=True, support=LATER)
+    node_rank: Natural | None = key(None, "Rank of a node inside an engine.", TRINITY, derived=True, support=LATER)
+    enable_return_routed_experts: bool = key(False, "Return the chosen experts of each token.", TRINITY, support=LATER)
+    weight_sync_buffer_size: Count = key(1024, "SGLang: buffer of weight updates in MB.", TRINITY, support=LATER)
+    lora_configs: tuple[LoraConfig, ...] | None = key(
+        None, "As model.lora_configs; null inherits.", TRINITY, support=LATER
+    )
+    rope_scaling: Args | None = key(None, "As model.rope_scaling; null inherits.", TRINITY, support=LATER)
+    rope_theta: Positive | None = key(None, "As model.rope_theta; null inherits.", TRINITY, support=LATER)

@@ -84,10 +84,16 @@ def resolve(
     draft = Draft(values, tree, catalogue, cwd, stage_name, looks_at_machine, set(broken), typed)
     for rule in RULES:
         rule(draft)
-    errors = [problem for problem in draft.problems if problem.is_error]
+    # What is not available yet is a warning where only the file is looked at, which then is shown complete.
+    errors = [problem for problem in draft.problems if problem.is_error and problem.code != "E1900"]
     if errors or draft.broken:
         return config, draft.derived, draft.problems
-    return Config.model_validate(_meant(draft.values, Config, tree.values)), draft.derived, draft.problems
+    return resolved_values(draft), draft.derived, draft.problems
+
+
+def resolved_values(draft: Draft) -> Config:
+    """Return the configuration that a draft has become."""
+    return Config.model_validate(_meant(draft.values, Config, draft.tree.values))
 
 
 def _meant(values: dict[str, Any], model: type[Section], written: Any) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from trinity.common.config.base import GUIDE, OWN, VERL, Args, Count, Natural, Section, key, section
-from trinity.common.config.verl_base import FsdpConfig
+from trinity.common.config.base import GUIDE, LATER, OWN, VERL, Args, Count, Natural, Section, key, later, only, section
+from trinity.common.config.verl_base import SCORES_ONLY, FsdpConfig
 
 
 class RewardFsdpConfig(FsdpConfig):
@@ -33,15 +33,19 @@ class RewardModelModelConfig(Section):
     )  # fmt: skip
     external_lib: str | tuple[str, ...] | None = key(None, "Modules imported before the model is loaded.", GUIDE)
     trust_remote_code: bool = key(False, "Run the model's own code.", VERL)
-    use_remove_padding: bool | None = key(None, "Score without padding tokens.", VERL)
-    fsdp_config: RewardFsdpConfig = section(RewardFsdpConfig, "Sharding of the reward model.")
+    use_remove_padding: bool | None = key(None, "Score without padding tokens.", VERL, support=LATER)
+    fsdp_config: RewardFsdpConfig = section(
+        RewardFsdpConfig, "Sharding of the reward model.", at=SCORES_ONLY | later("param_offload", "offload_policy")
+    )
 
 
 class RewardModelConfig(Section):
     """Scores of a model in place of the reward function's."""
 
     enable: bool = key(False, "Score rollouts with the model; false: the section has no effect.", GUIDE)
-    strategy: Literal["fsdp", "fsdp2", "megatron"] | None = key(None, "Sharding; null: of the trainer.", VERL)
+    strategy: Literal["fsdp", "fsdp2", "megatron"] | None = key(
+        None, "Sharding; null: of the trainer.", VERL, support=only("fsdp", "fsdp2")
+    )
     model: RewardModelModelConfig = section(RewardModelModelConfig, "Which model scores.")
     worker: str = key("sequence_classifier", "Class that scores; a plugin registers its own in REWARD_MODELS.", OWN)
     worker_args: Args = key({}, "Arguments of a worker from a plugin.", OWN)
@@ -54,8 +58,8 @@ class RewardModelConfig(Section):
     forward_max_token_len_per_gpu: Count | None = key(
         None, "Tokens per forward pass with use_dynamic_bsz; null: those of the actor.", VERL
     )
-    ulysses_sequence_parallel_size: Count = key(1, "Devices per sequence.", VERL)
+    ulysses_sequence_parallel_size: Count = key(1, "Devices per sequence.", VERL, support=only(1))
     max_length: Count | None = key(None, "Longest conversation in tokens, cut at the end; null: of the model.", GUIDE)
-    reward_manager: str = key("naive", "How scores become rewards; naive: as they are.", VERL)
-    reward_kwargs: Args = key({}, "Arguments of the reward manager.", VERL)
-    launch_reward_fn_async: bool = key(False, "Score beside the training step.", VERL)
+    reward_manager: str = key("naive", "How scores become rewards; naive: as they are.", VERL, support=only("naive"))
+    reward_kwargs: Args = key({}, "Arguments of the reward manager.", VERL, support=LATER)
+    launch_reward_fn_async: bool = key(False, "Score beside the training step.", VERL, support=LATER)

@@ -1,16 +1,17 @@
-"""Where keys live in the schema: fields by path, sections of a key name, defaults."""
+"""Where keys live in the schema: fields by path, what is known of them, sections of a key name, defaults."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic.fields import FieldInfo
 
-from trinity.common.config.base import Section
+from trinity.common.config.base import NO_FACTS, Facts, Section, facts_of
 from trinity.common.config.config import Config
 from trinity.common.config.tree import Path
 
@@ -73,6 +74,42 @@ def default_at(path: Path) -> tuple[bool, Any]:
     return True, field.get_default()
 
 
+@functools.cache
+def holds_section(path: Path) -> bool:
+    """Return whether a section, or a list or mapping of sections, is at a path."""
+    return any(model_at((*path, *item)) is not None for item in ((), (0,), ("*",)))
+
+
+@functools.cache
+def facts_at(path: Path) -> tuple[Path, Facts]:
+    """Return what is known of a key, and the path that it is said of: of the key, or of what the key is part of.
+
+    What is said of a section counts for all of its keys; of a key, for all entries of the mapping that it holds. Where
+    several sections around a key say something of it, the outermost one counts.
+    """
+    found: tuple[Path, Facts] = ((), NO_FACTS)
+    around: list[tuple[int, Mapping[str, Facts]]] = []
+    names: list[str] = []
+    for depth, part in enumerate(path, start=1):
+        field = field_at(path[:depth])
+        names.append("*" if field is None else str(part))
+        if field is None:
+            continue
+        facts = facts_of(field)
+        for start, at in reversed(around):
+            facts = _over(facts, at.get(".".join(names[start:]), NO_FACTS))
+        found = (path[:depth], facts)
+        if facts.support is not None and holds_section(path[:depth]):
+            break
+        around.append((depth, facts.at))
+    return found
+
+
+def _over(facts: Facts, other: Facts) -> Facts:
+    """Return facts with those that the other one has in their place."""
+    return dataclasses.replace(facts, **{name: value for name, value in vars(other).items() if value})
+
+
 def fields_of(
     model: type[Section], path: Path = (), *, into: tuple[type[Section], ...] = ()
 ) -> Iterator[tuple[Path, FieldInfo]]:
@@ -87,6 +124,14 @@ def fields_of(
                 target, place = variants(inner[-1] if inner[-1] is not Ellipsis else inner[0])[0], (*place, "*")
             if isinstance(target, type) and issubclass(target, Section) and target not in into:
                 yield from fields_of(target, place, into=(*into, target))
+
+
+@functools.cache
+def facts_below(path: Path) -> tuple[tuple[Path, Facts], ...]:
+    """Return every key below a section with what is known of it; list items and mapping values aside."""
+    model = model_at(path)
+    places = (place for place, _ in fields_of(model, path)) if model is not None else ()
+    return tuple((place, facts_at(place)[1]) for place in places if "*" not in place and facts_at(place)[0] == place)
 
 
 @functools.cache

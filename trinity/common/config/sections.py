@@ -6,7 +6,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from trinity.common.config.base import GUIDE, OWN, TRINITY, Args, Count, Int, Natural, Port, Section, key, section
+from trinity.common.config.base import (
+    GUIDE,
+    LATER,
+    OWN,
+    TRINITY,
+    Args,
+    Count,
+    Int,
+    Natural,
+    Port,
+    Section,
+    key,
+    only,
+    section,
+)
 
 
 class ClusterConfig(Section):
@@ -31,7 +45,7 @@ class MonitorConfig(Section):
     monitor_type: str = key("tensorboard", "tensorboard, wandb, mlflow or swanlab.", TRINITY)
     monitor_args: Args | None = key(None, "Arguments of the monitor (wandb: base_url, api_key, ...).", GUIDE)
     enable_ray_timeline: bool = key(False, "Write <job>/monitor/timeline.json.", GUIDE)
-    detailed_stats: bool = key(False, "Log the distribution of rollout metrics too.", TRINITY)
+    detailed_stats: bool = key(False, "Log the distribution of rollout metrics too.", TRINITY, support=only(False))
     cache_dir: str | None = key(None, "Folder of the monitor: <job>/monitor.", TRINITY, derived=True)
 
 
@@ -46,7 +60,7 @@ class DataJuicerServiceConfig(Section):
 class ServiceConfig(Section):
     """Outside services."""
 
-    data_juicer: DataJuicerServiceConfig | None = key(None, "The Data-Juicer server.", GUIDE)
+    data_juicer: DataJuicerServiceConfig | None = key(None, "The Data-Juicer server.", GUIDE, support=LATER)
 
 
 class OperatorConfig(Section):
@@ -73,16 +87,18 @@ class ExperiencePipelineConfig(Section):
     """Processing of experiences before they are stored."""
 
     operators: tuple[OperatorConfig, ...] = key((), "Operators in order.", GUIDE)
-    save_input: bool = key(False, "Keep the experiences as they entered the pipeline too.", OWN)
-    input_save_path: str | None = key(None, "Where the input is kept; null: the run's store.", TRINITY)
-    inputs: Args = key({}, "Further sources.", TRINITY)
-    output: Args | None = key(None, "Further sink.", TRINITY)
+    save_input: bool = key(False, "Keep the experiences as they entered the pipeline too.", OWN, support=only(False))
+    input_save_path: str | None = key(
+        None, "Where the input is kept; null: the run's store.", TRINITY, support=only(None)
+    )
+    inputs: Args = key({}, "Further sources.", TRINITY, support=only({}))
+    output: Args | None = key(None, "Further sink.", TRINITY, support=only(None, {}))
 
 
 class DataProcessorConfig(Section):
     """Pipelines over tasks and experiences."""
 
-    task_pipeline: TaskPipelineConfig | None = key(None, "Processing of tasks before the run.", GUIDE)
+    task_pipeline: TaskPipelineConfig | None = key(None, "Processing of tasks before the run.", GUIDE, support=LATER)
     experience_pipeline: ExperiencePipelineConfig = section(
         ExperiencePipelineConfig, "Processing of experiences before they are stored."
     )

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from typing import Literal
 
-from trinity.common.config.base import GUIDE, OWN, TRINITY, Count, Natural, NonNegative, Positive, Section, key, section
+from trinity.common.config.base import (
+    GUIDE,
+    OWN,
+    TRINITY,
+    Count,
+    Natural,
+    NonNegative,
+    Positive,
+    Section,
+    key,
+    only,
+    section,
+)
 from trinity.common.config.buffer import BufferName
 from trinity.common.config.verl import VerlConfig
+from trinity.common.config.verl_base import GRADIENTS_KEPT, PADDED
+from trinity.common.config.verl_megatron import CONTEXT, EXPERTS, INTERLEAVED, TENSOR_OF_EXPERTS
 
 
 class MegatronConfig(Section):
@@ -14,10 +28,14 @@ class MegatronConfig(Section):
 
     tensor_model_parallel_size: Count = key(1, "Tensor parallelism.", TRINITY)
     pipeline_model_parallel_size: Count = key(1, "Pipeline parallelism.", TRINITY)
-    virtual_pipeline_model_parallel_size: Count | None = key(None, "Virtual pipeline stages.", TRINITY)
-    expert_model_parallel_size: Count = key(1, "Expert parallelism.", TRINITY)
-    expert_tensor_parallel_size: Count | None = key(None, "Tensor parallelism of experts.", TRINITY)
-    context_parallel_size: Count = key(1, "Context parallelism.", TRINITY)
+    virtual_pipeline_model_parallel_size: Count | None = key(
+        None, "Virtual pipeline stages.", TRINITY, support=INTERLEAVED
+    )
+    expert_model_parallel_size: Count = key(1, "Expert parallelism.", TRINITY, support=EXPERTS)
+    expert_tensor_parallel_size: Count | None = key(
+        None, "Tensor parallelism of experts.", TRINITY, support=TENSOR_OF_EXPERTS
+    )
+    context_parallel_size: Count = key(1, "Context parallelism.", TRINITY, support=CONTEXT)
     sequence_parallel: bool = key(True, "Sequence parallelism of norms.", TRINITY)
 
 
@@ -25,7 +43,9 @@ class TrainerConfig(Section):
     """How long, with what memory, and what is saved."""
 
     name: BufferName = key("trainer", "Name of the trainer in its metrics; a job has one, whatever its name.", GUIDE)
-    trainer_type: Literal["verl", "tinker"] = key("verl", "Back end; verl: this project's trainer.", GUIDE)
+    trainer_type: Literal["verl", "tinker"] = key(
+        "verl", "Back end; verl: this project's trainer.", GUIDE, support=only("verl")
+    )
     trainer_strategy: Literal["fsdp", "fsdp2", "megatron"] = key(
         "fsdp", "Sharding of the model; with one worker none. megatron: also by `trainer.megatron`.", GUIDE
     )
@@ -47,14 +67,16 @@ class TrainerConfig(Section):
         None, "Tokens per micro-batch; null: twice model.max_model_len over the sequence parallel size.", TRINITY
     )
     ulysses_sequence_parallel_size: Count = key(1, "Devices that share one sequence.", GUIDE)
-    enable_preview: bool = key(False, "Log sampled experiences.", TRINITY)
-    use_remove_padding: bool = key(True, "Train without padding tokens.", TRINITY)
+    enable_preview: bool = key(False, "Log sampled experiences.", TRINITY, support=only(False))
+    use_remove_padding: bool = key(True, "Train without padding tokens.", TRINITY, idle=PADDED)
     balance_batch: bool = key(True, "Equal work for all workers.", TRINITY)
     critic_warmup: Natural = key(0, "Steps that train only the critic.", TRINITY)
     max_checkpoints_to_keep: Natural = key(0, "Checkpoints kept; 0: all; at least 2 are kept.", TRINITY)
     param_offload: bool = key(False, "Weights in host memory between phases.", TRINITY)
     optimizer_offload: bool = key(False, "Optimizer state in host memory between phases.", TRINITY)
-    grad_offload: bool = key(False, "Gradients in host memory; freed between phases anyway.", TRINITY)
+    grad_offload: bool = key(
+        False, "Gradients in host memory; freed between phases anyway.", TRINITY, idle=GRADIENTS_KEPT
+    )
     offload_policy: bool = key(False, "Offload during computation (fsdp2).", TRINITY)
     fix_actor_microbatch_loss_scale: bool = key(
         False, "Scale micro-batch losses by tokens; this trainer always does.", TRINITY

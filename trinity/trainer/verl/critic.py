@@ -9,8 +9,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from trinity.common.config import Config
-from trinity.common.config.verl import CriticConfig
+from trinity.common.config.resolved import filled
 from trinity.common.config.verl_base import FsdpConfig
+from trinity.common.config.verl_critic import CriticConfig
 from trinity.common.errors import EnvironmentProblem
 from trinity.trainer.advantage import BatchAdvantage
 from trinity.trainer.batch import TrainBatch
@@ -30,8 +31,6 @@ from trinity.utils.log import get_logger
 
 logger = get_logger("trainer")
 
-DEFAULT_LR = 1e-5
-DEFAULT_MICRO_ROWS = 8
 FOLDER = "critic"
 
 
@@ -60,7 +59,7 @@ class Critic:
     ) -> None:
         self.config = config
         self.ranks = ranks
-        self.path = str(config.model.critic_model_path or config.model.model_path)
+        self.path = filled(config.model.critic_model_path, "model.critic_model_path")
         self.model = load_value_model(self.path, ranks.loading_device(device), config=config)
         check_heads(self.model, ranks.sequence_size)
         own = num_embeddings(self.model)
@@ -81,8 +80,8 @@ class Critic:
             self.model.parameters(),
             optimizer.optimizer_type,
             lr=schedule.lr,
-            betas=optimizer.betas if critic.optim.betas is None else critic.optim.betas,
-            weight_decay=optimizer.weight_decay if critic.optim.weight_decay is None else critic.optim.weight_decay,
+            betas=filled(critic.optim.betas, "critic.optim.betas"),
+            weight_decay=filled(critic.optim.weight_decay, "critic.optim.weight_decay"),
         )
         self.trained = DataParallelPPOCritic(
             self.model,
@@ -165,8 +164,7 @@ def critic_of(config: Config) -> CriticConfig:
 
 def critic_warmup(config: Config) -> int:
     """Return how many training steps at the start leave the policy as it is."""
-    detailed = config.trainer.trainer_config.trainer.critic_warmup
-    return config.trainer.critic_warmup if detailed is None else detailed
+    return config.trainer.critic_warmup
 
 
 def fsdp_of(config: Config) -> FsdpConfig:
@@ -183,50 +181,42 @@ def dtype_of(config: Config, device: torch.device) -> torch.dtype:
 
 
 def schedule_of(config: Config, total_steps: int | None) -> Schedule:
-    """Return the learning rate of each training step; what the critic's section leaves out is that of the actor.
+    """Return the learning rate of each training step.
 
     Raises:
         ConfigError: the rate follows the number of all steps, and `total_steps` is None.
     """
-    own, actor = critic_of(config).optim, config.algorithm.optimizer
-    steps = actor.lr_warmup_steps if own.lr_warmup_steps is None else own.lr_warmup_steps
-    ratio = actor.lr_warmup_steps_ratio if own.lr_warmup_steps_ratio is None else own.lr_warmup_steps_ratio
+    own = critic_of(config).optim
     return make_schedule(
         "trainer.trainer_config.critic.optim",
         total_steps,
-        lr=DEFAULT_LR if own.lr is None else own.lr,
-        kind=own.lr_scheduler_type or own.warmup_style or actor.warmup_style or actor.lr_scheduler_type,
-        steps=steps,
-        ratio=ratio,
-        min_lr_ratio=actor.min_lr_ratio if own.min_lr_ratio is None else own.min_lr_ratio,
+        lr=filled(own.lr, "critic.optim.lr"),
+        kind=filled(own.lr_scheduler_type, "critic.optim.lr_scheduler_type"),
+        steps=filled(own.lr_warmup_steps, "critic.optim.lr_warmup_steps"),
+        ratio=filled(own.lr_warmup_steps_ratio, "critic.optim.lr_warmup_steps_ratio"),
+        min_lr_ratio=filled(own.min_lr_ratio, "critic.optim.min_lr_ratio"),
     )
 
 
 def critic_settings(config: Config) -> CriticSettings:
-    """Return how the value model is trained; what the critic's section leaves out is that of the actor."""
-    critic, actor = critic_of(config), settings.actor_of(config)
-    of_actor = settings.actor_settings(config)
-    is_dynamic = of_actor.max_tokens is not None if critic.use_dynamic_bsz is None else critic.use_dynamic_bsz
-    tokens = critic.ppo_max_token_len_per_gpu or 2 * settings.token_limit(config)
-    rows = critic.ppo_micro_batch_size_per_gpu or critic.ppo_micro_batch_size or DEFAULT_MICRO_ROWS
-    is_shuffled = actor.shuffle if critic.shuffle is None else critic.shuffle
-    seed = config.seed if actor.data_loader_seed is None else actor.data_loader_seed
+    """Return how the value model is trained."""
+    critic, of_actor = critic_of(config), settings.actor_settings(config)
+    by_tokens = filled(critic.use_dynamic_bsz, "critic.use_dynamic_bsz")
 
-    def split(limit: int, most: int) -> ActorSettings:
+    def split(tokens: int | None, rows: int | None) -> ActorSettings:
         return ActorSettings(
-            mini_batch_size=settings.mini_batch_size(config, critic.ppo_mini_batch_size) or of_actor.mini_batch_size,
-            max_tokens=limit if is_dynamic else None,
-            max_rows=None if is_dynamic else most,
-            epochs=critic.ppo_epochs or of_actor.epochs,
-            shuffle_seed=seed if is_shuffled else None,
-            grad_clip=of_actor.grad_clip if critic.grad_clip is None else critic.grad_clip,
+            mini_batch_size=settings.mini_batch_size(config, critic.ppo_mini_batch_size),
+            max_tokens=filled(tokens, "critic.ppo_max_token_len_per_gpu") if by_tokens else None,
+            max_rows=None if by_tokens else filled(rows, "critic.ppo_micro_batch_size_per_gpu"),
+            epochs=filled(critic.ppo_epochs, "critic.ppo_epochs"),
+            shuffle_seed=settings.actor_of(config).data_loader_seed if critic.shuffle else None,
+            grad_clip=critic.grad_clip,
             normalizer=of_actor.normalizer,
         )
 
-    forward_rows = critic.forward_micro_batch_size_per_gpu or critic.forward_micro_batch_size or rows
     return CriticSettings(
-        update=split(tokens, rows),
-        forward=split(critic.forward_max_token_len_per_gpu or tokens, forward_rows),
+        update=split(critic.ppo_max_token_len_per_gpu, critic.ppo_micro_batch_size_per_gpu),
+        forward=split(critic.forward_max_token_len_per_gpu, critic.forward_micro_batch_size_per_gpu),
         cliprange_value=critic.cliprange_value,
-        loss_agg_mode=critic.loss_agg_mode or config.algorithm.loss_agg_mode or "token-mean",
+        loss_agg_mode=filled(critic.loss_agg_mode, "critic.loss_agg_mode"),
     )

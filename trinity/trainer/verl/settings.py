@@ -11,9 +11,9 @@ from trinity.algorithm import ALGORITHM_TYPE, ENTROPY_LOSS_FN, KL_FN, POLICY_LOS
 from trinity.algorithm.aggregation import LOSS_AGG_MODES
 from trinity.algorithm.building import build
 from trinity.common.config import Config
-from trinity.common.config.mixture import num_expert_rows
-from trinity.common.config.verl import ActorConfig
+from trinity.common.config.resolved import filled, loss_divisor, num_rollouts
 from trinity.common.config.verl_base import FsdpConfig
+from trinity.common.config.verl_policy import ActorConfig
 from trinity.common.constants import SyncStyle
 from trinity.trainer.verl.loss import TOKEN_MEAN, LossFn
 from trinity.trainer.verl.optim import Schedule, make_schedule
@@ -21,7 +21,6 @@ from trinity.trainer.verl.scorer import ActorSettings
 from trinity.utils.device import has_bf16_units
 from trinity.utils.registry import Registry
 
-DEFAULT_MICRO_ROWS = 4
 FLOATS = {
     "fp32": torch.float32, "float32": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16,
     "fp16": torch.float16, "float16": torch.float16,
@@ -75,11 +74,10 @@ def planned_steps(config: Config, explore_steps: int | None = None) -> int | Non
         sync = config.synchronizer
         if sync.sync_style != SyncStyle.FIXED:
             return None
-        ours, theirs = (
-            each or sync.sync_interval for each in (sync.trainer_sync_interval, sync.explorer_sync_interval)
-        )
+        ours = filled(sync.trainer_sync_interval, "synchronizer.trainer_sync_interval")
+        theirs = filled(sync.explorer_sync_interval, "synchronizer.explorer_sync_interval")
         return max(1, -(-steps * ours // theirs))
-    produced = steps * buffer.batch_size * (config.algorithm.repeat_times or 1)
+    produced = steps * buffer.batch_size * filled(config.algorithm.repeat_times, "algorithm.repeat_times")
     return max(1, -(-produced // num_rollouts(config)))
 
 
@@ -88,26 +86,12 @@ def _uses_again(config: Config) -> bool:
     return buffer is not None and buffer.replay_buffer.enable and buffer.replay_buffer.reuse_cooldown_time is not None
 
 
-def train_batch_size(config: Config) -> int:
-    """Return the rollouts of a training step; of demonstrations the experiences."""
-    return int(config.buffer.train_batch_size or config.buffer.batch_size * (config.algorithm.repeat_times or 1))
-
-
-def num_rollouts(config: Config) -> int:
-    """Return the experiences of a training step that come from the experience buffer, not from an expert."""
-    size = train_batch_size(config)
-    if config.algorithm.sample_strategy != "mix":
-        return size
-    ratio = (config.algorithm.sample_strategy_args or {}).get("expert_data_ratio", 0.5)
-    return size - num_expert_rows(ratio, size)
-
-
 def mini_batch_size(config: Config, written: int | None) -> int | None:
     """Return the experiences of an optimizer step; None, all of a step's, where `written` is `train_batch_size`.
 
     A rollout may have several experiences, and a step of `train_batch_size` rollouts is one mini-batch.
     """
-    return None if written == train_batch_size(config) else written
+    return None if written == config.buffer.train_batch_size else written
 
 
 def temperature(config: Config) -> float:
@@ -149,50 +133,36 @@ def writes_products(fsdp: FsdpConfig) -> bool:
     return fsdp.mixed_precision is not None and "param_dtype" in fsdp.mixed_precision.model_fields_set
 
 
-def token_limit(config: Config) -> int:
-    """Return the most tokens of a micro-batch of the actor, where micro-batches are made by tokens."""
-    written = actor_of(config).ppo_max_token_len_per_gpu or config.trainer.max_token_len_per_gpu
-    return int(written or 2 * (config.model.max_model_len or 4096))
-
-
 def actor_settings(config: Config) -> ActorSettings:
     """Return how a batch is split and stepped."""
-    actor, trainer = actor_of(config), config.trainer
-    is_dynamic = trainer.use_dynamic_bsz if actor.use_dynamic_bsz is None else actor.use_dynamic_bsz
-    size = _micro_rows(config)
-    # Sizes count experiences, and a pair is one of two rows.
-    rows = 2 * size if schema_of(config) == "dpo" else size
-    seed = config.seed if actor.data_loader_seed is None else actor.data_loader_seed
-    clip = trainer.grad_clip if actor.grad_clip is None else actor.grad_clip
+    actor = actor_of(config)
+    by_tokens = filled(actor.use_dynamic_bsz, "actor.use_dynamic_bsz")
+    tokens, size = actor.ppo_max_token_len_per_gpu, actor.ppo_micro_batch_size_per_gpu
     return ActorSettings(
         temperature=temperature(config),
         mini_batch_size=mini_batch_size(config, actor.ppo_mini_batch_size),
-        max_tokens=token_limit(config) if is_dynamic else None,
-        max_rows=None if is_dynamic else rows,
+        max_tokens=filled(tokens, "actor.ppo_max_token_len_per_gpu") if by_tokens else None,
+        max_rows=None if by_tokens else _rows(config, filled(size, "actor.ppo_micro_batch_size_per_gpu")),
         epochs=actor.ppo_epochs,
-        shuffle_seed=seed if actor.shuffle else None,
-        grad_clip=clip,
-        normalizer=float(
-            actor.loss_scale_factor or config.model.max_response_tokens or config.model.max_model_len or 1
-        ),
+        shuffle_seed=actor.data_loader_seed if actor.shuffle else None,
+        grad_clip=actor.grad_clip,
+        normalizer=loss_divisor(config),
     )
 
 
 def reference_settings(config: Config) -> ActorSettings:
-    """Return how a batch is split where the reference scores it; what its section leaves out is that of the actor."""
+    """Return how a batch is split where the reference scores it."""
     ref, own = config.trainer.trainer_config.actor_rollout_ref.ref, actor_settings(config)
-    by_tokens = ref.log_prob_use_dynamic_bsz
-    if own.max_tokens is not None if by_tokens is None else by_tokens:
-        limit = ref.log_prob_max_token_len_per_gpu or token_limit(config)
+    if filled(ref.log_prob_use_dynamic_bsz, "ref.log_prob_use_dynamic_bsz"):
+        limit = filled(ref.log_prob_max_token_len_per_gpu, "ref.log_prob_max_token_len_per_gpu")
         return dataclasses.replace(own, max_tokens=limit, max_rows=None)
-    size = ref.log_prob_micro_batch_size_per_gpu or ref.log_prob_micro_batch_size or _micro_rows(config)
-    return dataclasses.replace(own, max_tokens=None, max_rows=2 * size if schema_of(config) == "dpo" else size)
+    size = filled(ref.log_prob_micro_batch_size_per_gpu, "ref.log_prob_micro_batch_size_per_gpu")
+    return dataclasses.replace(own, max_tokens=None, max_rows=_rows(config, size))
 
 
-def _micro_rows(config: Config) -> int:
-    """Return the experiences of a micro-batch of the actor, where they are counted."""
-    actor = actor_of(config)
-    return actor.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size or DEFAULT_MICRO_ROWS
+def _rows(config: Config, size: int) -> int:
+    """Return the rows of `size` experiences: a pair is one of two."""
+    return 2 * size if schema_of(config) == "dpo" else size
 
 
 def schedule_of(config: Config, total_steps: int | None, *, start: int = 0) -> Schedule:
@@ -206,7 +176,7 @@ def schedule_of(config: Config, total_steps: int | None, *, start: int = 0) -> S
         "algorithm.optimizer",
         total_steps,
         lr=optimizer.lr,
-        kind=optimizer.warmup_style or optimizer.lr_scheduler_type,
+        kind=optimizer.lr_scheduler_type,
         steps=optimizer.lr_warmup_steps,
         ratio=optimizer.lr_warmup_steps_ratio,
         min_lr_ratio=optimizer.min_lr_ratio,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from trinity.common.config import Config
@@ -28,17 +27,12 @@ class HostSwitches:
 
 def actor_switches(config: Config) -> HostSwitches:
     """Return what of the policy is in host memory."""
-    return _switches(config.trainer.trainer_config.actor_rollout_ref.actor.fsdp_config, config)
+    return _switches(config.trainer.trainer_config.actor_rollout_ref.actor.fsdp_config)
 
 
 def critic_switches(config: Config) -> HostSwitches:
-    """Return what of the value model is in host memory: what its section says, else as the policy."""
-    actor, fsdp = actor_switches(config), _of_critic(config)
-    return HostSwitches(
-        *(vars(fsdp)[key] if key in fsdp.model_fields_set else value
-          for key, value in (("param_offload", actor.params), ("optimizer_offload", actor.optimizer),
-                             ("offload_policy", actor.in_steps)))
-    )  # fmt: skip
+    """Return what of the value model is in host memory."""
+    return _switches(_of_critic(config))
 
 
 def needs_group(config: Config) -> bool:
@@ -48,17 +42,17 @@ def needs_group(config: Config) -> bool:
 
 def actor_options(config: Config) -> ShardOptions:
     """Return how the policy is sharded."""
-    return _options(config.trainer.trainer_config.actor_rollout_ref.actor.fsdp_config, config)
+    return _options(config.trainer.trainer_config.actor_rollout_ref.actor.fsdp_config)
 
 
 def reference_options(config: Config) -> ShardOptions:
     """Return how the reference is sharded."""
-    return _options(config.trainer.trainer_config.actor_rollout_ref.ref.fsdp_config, config)
+    return _options(config.trainer.trainer_config.actor_rollout_ref.ref.fsdp_config)
 
 
 def critic_options(config: Config) -> ShardOptions:
     """Return how the value model is sharded: what the newer place of its section says, else the older one."""
-    return dataclasses.replace(_options(_of_critic(config), config), offload_policy=critic_switches(config).in_steps)
+    return _options(_of_critic(config))
 
 
 def _of_critic(config: Config) -> FsdpConfig:
@@ -66,19 +60,18 @@ def _of_critic(config: Config) -> FsdpConfig:
     return critic.model.fsdp_config if critic.fsdp is None else critic.fsdp
 
 
-def _switches(fsdp: FsdpConfig, config: Config) -> HostSwitches:
-    return HostSwitches(fsdp.param_offload, fsdp.optimizer_offload, _options(fsdp, config).offload_policy)
+def _switches(fsdp: FsdpConfig) -> HostSwitches:
+    return HostSwitches(fsdp.param_offload, fsdp.optimizer_offload, fsdp.offload_policy)
 
 
-def _options(fsdp: FsdpConfig, config: Config) -> ShardOptions:
+def _options(fsdp: FsdpConfig) -> ShardOptions:
     policy, classes = fsdp.wrap_policy, fsdp.wrap_policy.transformer_layer_cls_to_wrap
-    of_all = config.trainer.offload_policy
     reduced = fsdp.mixed_precision.reduce_dtype if fsdp.mixed_precision else "fp32"
     return ShardOptions(
         fsdp_size=fsdp.fsdp_size,
         reshard_after_forward=fsdp.reshard_after_forward,
         forward_prefetch=fsdp.forward_prefetch,
-        offload_policy=of_all if "offload_policy" not in fsdp.model_fields_set else fsdp.offload_policy,
+        offload_policy=fsdp.offload_policy,
         reduce_dtype=FLOATS[reduced],
         layer_classes=(classes,) if isinstance(classes, str) else classes or None,
         min_num_params=policy.min_num_params,

@@ -5,33 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from trinity.common.config.draft import Draft, plain_values
+from trinity.common.config.rules.mirrors import fill_defaults
 from trinity.common.config.rules.overriding import note_overridden, override
-from trinity.common.config.verl import CriticConfig
+from trinity.common.config.verl_critic import CriticConfig
 
 TREE = "trainer.trainer_config"
 ACTOR = f"{TREE}.actor_rollout_ref.actor"
-MODEL = f"{TREE}.actor_rollout_ref.model"
 CRITIC = f"{TREE}.critic"
 PATH = "model.critic_model_path"
 DATASET_ALGORITHMS = {"sft", "dpo", "cpt"}
 _BOTH = "a checkpoint holds policy and critic"
-_AS_ACTOR = (
-    ("strategy", f"{ACTOR}.strategy"),
-    ("use_dynamic_bsz", f"{ACTOR}.use_dynamic_bsz"),
-    ("ppo_epochs", f"{ACTOR}.ppo_epochs"),
-    ("shuffle", f"{ACTOR}.shuffle"),
-    ("grad_clip", f"{ACTOR}.grad_clip"),
-    ("loss_agg_mode", f"{ACTOR}.loss_agg_mode"),
-    ("model.use_remove_padding", f"{MODEL}.use_remove_padding"),
-    ("optim.lr_warmup_steps", "algorithm.optimizer.lr_warmup_steps"),
-    ("optim.lr_warmup_steps_ratio", "algorithm.optimizer.lr_warmup_steps_ratio"),
-    ("optim.min_lr_ratio", "algorithm.optimizer.min_lr_ratio"),
-    ("optim.weight_decay", "algorithm.optimizer.weight_decay"),
-    ("optim.betas", "algorithm.optimizer.betas"),
-    ("model.path", PATH),
-    ("model.trust_remote_code", "model.trust_remote_code"),
-    ("optim.total_training_steps", f"{ACTOR}.optim.total_training_steps"),
-)
 
 
 def reads_values(draft: Draft) -> bool:
@@ -63,11 +46,12 @@ def resolve_critic(draft: Draft) -> None:
             involves=("algorithm.advantage_fn", "algorithm.algorithm_type"),
             suggestion="remove it" if is_on else "write `algorithm.advantage_fn: ppo`, or remove it",
         )
-    if not is_on:
+    if not may_read_values(draft):
         return
     if draft.get("algorithm.algorithm_type") in DATASET_ALGORITHMS:
         return  # no advantage fits a dataset, and the algorithm's rules say so
-    draft.derive(f"{CRITIC}.enable", True, f"advantage_fn {name} reads values")
+    if is_on:
+        draft.derive(f"{CRITIC}.enable", True, f"advantage_fn {name} reads values")
     _fill(draft)
 
 
@@ -109,16 +93,6 @@ def _fill(draft: Draft) -> None:
     longest = draft.get("model.max_model_len")
     override(draft, f"{CRITIC}.ppo_mini_batch_size", by="buffer.train_batch_size")
     _default(draft, "optim.lr", 1e-5, "default of the guide")
-    for key, source in _AS_ACTOR:
-        _default(draft, key, draft.get(source), source)
-    place = "fsdp" if draft.get(f"{CRITIC}.fsdp") is not None else "model.fsdp_config"
-    for name in ("param_offload", "optimizer_offload", "offload_policy"):
-        if not draft.is_given(f"{CRITIC}.{place}.{name}"):
-            source = f"{ACTOR}.fsdp_config.{name}"
-            draft.derive(f"{CRITIC}.{place}.{name}", draft.get(source), source)
-    if not draft.is_given(f"{CRITIC}.model.enable_gradient_checkpointing"):
-        source = f"{MODEL}.enable_gradient_checkpointing"
-        draft.derive(f"{CRITIC}.model.enable_gradient_checkpointing", draft.get(source), source)
     budget = draft.get(f"{ACTOR}.ppo_max_token_len_per_gpu")
     _default(draft, "ppo_max_token_len_per_gpu", budget and 2 * budget, "twice the actor's")
     older = draft.get(f"{CRITIC}.ppo_micro_batch_size")
@@ -127,12 +101,16 @@ def _fill(draft: Draft) -> None:
     )
     older = draft.get(f"{CRITIC}.forward_micro_batch_size")
     _default(draft, "forward_micro_batch_size_per_gpu", older, f"{CRITIC}.forward_micro_batch_size")
-    for name in ("micro_batch_size_per_gpu", "max_token_len_per_gpu"):
-        _default(draft, f"forward_{name}", draft.get(f"{CRITIC}.ppo_{name}"), f"{CRITIC}.ppo_{name}")
+    fill_defaults(draft, CRITIC, but=(_idle_place(draft),), also=(-1,))
     for key in (f"{CRITIC}.ppo_max_token_len_per_gpu", f"{CRITIC}.forward_max_token_len_per_gpu"):
         if longest and draft.get(key) is not None and draft.get(key) < longest:
             reason = f"raised from {draft.get(key)}: one sequence may have max_model_len ({longest}) tokens"
             draft.derive(key, longest, reason)
+
+
+def _idle_place(draft: Draft) -> str:
+    """Return the place of the number types that is not used."""
+    return f"{CRITIC}.fsdp" if draft.get(f"{CRITIC}.fsdp") is None else f"{CRITIC}.model.fsdp_config"
 
 
 def _default(draft: Draft, key: str, value: Any, reason: str) -> None:
@@ -149,8 +127,6 @@ def _resolve_schedule(draft: Draft) -> None:
             suggestion="keep lr_scheduler_type",
         )  # fmt: skip
     _default(draft, "optim.lr_scheduler_type", draft.get(style), "warmup_style, its older name")
-    source = "algorithm.optimizer.lr_scheduler_type"
-    _default(draft, "optim.lr_scheduler_type", draft.get(source), source)
 
 
 def _resolve_retention(draft: Draft) -> None:

@@ -3,21 +3,7 @@
 from __future__ import annotations
 
 from trinity.common.config.draft import Draft
-
-_INHERITED = (
-    "trust_remote_code",
-    "temperature",
-    "top_p",
-    "top_k",
-    "logprobs",
-    "repetition_penalty",
-    "max_model_len",
-    "max_prompt_tokens",
-    "max_response_tokens",
-    "min_response_tokens",
-    "enable_prompt_truncation",
-)
-_SAMPLING = ("temperature", "top_p", "top_k", "logprobs")
+from trinity.common.config.rules.mirrors import fill_defaults
 
 
 def resolve_lengths(draft: Draft) -> None:
@@ -100,19 +86,13 @@ def hand_down(draft: Draft) -> None:
     engines = ["explorer.rollout_model"]
     engines += [f"explorer.auxiliary_models[{i}]" for i in range(len(draft.get("explorer.auxiliary_models")))]
     for engine in engines:
-        for name in _INHERITED:
-            if draft.get(f"{engine}.{name}") is None and draft.get(f"model.{name}") is not None:
-                draft.derive(f"{engine}.{name}", draft.get(f"model.{name}"), f"model.{name}")
-    if not draft.get("explorer.rollout_model.model_path") and draft.get("model.model_path"):
-        draft.derive("explorer.rollout_model.model_path", draft.get("model.model_path"), "model.model_path")
+        fill_defaults(draft, engine)
     for taskset in tasksets(draft):
         _hand_to_taskset(draft, f"{taskset}.rollout_args")
 
 
 def _hand_to_taskset(draft: Draft, key: str) -> None:
-    for name in _SAMPLING:
-        if draft.get(f"{key}.{name}") is None:
-            draft.derive(f"{key}.{name}", draft.get(f"model.{name}"), f"model.{name}")
+    fill_defaults(draft, key)
     longest = draft.get("model.max_response_tokens")
     asked = draft.get(f"{key}.max_tokens")
     if asked is None:

@@ -1,4 +1,4 @@
-"""Strategy megatron: the groups of processes that divide layers and matrices, and what of Megatron is not done."""
+"""Strategy megatron: the groups of processes that divide layers and matrices."""
 
 from __future__ import annotations
 
@@ -26,37 +26,6 @@ SIZES = (
 OFFLOADS = ("param_offload", "optimizer_offload")
 _PLACES = {ACTOR: f"{ACTOR}.megatron", REF: f"{REF}.megatron", CRITIC: f"{CRITIC}.megatron"}
 
-# Sizes above 1 that are not served: why, and what to write.
-_REFUSED_SIZES = {
-    "virtual_pipeline_model_parallel_size": ("layers are not interleaved over pipeline stages", "remove it"),
-    "expert_model_parallel_size": ("no family that is divided here has experts", "write 1"),
-    "expert_tensor_parallel_size": ("no family that is divided here has experts", "remove it"),
-    "context_parallel_size": (
-        "sequences are shared by another way",
-        f"write 1, and `{SEQUENCE}` with trainer_strategy: fsdp2",
-    ),
-}
-# Other keys whose default is the only value: why, and what to write.
-_REFUSED_KEYS = {
-    "use_distributed_optimizer": ("the optimizer state is always divided over the workers", "remove it"),
-    "use_dist_checkpointing": (
-        "models are read from Hugging Face files", "remove it, and give `model.model_path` such a folder",
-    ),
-    "dist_checkpointing_path": (
-        "models are read from Hugging Face files", "remove it, and give `model.model_path` such a folder",
-    ),
-    "dist_checkpointing_prefix": ("models are read from Hugging Face files", "remove it"),
-    "vanilla_mbridge": ("Hugging Face files are read without a bridge", "remove it"),
-    "seed": ("all weights are read from files, and nothing is drawn", "remove it"),
-    "override_ddp_config": (
-        "gradients are summed by PyTorch's FSDP2, not in Megatron's buffers",
-        "remove it; `actor.fsdp_config.mixed_precision.reduce_dtype` is the number type of the sums",
-    ),
-    "override_mcore_model_config": ("layers are computed by this trainer, not by Megatron's transformer", "remove it"),
-    "forward_only": ("which models are trained follows from the algorithm", "remove it"),
-    "dtype": ("the number type of products stands elsewhere", "write `actor.fsdp_config.dtype`"),
-}  # fmt: skip
-
 # Entries of override_transformer_config that ask for what is done here anyway, or for the recomputation of every layer.
 _TRANSFORMER: dict[str, tuple[Any, ...]] = {
     "recompute_granularity": (None, "full"),
@@ -81,14 +50,15 @@ def model_parallel_size(draft: Draft) -> int:
 
 
 def resolve_megatron(draft: Draft) -> None:
-    """Give each size one value, whichever of its names was written, and refuse what is not done, by name."""
+    """Give each size one value, whichever of its names was written, and check what goes together."""
     _check_strategies(draft)
     if draft.get(STRATEGY) != MEGATRON:
         _refuse_without_effect(draft)
         return
     _join(draft)
     for key in _written(draft):
-        _check_key(draft, key)
+        if key.endswith(".override_transformer_config"):
+            _check_transformer(draft, key)
     if model_parallel_size(draft) > 1:
         _check_company(draft)
 
@@ -199,23 +169,6 @@ def _check_transformer(draft: Draft, key: str) -> None:
         )
     else:
         draft.derive(other, True, f"{key}.recompute_granularity is full")
-
-
-def _check_key(draft: Draft, key: str) -> None:
-    section, _, name = key.rpartition(".")
-    value = draft.get(key)
-    if name == "override_transformer_config":
-        _check_transformer(draft, key)
-        return
-    if name in _REFUSED_SIZES and value != 1:
-        reason, way_out = _REFUSED_SIZES[name]
-    elif name in _REFUSED_KEYS and value != default_at(path_of(key))[1]:
-        reason, way_out = _REFUSED_KEYS[name]
-    elif name == "optimizer_offload" and value and section == _PLACES[REF]:
-        reason, way_out = "a reference has no optimizer", "remove it"
-    else:
-        return
-    draft.problem("E1857", key, f"`{key}: {value}` is not done here: {reason}", rule="the default", suggestion=way_out)
 
 
 def check_model_parallel(draft: Draft, world: int) -> None:

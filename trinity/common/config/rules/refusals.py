@@ -1,9 +1,8 @@
-"""Keys of veRL whose value is refused for a reason that stays, and those that change nothing here."""
+"""What is refused inside free mappings and lists of veRL's keys, for a reason that stays."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from trinity.common.config.draft import Draft
 from trinity.common.config.noise import is_noise
@@ -14,45 +13,6 @@ _ACTOR = f"{TREE}.actor_rollout_ref.actor"
 _REF = f"{TREE}.actor_rollout_ref.ref"
 _MODEL = f"{TREE}.actor_rollout_ref.model"
 _CRITIC = f"{TREE}.critic"
-_KERNEL = "a fused output layer exists as PyTorch in pieces, which is always used; there are no other kernels"
-
-REFUSED: dict[str, tuple[tuple[Any, ...], str, str]] = {
-    f"{TREE}.actor_rollout_ref.hybrid_engine": (
-        (True,),
-        "policy and reference always share their devices; which devices explorer and trainer have is not said here",
-        "remove it, and write `cluster.trainer_gpu_num`, or `mode: explore` and `mode: train`, to set them apart",
-    ),
-    f"{_MODEL}.fused_kernel_options.impl_backend": ((None, "torch"), _KERNEL, "write torch, or remove it"),
-    f"{_CRITIC}.model.fused_kernel_options.impl_backend": ((None, "torch"), _KERNEL, "write torch, or remove it"),
-    f"{TREE}.trainer.default_hdfs_dir": (
-        (None,),
-        "checkpoints are written to a folder, not to HDFS",
-        "remove it, and write `checkpoint_root_dir` with a folder that is mounted from there",
-    ),
-}
-_UNSCALED = (
-    "float16 holds no gradient below 6e-8, and the trainer does not scale its loss, so that small ones would be lost"
-)
-_SCALED = (None, "fp32", "float32", "bf16", "bfloat16")
-_WIDER = "write bfloat16 or float32; an engine may still sample in float16 (`explorer.rollout_model.dtype`)"
-REFUSED |= {
-    f"{section}.{name}": (_SCALED, _UNSCALED, _WIDER)
-    for section in (f"{_ACTOR}.fsdp_config", f"{_CRITIC}.fsdp", f"{_CRITIC}.model.fsdp_config")
-    for name in ("dtype", "mixed_precision.param_dtype", "mixed_precision.reduce_dtype")
-}
-_PADDING = "sequences are always packed without padding, which gives the same numbers"
-_COPIES = (
-    "it is about the local copy of a checkpoint on HDFS; checkpoints are read where they are written, so that there is "
-    "no copy, and none is deleted because it was read"
-)
-_GRADIENTS = "gradients are freed at the end of each optimizer step, so that none are left to move"
-# Keys that mean the same, the value that changes nothing, and why.
-IDLE: tuple[tuple[tuple[str, ...], bool, str], ...] = (
-    (("trainer.use_remove_padding", f"{_MODEL}.use_remove_padding"), False, _PADDING),
-    (("trainer.grad_offload", f"{_ACTOR}.fsdp_config.grad_offload"), True, _GRADIENTS),
-    ((f"{_ACTOR}.megatron.grad_offload",), True, _GRADIENTS),
-    ((f"{TREE}.trainer.del_local_ckpt_after_load",), True, _COPIES),
-)
 NOT_OVERRIDDEN: dict[str, tuple[str, str]] = {
     "attn_implementation": ("the attention over packed sequences is the trainer's own", "remove it"),
     "_attn_implementation": ("the attention over packed sequences is the trainer's own", "remove it"),
@@ -71,17 +31,7 @@ LOSS_OF_EXPERTS = "the trainer minimises the loss of the algorithm alone"
 
 
 def check_refusals(draft: Draft) -> None:
-    """Refuse values with the reason and the way out, and warn about switches that change nothing."""
-    for key, (allowed, reason, way_out) in REFUSED.items():
-        value = draft.get(key) if draft.is_given(key) else allowed[-1]
-        if value in allowed or (key.startswith(_CRITIC) and not reads_values(draft)):
-            continue
-        rule = "null" if allowed == (None,) else f"{allowed[-1]}"
-        draft.problem("E1886", key, f"`{key}: {value}` is refused: {reason}", rule=rule, suggestion=way_out)
-    for keys, idle, reason in IDLE:
-        at = next((key for key in keys if draft.is_given(key) and draft.get(key) is idle), None)
-        if at is not None:
-            draft.problem("W1902", at, f"`{at}: {str(idle).lower()}` has no effect: {reason}", suggestion="remove it")
+    """Refuse entries of a model's configuration and parts of checkpoints, and warn where one switch idles another."""
     _check_overrides(draft, f"{_MODEL}.override_config")
     if reads_values(draft):
         _check_overrides(draft, f"{_CRITIC}.model.override_config")

@@ -5,52 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from trinity.common.config.draft import Draft
-from trinity.common.config.renames import set_from
+from trinity.common.config.rules.mirrors import fill_defaults, join_mirrors, mirrors
 from trinity.common.config.rules.overriding import note_overridden
-from trinity.common.config.schema_index import default_at
+from trinity.common.config.schema_index import default_at, facts_at
 
 TREE = "trainer.trainer_config"
 ACTOR = f"{TREE}.actor_rollout_ref.actor"
 MODEL = f"{TREE}.actor_rollout_ref.model"
 REF = f"{TREE}.actor_rollout_ref.ref"
-_OPTIMIZER = {
-    "lr": "lr",
-    "lr_warmup_steps": "lr_warmup_steps",
-    "lr_warmup_steps_ratio": "lr_warmup_steps_ratio",
-    "min_lr_ratio": "min_lr_ratio",
-    "lr_scheduler_type": "lr_scheduler_type",
-    "weight_decay": "weight_decay",
-    "betas": "betas",
-}
-_PAIRS = (
-    ("trainer.trainer_strategy", f"{ACTOR}.strategy"),
-    ("trainer.grad_clip", f"{ACTOR}.grad_clip"),
-    ("trainer.use_dynamic_bsz", f"{ACTOR}.use_dynamic_bsz"),
-    ("trainer.max_token_len_per_gpu", f"{ACTOR}.ppo_max_token_len_per_gpu"),
-    ("trainer.ulysses_sequence_parallel_size", f"{ACTOR}.ulysses_sequence_parallel_size"),
-    ("trainer.use_remove_padding", f"{MODEL}.use_remove_padding"),
-    ("trainer.balance_batch", f"{TREE}.trainer.balance_batch"),
-    ("trainer.critic_warmup", f"{TREE}.trainer.critic_warmup"),
-)
-_REFERENCE = (
-    (f"{REF}.strategy", f"{ACTOR}.strategy"),
-    (f"{REF}.log_prob_micro_batch_size_per_gpu", f"{ACTOR}.ppo_micro_batch_size_per_gpu"),
-    (f"{REF}.log_prob_use_dynamic_bsz", f"{ACTOR}.use_dynamic_bsz"),
-    (f"{REF}.log_prob_max_token_len_per_gpu", f"{ACTOR}.ppo_max_token_len_per_gpu"),
-    (f"{REF}.ulysses_sequence_parallel_size", f"{ACTOR}.ulysses_sequence_parallel_size"),
-    (f"{REF}.entropy_from_logits_with_chunking", f"{ACTOR}.entropy_from_logits_with_chunking"),
-    (f"{REF}.entropy_checkpointing", f"{ACTOR}.entropy_checkpointing"),
-)
 
 
 def resolve_trainer(draft: Draft) -> None:
     """Give each setting of the trainer one value, whichever of its names was written."""
     _resolve_clip(draft)
     _resolve_budget(draft)
-    for plain, detailed in _PAIRS:
-        _join(draft, plain, detailed)
-    for name in ("param_offload", "optimizer_offload", "grad_offload", "offload_policy"):
-        _join_switch(draft, f"trainer.{name}", f"{ACTOR}.fsdp_config.{name}")
+    join_mirrors(draft, f"{TREE}.trainer")
+    join_mirrors(draft, MODEL)
+    join_mirrors(draft, ACTOR, but=(f"{ACTOR}.optim",))
     _raise_budget(draft)
     _resolve_optimizer(draft)
     older = draft.get(f"{ACTOR}.ppo_micro_batch_size")
@@ -60,31 +31,10 @@ def resolve_trainer(draft: Draft) -> None:
     older = draft.get(f"{REF}.log_prob_micro_batch_size")
     if older and draft.get(f"{REF}.log_prob_micro_batch_size_per_gpu") is None:
         draft.derive(f"{REF}.log_prob_micro_batch_size_per_gpu", older, "log_prob_micro_batch_size over one worker")
-    for key, source in _REFERENCE:
-        if draft.get(key) is None:
-            draft.derive(key, draft.get(source), source)
-    key = f"{REF}.fsdp_config.offload_policy"
-    if not draft.is_given(key):
-        draft.derive(key, draft.get("trainer.offload_policy"), "trainer.offload_policy")
+    for section in (ACTOR, MODEL, REF):
+        fill_defaults(draft, section)
     _fill_rest(draft)
     _resolve_retention(draft)
-
-
-def _join(draft: Draft, plain: str, detailed: str) -> None:
-    """The value of the veRL tree wins; the other name then shows it."""
-    value = draft.get(detailed)
-    if value is None:
-        draft.derive(detailed, draft.get(plain), plain)
-    elif draft.get(plain) != value:
-        draft.derive(plain, value, f"{detailed} wins")
-
-
-def _join_switch(draft: Draft, plain: str, detailed: str) -> None:
-    """As `_join`, for a switch of the veRL tree that is off unless it is written."""
-    if draft.is_given(detailed):
-        draft.derive(plain, draft.get(detailed), f"{detailed} wins")
-    else:
-        draft.derive(detailed, draft.get(plain), plain)
 
 
 def _resolve_clip(draft: Draft) -> None:
@@ -132,16 +82,13 @@ def _resolve_optimizer(draft: Draft) -> None:
     style = draft.get(f"{optim}.warmup_style")
     if style is not None and draft.get(f"{optim}.lr_scheduler_type") is None:
         draft.derive(f"{optim}.lr_scheduler_type", style, "warmup_style, its older name")
-    for name, other in _OPTIMIZER.items():
-        ours, theirs = f"algorithm.optimizer.{other}", f"{optim}.{name}"
-        value = draft.get(theirs)
-        is_ours = draft.is_given(ours) or (
-            name == "lr_scheduler_type" and draft.is_given("algorithm.optimizer.warmup_style")
-        )
+    for theirs, ours in mirrors(optim):
+        value, is_schedule = draft.get(theirs), theirs.endswith(".lr_scheduler_type")
+        is_ours = draft.is_given(ours) or (is_schedule and draft.is_given("algorithm.optimizer.warmup_style"))
         if value is None:
             draft.derive(theirs, draft.get(ours), ours)
         elif not _equal(value, draft.get(ours)) and is_ours:
-            where = f"{optim}.warmup_style" if name == "lr_scheduler_type" and style is not None else theirs
+            where = f"{optim}.warmup_style" if is_schedule and style is not None else theirs
             draft.problem(
                 "E1815",
                 where,
@@ -160,18 +107,9 @@ def _equal(left: Any, right: Any) -> bool:
 
 
 def _fill_rest(draft: Draft) -> None:
-    steps = draft.get("trainer.total_steps")
-    filled: tuple[tuple[str, Any, str], ...] = (
-        (f"{ACTOR}.data_loader_seed", draft.get("seed"), "seed"),
-        (f"{ACTOR}.loss_agg_mode", draft.get("algorithm.loss_agg_mode"), "algorithm.loss_agg_mode"),
-        (f"{ACTOR}.use_kl_loss", draft.get("algorithm.kl_loss_fn") != "none", "algorithm.kl_loss_fn"),
-        (f"{ACTOR}.use_rollout_log_probs", draft.get("algorithm.bypass_old_logprobs"), "algorithm.bypass_old_logprobs"),
-        (f"{MODEL}.path", draft.get("model.model_path"), "model.model_path"),
-        (f"{MODEL}.trust_remote_code", draft.get("model.trust_remote_code"), "model.trust_remote_code"),
-    )
-    for key, value, reason in filled:
-        if draft.get(key) is None:
-            draft.derive(key, value, reason)
+    steps, key = draft.get("trainer.total_steps"), f"{ACTOR}.use_kl_loss"
+    if draft.get(key) is None:
+        draft.derive(key, draft.get("algorithm.kl_loss_fn") != "none", "algorithm.kl_loss_fn")
     if steps is not None and draft.get(f"{ACTOR}.optim.total_training_steps") in (-1, None):
         draft.derive(f"{ACTOR}.optim.total_training_steps", steps, "trainer.total_steps")
 
@@ -222,9 +160,8 @@ def check_schedule(draft: Draft) -> None:
 def check_derived_keys(draft: Draft) -> None:
     """Refuse veRL keys that are set from other keys, if they were written with another value."""
     for path in draft.tree.leaves():
-        if path[:2] != ("trainer", "trainer_config") or path[-1] == "ppo_mini_batch_size":
-            continue
-        source = set_from(path)
+        place, facts = facts_at(path)
+        source = facts.set_from if place == path else None
         value = draft.tree.get(path)
         if source is None or value is None or value == default_at(path)[1] or value == -1:
             continue

@@ -15,6 +15,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 from transformers.utils import logging as transformers_logging
 
 from trinity.common.config import Config
+from trinity.common.config.resolved import filled
 from trinity.common.errors import ConfigError, EnvironmentProblem, OutOfMemoryError
 from trinity.common.experience import Experience
 from trinity.common.models.chat_template import load_tokenizer, render_chat
@@ -27,7 +28,6 @@ from trinity.utils.log import get_logger
 logger = get_logger("explorer")
 
 SECTION = "trainer.trainer_config.reward_model"
-DEFAULT_MICRO_ROWS = 64
 
 
 class SequenceClassifier(RewardModel):
@@ -106,7 +106,7 @@ class SequenceClassifier(RewardModel):
     def _micro_batches(self, rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
         """Yield the places of each forward pass, rows of like length together."""
         settings = self.settings
-        most = settings.micro_batch_size_per_gpu or settings.micro_batch_size or DEFAULT_MICRO_ROWS
+        most = filled(settings.micro_batch_size_per_gpu, f"{SECTION}.micro_batch_size_per_gpu")
         limit = settings.forward_max_token_len_per_gpu if settings.use_dynamic_bsz else None
         group: list[int] = []
         for place in sorted(range(len(rows)), key=lambda row: (len(rows[row]), row)):

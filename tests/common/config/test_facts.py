@@ -1,0 +1,122 @@
+"""What the schema says at its fields is read where it is meant: of a key, of a section, of a section at one place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.common.config.conftest import MINIMAL, Examine
+from trinity.common.config import Catalogue
+from trinity.common.config.base import LATER, Facts, Support, facts_of
+from trinity.common.config.config import Config
+from trinity.common.config.draft import Draft, path_of, plain_values
+from trinity.common.config.schema_index import annotation_at, facts_at, fields_of
+from trinity.common.config.tree import dotted
+
+VERL = "trainer.trainer_config"
+POLICY, REFERENCE = f"{VERL}.actor_rollout_ref.actor", f"{VERL}.actor_rollout_ref.ref"
+
+
+def test_what_holds_at_one_place_is_said_of_keys_that_exist() -> None:
+    paths = {dotted(path) for path, _ in fields_of(Config)}
+    said = {
+        dotted((*path, *([name] if not name.startswith("*.") else ["*", name[2:]])))
+        for path, field in fields_of(Config)
+        for name in facts_of(field).at
+    }
+    assert len(said) > 20
+    assert said <= paths
+
+
+def test_one_section_has_other_facts_at_other_places() -> None:
+    def support(*path: str) -> Support | None:
+        return facts_at((*VERL.split("."), *path))[1].support
+
+    policy = support("actor_rollout_ref", "actor", "fsdp_config", "dtype")
+    assert policy is not None and "float32" in policy.only and policy.why
+    assert support("critic", "model", "fsdp_config", "dtype") == policy
+    assert support("actor_rollout_ref", "ref", "fsdp_config", "dtype") == LATER
+    assert support("actor_rollout_ref", "ref", "fsdp_config", "param_offload") is None
+    assert support("reward_model", "model", "fsdp_config", "param_offload") == LATER
+
+
+def test_what_is_said_of_a_section_counts_for_its_keys() -> None:
+    place, facts = facts_at(("buffer", "explorer_input", "tasksets", 0, "storage_type"))
+    assert place == ("buffer", "explorer_input", "tasksets") and facts.support == LATER
+    place, facts = facts_at(("model", "rope_scaling", "factor"))
+    assert place == ("model", "rope_scaling") and facts.support is not None
+
+
+@pytest.mark.parametrize("key", ["name", "path", "lora_rank"])
+def test_no_key_of_an_adapter_of_an_auxiliary_model_is_ignored(examined: Examine, key: str) -> None:
+    value = 8 if key == "lora_rank" else "a"
+    model = f"{{model_path: m, lora_configs: [{{{key}: {value}}}]}}"
+    problems = examined(MINIMAL, f"explorer.auxiliary_models=[{model}]")[1]
+    assert [p.key for p in problems if p.code == "E1900"] == ["explorer.auxiliary_models[0].lora_configs"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (("trainer.use_remove_padding=false",), "trainer.use_remove_padding"),
+        (
+            ("trainer.use_remove_padding=true", f"{VERL}.actor_rollout_ref.model.use_remove_padding=false"),
+            f"{VERL}.actor_rollout_ref.model.use_remove_padding",
+        ),
+        ((f"{POLICY}.fsdp_config.grad_offload=true",), f"{POLICY}.fsdp_config.grad_offload"),
+    ],
+)
+def test_the_key_that_was_written_with_an_idle_value_is_named(
+    examined: Examine, overrides: tuple[str, ...], key: str
+) -> None:
+    assert [p.key for p in examined(MINIMAL, *overrides)[1] if p.code == "W1902"] == [key]
+
+
+PPO = "algorithm: {algorithm_type: ppo}\n"
+
+
+def _resolved(examined: Examine, *overrides: str) -> Draft:
+    plan, problems = examined(MINIMAL + PPO, *overrides)
+    assert not [p.render() for p in problems if p.is_error]
+    stage = plan.stages[0]
+    return Draft(plain_values(stage.config), stage.tree, Catalogue(), Path())
+
+
+def _said() -> list[tuple[str, Facts]]:
+    found = (facts_at(path) for path, _ in fields_of(Config) if path[0] != "stages" and "*" not in path)
+    return [(dotted(path), facts) for path, facts in found]
+
+
+def test_what_a_key_follows_is_a_key() -> None:
+    sources = {(key, source) for key, f in _said() for source in (f.mirrors, f.default_from, f.set_from) if source}
+    assert len(sources) > 80
+    assert [(key, source) for key, source in sources if annotation_at(path_of(source)) is None] == []
+
+
+def test_a_key_that_was_left_out_has_the_value_of_the_one_that_it_follows(examined: Examine) -> None:
+    draft = _resolved(examined)
+    follows = [(key, facts.default_from) for key, facts in _said() if facts.default_from]
+    assert len(follows) > 40
+    unused = f"{VERL}.critic.fsdp."
+    others = {key: source for key, source in follows if not key.startswith(unused)}
+    assert {key: draft.get(key) for key in others} == {key: draft.get(source) for key, source in others.items()}
+
+
+NEW_VALUES = {
+    "trainer_strategy": "fsdp2", "lr_scheduler_type": "cosine", "betas": [0.5, 0.5], "max_token_len_per_gpu": 512,
+    "lr_warmup_steps": 3, "critic_warmup": 3, "ulysses_sequence_parallel_size": 2,
+}  # fmt: skip
+
+
+def test_both_names_of_a_value_hold_it_whichever_was_written(examined: Examine) -> None:
+    pairs = [(key, facts.mirrors) for key, facts in _said() if facts.mirrors and facts.support is None]
+    assert len(pairs) > 15
+    before = _resolved(examined)
+    for detailed, plain in pairs:
+        old = before.get(plain)
+        value = NEW_VALUES.get(plain.rpartition(".")[2], not old if isinstance(old, bool) else 0.25)
+        for written in (detailed, plain):
+            after = _resolved(examined, "trainer.num_workers=2", f"{written}={json.dumps(value)}")
+            assert after.get(detailed) == after.get(plain) == value != old, written
