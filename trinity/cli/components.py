@@ -69,7 +69,7 @@ class Component:
     @property
     def is_verl(self) -> bool:
         """Whether a policy loss aggregates by veRL's convention."""
-        return self.entry is not None and ":Verl" in self.entry.path
+        return self.entry is not None and self.entry.convention == "verl"
 
     @property
     def sources(self) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trinity.algorithm import ALGORITHM_CONTENTS, ALGORITHM_TYPE
+from trinity.algorithm import ALGORITHM_TYPE
 from trinity.cli import critic
 from trinity.cli.aggregation import aggregation
 from trinity.cli.components import Component, component
@@ -154,7 +154,7 @@ def _batch(config: Config, *, reads_old: bool) -> list[str]:
     rows = config.buffer.train_batch_size
     size = actor.ppo_mini_batch_size or rows
     steps = (-(-rows // size) if rows and size else 1) * actor.ppo_epochs
-    what = "pairs" if config.algorithm.algorithm_type == "dpo" else "experiences"
+    what = "pairs" if _schema(config) == "dpo" else "experiences"
     epochs = f"{actor.ppo_epochs} epoch{'s' if actor.ppo_epochs != 1 else ''}"
     lines = [
         f"{rows} {what} in mini-batches of {size}, {epochs}: {steps} optimizer step{'s' if steps != 1 else ''}",
@@ -197,9 +197,14 @@ def _correction(config: Config) -> list[str]:
     return [*lines, "rho = exp(old_logprob - rollout_logprob)"] if lines else []
 
 
+def _schema(config: Config) -> str:
+    entry = ALGORITHM_TYPE.contents.get(config.algorithm.algorithm_type)
+    return "experience" if entry is None else entry.schema
+
+
 def _temperature(config: Config) -> float:
-    name, taskset = config.algorithm.algorithm_type, config.buffer.explorer_input.taskset
-    if name in ALGORITHM_CONTENTS and ALGORITHM_TYPE.get(name).schema != "experience":
+    taskset = config.buffer.explorer_input.taskset
+    if _schema(config) != "experience":
         return 1.0
     value = None if taskset is None else taskset.rollout_args.temperature
     return float(config.model.temperature if value is None else value) or 1.0

@@ -13,7 +13,6 @@ ACTOR = f"{TREE}.actor_rollout_ref.actor"
 MODEL = f"{TREE}.actor_rollout_ref.model"
 CRITIC = f"{TREE}.critic"
 PATH = "model.critic_model_path"
-DATASET_ALGORITHMS = {"sft", "dpo", "cpt"}
 _BOTH = "a checkpoint holds policy and critic"
 _AS_ACTOR = (
     ("strategy", f"{ACTOR}.strategy"),
@@ -65,7 +64,7 @@ def resolve_critic(draft: Draft) -> None:
         )
     if not is_on:
         return
-    if draft.get("algorithm.algorithm_type") in DATASET_ALGORITHMS:
+    if draft.trains_on_dataset:
         return  # no advantage fits a dataset, and the algorithm's rules say so
     draft.derive(f"{CRITIC}.enable", True, f"advantage_fn {name} reads values")
     _fill(draft)

@@ -6,7 +6,6 @@ from typing import Any
 
 from trinity.common.config.draft import Draft
 from trinity.common.config.mixture import DERIVED_ARGUMENTS, batch_size_for, num_expert_rows
-from trinity.common.config.rules.algorithm import DATASET_ALGORITHMS
 from trinity.common.config.rules.ranks import is_world_known, num_workers
 
 STRATEGY = "algorithm.sample_strategy"
@@ -86,7 +85,7 @@ def _check_arguments(draft: Draft) -> None:
 def _check_parts(draft: Draft) -> None:
     algorithm, strategy = draft.get("algorithm.algorithm_type"), draft.get(STRATEGY)
     is_known = draft.catalogue.entry("sample_strategy", strategy) is not None
-    if algorithm in DATASET_ALGORITHMS and strategy in ("mix", "staleness_control"):
+    if draft.trains_on_dataset and strategy in ("mix", "staleness_control"):
         _misfit(
             draft,
             STRATEGY,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trinity.common.config.draft import Draft, path_of
-from trinity.common.config.rules.algorithm import DATASET_ALGORITHMS, check_name, merge_arguments
+from trinity.common.config.rules.algorithm import check_name, merge_arguments
 from trinity.common.config.rules.buffers import OUTPUT
 from trinity.common.config.rules.mixture import num_experts
 
@@ -22,7 +22,7 @@ def check_replay(draft: Draft) -> None:
         draft.is_given(f"{REPLAY}.{name}") for name in ("priority_fn", "priority_fn_args")
     ):
         draft.problem("W1902", REPLAY, f"`{REPLAY}` has no effect: enable is false", suggestion="write `enable: true`")
-    if draft.get("algorithm.algorithm_type") not in DATASET_ALGORITHMS:
+    if not draft.trains_on_dataset:
         _check_capacity(draft)
 
 

@@ -88,7 +88,7 @@ def check_correction(draft: Draft) -> None:
     if values is None or values["bypass_mode"] is None:
         return
     is_on = values["rollout_is"] or values["rollout_rs"]
-    if draft.get("algorithm.algorithm_type") in ("sft", "cpt", "dpo"):
+    if draft.trains_on_dataset:
         _refuse(draft, SECTION, "E1853", "algorithm.algorithm_type", "which trains on a dataset: no policy sampled it")
     elif entry is not None and "expert_mask" in entry.needs and is_on:
         _refuse(draft, SECTION, "E1853", LOSS, "whose expert rows no policy sampled")
