@@ -51,7 +51,7 @@ def contents() -> Contents:
             )
         )
         names[kind] = {name: registry.contents[name] for name in ordered}
-    return Contents(names, {name: entry_of(ours[name]) for name in sorted(ours)})
+    return Contents(names, {name: entry_of(ours[name], kind=ours[name].kind) for name in sorted(ours)})
 
 
 def _subclasses(cls: type[Declared]) -> Iterator[type[Declared]]:

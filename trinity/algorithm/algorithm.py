@@ -52,7 +52,7 @@ class AlgorithmType(Declared):
     @classmethod
     def default_config(cls) -> dict[str, Any]:
         """Return the defaults that the algorithm gives the `algorithm` section."""
-        return dict(entry_of(cls).args)
+        return dict(entry_of(cls, kind=cls.kind, calls=False).args)
 
     @classmethod
     def check_config(cls, config: Any) -> None:

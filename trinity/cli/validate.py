@@ -26,7 +26,7 @@ from trinity.utils.log import redact
 from trinity.utils.memory import shown_bytes
 
 if TYPE_CHECKING:
-    from trinity.common.config import Config, Plan, Problem, StagePlan
+    from trinity.common.config import Catalogue, Config, Plan, Problem, StagePlan
     from trinity.common.config.buffer import ExperienceBufferConfig
     from trinity.launch.probe import ProbeReport
 
@@ -90,19 +90,28 @@ def check(
     Raises:
         ConfigErrors: the file cannot be read as YAML.
     """
-    from trinity.catalogue import BUILT_IN
+    from trinity.catalogue import catalogue_of
     from trinity.catalogue import plugin_dirs as all_plugin_dirs
-    from trinity.common.config import examine, plugin_dirs_of, read_plugins
+    from trinity.common.config import examine, plugin_dirs_of
     from trinity.common.models.hub import cached_model
     from trinity.launch.models import with_local_models
 
-    plugins = read_plugins(all_plugin_dirs((*plugin_dirs, *plugin_dirs_of(path, overrides))))
-    catalogue = BUILT_IN.with_plugins(plugins.names, has_unknown=plugins.has_unknown)
+    catalogue, of_plugins = catalogue_of(all_plugin_dirs((*plugin_dirs, *plugin_dirs_of(path, overrides))))
     plan, problems = examine(path, overrides, catalogue=catalogue, schema_only=schema_only)
-    problems = [*plugins.problems, *problems]
+    problems = [*of_plugins, *problems, *_checked_at_run(plan, catalogue)]
     if not schema_only and not any(problem.is_error for problem in problems):
         problems += check_machine(with_local_models(plan, cached_model))
     return plan, problems
+
+
+def _checked_at_run(plan: Plan, catalogue: Catalogue) -> Iterator[Problem]:
+    from trinity.common.config import Problem
+
+    for name in dict.fromkeys(stage.config.algorithm.algorithm_type for stage in plan.stages):
+        entry = catalogue.entry("algorithm_type", name)
+        if entry is not None and entry.has_check:
+            message = f"`check_config` of algorithm_type {name} is code of a plugin; it is called when the run starts"
+            yield Problem("W3910", "warning", "algorithm.algorithm_type", message)
 
 
 def check_machine(plan: Plan) -> list[Problem]:

@@ -10,10 +10,12 @@ import inspect
 from abc import ABC
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic
 
 from trinity.utils.entry import Entry
 
+# The registries whose classes say what they are.
+DECLARED = ("algorithm_type", "advantage_fn", "policy_loss_fn", "kl_fn", "entropy_loss_fn", "sample_strategy")
 # Arguments that the trainer gives a constructor, by kind.
 GIVEN_ARGUMENTS: dict[str, frozenset[str]] = {
     "policy_loss_fn": frozenset({"backend"}),
@@ -73,7 +75,7 @@ class Declared:
     @classmethod
     def default_args(cls) -> dict[str, Any]:
         """Return the constructor's arguments and defaults; `None` for one without a default."""
-        entry = entry_of(cls)
+        entry = entry_of(cls, kind=cls.kind, calls=False)
         return dict.fromkeys(sorted(entry.required)) | dict(entry.args)
 
 
@@ -120,10 +122,17 @@ class Body:
     has_check: bool = False
 
 
-def entry_of(cls: type[Declared], *, doc: str = "") -> Entry:
-    """Return the entry of a class; `doc` in place of its summary."""
-    bases = [base for base in reversed(cls.__mro__) if base not in (object, ABC, Declared)]
-    entry = entry_from(cls.kind, (_body_of(base, cls) for base in bases))
+def entry_of(cls: type[Any], *, kind: str, doc: str = "", calls: bool = True) -> Entry:
+    """Return the entry of a class of a registry.
+
+    Args:
+        cls: the class.
+        kind: name of the registry.
+        doc: in place of the class's summary.
+        calls: its `default_args` and the like are called; not where one of them asks.
+    """
+    bases = [base for base in reversed(cls.__mro__) if base not in (object, ABC, Generic, Declared)]
+    entry = entry_from(kind, [_body_of(base, cls, calls=calls) for base in bases])
     return replace(entry, doc=doc) if doc else entry
 
 
@@ -205,10 +214,10 @@ def _of_algorithm(entry: Entry, body: Body) -> Entry:
     )
 
 
-def _body_of(base: type[Any], cls: type[Declared]) -> Body:
+def _body_of(base: type[Any], cls: type[Any], *, calls: bool) -> Body:
     members = vars(base)
     is_root = "kind" in members  # what it returns by default is read from the entry that is made here
-    names = RESULTS & members.keys() & ({"compute_in_trainer"} if is_root else RESULTS)
+    names = RESULTS & members.keys() & ({"compute_in_trainer"} if is_root or not calls else RESULTS)
     return Body(
         f"{base.__module__}:{base.__qualname__}",
         doc=(inspect.getdoc(base) or "").split("\n")[0] if members.get("__doc__") else "",

@@ -55,6 +55,15 @@ class Entry:
     also_needed: tuple[str, ...] = ()
     has_check: bool = False
 
+    @property
+    def reads(self) -> frozenset[str]:
+        """The tensors that it needs or takes."""
+        return self.needs | self.takes
+
+    def opened(self) -> Entry:
+        """Return the entry of a class that may take arguments which are not listed."""
+        return replace(self, is_open=True)
+
     def to_dict(self) -> dict[str, Any]:
         """Return what differs from the default of its field, ready for JSON."""
         found = {f.name: vars(self)[f.name] for f in fields(self) if vars(self)[f.name] != _default(f)}

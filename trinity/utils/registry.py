@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from trinity.common.errors import ConfigError
-from trinity.utils.declaration import Declared, entry_of
+from trinity.utils.declaration import DECLARED, entry_of
 from trinity.utils.entry import Entry as Entry
 
 
@@ -54,8 +54,8 @@ class Registry:
                     f"choose another name for {place} or pass force=True",
                     code="E3903",
                 )
-            if issubclass(cls, Declared):
-                self.contents[name] = entry_of(cls, doc=doc)
+            if self.name in DECLARED:
+                self.contents[name] = entry_of(cls, kind=self.name, doc=doc)
             elif known is None or known.path != place:
                 self.contents[name] = Entry(place, doc=(cls.__doc__ or "").strip().split("\n")[0])
             self.classes[name] = cls

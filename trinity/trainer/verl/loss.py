@@ -182,7 +182,7 @@ class LossFn:
         self.kl = kl
         self.entropy = entropy
         self.loss_agg_mode = loss_agg_mode
-        of_entropy = entry_of(type(entropy))
+        of_entropy = entry_of(type(entropy), kind="entropy_loss_fn")
         self.entropy_needs, self.entropy_names = of_entropy.needs, (of_entropy.needs | of_entropy.takes) - {"entropy"}
         parameters = inspect.signature(policy_loss.__call__).parameters.values()
         self.takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)

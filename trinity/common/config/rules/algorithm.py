@@ -7,9 +7,9 @@ from typing import Any, get_args
 from trinity.common.config.algorithm import LossAggMode
 from trinity.common.config.available import LATER_NAMES
 from trinity.common.config.draft import Draft
-from trinity.common.config.mixture import DERIVED_ARGUMENTS
 from trinity.common.config.nearest import nearest
-from trinity.common.config.rules.ranges import Ranges, range_faults
+from trinity.common.config.rules.algorithm_type import check_type
+from trinity.common.config.rules.arguments import merge_arguments, resolve_arguments
 from trinity.common.config.rules.rollout_correction import check_correction, recompute, resolve_correction
 from trinity.common.config.schema_index import default_at
 
@@ -24,9 +24,6 @@ FUNCTIONS = {
 # What a forward pass before the step gives beside the old log-probabilities.
 OF_DISTRIBUTIONS = frozenset({"sum_pi_squared", "entropys", "necs"})
 SHARED_AGG_MODES = get_args(LossAggMode)
-CHECKED_ELSEWHERE = (*DERIVED_ARGUMENTS, "expert_data_ratio", "rollout_is_threshold")
-ALL_AGG_MODES = (*SHARED_AGG_MODES, "token-sum")
-KINDS: dict[type, str] = {bool: "true or false", float: "a number", str: "a text"}
 
 
 def resolve_algorithm(draft: Draft) -> None:
@@ -37,6 +34,8 @@ def resolve_algorithm(draft: Draft) -> None:
     defaults = dict(entry.args) if entry is not None else {}
     if known:
         _fill_type(draft, algorithm, defaults)
+    if entry is not None:
+        check_type(draft, algorithm, entry)
     resolve_correction(draft, defaults.get("policy_loss_fn_args") or {})
     for name, registry in FUNCTIONS.items():
         _resolve_function(draft, name, registry, defaults)
@@ -104,81 +103,12 @@ def _resolve_function(draft: Draft, name: str, registry: str, defaults: dict[str
         return
     entry = draft.catalogue.entry(registry, chosen)
     if entry is None:
-        merge_arguments(draft, f"{key}_args", chosen, {}, is_closed=False)
+        merge_arguments(draft, f"{key}_args", chosen, {})
         return
-    if entry.needs & OF_DISTRIBUTIONS:
+    if entry.reads & OF_DISTRIBUTIONS:
         recompute(draft, key, "reads whole distributions of the weights before the step")
-    arguments = dict(entry.args)
-    if defaults.get(name) == chosen:
-        arguments |= dict(defaults.get(f"{name}_args") or {})
-    merge_arguments(draft, f"{key}_args", chosen, arguments, is_closed=True)
-    _check_ranges(draft, f"{key}_args", chosen, arguments, ranges=entry.ranges)
-
-
-def merge_arguments(draft: Draft, key: str, function: str, known: dict[str, Any], *, is_closed: bool) -> None:
-    """Put the written arguments over the defaults; refuse those that the function does not have."""
-    written = draft.get(key) or {}
-    if is_closed:
-        for name in [n for n in written if n not in known]:
-            near = nearest(name, known)
-            hint = f"did you mean `{near}`?" if near else f"known: {', '.join(sorted(known)) or 'none'}"
-            draft.problem(
-                "E1703",
-                f"{key}.{name}",
-                f"`{function}` has no argument `{name}`; known: {', '.join(sorted(known)) or 'none'}",
-                suggestion=hint,
-            )
-        written = {name: value for name, value in written.items() if name in known}
-        _check_types(draft, key, function, written, known=known)
-    draft.derive(key, {**known, **written}, f"defaults of {function}")
-
-
-def _check_types(draft: Draft, key: str, function: str, written: dict[str, Any], *, known: dict[str, Any]) -> None:
-    """Note a value that is of another kind than its default; what has none may be anything, and so may null be."""
-    entry = draft.catalogue.entry("policy_loss_fn", function)
-    modes = ALL_AGG_MODES if entry is not None and entry.convention == "verl" else SHARED_AGG_MODES
-    for name, value in written.items():
-        kind = next((kind for kind in (bool, float, str) if _is_a(known[name], kind)), None)
-        choices = modes if name.endswith("loss_agg_mode") else None
-        if (
-            value is None
-            or name in CHECKED_ELSEWHERE
-            or (choices is None and (kind is None or _is_a(value, kind)))
-            or value in (choices or ())
-        ):
-            continue
-        rule = f"one of {', '.join(choices)}" if choices else KINDS[kind or str]
-        near = nearest(str(value), choices) if choices else None
-        draft.problem(
-            "E1704",
-            f"{key}.{name}",
-            f"`{key}.{name}` of {function} must be {rule}, got {value!r}",
-            rule=rule,
-            suggestion=f"did you mean `{near}`?" if near else f"the default is {known[name]}",
-        )
-
-
-def _check_ranges(draft: Draft, key: str, function: str, known: dict[str, Any], *, ranges: Ranges) -> None:
-    """Note each argument that the function would refuse when the run starts; one of the wrong kind is told already."""
-    told = {problem.key for problem in draft.problems}
-    arguments = draft.get(key)
-    for name, rule, way_out in range_faults(ranges, known, arguments):
-        if f"{key}.{name}" not in told and name not in CHECKED_ELSEWHERE:
-            draft.problem(
-                "E1302",
-                f"{key}.{name}",
-                f"`{key}.{name}` of {function} must be {rule}, got {arguments[name]!r}",
-                rule=rule,
-                involves=(key.removesuffix("_args"),),
-                suggestion=way_out,
-            )
-
-
-def _is_a(value: Any, kind: type) -> bool:
-    """Return whether a value is a number (`float`: integers too, NaN not), a truth value or a text."""
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and value == value
-    return isinstance(value, kind)
+    of_type = dict(defaults.get(f"{name}_args") or {}) if defaults.get(name) == chosen else {}
+    resolve_arguments(draft, key, registry, chosen, entry=entry, of_type=of_type)
 
 
 def _resolve_aggregation(draft: Draft) -> None:
@@ -281,7 +211,7 @@ def _check_pairs(draft: Draft, algorithm: str) -> None:
             involves=("algorithm.algorithm_type",),
             suggestion="write `kl_loss_fn: none`",
         )
-    is_built_in = draft.catalogue.entry("policy_loss_fn", loss) is not None
+    is_built_in = draft.catalogue.is_built_in("policy_loss_fn", loss)
     is_of_pairs = draft.schema == "dpo"
     if not is_built_in or (loss == "dpo") == is_of_pairs:
         return
@@ -314,7 +244,7 @@ def _check_kl_penalty(draft: Draft) -> None:
         if is_of_trainer
         else "which is computed before the trainer knows log-probabilities"
     )
-    reads_rewards = is_of_trainer and entry is not None and "token_level_rewards" in entry.needs | entry.takes
+    reads_rewards = is_of_trainer and entry is not None and "token_level_rewards" in entry.reads
     if penalty not in (None, "none") and is_known and not reads_rewards:
         draft.problem(
             "E1831",

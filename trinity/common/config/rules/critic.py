@@ -39,7 +39,7 @@ def reads_values(draft: Draft) -> bool:
     entry = draft.catalogue.entry("advantage_fn", name)
     if entry is None:
         return name is not None and draft.get(f"{CRITIC}.enable") is True
-    return "values" in entry.needs
+    return "values" in entry.reads
 
 
 def may_read_values(draft: Draft) -> bool:

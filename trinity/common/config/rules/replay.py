@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from trinity.common.config.draft import Draft, path_of
-from trinity.common.config.rules.algorithm import check_name, merge_arguments
+from trinity.common.config.rules.algorithm import check_name
+from trinity.common.config.rules.arguments import merge_arguments
 from trinity.common.config.rules.buffers import OUTPUT
 from trinity.common.config.rules.mixture import num_experts
 
@@ -41,9 +42,7 @@ def _check_replay(draft: Draft) -> None:
     function = draft.get(FUNCTION)
     if check_name(draft, FUNCTION, "priority_fn", function):
         entry = draft.catalogue.entry("priority_fn", function)
-        merge_arguments(
-            draft, f"{FUNCTION}_args", function, dict(entry.args) if entry else {}, is_closed=entry is not None
-        )
+        merge_arguments(draft, f"{FUNCTION}_args", function, dict(entry.args) if entry else {}, entry=entry)
         _check_ranges(draft)
     cooldown = draft.get(COOLDOWN)
     if cooldown is None and path_of(COOLDOWN) not in draft.broken:

@@ -93,7 +93,7 @@ def check_correction(draft: Draft) -> None:
     elif entry is not None and "expert_mask" in entry.needs and is_on:
         _refuse(draft, SECTION, "E1853", LOSS, "whose expert rows no policy sampled")
     elif entry is not None and values["rollout_is"] and not values["bypass_mode"]:
-        if "rollout_is_weights" not in entry.takes:
+        if "rollout_is_weights" not in entry.reads:
             _refuse(draft, f"{SECTION}.rollout_is", "E1852", LOSS, "which takes no weights; rollout_rs works with it")
     elif loss in BYPASS_LOSSES and not values["bypass_mode"]:
         _refuse(draft, f"{SECTION}.bypass_mode", "E1852", LOSS, "which corrects by itself: write `bypass_mode: true`")

@@ -119,4 +119,4 @@ def check_reshaping(draft: Draft) -> None:
 def _needs(draft: Draft) -> frozenset[str]:
     """Return what the advantage function needs; nothing is known of a plugin's."""
     entry = draft.catalogue.entry("advantage_fn", draft.get("algorithm.advantage_fn"))
-    return entry.needs if entry is not None and draft.explores else frozenset()
+    return entry.reads if entry is not None and draft.explores else frozenset()
