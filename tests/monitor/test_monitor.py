@@ -52,7 +52,7 @@ def plugins() -> Iterator[None]:
     yield
     for name in ("failing", "old_style"):
         MONITOR.contents.pop(name)
-        MONITOR._classes.pop(name)
+        MONITOR.classes.pop(name)
 
 
 def make(job_dir: Path, monitor_type: str | None = None, **arguments: Any) -> Monitor:
