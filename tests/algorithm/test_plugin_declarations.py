@@ -14,6 +14,8 @@ from tests.common.config.conftest import MINIMAL
 from tests.loaded_plugins import forget_plugins
 from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE, ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN, SAMPLE_STRATEGY
 from trinity.catalogue import BUILT_IN, catalogue_of
+from trinity.cli.effective_loss import effective_loss
+from trinity.cli.validate import check
 from trinity.common.config import Config, Problem, examine
 from trinity.common.errors import ConfigError
 from trinity.launch.run import RunOptions, plan_run
@@ -145,6 +147,8 @@ def test_the_defaults_of_a_type_and_of_its_functions_are_those_of_the_run(tmp_pa
         (LOSS.format(_method("default_args", "make()"), ""), {}, "E3906", "--plugin-dir",
          "default_args of Mine is computed by `make()`"),
         (LOSS.format("formula = open('f').read()", ""), {}, "E3906", "--plugin-dir", "formula of Mine is computed by"),
+        (LOSS.format("formula = '-{beto} A logprob'", ""), {}, "E3907", "--plugin-dir",
+         "`formula` of Mine names the argument `beto`, which it does not have"),
         (LOSS.replace("(Base)", "(Unknown)").format("", ""), {}, "E3906", "--plugin-dir", "the base of Mine (Unknown)"),
         (LOSS.format("", ""), {"policy_loss_fn": "mine", "policy_loss_fn_args": {"beto": 1}}, "E1703",
          "algorithm.policy_loss_fn_args.beto", "`mine` has no argument `beto`; known: beta"),
@@ -203,6 +207,17 @@ def test_a_loss_that_names_the_reference_makes_the_run_load_it(tmp_path: Path) -
     assert not [p for p in problems if p.is_error or p.code == "W3909"]
 
 
+def test_the_formulas_of_a_plugin_are_in_the_effective_loss(tmp_path: Path) -> None:
+    formula = "formula = '-A logprob / {beta}'"
+    body = "use_reference = True\n    defaults = {'policy_loss_fn': 'mine', 'kl_loss_fn': 'none'}"
+    text = HEAD + LOSS.format(formula, "ref_logprob, ") + TYPE.replace("Mine", "Type").format(body)
+    _examined(tmp_path, text, {"algorithm_type": "mine"})
+    plan = check(tmp_path / "run.yaml", plugin_dirs=(tmp_path / "plugins",), schema_only=True)[0]
+    found = effective_loss(plan.stages[0])
+    assert any("-A logprob / 0.1" in term[0] for term in found.terms), found.terms
+    assert "reference: yes, the policy loss mine reads it" in found.models
+
+
 CHECKS = """
     @classmethod
     def check_config(cls, config):
@@ -230,8 +245,6 @@ def test_the_check_of_a_type_is_called_when_the_run_starts(tmp_path: Path, body:
 
 
 def test_validate_says_that_a_check_waits_for_the_run(tmp_path: Path) -> None:
-    from trinity.cli.validate import check
-
     _examined(tmp_path, HEAD + TYPE.format(CHECKS.format("pass")), {"algorithm_type": "mine"})
     problems = check(tmp_path / "run.yaml", plugin_dirs=(tmp_path / "plugins",), schema_only=True)[1]
     (problem,) = [p for p in problems if p.code == "W3910"]

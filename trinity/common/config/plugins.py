@@ -10,6 +10,7 @@ from trinity.common.config.nearest import nearest
 from trinity.common.config.problems import Problem
 from trinity.utils.declaration import DECLARED, ROLES
 from trinity.utils.entry import Entry
+from trinity.utils.formula import arguments
 from trinity.utils.plugin_loader import plugin_files
 from trinity.utils.plugin_source import ClassReader, PluginName, PluginSource, UndeclaredError
 
@@ -130,22 +131,27 @@ def _read_registration(
             )
         )
         return
-    faults = _faults(entry, found) if kind == "algorithm_type" else []
+    faults = _faults(entry, found, kind)
     scan.problems += faults
     if not faults:
         scan.entries.setdefault(kind, {})[found.name] = entry
 
 
-def _faults(entry: Entry, found: PluginName) -> list[Problem]:
-    """Return what an algorithm type declares that nothing could read."""
+def _faults(entry: Entry, found: PluginName, kind: str) -> list[Problem]:
+    """Return what a class declares that nothing could read."""
 
     def fault(message: str, suggestion: str) -> Problem:
         name = entry.path.partition(":")[2]
-        text = f"plugin {found.path}:{found.line}: {message.format(name)}"
+        text = f"plugin {found.path}:{found.line}: {message.replace('{}', name)}"
         return Problem(
             "E3907", "error", "--plugin-dir", text, file=str(found.path), line=found.line, suggestion=suggestion
         )
 
+    if kind != "algorithm_type":
+        unknown = sorted(arguments(entry.formula) - entry.args.keys() - entry.required)
+        hint = f"known: {', '.join(sorted({*entry.args, *entry.required})) or 'none'}"
+        what = "`formula` of {} names the argument `%s`, which it does not have"
+        return [fault(what % name, hint) for name in unknown]
     problems = []
     for key in sorted(entry.args.keys() - set(DEFAULTS)):
         near = nearest(key, DEFAULTS)
