@@ -18,6 +18,7 @@ from trinity.cli.effective_loss import effective_loss
 from trinity.cli.validate import check
 from trinity.common.config import Config, Problem, examine
 from trinity.common.errors import ConfigError
+from trinity.explorer.assembly import build_advantage_fn
 from trinity.launch.run import RunOptions, plan_run
 from trinity.launch.type_check import check_type_of
 from trinity.utils.plugin_loader import load_plugins
@@ -56,6 +57,27 @@ class Mine(AlgorithmType):
 def _no_plugins_after_each_test() -> Iterator[None]:
     yield
     forget_plugins()
+
+
+ELSEWHERE = '''
+class Distant(GroupAdvantage):
+    """In a package that no plugin folder has."""
+
+    def __init__(self, factor=1.0):
+        self.factor = factor
+
+    @classmethod
+    def default_args(cls):
+        return {"factor": 3.0}
+
+    def calculate_group_advantage(self, group_id, exps):
+        return exps, {}
+'''
+OF_ELSEWHERE = '''
+@ADVANTAGE_FN.register_module("mine")
+class Mine(Distant):
+    """Says nothing."""
+'''
 
 
 def _folder(folder: Path, text: str) -> Path:
@@ -149,7 +171,7 @@ def test_the_defaults_of_a_type_and_of_its_functions_are_those_of_the_run(tmp_pa
         (LOSS.format("formula = open('f').read()", ""), {}, "E3906", "--plugin-dir", "formula of Mine is computed by"),
         (LOSS.format("formula = '-{beto} A logprob'", ""), {}, "E3907", "--plugin-dir",
          "`formula` of Mine names the argument `beto`, which it does not have"),
-        (LOSS.replace("(Base)", "(Unknown)").format("", ""), {}, "E3906", "--plugin-dir", "the base of Mine (Unknown)"),
+        (LOSS.replace("(Base)", "(Unknown)").format("", ""), {}, "W3906", "--plugin-dir", "the base of Mine (Unknown)"),
         (LOSS.format("", ""), {"policy_loss_fn": "mine", "policy_loss_fn_args": {"beto": 1}}, "E1703",
          "algorithm.policy_loss_fn_args.beto", "`mine` has no argument `beto`; known: beta"),
         (LOSS.format("ranges = {'beta': '[0, 1]'}", ""),
@@ -216,6 +238,20 @@ def test_the_formulas_of_a_plugin_are_in_the_effective_loss(tmp_path: Path) -> N
     found = effective_loss(plan.stages[0])
     assert any("-A logprob / 0.1" in term[0] for term in found.terms), found.terms
     assert "reference: yes, the policy loss mine reads it" in found.models
+
+
+def test_an_advantage_of_an_unknown_base_is_left_to_the_run_which_reads_its_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere.py").write_text(HEAD + ELSEWHERE)
+    monkeypatch.syspath_prepend(tmp_path)
+    text = f"from elsewhere import Distant\n{HEAD}{OF_ELSEWHERE}"
+    config, problems = _examined(tmp_path, text, {"algorithm_type": "grpo", "advantage_fn": "mine"})
+    assert [p.code for p in problems if p.is_error or p.code == "W3906"] == ["W3906"]
+    load_plugins(tmp_path / "plugins")
+    assert build_advantage_fn(config).factor == 3.0
+    problem = _examined(tmp_path, text + TYPE.replace("(AlgorithmType)", "(Distant)").format(""), {})[1][1]
+    assert (problem.code, problem.is_error) == ("E3906", True) and "the base of Mine (Distant)" in problem.message
 
 
 CHECKS = """

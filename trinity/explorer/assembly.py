@@ -183,7 +183,7 @@ def build_advantage_fn(config: Config) -> Any:
     advantage_class = ADVANTAGE_FN.get(config.algorithm.advantage_fn)
     if advantage_class is None or advantage_class.compute_in_trainer():
         return None
-    args = dict(config.algorithm.advantage_fn_args or {})
+    args = ADVANTAGE_FN.arguments(str(config.algorithm.advantage_fn), config.algorithm.advantage_fn_args)
     try:
         inspect.signature(advantage_class).bind(**args)
         return advantage_class(**args)

@@ -176,8 +176,8 @@ def batch_advantage_of(config: Config) -> BatchAdvantage | None:
     taskset = config.buffer.explorer_input.taskset
     repeat = (taskset.repeat_times if taskset is not None else None) or algorithm.repeat_times or 1
     try:
-        made = function(**algorithm.advantage_fn_args or {})
-        kl = KL_FN.get(penalty)(**algorithm.kl_penalty_fn_args or {})
+        made = function(**ADVANTAGE_FN.arguments(str(algorithm.advantage_fn), algorithm.advantage_fn_args))
+        kl = KL_FN.get(penalty)(**KL_FN.arguments(penalty, algorithm.kl_penalty_fn_args))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"algorithm.advantage_fn_args or kl_penalty_fn_args: {error}", code="E1302") from error
     if kl.of_distributions:

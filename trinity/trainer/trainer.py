@@ -158,8 +158,8 @@ class Trainer:
         self._positions = self._strategy.state_dict(), source.state_dict()
 
     def _make_strategy(self, source: BufferSource | DatasetSource, batch_size: int) -> SampleStrategy:
-        config = self.config
-        name, arguments = config.algorithm.sample_strategy or "default", config.algorithm.sample_strategy_args or {}
+        config, name = self.config, self.config.algorithm.sample_strategy or "default"
+        arguments = SAMPLE_STRATEGY.arguments(name, config.algorithm.sample_strategy_args)
         try:
             strategy: SampleStrategy = SAMPLE_STRATEGY.get(name)(source, batch_size=batch_size, **arguments)
         except (TypeError, ValueError) as error:

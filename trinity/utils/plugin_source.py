@@ -53,6 +53,10 @@ class UndeclaredError(Exception):
         self.line = line
 
 
+class UnknownBaseError(UndeclaredError):
+    """A base class of which nothing is known without importing it."""
+
+
 class PluginSource:
     """A plugin file.
 
@@ -143,13 +147,14 @@ class ClassReader:
         """Return the entry of a class.
 
         Raises:
-            UndeclaredError: a declaration, or the base, cannot be read.
+            UnknownBaseError: the base is neither in a plugin file nor one of Trinity's.
+            UndeclaredError: a declaration cannot be read.
         """
         line = self._line(kind, source, node)
         if not line.is_known:
             names = ", ".join(ast.unparse(expression) for expression in node.bases)
             reason = f"({names}) is neither in a plugin file nor one of Trinity's"
-            raise UndeclaredError(node.name, "the base", reason, node.lineno)
+            raise UnknownBaseError(node.name, "the base", reason, node.lineno)
         return line.entry(kind)
 
     def _line(self, kind: str, source: PluginSource, node: ast.ClassDef) -> _Line:

@@ -79,6 +79,11 @@ class Registry:
             self.classes[name] = getattr(importlib.import_module(module), attribute)
         return self.classes[name]
 
+    def arguments(self, name: str, written: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the arguments of a component: those written over the defaults that its class declares."""
+        entry = self.contents.get(name)
+        return dict(entry.args if entry is not None else {}) | dict(written or {})
+
     def unknown(self, name: str) -> str:
         """Return the message for an unknown name: the nearest known one and the whole list."""
         near = difflib.get_close_matches(name, self.contents, n=1)

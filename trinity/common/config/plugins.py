@@ -12,7 +12,7 @@ from trinity.utils.declaration import DECLARED, ROLES
 from trinity.utils.entry import Entry
 from trinity.utils.formula import arguments
 from trinity.utils.plugin_loader import plugin_files
-from trinity.utils.plugin_source import ClassReader, PluginName, PluginSource, UndeclaredError
+from trinity.utils.plugin_source import ClassReader, PluginName, PluginSource, UndeclaredError, UnknownBaseError
 
 REGISTRY_NAMES = {
     "ALGORITHM_TYPE": "algorithm_type",
@@ -118,6 +118,9 @@ def _read_registration(
         return
     try:
         entry = reader.entry(kind, source, found.of)
+    except UnknownBaseError as error:
+        scan.problems.append(_unknown_base(error, found, kind))
+        return
     except UndeclaredError as error:
         scan.problems.append(
             Problem(
@@ -135,6 +138,20 @@ def _read_registration(
     scan.problems += faults
     if not faults:
         scan.entries.setdefault(kind, {})[found.name] = entry
+
+
+def _unknown_base(error: UnknownBaseError, found: PluginName, kind: str) -> Problem:
+    """Return that only the run knows what a class declares: for a type too late, since the run is made of that."""
+    is_type = kind == "algorithm_type"
+    return Problem(
+        "E3906" if is_type else "W3906",
+        "error" if is_type else "warning",
+        "--plugin-dir",
+        f"plugin {found.path}:{error.line}: {error}; what it declares is known only when the file is imported",
+        file=str(found.path),
+        line=error.line,
+        suggestion="derive from AlgorithmType, or from a class in a plugin file" if is_type else None,
+    )
 
 
 def _faults(entry: Entry, found: PluginName, kind: str) -> list[Problem]:

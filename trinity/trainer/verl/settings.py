@@ -223,7 +223,7 @@ def loss_of(config: Config) -> LossFn:
         chosen, args = vars(algorithm)[key], vars(algorithm)[f"{key}_args"] or {}
         name = chosen if chosen is not None else defaults.get(key) or "none"
         try:
-            return registry.get(name)(**extra | args)
+            return registry.get(name)(**registry.arguments(name, extra | args))
         except (TypeError, ValueError) as error:
             raise ConfigError(f"algorithm.{key}_args of {name}: {error}", code="E1302") from error
 
