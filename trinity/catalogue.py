@@ -19,6 +19,7 @@ from trinity.buffer.operators import OPERATOR_CONTENTS
 from trinity.buffer.priority import PRIORITY_CONTENTS
 from trinity.buffer.selector import SELECTOR_CONTENTS
 from trinity.common.config import Catalogue, ConfigErrors, Problem, read_plugins
+from trinity.common.config.catalogue import REGISTRIES
 from trinity.common.constants import PLUGIN_DIRS_ENV_VAR
 from trinity.common.models.reward_models import REWARD_MODEL_CONTENTS
 from trinity.common.rewards import REWARD_CONTENTS
@@ -64,5 +65,6 @@ def builtin_catalogue(dirs: Iterable[Path] = ()) -> Catalogue:
 
 def catalogue_of(dirs: Iterable[Path]) -> tuple[Catalogue, list[Problem]]:
     """Return the built-in names together with those of the plugin files of `dirs`, and what is wrong with the files."""
-    scan = read_plugins(dirs, bases=BUILT_IN.bases)
+    taken = {registry: BUILT_IN.contents(registry).keys() for registry in REGISTRIES}
+    scan = read_plugins(dirs, bases=BUILT_IN.bases, taken=taken)
     return BUILT_IN.with_plugins(scan.names, entries=scan.entries, has_unknown=scan.has_unknown), scan.problems

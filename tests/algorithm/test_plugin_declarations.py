@@ -254,6 +254,22 @@ def test_an_advantage_of_an_unknown_base_is_left_to_the_run_which_reads_its_defa
     assert (problem.code, problem.is_error) == ("E3906", True) and "the base of Mine (Distant)" in problem.message
 
 
+@pytest.mark.parametrize(
+    ("text", "owner"),
+    [(LOSS.replace('"mine"', '"ppo"'), "a built-in"), (LOSS + LOSS.replace("Mine", "Other"), "mine.py:Mine")],
+)
+def test_a_name_that_another_class_has_is_refused_unless_it_is_forced(tmp_path: Path, text: str, owner: str) -> None:
+    text = HEAD + text.format("", "", "", "")
+    problems = [p for p in _examined(tmp_path, text, {})[1] if p.is_error]
+    assert [p.code for p in problems] == ["E3903"] and problems[0].message.endswith(f"already registered by {owner}")
+    with pytest.raises(ConfigError, match="is already registered by") as caught:
+        load_plugins(tmp_path / "plugins")
+    assert caught.value.code == "E3903"
+    forced = text.replace('register_module("mine")\nclass Other', 'register_module("mine", force=True)\nclass Other')
+    forced = forced.replace('register_module("ppo")', 'register_module("ppo", force=True)')
+    assert not [p for p in _examined(tmp_path, forced, {})[1] if p.is_error]
+
+
 CHECKS = """
     @classmethod
     def check_config(cls, config):

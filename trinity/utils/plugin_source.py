@@ -28,6 +28,7 @@ class PluginName:
         line: of the registration, from 1.
         column: of the registration, from 1.
         of: the class that is registered, where it stands in the file.
+        force: it may take a name that another class has.
     """
 
     registry: str
@@ -36,6 +37,7 @@ class PluginName:
     line: int
     column: int = field(default=1, compare=False)
     of: ast.ClassDef | None = field(default=None, compare=False)
+    force: bool = field(default=False, compare=False)
 
 
 class UndeclaredError(Exception):
@@ -100,7 +102,8 @@ class PluginSource:
                 literal = first[0].value if first and isinstance(first[0], ast.Constant) else None
                 name = literal if isinstance(literal, str) else None
                 registry, column = ast.unparse(node.func.value), node.col_offset + 1
-                yield PluginName(registry, name, self.path, node.lineno, column, owners.get(id(node)))
+                force = any(word.arg == "force" and ast.unparse(word.value) != "False" for word in node.keywords)
+                yield PluginName(registry, name, self.path, node.lineno, column, owners.get(id(node)), force)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,14 +57,21 @@ def scan_plugins(dirs: Iterable[Path]) -> dict[str, frozenset[str]]:
     return read_plugins(dirs).names
 
 
-def read_plugins(dirs: Iterable[Path], *, bases: Mapping[str, Entry] | None = None) -> PluginScan:
+def read_plugins(
+    dirs: Iterable[Path],
+    *,
+    bases: Mapping[str, Entry] | None = None,
+    taken: Mapping[str, Collection[str]] | None = None,
+) -> PluginScan:
     """Return what the plugin files of `dirs` register and declare, and what is wrong with the files.
 
     Args:
         dirs: folders of plugin files.
         bases: entries of the classes that plugins derive from, by name; without them only names are read.
+        taken: names that are taken, by registry.
     """
     scan = PluginScan()
+    names = {kind: dict.fromkeys(known, "a built-in") for kind, known in (taken or {}).items()}
     sources: list[PluginSource] = []
     for folder in dirs:
         if folder.is_dir():
@@ -77,6 +84,7 @@ def read_plugins(dirs: Iterable[Path], *, bases: Mapping[str, Entry] | None = No
     reader = ClassReader(sources, bases or {})
     for source in sources:
         for found in source.registrations():
+            _check_name(found, scan, names)
             _read_registration(found, source, scan, reader=None if bases is None else reader)
     return scan
 
@@ -95,6 +103,23 @@ def _read_file(path: Path, scan: PluginScan) -> PluginSource | None:
             Problem("E3901", "error", "--plugin-dir", message, file=str(path), line=line, column=column)
         )
         return None
+
+
+def _check_name(found: PluginName, scan: PluginScan, taken: dict[str, dict[str, str]]) -> None:
+    """Note a name that another class has; the file could not be imported."""
+    kind = REGISTRY_NAMES.get(found.registry.rpartition(".")[2])
+    if kind is None or found.name is None:
+        return
+    place = f"{found.path.name}:{found.of.name if found.of is not None else found.line}"
+    owner = taken.setdefault(kind, {}).setdefault(found.name, place)
+    if owner != place and not found.force:
+        message = f"plugin {found.path}:{found.line}: {kind} `{found.name}` is already registered by {owner}"
+        way_out = "choose another name, or register it with force=True"
+        scan.problems.append(
+            Problem(
+                "E3903", "error", "--plugin-dir", message, file=str(found.path), line=found.line, suggestion=way_out
+            )
+        )
 
 
 def _read_registration(
