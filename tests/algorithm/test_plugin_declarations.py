@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -268,6 +270,19 @@ def test_a_name_that_another_class_has_is_refused_unless_it_is_forced(tmp_path: 
     forced = text.replace('register_module("mine")\nclass Other', 'register_module("mine", force=True)\nclass Other')
     forced = forced.replace('register_module("ppo")', 'register_module("ppo", force=True)')
     assert not [p for p in _examined(tmp_path, forced, {})[1] if p.is_error]
+
+
+def test_a_plugin_keeps_a_name_that_it_took_when_the_built_in_is_imported_later(tmp_path: Path) -> None:
+    text = LOSS.replace('"mine"', '"sft", force=True').format("", "")
+    folder = _folder(tmp_path, "from trinity.algorithm import POLICY_LOSS_FN, PolicyLossFn as Base\n" + text)
+    code = (
+        "import sys; from trinity.utils.plugin_loader import load_plugins; load_plugins(sys.argv[1]);"
+        "import trinity.algorithm.policy_loss_fn.sft; from trinity.algorithm import POLICY_LOSS_FN;"
+        "print(POLICY_LOSS_FN.get('sft').__module__, dict(POLICY_LOSS_FN.contents['sft'].args))"
+    )
+    command = [sys.executable, "-c", code, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.strip() == "trinity.plugins.mine {'beta': 0.1}", done.stderr
 
 
 CHECKS = """

@@ -31,6 +31,7 @@ class Registry:
     def __init__(self, name: str, contents: Mapping[str, Entry]) -> None:
         self.name = name
         self.contents: dict[str, Entry] = dict(contents)
+        self._built_in = {name: entry.path for name, entry in contents.items()}
         self.classes: dict[str, type[Any]] = {}
 
     def register_module(self, name: str, *, force: bool = False, doc: str = "") -> Callable[[type[Any]], type[Any]]:
@@ -48,6 +49,8 @@ class Registry:
         def register(cls: type[Any]) -> type[Any]:
             place = f"{cls.__module__}:{cls.__qualname__}"
             known = self.contents.get(name)
+            if known is not None and known.path != place and self._built_in.get(name) == place and not force:
+                return cls  # a plugin took the name of this built-in before its file was imported
             if known is not None and known.path != place and not force:
                 raise ConfigError(
                     f"{self.name} {name!r} is already registered by {known.path}; "
