@@ -45,7 +45,7 @@ def resolve_arguments(
     merge_arguments(draft, f"{key}_args", function, known, entry=entry)
     is_built_in = draft.catalogue.is_built_in(registry, function)
     checked = {n: v for n, v in known.items() if is_built_in or n in entry.ranges or n == "loss_agg_mode"}
-    _check_types(draft, f"{key}_args", function, checked, written=written, modes=AGG_MODES[entry.convention])
+    check_kinds(draft, f"{key}_args", function, checked, written=written, modes=AGG_MODES[entry.convention])
     _check_ranges(draft, f"{key}_args", function, checked, entry=entry)
 
 
@@ -89,14 +89,14 @@ def _names(entry: Entry) -> list[str]:
     return sorted({*entry.args, *entry.required})
 
 
-def _check_types(
+def check_kinds(
     draft: Draft,
     key: str,
     function: str,
     known: Mapping[str, Any],
     *,
     written: Mapping[str, Any],
-    modes: tuple[str, ...],
+    modes: tuple[str, ...] = (),
 ) -> None:
     """Note a value that is of another kind than its default; what has none may be anything, and so may null be."""
     for name, value in written.items():
