@@ -9,6 +9,7 @@ from pathlib import Path
 from trinity.algorithm import (
     ADVANTAGE_CONTENTS,
     ALGORITHM_CONTENTS,
+    CONTENTS,
     ENTROPY_LOSS_CONTENTS,
     KL_CONTENTS,
     POLICY_LOSS_CONTENTS,
@@ -17,7 +18,8 @@ from trinity.algorithm import (
 from trinity.buffer.operators import OPERATOR_CONTENTS
 from trinity.buffer.priority import PRIORITY_CONTENTS
 from trinity.buffer.selector import SELECTOR_CONTENTS
-from trinity.common.config import Catalogue, ConfigErrors, read_plugins
+from trinity.common.config import Catalogue, ConfigErrors, Finding, read_plugins
+from trinity.common.config.catalogue import REGISTRIES
 from trinity.common.constants import PLUGIN_DIRS_ENV_VAR
 from trinity.common.models.reward_models import REWARD_MODEL_CONTENTS
 from trinity.common.rewards import REWARD_CONTENTS
@@ -38,6 +40,7 @@ BUILT_IN = Catalogue(
     selector=SELECTOR_CONTENTS,
     monitor=MONITOR_CONTENTS,
     priority_fn=PRIORITY_CONTENTS,
+    bases=CONTENTS.classes,
 )
 
 
@@ -51,10 +54,17 @@ def builtin_catalogue(dirs: Iterable[Path] = ()) -> Catalogue:
     """Return the built-in names together with those that the plugin files of `dirs` register.
 
     Raises:
-        ConfigErrors: a folder does not exist or a file cannot be read.
+        ConfigErrors: a folder does not exist, a file cannot be read, or a declaration in it.
     """
-    scan = read_plugins(dirs)
-    errors = [problem for problem in scan.problems if problem.severity == "error"]
+    catalogue, problems = catalogue_of(dirs)
+    errors = [problem for problem in problems if problem.is_error]
     if errors:
         raise ConfigErrors(errors)
-    return BUILT_IN.with_plugins(scan.names, has_unknown=scan.has_unknown)
+    return catalogue
+
+
+def catalogue_of(dirs: Iterable[Path]) -> tuple[Catalogue, list[Finding]]:
+    """Return the built-in names together with those of the plugin files of `dirs`, and what is wrong with the files."""
+    taken = {registry: BUILT_IN.contents(registry).keys() for registry in REGISTRIES}
+    scan = read_plugins(dirs, bases=BUILT_IN.bases, taken=taken)
+    return BUILT_IN.with_plugins(scan.names, entries=scan.entries, has_unknown=scan.has_unknown), scan.problems

@@ -170,7 +170,7 @@ def test_data_that_do_not_fit_are_named() -> None:
 def test_token_advantage_names_the_tensors_it_asks_for() -> None:
     assert ADVANTAGE_FN.get("ppo")().select_keys == {"token_level_rewards", "values", "action_mask"}
     assert ADVANTAGE_FN.get("jsd").default_args() == dict(ADVANTAGE_FN.contents["jsd"].args)
-    assert ADVANTAGE_FN.contents["verl_gae"].needs == {"values"}
+    assert ADVANTAGE_FN.contents["verl_gae"].needs == {"token_level_rewards", "values"}
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.3, 0.5, 0.9])

@@ -13,13 +13,12 @@ from tests.common.config.conftest import MINIMAL
 from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE, POLICY_LOSS_FN
 from trinity.catalogue import BUILT_IN
 from trinity.common.config import Config, Finding, examine
-from trinity.common.config.rules.algorithm import GROUPS_IN_PIPELINE, GROUPS_IN_TRAINER
 from trinity.common.errors import ConfigError
 from trinity.explorer.assembly import build_advantage_fn
 from trinity.launch.run import RunOptions, plan_run
 
 ONLINE = sorted(n for n in ALGORITHM_TYPE if ALGORITHM_TYPE.get(n).schema == "experience")
-SERVED_GROUPS = sorted(GROUPS_IN_PIPELINE | GROUPS_IN_TRAINER)
+SERVED_GROUPS = sorted(name for name, entry in ADVANTAGE_FN.contents.items() if entry.compares)
 NAN = float("nan")
 FILTER = {"experience_pipeline": {"operators": [{"name": "reward_filter", "args": {"threshold": 1.0}}]}}
 

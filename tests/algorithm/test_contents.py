@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from tools import contents
 from trinity.algorithm import (
     ADVANTAGE_FN,
     ALGORITHM_TYPE,
+    CONTENTS,
     ENTROPY_LOSS_FN,
     KL_FN,
     POLICY_LOSS_FN,
@@ -55,10 +57,27 @@ def test_entry_lists_the_arguments_of_its_class(registry: Registry, base: type[A
     assert dict(entry.args) == signature == cls.default_args() and entry.doc
 
 
+def test_the_file_of_the_tables_is_what_the_classes_say() -> None:
+    assert contents.FILE.read_text(encoding="utf-8") == contents.contents().to_json(), "run `python -m tools.contents`"
+
+
 @pytest.mark.parametrize("name", list(POLICY_LOSS_FN))
-def test_a_loss_that_takes_weights_of_the_rollout_says_so(name: str) -> None:
-    takes = "rollout_is_weights" in inspect.signature(POLICY_LOSS_FN.get(name).__call__).parameters
-    assert ("rollout_is_weights" in POLICY_LOSS_FN.contents[name].takes) == takes
+def test_what_a_loss_needs_and_takes_are_the_tensors_that_its_call_names(name: str) -> None:
+    parameters = inspect.signature(POLICY_LOSS_FN.get(name).__call__).parameters.values()
+    named = {p.name: p.default is inspect.Parameter.empty for p in parameters if p.kind is not p.VAR_KEYWORD}
+    entry = CONTENTS.names["policy_loss_fn"][name]
+    assert named.keys() - {"self", "logprob", "action_mask"} == entry.needs | entry.takes
+    assert all(named[tensor] for tensor in entry.needs) and not any(named[tensor] for tensor in entry.takes)
+
+
+@pytest.mark.parametrize("name", list(ADVANTAGE_FN))
+def test_an_advantage_says_where_it_is_called_and_with_what(name: str) -> None:
+    function, entry = ADVANTAGE_FN.get(name), CONTENTS.names["advantage_fn"][name]
+    in_trainer = function.compute_in_trainer()
+    names = set(inspect.signature(function.__call__).parameters) - {"self", "action_mask"} if in_trainer else set()
+    assert entry.scope == ("trainer" if in_trainer else "pipeline")
+    assert entry.needs | entry.takes == names or (name, entry.needs) == ("gigpo", {"step_reward"})
+    assert entry.compares == ("uid" in names if in_trainer else name != "reinforce")
 
 
 @pytest.mark.parametrize("name", list(ALGORITHM_TYPE))

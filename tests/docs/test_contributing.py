@@ -29,5 +29,5 @@ def test_the_monitor_plugin_of_the_page_works(tmp_path: Path, caplog: pytest.Log
             monitor.close()
     finally:
         MONITOR.contents.pop("standard_log")
-        MONITOR._classes.pop("standard_log")
+        MONITOR.classes.pop("standard_log")
     assert [record.getMessage() for record in caplog.records if record.name == "n"] == ["trainer 3 {'x': 1.0}"]

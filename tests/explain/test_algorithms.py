@@ -22,7 +22,7 @@ from trinity.catalogue import BUILT_IN
 from trinity.cli.app import app
 from trinity.common.config import examine
 from trinity.common.errors import ExitCode
-from trinity.explain.algorithms import ALSO_NEEDED, facts, page
+from trinity.explain.algorithms import facts, page
 from trinity.explain.components import sources
 from trinity.trainer.verl.settings import actor_settings, loss_of, temperature
 from trinity.utils.formula import arguments, in_numbers, in_symbols, number
@@ -182,7 +182,7 @@ def test_an_unknown_name_gets_the_nearest(flags: tuple[str, ...]) -> None:
 def test_the_yaml_of_a_type_selects_exactly_its_defaults(tmp_path: Path, name: str) -> None:
     found = facts(name)
     written, plain = tmp_path / "written.yaml", tmp_path / "plain.yaml"
-    also = "\n".join(ALSO_NEEDED.get(name, ()))
+    also = "\n".join(ALGORITHM_CONTENTS[name].also_needed)
     short = f"mode: {found['mode']}\nalgorithm:\n  algorithm_type: {name}\n{also}\n"
     for path, text in ((written, found["yaml"]), (plain, short)):
         path.write_text(yaml.safe_dump(_merged(yaml.safe_load(MINIMAL), yaml.safe_load(text))))
@@ -298,7 +298,7 @@ def test_the_effective_loss_of_every_type_is_the_one_that_is_built(tmp_path: Pat
     assert any(f"clipped to a norm of {number(float(split.grad_clip or 0))}" in line for line in found["batch"])
     reads_advantages = "advantages" in loss.required
     assert any(term[0].startswith("A = ") for term in found["terms"]) is reads_advantages
-    if "seq-mean-token-sum-norm" in (loss.policy_mode, loss.loss_agg_mode):
+    if "seq-mean-token-sum-norm" in (loss.policy_loss.loss_agg_mode, loss.loss_agg_mode):
         assert f"divided by {number(split.normalizer)}" in found["terms"][0][0]
 
 

@@ -61,7 +61,7 @@ def reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         return {found.key.rpartition(".")[2]: found.message for found in probe_tasks(plan.stages[0].config)}
 
     yield probe
-    for table in (REWARD_FUNCTIONS.contents, REWARD_FUNCTIONS._classes):
+    for table in (REWARD_FUNCTIONS.contents, REWARD_FUNCTIONS.classes):
         del table["probed_reward"]
 
 

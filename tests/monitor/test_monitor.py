@@ -45,14 +45,23 @@ class OldStyleMonitor(PublishedBase):
         OldStyleMonitor.last = {"table": table_name, "rows": experiences_table.to_dict("records")}
 
 
+class MonitorWithDefaults(OldStyleMonitor):
+    """Says what its arguments are where nothing is written."""
+
+    @classmethod
+    def default_args(cls) -> dict[str, Any]:
+        return {"colour": "red", "size": 1}
+
+
 @pytest.fixture
 def plugins() -> Iterator[None]:
-    for name, cls in {"failing": FailingMonitor, "old_style": OldStyleMonitor}.items():
+    made = {"failing": FailingMonitor, "old_style": OldStyleMonitor, "with_defaults": MonitorWithDefaults}
+    for name, cls in made.items():
         MONITOR.register_module(name, force=True)(cls)
     yield
-    for name in ("failing", "old_style"):
+    for name in made:
         MONITOR.contents.pop(name)
-        MONITOR._classes.pop(name)
+        MONITOR.classes.pop(name)
 
 
 def make(job_dir: Path, monitor_type: str | None = None, **arguments: Any) -> Monitor:
@@ -259,3 +268,14 @@ def test_the_log_file_has_a_line_for_each_step_and_the_console_has_not(tmp_path:
     lines = (tmp_path / "trainer.log").read_text().splitlines()
     assert [line.split("monitor: ")[1].strip() for line in lines] == ["step 7  loss 0.5000  reward 0.250", "step 8"]
     assert printed == []
+
+
+@pytest.mark.usefixtures("plugins")
+@pytest.mark.parametrize(("written", "colour"), [(None, "red"), ({"size": 2}, "red"), ({"colour": "blue"}, "blue")])
+def test_the_default_arguments_of_a_plugin_are_its_arguments(
+    tmp_path: Path, written: dict[str, Any] | None, colour: str
+) -> None:
+    monitor = make(tmp_path, "with_defaults", monitor_args=written)
+    monitor.log({"a": 1.0}, 1)
+    monitor.close()
+    assert OldStyleMonitor.last["colour"] == colour

@@ -73,7 +73,7 @@ def hanging() -> Iterator[type[Hanging]]:
     yield Hanging
     Hanging.released.set()
     MONITOR.contents.pop("hanging")
-    MONITOR._classes.pop("hanging")
+    MONITOR.classes.pop("hanging")
 
 
 @pytest.fixture

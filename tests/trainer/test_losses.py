@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,14 +10,8 @@ import torch
 
 from tests.trainer.conftest import make_experiences
 from tests.trainer.test_update import assert_same, gradients, worker
-from trinity.algorithm import ADVANTAGE_CONTENTS, ADVANTAGE_FN, POLICY_LOSS_FN
+from trinity.algorithm import POLICY_LOSS_FN
 from trinity.common.config import Config
-from trinity.common.config.rules.algorithm import (
-    GROUPS_IN_PIPELINE,
-    GROUPS_IN_TRAINER,
-    OTHER_REWARDS,
-    WITHOUT_TOKEN_REWARDS,
-)
 from trinity.common.errors import ConfigError
 from trinity.common.experience import Experience
 from trinity.trainer.verl.loss import Share
@@ -123,17 +116,6 @@ def test_share_of_verls_conventions() -> None:
                   normalizer=10.0)  # fmt: skip
     assert [share.of(mode, counts_empty_rows=False) for mode in VERL_MODES] == [0.25, 1.0, 0.25, 0.25, 0.125]
     assert [share.of(mode) for mode in VERL_MODES] == [0.25, 1.0, 0.25, 0.25, 0.5]
-
-
-def test_tables_of_the_configuration_agree_with_the_advantages() -> None:
-    for name in ADVANTAGE_CONTENTS:
-        function = ADVANTAGE_FN.get(name)
-        in_trainer = function.compute_in_trainer()
-        names = inspect.signature(function.__call__).parameters if in_trainer else {}
-        assert (name in WITHOUT_TOKEN_REWARDS) == ("token_level_rewards" not in names)
-        assert (name in OTHER_REWARDS) == (in_trainer and "token_level_rewards" not in names)
-        assert (name in GROUPS_IN_TRAINER) == ("uid" in names), name
-    assert GROUPS_IN_PIPELINE | OTHER_REWARDS | {"reinforce", None} == WITHOUT_TOKEN_REWARDS
 
 
 @pytest.mark.parametrize(

@@ -1,61 +1,27 @@
 """Algorithms: the torch-free tables of contents, and the base classes that plugins derive from.
 
-Each table lists every built-in by name with its constructor's arguments and defaults, and with what it makes the
-run load. An algorithm type's `args` are the defaults that it gives the `algorithm` section of a configuration.
+Every class says of itself what it is (`trinity.utils.declaration`). `contents.json`, which `python -m tools.contents`
+writes from the classes, has that for those who must know it before they import anything. An algorithm type's `args`
+are the defaults that it gives the `algorithm` section of a configuration.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from trinity.algorithm.advantage_fn import ADVANTAGE_CONTENTS as ADVANTAGE_CONTENTS
-from trinity.algorithm.algorithm_types import ALGORITHM_CONTENTS as ALGORITHM_CONTENTS
-from trinity.algorithm.kl_fn import KL_CONTENTS as KL_CONTENTS
-from trinity.algorithm.policy_loss_fn import POLICY_LOSS_CONTENTS as POLICY_LOSS_CONTENTS
-from trinity.utils.registry import Entry, Registry
+from trinity.utils.entry import Contents, Entry
+from trinity.utils.registry import Registry
 
-ENTROPY_LOSS_CONTENTS: dict[str, Entry] = {
-    "default": Entry(
-        "trinity.algorithm.entropy_loss_fn:DefaultEntropyLossFn",
-        args={"entropy_coef": 0.0},
-        needs=frozenset({"entropy"}),
-        doc="entropy_coef times the aggregated entropy, subtracted from the loss",
-        formula="{entropy_coef} H\nH = -sum over the vocabulary of p ln p",
-    ),
-    "mix": Entry(
-        "trinity.algorithm.entropy_loss_fn:MixEntropyLossFn",
-        args={"entropy_coef": 0.0},
-        needs=frozenset({"entropy", "expert_mask"}),
-        doc="as default, over the rows that are no expert data",
-        formula="{entropy_coef} H\nH = -sum over the vocabulary of p ln p, of the rows that are no expert data",
-    ),
-    "none": Entry(
-        "trinity.algorithm.entropy_loss_fn:NoneEntropyLossFn",
-        args={"entropy_coef": 0.0},
-        doc="no entropy term",
-        formula="0",
-    ),
-}
-SAMPLE_STRATEGY_CONTENTS: dict[str, Entry] = {
-    "default": Entry(
-        "trinity.algorithm.sample_strategy.default:DefaultSampleStrategy",
-        doc="the next train_batch_size experiences of the experience buffer",
-    ),
-    "mix": Entry(
-        "trinity.algorithm.sample_strategy.mix:MixSampleStrategy",
-        args={"expert_data_ratio": 0.5, "sft_dataset_name": "sft_dataset"},
-        doc="a share of the batch from a dataset of demonstrations, the rest from the experience buffer",
-    ),
-    "staleness_control": Entry(
-        "trinity.algorithm.sample_strategy.staleness_control:StalenessControlStrategy",
-        args={"max_staleness": None},
-        doc="as default, without experiences that are more than max_staleness training steps old",
-    ),
-    "warmup": Entry(
-        "trinity.algorithm.sample_strategy.default:DefaultSampleStrategy", doc="deprecated, the same as default"
-    ),
-}
+CONTENTS = Contents.read(Path(__file__).with_name("contents.json"))
+ALGORITHM_CONTENTS: Mapping[str, Entry] = CONTENTS.names["algorithm_type"]
+ADVANTAGE_CONTENTS: Mapping[str, Entry] = CONTENTS.names["advantage_fn"]
+POLICY_LOSS_CONTENTS: Mapping[str, Entry] = CONTENTS.names["policy_loss_fn"]
+KL_CONTENTS: Mapping[str, Entry] = CONTENTS.names["kl_fn"]
+ENTROPY_LOSS_CONTENTS: Mapping[str, Entry] = CONTENTS.names["entropy_loss_fn"]
+SAMPLE_STRATEGY_CONTENTS: Mapping[str, Entry] = CONTENTS.names["sample_strategy"]
 
 ALGORITHM_TYPE = Registry("algorithm_type", ALGORITHM_CONTENTS)
 ADVANTAGE_FN = Registry("advantage_fn", ADVANTAGE_CONTENTS)

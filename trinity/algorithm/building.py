@@ -28,10 +28,11 @@ def build(
         ConfigError: an unknown name (E1701), or arguments that the component does not take (E1302).
     """
     section = vars(algorithm)
-    name, args = section[key] or default, section[f"{key}_args"] or {}
+    name = section[key] or default
     component = registry.get(name)
     if component is None:
         return None
+    args = registry.arguments(str(name), section[f"{key}_args"])
     try:
         return component(*given, **fixed, **args)
     except (TypeError, ValueError) as error:

@@ -8,16 +8,18 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import ENTROPY_LOSS_FN
 from trinity.algorithm.utils import aggregate_loss
+from trinity.utils.declaration import Declared
 
 
-class EntropyLossFn(ABC):
+class EntropyLossFn(Declared, ABC):
     """A term that rewards the policy's entropy.
 
     Args:
@@ -26,6 +28,9 @@ class EntropyLossFn(ABC):
     Raises:
         ValueError: it is not finite.
     """
+
+    kind = "entropy_loss_fn"
+    ranges: ClassVar[Mapping[str, str]] = {"entropy_coef": "(-inf, inf)"}
 
     def __init__(self, entropy_coef: float = 0.0) -> None:
         if not math.isfinite(entropy_coef):
@@ -54,17 +59,16 @@ class EntropyLossFn(ABC):
         """Return what a checkpoint keeps of a term that remembers something; see `PolicyLossFn.state_dict`."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most terms remember nothing
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
 
-    @classmethod
-    def default_args(cls) -> dict[str, Any]:
-        """Return the constructor's arguments and defaults."""
-        return {"entropy_coef": 0.0}
 
-
+@ENTROPY_LOSS_FN.register_module("default")
 class DefaultEntropyLossFn(EntropyLossFn):
     """`entropy_coef` times the aggregated entropy of the counted tokens."""
+
+    summary = "entropy_coef times the aggregated entropy, subtracted from the loss"
+    formula = "{entropy_coef} H\nH = -sum over the vocabulary of p ln p"
 
     def __call__(
         self,
@@ -78,8 +82,12 @@ class DefaultEntropyLossFn(EntropyLossFn):
         return loss * self.entropy_coef, {"entropy_loss": loss.item()}
 
 
+@ENTROPY_LOSS_FN.register_module("mix")
 class MixEntropyLossFn(EntropyLossFn):
     """As `default`, over the rows that the policy wrote itself: expert data say nothing about its entropy."""
+
+    summary = "as default, over the rows that are no expert data"
+    formula = "{entropy_coef} H\nH = -sum over the vocabulary of p ln p, of the rows that are no expert data"
 
     def rows(self, values: Mapping[str, Tensor]) -> Bool[Tensor, "B"] | None:
         """Return true for the rows that are no expert data."""
@@ -104,8 +112,12 @@ class MixEntropyLossFn(EntropyLossFn):
         return loss * self.entropy_coef, {"entropy_loss": loss.item()}
 
 
+@ENTROPY_LOSS_FN.register_module("none")
 class NoneEntropyLossFn(EntropyLossFn):
     """No entropy term; the trainer computes no entropy."""
+
+    summary = "no entropy term"
+    formula = "0"
 
     def __call__(
         self,

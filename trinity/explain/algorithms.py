@@ -14,29 +14,7 @@ from trinity.explain.components import Component, components, sources
 from trinity.utils.formula import number
 
 INDENT = "    "
-_TEACHER = ("explorer:", "  auxiliary_models:", "    - model_path: /models/teacher")
 LOSS_ROLES = {"policy_loss_fn": "P", "kl_loss_fn": "K", "entropy_loss_fn": "E", "advantage_fn": "A"}
-# What a type needs outside `algorithm`, with a value to start from.
-_EXPERT_DATA = (
-    "buffer:",
-    "  trainer_input:",
-    "    auxiliary_buffers:",
-    "      sft_dataset:",
-    "        path: demonstrations.jsonl",
-)
-ALSO_NEEDED = {
-    "raft": (
-        "data_processor:",
-        "  experience_pipeline:",
-        "    operators:",
-        "      - name: reward_filter",
-        "        args: {threshold: 1.0}",
-    ),
-    "mix": _EXPERT_DATA,
-    "mix_chord": _EXPERT_DATA,
-    "on_policy_distill": _TEACHER,
-    "jsd": _TEACHER,
-}
 TITLES = {
     "advantage_fn": "advantage A",
     "policy_loss_fn": "policy loss P",
@@ -151,7 +129,7 @@ def yaml(name: str, parts: dict[str, Component]) -> str:
         if part.args and not part.is_none:
             lines.append(f"  {role}_args:")
             lines += [f"    {key}: {scalar(value)}" for key, value in defaults(part).items()]
-    return "\n".join([*lines, *ALSO_NEEDED.get(name, ())])
+    return "\n".join([*lines, *entry.also_needed])
 
 
 def defaults(part: Component) -> dict[str, Any]:

@@ -7,26 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trinity.algorithm import (
-    ADVANTAGE_CONTENTS,
-    ALGORITHM_CONTENTS,
-    ENTROPY_LOSS_CONTENTS,
-    KL_CONTENTS,
-    POLICY_LOSS_CONTENTS,
-    SAMPLE_STRATEGY_CONTENTS,
-)
+from trinity.catalogue import BUILT_IN
+from trinity.common.config import Catalogue
 from trinity.utils.formula import in_numbers, in_symbols
 from trinity.utils.registry import Entry
 
 # A paper, its version where the numbers depend on it, and the place in it.
 _SOURCE = re.compile(r"arXiv:\d{4}\.\d{4,5}(?:v\d+)?(?:, (?:eq\. \d+(?:(?:, | and )\d+)*|section \d+(?:\.\d+)*))*")
-REGISTRIES: dict[str, tuple[str, Mapping[str, Entry]]] = {
-    "advantage_fn": ("advantage_fn", ADVANTAGE_CONTENTS),
-    "policy_loss_fn": ("policy_loss_fn", POLICY_LOSS_CONTENTS),
-    "kl_loss_fn": ("kl_fn", KL_CONTENTS),
-    "kl_penalty_fn": ("kl_fn", KL_CONTENTS),
-    "entropy_loss_fn": ("entropy_loss_fn", ENTROPY_LOSS_CONTENTS),
-    "sample_strategy": ("sample_strategy", SAMPLE_STRATEGY_CONTENTS),
+REGISTRIES = {
+    "advantage_fn": "advantage_fn",
+    "policy_loss_fn": "policy_loss_fn",
+    "kl_loss_fn": "kl_fn",
+    "kl_penalty_fn": "kl_fn",
+    "entropy_loss_fn": "entropy_loss_fn",
+    "sample_strategy": "sample_strategy",
 }
 
 
@@ -37,14 +31,16 @@ class Component:
     Attributes:
         role: key under `algorithm`, such as `kl_loss_fn`.
         name: its name; `none` where the algorithm has no such function.
-        entry: its line in the table of contents; None for a plugin and for `none` of an advantage.
+        entry: what its class says of itself; None for a plugin that says nothing and for `none` of an advantage.
         args: all arguments, defaults merged.
+        is_built_in: it is no plugin's, so that `entry` is the whole truth.
     """
 
     role: str
     name: str
     entry: Entry | None
     args: Mapping[str, Any] = field(default_factory=dict)
+    is_built_in: bool = True
 
     @property
     def is_none(self) -> bool:
@@ -64,12 +60,12 @@ class Component:
     @property
     def needs(self) -> frozenset[str]:
         """The tensors that it reads."""
-        return self.entry.needs if self.entry is not None else frozenset()
+        return self.entry.reads if self.entry is not None else frozenset()
 
     @property
     def is_verl(self) -> bool:
         """Whether a policy loss aggregates by veRL's convention."""
-        return self.entry is not None and ":Verl" in self.entry.path
+        return self.entry is not None and self.entry.convention == "verl"
 
     @property
     def sources(self) -> list[str]:
@@ -78,16 +74,23 @@ class Component:
 
 
 def component(
-    algorithm: str, role: str, chosen: str | None = None, written: Mapping[str, Any] | None = None
+    algorithm: str,
+    role: str,
+    chosen: str | None = None,
+    written: Mapping[str, Any] | None = None,
+    *,
+    catalogue: Catalogue = BUILT_IN,
 ) -> Component:
     """Return a function of an algorithm type: the `chosen` one, or that of the type, `written` arguments on top."""
-    known = ALGORITHM_CONTENTS[algorithm].args if algorithm in ALGORITHM_CONTENTS else {}
+    of_type = catalogue.entry("algorithm_type", algorithm)
+    known = of_type.args if of_type is not None else {}
     name = chosen if chosen is not None else known.get(role) or "none"
-    entry = REGISTRIES[role][1].get(name)
+    entry = catalogue.entry(REGISTRIES[role], name)
     args = dict(entry.args) if entry is not None else {}
     if known.get(role) == name:
         args |= known.get(f"{role}_args") or {}
-    return Component(role, name, entry, args | dict(written or {}))
+    is_built_in = catalogue.is_built_in(REGISTRIES[role], name)
+    return Component(role, name, entry, args | dict(written or {}), is_built_in)
 
 
 def components(algorithm: str) -> dict[str, Component]:

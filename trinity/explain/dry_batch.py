@@ -84,7 +84,7 @@ def dry_experiences(config: Config, *, vocab_size: int, extra: Iterable[str] = (
         extra: per-row values that a plugin asks for by name; they are random numbers in [0, 1).
     """
     generator = torch.Generator().manual_seed(SEED)
-    schema = ALGORITHM_TYPE.get(config.algorithm.algorithm_type).schema
+    schema = ALGORITHM_TYPE.contents[config.algorithm.algorithm_type].schema
     is_rollout = schema == "experience"
     rollouts = min(config.algorithm.repeat_times or 1, MAX_ROLLOUTS) if is_rollout else 2
     turns = 2 if config.algorithm.advantage_fn in STEP_WISE else 1

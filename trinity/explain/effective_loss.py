@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trinity.algorithm import ALGORITHM_CONTENTS, ALGORITHM_TYPE
 from trinity.common.config.mixture import num_expert_rows
 from trinity.common.config.resolved import loss_divisor
 from trinity.explain import critic
@@ -62,7 +61,13 @@ def effective_loss(stage: StagePlan) -> EffectiveLoss:
     config = stage.config
     algorithm = config.algorithm
     parts = {
-        role: component(algorithm.algorithm_type, role, vars(algorithm)[role], vars(algorithm)[f"{role}_args"])
+        role: component(
+            algorithm.algorithm_type,
+            role,
+            vars(algorithm)[role],
+            vars(algorithm)[f"{role}_args"],
+            catalogue=stage.catalogue,
+        )
         for role in ("policy_loss_fn", "kl_loss_fn", "entropy_loss_fn", "advantage_fn", "kl_penalty_fn")
     }
     found = EffectiveLoss(stage.name, algorithm.algorithm_type)
@@ -72,7 +77,7 @@ def effective_loss(stage: StagePlan) -> EffectiveLoss:
     found.loss = " ".join(signs)
     has_penalty = _advantage(config, parts, found)
     reads_old = has_penalty or any("old_logprob" in parts[role].needs for role in ("policy_loss_fn", "kl_loss_fn"))
-    found.batch = _batch(config, reads_old=reads_old)
+    found.batch = _batch(stage, reads_old=reads_old)
     if critic.has_critic(parts, config):
         found.terms.append(critic.in_numbers(config))
         found.batch.append(critic.in_batch(config))
@@ -91,7 +96,7 @@ def _words(config: Config, part: Component) -> str:
 
 
 def _policy(config: Config, part: Component, found: EffectiveLoss) -> str:
-    if part.entry is None:
+    if not part.numbers:
         found.terms.append([f"P = {part.name}, a plugin, which states no formula"])
         return "P"
     first, *others = part.numbers
@@ -119,7 +124,7 @@ def _entropy(config: Config, part: Component, found: EffectiveLoss) -> list[str]
     if part.args.get("entropy_coef") == 0:
         found.dropped.append(f"entropy term {part.name}: `entropy_loss_fn_args.entropy_coef` is 0, it is only measured")
         return []
-    first, *others = [line.removeprefix("H = ") for line in part.numbers[1:]] or ["of a plugin"]
+    first, *others = [line.removeprefix("H = ") for line in part.numbers[1:] or part.numbers] or ["of a plugin"]
     found.terms.append([f"H = {_words(config, part)} {first}", *others])
     return ["-", number(part.args.get("entropy_coef", "entropy_coef")), "H"]
 
@@ -127,7 +132,7 @@ def _entropy(config: Config, part: Component, found: EffectiveLoss) -> list[str]
 def _advantage(config: Config, parts: dict[str, Component], found: EffectiveLoss) -> bool:
     """Add the advantage and the penalty in the reward; return whether there is a penalty."""
     part, penalty, policy = parts["advantage_fn"], parts["kl_penalty_fn"], parts["policy_loss_fn"]
-    if policy.entry is not None and "advantages" not in policy.needs:
+    if policy.is_built_in and "advantages" not in policy.needs:
         found.dropped.append(f"advantage: the policy loss {policy.name} reads none")
         return False
     rollouts = f", over {config.algorithm.repeat_times} rollouts of a task" if "values" not in part.needs else ""
@@ -148,16 +153,17 @@ def _advantage(config: Config, parts: dict[str, Component], found: EffectiveLoss
     return False
 
 
-def _batch(config: Config, *, reads_old: bool) -> list[str]:
+def _batch(stage: StagePlan, *, reads_old: bool) -> list[str]:
+    config = stage.config
     actor = config.trainer.trainer_config.actor_rollout_ref.actor
     rows = config.buffer.train_batch_size
     size = actor.ppo_mini_batch_size or rows
     steps = (-(-rows // size) if rows and size else 1) * actor.ppo_epochs
-    what = "pairs" if config.algorithm.algorithm_type == "dpo" else "experiences"
+    what = "pairs" if _schema(stage) == "dpo" else "experiences"
     epochs = f"{actor.ppo_epochs} epoch{'s' if actor.ppo_epochs != 1 else ''}"
     lines = [
         f"{rows} {what} in mini-batches of {size}, {epochs}: {steps} optimizer step{'s' if steps != 1 else ''}",
-        f"logprob, ref_logprob and entropy at temperature {number(_temperature(config))}",
+        f"logprob, ref_logprob and entropy at temperature {number(_temperature(stage))}",
         parts(config),
         optimizer(config),
     ]
@@ -196,9 +202,15 @@ def _correction(config: Config) -> list[str]:
     return [*lines, "rho = exp(old_logprob - rollout_logprob)"] if lines else []
 
 
-def _temperature(config: Config) -> float:
-    name, taskset = config.algorithm.algorithm_type, config.buffer.explorer_input.taskset
-    if name in ALGORITHM_CONTENTS and ALGORITHM_TYPE.get(name).schema != "experience":
+def _schema(stage: StagePlan) -> str:
+    entry = stage.catalogue.entry("algorithm_type", stage.config.algorithm.algorithm_type)
+    return "experience" if entry is None else entry.schema
+
+
+def _temperature(stage: StagePlan) -> float:
+    config = stage.config
+    taskset = config.buffer.explorer_input.taskset
+    if _schema(stage) != "experience":
         return 1.0
     value = None if taskset is None else taskset.rollout_args.temperature
     return float(config.model.temperature if value is None else value) or 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,7 +35,7 @@ def needs_of(config: Config) -> Needs:
     function = ADVANTAGE_FN.get(config.algorithm.advantage_fn)
     if function is None or not function.compute_in_trainer():
         return Needs()
-    names = inspect.signature(function.__call__).parameters.keys()
+    names = ADVANTAGE_FN.contents[str(config.algorithm.advantage_fn)].reads
     keys = tuple((config.algorithm.advantage_fn_args or {}).get("gdpo_reward_keys") or ())
     return Needs(
         baseline="reward_baselines" in names,

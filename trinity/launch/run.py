@@ -35,6 +35,7 @@ from trinity.launch.parts import check_shared_keys, part_of
 from trinity.launch.process import hide_progress_bars, prepare_process, use_deterministic_algorithms
 from trinity.launch.rewind import goes_back
 from trinity.launch.stop import StopSignal
+from trinity.launch.type_check import check_type_of
 from trinity.runtime.event_loop import run_event_loop
 from trinity.runtime.scratch import JOB_ENV_VAR, sweep
 from trinity.utils.log import get_logger, set_level
@@ -147,12 +148,15 @@ def run_plan(plan: Plan, options: RunOptions) -> RunResult:
 
     Raises:
         EnvironmentProblem: the run is deterministic, and this process computes otherwise than the command (E3303).
+        ConfigError: the algorithm type of a plugin refuses the configuration.
     """
     result = RunResult()
     check_packages()
     with explained_imports():
         _prepare(plan.stages[0].config)
     load_plugins(options.plugin_dirs)
+    for stage in plan.stages:
+        check_type_of(stage.config)
     previous: Path | None = None
     with StopSignal() as stop, explained_imports():
         for number, stage in enumerate(plan.stages):

@@ -74,7 +74,8 @@ class Monitor:
             backend_class = MONITOR.get(monitor_type)
             _check_package(monitor_type, backend_class)
             self._tell_unused(monitor_type, monitor_args or {})
-            settings = MonitorSettings(dict(monitor_args or {}), str(self.job_dir / "monitor"))
+            defaults = {} if _is_built_in(monitor_type) else backend_class.default_args()
+            settings = MonitorSettings(defaults | dict(monitor_args or {}), str(self.job_dir / "monitor"))
             config = BackendConfig(str(self.job_dir), settings, dict(hyperparameters or {}))
             make = partial(backend_class, project, name, name, actor, config)
             self._start(f"monitor {monitor_type}", make, is_local=backend_class.is_local)
@@ -82,7 +83,7 @@ class Monitor:
     def _tell_unused(self, monitor_type: str, monitor_args: Mapping[str, Any]) -> None:
         """Warn of arguments that a built-in monitor does not read."""
         entry = MONITOR.contents[monitor_type]
-        unused = sorted(set(monitor_args) - set(entry.args)) if entry.path.startswith("trinity.monitor.") else []
+        unused = sorted(set(monitor_args) - set(entry.args)) if _is_built_in(monitor_type) else []
         if unused:
             self._logger.warning(
                 "monitor.monitor_args: %s have no effect with monitor_type %s, which reads %s",
@@ -226,3 +227,7 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     return value is None or isinstance(value, str | int | bool)
+
+
+def _is_built_in(monitor_type: str) -> bool:
+    return MONITOR.contents[monitor_type].path.startswith("trinity.monitor.")

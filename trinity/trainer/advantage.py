@@ -44,7 +44,7 @@ class BatchAdvantage:
     @property
     def with_kl(self) -> bool:
         """Whether a nonzero coefficient lowers the rewards by a divergence from the reference."""
-        return type(self.kl).__name__ != "NoneKLFn" and (self.kl.kl_coef != 0 or self.kl.adaptive)
+        return self.kl.is_in_force
 
     def __call__(self, batch: TrainBatch, groups: Sequence[str]) -> tuple[TrainBatch, dict[str, float]]:
         """Return the batch with `advantages` and `returns`, and metrics; move an adaptive coefficient.

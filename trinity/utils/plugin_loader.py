@@ -6,7 +6,6 @@ command. `scan_plugins` reads the registered names without running anything.
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
 import os
@@ -14,34 +13,16 @@ import sys
 import traceback
 import types
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from trinity.common.constants import PLUGIN_DIRS_ENV_VAR
 from trinity.common.errors import ConfigError
 from trinity.utils.log import get_logger
+from trinity.utils.plugin_source import PluginName, PluginSource
 
 PACKAGE = "trinity.plugins"
-REGISTERING = frozenset({"register_module", "register_config", "register_check"})
 
 PluginDirs = str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None
-
-
-@dataclass(frozen=True)
-class PluginName:
-    """One registration found in a plugin file.
-
-    Attributes:
-        registry: the variable that registers (`WORKFLOWS`, `REWARD_FUNCTIONS`, ...).
-        name: the registered name; `None` where it is not a literal and is known only once the file has run.
-        path: the file.
-        line: of the registration, from 1.
-    """
-
-    registry: str
-    name: str | None
-    path: Path
-    line: int
 
 
 def plugin_dirs(dirs: PluginDirs = None) -> list[Path]:
@@ -83,21 +64,10 @@ def scan_plugins(dirs: PluginDirs = None) -> list[PluginName]:
 
 def _scan_file(path: Path) -> list[PluginName]:
     try:
-        tree = ast.parse(path.read_bytes(), filename=str(path))
+        return list(PluginSource(path).registrations())
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
         raise ConfigError(f"plugin {path}:{line} cannot be imported: {error}", code="E3902") from error
-    found: list[PluginName] = []
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-            continue
-        if node.func.attr not in REGISTERING:
-            continue
-        given = node.args[:1] + [keyword.value for keyword in node.keywords if keyword.arg == "name"]
-        literal = given[0].value if given and isinstance(given[0], ast.Constant) else None
-        name = literal if isinstance(literal, str) else None
-        found.append(PluginName(ast.unparse(node.func.value), name, path, node.lineno))
-    return found
 
 
 def load_plugins(dirs: PluginDirs = None) -> list[str]:

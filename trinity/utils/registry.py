@@ -9,33 +9,11 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from trinity.common.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One line of a table of contents.
-
-    Attributes:
-        path: `package.module:Class`, imported on first use.
-        args: constructor arguments with their defaults; a test holds them equal to the signature.
-        needs: what the component makes the run load: `ref_logprob`, `values`, `entropy`, ...
-        takes: what it uses where the run has it: `rollout_is_weights`.
-        doc: one line that says what it is, with its source.
-        formula: what it computes, in the language of `trinity.utils.formula`.
-        source: where it comes from, if `doc` does not say it.
-    """
-
-    path: str
-    args: Mapping[str, Any] = field(default_factory=dict)
-    needs: frozenset[str] = frozenset()
-    takes: frozenset[str] = frozenset()
-    doc: str = ""
-    formula: str = ""
-    source: str = ""
+from trinity.utils.declaration import DECLARED, entry_of
+from trinity.utils.entry import Entry as Entry
 
 
 class Registry:
@@ -44,15 +22,25 @@ class Registry:
     Args:
         name: what the entries are, for messages (`workflow`, `advantage_fn`, ...).
         contents: the built-in table of contents.
+
+    Attributes:
+        contents: entries by name; what is registered is among them.
+        classes: those that were registered or asked for.
     """
 
     def __init__(self, name: str, contents: Mapping[str, Entry]) -> None:
         self.name = name
         self.contents: dict[str, Entry] = dict(contents)
-        self._classes: dict[str, type[Any]] = {}
+        self._built_in = {name: entry.path for name, entry in contents.items()}
+        self.classes: dict[str, type[Any]] = {}
 
-    def register_module(self, name: str, *, force: bool = False) -> Callable[[type[Any]], type[Any]]:
+    def register_module(self, name: str, *, force: bool = False, doc: str = "") -> Callable[[type[Any]], type[Any]]:
         """Return a decorator that registers a class under `name`.
+
+        Args:
+            name: the name.
+            force: take a name that another class has.
+            doc: what the class is under this name, if its `summary` does not say it.
 
         Raises:
             ConfigError: the name is taken by another class and `force` is not set.
@@ -61,15 +49,19 @@ class Registry:
         def register(cls: type[Any]) -> type[Any]:
             place = f"{cls.__module__}:{cls.__qualname__}"
             known = self.contents.get(name)
+            if known is not None and known.path != place and self._built_in.get(name) == place and not force:
+                return cls  # a plugin took the name of this built-in before its file was imported
             if known is not None and known.path != place and not force:
                 raise ConfigError(
                     f"{self.name} {name!r} is already registered by {known.path}; "
                     f"choose another name for {place} or pass force=True",
                     code="E3903",
                 )
-            if known is None or known.path != place:
+            if self.name in DECLARED:
+                self.contents[name] = entry_of(cls, kind=self.name, doc=doc)
+            elif known is None or known.path != place:
                 self.contents[name] = Entry(place, doc=(cls.__doc__ or "").strip().split("\n")[0])
-            self._classes[name] = cls
+            self.classes[name] = cls
             return cls
 
         return register
@@ -82,13 +74,18 @@ class Registry:
         """
         if name is None:
             return None
-        if name not in self._classes:
+        if name not in self.classes:
             entry = self.contents.get(name)
             if entry is None:
                 raise ConfigError(self.unknown(name), code="E1701")
             module, _, attribute = entry.path.partition(":")
-            self._classes[name] = getattr(importlib.import_module(module), attribute)
-        return self._classes[name]
+            self.classes[name] = getattr(importlib.import_module(module), attribute)
+        return self.classes[name]
+
+    def arguments(self, name: str, written: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the arguments of a component: those written over the defaults that its class declares."""
+        entry = self.contents.get(name)
+        return dict(entry.args if entry is not None else {}) | dict(written or {})
 
     def unknown(self, name: str) -> str:
         """Return the message for an unknown name: the nearest known one and the whole list."""

@@ -47,7 +47,9 @@ def make_catalogue() -> Catalogue:
                     "entropy_loss_fn": "none",
                     "advantage_fn": None,
                 },
+                schema="sft",
             ),
+            "dpo": Entry("x:D", {"repeat_times": 2, "policy_loss_fn": "sft", "kl_loss_fn": "none"}, schema="dpo"),
             "grpo": Entry(
                 "x:G",
                 {
@@ -65,8 +67,10 @@ def make_catalogue() -> Catalogue:
             ),
         },
         advantage_fn={
-            "grpo": Entry("x:A", {"epsilon": 1e-6, "std_threshold": None}),
-            "ppo": Entry("x:V", {"gamma": 1.0, "lam": 1.0}, needs=frozenset({"values"})),
+            "grpo": Entry("x:A", {"epsilon": 1e-6, "std_threshold": None}, scope="pipeline", compares=True),
+            "ppo": Entry(
+                "x:V", {"gamma": 1.0, "lam": 1.0}, needs=frozenset({"values", "token_level_rewards"}), scope="trainer"
+            ),
         },
         policy_loss_fn={
             "ppo": Entry("x:P", {"clip_range": 0.2, "clip_range_low": None, "loss_agg_mode": "token-mean"}),

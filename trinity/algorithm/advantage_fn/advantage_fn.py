@@ -6,24 +6,26 @@ in the experience pipeline, as an operator does (it has `process`, and needs not
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from trinity.algorithm.statistics import group_mean, group_std
 from trinity.common.errors import DataError
 from trinity.common.experience import Experience, group_by
+from trinity.utils.declaration import Declared
 
 
-class AdvantageFn:
-    """Sets the advantages of experiences."""
+class AdvantageFn(Declared):
+    """Sets the advantages of experiences.
 
-    @classmethod
-    def default_args(cls) -> dict[str, Any]:
-        """Return the constructor's arguments and defaults."""
-        parameters = inspect.signature(cls).parameters.values()
-        return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+    Attributes:
+        compares_rollouts: it compares the rollouts of a task with each other, so that one alone says nothing. In the
+            trainer `__call__` tells it, by naming `uid`.
+    """
+
+    kind = "advantage_fn"
+    compares_rollouts: ClassVar[bool] = False
 
     @classmethod
     def compute_in_trainer(cls) -> bool:
@@ -43,6 +45,8 @@ class AdvantageFn:
 
 class GroupAdvantage(AdvantageFn, ABC):
     """An advantage that compares the rollouts of one task with each other."""
+
+    compares_rollouts = True
 
     @classmethod
     def compute_in_trainer(cls) -> bool:

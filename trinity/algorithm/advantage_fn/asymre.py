@@ -10,17 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trinity.algorithm import ADVANTAGE_FN
 from trinity.algorithm.advantage_fn.advantage_fn import RewardGroupAdvantage
 from trinity.algorithm.advantage_fn.token_advantage import GroupedTokenAdvantage
 from trinity.algorithm.statistics import group_mean
 
 
+@ADVANTAGE_FN.register_module("asymre")
 class ASYMREGroupAdvantage(RewardGroupAdvantage):
     """Reward minus the shifted mean, in the experience pipeline. Name: `asymre`.
 
     Args:
         baseline_shift: added to the mean, in units of the reward.
     """
+
+    summary = "reward - (mean + shift) (arXiv:2506.20520v2, eq. 4)"
+    formula = "R - (mean(R) + {baseline_shift})"
 
     def __init__(self, baseline_shift: float = -0.1) -> None:
         self.baseline_shift = baseline_shift
@@ -30,8 +35,12 @@ class ASYMREGroupAdvantage(RewardGroupAdvantage):
         return asymre_advantages(rewards, self.baseline_shift)
 
 
+@ADVANTAGE_FN.register_module("asymre_verl")
 class ASYMREAdvantage(GroupedTokenAdvantage):
     """Score minus the shifted mean, in the trainer. Name: `asymre_verl`. Arguments as `ASYMREGroupAdvantage`."""
+
+    summary = "asymre, in the trainer"
+    formula = "R - (mean(R) + {baseline_shift})"
 
     def __init__(self, baseline_shift: float = -0.1) -> None:
         self.baseline_shift = baseline_shift

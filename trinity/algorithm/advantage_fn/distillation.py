@@ -31,17 +31,22 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import ADVANTAGE_FN
 from trinity.algorithm.advantage_fn.token_advantage import Advantages, TokenAdvantage
 from trinity.algorithm.statistics import masked_zero
 from trinity.algorithm.utils import masked_mean
 
 
+@ADVANTAGE_FN.register_module("on_policy_distill")
 class OnPolicyDistillAdvantage(TokenAdvantage):
     """`kl_coef` times (teacher minus policy).
 
     Args:
         kl_coef: coefficient.
     """
+
+    summary = "teacher - policy log-probability, in the trainer (arXiv:2306.13649)"
+    formula = "{kl_coef} (teacher_logprob - old_logprob)"
 
     def __init__(self, kl_coef: float = 1.0) -> None:
         self.kl_coef = kl_coef
@@ -58,6 +63,7 @@ class OnPolicyDistillAdvantage(TokenAdvantage):
         return advantages, advantages.clone(), {"teacher_kl": -masked_mean(difference, action_mask).item()}
 
 
+@ADVANTAGE_FN.register_module("jsd")
 class JSDAdvantage(TokenAdvantage):
     """Minus `kl_coef` times the Jensen-Shannon estimate of the token.
 
@@ -72,6 +78,22 @@ class JSDAdvantage(TokenAdvantage):
     Raises:
         ValueError: an argument out of its range.
     """
+
+    summary = "minus the Jensen-Shannon estimate of the token, in the trainer (arXiv:2306.13649v3, eq. 1)"
+    formula = (
+        "-{kl_coef} J"
+        "\n?estimator=gradient J = (1 - {lambda_coef}) (s - m), the policy gradient of the divergence"
+        "\n?estimator=value J = {lambda_coef} (t - m) + (1 - {lambda_coef}) (s - m), its estimate at the token"
+        "\nm = ln({lambda_coef} e^t + (1 - {lambda_coef}) e^s)"
+        "\ns = old_logprob / {temperature}, t = teacher_logprob / {temperature}"
+        "\n?lambda_coef=0 J is s - t"
+    )
+    ranges = {
+        "lambda_coef": "[0, 1)",
+        "temperature": "(0, inf]",
+        "chunk_size": "[1, inf]",
+        "estimator": ("value", "gradient"),
+    }
 
     def __init__(
         self,

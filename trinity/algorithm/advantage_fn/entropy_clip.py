@@ -18,11 +18,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import ADVANTAGE_FN
 from trinity.algorithm.advantage_fn.grpo_tokens import GRPOAdvantage
 from trinity.algorithm.advantage_fn.token_advantage import Advantages, TokenAdvantage
 from trinity.algorithm.statistics import masked_zero
 
 
+@ADVANTAGE_FN.register_module("clipb")
 class ClipBAdvantage(TokenAdvantage):
     """`grpo_verl`, and 0 where the advantage is negative and S is far below the batch's mean. Name: `clipb`.
 
@@ -33,6 +35,14 @@ class ClipBAdvantage(TokenAdvantage):
     Raises:
         ValueError: `mu` is not positive.
     """
+
+    summary = "grpo_verl without the negative tokens that would change the entropy most (arXiv:2602.03392)"
+    formula = (
+        "G, and 0 where G < 0 and S < mean(S) - {mu} std(S), over the tokens of the batch"
+        "\nG = (R - mean(R)) / (std(R) + {epsilon})"
+        "\nS = p (H + ln p), p = exp(old_logprob), H the entropy of the policy before the step"
+    )
+    ranges = {"mu": "(0, inf]"}
 
     def __init__(self, epsilon: float = 1e-6, mu: float = 2.5) -> None:
         _check_positive("clipb", "mu", mu)
@@ -57,6 +67,7 @@ class ClipBAdvantage(TokenAdvantage):
         return _clipped(advantages, returns, action_mask & (advantages < 0) & is_far, action_mask)
 
 
+@ADVANTAGE_FN.register_module("clipv")
 class ClipVAdvantage(TokenAdvantage):
     """`grpo_verl`, and 0 where it is not positive and E - S is large, of few tokens. Name: `clipv`.
 
@@ -68,6 +79,16 @@ class ClipVAdvantage(TokenAdvantage):
     Raises:
         ValueError: `mu` is not positive or `max_frac` not in (0, 1].
     """
+
+    summary = "as clipb, against the mean over the vocabulary (arXiv:2602.03392)"
+    formula = (
+        "G, and 0 where G <= 0 and E - S > {mu} std(E - S), over the tokens of the batch, for at most a share of "
+        "{max_frac} of them"
+        "\nG = (R - mean(R)) / (std(R) + {epsilon})"
+        "\nS = p (H + ln p), p = exp(old_logprob), H the entropy of the policy before the step"
+        "\nE = sum over the vocabulary of p^2 (H + ln p)"
+    )
+    ranges = {"mu": "(0, inf]", "max_frac": "(0, 1]"}
 
     def __init__(self, epsilon: float = 1e-6, mu: float = 8.5, max_frac: float = 1e-4) -> None:
         _check_positive("clipv", "mu", mu)

@@ -16,10 +16,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import ADVANTAGE_FN
 from trinity.algorithm.advantage_fn.token_advantage import Advantages, TokenAdvantage
 from trinity.algorithm.statistics import masked_whiten, masked_zero
 
 
+@ADVANTAGE_FN.register_module("ppo")
+@ADVANTAGE_FN.register_module("verl_gae")
+@ADVANTAGE_FN.register_module("gae")
 class GAEAdvantage(TokenAdvantage):
     """Whitened generalised advantages, and returns from before the whitening. Names: `ppo`, `verl_gae`, `gae`.
 
@@ -30,6 +34,14 @@ class GAEAdvantage(TokenAdvantage):
     Raises:
         ValueError: one of them is outside.
     """
+
+    summary = "whitened GAE, in the trainer (arXiv:1506.02438v6, eq. 16)"
+    formula = (
+        "whiten(sum over k of ({gamma} {lam})^k delta(t + k))"
+        "\ndelta(t) = reward(t) + {gamma} value(t + 1) - value(t)"
+        "\nwhiten(x) = (x - mean) / sqrt(variance + 1e-8) over the tokens of the batch"
+    )
+    ranges = {"gamma": "[0, 1]", "lam": "[0, 1]"}
 
     def __init__(self, gamma: float = 1.0, lam: float = 1.0) -> None:
         if not (0.0 <= gamma <= 1.0 and 0.0 <= lam <= 1.0):

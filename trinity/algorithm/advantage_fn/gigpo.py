@@ -18,6 +18,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from trinity.algorithm import ADVANTAGE_FN
 from trinity.algorithm.advantage_fn.advantage_fn import GroupAdvantage, reward_of, set_advantage
 from trinity.algorithm.advantage_fn.step_wise_grpo import runs_of
 from trinity.algorithm.statistics import group_mean, group_std
@@ -25,6 +26,7 @@ from trinity.common.errors import DataError
 from trinity.common.experience import Experience
 
 
+@ADVANTAGE_FN.register_module("gigpo")
 class GiGPOAdvantage(GroupAdvantage):
     """Episode advantage plus omega times step advantage.
 
@@ -39,6 +41,20 @@ class GiGPOAdvantage(GroupAdvantage):
     Raises:
         ValueError: another `fnorm`, or a `gamma` outside.
     """
+
+    summary = (
+        "episode advantage + omega times advantage among steps of equal state (arXiv:2505.10978v3, eq. 3, 5, 7 and 8)"
+    )
+    formula = (
+        "n(episode) + {omega} n(step)"
+        "\nepisode: the sum of the rollout's step rewards, among the rollouts of the task"
+        "\nstep: the rewards from the step on, discounted by {gamma} a step, among steps from equal states; 0 "
+        "where there is no other"
+        "\n?fnorm=none n(x) = (x - mean) / (1 + {epsilon})"
+        "\n?fnorm=std n(x) = (x - mean) / (std + {epsilon})"
+    )
+    needs = frozenset({"step_reward"})
+    ranges = {"gamma": "[0, 1]", "fnorm": ("none", "std")}
 
     def __init__(
         self,

@@ -14,12 +14,18 @@ from collections.abc import Sequence
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import ADVANTAGE_FN
 from trinity.algorithm.advantage_fn.token_advantage import Advantages, TokenAdvantage, by_group, scores_of, spread
 from trinity.algorithm.statistics import group_mean
 
 
+@ADVANTAGE_FN.register_module("verl_gpg")
+@ADVANTAGE_FN.register_module("gpg")
 class GPGAdvantage(TokenAdvantage):
     """Score minus the mean of the task, times alpha of the batch. Names: `verl_gpg`, `gpg`."""
+
+    summary = "score - mean, scaled up for empty signals, in the trainer (arXiv:2504.02546v4, eq. 6 and 7)"
+    formula = "alpha (R - mean(R))\nalpha = rollouts of the batch / those whose reward is not 0"
 
     def __call__(
         self,

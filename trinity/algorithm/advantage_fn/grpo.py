@@ -7,6 +7,7 @@ import hashlib
 import random
 from collections.abc import Sequence
 
+from trinity.algorithm import ADVANTAGE_FN
 from trinity.algorithm.advantage_fn.advantage_fn import GroupAdvantage, reward_of, set_advantage, summarise_groups
 from trinity.algorithm.statistics import group_mean, group_std
 from trinity.algorithm.utils import masked_mean
@@ -14,6 +15,7 @@ from trinity.common.errors import DataError
 from trinity.common.experience import Experience
 
 
+@ADVANTAGE_FN.register_module("grpo")
 class GRPOGroupedAdvantage(GroupAdvantage):
     """(reward - mean) / (standard deviation + epsilon) within a task, one number for all tokens of a response.
 
@@ -30,6 +32,16 @@ class GRPOGroupedAdvantage(GroupAdvantage):
     Raises:
         ValueError: another `std_cal_level`.
     """
+
+    summary = "(reward - group mean) / (group standard deviation + epsilon) (arXiv:2402.03300v3, section 4.1.2)"
+    formula = (
+        "(R - mean(R)) / (std(R) + {epsilon})"
+        "\n?std_cal_level=batch std is over all rollouts of the batch"
+        "\n?std_threshold tasks with std <= {std_threshold} or one rollout are dropped"
+        "\n?duplicate_experiences surviving tasks are repeated in place of dropped ones"
+        "\n?rank_penalty mean and std are those of R (1 - k/n {rank_penalty}), k the rank by mean log-probability"
+    )
+    ranges = {"std_cal_level": ("group", "batch")}
 
     def __init__(
         self,

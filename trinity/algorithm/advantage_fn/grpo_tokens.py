@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import ADVANTAGE_FN
 from trinity.algorithm.advantage_fn.token_advantage import (
     Advantages,
     GroupedTokenAdvantage,
@@ -28,6 +29,7 @@ from trinity.algorithm.statistics import group_mean, group_std, masked_whiten
 from trinity.common.errors import DataError
 
 
+@ADVANTAGE_FN.register_module("grpo_verl")
 class GRPOAdvantage(GroupedTokenAdvantage):
     """(score - mean) / (standard deviation + epsilon) within a task. Name: `grpo_verl`.
 
@@ -37,6 +39,8 @@ class GRPOAdvantage(GroupedTokenAdvantage):
         epsilon: added to the standard deviation.
     """
 
+    summary = "grpo, in the trainer (arXiv:2402.03300v3, section 4.1.2)"
+    formula = "(R - mean(R)) / (std(R) + {epsilon})"
     norm_adv_by_std_in_grpo = True
 
     def __init__(self, epsilon: float = 1e-6) -> None:
@@ -47,6 +51,8 @@ class GRPOAdvantage(GroupedTokenAdvantage):
         return grpo_advantages(scores, self.epsilon, norm_adv_by_std_in_grpo=self.norm_adv_by_std_in_grpo)
 
 
+@ADVANTAGE_FN.register_module("verl_grpo")
+@ADVANTAGE_FN.register_module("verl_grpo_vectorized")
 class VerlGRPOAdvantage(GRPOAdvantage):
     """As `GRPOAdvantage`, with a switch. Names: `verl_grpo`, `verl_grpo_vectorized`.
 
@@ -55,13 +61,29 @@ class VerlGRPOAdvantage(GRPOAdvantage):
         norm_adv_by_std_in_grpo: false only subtracts the mean (Dr. GRPO).
     """
 
+    summary = "as grpo_verl; without the deviation Dr. GRPO (arXiv:2503.20783v2, section 3.2)"
+    formula = (
+        "(R - mean(R)) / divisor"
+        "\n?norm_adv_by_std_in_grpo divisor = std(R) + {epsilon}"
+        "\n?norm_adv_by_std_in_grpo=False divisor = 1: no division by the standard deviation"
+    )
+
     def __init__(self, epsilon: float = 1e-6, norm_adv_by_std_in_grpo: bool = True) -> None:
         super().__init__(epsilon)
         self.norm_adv_by_std_in_grpo = norm_adv_by_std_in_grpo
 
 
+@ADVANTAGE_FN.register_module("verl_grpo_passk")
+@ADVANTAGE_FN.register_module("grpo_passk")
 class GRPOPassKAdvantage(VerlGRPOAdvantage):
     """What the best rollout of a task gains over the second best; the others get 0. Arguments as `verl_grpo`."""
+
+    summary = "best - second best of the task, in the trainer (arXiv:2503.19595v2, section 3.1)"
+    formula = (
+        "(best R - second best R) / divisor for the best rollout, 0 for the others"
+        "\n?norm_adv_by_std_in_grpo divisor = std(R) + {epsilon}"
+        "\n?norm_adv_by_std_in_grpo=False divisor = 1: no division by the standard deviation"
+    )
 
     def compare(self, scores: Sequence[float]) -> list[float]:
         """Return the gain at the best score (the first of equal ones) and 0 elsewhere.
@@ -77,6 +99,8 @@ class GRPOPassKAdvantage(VerlGRPOAdvantage):
         return [gain / divisor if index == order[0] else 0.0 for index in range(len(scores))]
 
 
+@ADVANTAGE_FN.register_module("verl_gdpo")
+@ADVANTAGE_FN.register_module("gdpo")
 class GDPOAdvantage(TokenAdvantage):
     """Each reward component group-normalised by itself, then weighted, summed and whitened over the batch.
 
@@ -86,6 +110,17 @@ class GDPOAdvantage(TokenAdvantage):
         gdpo_reward_weights: one weight a component; all 1 by default.
         gdpo_reward_keys: the metrics of an experience that are its components; read by the explorer.
     """
+
+    summary = "each reward component normalised by itself, in the trainer (arXiv:2601.05242)"
+    formula = (
+        "whiten(sum over the reward components k of w(k) (R(k) - mean(R(k))) / divisor)"
+        "\n?gdpo_reward_weights w = {gdpo_reward_weights}"
+        "\n?gdpo_reward_weights=None w(k) = 1"
+        "\n?gdpo_reward_keys components: {gdpo_reward_keys}"
+        "\n?norm_adv_by_std_in_grpo divisor = std(R(k)) + {epsilon}"
+        "\n?norm_adv_by_std_in_grpo=False divisor = 1: no division by the standard deviation"
+        "\nwhiten(x) = (x - mean) / sqrt(variance + 1e-8) over the tokens of the batch"
+    )
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trinity.algorithm import ADVANTAGE_FN
 from trinity.algorithm.advantage_fn.advantage_fn import RewardGroupAdvantage
 from trinity.algorithm.advantage_fn.token_advantage import GroupedTokenAdvantage
 from trinity.algorithm.statistics import group_mean, log_mean_exp
@@ -16,6 +17,7 @@ from trinity.algorithm.statistics import group_mean, log_mean_exp
 BASELINES = ("mean", "logavgexp")
 
 
+@ADVANTAGE_FN.register_module("opmd")
 class OPMDGroupAdvantage(RewardGroupAdvantage):
     """Reward minus the baseline, in the experience pipeline. Name: `opmd`.
 
@@ -27,6 +29,14 @@ class OPMDGroupAdvantage(RewardGroupAdvantage):
         ValueError: another baseline, or tau <= 0.
     """
 
+    summary = "reward - mean or log-mean-exp of the task (arXiv:2501.12599v4, section 2.3.2)"
+    formula = (
+        "R - baseline"
+        "\n?opmd_baseline=mean baseline = mean(R)"
+        "\n?opmd_baseline=logavgexp baseline = {tau} ln(mean(exp(R / {tau})))"
+    )
+    ranges = {"opmd_baseline": BASELINES, "tau": "(0, inf]"}
+
     def __init__(self, opmd_baseline: str = "mean", tau: float = 1.0) -> None:
         self.opmd_baseline, self.tau = _checked(opmd_baseline, tau)
 
@@ -35,8 +45,17 @@ class OPMDGroupAdvantage(RewardGroupAdvantage):
         return opmd_advantages(rewards, self.opmd_baseline, tau=self.tau)
 
 
+@ADVANTAGE_FN.register_module("opmd_verl")
 class OPMDAdvantage(GroupedTokenAdvantage):
     """Score minus the baseline, in the trainer. Name: `opmd_verl`. Arguments as `OPMDGroupAdvantage`."""
+
+    summary = "opmd, in the trainer"
+    formula = (
+        "R - baseline"
+        "\n?opmd_baseline=mean baseline = mean(R)"
+        "\n?opmd_baseline=logavgexp baseline = {tau} ln(mean(exp(R / {tau})))"
+    )
+    ranges = {"opmd_baseline": BASELINES, "tau": "(0, inf]"}
 
     def __init__(self, opmd_baseline: str = "mean", tau: float = 1.0) -> None:
         self.opmd_baseline, self.tau = _checked(opmd_baseline, tau)

@@ -15,12 +15,18 @@ from collections.abc import Sequence
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import ADVANTAGE_FN
 from trinity.algorithm.advantage_fn.token_advantage import Advantages, TokenAdvantage, scores_of, spread
 from trinity.algorithm.statistics import rows_by_group
 
 
+@ADVANTAGE_FN.register_module("verl_opo")
+@ADVANTAGE_FN.register_module("opo")
 class OPOAdvantage(TokenAdvantage):
     """Score minus the length-weighted mean score of the task. Names: `verl_opo`, `opo`."""
+
+    summary = "score - length-weighted mean, in the trainer (arXiv:2505.23585v2, section 3.2)"
+    formula = "R - sum(length R) / sum(length)\nlength: tokens of the rollout"
 
     def __call__(
         self,

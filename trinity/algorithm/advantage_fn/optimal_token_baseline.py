@@ -19,14 +19,25 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import ADVANTAGE_FN
 from trinity.algorithm.advantage_fn.token_advantage import Advantages, TokenAdvantage
 from trinity.algorithm.statistics import masked_zero, reward_to_go, rows_by_group
 
 EPSILON = 1e-8
 
 
+@ADVANTAGE_FN.register_module("verl_optimal_token_baseline")
+@ADVANTAGE_FN.register_module("optimal_token_baseline")
 class OptimalTokenBaselineAdvantage(TokenAdvantage):
     """Reward to go minus the optimal baseline of its position in the padded response."""
+
+    summary = "reward to go - optimal baseline of the position, in the trainer"
+    formula = (
+        "G - b"
+        "\nG = sum of the rewards from the token on"
+        "\nb = sum(G W) / sum(W) over the rollouts of the task, at the same position"
+        "\nW = sum up to the token of 1 - 2 p + sum over the vocabulary of p^2, p = exp(old_logprob)"
+    )
 
     def __call__(
         self,
@@ -57,8 +68,19 @@ class OptimalTokenBaselineAdvantage(TokenAdvantage):
         return result
 
 
+@ADVANTAGE_FN.register_module("verl_tir_optimal_token_baseline")
+@ADVANTAGE_FN.register_module("tir_optimal_token_baseline")
 class TIROptimalTokenBaselineAdvantage(OptimalTokenBaselineAdvantage):
     """As `OptimalTokenBaselineAdvantage`, with positions counted over the tokens that the policy produced."""
+
+    summary = "as optimal_token_baseline, positions counted without tool output"
+    formula = (
+        "G - b"
+        "\nG = sum of the rewards from the token on"
+        "\nb = sum(G W) / sum(W) over the rollouts of the task, at the same position"
+        "\nW = sum up to the token of 1 - 2 p + sum over the vocabulary of p^2, p = exp(old_logprob)"
+        "\npositions are counted over the tokens that the policy produced"
+    )
 
     def baselines(
         self,

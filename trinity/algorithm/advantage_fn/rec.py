@@ -14,11 +14,13 @@ import hashlib
 import random
 from collections.abc import Sequence
 
+from trinity.algorithm import ADVANTAGE_FN
 from trinity.algorithm.advantage_fn.advantage_fn import GroupAdvantage, reward_of, set_advantage
 from trinity.algorithm.statistics import group_mean, group_std
 from trinity.common.experience import Experience
 
 
+@ADVANTAGE_FN.register_module("rec")
 class RECGroupedAdvantage(GroupAdvantage):
     """Reward minus the mean of the kept rollouts of the task.
 
@@ -30,6 +32,15 @@ class RECGroupedAdvantage(GroupAdvantage):
     Raises:
         ValueError: another `drop`.
     """
+
+    summary = "reward - mean, optionally without surplus negatives (arXiv:2509.24203)"
+    formula = (
+        "(R - mean(R)) / divisor"
+        "\n?std_normalize divisor = std(R) + {epsilon}, of the population"
+        "\n?std_normalize=False divisor = 1"
+        "\n?drop=balance rollouts below the mean that outnumber the others get 0 and leave mean and std"
+    )
+    ranges = {"drop": ("balance",)}
 
     def __init__(self, epsilon: float = 1e-6, std_normalize: bool = False, drop: str | None = None) -> None:
         if drop not in (None, "balance"):

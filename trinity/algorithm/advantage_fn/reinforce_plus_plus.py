@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import ADVANTAGE_FN
 from trinity.algorithm.advantage_fn.token_advantage import (
     Advantages,
     GroupedTokenAdvantage,
@@ -25,6 +26,8 @@ from trinity.algorithm.advantage_fn.token_advantage import (
 from trinity.algorithm.statistics import group_mean, masked_whiten, reward_to_go
 
 
+@ADVANTAGE_FN.register_module("reinforceplusplus")
+@ADVANTAGE_FN.register_module("verl_reinforce_plus_plus")
 class REINFORCEPlusPlusAdvantage(TokenAdvantage):
     """Whitened rewards to go. Names: `reinforceplusplus`, `verl_reinforce_plus_plus`.
 
@@ -34,6 +37,14 @@ class REINFORCEPlusPlusAdvantage(TokenAdvantage):
     Raises:
         ValueError: it is outside.
     """
+
+    summary = "whitened reward to go, in the trainer (arXiv:2501.03262v9, eq. 4 and 5)"
+    formula = (
+        "whiten(G)"
+        "\nG = sum of the rewards from the token on, discounted by {gamma} a token"
+        "\nwhiten(x) = (x - mean) / sqrt(variance + 1e-8) over the tokens of the batch"
+    )
+    ranges = {"gamma": "[0, 1]"}
 
     def __init__(self, gamma: float = 1.0) -> None:
         if not 0.0 <= gamma <= 1.0:
@@ -46,8 +57,13 @@ class REINFORCEPlusPlusAdvantage(TokenAdvantage):
         return masked_whiten(returns, action_mask), returns, {}
 
 
+@ADVANTAGE_FN.register_module("verl_reinforce_plus_plus_baseline")
+@ADVANTAGE_FN.register_module("reinforce_plus_plus_baseline")
 class REINFORCEPlusPlusBaselineAdvantage(GroupedTokenAdvantage):
     """Score minus the mean of the task, whitened over the batch. A group of one keeps its score."""
+
+    summary = "whitened score - mean of the task, in the trainer (arXiv:2501.03262v9, eq. 6 and 7)"
+    formula = "whiten(R - mean(R))\nwhiten(x) = (x - mean) / sqrt(variance + 1e-8) over the tokens of the batch"
 
     def compare(self, scores: Sequence[float]) -> list[float]:
         """Return the scores minus their mean."""

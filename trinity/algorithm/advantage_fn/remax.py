@@ -8,12 +8,18 @@ from __future__ import annotations
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import ADVANTAGE_FN
 from trinity.algorithm.advantage_fn.token_advantage import Advantages, TokenAdvantage
 from trinity.algorithm.statistics import masked_zero, reward_to_go
 
 
+@ADVANTAGE_FN.register_module("remax")
+@ADVANTAGE_FN.register_module("verl_remax")
 class REMAXAdvantage(TokenAdvantage):
     """Reward to go, undiscounted, minus the baseline. Names: `remax`, `verl_remax`."""
+
+    summary = "reward to go - reward of a greedy rollout, in the trainer (arXiv:2310.10505v3, section 4.2)"
+    formula = "G - R(greedy rollout of the task)\nG = sum of the rewards from the token on"
 
     def __call__(
         self,

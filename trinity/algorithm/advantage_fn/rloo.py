@@ -9,12 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trinity.algorithm import ADVANTAGE_FN
 from trinity.algorithm.advantage_fn.token_advantage import GroupedTokenAdvantage
 from trinity.algorithm.statistics import group_mean
 
 
+@ADVANTAGE_FN.register_module("rloo")
+@ADVANTAGE_FN.register_module("verl_rloo")
 class RLOOAdvantage(GroupedTokenAdvantage):
     """Score minus the mean score of the other rollouts; a group of one keeps its score. Names: `rloo`, `verl_rloo`."""
+
+    summary = "score - mean of the others, in the trainer (arXiv:2402.14740v2, section 2.3)"
+    formula = "R - mean(R of the other rollouts)\na task with one rollout keeps R"
 
     def compare(self, scores: Sequence[float]) -> list[float]:
         """Return (score - mean) n / (n - 1)."""
@@ -22,8 +28,12 @@ class RLOOAdvantage(GroupedTokenAdvantage):
         return [(score - mean) * size / max(size - 1, 1) for score in scores]
 
 
+@ADVANTAGE_FN.register_module("verl_rloo_vectorized")
 class RLOOVectorizedAdvantage(RLOOAdvantage):
     """As `rloo`, but a group of one gets 0: without another rollout there is nothing to learn from."""
+
+    summary = "rloo, where a group of one gets 0"
+    formula = "R - mean(R of the other rollouts)\na task with one rollout gets 0"
 
     def compare(self, scores: Sequence[float]) -> list[float]:
         """Return (score - mean) n / (n - 1), or 0 for one."""

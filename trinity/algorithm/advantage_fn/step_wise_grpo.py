@@ -7,11 +7,13 @@ as in GRPO (arXiv:2402.03300v3, section 4.1.2), with runs in place of responses.
 
 from __future__ import annotations
 
+from trinity.algorithm import ADVANTAGE_FN
 from trinity.algorithm.advantage_fn.advantage_fn import GroupAdvantage, reward_of, set_advantage, summarise_groups
 from trinity.algorithm.statistics import group_mean, group_std
 from trinity.common.experience import Experience, group_by
 
 
+@ADVANTAGE_FN.register_module("step_wise_grpo")
 class StepWiseGRPOAdvantage(GroupAdvantage):
     """Normalised reward of the run's last step, on all of its steps. A task with one run has mean 0 and deviation 1.
 
@@ -24,6 +26,16 @@ class StepWiseGRPOAdvantage(GroupAdvantage):
     Raises:
         ValueError: another `std_cal_level`.
     """
+
+    summary = "grpo on the last step's reward, for all steps of a rollout (arXiv:2402.03300v3, section 4.1.2)"
+    formula = (
+        "(R - mean(R)) / (std(R) + {epsilon}), on every step of the rollout"
+        "\nR is the reward of the rollout's last step"
+        "\n?std_cal_level=batch std is over all rollouts of the batch"
+        "\n?std_threshold tasks with std <= {std_threshold} or one rollout are dropped"
+        "\n?enable_step_norm divided by the number of steps of the rollout"
+    )
+    ranges = {"std_cal_level": ("group", "batch")}
 
     def __init__(
         self,

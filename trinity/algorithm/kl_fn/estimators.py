@@ -14,15 +14,27 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from trinity.algorithm import KL_FN
 from trinity.algorithm.kl_fn.kl_fn import KLFn
 from trinity.algorithm.log_ratio import bounded
 
 MAX_LOW_VAR_KL = 10.0
 MAX_IMPORTANCE_RATIO = 2.0
+_SOURCE = 'Schulman, "Approximating KL Divergence" (2020)'
+_ADAPTIVE = (
+    "\n?adaptive after each step the coefficient *= 1 + clip(KL / {target_kl} - 1, -0.2, 0.2) rows / {horizon} "
+    "(arXiv:1909.08593)"
+)
+_D_ADAPTIVE = "\nd = logprob - ref_logprob" + _ADAPTIVE
 
 
+@KL_FN.register_module("none")
 class NoneKLFn(KLFn):
     """No divergence: 0."""
+
+    summary = "no KL term"
+    formula = "0"
+    needs = frozenset()
 
     def calculate_kl(
         self, logprob: Tensor, ref_logprob: Tensor | None = None, old_logprob: Tensor | None = None
@@ -35,24 +47,43 @@ class NoneKLFn(KLFn):
         return torch.zeros((), dtype=logprob.dtype, device=logprob.device), {}
 
 
+@KL_FN.register_module("k1")
+@KL_FN.register_module("kl", doc="veRL's name of k1")
 class K1KLFn(KLFn):
     """d: unbiased, of high variance, negative at times."""
+
+    summary = "d"
+    formula = "d" + _D_ADAPTIVE
+    citation = _SOURCE
 
     def calculate_kl(self, logprob: Tensor, ref_logprob: Tensor, old_logprob: Tensor | None = None) -> Tensor:
         """Return d."""
         return logprob - ref_logprob
 
 
+@KL_FN.register_module("k2")
+@KL_FN.register_module("mse", doc="veRL's name of k2")
+@KL_FN.register_module("mse+", doc="k2, whose gradient it already has")
+@KL_FN.register_module("k2+", doc="k2, whose gradient it already has")
 class K2KLFn(KLFn):
     """d^2 / 2: biased, of low variance; its gradient is that of the divergence."""
+
+    summary = "d^2 / 2"
+    formula = "d^2 / 2" + _D_ADAPTIVE
+    citation = _SOURCE
 
     def calculate_kl(self, logprob: Tensor, ref_logprob: Tensor, old_logprob: Tensor | None = None) -> Tensor:
         """Return d^2 / 2."""
         return 0.5 * (logprob - ref_logprob).square()
 
 
+@KL_FN.register_module("k3")
 class K3KLFn(KLFn):
     """exp(-d) - 1 + d: unbiased, of low variance, never negative; not bounded, see `LowVarKLFn`."""
+
+    summary = "the estimate that GRPO takes (arXiv:2402.03300v3, eq. 4)"
+    formula = "exp(-d) - 1 + d" + _D_ADAPTIVE
+    citation = _SOURCE
 
     def calculate_kl(self, logprob: Tensor, ref_logprob: Tensor, old_logprob: Tensor | None = None) -> Tensor:
         """Return exp(-d) - 1 + d."""
@@ -60,8 +91,13 @@ class K3KLFn(KLFn):
         return negative.exp() - 1.0 - negative
 
 
+@KL_FN.register_module("low_var_kl")
 class LowVarKLFn(KLFn):
     """k3 with the log-ratio clamped to +-20 and the value to +-10."""
+
+    summary = "k3 (arXiv:2402.03300v3, eq. 4), clamped"
+    formula = "min(exp(-d) - 1 + d, 10), d clamped to +-20" + _D_ADAPTIVE
+    citation = _SOURCE
 
     def calculate_kl(self, logprob: Tensor, ref_logprob: Tensor, old_logprob: Tensor | None = None) -> Tensor:
         """Return the clamped k3."""
@@ -69,16 +105,27 @@ class LowVarKLFn(KLFn):
         return (negative.exp() - 1.0 - negative).clamp(-MAX_LOW_VAR_KL, MAX_LOW_VAR_KL)
 
 
+@KL_FN.register_module("abs")
 class AbsKLFn(KLFn):
     """|d|."""
+
+    summary = "|d|"
+    formula = "|d|" + _D_ADAPTIVE
+    citation = _SOURCE
 
     def calculate_kl(self, logprob: Tensor, ref_logprob: Tensor, old_logprob: Tensor | None = None) -> Tensor:
         """Return |d|."""
         return (logprob - ref_logprob).abs()
 
 
+@KL_FN.register_module("corrected_k3")
 class CorrectedK3KLFn(KLFn):
     """k3 times the importance ratio exp(logprob - old_logprob), clamped to [0, 2]."""
+
+    summary = "k3 times the clamped importance ratio"
+    formula = "clip(exp(logprob - old_logprob), 0, 2) (exp(-d) - 1 + d)" + _D_ADAPTIVE
+    citation = _SOURCE
+    needs = frozenset({"ref_logprob", "old_logprob"})
 
     def calculate_kl(self, logprob: Tensor, ref_logprob: Tensor, old_logprob: Tensor | None = None) -> Tensor:
         """Return the corrected k3; plain k3 where `old_logprob` is not given."""
@@ -89,12 +136,16 @@ class CorrectedK3KLFn(KLFn):
         return bounded(logprob - old_logprob).exp().clamp(0.0, MAX_IMPORTANCE_RATIO) * k3
 
 
+@KL_FN.register_module("full")
 class FullKLFn(KLFn):
     """sum over the vocabulary of p (ln p - ln q): the divergence itself, of whole distributions.
 
     Where we differ: verl 0.9.1 names it, but does not implement it.
     """
 
+    summary = "sum of p (ln p - ln q) over the vocabulary"
+    needs = frozenset({"full_logprob", "full_ref_logprob"})
+    formula = "sum over the vocabulary of p (ln p - ln q), q the reference's" + _ADAPTIVE
     of_distributions = True
 
     def calculate_kl(
@@ -118,13 +169,30 @@ class _StraightThrough(KLFn):
         return k2 - k2.detach() + value.detach()
 
 
+@KL_FN.register_module("k1+")
+@KL_FN.register_module("kl+")
 class StraightThroughK1KLFn(_StraightThrough, K1KLFn):
     """`k1+` and `kl+`: the value of k1, the gradient of k2."""
 
+    summary = "value of k1, gradient of k2"
+    formula = "sg(d) with the gradient of d^2 / 2" + _D_ADAPTIVE
+    citation = _SOURCE
 
+
+@KL_FN.register_module("k3+")
+@KL_FN.register_module("low_var_kl+")
 class StraightThroughLowVarKLFn(_StraightThrough, LowVarKLFn):
     """`low_var_kl+` and `k3+`: the value of the clamped k3, the gradient of k2."""
 
+    summary = "value of the clamped k3, gradient of k2"
+    formula = "sg(min(exp(-d) - 1 + d, 10), d clamped to +-20) with the gradient of d^2 / 2" + _D_ADAPTIVE
+    citation = _SOURCE
 
+
+@KL_FN.register_module("abs+")
 class StraightThroughAbsKLFn(_StraightThrough, AbsKLFn):
     """`abs+`: the value of |d|, the gradient of k2."""
+
+    summary = "value of |d|, gradient of k2"
+    formula = "sg(|d|) with the gradient of d^2 / 2" + _D_ADAPTIVE
+    citation = _SOURCE

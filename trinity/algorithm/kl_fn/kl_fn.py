@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,12 +16,14 @@ from torch import Tensor
 
 from trinity.algorithm.statistics import masked_zero
 from trinity.algorithm.utils import aggregate_loss, masked_mean
+from trinity.utils.declaration import Declared
 
 
-class KLFn(ABC):
+class KLFn(Declared, ABC):
     """A divergence per token and the coefficient that weighs it.
 
     Attributes:
+        needs: the log-probabilities that it reads; none for no KL term.
         of_distributions: it compares whole distributions: the trainer computes it and calls `loss_of`.
 
     Args:
@@ -34,6 +36,9 @@ class KLFn(ABC):
         ValueError: adaptive without a positive `target_kl` and `horizon`, or another `kl_coef`.
     """
 
+    kind = "kl_fn"
+    needs: ClassVar[frozenset[str]] = frozenset({"ref_logprob"})
+    ranges: ClassVar[Mapping[str, str]] = {"kl_coef": "[0, inf)"}
     of_distributions = False
 
     def __init__(
@@ -53,6 +58,11 @@ class KLFn(ABC):
         self.kl_coef = kl_coef
         self.target_kl = target_kl
         self.horizon = horizon
+
+    @property
+    def is_in_force(self) -> bool:
+        """Whether it reads something, and its coefficient is not 0 or may leave it."""
+        return bool(self.needs) and (self.kl_coef != 0 or self.adaptive)
 
     @abstractmethod
     def calculate_kl(
@@ -142,8 +152,3 @@ class KLFn(ABC):
         """Take over the coefficient of a checkpoint; a fixed one stays as configured."""
         if self.adaptive:
             self.kl_coef = float(state["kl_coef"])
-
-    @classmethod
-    def default_args(cls) -> dict[str, Any]:
-        """Return the constructor's arguments and defaults."""
-        return {"adaptive": False, "kl_coef": 0.001, "target_kl": None, "horizon": None}

@@ -11,13 +11,17 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.policy_loss_fn.gpg import VerlGPGPolicyLossFn
 from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
 from trinity.algorithm.policy_loss_fn.ppo import VerlVanillaPolicyLossFn
+from trinity.algorithm.policy_loss_fn.ratio import CLIP_RATIO
 from trinity.algorithm.rollout_correction import compute_rollout_correction
 from trinity.utils.correction_options import LOSS_TYPES
 
 
+@POLICY_LOSS_FN.register_module("verl_bypass_mode")
+@POLICY_LOSS_FN.register_module("bypass_mode")
 class VerlBypassModePolicyLossFn(PolicyLossFn):
     """The clipped surrogate, or REINFORCE with importance weights, on the tokens that rejection keeps.
 
@@ -43,7 +47,18 @@ class VerlBypassModePolicyLossFn(PolicyLossFn):
         ValueError: an unknown `loss_type`, or an argument that the loss or the correction refuses.
     """
 
-    counts_empty_rows = False
+    summary = "rollout correction inside the loss"
+    formula = (
+        "= the loss below over the tokens that the rejection keeps"
+        "\n?loss_type=ppo_clip max(-A r, -A clip(r, 1 - {clip_ratio_low|clip_ratio}, 1 + "
+        "{clip_ratio_high|clip_ratio})), where A < 0 at most -A {clip_ratio_c}, by {loss_agg_mode}"
+        "\n?loss_type=reinforce -A w logprob, by {loss_agg_mode}"
+        "\nr = exp(logprob - old_logprob)"
+        "\n?rollout_is importance weights w by {rollout_is}, bound {rollout_is_threshold}"
+        "\n?rollout_rs rejection by {rollout_rs}, bounds {rollout_rs_threshold}"
+    )
+    ranges = CLIP_RATIO | {"loss_type": LOSS_TYPES, "clip_ratio_c": "(1, inf]"}
+    convention = "verl"
 
     def __init__(
         self,

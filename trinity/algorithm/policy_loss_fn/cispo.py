@@ -11,11 +11,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted, masked_mean
-from trinity.algorithm.policy_loss_fn.ratio import clamped_log_ratio, clip_bounds
+from trinity.algorithm.policy_loss_fn.ratio import CLIP_RATIO, clamped_log_ratio, clip_bounds
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 
+@POLICY_LOSS_FN.register_module("cispo")
 class CISPOPolicyLossFn(TokenLossFn):
     """-A sg(clip(r, 1 - low, 1 + high)) logprob, without the tokens that the mask leaves out.
 
@@ -36,6 +38,19 @@ class CISPOPolicyLossFn(TokenLossFn):
         ValueError: a negative bound.
     """
 
+    summary = "policy gradient with clipped weights (arXiv:2506.13585v1, eq. 4, 5, 6 and 7)"
+    formula = (
+        "-A sg(clip(r, 1 - {clip_range_low}, 1 + {clip_range_high})) logprob"
+        "\nr = exp(logprob - old_logprob)"
+        "\n?enable_mask_clip 0 where A > 0 and r > 1 + {mask_clip_range_high}, and where A < 0 and r < 1 - "
+        "{mask_clip_range_low}"
+    )
+    ranges = {
+        "clip_range_low": "[0, inf]",
+        "clip_range_high": "[0, inf]",
+        "mask_clip_range_low": "[0, inf]",
+        "mask_clip_range_high": "[0, inf]",
+    }
     zero_advantage_is_zero_loss = True
 
     def __init__(
@@ -84,6 +99,7 @@ class CISPOPolicyLossFn(TokenLossFn):
         return loss, metrics
 
 
+@POLICY_LOSS_FN.register_module("verl_cispo")
 class VerlCISPOPolicyLossFn(CISPOPolicyLossFn):
     """Clipped importance sampling weights by veRL's convention of aggregation and names; no mask.
 
@@ -98,7 +114,13 @@ class VerlCISPOPolicyLossFn(CISPOPolicyLossFn):
         ValueError: no clip ratio, or a negative one.
     """
 
-    counts_empty_rows = False
+    summary = "as cispo without mask"
+    formula = (
+        "-A sg(clip(r, 1 - {clip_ratio_low|clip_ratio}, 1 + {clip_ratio_high|clip_ratio})) logprob"
+        "\nr = exp(logprob - old_logprob)"
+    )
+    ranges = CLIP_RATIO
+    convention = "verl"
 
     def __init__(
         self,

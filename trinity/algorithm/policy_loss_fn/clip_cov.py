@@ -11,12 +11,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted, masked_mean
 from trinity.algorithm.policy_loss_fn.covariance import token_covariance
-from trinity.algorithm.policy_loss_fn.ratio import clamped_log_ratio, clip_bounds
+from trinity.algorithm.policy_loss_fn.ratio import CLIP_RATIO, clamped_log_ratio, clip_bounds
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 
+@POLICY_LOSS_FN.register_module("verl_clip_cov")
+@POLICY_LOSS_FN.register_module("clip_cov")
 class VerlClipCovPolicyLossFn(TokenLossFn):
     """max(-A r, -A clip(r, 1 - low, 1 + high)), 0 for some tokens whose covariance is between the bounds.
 
@@ -42,7 +45,16 @@ class VerlClipCovPolicyLossFn(TokenLossFn):
         ValueError: no clip ratio or a negative one, or `clip_cov_ratio` outside [0, 1].
     """
 
-    counts_empty_rows = False
+    summary = "some tokens of high covariance left out (arXiv:2505.22617v1, eq. 11 and 12)"
+    formula = (
+        "max(-A r, -A clip(r, 1 - {clip_ratio_low|clip_ratio}, 1 + {clip_ratio_high|clip_ratio}))"
+        "\n0 for a share of {clip_cov_ratio} of the tokens, at least one, drawn among those not clipped with "
+        "{clip_cov_lb} < cov < {clip_cov_ub}"
+        "\ncov = (A - mean A)(logprob - mean logprob), means over the tokens of the mini-batch"
+        "\nr = exp(logprob - old_logprob)"
+    )
+    ranges = CLIP_RATIO | {"clip_cov_ratio": "[0, 1]"}
+    convention = "verl"
 
     def __init__(
         self,

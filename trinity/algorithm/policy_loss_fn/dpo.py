@@ -11,10 +11,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import masked_mean, masked_sum
 from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
 
 
+@POLICY_LOSS_FN.register_module("dpo")
 class DPOPolicyLossFn(PolicyLossFn):
     """Mean over pairs of -(1 - s) log sigmoid(x) - s log sigmoid(-x), x = beta (chosen - rejected log-ratio).
 
@@ -35,6 +37,15 @@ class DPOPolicyLossFn(PolicyLossFn):
         ValueError: an argument outside its range.
     """
 
+    summary = "direct preference optimisation (arXiv:2305.18290, eq. 7), its likelihood term: arXiv:2404.19733, eq. 1"
+    formula = (
+        "= mean over the pairs of l(x)"
+        "\n?label_smoothing=0 l(x) = -ln sigmoid(x)"
+        "\n?label_smoothing!=0 l(x) = -(1 - {label_smoothing}) ln sigmoid(x) - {label_smoothing} ln sigmoid(-x)"
+        "\nx = {beta} (D(chosen) - D(rejected)), D = sum over the response's tokens of logprob - ref_logprob"
+        "\n?sft_coef!=0 plus {sft_coef} times the mean over the pairs of the chosen response's mean of -logprob"
+    )
+    ranges = {"beta": "(0, inf]", "label_smoothing": "[0, 0.5)", "sft_coef": "[0, inf]"}
     metrics_are_of_rows = True
 
     def __init__(

@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted, masked_mean
-from trinity.algorithm.policy_loss_fn.ratio import clamped_log_ratio, clip_bounds
+from trinity.algorithm.policy_loss_fn.ratio import CLIP_RATIO, clamped_log_ratio, clip_bounds
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 MIN_PROBABILITY = 1e-8
@@ -38,7 +39,8 @@ class DPPOLossFn(TokenLossFn):
         ValueError: no clip ratio, a negative one, or `clip_ratio_c` not above 1.
     """
 
-    counts_empty_rows = False
+    convention = "verl"
+    ranges = CLIP_RATIO | {"clip_ratio_c": "(1, inf]"}
     zero_advantage_is_zero_loss = True
 
     def __init__(
@@ -86,8 +88,19 @@ class DPPOLossFn(TokenLossFn):
         return loss, metrics
 
 
+@POLICY_LOSS_FN.register_module("verl_dppo_tv")
+@POLICY_LOSS_FN.register_module("dppo_tv")
 class VerlDPPOTVPolicyLossFn(DPPOLossFn):
     """DPPO with the total variation |p - p_old|; p = exp(logprob). See `DPPOLossFn`."""
+
+    summary = "trust region of total variation (arXiv:2602.04879v3, eq. 12 and 13)"
+    formula = (
+        "-A sg(min(r, {clip_ratio_c})) logprob inside the trust region, else 0"
+        "\nr = exp(logprob - old_logprob)"
+        "\ninside: p - p_old <= {clip_ratio_high|clip_ratio} where A > 0, p - p_old >= "
+        "-{clip_ratio_low|clip_ratio} elsewhere"
+        "\np = exp(logprob), p_old = exp(old_logprob)"
+    )
 
     def is_inside(
         self, logprob: Float[Tensor, "B T"], old_logprob: Float[Tensor, "B T"], is_positive: Bool[Tensor, "B T"]
@@ -97,8 +110,20 @@ class VerlDPPOTVPolicyLossFn(DPPOLossFn):
         return torch.where(is_positive, difference <= self.clip_ratio[1], difference >= -self.clip_ratio[0])
 
 
+@POLICY_LOSS_FN.register_module("verl_dppo_kl")
+@POLICY_LOSS_FN.register_module("dppo_kl")
 class VerlDPPOKLPolicyLossFn(DPPOLossFn):
     """DPPO with KL(p_old, p) of the two outcomes; p = exp(logprob). See `DPPOLossFn`."""
+
+    summary = "trust region of divergence (arXiv:2602.04879v3, eq. 12 and 14)"
+    formula = (
+        "-A sg(min(r, {clip_ratio_c})) logprob inside the trust region, else 0"
+        "\nr = exp(logprob - old_logprob)"
+        "\ninside: KL <= {clip_ratio_high|clip_ratio} or p <= p_old where A > 0, KL <= "
+        "{clip_ratio_low|clip_ratio} or p >= p_old elsewhere"
+        "\nKL = p_old ln(p_old / p) + (1 - p_old) ln((1 - p_old) / (1 - p)), p = exp(logprob), p_old = "
+        "exp(old_logprob)"
+    )
 
     def is_inside(
         self, logprob: Float[Tensor, "B T"], old_logprob: Float[Tensor, "B T"], is_positive: Bool[Tensor, "B T"]

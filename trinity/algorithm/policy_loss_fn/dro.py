@@ -10,10 +10,13 @@ from typing import Any
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted, masked_mean
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 
+@POLICY_LOSS_FN.register_module("verl_dro")
+@POLICY_LOSS_FN.register_module("dro")
 class VerlDROPolicyLossFn(TokenLossFn):
     """-(A logprob - beta (logprob - old_logprob)^2 / 2).
 
@@ -30,7 +33,10 @@ class VerlDROPolicyLossFn(TokenLossFn):
         ValueError: `dro_beta` missing or not positive.
     """
 
-    counts_empty_rows = False
+    summary = "policy gradient with a squared log-ratio (arXiv:2405.19107v1, eq. 8); dro_beta has to be given"
+    formula = "-(A logprob - {dro_beta} (logprob - old_logprob)^2 / 2)"
+    ranges = {"dro_beta": "(0, inf]"}
+    convention = "verl"
 
     def __init__(self, backend: str = "verl", dro_beta: float | None = None, loss_agg_mode: str = "token-mean") -> None:
         super().__init__(backend, loss_agg_mode)

@@ -11,14 +11,17 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted, masked_mean
 from trinity.algorithm.log_ratio import bounded
 from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
-from trinity.algorithm.policy_loss_fn.ratio import clip_bounds
+from trinity.algorithm.policy_loss_fn.ratio import CLIP_RATIO, clip_bounds
 
 MIN_WEIGHT = 1e-10
 
 
+@POLICY_LOSS_FN.register_module("verl_geo_mean")
+@POLICY_LOSS_FN.register_module("geo_mean")
 class VerlGeoMeanPolicyLossFn(PolicyLossFn):
     """Mean over all responses of -A exp(mean over tokens of the clipped log-ratio).
 
@@ -36,6 +39,13 @@ class VerlGeoMeanPolicyLossFn(PolicyLossFn):
         ValueError: no clip ratio, or a negative one.
     """
 
+    summary = "geometric mean of clipped ratios (arXiv:2507.20673v3, eq. 4)"
+    formula = (
+        "= mean over the responses of -mean(A) exp(mean over the tokens of d)"
+        "\nd = logprob - old_logprob, at most {clip_ratio_high|clip_ratio} where A > 0 and at least "
+        "-{clip_ratio_low|clip_ratio} where A < 0"
+    )
+    ranges = CLIP_RATIO
     zero_advantage_is_zero_loss = True
 
     def __init__(

@@ -10,10 +10,13 @@ from typing import Any
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 
+@POLICY_LOSS_FN.register_module("verl_gpg")
+@POLICY_LOSS_FN.register_module("gpg")
 class VerlGPGPolicyLossFn(TokenLossFn):
     """-A logprob, by veRL's convention of aggregation.
 
@@ -24,7 +27,9 @@ class VerlGPGPolicyLossFn(TokenLossFn):
         loss_agg_mode: see `agg_loss`.
     """
 
-    counts_empty_rows = False
+    summary = "plain policy gradient (arXiv:2504.02546v4, eq. 5)"
+    formula = "-A logprob"
+    convention = "verl"
     zero_advantage_is_zero_loss = True
 
     def __call__(  # type: ignore[override]

@@ -11,12 +11,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted, masked_mean
 from trinity.algorithm.log_ratio import bounded
-from trinity.algorithm.policy_loss_fn.ratio import clip_bounds, sequence_log_ratio
+from trinity.algorithm.policy_loss_fn.ratio import CLIP_RANGE, CLIP_RATIO, clip_bounds, sequence_log_ratio
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 
+@POLICY_LOSS_FN.register_module("gspo")
 class GSPOPolicyLossFn(TokenLossFn):
     """max(-A s, -A clip(s, 1 - low, 1 + high)) with the ratio s of the response, its length taken out.
 
@@ -34,6 +36,15 @@ class GSPOPolicyLossFn(TokenLossFn):
         ValueError: a negative bound.
     """
 
+    summary = (
+        "ratio of the response, clipped (arXiv:2507.18071v2, eq. 13 and 14); clip_range_low 3e-4 and high 4e-4 "
+        "where nothing is given"
+    )
+    formula = (
+        "max(-A s, -A clip(s, 1 - {clip_range_low|clip_range|0.0003}, 1 + {clip_range_high|clip_range|0.0004}))"
+        "\ns = exp(mean over the response's tokens of logprob - old_logprob), each token with its own gradient"
+    )
+    ranges = CLIP_RANGE
     zero_advantage_is_zero_loss = True
     max_log_ratio: float | None = None
 
@@ -78,6 +89,7 @@ class GSPOPolicyLossFn(TokenLossFn):
         return loss, metrics
 
 
+@POLICY_LOSS_FN.register_module("verl_gspo")
 class VerlGSPOPolicyLossFn(GSPOPolicyLossFn):
     """Group sequence policy optimisation by veRL's convention of aggregation and names.
 
@@ -94,7 +106,14 @@ class VerlGSPOPolicyLossFn(GSPOPolicyLossFn):
         ValueError: no clip ratio, or a negative one.
     """
 
-    counts_empty_rows = False
+    summary = "as gspo, the ratio at most exp(10)"
+    formula = (
+        "max(-A s, -A clip(s, 1 - {clip_ratio_low|clip_ratio}, 1 + {clip_ratio_high|clip_ratio}))"
+        "\ns = exp(mean over the response's tokens of logprob - old_logprob), each token with its own gradient"
+        "\nln s is at most 10"
+    )
+    ranges = CLIP_RATIO
+    convention = "verl"
     max_log_ratio = 10.0
 
     def __init__(

@@ -10,11 +10,13 @@ from typing import Any
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted, masked_mean
 from trinity.algorithm.policy_loss_fn.ratio import clamped_log_ratio
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 
+@POLICY_LOSS_FN.register_module("importance_sampling")
 class ImportanceSamplingPolicyLossFn(TokenLossFn):
     """-A r with r = exp(logprob - old_logprob), the difference clamped to +-20.
 
@@ -25,6 +27,8 @@ class ImportanceSamplingPolicyLossFn(TokenLossFn):
         loss_agg_mode: see `aggregate_loss`.
     """
 
+    summary = "advantage times ratio, not clipped (arXiv:1707.06347v2, eq. 6)"
+    formula = "-A r\nr = exp(logprob - old_logprob)"
     zero_advantage_is_zero_loss = True
 
     def __call__(  # type: ignore[override]

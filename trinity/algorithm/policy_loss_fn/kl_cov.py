@@ -11,12 +11,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted, masked_mean
 from trinity.algorithm.log_ratio import bounded
 from trinity.algorithm.policy_loss_fn.covariance import token_covariance
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 
+@POLICY_LOSS_FN.register_module("verl_kl_cov")
+@POLICY_LOSS_FN.register_module("kl_cov")
 class VerlKLCovPolicyLossFn(TokenLossFn):
     """-A r, plus coef |logprob - old_logprob| on the tokens of highest covariance.
 
@@ -35,7 +38,15 @@ class VerlKLCovPolicyLossFn(TokenLossFn):
         ValueError: `kl_cov_ratio` outside [0, 1] or a negative `ppo_kl_coef`.
     """
 
-    counts_empty_rows = False
+    summary = "tokens of highest covariance held (arXiv:2505.22617v1, eq. 13 and 14)"
+    formula = (
+        "-A r, plus {ppo_kl_coef} |logprob - old_logprob| on the tokens of highest covariance"
+        "\nthese are a share of {kl_cov_ratio} of the tokens, at least one"
+        "\ncov = (A - mean A)(logprob - mean logprob), means over the tokens of the mini-batch"
+        "\nr = exp(logprob - old_logprob)"
+    )
+    ranges = {"kl_cov_ratio": "[0, 1]", "ppo_kl_coef": "[0, inf]"}
+    convention = "verl"
 
     def __init__(
         self,

@@ -12,8 +12,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.policy_loss_fn.policy_loss_fn import LossPart, PolicyLossFn
 from trinity.algorithm.policy_loss_fn.ppo import PPOPolicyLossFn
+from trinity.algorithm.policy_loss_fn.ratio import CLIP_RANGE
 from trinity.algorithm.policy_loss_fn.sft import SFTPolicyLossFn
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
@@ -129,6 +131,7 @@ class MixedLossFn(PolicyLossFn):
         return loss, metrics | {"loss": loss.item()}
 
 
+@POLICY_LOSS_FN.register_module("mix")
 class MIXPolicyLossFn(MixedLossFn):
     """PPO's loss on usual rows and the supervised loss on expert rows, at a fixed mixture.
 
@@ -153,6 +156,17 @@ class MIXPolicyLossFn(MixedLossFn):
     Raises:
         ValueError: `mu` outside [0, 1], or a size that does not fit.
     """
+
+    summary = "ppo and sft at a fixed mixture (arXiv:2505.17826v3, section 3.2)"
+    formula = (
+        "= (1 - {mu}) U + {mu} S"
+        "\nU: max(-A r, -A clip(r, 1 - {clip_range_low|clip_range}, 1 + {clip_range_high|clip_range})), where A < "
+        "0 at most -3 A, over the policy's own rows, by {grpo_loss_agg_mode|loss_agg_mode}"
+        "\nS: over the expert's rows, by {sft_loss_agg_mode|loss_agg_mode}, of -logprob"
+        "\nr = exp(logprob - old_logprob)"
+        "\nU and S are each normalised over their own rows of the whole mini-batch"
+    )
+    ranges = CLIP_RANGE | {"mu": "[0, 1]"}
 
     def __init__(
         self,

@@ -10,13 +10,16 @@ import math
 from jaxtyping import Int
 from torch import Tensor
 
+from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.policy_loss_fn.mix import MixedLossFn
 from trinity.algorithm.policy_loss_fn.ppo import PPOPolicyLossFn
+from trinity.algorithm.policy_loss_fn.ratio import CLIP_RANGE
 from trinity.algorithm.policy_loss_fn.sft import SFTPolicyLossFn
 from trinity.algorithm.policy_loss_fn.sft_phi import SFTPhiPolicyLossFn
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 
+@POLICY_LOSS_FN.register_module("mix_chord")
 class MIXCHORDPolicyLossFn(MixedLossFn):
     """PPO's loss on usual rows and the phi-weighted supervised loss on expert rows, mu following the step.
 
@@ -47,6 +50,26 @@ class MIXCHORDPolicyLossFn(MixedLossFn):
     Raises:
         ValueError: a mu outside [0, 1], negative steps, or a size that does not fit.
     """
+
+    summary = "ppo and sft at a moving mixture (arXiv:2508.11408, eq. 3)"
+    formula = (
+        "= (1 - mu) U + mu S"
+        "\nmu rises from 0 to {mu_peak} in {mu_warmup_steps} steps, falls to {mu_valley} in {mu_decay_steps} "
+        "(half cosine), and stays there"
+        "\nU: max(-A r, -A clip(r, 1 - {clip_range_low|clip_range}, 1 + {clip_range_high|clip_range})), where A < "
+        "0 at most -3 A, over the policy's own rows, by {grpo_loss_agg_mode|loss_agg_mode}"
+        "\nS: over the expert's rows, by {sft_loss_agg_mode|loss_agg_mode}, of -w logprob"
+        "\n?enable_phi_function w = sg(p (1 - p)), p = exp(logprob)"
+        "\n?enable_phi_function=False w = 1"
+        "\nr = exp(logprob - old_logprob)"
+        "\nU and S are each normalised over their own rows of the whole mini-batch"
+    )
+    ranges = CLIP_RANGE | {
+        "mu_warmup_steps": "[0, inf]",
+        "mu_decay_steps": "[0, inf]",
+        "mu_peak": "[0, 1]",
+        "mu_valley": "[0, 1]",
+    }
 
     def __init__(
         self,

@@ -10,10 +10,12 @@ from typing import Any
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 
+@POLICY_LOSS_FN.register_module("opmd")
 class OPMDPolicyLossFn(TokenLossFn):
     """-A logprob / (1 + tau).
 
@@ -30,6 +32,9 @@ class OPMDPolicyLossFn(TokenLossFn):
         ValueError: a negative `tau`.
     """
 
+    summary = "online policy mirror descent (arXiv:2505.17826; after arXiv:2501.12599v4, eq. 3)"
+    formula = "-A logprob / (1 + {tau})"
+    ranges = {"tau": "[0, inf]"}
     zero_advantage_is_zero_loss = True
 
     def __init__(self, backend: str = "verl", tau: float = 1.0, loss_agg_mode: str = "token-mean") -> None:

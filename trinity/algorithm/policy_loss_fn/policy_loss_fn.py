@@ -9,10 +9,12 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+from trinity.utils.declaration import Declared
 
 _VARIABLE = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
@@ -34,7 +36,7 @@ class LossPart:
     loss_fn: PolicyLossFn
 
 
-class PolicyLossFn(ABC):
+class PolicyLossFn(Declared, ABC):
     """A loss over the policy's log-probabilities.
 
     A subclass names the tensors it needs as parameters of `__call__` (`logprob`, `old_logprob`, `ref_logprob`,
@@ -44,6 +46,9 @@ class PolicyLossFn(ABC):
         backend: kept for published plugins; the trainer's names are used whatever it is.
 
     Attributes:
+        convention: `trinity` or `verl`: a response without counted tokens stays in the mean over responses
+            (`aggregate_loss`), or does not (`agg_loss`).
+        loss_agg_mode: how it is aggregated; None for `algorithm.loss_agg_mode`.
         zero_advantage_is_zero_loss: a response whose advantages are all 0 has neither loss nor gradient, so that the
             trainer may leave out its forward pass.
         metrics_are_of_rows: metrics other than losses are means over rows, not over tokens.
@@ -52,6 +57,9 @@ class PolicyLossFn(ABC):
             micro-batches. None for all others.
     """
 
+    kind = "policy_loss_fn"
+    convention: ClassVar[str] = "trinity"
+    loss_agg_mode: str | None = None
     zero_advantage_is_zero_loss = False
     metrics_are_of_rows = False
     select_tokens: Callable[..., Bool[Tensor, "B T"]] | None = None
@@ -77,15 +85,13 @@ class PolicyLossFn(ABC):
         """Return what a checkpoint keeps of a loss that remembers something: tensors, numbers, texts, lists, dicts."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most losses remember nothing
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
 
-    @classmethod
-    def default_args(cls) -> dict[str, Any]:
-        """Return the constructor's arguments and defaults; `None` for one without a default."""
-        parameters = inspect.signature(cls).parameters.values()
-        named = [p for p in parameters if p.kind not in _VARIABLE and p.name != "backend"]
-        return {p.name: None if p.default is inspect.Parameter.empty else p.default for p in named}
+    @property
+    def counts_empty_rows(self) -> bool:
+        """Whether a response without counted tokens stays in the mean over responses."""
+        return self.convention != "verl"
 
     @property
     def select_keys(self) -> frozenset[str]:

@@ -11,11 +11,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted, masked_mean
-from trinity.algorithm.policy_loss_fn.ratio import clamped_log_ratio, clip_bounds
+from trinity.algorithm.policy_loss_fn.ratio import CLIP_RANGE, CLIP_RATIO, clamped_log_ratio, clip_bounds
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 
+@POLICY_LOSS_FN.register_module("ppo")
 class PPOPolicyLossFn(TokenLossFn):
     """max(-A r, -A clip(r, 1 - low, 1 + high)), for A < 0 at most -A c.
 
@@ -38,6 +40,16 @@ class PPOPolicyLossFn(TokenLossFn):
         ValueError: no clip range, a negative one, or `clip_ratio_c` not above 1.
     """
 
+    summary = "clipped surrogate (arXiv:1707.06347v2, eq. 7) with dual clip (arXiv:1912.09729v3, eq. 5)"
+    formula = (
+        "max(-A r, -A clip(r, 1 - {clip_range_low|clip_range}, 1 + {clip_range_high|clip_range}))"
+        "\nwhere A < 0 at most -A {clip_ratio_c} (dual clip)"
+        "\nr = exp(logprob - old_logprob)"
+        "\n?enable_sequence_masking where A < 0, 0 in responses whose mean of old_logprob - logprob is above "
+        "{delta_sequence_masking}"
+        "\n?fallback_to_policy_gradient old_logprob = sg(logprob): r is 1 and only its gradient counts"
+    )
+    ranges = CLIP_RANGE | {"clip_ratio_c": "(1, inf]"}
     zero_advantage_is_zero_loss = True
 
     def __init__(
@@ -102,6 +114,7 @@ class PPOPolicyLossFn(TokenLossFn):
         return torch.where(far, torch.zeros_like(losses), losses)
 
 
+@POLICY_LOSS_FN.register_module("verl_vanilla")
 class VerlVanillaPolicyLossFn(PPOPolicyLossFn):
     """The clipped surrogate loss with dual clip, by veRL's convention of aggregation and names.
 
@@ -117,7 +130,14 @@ class VerlVanillaPolicyLossFn(PPOPolicyLossFn):
         ValueError: no clip ratio, a negative one, or `clip_ratio_c` not above 1.
     """
 
-    counts_empty_rows = False
+    summary = "as ppo"
+    formula = (
+        "max(-A r, -A clip(r, 1 - {clip_ratio_low|clip_ratio}, 1 + {clip_ratio_high|clip_ratio}))"
+        "\nwhere A < 0 at most -A {clip_ratio_c} (dual clip)"
+        "\nr = exp(logprob - old_logprob)"
+    )
+    ranges = CLIP_RATIO | {"clip_ratio_c": "(1, inf]"}
+    convention = "verl"
 
     def __init__(
         self,

@@ -11,6 +11,11 @@ from torch import Tensor
 from trinity.algorithm.aggregation import masked_mean
 from trinity.algorithm.log_ratio import bounded
 
+# What the bounds of a ratio may be, by the names that Trinity and veRL give them.
+Ranges = dict[str, str | tuple[str, ...]]
+CLIP_RANGE: Ranges = dict.fromkeys(("clip_range", "clip_range_low", "clip_range_high"), "[0, inf]")
+CLIP_RATIO: Ranges = dict.fromkeys(("clip_ratio", "clip_ratio_low", "clip_ratio_high"), "[0, inf]")
+
 
 def clip_bounds(both: float | None, low: float | None, high: float | None, *, name: str) -> tuple[float, float]:
     """Return the lower and the upper bound as distances from 1; `low` and `high` go before `both`.

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted, masked_mean
 from trinity.algorithm.log_ratio import bounded
 from trinity.algorithm.policy_loss_fn.ratio import clip_bounds, sequence_log_ratio
@@ -22,6 +23,7 @@ WEIGHTS = ("none", "importance_sampling", "gspo_importance_sampling", "advantage
 REGULARIZERS = ("none", "k2", "forward-kl")
 
 
+@POLICY_LOSS_FN.register_module("rec")
 class RECPolicyLossFn(TokenLossFn):
     """-A w logprob on the tokens that the clip mode keeps, plus the regulariser on all.
 
@@ -48,6 +50,39 @@ class RECPolicyLossFn(TokenLossFn):
     Raises:
         ValueError: an unknown choice, a negative range or coefficient, or `temp` not positive.
     """
+
+    summary = "group-relative REINFORCE and its variants (arXiv:2509.24203)"
+    formula = (
+        "= mean of -A w logprob on the kept tokens, 0 on the others, plus the regulariser on all"
+        "\n?clip_mode=gspo-one-side the mean is over the responses of their means over tokens"
+        "\n?clip_mode!=gspo-one-side the mean is over the tokens"
+        "\n?weight=none w = 1"
+        "\n?weight=importance_sampling w = sg(r)"
+        "\n?weight=gspo_importance_sampling w = sg(exp(mean over the response of logprob - old_logprob))"
+        "\n?weight=advantage w = exp(A / {temp})"
+        "\n?clip_mode=none every token is kept"
+        "\n?clip_mode=one-side kept: r <= 1 + {epsilon_high} where A >= 0, r >= 1 - {epsilon_low} where A <= 0"
+        "\n?clip_mode=gspo-one-side kept: s <= 1 + {epsilon_high} where A >= 0, s >= 1 - {epsilon_low} where A <= "
+        "0, s = exp(mean over the response of logprob - old_logprob)"
+        "\n?clip_mode=two-side kept: 1 - {epsilon_low} <= r <= 1 + {epsilon_high}"
+        "\n?clip_mode=ring kept: 1 - {epsilon_low} <= r <= 1 + {epsilon_high}, r <= 1 - {epsilon_low_prime} where "
+        "A >= 0, r >= 1 + {epsilon_high_prime} where A <= 0"
+        "\n?regularizer=none the regulariser is 0"
+        "\n?regularizer=k2 the regulariser is {regularizer_coef} (logprob - old_logprob)^2"
+        "\n?regularizer=forward-kl the regulariser is -{regularizer_coef} logprob"
+        "\nr = exp(logprob - old_logprob)"
+    )
+    ranges = {
+        "epsilon_low": "[0, inf]",
+        "epsilon_high": "[0, inf]",
+        "epsilon_low_prime": "[0, inf]",
+        "epsilon_high_prime": "[0, inf]",
+        "clip_mode": CLIP_MODES,
+        "weight": WEIGHTS,
+        "regularizer": REGULARIZERS,
+        "regularizer_coef": "[0, inf]",
+        "temp": "(0, inf]",
+    }
 
     def __init__(
         self,

@@ -11,11 +11,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted, masked_mean
 from trinity.algorithm.policy_loss_fn.ratio import clamped_log_ratio
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 
+@POLICY_LOSS_FN.register_module("sapo")
 class SAPOPolicyLossFn(TokenLossFn):
     """-A sigmoid(tau (r - 1)) 4 / tau: a gate that closes smoothly where PPO clips.
 
@@ -32,6 +34,11 @@ class SAPOPolicyLossFn(TokenLossFn):
         ValueError: a temperature that is not positive.
     """
 
+    summary = "a smooth gate instead of the clip (arXiv:2511.20347v2, eq. 5 and 6)"
+    formula = (
+        "-A sigmoid(tau (r - 1)) 4 / tau\nr = exp(logprob - old_logprob)\ntau = {tau_pos} where A > 0, else {tau_neg}"
+    )
+    ranges = {"tau_pos": "(0, inf]", "tau_neg": "(0, inf]"}
     zero_advantage_is_zero_loss = True
 
     def __init__(
@@ -71,6 +78,7 @@ class SAPOPolicyLossFn(TokenLossFn):
         return loss, metrics
 
 
+@POLICY_LOSS_FN.register_module("verl_sapo")
 class VerlSAPOPolicyLossFn(SAPOPolicyLossFn):
     """Soft adaptive policy optimisation, always aggregated by veRL's seq-mean-token-mean.
 
@@ -83,7 +91,14 @@ class VerlSAPOPolicyLossFn(SAPOPolicyLossFn):
         ValueError: a temperature that is not positive.
     """
 
-    counts_empty_rows = False
+    summary = "as sapo, always seq-mean-token-mean"
+    formula = (
+        "= mean over the responses of their means over the tokens of -A sigmoid(tau (r - 1)) 4 / tau"
+        "\nr = exp(logprob - old_logprob)"
+        "\ntau = {tau_pos} where A > 0, else {tau_neg}"
+    )
+    ranges = {"tau_pos": "(0, inf]", "tau_neg": "(0, inf]"}
+    convention = "verl"
 
     def __init__(self, backend: str = "verl", tau_pos: float = 1.0, tau_neg: float = 1.05) -> None:
         super().__init__(backend, tau_pos, tau_neg, "seq-mean-token-mean")

@@ -10,9 +10,11 @@ from typing import Any
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 
+@POLICY_LOSS_FN.register_module("sft")
 class SFTPolicyLossFn(TokenLossFn):
     """Negative log-likelihood of the counted tokens.
 
@@ -20,6 +22,9 @@ class SFTPolicyLossFn(TokenLossFn):
         backend: see `PolicyLossFn`.
         loss_agg_mode: see `aggregate_loss`.
     """
+
+    summary = "negative log-likelihood of the counted tokens"
+    formula = "-logprob"
 
     def __call__(  # type: ignore[override]
         self, logprob: Float[Tensor, "B T"], action_mask: Bool[Tensor, "B T"], **kwargs: Any

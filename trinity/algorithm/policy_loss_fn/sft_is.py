@@ -10,10 +10,12 @@ from typing import Any
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 
+@POLICY_LOSS_FN.register_module("sft_is")
 class SFTISPolicyLossFn(TokenLossFn):
     """-sg(p) log p with p = exp(logprob): demonstrations weighted as if a uniform policy had sampled them.
 
@@ -23,6 +25,9 @@ class SFTISPolicyLossFn(TokenLossFn):
         backend: see `PolicyLossFn`.
         loss_agg_mode: see `aggregate_loss`.
     """
+
+    summary = "likelihood weighted by the probability (arXiv:2508.05629)"
+    formula = "-sg(p) logprob\np = exp(logprob)"
 
     def __call__(  # type: ignore[override]
         self, logprob: Float[Tensor, "B T"], action_mask: Bool[Tensor, "B T"], **kwargs: Any

@@ -11,10 +11,12 @@ from typing import Any
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 
+@POLICY_LOSS_FN.register_module("sft_phi")
 class SFTPhiPolicyLossFn(TokenLossFn):
     """-sg(p (1 - p)) min(log p, log cutoff) with p = exp(logprob).
 
@@ -29,6 +31,10 @@ class SFTPhiPolicyLossFn(TokenLossFn):
     Raises:
         ValueError: `cutoff_prob` outside (0, 1].
     """
+
+    summary = "likelihood weighted by p (1 - p) (arXiv:2508.11408, eq. 5 and 6)"
+    formula = "-sg(p (1 - p)) min(logprob, ln {cutoff_prob})\np = exp(logprob)"
+    ranges = {"cutoff_prob": "(0, 1]"}
 
     def __init__(self, backend: str = "verl", cutoff_prob: float = 1.0, loss_agg_mode: str = "token-mean") -> None:
         super().__init__(backend, loss_agg_mode)

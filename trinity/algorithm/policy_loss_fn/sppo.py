@@ -11,10 +11,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted, masked_mean
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 
+@POLICY_LOSS_FN.register_module("sppo")
 class SPPOPolicyLossFn(TokenLossFn):
     """-A (logprob - old_logprob) for tokens whose ratio r is in [1 / (1 + epsilon), 1 + epsilon], else 0.
 
@@ -30,6 +32,12 @@ class SPPOPolicyLossFn(TokenLossFn):
         ValueError: a negative `epsilon`.
     """
 
+    summary = "softmax PPO: the log-ratio in a trust region (arXiv:2108.05828)"
+    formula = (
+        "-A (logprob - old_logprob) where 1 / (1 + {epsilon}) <= r <= 1 + {epsilon}, else 0"
+        "\nr = exp(logprob - old_logprob)"
+    )
+    ranges = {"epsilon": "[0, inf]"}
     zero_advantage_is_zero_loss = True
 
     def __init__(self, backend: str = "verl", epsilon: float = 0.3, loss_agg_mode: str = "token-mean") -> None:

@@ -23,17 +23,13 @@ class TokenLossFn(PolicyLossFn):
 
     Args:
         backend: see `PolicyLossFn`.
-        loss_agg_mode: see `aggregate_loss`, and `agg_loss` where `counts_empty_rows` is false.
-
-    Attributes:
-        counts_empty_rows: a response without counted tokens stays in the mean over responses (`aggregate_loss`);
-            false for veRL's convention (`agg_loss`).
+        loss_agg_mode: see `aggregate_loss`, and `agg_loss` for veRL's convention.
 
     Raises:
         ValueError: an unknown `loss_agg_mode`.
     """
 
-    counts_empty_rows = True
+    loss_agg_mode: str
 
     def __init__(self, backend: str = "verl", loss_agg_mode: str = "token-mean") -> None:
         super().__init__(backend)

@@ -11,11 +11,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted, masked_mean
 from trinity.algorithm.policy_loss_fn.ratio import clamped_log_ratio
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 
+@POLICY_LOSS_FN.register_module("topr")
 class TOPRPolicyLossFn(TokenLossFn):
     """-sg(alpha) A logprob with alpha = 1 for A above the threshold, else clip(r, 0, 1).
 
@@ -29,6 +31,12 @@ class TOPRPolicyLossFn(TokenLossFn):
         loss_agg_mode: see `aggregate_loss`.
     """
 
+    summary = "tapered off-policy REINFORCE (arXiv:2503.14286v2, eq. 8)"
+    formula = (
+        "-sg(alpha) A logprob"
+        "\nalpha = 1 where A > {advantage_threshold}, else clip(r, 0, 1)"
+        "\nr = exp(logprob - old_logprob)"
+    )
     zero_advantage_is_zero_loss = True
 
     def __init__(

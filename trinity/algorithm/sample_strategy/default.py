@@ -5,14 +5,19 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from trinity.algorithm import SAMPLE_STRATEGY
 from trinity.algorithm.sample_strategy.sample_strategy import SampleStrategy
 from trinity.common.experience import Experience
 
 NUM_SHOWN = 3
 
 
+@SAMPLE_STRATEGY.register_module("default")
+@SAMPLE_STRATEGY.register_module("warmup", doc="deprecated, the same as default")
 class DefaultSampleStrategy(SampleStrategy):
     """The next `batch_size` experiences of the buffer."""
+
+    summary = "the next train_batch_size experiences of the experience buffer"
 
     async def sample(self, step: int) -> tuple[list[Experience], dict[str, float], list[dict[str, Any]]]:
         """Return the next batch; metrics `sample/...` and `time/read_experience` (seconds)."""

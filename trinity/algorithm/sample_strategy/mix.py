@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from trinity.algorithm import SAMPLE_STRATEGY
 from trinity.algorithm.sample_strategy.default import NUM_SHOWN, shown_rows, version_metrics
 from trinity.algorithm.sample_strategy.sample_strategy import ExperienceSource, SampleStrategy
 from trinity.common.config.mixture import num_expert_rows
@@ -19,6 +20,7 @@ _TENSORS = ("logprobs", "advantages", "returns", "teacher_logprobs", "token_leve
 _ALWAYS = ("logprobs", "advantages")
 
 
+@SAMPLE_STRATEGY.register_module("mix")
 class MixSampleStrategy(SampleStrategy):
     """ceil(`expert_data_ratio` `batch_size`) rows of a dataset or queue, the rest from the experience buffer.
 
@@ -36,6 +38,8 @@ class MixSampleStrategy(SampleStrategy):
     Raises:
         ValueError: a ratio that is outside or leaves no row.
     """
+
+    summary = "a share of the batch from a dataset of demonstrations, the rest from the experience buffer"
 
     def __init__(
         self,
@@ -77,11 +81,6 @@ class MixSampleStrategy(SampleStrategy):
         mixed = as_one_batch(usual, expert, step=step)
         metrics["time/read_experience"] = time.perf_counter() - start
         return mixed, metrics, shown_rows(usual[:NUM_SHOWN] + expert[:NUM_SHOWN])
-
-    @classmethod
-    def default_args(cls) -> dict[str, Any]:
-        """Return the constructor's further arguments and defaults."""
-        return {"expert_data_ratio": 0.5, "sft_dataset_name": "sft_dataset"}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the dataset."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from trinity.common.errors import CheckpointError
 from trinity.common.experience import Experience
+from trinity.utils.declaration import Declared
 
 
 @runtime_checkable
@@ -68,7 +69,7 @@ class AuxiliaryReader(Protocol):
         ...
 
 
-class SampleStrategy(ABC):
+class SampleStrategy(Declared, ABC):
     """Chooses the experiences of a training step.
 
     Args:
@@ -78,6 +79,8 @@ class SampleStrategy(ABC):
     Attributes:
         auxiliary: the readers that `auxiliary_buffers` asked for, by name; filled before the first step.
     """
+
+    kind = "sample_strategy"
 
     def __init__(self, source: ExperienceSource, *, batch_size: int) -> None:
         self.source = source
@@ -101,11 +104,6 @@ class SampleStrategy(ABC):
         """Release the auxiliary buffers; a read that waits ends."""
         for reader in self.auxiliary.values():
             reader.close()
-
-    @classmethod
-    def default_args(cls) -> dict[str, Any]:
-        """Return the constructor's further arguments and defaults."""
-        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs to continue the strategy."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from trinity.algorithm import SAMPLE_STRATEGY
 from trinity.algorithm.sample_strategy.default import NUM_SHOWN, shown_rows, version_metrics
 from trinity.algorithm.sample_strategy.sample_strategy import ExperienceSource, SampleStrategy
 from trinity.buffer.store.types import num_rollouts
@@ -17,6 +18,7 @@ logger = get_logger("trainer")
 STALE = "stale"
 
 
+@SAMPLE_STRATEGY.register_module("staleness_control")
 class StalenessControlStrategy(SampleStrategy):
     """The next `batch_size` rollouts, of experiences that are at most `max_staleness` training steps old.
 
@@ -33,6 +35,8 @@ class StalenessControlStrategy(SampleStrategy):
     Raises:
         ValueError: a negative `max_staleness`.
     """
+
+    summary = "as default, without experiences that are more than max_staleness training steps old"
 
     def __init__(self, source: ExperienceSource, *, batch_size: int, max_staleness: float | None = None) -> None:
         super().__init__(source, batch_size=batch_size)
@@ -70,8 +74,3 @@ class StalenessControlStrategy(SampleStrategy):
             )  # fmt: skip
         metrics = {"time/read_experience": time.perf_counter() - start, "sample/stale_count": float(num_stale)}
         return kept, metrics | version_metrics(kept, step), shown_rows(kept[:NUM_SHOWN])
-
-    @classmethod
-    def default_args(cls) -> dict[str, Any]:
-        """Return the constructor's further arguments and defaults."""
-        return {"max_staleness": None}

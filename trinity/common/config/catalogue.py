@@ -17,6 +17,12 @@ class Catalogue:
 
     The `args` of an algorithm type are its defaults: `repeat_times`, `advantage_fn`, `policy_loss_fn`,
     `kl_loss_fn`, `kl_penalty_fn`, `entropy_loss_fn`, `sample_strategy`, and their `..._args`.
+
+    Attributes:
+        bases: entries of the classes that plugins may derive from, by name of the class.
+        plugins: names that plugin files register.
+        plugin_entries: what their classes say of themselves, for the registries whose classes do.
+        has_unknown_plugins: a plugin file registers a name that only a run could tell.
     """
 
     algorithm_type: Contents = field(default_factory=dict)
@@ -32,7 +38,9 @@ class Catalogue:
     selector: Contents = field(default_factory=dict)
     monitor: Contents = field(default_factory=dict)
     priority_fn: Contents = field(default_factory=dict)
+    bases: Mapping[str, Entry] = field(default_factory=dict)
     plugins: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    plugin_entries: Mapping[str, Contents] = field(default_factory=dict)
     has_unknown_plugins: bool = False
 
     def contents(self, registry: str) -> Contents:
@@ -41,8 +49,16 @@ class Catalogue:
         return tables.get(registry, {})
 
     def entry(self, registry: str, name: str | None) -> Entry | None:
-        """Return the entry of a built-in name, or `None` for none and for plugin names."""
-        return None if name is None else self.contents(registry).get(name)
+        """Return the entry of a name; `None` for none, and for a plugin that says nothing of itself."""
+        if name is None:
+            return None
+        if name in self.plugins.get(registry, ()):
+            return self.plugin_entries.get(registry, {}).get(name)
+        return self.contents(registry).get(name)
+
+    def is_built_in(self, registry: str, name: str | None) -> bool:
+        """Return whether a name is that of a built-in, not of a plugin."""
+        return name in self.contents(registry) and name not in self.plugins.get(registry, ())
 
     def names(self, registry: str) -> list[str]:
         """Return all known names of a registry, built in or from plugins, sorted."""
@@ -56,9 +72,15 @@ class Catalogue:
         """Return the known name that a typing error most likely meant."""
         return nearest(name, self.names(registry))
 
-    def with_plugins(self, names: Mapping[str, frozenset[str]], *, has_unknown: bool = False) -> Catalogue:
-        """Return a catalogue that also knows what plugin files register."""
-        return replace(self, plugins=names, has_unknown_plugins=has_unknown)
+    def with_plugins(
+        self,
+        names: Mapping[str, frozenset[str]],
+        *,
+        entries: Mapping[str, Contents] | None = None,
+        has_unknown: bool = False,
+    ) -> Catalogue:
+        """Return a catalogue that also knows what plugin files register and declare."""
+        return replace(self, plugins=names, plugin_entries=entries or {}, has_unknown_plugins=has_unknown)
 
 
 REGISTRIES = (

@@ -72,6 +72,17 @@ class Draft:
         """Whether the run generates experiences."""
         return self.mode != "train"
 
+    @property
+    def schema(self) -> str:
+        """The kind of experiences that the algorithm type trains on: `experience`, or `sft`, `cpt` or `dpo`."""
+        entry = self.catalogue.entry("algorithm_type", self.get("algorithm.algorithm_type"))
+        return "experience" if entry is None else entry.schema
+
+    @property
+    def trains_on_dataset(self) -> bool:
+        """Whether the algorithm type trains on a dataset, not on rollouts."""
+        return self.schema != "experience"
+
     def get(self, key: str) -> Any:
         """Return the value at a dotted path."""
         return value_at(self.values, path_of(key))

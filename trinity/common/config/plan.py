@@ -32,6 +32,7 @@ class StagePlan:
         derived: the values that were not written, with their reasons.
         warnings: what to look at, although the run can start.
         tree: the values as written, with their places.
+        catalogue: the names that it may use, those of plugins among them, with what they say of themselves.
     """
 
     name: str | None
@@ -39,6 +40,7 @@ class StagePlan:
     derived: list[Derived] = field(default_factory=list)
     warnings: list[Finding] = field(default_factory=list)
     tree: Tree = field(default_factory=Tree)
+    catalogue: Catalogue = field(default_factory=Catalogue)
 
     def placed(self, finding: Finding) -> Finding:
         """Return a finding at a key of the stage's configuration with its place in the file."""
@@ -113,7 +115,7 @@ def examine(
         stage, found = _plan_stage(name, stage_tree, catalogue=catalogue, cwd=folder, looks_at_machine=not schema_only)
         found = soften(found) if schema_only else found
         warnings = unique(p for p in found if not p.is_error)
-        stages.append(StagePlan(stage.name, stage.config, stage.derived, warnings, stage.tree))
+        stages.append(StagePlan(stage.name, stage.config, stage.derived, warnings, stage.tree, catalogue))
         problems += found
     problems = unique([*problems, *_check_handover(stages)])
     return Plan(Path(path), stages, [p for p in problems if not p.is_error]), problems
@@ -190,7 +192,7 @@ def _plan_stage(
         broken=broken,
         looks_at_machine=looks_at_machine,
     )
-    return StagePlan(stage_name, final, derived, [], resolved), [*problems, *found]
+    return StagePlan(stage_name, final, derived, [], resolved, catalogue), [*problems, *found]
 
 
 def _check_handover(stages: Sequence[StagePlan]) -> list[Finding]:

@@ -1,14 +1,18 @@
-"""Names that plugin files register, read from their source: nothing is imported or executed."""
+"""What plugin files register and declare, read from their source: nothing is imported or executed."""
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trinity.common.config.nearest import nearest
 from trinity.common.config.problems import Finding
+from trinity.utils.declaration import DECLARED, ROLES
+from trinity.utils.entry import Entry
+from trinity.utils.formula import arguments
 from trinity.utils.plugin_loader import plugin_files
+from trinity.utils.plugin_source import ClassReader, PluginName, PluginSource, UndeclaredError, UnknownBaseError
 
 REGISTRY_NAMES = {
     "ALGORITHM_TYPE": "algorithm_type",
@@ -26,6 +30,9 @@ REGISTRY_NAMES = {
     "MONITOR": "monitor",
 }
 MAX_FILE_BYTES = 4 << 20
+SCHEMAS = ("experience", "sft", "cpt", "dpo")
+# What `default_config` of an algorithm type may name; its mode follows from the schema.
+DEFAULTS = ("repeat_times", *ROLES, *(f"{role}_args" for role in ROLES), "mode")
 
 
 @dataclass
@@ -34,11 +41,13 @@ class PluginScan:
 
     Attributes:
         names: registry name to the names registered in it.
-        problems: files that cannot be read (errors), names that only the run can know (warnings).
+        entries: what the classes say of themselves, by registry name and name.
+        problems: files and declarations that cannot be read (errors), names that only the run can know (warnings).
         has_unknown: a name is computed, so that an unknown name may still turn out to be registered.
     """
 
     names: dict[str, frozenset[str]] = field(default_factory=dict)
+    entries: dict[str, dict[str, Entry]] = field(default_factory=dict)
     problems: list[Finding] = field(default_factory=list)
     has_unknown: bool = False
 
@@ -48,74 +57,139 @@ def scan_plugins(dirs: Iterable[Path]) -> dict[str, frozenset[str]]:
     return read_plugins(dirs).names
 
 
-def read_plugins(dirs: Iterable[Path]) -> PluginScan:
-    """Return the names that the plugin files of `dirs` register, and what is wrong with the files."""
+def read_plugins(
+    dirs: Iterable[Path],
+    *,
+    bases: Mapping[str, Entry] | None = None,
+    taken: Mapping[str, Collection[str]] | None = None,
+) -> PluginScan:
+    """Return what the plugin files of `dirs` register and declare, and what is wrong with the files.
+
+    Args:
+        dirs: folders of plugin files.
+        bases: entries of the classes that plugins derive from, by name; without them only names are read.
+        taken: names that are taken, by registry.
+    """
     scan = PluginScan()
+    names = {kind: dict.fromkeys(known, "a built-in") for kind, known in (taken or {}).items()}
+    sources: list[PluginSource] = []
     for folder in dirs:
-        if not folder.is_dir():
-            scan.problems.append(
-                Finding(
-                    "E3901",
-                    "--plugin-dir",
-                    f"plugin folder {folder} {'is a file' if folder.exists() else 'does not exist'}",
-                    value=str(folder),
-                    suggestion="give an existing folder",
-                )
-            )
+        if folder.is_dir():
+            sources += [source for path in plugin_files(folder) if (source := _read_file(path, scan)) is not None]
             continue
-        for path in plugin_files(folder):
-            _read_file(path, scan)
+        message = f"plugin folder {folder} {'is a file' if folder.exists() else 'does not exist'}"
+        scan.problems.append(
+            Finding("E3901", "--plugin-dir", message, value=str(folder), suggestion="give an existing folder")
+        )
+    reader = ClassReader(sources, bases or {})
+    for source in sources:
+        for found in source.registrations():
+            _check_name(found, scan, names)
+            _read_registration(found, source, scan, reader=None if bases is None else reader)
     return scan
 
 
-def _read_file(path: Path, scan: PluginScan) -> None:
+def _read_file(path: Path, scan: PluginScan) -> PluginSource | None:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ValueError(f"larger than {MAX_FILE_BYTES} bytes")
-        source = path.read_bytes()
-        tree = ast.parse(source, filename=str(path))
+        return PluginSource(path)
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
         line = error.lineno if isinstance(error, SyntaxError) else None
         column = error.offset if isinstance(error, SyntaxError) else None
         what = error.msg if isinstance(error, SyntaxError) else str(error)
+        message = f"plugin {path} cannot be read: {what}"
+        scan.problems.append(Finding("E3901", "--plugin-dir", message, file=str(path), line=line, column=column))
+        return None
+
+
+def _check_name(found: PluginName, scan: PluginScan, taken: dict[str, dict[str, str]]) -> None:
+    """Note a name that another class has; the file could not be imported."""
+    kind = REGISTRY_NAMES.get(found.registry.rpartition(".")[2])
+    if kind is None or found.name is None:
+        return
+    place = f"{found.path.name}:{found.of.name if found.of is not None else found.line}"
+    owner = taken.setdefault(kind, {}).setdefault(found.name, place)
+    if owner != place and not found.force:
+        message = f"plugin {found.path}:{found.line}: {kind} `{found.name}` is already registered by {owner}"
+        way_out = "choose another name, or register it with force=True"
+        scan.problems.append(
+            Finding("E3903", "--plugin-dir", message, file=str(found.path), line=found.line, suggestion=way_out)
+        )
+
+
+def _read_registration(
+    found: PluginName, source: PluginSource, scan: PluginScan, *, reader: ClassReader | None
+) -> None:
+    word = found.registry.rpartition(".")[2]
+    kind = REGISTRY_NAMES.get(word)
+    if kind is None:
+        return
+    if found.name is None:
+        scan.has_unknown = True
+        message = f"{found.path.name} registers a computed name in {word}; it is checked when the run starts"
+        scan.problems.append(
+            Finding("W3905", "--plugin-dir", message, file=str(found.path), line=found.line, column=found.column)
+        )
+        return
+    scan.names[kind] = scan.names.get(kind, frozenset()) | {found.name}
+    if reader is None or kind not in DECLARED or found.of is None:
+        return
+    try:
+        entry = reader.entry(kind, source, found.of)
+    except UnknownBaseError as error:
+        scan.problems.append(_unknown_base(error, found, kind))
+        return
+    except UndeclaredError as error:
         scan.problems.append(
             Finding(
-                "E3901",
+                "E3906",
                 "--plugin-dir",
-                f"plugin {path} cannot be read: {what}",
-                file=str(path),
-                line=line,
-                column=column,
+                f"plugin {found.path}:{error.line}: {error}; what a class declares is read from its source",
+                file=str(found.path),
+                line=error.line,
+                suggestion='write it as a literal, such as `return {"clip_range": 0.2}`',
             )
         )
         return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            _read_call(node, path, scan)
+    faults = _faults(entry, found, kind)
+    scan.problems += faults
+    if not faults:
+        scan.entries.setdefault(kind, {})[found.name] = entry
 
 
-def _read_call(node: ast.Call, path: Path, scan: PluginScan) -> None:
-    function = node.func
-    if not isinstance(function, ast.Attribute) or function.attr != "register_module":
-        return
-    owner = function.value
-    word = owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
-    registry = REGISTRY_NAMES.get(word)
-    if registry is None:
-        return
-    arguments = [*node.args[:1], *(k.value for k in node.keywords if k.arg in ("name", "module_name"))]
-    name = arguments[0] if arguments else None
-    if isinstance(name, ast.Constant) and isinstance(name.value, str):
-        scan.names[registry] = scan.names.get(registry, frozenset()) | {name.value}
-        return
-    scan.has_unknown = True
-    scan.problems.append(
-        Finding(
-            "W3905",
-            "--plugin-dir",
-            f"{path.name} registers a computed name in {word}; it is checked when the run starts",
-            file=str(path),
-            line=node.lineno,
-            column=node.col_offset + 1,
-        )
+def _unknown_base(error: UnknownBaseError, found: PluginName, kind: str) -> Finding:
+    """Return that only the run knows what a class declares: for a type too late, since the run is made of that."""
+    is_type = kind == "algorithm_type"
+    return Finding(
+        "E3906" if is_type else "W3906",
+        "--plugin-dir",
+        f"plugin {found.path}:{error.line}: {error}; what it declares is known only when the file is imported",
+        file=str(found.path),
+        line=error.line,
+        suggestion="derive from AlgorithmType, or from a class in a plugin file" if is_type else None,
     )
+
+
+def _faults(entry: Entry, found: PluginName, kind: str) -> list[Finding]:
+    """Return what a class declares that nothing could read."""
+
+    def fault(message: str, suggestion: str) -> Finding:
+        name = entry.path.partition(":")[2]
+        text = f"plugin {found.path}:{found.line}: {message.replace('{}', name)}"
+        return Finding("E3907", "--plugin-dir", text, file=str(found.path), line=found.line, suggestion=suggestion)
+
+    if kind != "algorithm_type":
+        unknown = sorted(arguments(entry.formula) - entry.args.keys() - entry.required)
+        hint = f"known: {', '.join(sorted({*entry.args, *entry.required})) or 'none'}"
+        what = "`formula` of {} names the argument `%s`, which it does not have"
+        return [fault(what % name, hint) for name in unknown]
+    problems = []
+    for key in sorted(entry.args.keys() - set(DEFAULTS)):
+        near = nearest(key, DEFAULTS)
+        hint = f"did you mean `{near}`?" if near else f"known: {', '.join(DEFAULTS)}"
+        problems.append(fault(f"`default_config` of {{}} names `{key}`, which is no default of an algorithm", hint))
+    if entry.schema not in SCHEMAS:
+        message = f"`schema` of {{}} must be one of {', '.join(SCHEMAS)}, got {entry.schema!r}"
+        problems.append(fault(message, 'write `schema = "experience"`'))
+    return problems

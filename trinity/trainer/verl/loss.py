@@ -22,11 +22,11 @@ from trinity.algorithm.policy_loss_fn.policy_loss_fn import LossPart
 from trinity.common.errors import DataError
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.verl.ranks import Ranks
+from trinity.utils.declaration import entry_of
 
 TOKEN_MEAN = "token-mean"
 TOKEN_SUM = "token-sum"
 TOKEN_SUM_NORM = "seq-mean-token-sum-norm"
-_OF_EVERY_ENTROPY = {"entropy", "action_mask", "loss_agg_mode"}
 
 
 @dataclass(frozen=True)
@@ -182,9 +182,8 @@ class LossFn:
         self.kl = kl
         self.entropy = entropy
         self.loss_agg_mode = loss_agg_mode
-        self.policy_mode: str = vars(policy_loss).get("loss_agg_mode", loss_agg_mode)
-        self.counts_empty_rows: bool = getattr(policy_loss, "counts_empty_rows", True)
-        self.entropy_names = set(inspect.signature(entropy.__call__).parameters) - _OF_EVERY_ENTROPY
+        of_entropy = entry_of(type(entropy), kind="entropy_loss_fn")
+        self.entropy_needs, self.entropy_names = of_entropy.needs, (of_entropy.needs | of_entropy.takes) - {"entropy"}
         parameters = inspect.signature(policy_loss.__call__).parameters.values()
         self.takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
         self.required = {p.name for p in parameters if p.kind not in _VARIABLE and p.default is inspect.Parameter.empty}
@@ -192,12 +191,12 @@ class LossFn:
     @property
     def with_entropy(self) -> bool:
         """Whether the entropy of the policy is computed."""
-        return type(self.entropy).__name__ != "NoneEntropyLossFn"
+        return "entropy" in self.entropy_needs
 
     @property
     def with_kl(self) -> bool:
         """Whether a nonzero coefficient reads the reference's log-probabilities."""
-        return type(self.kl).__name__ != "NoneKLFn" and (self.kl.kl_coef != 0 or self.kl.adaptive)
+        return self.kl.is_in_force
 
     @property
     def with_full_kl(self) -> bool:
@@ -302,7 +301,7 @@ class LossFn:
             return self._sum_of_parts(parts, tensors | {"logprob": logprob}, shares, metrics)
         given = tensors if self.takes_all else {k: tensors[k] for k in self.policy_loss.select_keys & tensors.keys()}
         value, values = self.policy_loss(logprob=logprob, **given)
-        factor = shares.whole.of(self.policy_mode, counts_empty_rows=self.counts_empty_rows)
+        factor = self._factor(self.policy_loss, shares.whole)
         self._note(metrics, values, shares.whole, factor, by_rows=self.policy_loss.metrics_are_of_rows)
         return value * factor
 
@@ -317,12 +316,15 @@ class LossFn:
             rows = part.rows.nonzero().squeeze(-1)
             names = (part.loss_fn.select_keys | {"logprob"}) & tensors.keys()
             value, values = part.loss_fn(**{name: tensors[name][rows] for name in names})
-            mode = vars(part.loss_fn).get("loss_agg_mode", self.loss_agg_mode)
-            factor = share.of(mode, counts_empty_rows=getattr(part.loss_fn, "counts_empty_rows", True))
+            factor = self._factor(part.loss_fn, share)
             self._note(metrics, {f"{part.name}/{name}": number for name, number in values.items()}, share, factor)
             loss = loss + part.weight * factor * value
         metrics.add_sum({"policy_loss": float(loss.detach())})
         return loss
+
+    def _factor(self, policy_loss: PolicyLossFn, share: Share) -> float:
+        mode = policy_loss.loss_agg_mode or self.loss_agg_mode
+        return share.of(mode, counts_empty_rows=policy_loss.counts_empty_rows)
 
     def _lacks(self, names: str) -> DataError:
         return DataError(

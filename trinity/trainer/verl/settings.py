@@ -46,7 +46,7 @@ def num_stages(config: Config) -> int:
 
 def schema_of(config: Config) -> str:
     """Return the kind of experiences that the algorithm trains on: `sft`, `cpt`, `dpo` or `experience`."""
-    return str(ALGORITHM_TYPE.get(config.algorithm.algorithm_type).schema)
+    return ALGORITHM_TYPE.contents[config.algorithm.algorithm_type].schema
 
 
 def is_supervised(config: Config) -> bool:
@@ -207,5 +207,5 @@ def loss_of(config: Config) -> LossFn:
 
 def _shared_mode(policy_loss: PolicyLossFn) -> str:
     """Return the policy loss's own aggregation where KL and entropy have it too, else the mean over tokens."""
-    own = vars(policy_loss).get("loss_agg_mode")
+    own = policy_loss.loss_agg_mode
     return own if own in LOSS_AGG_MODES else TOKEN_MEAN

@@ -7,9 +7,9 @@ from typing import Any, get_args
 from trinity.common.config.algorithm import LossAggMode
 from trinity.common.config.available import LATER_NAMES
 from trinity.common.config.draft import Draft
-from trinity.common.config.mixture import DERIVED_ARGUMENTS
 from trinity.common.config.nearest import nearest
-from trinity.common.config.rules.ranges import range_faults
+from trinity.common.config.rules.algorithm_type import check_type
+from trinity.common.config.rules.arguments import merge_arguments, resolve_arguments
 from trinity.common.config.rules.rollout_correction import check_correction, recompute, resolve_correction
 from trinity.common.config.schema_index import default_at
 
@@ -21,25 +21,9 @@ FUNCTIONS = {
     "kl_loss_fn": "kl_fn",
     "entropy_loss_fn": "entropy_loss_fn",
 }
-# Advantages that compare the rollouts of a task: in the experience pipeline, and in the trainer.
-GROUPS_IN_PIPELINE = frozenset({"asymre", "gigpo", "grpo", "opmd", "rec", "step_wise_grpo"})
-GROUPS_IN_TRAINER = frozenset({
-    "asymre_verl", "clipb", "clipv", "gdpo", "gpg", "grpo_passk", "grpo_verl", "opmd_verl", "opo",
-    "optimal_token_baseline", "reinforce_plus_plus_baseline", "rloo", "tir_optimal_token_baseline", "verl_gdpo",
-    "verl_gpg", "verl_grpo", "verl_grpo_passk", "verl_grpo_vectorized", "verl_opo", "verl_optimal_token_baseline",
-    "verl_reinforce_plus_plus_baseline", "verl_rloo", "verl_rloo_vectorized", "verl_tir_optimal_token_baseline",
-})  # fmt: skip
-# Advantages of the trainer that read something else than the rewards of tokens.
-OTHER_REWARDS = frozenset({"gdpo", "jsd", "on_policy_distill", "verl_gdpo"})
-# Advantages without rewards of tokens that a penalty could lower.
-WITHOUT_TOKEN_REWARDS = GROUPS_IN_PIPELINE | OTHER_REWARDS | {"reinforce", None}
 # What a forward pass before the step gives beside the old log-probabilities.
 OF_DISTRIBUTIONS = frozenset({"sum_pi_squared", "entropys", "necs"})
-DATASET_ALGORITHMS = {"sft", "dpo", "cpt"}
 SHARED_AGG_MODES = get_args(LossAggMode)
-CHECKED_ELSEWHERE = (*DERIVED_ARGUMENTS, "expert_data_ratio", "rollout_is_threshold")
-ALL_AGG_MODES = (*SHARED_AGG_MODES, "token-sum")
-KINDS: dict[type, str] = {bool: "true or false", float: "a number", str: "a text"}
 
 
 def resolve_algorithm(draft: Draft) -> None:
@@ -50,6 +34,8 @@ def resolve_algorithm(draft: Draft) -> None:
     defaults = dict(entry.args) if entry is not None else {}
     if known:
         _fill_type(draft, algorithm, defaults)
+    if entry is not None:
+        check_type(draft, algorithm, entry)
     resolve_correction(draft, defaults.get("policy_loss_fn_args") or {})
     for name, registry in FUNCTIONS.items():
         _resolve_function(draft, name, registry, defaults)
@@ -117,81 +103,12 @@ def _resolve_function(draft: Draft, name: str, registry: str, defaults: dict[str
         return
     entry = draft.catalogue.entry(registry, chosen)
     if entry is None:
-        merge_arguments(draft, f"{key}_args", chosen, {}, is_closed=False)
+        merge_arguments(draft, f"{key}_args", chosen, {})
         return
-    if entry.needs & OF_DISTRIBUTIONS:
+    if entry.reads & OF_DISTRIBUTIONS:
         recompute(draft, key, "reads whole distributions of the weights before the step")
-    arguments = dict(entry.args)
-    if defaults.get(name) == chosen:
-        arguments |= dict(defaults.get(f"{name}_args") or {})
-    merge_arguments(draft, f"{key}_args", chosen, arguments, is_closed=True)
-    _check_ranges(draft, f"{key}_args", registry, chosen, known=arguments)
-
-
-def merge_arguments(draft: Draft, key: str, function: str, known: dict[str, Any], *, is_closed: bool) -> None:
-    """Put the written arguments over the defaults; refuse those that the function does not have."""
-    written = draft.get(key) or {}
-    if is_closed:
-        for name in [n for n in written if n not in known]:
-            near = nearest(name, known)
-            hint = f"did you mean `{near}`?" if near else f"known: {', '.join(sorted(known)) or 'none'}"
-            draft.problem(
-                "E1703",
-                f"{key}.{name}",
-                f"`{function}` has no argument `{name}`; known: {', '.join(sorted(known)) or 'none'}",
-                suggestion=hint,
-            )
-        written = {name: value for name, value in written.items() if name in known}
-        _check_types(draft, key, function, written, known=known)
-    draft.derive(key, {**known, **written}, f"defaults of {function}")
-
-
-def _check_types(draft: Draft, key: str, function: str, written: dict[str, Any], *, known: dict[str, Any]) -> None:
-    """Note a value that is of another kind than its default; what has none may be anything, and so may null be."""
-    entry = draft.catalogue.entry("policy_loss_fn", function)
-    modes = ALL_AGG_MODES if entry is not None and ":Verl" in entry.path else SHARED_AGG_MODES
-    for name, value in written.items():
-        kind = next((kind for kind in (bool, float, str) if _is_a(known[name], kind)), None)
-        choices = modes if name.endswith("loss_agg_mode") else None
-        if (
-            value is None
-            or name in CHECKED_ELSEWHERE
-            or (choices is None and (kind is None or _is_a(value, kind)))
-            or value in (choices or ())
-        ):
-            continue
-        rule = f"one of {', '.join(choices)}" if choices else KINDS[kind or str]
-        near = nearest(str(value), choices) if choices else None
-        draft.problem(
-            "E1704",
-            f"{key}.{name}",
-            f"`{key}.{name}` of {function} must be {rule}, got {value!r}",
-            rule=rule,
-            suggestion=f"did you mean `{near}`?" if near else f"the default is {known[name]}",
-        )
-
-
-def _check_ranges(draft: Draft, key: str, registry: str, function: str, *, known: dict[str, Any]) -> None:
-    """Note each argument that the function would refuse when the run starts; one of the wrong kind is told already."""
-    told = {problem.key for problem in draft.problems}
-    arguments = draft.get(key)
-    for name, rule, way_out in range_faults(registry, known, arguments):
-        if f"{key}.{name}" not in told and name not in CHECKED_ELSEWHERE:
-            draft.problem(
-                "E1302",
-                f"{key}.{name}",
-                f"`{key}.{name}` of {function} must be {rule}, got {arguments[name]!r}",
-                rule=rule,
-                involves=(key.removesuffix("_args"),),
-                suggestion=way_out,
-            )
-
-
-def _is_a(value: Any, kind: type) -> bool:
-    """Return whether a value is a number (`float`: integers too, NaN not), a truth value or a text."""
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and value == value
-    return isinstance(value, kind)
+    of_type = dict(defaults.get(f"{name}_args") or {}) if defaults.get(name) == chosen else {}
+    resolve_arguments(draft, key, registry, chosen, entry=entry, of_type=of_type)
 
 
 def _resolve_aggregation(draft: Draft) -> None:
@@ -233,7 +150,8 @@ def _note_fixed_aggregation(draft: Draft, mode: str) -> None:
 def _check_rollouts(draft: Draft, algorithm: str) -> None:
     repeat = draft.get("algorithm.repeat_times") or 1
     advantage = draft.get("algorithm.advantage_fn")
-    if advantage in GROUPS_IN_PIPELINE | GROUPS_IN_TRAINER and repeat < 2:
+    of_advantage = draft.catalogue.entry("advantage_fn", advantage)
+    if of_advantage is not None and of_advantage.compares and repeat < 2:
         draft.problem(
             "E1801",
             "algorithm.repeat_times",
@@ -242,16 +160,18 @@ def _check_rollouts(draft: Draft, algorithm: str) -> None:
             rule=">= 2",
             suggestion="write `repeat_times: 8`",
         )
-    if algorithm == "raft" and draft.explores and not draft.get("data_processor.experience_pipeline.operators"):
+    of_type = draft.catalogue.entry("algorithm_type", algorithm)
+    needs_operators = of_type is not None and of_type.needs_operators
+    if needs_operators and draft.explores and not draft.get("data_processor.experience_pipeline.operators"):
         draft.problem(
             "E1832",
             "data_processor.experience_pipeline.operators",
-            "`data_processor.experience_pipeline.operators` is empty: raft fine-tunes on the rollouts that operators "
-            "keep, and from all of its own rollouts it cannot learn",
+            f"`data_processor.experience_pipeline.operators` is empty: {algorithm} fine-tunes on the rollouts that "
+            "operators keep, and from all of its own rollouts it cannot learn",
             involves=("algorithm.algorithm_type",),
             suggestion="write `operators: [{name: reward_filter, args: {threshold: 1.0}}]`",
         )
-    if algorithm in DATASET_ALGORITHMS and draft.explores:
+    if draft.trains_on_dataset and draft.explores:
         draft.problem(
             "E1807",
             "mode",
@@ -259,7 +179,7 @@ def _check_rollouts(draft: Draft, algorithm: str) -> None:
             involves=("algorithm.algorithm_type",),
             suggestion="write `mode: train`",
         )
-    if algorithm in DATASET_ALGORITHMS and advantage is not None and draft.is_own("algorithm.advantage_fn"):
+    if draft.trains_on_dataset and advantage is not None and draft.is_own("algorithm.advantage_fn"):
         draft.problem(
             "E1807",
             "algorithm.advantage_fn",
@@ -268,11 +188,11 @@ def _check_rollouts(draft: Draft, algorithm: str) -> None:
             involves=("algorithm.algorithm_type",),
             suggestion="remove it",
         )
-    if algorithm == "dpo" and draft.is_given("algorithm.repeat_times") and repeat != 2:
+    if draft.schema == "dpo" and draft.is_given("algorithm.repeat_times") and repeat != 2:
         draft.problem(
             "E1807",
             "algorithm.repeat_times",
-            f"`algorithm.repeat_times` must be 2 for dpo, got {repeat}",
+            f"`algorithm.repeat_times` must be 2 for {algorithm}, got {repeat}",
             rule="2",
             suggestion="remove it",
         )
@@ -282,7 +202,7 @@ def _check_rollouts(draft: Draft, algorithm: str) -> None:
 def _check_pairs(draft: Draft, algorithm: str) -> None:
     """Check that a loss over pairs gets pairs, and that pairs get one; of a plugin only its author knows."""
     loss, kl = draft.get("algorithm.policy_loss_fn"), draft.get("algorithm.kl_loss_fn")
-    if algorithm == "dpo" and kl != "none" and draft.is_own("algorithm.kl_loss_fn"):
+    if draft.schema == "dpo" and kl != "none" and draft.is_own("algorithm.kl_loss_fn"):
         draft.problem(
             "W1835",
             "algorithm.kl_loss_fn",
@@ -291,10 +211,11 @@ def _check_pairs(draft: Draft, algorithm: str) -> None:
             involves=("algorithm.algorithm_type",),
             suggestion="write `kl_loss_fn: none`",
         )
-    is_built_in = draft.catalogue.entry("policy_loss_fn", loss) is not None
-    if not is_built_in or (loss == "dpo") == (algorithm == "dpo"):
+    is_built_in = draft.catalogue.is_built_in("policy_loss_fn", loss)
+    is_of_pairs = draft.schema == "dpo"
+    if not is_built_in or (loss == "dpo") == is_of_pairs:
         return
-    needs = "a loss over pairs" if algorithm == "dpo" else "algorithm_type dpo, whose rows are pairs"
+    needs = "a loss over pairs" if is_of_pairs else "algorithm_type dpo, whose rows are pairs"
     draft.problem(
         "E1833",
         "algorithm.policy_loss_fn",
@@ -315,12 +236,16 @@ def _check_kl_penalty(draft: Draft) -> None:
             suggestion="write `kl_loss_fn: full`, or another kl_penalty_fn such as k3",
         )
     penalty, advantage = draft.get("algorithm.kl_penalty_fn"), draft.get("algorithm.advantage_fn")
+    entry = draft.catalogue.entry("advantage_fn", advantage)
+    is_known = entry is not None or advantage is None
+    is_of_trainer = entry is not None and entry.scope == "trainer"
     reason = (
         "which reads no rewards of tokens"
-        if advantage in OTHER_REWARDS
+        if is_of_trainer
         else "which is computed before the trainer knows log-probabilities"
     )
-    if penalty not in (None, "none") and advantage in WITHOUT_TOKEN_REWARDS:
+    reads_rewards = is_of_trainer and entry is not None and "token_level_rewards" in entry.reads
+    if penalty not in (None, "none") and is_known and not reads_rewards:
         draft.problem(
             "E1831",
             "algorithm.kl_penalty_fn",

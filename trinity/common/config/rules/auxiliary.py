@@ -7,7 +7,7 @@ from typing import Any
 
 from trinity.common.config.draft import Draft
 from trinity.common.config.nearest import nearest
-from trinity.common.config.rules.algorithm import DATASET_ALGORITHMS, check_name
+from trinity.common.config.rules.algorithm import check_name
 from trinity.common.config.rules.buffers import AUXILIARY, absolute_url, is_database, resolve_format, set_from
 from trinity.common.config.rules.formats import check_format
 from trinity.common.config.rules.mixture import STRATEGY, expert_ratio, is_built_in, num_experts
@@ -29,7 +29,7 @@ SCHEMAS: dict[str, tuple[str, ...]] = {"file": ("sft",), "sql": ("experience", "
 def resolve_auxiliary_buffers(draft: Draft) -> None:
     """Fill the auxiliary buffers, and check that the one that the strategy reads is there."""
     buffers: dict[str, Any] = draft.get(AUXILIARY)
-    mixes = is_built_in(draft, "mix") and draft.get("algorithm.algorithm_type") not in DATASET_ALGORITHMS
+    mixes = is_built_in(draft, "mix") and not draft.trains_on_dataset
     named = (draft.get(f"{STRATEGY}_args") or {}).get("sft_dataset_name") if mixes else None
     read = named if expert_ratio(draft) > 0 else None
     if read is not None and read not in buffers:

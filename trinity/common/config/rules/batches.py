@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from trinity.common.config.draft import Draft
-from trinity.common.config.rules.algorithm import DATASET_ALGORITHMS, GROUPS_IN_TRAINER
 from trinity.common.config.rules.mixture import num_experts, train_batch_size
 from trinity.common.config.rules.overriding import override
 from trinity.common.config.rules.ranks import num_workers
@@ -62,7 +61,8 @@ def check_groups(draft: Draft) -> None:
     """Check that whole groups fill a batch, where the trainer compares the rollouts of a task with each other."""
     advantage, experts = draft.get("algorithm.advantage_fn"), num_experts(draft)
     size = draft.get(SIZE) - experts
-    if advantage not in GROUPS_IN_TRAINER:
+    entry = draft.catalogue.entry("advantage_fn", advantage)
+    if entry is None or not entry.compares or entry.scope != "trainer":
         return
     taskset: dict[str, Any] | None = draft.get("buffer.explorer_input.taskset")
     repeat = (taskset or {}).get("repeat_times") or draft.get("algorithm.repeat_times") or 1
@@ -160,7 +160,7 @@ def _check_length_of_run(draft: Draft) -> None:
 
 def check_intervals(draft: Draft) -> None:
     """Check that the explorer makes what the trainer takes between two synchronisations."""
-    trains_on_data = draft.get("algorithm.algorithm_type") in DATASET_ALGORITHMS
+    trains_on_data = draft.trains_on_dataset
     if draft.mode != "both" or draft.get("synchronizer.sync_style") != "fixed" or trains_on_data:
         return
     theirs, ours = _intervals(draft)

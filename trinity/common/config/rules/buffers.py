@@ -8,7 +8,7 @@ from typing import Any
 
 from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.config.draft import Draft, path_of
-from trinity.common.config.rules.algorithm import DATASET_ALGORITHMS, check_name
+from trinity.common.config.rules.algorithm import check_name
 from trinity.common.config.rules.formats import MULTI_TURN, check_format, check_multi_turn
 from trinity.common.config.rules.lengths import tasksets
 from trinity.common.constants import BENCH, TRAINER, Mode
@@ -31,7 +31,7 @@ def resolve_tasksets(draft: Draft) -> None:
             suggestion="keep one of them",
         )
     has_tasks = explorer_input["taskset"] or explorer_input["tasksets"]
-    is_misfit = draft.get("algorithm.algorithm_type") in DATASET_ALGORITHMS  # E1807 says that the mode is train
+    is_misfit = draft.trains_on_dataset  # E1807 says that the mode is train
     if draft.mode in ("both", "explore") and not has_tasks and not is_misfit:
         draft.problem(
             "E1809",
@@ -162,7 +162,7 @@ def resolve_format(draft: Draft, key: str) -> None:
 def resolve_experience_buffer(draft: Draft) -> None:
     """Fill storage type and place of the experience buffer, and check that the mode can use it."""
     algorithm = draft.get("algorithm.algorithm_type")
-    trains_on_data = algorithm in DATASET_ALGORITHMS
+    trains_on_data = draft.trains_on_dataset
     if draft.get(OUTPUT) is None:
         if draft.mode == "train" and trains_on_data:
             draft.problem(
@@ -185,13 +185,13 @@ def resolve_experience_buffer(draft: Draft) -> None:
     _resolve_place(draft, draft.get(f"{OUTPUT}.storage_type"))
     resolve_format(draft, f"{OUTPUT}.format")
     if trains_on_data:
-        check_format(draft, f"{OUTPUT}.format", algorithm)
+        check_format(draft, f"{OUTPUT}.format", draft.schema)
     else:
         check_multi_turn(draft, f"{OUTPUT}.format")
     selector = f"{OUTPUT}.data_selector.selector_type"
     check_name(draft, selector, "selector", draft.get(selector))
     for name, value, reason in (
-        ("schema_type", algorithm if trains_on_data else "experience", "algorithm_type"),
+        ("schema_type", draft.schema, "algorithm_type"),
         ("tokenizer_path", draft.get("model.model_path"), "model.model_path"),
         ("total_epochs", draft.get("buffer.total_epochs"), "buffer.total_epochs"),
         ("total_steps", draft.get("trainer.total_steps"), "trainer.total_steps"),

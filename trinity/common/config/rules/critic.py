@@ -13,7 +13,6 @@ TREE = "trainer.trainer_config"
 ACTOR = f"{TREE}.actor_rollout_ref.actor"
 CRITIC = f"{TREE}.critic"
 PATH = "model.critic_model_path"
-DATASET_ALGORITHMS = {"sft", "dpo", "cpt"}
 _BOTH = "a checkpoint holds policy and critic"
 
 
@@ -23,7 +22,7 @@ def reads_values(draft: Draft) -> bool:
     entry = draft.catalogue.entry("advantage_fn", name)
     if entry is None:
         return name is not None and draft.get(f"{CRITIC}.enable") is True
-    return "values" in entry.needs
+    return "values" in entry.reads
 
 
 def may_read_values(draft: Draft) -> bool:
@@ -48,7 +47,7 @@ def resolve_critic(draft: Draft) -> None:
         )
     if not may_read_values(draft):
         return
-    if draft.get("algorithm.algorithm_type") in DATASET_ALGORITHMS:
+    if draft.trains_on_dataset:
         return  # no advantage fits a dataset, and the algorithm's rules say so
     if is_on:
         draft.derive(f"{CRITIC}.enable", True, f"advantage_fn {name} reads values")

@@ -6,7 +6,6 @@ from typing import Any
 
 from trinity.common.config.draft import Draft
 from trinity.common.config.mixture import DERIVED_ARGUMENTS, batch_size_for, num_expert_rows
-from trinity.common.config.rules.algorithm import DATASET_ALGORITHMS
 from trinity.common.config.rules.ranks import is_world_known, num_workers
 
 STRATEGY = "algorithm.sample_strategy"
@@ -85,8 +84,8 @@ def _check_arguments(draft: Draft) -> None:
 
 def _check_parts(draft: Draft) -> None:
     algorithm, strategy = draft.get("algorithm.algorithm_type"), draft.get(STRATEGY)
-    is_known = draft.catalogue.entry("sample_strategy", strategy) is not None
-    if algorithm in DATASET_ALGORITHMS and strategy in ("mix", "staleness_control"):
+    is_known = draft.catalogue.is_built_in("sample_strategy", strategy)
+    if draft.trains_on_dataset and strategy in ("mix", "staleness_control"):
         _misfit(
             draft,
             STRATEGY,
@@ -96,7 +95,7 @@ def _check_parts(draft: Draft) -> None:
         return
     for key, registry in ((LOSS, "policy_loss_fn"), ("algorithm.entropy_loss_fn", "entropy_loss_fn")):
         entry = draft.catalogue.entry(registry, draft.get(key))
-        if entry is not None and "expert_mask" in entry.needs and is_known and strategy != "mix":
+        if entry is not None and "expert_mask" in entry.reads and is_known and strategy != "mix":
             _misfit(
                 draft,
                 key,
@@ -106,6 +105,8 @@ def _check_parts(draft: Draft) -> None:
     if not is_built_in(draft, "mix"):
         return
     loss = draft.catalogue.entry("policy_loss_fn", draft.get(LOSS))
+    if not draft.catalogue.is_built_in("policy_loss_fn", draft.get(LOSS)):
+        loss = None  # of a plugin only its author knows what it does with rows of an expert
     if loss is not None and "advantages" in loss.needs and "expert_mask" not in loss.needs:
         _misfit(
             draft,
@@ -115,7 +116,7 @@ def _check_parts(draft: Draft) -> None:
             "write `policy_loss_fn: mix`",
         )
     advantage = draft.catalogue.entry("advantage_fn", draft.get("algorithm.advantage_fn"))
-    if advantage is not None and "values" in advantage.needs:
+    if advantage is not None and "values" in advantage.reads:
         _misfit(
             draft,
             "algorithm.advantage_fn",

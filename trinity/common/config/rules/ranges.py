@@ -1,64 +1,29 @@
-"""What numbers and words the built-in functions of an algorithm take; a test holds this equal to their constructors."""
+"""What numbers and words a function of an algorithm takes: the ranges that its class declares."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trinity.utils.correction_options import LOSS_TYPES
-
-# By registry and argument: an interval, or the words there are.
-RANGES: dict[str, dict[str, str | tuple[str, ...]]] = {
-    "policy_loss_fn": {
-        **dict.fromkeys(("clip_range", "clip_range_low", "clip_range_high"), "[0, inf]"),
-        **dict.fromkeys(("clip_ratio", "clip_ratio_low", "clip_ratio_high"), "[0, inf]"),
-        **dict.fromkeys(("mask_clip_range_low", "mask_clip_range_high"), "[0, inf]"),
-        **dict.fromkeys(("epsilon", "epsilon_low", "epsilon_high"), "[0, inf]"),
-        **dict.fromkeys(("epsilon_low_prime", "epsilon_high_prime", "regularizer_coef"), "[0, inf]"),
-        **dict.fromkeys(("tau", "sft_coef", "ppo_kl_coef", "mu_warmup_steps", "mu_decay_steps"), "[0, inf]"),
-        **dict.fromkeys(("beta", "dro_beta", "tau_pos", "tau_neg", "temp"), "(0, inf]"),
-        **dict.fromkeys(("mu", "mu_peak", "mu_valley", "clip_cov_ratio", "kl_cov_ratio"), "[0, 1]"),
-        "clip_ratio_c": "(1, inf]",
-        "cutoff_prob": "(0, 1]",
-        "label_smoothing": "[0, 0.5)",
-        "clip_mode": ("none", "one-side", "two-side", "ring", "gspo-one-side"),
-        "weight": ("none", "importance_sampling", "gspo_importance_sampling", "advantage"),
-        "regularizer": ("none", "k2", "forward-kl"),
-        "loss_type": LOSS_TYPES,
-    },
-    "kl_fn": {"kl_coef": "[0, inf)"},
-    "entropy_loss_fn": {"entropy_coef": "(-inf, inf)"},
-    "advantage_fn": {
-        **dict.fromkeys(("gamma", "lam"), "[0, 1]"),
-        **dict.fromkeys(("tau", "temperature", "mu"), "(0, inf]"),
-        "chunk_size": "[1, inf]",
-        "lambda_coef": "[0, 1)",
-        "max_frac": "(0, 1]",
-        "fnorm": ("none", "std"),
-        "estimator": ("value", "gradient"),
-        "drop": ("balance",),
-        "std_cal_level": ("group", "batch"),
-        "opmd_baseline": ("mean", "logavgexp"),
-    },
-}
+Ranges = Mapping[str, str | tuple[str, ...]]
 _CLIPS = ("clip_range", "clip_ratio")
+_ADAPTIVE = ("target_kl", "horizon")
 # Arguments that may be null although their default is a number or a word, besides the two sides of a clip range.
 _MAY_BE_NULL = (*_CLIPS, "drop")
 
 
 def range_faults(
-    registry: str, known: Mapping[str, Any], arguments: Mapping[str, Any]
+    ranges: Ranges, known: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield argument, rule and way out of each argument of a built-in function that its class would refuse.
+    """Yield argument, rule and way out of each argument of a function that its class would refuse.
 
     Args:
-        registry: of the function.
+        ranges: what the class declares.
         known: its arguments with their defaults.
         arguments: all arguments, the defaults among them; of the kinds of their defaults.
     """
-    rules = RANGES.get(registry, {})
     for name, default in known.items():
-        value, rule = arguments[name], rules.get(name)
+        value, rule = arguments[name], ranges.get(name)
         way_out = f"the default is {default}" if default is not None else "remove it"
         is_unused = name in _CLIPS and None not in _sides(arguments, name)
         if value is None:
@@ -68,18 +33,18 @@ def range_faults(
                 yield name, _said(rule) if rule else "a number" if not isinstance(default, str) else "a text", way_out
         elif rule is not None and not is_unused and not _is_in(value, rule):
             yield name, _said(rule), way_out
-    yield from _missing(registry, known, arguments)
+    yield from _missing(known, arguments)
 
 
-def _missing(registry: str, known: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _missing(known: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield what must be given together with what is."""
     for name in _CLIPS:
         if known.get(name) is not None and arguments[name] is None and None in _sides(arguments, name):
             yield name, f"a number, unless {name}_low and {name}_high are given", f"the default is {known[name]}"
     if "dro_beta" in known and arguments["dro_beta"] is None:
         yield "dro_beta", "a number > 0", "write `dro_beta: 1.0`"
-    if registry == "kl_fn" and arguments.get("adaptive") is True:
-        for name in ("target_kl", "horizon"):
+    if known.keys() >= {"adaptive", *_ADAPTIVE} and arguments.get("adaptive") is True:
+        for name in _ADAPTIVE:
             if not _is_in(arguments.get(name) or 0, "(0, inf]"):
                 yield name, "a number > 0 with adaptive: true", f"write `{name}`, or `adaptive: false`"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from trinity.common.config.draft import Draft, path_of
-from trinity.common.config.rules.algorithm import DATASET_ALGORITHMS, check_name, merge_arguments
+from trinity.common.config.rules.algorithm import check_name
+from trinity.common.config.rules.arguments import check_kinds, merge_arguments
 from trinity.common.config.rules.buffers import OUTPUT
 from trinity.common.config.rules.mixture import num_experts
 
@@ -22,7 +23,7 @@ def check_replay(draft: Draft) -> None:
         draft.is_given(f"{REPLAY}.{name}") for name in ("priority_fn", "priority_fn_args")
     ):
         draft.problem("W1902", REPLAY, f"`{REPLAY}` has no effect: enable is false", suggestion="write `enable: true`")
-    if draft.get("algorithm.algorithm_type") not in DATASET_ALGORITHMS:
+    if not draft.trains_on_dataset:
         _check_capacity(draft)
 
 
@@ -41,9 +42,9 @@ def _check_replay(draft: Draft) -> None:
     function = draft.get(FUNCTION)
     if check_name(draft, FUNCTION, "priority_fn", function):
         entry = draft.catalogue.entry("priority_fn", function)
-        merge_arguments(
-            draft, f"{FUNCTION}_args", function, dict(entry.args) if entry else {}, is_closed=entry is not None
-        )
+        known, written = dict(entry.args) if entry else {}, draft.get(f"{FUNCTION}_args") or {}
+        merge_arguments(draft, f"{FUNCTION}_args", function, known, entry=entry)
+        check_kinds(draft, f"{FUNCTION}_args", function, known, written=written)
         _check_ranges(draft)
     cooldown = draft.get(COOLDOWN)
     if cooldown is None and path_of(COOLDOWN) not in draft.broken:

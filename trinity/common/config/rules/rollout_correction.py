@@ -88,12 +88,12 @@ def check_correction(draft: Draft) -> None:
     if values is None or values["bypass_mode"] is None:
         return
     is_on = values["rollout_is"] or values["rollout_rs"]
-    if draft.get("algorithm.algorithm_type") in ("sft", "cpt", "dpo"):
+    if draft.trains_on_dataset:
         _refuse(draft, SECTION, "E1853", "algorithm.algorithm_type", "which trains on a dataset: no policy sampled it")
     elif entry is not None and "expert_mask" in entry.needs and is_on:
         _refuse(draft, SECTION, "E1853", LOSS, "whose expert rows no policy sampled")
     elif entry is not None and values["rollout_is"] and not values["bypass_mode"]:
-        if "rollout_is_weights" not in entry.takes:
+        if "rollout_is_weights" not in entry.reads:
             _refuse(draft, f"{SECTION}.rollout_is", "E1852", LOSS, "which takes no weights; rollout_rs works with it")
     elif loss in BYPASS_LOSSES and not values["bypass_mode"]:
         _refuse(draft, f"{SECTION}.bypass_mode", "E1852", LOSS, "which corrects by itself: write `bypass_mode: true`")

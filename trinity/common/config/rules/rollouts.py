@@ -97,7 +97,7 @@ def check_components(draft: Draft) -> None:
 def check_reshaping(draft: Draft) -> None:
     """Refuse what would change the reward and leave its baseline, its components or its steps as they were."""
     advantage = draft.get("algorithm.advantage_fn")
-    taken = sorted(_needs(draft) & TAKEN.keys()) or (["step_reward"] if advantage == "gigpo" else [])
+    taken = sorted(_needs(draft) & TAKEN.keys())
     if not taken or not draft.explores:
         return
     operators = draft.get("data_processor.experience_pipeline.operators")
@@ -119,4 +119,4 @@ def check_reshaping(draft: Draft) -> None:
 def _needs(draft: Draft) -> frozenset[str]:
     """Return what the advantage function needs; nothing is known of a plugin's."""
     entry = draft.catalogue.entry("advantage_fn", draft.get("algorithm.advantage_fn"))
-    return entry.needs if entry is not None and draft.explores else frozenset()
+    return entry.reads if entry is not None and draft.explores else frozenset()

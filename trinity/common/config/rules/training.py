@@ -64,7 +64,7 @@ def _raise_budget(draft: Draft) -> None:
     longest = draft.get("model.max_model_len")
     if not longest:
         return
-    is_pair = draft.get("algorithm.algorithm_type") == "dpo"
+    is_pair = draft.schema == "dpo"
     least = -(-longest * (2 if is_pair else 1) // draft.get("trainer.ulysses_sequence_parallel_size"))
     why = "a pair may have twice" if is_pair else "one sequence may have"
     for key in (

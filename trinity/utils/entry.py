@@ -1,0 +1,121 @@
+"""One line of a table of contents, and the file that has those of a package."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a table of contents.
+
+    Attributes:
+        path: `package.module:Class`, imported on first use.
+        args: constructor arguments with their defaults; a test holds them equal to the signature.
+        needs: what the component makes the run load: `ref_logprob`, `values`, `entropy`, ...
+        takes: what it uses where the run has it: `rollout_is_weights`.
+        doc: one line that says what it is, with its source.
+        formula: what it computes, in the language of `trinity.utils.formula`.
+        source: where it comes from, if `doc` does not say it.
+        required: constructor arguments without a default.
+        is_open: the constructor takes arguments that are not listed here.
+        ranges: what arguments may be: an interval such as `(0, inf]`, or the words there are.
+        convention: whose convention a policy loss aggregates by: `trinity` or `verl`.
+        scope: who calls an advantage: `pipeline`, with the experiences, or `trainer`, with the tensors of a batch.
+        compares: an advantage compares the rollouts of a task.
+        schema: experiences of an algorithm type: `experience`, or those of a dataset: `sft`, `cpt`, `dpo`.
+        claims: what an algorithm type says about its functions; holds if they agree.
+        can_balance_batch: rows of an algorithm type may be shared among workers in any order.
+        needs_operators: an algorithm type learns from what operators keep, and from all rollouts nothing.
+        also_needed: lines of YAML outside of `algorithm` that an algorithm type needs.
+        has_check: an algorithm type has a `check_config` of its own.
+    """
+
+    path: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+    needs: frozenset[str] = frozenset()
+    takes: frozenset[str] = frozenset()
+    doc: str = ""
+    formula: str = ""
+    source: str = ""
+    required: frozenset[str] = frozenset()
+    is_open: bool = False
+    ranges: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    convention: str = "trinity"
+    scope: str = ""
+    compares: bool = False
+    schema: str = "experience"
+    claims: Mapping[str, bool] = field(default_factory=dict)
+    can_balance_batch: bool = True
+    needs_operators: bool = False
+    also_needed: tuple[str, ...] = ()
+    has_check: bool = False
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The tensors that it needs or takes."""
+        return self.needs | self.takes
+
+    def opened(self) -> Entry:
+        """Return the entry of a class that may take arguments which are not listed."""
+        return replace(self, is_open=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what differs from the default of its field, ready for JSON."""
+        found = {f.name: vars(self)[f.name] for f in fields(self) if vars(self)[f.name] != _default(f)}
+        return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in found.items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Entry:
+        """Return the entry that `to_dict` wrote."""
+        read = dict(values)
+        for name in ("needs", "takes", "required"):
+            read[name] = frozenset(read.get(name, ()))
+        ranges = read.get("ranges", {})
+        read["ranges"] = {name: rule if isinstance(rule, str) else tuple(rule) for name, rule in ranges.items()}
+        read["also_needed"] = tuple(read.get("also_needed", ()))
+        return cls(**read)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The tables of contents of a package.
+
+    Attributes:
+        names: entries by registry and name.
+        classes: entries by the name of the class, those that are only base classes among them.
+    """
+
+    names: Mapping[str, Mapping[str, Entry]]
+    classes: Mapping[str, Entry]
+
+    @classmethod
+    def read(cls, path: Path) -> Contents:
+        """Return the tables of a file that `to_json` wrote."""
+        read = json.loads(path.read_text(encoding="utf-8"))
+        classes = {name: Entry.from_dict(values) for name, values in read["classes"].items()}
+        names = {
+            registry: {name: replace(classes[of], doc=doc) if doc else classes[of] for name, (of, doc) in table.items()}
+            for registry, table in read["names"].items()
+        }
+        return cls(names, classes)
+
+    def to_json(self) -> str:
+        """Return the tables as text: each class once, each name with its class and what it is called there."""
+        by_path = {entry.path: name for name, entry in self.classes.items()}
+        names: dict[str, dict[str, tuple[str, str]]] = {}
+        for registry, table in self.names.items():
+            rows = names.setdefault(registry, {})
+            for name, entry in table.items():
+                of = by_path[entry.path]
+                rows[name] = (of, "" if entry.doc == self.classes[of].doc else entry.doc)
+        classes = {name: entry.to_dict() for name, entry in self.classes.items()}
+        return json.dumps({"names": names, "classes": classes}, indent=1, ensure_ascii=False) + "\n"
+
+
+def _default(of: Any) -> Any:
+    return of.default if of.default_factory is MISSING else of.default_factory()

@@ -1,0 +1,245 @@
+"""What plugin files register, read from their text: names, and what the classes declare. Nothing is run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from trinity.utils.declaration import ATTRIBUTES, RESULTS, Body, Signature, entry_from
+from trinity.utils.entry import Entry
+from trinity.utils.literals import Reader, Unreadable, returned
+
+REGISTERING = frozenset({"register_module", "register_config", "register_check"})
+_CALLED = ("default_args", "default_config")
+_NO_BASES = frozenset({"ABC", "Generic", "Protocol", "object"})
+
+
+@dataclass(frozen=True)
+class PluginName:
+    """One registration found in a plugin file.
+
+    Attributes:
+        registry: the variable that registers (`WORKFLOWS`, `REWARD_FUNCTIONS`, ...).
+        name: the registered name; `None` where it is not a literal and is known only once the file has run.
+        path: the file.
+        line: of the registration, from 1.
+        column: of the registration, from 1.
+        of: the class that is registered, where it stands in the file.
+        force: it may take a name that another class has.
+    """
+
+    registry: str
+    name: str | None
+    path: Path
+    line: int
+    column: int = field(default=1, compare=False)
+    of: ast.ClassDef | None = field(default=None, compare=False)
+    force: bool = field(default=False, compare=False)
+
+
+class UndeclaredError(Exception):
+    """A declaration that cannot be read without running the file.
+
+    Args:
+        name: of the class.
+        what: the declaration.
+        reason: why not.
+        line: of the place, from 1.
+    """
+
+    def __init__(self, name: str, what: str, reason: str, line: int) -> None:
+        super().__init__(f"{what} of {name} {reason}")
+        self.line = line
+
+
+class UnknownBaseError(UndeclaredError):
+    """A base class of which nothing is known without importing it."""
+
+
+class PluginSource:
+    """A plugin file.
+
+    Args:
+        path: the file.
+
+    Raises:
+        OSError, ValueError, SyntaxError: it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tree = ast.parse(path.read_bytes(), filename=str(path))
+        self.classes = {node.name: node for node in self.tree.body if isinstance(node, ast.ClassDef)}
+        self.constants: dict[str, ast.expr] = {}
+        self.imported: dict[str, str] = {}
+        for node in self.tree.body:
+            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+                self.constants[node.targets[0].id] = node.value
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+                self.constants[node.target.id] = node.value
+            elif isinstance(node, ast.ImportFrom):
+                self.imported |= {one.asname or one.name: one.name for one in node.names}
+
+    def registrations(self) -> Iterator[PluginName]:
+        """Yield what the file registers."""
+        owners: dict[int, ast.ClassDef] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.ClassDef):
+                owners |= {id(decorator): node for decorator in node.decorator_list}
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Call) and len(node.args) == 1:
+                given = node.args[0]
+                if isinstance(given, ast.Name) and given.id in self.classes:
+                    owners[id(node.func)] = self.classes[given.id]
+        for node in ast.walk(self.tree):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            if node.func.attr in REGISTERING:
+                words = [word.value for word in node.keywords if word.arg in ("name", "module_name")]
+                first = [*node.args[:1], *words][:1]
+                literal = first[0].value if first and isinstance(first[0], ast.Constant) else None
+                name = literal if isinstance(literal, str) else None
+                registry, column = ast.unparse(node.func.value), node.col_offset + 1
+                force = any(word.arg == "force" and ast.unparse(word.value) != "False" for word in node.keywords)
+                yield PluginName(registry, name, self.path, node.lineno, column, owners.get(id(node)), force)
+
+
+@dataclass(frozen=True)
+class _Line:
+    """What the bases of a class declare, up to one that has an entry.
+
+    Attributes:
+        base: that entry.
+        bodies: of the bases in plugin files, the nearest last.
+        is_known: a base is known.
+        is_open: another is not, so that the class may take arguments that nothing here tells.
+    """
+
+    base: Entry | None = None
+    bodies: tuple[Body, ...] = ()
+    is_known: bool = False
+    is_open: bool = False
+
+    def over(self, other: _Line) -> _Line:
+        """Return this with `other` over it."""
+        base = self.base if other.base is None else other.base
+        bodies = (*self.bodies, *other.bodies)
+        return _Line(base, bodies, self.is_known or other.is_known, self.is_open or other.is_open)
+
+    def entry(self, kind: str) -> Entry:
+        """Return the entry of the last class."""
+        made = entry_from(kind, self.bodies, base=self.base)
+        return made.opened() if self.is_open else made
+
+
+class ClassReader:
+    """Reads what the classes of plugin files declare.
+
+    Args:
+        sources: the plugin files.
+        bases: entries of the classes that plugins derive from, by name.
+    """
+
+    def __init__(self, sources: Sequence[PluginSource], bases: Mapping[str, Entry]) -> None:
+        self.sources = sources
+        self.bases = bases
+
+    def entry(self, kind: str, source: PluginSource, node: ast.ClassDef) -> Entry:
+        """Return the entry of a class.
+
+        Raises:
+            UnknownBaseError: the base is neither in a plugin file nor one of Trinity's.
+            UndeclaredError: a declaration cannot be read.
+        """
+        line = self._line(kind, source, node)
+        if not line.is_known:
+            names = ", ".join(ast.unparse(expression) for expression in node.bases)
+            reason = f"({names}) is neither in a plugin file nor one of Trinity's"
+            raise UnknownBaseError(node.name, "the base", reason, node.lineno)
+        return line.entry(kind)
+
+    def _line(self, kind: str, source: PluginSource, node: ast.ClassDef) -> _Line:
+        """Return what a class and its bases declare."""
+        line = _Line(is_known=not node.bases)
+        for expression in reversed(node.bases):
+            line = line.over(self._base(kind, source, expression))
+        return replace(line, bodies=(*line.bodies, self._body(kind, source, node, line)))
+
+    def _base(self, kind: str, source: PluginSource, expression: ast.expr) -> _Line:
+        if isinstance(expression, ast.Subscript):
+            expression = expression.value
+        name = ast.unparse(expression).rpartition(".")[2]
+        if name in source.classes:
+            return self._line(kind, source, source.classes[name])
+        original = source.imported.get(name, name)
+        if original in self.bases:
+            return _Line(base=self.bases[original], is_known=True)
+        other = next((each for each in self.sources if original in each.classes and each is not source), None)
+        if other is not None:
+            return self._line(kind, other, other.classes[original])
+        return _Line(is_open=original not in _NO_BASES)
+
+    def _body(self, kind: str, source: PluginSource, node: ast.ClassDef, line: _Line) -> Body:
+        functions = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
+        reader = Reader(source.constants, lambda call: self._called(kind, source, call, line))
+        attributes: dict[str, Any] = {}
+        results: dict[str, Any] = {}
+        what = node.name
+        try:
+            for what, value in _assigned(node):
+                attributes[what] = reader.value(value)
+            for what in sorted(RESULTS & functions.keys()):
+                results[what] = returned(functions[what], reader)
+        except Unreadable as error:
+            raise UndeclaredError(node.name, what, f"is computed by `{error}`", error.line) from error
+        doc = ast.get_docstring(node) or ""
+        return Body(
+            f"trinity.plugins.{source.path.stem}:{node.name}",
+            doc=doc.split("\n")[0],
+            attributes=attributes,
+            init=_signature(functions.get("__init__"), reader),
+            call=_signature(functions.get("__call__"), reader),
+            results=results,
+            has_check="check_config" in functions,
+        )
+
+    def _called(self, kind: str, source: PluginSource, call: ast.Call, line: _Line) -> Any:
+        """Return what `super().default_args()`, or that of a class by name, returns."""
+        function = call.func
+        if not isinstance(function, ast.Attribute) or function.attr not in _CALLED or call.args:
+            raise Unreadable(call)
+        base = line if ast.unparse(function.value) == "super()" else self._base(kind, source, function.value)
+        if not base.is_known:
+            raise Unreadable(call)
+        return dict(base.entry(kind).args)
+
+
+def _assigned(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the attributes of a class that declare something."""
+    for item in node.body:
+        match item:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in ATTRIBUTES:
+                yield name, value
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value) if name in ATTRIBUTES:
+                yield name, value
+
+
+def _signature(function: ast.FunctionDef | None, reader: Reader) -> Signature | None:
+    """Return the parameters of a method; one whose default only a run could tell makes it open."""
+    if function is None:
+        return None
+    arguments = function.args
+    named = [*arguments.posonlyargs, *arguments.args][1:]
+    given = [None] * (len(named) - len(arguments.defaults)) + list(arguments.defaults[-len(named) :] if named else [])
+    pairs = [*zip(named, given, strict=True), *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+    defaults: dict[str, Any] = {}
+    is_open = arguments.kwarg is not None
+    for parameter, default in pairs:
+        if default is not None:
+            try:
+                defaults[parameter.arg] = reader.value(default)
+            except Unreadable:
+                is_open = True
+    return Signature(defaults, frozenset(p.arg for p, default in pairs if default is None), is_open)
