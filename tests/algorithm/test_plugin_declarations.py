@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 import yaml
-from trinity.explain.effective_loss import effective_loss
 
 from tests.algorithm.plugin_shapes import HEAD, SHAPES
 from tests.common.config.conftest import MINIMAL
 from tests.loaded_plugins import forget_plugins
 from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE, ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN, SAMPLE_STRATEGY
 from trinity.catalogue import BUILT_IN, catalogue_of
-from trinity.cli.validate import check
 from trinity.common.config import Config, Finding, examine
 from trinity.common.errors import ConfigError
+from trinity.explain.effective_loss import effective_loss
 from trinity.explorer.assembly import build_advantage_fn
 from trinity.launch.run import RunOptions, plan_run
 from trinity.launch.type_check import check_type_of
+from trinity.launch.validation import check
 from trinity.utils.plugin_loader import load_plugins
 from trinity.utils.registry import Registry
 

@@ -33,6 +33,35 @@ def own_cluster(num_cpus: int = 2, *, num_gpus: int = 0) -> Iterator[Any]:
         made.shutdown()
 
 
+# Ray passes the lines of an actor on late, so a run that is to be interrupted after one more step waits at its gate.
+GATED = """
+import itertools
+import pathlib
+import time
+
+from trinity.common.rewards import REWARD_FUNCTIONS, RewardFn
+
+REWARDED = itertools.count()
+
+
+@REWARD_FUNCTIONS.register_module("share_of_digits")
+class ShareOfDigits(RewardFn):
+    def __call__(self, response, prompt=None, truth=None, **kwargs):
+        while next(REWARDED) >= {rollouts} and not pathlib.Path({gate!r}).exists():
+            time.sleep(0.02)
+        digits = sum(character.isdigit() for character in response) / max(len(response), 1)
+        return {{"digits": digits, "variety": 0.01 * len(set(response))}}
+"""
+
+
+def gated(run: TinyRun) -> Path:
+    """Let each start of a run reward the rollouts of one step only, until the returned file is there."""
+    gate = run.folder / "go"
+    rollouts = run.tree["buffer"]["batch_size"] * run.tree["algorithm"]["repeat_times"]
+    run.plugin = GATED.format(rollouts=rollouts, gate=str(gate))
+    return gate
+
+
 def steps(folder: Path, **keys: Any) -> TinyRun:
     """Return a deterministic run of `STEPS` steps."""
     folder.mkdir(exist_ok=True)
@@ -74,6 +103,19 @@ class Watched:
                 return line
             assert line, f"ended without {pattern!r}:\n{self.output[-4000:]}"
         raise AssertionError(f"no {pattern!r} within {WAIT_S:g} s:\n{self.output[-4000:]}")
+
+    def until_step(self) -> int:
+        """Wait for one more checkpoint, after the lines that name the processes; return its step."""
+        found, end = self._step(), time.monotonic() + WAIT_S
+        self.until(f"{SIDES[-1]} is process")
+        while self._step() == found:
+            assert self.process.poll() is None and time.monotonic() < end, self.output[-4000:]
+            time.sleep(0.05)
+        return self._step()
+
+    def _step(self) -> int:
+        latest = self._run.job / "latest_checkpointed_iteration.txt"
+        return int(latest.read_text()) if latest.exists() else 0
 
     def pid(self, name: str) -> int:
         """Return the newest process of an actor, which the log names when it starts."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.ray_run import SIDES, STEPS, WAIT_S, Watched, on_ray
+from tests.e2e.ray_run import SIDES, STEPS, WAIT_S, Watched, gated, on_ray
 from tests.e2e.short_run import comparable_metrics
 from tests.e2e.test_resume import final_weights
 from tests.e2e.tiny_run import TinyRun
@@ -35,18 +35,22 @@ def test_a_run_that_is_stopped_and_killed_on_ray_ends_with_the_bits_of_one_proce
 ) -> None:
     """One job from the first step to the last, interrupted in each way that there is."""
     run = on_ray(tmp_path, cluster, log__group_by_node=True, monitor__enable_ray_timeline=True)
+    gate = gated(run)
     with Watched(run) as first:
-        first.until("checkpoint of step 1:")
+        assert first.until_step() == 1
         first.process.send_signal(signal.SIGTERM)
+        gate.touch()
         assert first.end() == 143, first.output
+    gate.unlink()
     assert "resume with: " in first.output and " trinity run " in first.output and "\x1b[" not in first.output
     assert f"joined the Ray cluster at {cluster.address}" in first.output
     assert all(gone_soon(first.pid(name)) for name in SIDES)
     for victim in VICTIMS:
         killed(run, victim)
     driver_killed(run)
+    gate.touch()
     with Watched(run) as last:
-        last.until("checkpoint of step")
+        last.until_step()
         engine = last.pid("explorer_rollout_model_0")
         os.kill(engine, signal.SIGKILL)
         assert last.end() == 0, last.output
@@ -61,7 +65,7 @@ def test_a_run_that_is_stopped_and_killed_on_ray_ends_with_the_bits_of_one_proce
 def killed(run: TinyRun, victim: str) -> None:
     """Kill a side after one more step: the run ends with code 5, says who died, and leaves no process."""
     with Watched(run) as watched:
-        watched.until("checkpoint of step")
+        watched.until_step()
         os.kill(watched.pid(victim), signal.SIGKILL)
         killed_at = time.monotonic()
         assert watched.end() == 5, watched.output
@@ -77,7 +81,7 @@ def killed(run: TinyRun, victim: str) -> None:
 def driver_killed(run: TinyRun) -> None:
     """Kill the driver after one more step: all actors end with it."""
     with Watched(run) as watched:
-        watched.until("checkpoint of step")
+        watched.until_step()
         pids = [watched.pid(name) for name in SIDES]
         watched.process.kill()
         assert watched.end() == -signal.SIGKILL

@@ -58,6 +58,10 @@ class LocalPlacement:
         """Return the synchronizer of the stage."""
         return make_synchronizer(self.config)
 
+    async def wait_lost(self, synchronizer: Any) -> None:
+        """Wait for ever: a synchronizer in this process is not lost."""
+        await asyncio.Event().wait()
+
     async def side(self, cls: type[Side], **arguments: Any) -> Any:
         """Return a side of the stage."""
         return cls(self.config, self.runtime, **arguments)
@@ -94,6 +98,17 @@ class ClusterPlacement:
         """Return a handle of the stage's synchronizer."""
         place = Resources(node=self.node)
         return await self.runtime.start(make_synchronizer, self.config, name="synchronizer", resources=place)
+
+    async def wait_lost(self, synchronizer: Handle) -> None:
+        """Wait until the process of the synchronizer is gone.
+
+        Raises:
+            ActorDiedError: it is (E5701).
+        """
+        cause = await synchronizer.wait_dead()
+        raise ActorDiedError(
+            f"{synchronizer.name} (process {synchronizer.pid} on {synchronizer.node}) is gone: {cause}"
+        )
 
     async def side(self, cls: type[Side], *, on_metrics: MetricsListener | None = None, **arguments: Any) -> RemoteSide:
         """Return a side of the stage in a process of its own; it opens the store itself."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -188,7 +188,7 @@ class Stage:
                 exploring = asyncio.create_task(explorer.run(), name=self.config.explorer.name)
                 training = asyncio.create_task(trainer.run(), name=self.config.trainer.name)
                 self._stop_with(trainer, explorer)
-                await self._join(exploring, training)
+                await self._join(exploring, training, until_lost=self.place.wait_lost(synchronizer))
                 result.explore_step = exploring.result().step
                 result.training_step = training.result().step
                 self._tell_untrained()
@@ -220,21 +220,22 @@ class Stage:
                 self.config.buffer.train_batch_size,
             )
 
-    async def _join(self, exploring: asyncio.Task[Any], training: asyncio.Task[Any]) -> None:
-        """Wait for both loops; when one fails, end the other and raise the first failure."""
-        pair = (exploring, training)
-        await asyncio.wait(pair, return_when=asyncio.FIRST_EXCEPTION)
-        failed = [task for task in pair if task.done() and not task.cancelled() and task.exception() is not None]
-        if not failed:
-            await asyncio.wait(pair)
-            failed = [task for task in pair if not task.cancelled() and task.exception() is not None]
-        for task in pair:
-            task.cancel()
-        await asyncio.gather(*pair, return_exceptions=True)
-        for task in failed:
-            error = task.exception()
-            if error is not None:
-                raise error
+    async def _join(
+        self, exploring: asyncio.Task[Any], training: asyncio.Task[Any], *, until_lost: Coroutine[Any, Any, None]
+    ) -> None:
+        """Wait for both loops; when one fails, or what they need is lost, end the others and raise the first failure.
+
+        A loop that is in a long rollout or training step would hear of the loss only after it.
+        """
+        losing = asyncio.create_task(until_lost, name="synchronizer_lost")
+        both = asyncio.gather(exploring, training)
+        try:
+            await asyncio.wait((both, losing), return_when=asyncio.FIRST_COMPLETED)
+            (both if both.done() else losing).result()
+        finally:
+            for task in (exploring, training, losing):
+                task.cancel()
+            await asyncio.gather(exploring, training, losing, both, return_exceptions=True)
 
     def _stop_with(self, *sides: Any) -> None:
         """Let a signal abandon the rollout under way and end training after its step, now that the sides are ready."""
