@@ -72,7 +72,8 @@ def test_one_version_makes_all_of_a_sample(llama: Made, tmp_path: Path, is_deter
     async def call() -> list[list[Experience]]:
         async with engine(llama[0], max_num_seqs=2, is_deterministic=is_deterministic) as made:
             early = [asyncio.ensure_future(sampled(made)) for _ in range(2)]
-            await asyncio.sleep(0.005)
+            while not (await made.stats())["prefix_groups"]:
+                await asyncio.sleep(0)
             update = asyncio.ensure_future(made.update_weights(dict(models[1].named_parameters()), version=1))
             await asyncio.sleep(0)
             late = [sampled(made) for _ in range(3)]
