@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 import yaml  # noqa: E402
 
 from trinity.catalogue import BUILT_IN  # noqa: E402
-from trinity.common.config import ConfigErrors, Problem, examine  # noqa: E402
+from trinity.common.config import ConfigErrors, Finding, examine  # noqa: E402
 from trinity.common.config.config import Config  # noqa: E402
 from trinity.common.config.schema_index import annotation_at, fields_of, variants  # noqa: E402
 from trinity.common.config.showing import leaves, plain_values  # noqa: E402
@@ -106,7 +106,7 @@ def examined(path: Path, overrides: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def described(problem: Problem) -> str:
+def described(problem: Finding) -> str:
     """Return a problem in one line, without the place of the file."""
     parts = (problem.code, problem.key, problem.message, problem.rule, problem.suggestion, problem.line)
     return " | ".join(str(part) for part in parts).replace(str(ROOT), "")

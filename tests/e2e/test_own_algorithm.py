@@ -14,9 +14,9 @@ from tests.e2e.plugin_texts import REWARD
 from tests.e2e.short_run import ROOT
 from tests.e2e.tiny_run import TinyRun
 from trinity.catalogue import builtin_catalogue
-from trinity.cli.validate import check
 from trinity.common.config import load_plan
 from trinity.launch.run import RunOptions, plan_run, run_plan
+from trinity.launch.validation import check
 
 ADVANTAGE = '''
 """The advantage."""
