@@ -32,8 +32,9 @@ def build(
     component = registry.get(name)
     if component is None:
         return None
-    args = registry.arguments(str(name), section[f"{key}_args"])
+    written = section[f"{key}_args"] or {}
+    declared = {name: value for name, value in registry.arguments(str(name), None).items() if name not in written}
     try:
-        return component(*given, **fixed, **args)
+        return component(*given, **declared | fixed, **written)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"algorithm.{key}_args of {name}: {error}", code="E1302") from error
