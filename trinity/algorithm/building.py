@@ -33,7 +33,7 @@ def build(
     if component is None:
         return None
     written = section[f"{key}_args"] or {}
-    declared = {name: value for name, value in registry.arguments(str(name), None).items() if name not in written}
+    declared = {one: value for one, value in registry.arguments(str(name), None).items() if one not in written}
     try:
         return component(*given, **declared | fixed, **written)
     except (TypeError, ValueError) as error:

@@ -88,7 +88,6 @@ def page(name: str) -> str:
 
 
 def _sum(parts: dict[str, Component]) -> list[str]:
-
     policy = parts["policy_loss_fn"]
     is_whole = policy.symbols[0].startswith("=")
     terms = ["P"] if is_whole else ["agg[P]"]

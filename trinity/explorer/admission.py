@@ -36,11 +36,11 @@ class Admission(Protocol):
         """
 
 
-class ScheduledAdmission:
-    """`Admission` of style `fixed` within one run: the schedule says which version serves which step.
+class FixedAdmission:
+    """What the two admissions of style `fixed` have in common.
 
     Args:
-        schedule: of the run.
+        schedule: says which version serves which step, and when to look for a newer one.
         served: the engine and what it serves.
         producer: the explorer in the store.
         timeout_s: longest wait for a version.
@@ -52,13 +52,23 @@ class ScheduledAdmission:
         self._producer = producer
         self._timeout_s = timeout_s
 
+    async def _wait_for(self, version: int) -> int:
+        """Return the newest version once `version` is there, or the trainer has finished; the reader hears of it."""
+        await self._producer.announce_wait(version)
+        synchronizer, explorer = self._served.synchronizer, self._served.explorer
+        return await synchronizer.wait_for_version(version, timeout_s=self._timeout_s, explorer=explorer)
+
+
+class ScheduledAdmission(FixedAdmission):
+    """`Admission` of style `fixed` within one run: the schedule says which version serves which step."""
+
     async def admit(self, step: int, *, in_flight: int = 0) -> bool:
         """Make the engine serve the version of `step`; see `Admission`."""
         version = self._schedule.version_for(step)
         if version <= self._served.engine.model_version:
             return True
         started = time.perf_counter()
-        newest = await _awaited(version, self._served, self._producer, self._timeout_s)
+        newest = await self._wait_for(version)
         if newest < version:
             logger.info("the trainer has finished with version %d: no explore step %d", newest, step)
             return False
@@ -67,24 +77,13 @@ class ScheduledAdmission:
         return True
 
 
-class ApartAdmission:
+class ApartAdmission(FixedAdmission):
     """`Admission` of style `fixed` where explorers run apart: the newest version, waited for only if it is too old.
 
     It is taken at the schedule's points of synchronisation, and before the first step of this process.
-
-    Args:
-        schedule: of the part of the job.
-        served: the engine and what it serves.
-        producer: the explorer in the store.
-        timeout_s: longest wait for a version.
     """
 
-    def __init__(self, schedule: FixedSchedule, *, served: ServedWeights, producer: Producer, timeout_s: float) -> None:
-        self._schedule = schedule
-        self._served = served
-        self._producer = producer
-        self._timeout_s = timeout_s
-        self._is_first = True
+    _is_first = True
 
     async def admit(self, step: int, *, in_flight: int = 0) -> bool:
         """Bring the engine to the newest version where it is time; see `Admission`."""
@@ -94,19 +93,13 @@ class ApartAdmission:
             started = time.perf_counter()
             required = await synchronizer.required_version()
             if await synchronizer.newest_version() < required:
-                await _awaited(required, self._served, self._producer, self._timeout_s)
+                await self._wait_for(required)
             self._served.note_wait(started)
             await self._served.take_newest()
         if await synchronizer.is_trainer_finished():
             logger.info("the trainer has finished: no explore step %d", step)
             return False
         return True
-
-
-async def _awaited(version: int, served: ServedWeights, producer: Producer, timeout_s: float) -> int:
-    """Return the newest version once `version` is there or the trainer has finished; the reader is told of the wait."""
-    await producer.announce_wait(version)
-    return await served.synchronizer.wait_for_version(version, timeout_s=timeout_s, explorer=served.explorer)
 
 
 def pace_of(config: Config) -> Pace | None:
