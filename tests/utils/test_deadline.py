@@ -9,7 +9,7 @@ import re
 import pytest
 
 from trinity.common.errors import DeadlineError
-from trinity.utils.deadline import bounded, telling
+from trinity.utils.deadline import bounded, telling, within
 
 LOGGER = logging.getLogger("trinity.test")
 
@@ -37,3 +37,19 @@ def test_a_wait_names_its_key_at_the_deadline() -> None:
 
     with pytest.raises(DeadlineError, match=r"E5301.*0\.01 s waiting for a miracle; raise a\.key"):
         asyncio.run(main())
+
+
+def test_a_cancellation_that_meets_the_result_is_not_lost() -> None:
+    """A loop that is cancelled between two rounds would otherwise go on, and who waits for its end with it."""
+
+    async def main() -> None:
+        for wait in (lambda answer: within(answer, 60), lambda answer: bounded(answer, 60, what="it", setting="a.key")):
+            answer = asyncio.get_running_loop().create_future()
+            waiting = asyncio.ensure_future(wait(answer))
+            await asyncio.sleep(0)
+            answer.set_result(1)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
+    asyncio.run(main())

@@ -24,6 +24,7 @@ from trinity.runtime.local import LocalRuntime
 from trinity.runtime.scratch import Scratch
 from trinity.synchronizer.local import LocalSynchronizer
 from trinity.synchronizer.schedule import schedule_of
+from trinity.utils.deadline import within
 
 if TYPE_CHECKING:
     from trinity.common.config import Config
@@ -182,7 +183,7 @@ class RemoteSide:
             showing.cancel()
             await asyncio.gather(showing, return_exceptions=True)
             with contextlib.suppress(Exception):  # the side may be gone, and its last lines with it
-                await asyncio.wait_for(self._take(), METRICS_WAIT_S)
+                await within(self._take(), METRICS_WAIT_S)
 
     async def request_stop(self) -> None:
         """Let the side end early."""
@@ -193,7 +194,7 @@ class RemoteSide:
         if self._lost.is_set():
             return
         with contextlib.suppress(ActorDiedError):
-            await asyncio.wait_for(self._handle.close(), CLOSE_S)
+            await within(self._handle.close(), CLOSE_S)
 
     async def _show(self) -> None:
         while True:

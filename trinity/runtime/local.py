@@ -13,6 +13,7 @@ from trinity.runtime.host import ComponentHost
 from trinity.runtime.objects import LocalObjects
 from trinity.runtime.process import ProcessRuntime, start_together
 from trinity.utils.cores import available_cores
+from trinity.utils.deadline import within
 
 KILLED = "it was killed by its runtime"
 
@@ -130,7 +131,7 @@ class LocalRuntime:
             raise AlreadyRunningError(f"a component named {order.name} lives in this process", code="E8010")
         host = ComponentHost(order.name)
         try:
-            await asyncio.wait_for(host.construct(order.cls, order.args, order.kwargs), order.timeout_s)
+            await within(host.construct(order.cls, order.args, order.kwargs), order.timeout_s)
         except TimeoutError as error:
             host.close()
             raise DeadlineError(f"{order.name} did not start within {order.timeout_s:g} s", code="E5702") from error

@@ -34,6 +34,7 @@ from trinity.runtime.messages import from_bytes, to_bytes
 from trinity.runtime.objects import MemoryObjects
 from trinity.runtime.worker_thread import WorkerThread
 from trinity.utils.cores import available_cores
+from trinity.utils.deadline import within
 from trinity.utils.log import ROOT, get_logger
 
 KILL_WAIT_S = 10.0
@@ -116,7 +117,7 @@ class ProcessHandle:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         try:
-            await asyncio.wait_for(self.wait_dead(), KILL_WAIT_S)
+            await within(self.wait_dead(), KILL_WAIT_S)
         except TimeoutError as error:
             raise DeadlineError(
                 f"{self.name} (process {self.pid}) is still there {KILL_WAIT_S:g} s after SIGKILL: the kernel does not "
@@ -284,7 +285,7 @@ class ProcessRuntime:
         handle = ProcessHandle(order.name, *await _spawner.call(_spawn, {**os.environ, **own}))
         self._handles[order.name] = handle
         try:
-            await asyncio.wait_for(self._construct(handle, order), order.timeout_s)
+            await within(self._construct(handle, order), order.timeout_s)
         except TimeoutError as error:
             await handle.kill()
             raise DeadlineError(

@@ -37,6 +37,7 @@ from trinity.runtime.host import ActorHost
 from trinity.runtime.process import start_together
 from trinity.runtime.ray_objects import RayObjects, register_tensors
 from trinity.runtime.ray_token import TokenMode
+from trinity.utils.deadline import within
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -105,11 +106,11 @@ class RayHandle:
         """End the actor's process with SIGKILL."""
         ray.kill(self._actor)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.wait_dead(), HEARD_S)
+            await within(self.wait_dead(), HEARD_S)
             return
         await self._kill_process()  # one that is stopped or holds the interpreter does not hear of Ray's kill
         try:
-            await asyncio.wait_for(self.wait_dead(), KILL_WAIT_S)
+            await within(self.wait_dead(), KILL_WAIT_S)
         except TimeoutError as error:
             raise cluster.still_there(self, KILL_WAIT_S) from error
 
@@ -117,7 +118,7 @@ class RayHandle:
         place = NodeAffinitySchedulingStrategy(self._facts["node_id"], soft=False)
         killing = ray.remote(cluster.kill).options(num_cpus=0, scheduling_strategy=place).remote(self.pid)
         with contextlib.suppress(TimeoutError, RayError):
-            await asyncio.wait_for(_result(killing), KILL_WAIT_S)
+            await within(_result(killing), KILL_WAIT_S)
 
     async def wait_dead(self) -> str:
         """Return the cause of death, when the actor is gone."""
@@ -194,7 +195,7 @@ class RayRuntime:
             .remote(name)
         )
         try:
-            facts, made = await asyncio.wait_for(self._construct(actor, order), order.timeout_s)
+            facts, made = await within(self._construct(actor, order), order.timeout_s)
         except TimeoutError as error:
             ray.kill(actor)
             raise cluster.late(f"{name} did not start", wants, timeout_s=order.timeout_s, free=_free()) from error
@@ -238,7 +239,7 @@ class RayRuntime:
         bundle = {"CPU": max(resources.num_cpus, SMALLEST_CPU)} | gpus
         group = placement_group([dict(bundle) for _ in range(count)], strategy="PACK")
         try:
-            await asyncio.wait_for(_result(group.ready()), timeout_s)
+            await within(_result(group.ready()), timeout_s)
         except TimeoutError as error:
             remove_placement_group(group)
             what = f"{count} places of {name} were not free"
@@ -276,7 +277,7 @@ class RayRuntime:
             except ValueError:
                 return
             try:
-                await asyncio.wait_for(_result(holder.answer.remote()), max(POLL_S, end - time.monotonic()))
+                await within(_result(holder.answer.remote()), max(POLL_S, end - time.monotonic()))
                 break
             except RayActorError as error:
                 logger.debug(

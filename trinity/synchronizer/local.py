@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.common.errors import SyncError
 from trinity.synchronizer.schedule import FixedSchedule, Schedule
+from trinity.utils.deadline import within
 
 if TYPE_CHECKING:
     from trinity.common.weights import Ticket
@@ -96,7 +97,7 @@ class LocalSynchronizer:
         """Wait until an explorer asks for weights that the trainer was not told of; return whether one did in time."""
         async with self._changed:
             try:
-                await asyncio.wait_for(self._changed.wait_for(self._unheard), timeout_s)
+                await within(self._changed.wait_for(self._unheard), timeout_s)
             except TimeoutError:
                 return False
             for seat in self._unheard():
@@ -306,7 +307,7 @@ class LocalSynchronizer:
     async def _until(self, condition: Callable[[], bool], what: str, *, timeout_s: float | None = None) -> None:
         limit = self.timeout_s if timeout_s is None else timeout_s
         try:
-            await asyncio.wait_for(self._changed.wait_for(condition), limit)
+            await within(self._changed.wait_for(condition), limit)
         except TimeoutError as error:
             raise SyncError(
                 f"timed out after {limit:g} s waiting for {what}; "

@@ -20,6 +20,7 @@ from trinity.trainer.backend import LocalBackend, TrainerBackend
 from trinity.trainer.rank_worker import TIMEOUT_KEY, RankError, RankWorker
 from trinity.trainer.verl.settings import num_workers
 from trinity.trainer.verl.shard_settings import needs_group
+from trinity.utils.deadline import within
 from trinity.utils.log import get_logger
 from trinity.utils.meeting import LOOPBACK
 
@@ -84,7 +85,7 @@ class RankGroup:
         logger.info("trainer on %d ranks, processes %s", self.world, ", ".join(str(h.pid) for h in self.handles))
         first = self.handles[0]
         host = LOOPBACK if len({handle.node for handle in self.handles}) == 1 else first.node
-        address = await asyncio.wait_for(first.open_meeting(host), self.timeout_s)
+        address = await within(first.open_meeting(host), self.timeout_s)
         await self._all("join", address)
         await self._all("prepare", total_steps)
         self._facts = (await self._all("facts"))[0]

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from trinity.common.errors import EngineError
+from trinity.utils.deadline import within
 from trinity.utils.log import get_logger, redact
 
 MAX_ATTEMPTS = 6
@@ -113,11 +114,11 @@ class ExternalClient:
         here = asyncio.get_running_loop()
         for loop, client in self._clients.items():
             if loop is here:
-                await asyncio.wait_for(client.aclose(), CLOSE_TIMEOUT_S)
+                await within(client.aclose(), CLOSE_TIMEOUT_S)
             elif loop.is_running():
                 closing = asyncio.run_coroutine_threadsafe(client.aclose(), loop)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(asyncio.wrap_future(closing), CLOSE_TIMEOUT_S)
+                    await within(asyncio.wrap_future(closing), CLOSE_TIMEOUT_S)
         self._clients.clear()
 
 

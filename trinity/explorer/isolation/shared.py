@@ -11,7 +11,7 @@ from trinity.common.workflows.task import Task
 from trinity.explorer.outcome import Outcome
 from trinity.runtime.base import ActorDiedError, Handle
 from trinity.runtime.batched import COLLECT_TIMEOUT_S, BatchedCalls, BatchedHost, Call
-from trinity.utils.deadline import bounded
+from trinity.utils.deadline import bounded, within
 from trinity.utils.log import get_logger
 
 logger = get_logger("explorer")
@@ -127,7 +127,7 @@ class SharedProcess:
         """Return whether the process says so at once."""
         handle = await self.ready()
         try:
-            return bool(await asyncio.wait_for(handle.is_alive(), SIGN_OF_LIFE_S))
+            return bool(await within(handle.is_alive(), SIGN_OF_LIFE_S))
         except (TimeoutError, ActorDiedError):
             return False
 

@@ -15,7 +15,7 @@ from trinity.common.errors import EngineError, EnginesLostError, SyncError
 from trinity.common.models.gauge import NOW
 from trinity.common.models.model import InferenceModel
 from trinity.common.models.routing.slot import EngineSlot, EngineSource, is_engine_failure
-from trinity.utils.deadline import bounded, telling
+from trinity.utils.deadline import bounded, telling, within
 from trinity.utils.failpoints import failpoint
 from trinity.utils.log import get_logger
 
@@ -365,4 +365,4 @@ class EngineFleet:
 async def _until(changed: asyncio.Event, seconds: float) -> None:
     """Wait for a change, at most `seconds`."""
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(changed.wait(), seconds)
+        await within(changed.wait(), seconds)

@@ -20,7 +20,7 @@ from trinity.common.weights import Ticket
 from trinity.runtime.base import Handle, ObjectRef, Resources, Runtime
 from trinity.runtime.batched import BatchedCalls, BatchedHost, Call, Result
 from trinity.runtime.objects import LocalRef
-from trinity.utils.deadline import bounded
+from trinity.utils.deadline import bounded, within
 
 CALL_GRACE_S = 30.0
 """Seconds for the way to an engine and back, beyond the engine's own deadline."""
@@ -160,7 +160,7 @@ class RemoteEngine:
     async def shutdown(self) -> None:
         """End the engine and its process, at once if it does not answer."""
         try:
-            await asyncio.wait_for(self.handle.shutdown(), SHUTDOWN_GRACE_S)
+            await within(self.handle.shutdown(), SHUTDOWN_GRACE_S)
         except (TimeoutError, TrinityError):
             pass  # it hangs or is gone already
         finally:
