@@ -50,6 +50,23 @@ def test_threads_and_tasks_that_never_end_are_left_behind():
     release.set()
 
 
+def test_calls_in_threads_are_waited_for():
+    written: list[str] = []
+
+    def write() -> None:
+        begun.set()
+        time.sleep(0.3)
+        written.append("all")
+
+    async def main() -> None:
+        asyncio.get_running_loop().run_in_executor(None, write)
+        await asyncio.to_thread(begun.wait)
+
+    begun = threading.Event()
+    run_event_loop(main())
+    assert written == ["all"]
+
+
 def watched(limit_s: float, blocked_s: float) -> list[int]:
     """Return the statuses with which the watch ended the process while the loop was blocked."""
     ended: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import subprocess
 import sys
 import threading
@@ -85,6 +86,31 @@ def test_an_exit_inside_a_call_reaches_the_caller_as_an_error() -> None:
             await worker.call(len, "x")
 
     asyncio.run(main())
+
+
+def test_the_end_of_a_worker_waits_for_its_calls_up_to_a_deadline(caplog: pytest.LogCaptureFixture) -> None:
+    release, written = threading.Event(), []
+
+    async def main() -> None:
+        writer, stuck = WorkerThread("writer"), WorkerThread("stuck")
+        calls = [
+            asyncio.ensure_future(each)
+            for each in (writer.call(time.sleep, 0.3), writer.call(written.append, "all"), stuck.call(release.wait))
+        ]
+        await asyncio.sleep(0)
+        await writer.end()
+        assert written == ["all"] and not writer.is_alive
+        with caplog.at_level(logging.WARNING, logger="trinity.launch"):
+            await stuck.end(0.1)
+        assert stuck.is_alive
+        await WorkerThread("never started").end()
+        release.set()
+        await asyncio.gather(*calls)
+
+    asyncio.run(main())
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+        "stuck is still at work after 0.1 s and is left behind"
+    ]
 
 
 def test_an_abandoned_call_does_not_keep_the_process_alive() -> None:

@@ -80,8 +80,8 @@ def test_whoever_waits_for_a_version_serves_its_values(meeting: Meeting) -> None
 def test_nothing_is_there_before_the_first_version(meeting: Meeting) -> None:
     async def run() -> None:
         assert await meeting.explorer.newest() == (0, "")
-        assert not await meeting.explorer.is_trainer_finished() and not await meeting.trainer.is_explorer_finished()
-        assert not await meeting.trainer.is_asked() and not await meeting.trainer.is_explorer_starting()
+        assert not await meeting.explorer.is_trainer_finished()
+        assert not await meeting.trainer.is_asked() and not await meeting.trainer.is_explorer_expected()
         await meeting.served.take_newest()
         assert meeting.served.engine.model_version == 0
         with pytest.raises(SyncError, match="E5502.*versions at hand: none"):

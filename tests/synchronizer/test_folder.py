@@ -139,18 +139,20 @@ def test_a_wait_ends_at_its_deadline_and_says_that_nobody_is_there(
     asyncio.run(run())
 
 
-def test_an_explorer_that_starts_is_waited_for_and_other_components_are_not(tmp_path: Path, store: ExperienceStore):
+def test_an_explorer_that_starts_or_explores_is_waited_for_and_other_components_are_not(
+    tmp_path: Path, store: ExperienceStore
+):
     async def run() -> None:
         trainer = side(tmp_path, store, "trainer")
         part_lock(tmp_path, "").parent.mkdir()
         held = [FileLock(part_lock(tmp_path, name)) for name in ("trainer", "bench")]
-        assert not await trainer.is_explorer_starting()
+        assert not await trainer.is_explorer_expected()
         held.append(FileLock(part_lock(tmp_path, "late"), note="come back"))
-        assert await trainer.is_explorer_starting() and not await trainer.is_explorer_finished()
+        assert await trainer.is_explorer_expected()
         store.open_producer("b", "late", **SCOPE)
-        assert not await trainer.is_explorer_starting()
+        assert await trainer.is_explorer_expected()
         store.close_producer("b", "late", **SCOPE)
-        assert await trainer.is_explorer_finished()
+        assert not await trainer.is_explorer_expected()
         for lock in held:
             lock.release()
         assert not is_held(part_lock(tmp_path, "late")) and note_of(part_lock(tmp_path, "late")) == "come back"

@@ -176,7 +176,7 @@ class Explorer:
         if self._parts is not None:
             self._parts.scheduler.close()
             await self._parts.pipeline.close()
-        self._io.close()
+        await self._io.end()
 
     async def _finish(self) -> None:
         """Evaluate the trainer's last weights, once they are there; of an explorer apart, those that there are."""

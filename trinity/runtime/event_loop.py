@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,11 +33,11 @@ WATCH_INTERVAL_S = 1.0
 def run_event_loop(main: Coroutine[Any, Any, T], *, grace_s: float = END_GRACE_S) -> T:
     """Return the result of `main`, run on an event loop of its own in this thread.
 
-    At the end, tasks that are left are cancelled and get `grace_s` seconds; those that go on, and threads that
-    `asyncio.to_thread` has started, are left behind.
+    At the end, tasks that are left are cancelled and get `grace_s` seconds, and so do calls of `asyncio.to_thread`;
+    those that go on are left behind.
     """
     loop = asyncio.new_event_loop()
-    executor = ThreadPoolExecutor(thread_name_prefix="to_thread")
+    executor = _Threads(thread_name_prefix="to_thread")
     loop.set_default_executor(executor)
     asyncio.set_event_loop(loop)
     try:
@@ -47,9 +47,31 @@ def run_event_loop(main: Coroutine[Any, Any, T], *, grace_s: float = END_GRACE_S
             loop.run_until_complete(_cancel_all(grace_s))
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
-            executor.shutdown(wait=False, cancel_futures=True)
+            executor.end(grace_s)
             asyncio.set_event_loop(None)
             loop.close()
+
+
+class _Threads(ThreadPoolExecutor):
+    """Threads of `asyncio.to_thread`, which knows the calls under way."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._under_way: set[Future[Any]] = set()
+
+    def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Return the future of a call."""
+        future = super().submit(function, *args, **kwargs)
+        self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
+        return future
+
+    def end(self, grace_s: float) -> None:
+        """Cancel the calls that have not begun; wait `grace_s` seconds for the others."""
+        self.shutdown(wait=False, cancel_futures=True)
+        _, late = wait(set(self._under_way), timeout=grace_s)
+        if late:
+            logger.warning("%d calls in threads did not return within %g s and are left behind", len(late), grace_s)
 
 
 async def _cancel_all(grace_s: float) -> None:

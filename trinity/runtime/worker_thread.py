@@ -1,7 +1,7 @@
 """A daemon thread that runs calls one after another and can be abandoned.
 
 `concurrent.futures` joins its threads when the interpreter exits; code that never returns would then keep
-the process alive for ever. These threads are daemons and nobody joins them.
+the process alive for ever. These threads are daemons, and no wait for them is without a deadline.
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from trinity.runtime.base import CLOSE_GRACE_S
+from trinity.utils.log import get_logger
+
 T = TypeVar("T")
+
+logger = get_logger("launch")
 
 
 class WorkerThread:
@@ -64,6 +69,18 @@ class WorkerThread:
         """Let the thread end after the calls submitted so far; wait for nothing. A stuck call is abandoned."""
         self.is_closed = True
         self._calls.put(None)
+
+    async def end(self, grace_s: float = CLOSE_GRACE_S) -> None:
+        """Close, and wait until the calls submitted so far have returned: what they write is written then.
+
+        One that takes longer than `grace_s` seconds is abandoned with a warning.
+        """
+        self.close()
+        if self._thread is None:
+            return
+        await call_in_thread(self._thread.join, grace_s)
+        if self.is_alive:
+            logger.warning("%s is still at work after %g s and is left behind", self.name, grace_s)
 
     def _start(self) -> None:
         if self._thread is None:

@@ -53,8 +53,8 @@ class Synchronizer(Protocol):
     ) -> None:
         """Begin, or continue from a checkpoint whose newest version is `version`."""
 
-    async def is_explorer_starting(self) -> bool:
-        """Return whether an explorer that runs apart has started and not said anything yet."""
+    async def is_explorer_expected(self) -> bool:
+        """Return whether an explorer that runs apart is at work, or has started and not said anything yet."""
 
     # ----------------------------------------------------------------- explorer
     async def required_version(self) -> int:
@@ -90,6 +90,3 @@ class Synchronizer(Protocol):
 
     async def is_trainer_finished(self) -> bool:
         """Return whether the trainer will publish no further version."""
-
-    async def is_explorer_finished(self) -> bool:
-        """Return whether explorers have joined and all of them are finished."""

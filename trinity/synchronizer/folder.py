@@ -225,17 +225,15 @@ class FolderSynchronizer:
         """Return whether the trainer will publish no further version."""
         return self._news().is_finished
 
-    async def is_explorer_finished(self) -> bool:
-        """Return whether explorers have joined and all of them are finished."""
-        producers = await asyncio.to_thread(self.store.producers, self.buffer, **self.scope)
-        return bool(producers) and not any(producers.values())
+    async def is_explorer_expected(self) -> bool:
+        """Return whether a producer is open, or a part of the job lives that may become one.
 
-    async def is_explorer_starting(self) -> bool:
-        """Return whether a part of the job lives that is neither trainer nor evaluation nor a known producer."""
+        An explorer may have begun since the store was last seen with all producers finished.
+        """
         known = await asyncio.to_thread(self.store.producers, self.buffer, **self.scope)
         names = {path.stem for path in part_lock(self.job_dir, "").parent.glob("?*.lock")}
         others = names - known.keys() - {TRAINER, BENCH}
-        return any(is_held(part_lock(self.job_dir, name)) for name in others)
+        return any(known.values()) or any(is_held(part_lock(self.job_dir, name)) for name in others)
 
     def _news(self) -> TrainerNews:
         """Return what the trainer said last.

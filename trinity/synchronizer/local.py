@@ -135,8 +135,8 @@ class LocalSynchronizer:
         oldest = self._oldest_needed()
         return [version for version in sorted(self._tickets) if oldest <= version < training_step]
 
-    async def is_explorer_starting(self) -> bool:
-        """Return false: the explorers of a run are there from its beginning."""
+    async def is_explorer_expected(self) -> bool:
+        """Return false: the store knows, since the explorers of a run are there from its beginning."""
         return False
 
     # ----------------------------------------------------------------- explorer
@@ -266,10 +266,6 @@ class LocalSynchronizer:
     async def is_trainer_finished(self) -> bool:
         """Return whether the trainer will publish no further version."""
         return self._trainer_done
-
-    async def is_explorer_finished(self) -> bool:
-        """Return whether no explorer will ask for a further version."""
-        return bool(self._seats) and all(seat.is_done for seat in self._seats.values())
 
     def _seat(self, explorer: str) -> Seat:
         return self._seats.setdefault(explorer, Seat())

@@ -56,7 +56,7 @@ class TrainerBackend(Protocol):
         """
 
     async def close(self) -> None:
-        """Release threads and processes; a call under way is left behind."""
+        """Release threads and processes; a call under way is waited for, or ended."""
 
 
 class LocalBackend:
@@ -110,7 +110,7 @@ class LocalBackend:
 
     async def close(self) -> None:
         """Release the thread; see `TrainerBackend`."""
-        self._thread.close()
+        await self._thread.end()
 
     async def _call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         return await self._thread.call(function, *args, **kwargs)

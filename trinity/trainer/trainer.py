@@ -256,8 +256,8 @@ class Trainer:
         self._stop.set()
 
     async def close(self) -> None:
-        """Release the threads and the ranks; a step under way is left behind."""
-        self._thread.close()
+        """Release the threads and the ranks, after the checkpoint under way; see `WorkerThread.end`."""
+        await self._thread.end()
         if self._strategy is not None:
             self._strategy.close()
         if self._backend is not None:
@@ -293,7 +293,7 @@ class Trainer:
             sampled = await self._unless_stopped(self._strategy.sample(self.step + 1))
             if sampled is None or sampled[0] or not self._source.is_closed:
                 return sampled
-            if self._stop.is_set() or not await self.synchronizer.is_explorer_starting():
+            if self._stop.is_set() or not await self.synchronizer.is_explorer_expected():
                 return None
             await asyncio.sleep(JOIN_POLL_S)
 
