@@ -80,9 +80,15 @@ def claimable(
     return ready, expired
 
 
-def rollout_key(row: Any) -> tuple[Any, Any]:
-    """Return what the rows of a rollout have in common; a row that names no task is a rollout by itself."""
-    return (row.id, None) if row.task_id == NO_TASK else (row.task_id, row.run_id)
+def rollout_key(number: int, task: str, run: int) -> tuple[Any, Any]:
+    """Return what the rows of a rollout have in common; a row that names no task is a rollout by itself.
+
+    Args:
+        number: the row's id.
+        task: its `task_id`.
+        run: its `run_id`.
+    """
+    return (number, None) if task == NO_TASK else (task, run)
 
 
 def _locked(connection: Connection, statement: Any, wanted: Sequence[Conditions]) -> list[Row[Any, Any, Any]]:
@@ -105,7 +111,7 @@ def _first_rollouts(connection: Connection, wanted: Sequence[Conditions], *, n: 
     with ExitStack() as stack:
         streams = [stack.enter_context(connection.execute(statement.where(*conditions))) for conditions in wanted]
         for row in heapq.merge(*streams, key=lambda row: int(row.id)):
-            key = rollout_key(row)
+            key = rollout_key(row.id, row.task_id, row.run_id)
             if key not in seen and len(seen) == n:
                 break
             seen.add(key)

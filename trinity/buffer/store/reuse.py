@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, select, update
-from sqlalchemy.engine import Row
 
 from trinity.buffer.priority import PriorityFunction, ReplayItem
 from trinity.buffer.store import claims, ledger
@@ -98,19 +97,20 @@ def held(connection: Connection, scope: Scope, *, consumer: str, reuse: Reuse, m
     ).add_columns(columns.reward, columns.trained_step, columns.state)
     new = claims.claimable(connection, scope, consumer=consumer)
     rows = [
-        row
+        tuple(row)  # a value of a row by its name costs four times as much, and there are a thousand rows
         for conditions in (*new, _used(scope, consumer=consumer))
         for row in connection.execute(statement.where(*conditions, columns.experience_bytes.is_not(None)))
     ]
     rollouts: dict[tuple[Any, Any], Rollout] = {}
-    for row in sorted(rows, key=lambda row: int(row.id)):
-        if max_version is not None and row.model_version is not None and row.model_version > max_version:
+    for number, task, run, version, use_count, reward, trained_step, state in sorted(rows):
+        if max_version is not None and version is not None and version > max_version:
             continue  # of a run that was rewound: it comes again, and takes no room before
-        key = claims.rollout_key(row)
+        key = claims.rollout_key(number, task, run)
         if key in rollouts:
-            rollouts[key].ids.append(row.id)
-        else:
-            rollouts[key] = _rollout(row, last_cool=last_cool)
+            rollouts[key].ids.append(number)
+            continue
+        item = ReplayItem(task, run, version or 0, use_count, reward)
+        rollouts[key] = Rollout([number], item, is_claimable=state != TRAINED or trained_step <= last_cool)
     return ranked(rollouts.values(), reuse)
 
 
@@ -129,7 +129,7 @@ def most_claimable(connection: Connection, token: ConsumerToken, limits: Limits,
         for row in rows:
             if new + len(seen) >= n:
                 break
-            seen.add(claims.rollout_key(row))
+            seen.add(claims.rollout_key(*row))
     return new + len(seen)
 
 
@@ -147,12 +147,6 @@ def _last_cool(connection: Connection, scope: Scope, *, consumer: str, reuse: Re
     is_cool = TRAIN_STEP.c.committed_at <= clock(connection) - reuse.cooldown_s
     newest = select(TRAIN_STEP.c.step).where(own_steps, is_cool).order_by(TRAIN_STEP.c.step.desc()).limit(1)
     return connection.scalar(newest) or 0
-
-
-def _rollout(row: Row[Any], *, last_cool: int) -> Rollout:
-    is_cool = row.state != TRAINED or row.trained_step <= last_cool
-    item = ReplayItem(row.task_id, row.run_id, row.model_version or 0, row.use_count, row.reward)
-    return Rollout([row.id], item, is_claimable=is_cool)
 
 
 def ranked(rollouts: Iterable[Rollout], reuse: Reuse) -> Held:
