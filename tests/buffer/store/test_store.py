@@ -307,7 +307,7 @@ def test_a_locked_database_is_waited_for_and_then_an_error(tmp_path: Path) -> No
         started = time.monotonic()
         with pytest.raises(StoreError, match=r"database is locked \(waited up to 0.2 s"):
             append(store, 1, 1)
-        assert 0.15 < time.monotonic() - started < 5
+        assert 0.15 < time.monotonic() - started < 30
         blocker.close()
         assert append(store, 1, 1).appended == 1
 

@@ -58,11 +58,11 @@ def test_accuracy(response: str, truth: Any, accuracy: float) -> None:
 def test_plain_numbers_need_no_worker_and_next_to_no_time() -> None:
     reward = AccuracyReward()
     before = shared_sandbox().counts()["calls"]
-    begin = time.perf_counter()
+    begin = time.thread_time()
     for _ in range(500):
         reward("7+8+0=15,4+5+1=10####105", truth="7+8+0=15,4+5+1=10#### 105")
         reward("7+8+0=15,4+5+1=1", truth="7+8+0=15,4+5+1=10#### 105")
-    assert (time.perf_counter() - begin) / 1000 < 200e-6  # measured: 3 to 15 us; the bound allows for a busy machine
+    assert (time.thread_time() - begin) / 1000 < 200e-6  # measured: 3 to 15 us
     assert shared_sandbox().counts()["calls"] == before
 
 
