@@ -33,7 +33,8 @@ def own_cluster(num_cpus: int = 2, *, num_gpus: int = 0) -> Iterator[Any]:
         made.shutdown()
 
 
-# Ray passes the lines of an actor on late, so a run that is to be interrupted after one more step waits at its gate.
+# Ray passes the lines of an actor on late, so a run that is to be interrupted after one more step waits at its gate:
+# with its second step of rollouts, unless the first was one that it explored again, so that no checkpoint comes.
 GATED = """
 import itertools
 import pathlib
@@ -44,10 +45,24 @@ from trinity.common.rewards import REWARD_FUNCTIONS, RewardFn
 REWARDED = itertools.count()
 
 
+def latest():
+    file = pathlib.Path({latest!r})
+    return file.read_text() if file.exists() else ""
+
+
+BEGAN, UNTIL = latest(), []
+
+
+def may_go_on():
+    UNTIL[:] = UNTIL or [time.monotonic() + {patience_s}]
+    return pathlib.Path({gate!r}).exists() or (latest() == BEGAN and time.monotonic() > UNTIL[0])
+
+
 @REWARD_FUNCTIONS.register_module("share_of_digits")
 class ShareOfDigits(RewardFn):
     def __call__(self, response, prompt=None, truth=None, **kwargs):
-        while next(REWARDED) >= {rollouts} and not pathlib.Path({gate!r}).exists():
+        is_second = next(REWARDED) >= {rollouts}
+        while is_second and not may_go_on():
             time.sleep(0.02)
         digits = sum(character.isdigit() for character in response) / max(len(response), 1)
         return {{"digits": digits, "variety": 0.01 * len(set(response))}}
@@ -55,10 +70,11 @@ class ShareOfDigits(RewardFn):
 
 
 def gated(run: TinyRun) -> Path:
-    """Let each start of a run reward the rollouts of one step only, until the returned file is there."""
+    """Let each start of a run go on by one step, until the returned file is there."""
     gate = run.folder / "go"
     rollouts = run.tree["buffer"]["batch_size"] * run.tree["algorithm"]["repeat_times"]
-    run.plugin = GATED.format(rollouts=rollouts, gate=str(gate))
+    latest = str(run.job / "latest_checkpointed_iteration.txt")
+    run.plugin = GATED.format(rollouts=rollouts, gate=str(gate), latest=latest, patience_s=10)
     return gate
 
 
