@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,8 +34,8 @@ def own_cluster(num_cpus: int = 2, *, num_gpus: int = 0) -> Iterator[Any]:
         made.shutdown()
 
 
-# Ray passes the lines of an actor on late, so a run that is to be interrupted after one more step waits at its gate:
-# with its second step of rollouts, unless the first was one that it explored again, so that no checkpoint comes.
+# A run that is to be interrupted after one more step waits at its gate: with its second step of rollouts, unless the
+# first was one that it explored again, so that no checkpoint comes.
 GATED = """
 import itertools
 import pathlib
@@ -93,12 +94,18 @@ def on_ray(folder: Path, cluster: Any, **keys: Any) -> TinyRun:
 
 
 class Watched:
-    """A run under way: its lines, and the processes of its actors by name. It ends with the `with` block."""
+    """A run under way: its lines, and the processes of its actors by name. It ends with the `with` block.
+
+    What an actor writes is read from its log file, since Ray passes the last lines of a run on late, or not at all.
+    """
 
     def __init__(self, run: TinyRun, *, failpoints: str = "") -> None:
         self._run = run
+        self._before = {log: log.stat().st_size for log in self._logs()}
         self.process = run.start(failpoints=failpoints)
-        self.output = ""
+        self._printed: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def __enter__(self) -> Watched:
         return self
@@ -108,16 +115,32 @@ class Watched:
             self.process.kill()
             self.end()
 
-    def until(self, pattern: str) -> str:
-        """Read lines until one matches; return it."""
+    def _read(self) -> None:
         assert self.process.stdout is not None
+        self._printed.extend(iter(self.process.stdout.readline, ""))
+
+    def _logs(self) -> list[Path]:
+        return sorted((self._run.job / "log").rglob("*.log"))
+
+    @property
+    def output(self) -> str:
+        """What the command has printed."""
+        return "".join(self._printed)
+
+    @property
+    def logged(self) -> str:
+        """What its actors and the command itself have written to the log files of the job."""
+        return "".join(log.read_bytes()[self._before.get(log, 0) :].decode(errors="replace") for log in self._logs())
+
+    def until(self, pattern: str) -> None:
+        """Wait until a line matches, printed or logged."""
         end = time.monotonic() + WAIT_S
         while time.monotonic() < end:
-            line = self.process.stdout.readline()
-            self.output += line
-            if re.search(pattern, line):
-                return line
-            assert line, f"ended without {pattern!r}:\n{self.output[-4000:]}"
+            has_ended = self.process.poll() is not None
+            if re.search(pattern, self.output + self.logged):
+                return
+            assert not has_ended, f"ended without {pattern!r}:\n{self.output[-4000:]}"
+            time.sleep(0.05)
         raise AssertionError(f"no {pattern!r} within {WAIT_S:g} s:\n{self.output[-4000:]}")
 
     def until_step(self) -> int:
@@ -135,16 +158,13 @@ class Watched:
 
     def pid(self, name: str) -> int:
         """Return the newest process of an actor, which the log names when it starts."""
-        logs = sorted(
-            (self._run.job / "log").rglob("*.log")
-        )  # Ray passes the last lines of a run on late, or not at all
-        text = "".join(log.read_text() for log in logs) if self.process.poll() is not None else self.output
-        found = re.findall(rf" {name} is process (\d+)", text) or re.findall(rf" {name} is process (\d+)", self.output)
+        found = re.findall(rf" {name} is process (\d+)", self.logged)
         assert found, f"{name} did not start:\n{self.output}"
         return int(found[-1])
 
     def end(self) -> int:
-        """Read to the end; return the exit status."""
-        rest, _ = self.process.communicate(timeout=WAIT_S)
-        self.output += rest
-        return self.process.returncode
+        """Wait for the end and read what is left; return the exit status."""
+        status = self.process.wait(timeout=WAIT_S)
+        self._reader.join(timeout=WAIT_S)
+        assert not self._reader.is_alive(), "a process that the run left holds its output"
+        return status

@@ -37,14 +37,26 @@ def test_a_stop_signal_saves_prints_the_resume_command_and_changes_no_bit(finish
     assert fresh.outcome() == finished.outcome()
 
 
+# What comes between a step under way and the end of its checkpoint; a second each.
+TO_THE_CHECKPOINT = (
+    "train.before_step", "train.after_step", "ckpt.before_write", "ckpt.after_files", "ckpt.before_manifest",
+    "ckpt.before_rename",
+)  # fmt: skip
+
+
 def test_a_second_signal_ends_the_process_at_once(fresh):
-    process = fresh.start(failpoints="train.before_step=sleep")
-    wait_for(fresh.job("sft_warmup") / "metrics.jsonl")
+    """After one alone the step under way is trained and saved."""
+    process = fresh.start(failpoints=";".join(f"{place}=sleep" for place in TO_THE_CHECKPOINT))
+    job = fresh.job("sft_warmup")
+    wait_for(job / "metrics.jsonl")
     os.kill(process.pid, signal.SIGINT)
-    time.sleep(0.2)
+    first = ""
+    while "ending the current step" not in (line := process.stdout.readline()):
+        assert line, first
+        first += line
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 130 and not list(job.glob("global_step_*")), first + output
     assert f"trinity run --config {fresh.folder / 'quickstart.yaml'}" in output.splitlines()[-1], output
     record = json.loads((fresh.job("sft_warmup") / "run.json").read_text())
     assert (record["status"], record["exit_code"]) == ("stopped", 130)

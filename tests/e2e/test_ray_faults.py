@@ -119,9 +119,9 @@ def ended_on_ray(parts: Parts, name: str, actor: str, *, accept: tuple[str, ...]
 
 
 def pids_at(parts: Parts, pattern: str) -> dict[str, int]:
-    """Return the processes of the trainer's actors by name, once its output has `pattern`."""
+    """Return the processes of the trainer's actors by name, once one of them has logged `pattern`."""
     end = time.monotonic() + WAIT_S
-    while pattern not in (output := parts.output("trainer")):
-        assert time.monotonic() < end, output
+    while pattern not in (logged := "".join(log.read_text() for log in (parts.job / "log").rglob("*.log"))):
+        assert time.monotonic() < end, parts.output("trainer")
         time.sleep(0.05)
-    return {name: int(pid) for name, pid in re.findall(r" (trainer\w*) is process (\d+)", output)}
+    return {name: int(pid) for name, pid in re.findall(r" (trainer\w*) is process (\d+)", logged)}

@@ -62,9 +62,9 @@ def machines() -> Iterator[Machines]:
     made.cluster.shutdown()
 
 
-def placed(output: str) -> dict[str, tuple[int, str]]:
-    """Return process and GPUs of each part, newest first line last."""
-    found = re.findall(r" (\w+) is process (\d+) on \S+?(?: with GPU (\S+))?\n", output)
+def placed(logged: str) -> dict[str, tuple[int, str]]:
+    """Return process and GPUs of each part; of one that was started again those of its newest process."""
+    found = re.findall(r" (\w+) is process (\d+) on \S+?(?: with GPU (\S+))?\n", logged)
     return {name: (int(pid), gpus) for name, pid, gpus in found}
 
 
@@ -93,16 +93,16 @@ def test_each_part_has_its_gpus_and_the_keys_of_the_run(
         monkeypatch.setenv("JUDGE_URL", service.url)
         monkeypatch.setenv("KEY_OF_THE_JUDGE", KEY)
         monkeypatch.setenv("HF_TOKEN", KEY + "-of-the-hub")
-        ended = run.finish()
-    assert ended.status == 0, ended.output
-    parts = placed(ended.output)
+        with Watched(run) as watched:
+            assert watched.end() == 0, watched.output
+    parts = placed(watched.logged)
     own = {name: gpus for name, (_, gpus) in parts.items() if gpus}
     assert set(own) == {ENGINE, "explorer_auxiliary_model_1_0", "trainer_rank_0", "trainer_rank_1"}
     assert sorted(own.values()) == ["0", "0", "1", "2"]
     assert {name for name, (_, gpus) in parts.items() if not gpus} == {"explorer", "trainer", "synchronizer"}
     assert all(gone_soon(pid) for pid, _ in parts.values())
     assert len(service.requests) == 4, "one for each rollout"
-    assert KEY not in ended.output
+    assert KEY not in watched.output
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
 
@@ -123,7 +123,7 @@ def test_a_machine_that_leaves_takes_its_engine_and_nothing_else(
         machines.come()
         assert watched.end() == 0, watched.output
     assert watched.pid(ENGINE) != before and gone_soon(before)
-    assert all(gone_soon(pid) for pid, _ in placed(watched.output).values())
+    assert all(gone_soon(pid) for pid, _ in placed(watched.logged).values())
     assert final_weights(run, STEPS) == final_weights(whole, STEPS)
     assert comparable_metrics(run.job) == comparable_metrics(whole.job)
 
@@ -139,11 +139,26 @@ async def main():
     parts = await runtime.group(Part, 3, name="part")
     for part in parts:
         await part.say("one and the same line")
-    await asyncio.sleep(1)
+    ends = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
+    for tick in range(1000):  # Ray sums up what was repeated when a line comes after some seconds
+        await parts[0].say(f"line {tick} of its own")
+        if (await asyncio.wait([ends], timeout=0.5))[0]:
+            break
     await runtime.close()
 asyncio.run(main())
 placement.disconnect()
 """
+
+
+def lines_until(process: subprocess.Popen[str], count: int) -> list[str]:
+    """Return the first `count` lines that say the same, and end the process."""
+    assert process.stdout is not None
+    found: list[str] = []
+    while len(found) < count and (line := process.stdout.readline()):
+        found += [line] if "one and the same line" in line else []
+    rest, _ = process.communicate(timeout=120)
+    assert len(found) == count and "one and the same line" not in rest, found + [rest]
+    return found
 
 
 def test_lines_that_actors_repeat_are_shown_once_or_all(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,9 +166,8 @@ def test_lines_that_actors_repeat_are_shown_once_or_all(machines: Machines, monk
     for dedup in ("1", "0"):
         monkeypatch.setenv("RAY_DEDUP_LOGS", dedup)
         command = [sys.executable, "-c", SAY, machines.address, f"dedup_{dedup}"]
-        started[dedup] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    shown = {dedup: process.communicate(timeout=120)[0].splitlines() for dedup, process in started.items()}
-    lines = {dedup: [line for line in text if "one and the same line" in line] for dedup, text in shown.items()}
-    assert len(lines["0"]) == 3 and "repeated" not in "".join(lines["0"]), shown["0"]
-    first, rest = lines["1"]
-    assert "repeated" not in first and "[repeated 2x across cluster]" in rest, shown["1"]
+        pipe = subprocess.PIPE
+        started[dedup] = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+    assert "repeated" not in "".join(lines_until(started["0"], 3))
+    first, rest = lines_until(started["1"], 2)
+    assert "repeated" not in first and "[repeated 2x across cluster]" in rest

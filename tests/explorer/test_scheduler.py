@@ -180,7 +180,6 @@ def test_batches_that_overlap_share_the_runners_and_the_older_one_goes_first(rol
 
 
 def test_cancelling_a_batch_waits_for_no_attempt(rollouts: Rollouts) -> None:
-
     async def scenario() -> float:
         async with rollouts.scheduler(num_runners=2, max_timeout=600.0) as scheduler:
             batch = asyncio.ensure_future(scheduler.schedule([make(Scripted, 1, act="hang")] * 4, batch=1))

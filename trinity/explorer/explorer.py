@@ -173,10 +173,12 @@ class Explorer:
 
     async def close(self) -> None:
         """Release runners, pipeline and threads; a workflow that hangs is left behind."""
-        if self._parts is not None:
-            self._parts.scheduler.close()
-            await self._parts.pipeline.close()
-        await self._io.end()
+        try:
+            if self._parts is not None:
+                self._parts.scheduler.close()
+                await self._parts.pipeline.close()
+        finally:
+            await self._io.end()
 
     async def _finish(self) -> None:
         """Evaluate the trainer's last weights, once they are there; of an explorer apart, those that there are."""

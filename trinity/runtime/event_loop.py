@@ -53,7 +53,7 @@ def run_event_loop(main: Coroutine[Any, Any, T], *, grace_s: float = END_GRACE_S
 
 
 class _Threads(ThreadPoolExecutor):
-    """Threads of `asyncio.to_thread`, which knows the calls under way."""
+    """Runs the calls of `asyncio.to_thread`, and waits at its end for those under way."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
