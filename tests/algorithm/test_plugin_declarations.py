@@ -325,7 +325,7 @@ def test_a_run_refuses_what_validate_refuses(tmp_path: Path) -> None:
 
 
 def test_built_in_types_hold_what_they_claim(tmp_path: Path) -> None:
-    for name in BUILT_IN.algorithm_type:
+    for name in BUILT_IN.names("algorithm_type"):
         tree = yaml.safe_load(MINIMAL) | {"algorithm": {"algorithm_type": name}}
         (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
         problems = examine(tmp_path / "run.yaml", (), catalogue=BUILT_IN, cwd=tmp_path, schema_only=True)[1]

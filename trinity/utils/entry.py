@@ -16,7 +16,8 @@ class Entry:
     Attributes:
         path: `package.module:Class`, imported on first use.
         args: constructor arguments with their defaults; a test holds them equal to the signature.
-        needs: what the component makes the run load: `ref_logprob`, `values`, `entropy`, ...
+        needs: what the component makes the run load: `ref_logprob`, `values`, `entropy`, ...; of a workflow `prompt`,
+            `reward_fn` and `auxiliary_model`, of a reward function `truth`.
         takes: what it uses where the run has it: `rollout_is_weights`.
         doc: one line that says what it is, with its source.
         formula: what it computes, in the language of `trinity.utils.formula`.
@@ -33,6 +34,12 @@ class Entry:
         needs_operators: an algorithm type learns from what operators keep, and from all rollouts nothing.
         also_needed: lines of YAML outside of `algorithm` that an algorithm type needs.
         has_check: an algorithm type has a `check_config` of its own.
+        default_reward_fn: reward function of a workflow where the taskset names none.
+        gives_scores: a reward function scores; otherwise a reward model has to.
+        drops_experiences: an operator may drop experiences.
+        changes_rewards: an operator may change rewards.
+        is_classifier: the model of a reward model is a sequence classifier of Hugging Face.
+        package: module of an optional package that a monitor needs.
     """
 
     path: str
@@ -54,6 +61,12 @@ class Entry:
     needs_operators: bool = False
     also_needed: tuple[str, ...] = ()
     has_check: bool = False
+    default_reward_fn: str | None = None
+    gives_scores: bool = True
+    drops_experiences: bool = False
+    changes_rewards: bool = False
+    is_classifier: bool = False
+    package: str = ""
 
     @property
     def reads(self) -> frozenset[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.common.config.conftest import MINIMAL, Examine
@@ -20,7 +22,7 @@ def found(examined: Examine, *overrides: str) -> list[tuple[str, str, str | None
 
 @pytest.fixture
 def catalogue(catalogue: Catalogue) -> Catalogue:
-    return Catalogue(**{**vars(catalogue), "priority_fn": PRIORITY_CONTENTS})
+    return replace(catalogue, tables={**catalogue.tables, "priority_fn": PRIORITY_CONTENTS})
 
 
 @pytest.mark.parametrize("name", sorted(PRIORITY_CONTENTS))
