@@ -40,7 +40,7 @@ def test_arguments_that_are_not_written_have_the_defaults_of_the_function(examin
         (f"{REPLAY}.priority_fn=linear_decai", "E1701", f"{REPLAY}.priority_fn", "linear_decay"),
         (f"{REPLAY}.priority_fn_args.deccay=1", "E1703", f"{REPLAY}.priority_fn_args.deccay", "decay"),
         (f"{REPLAY}.priority_fn_args.decay=fast", "E1704", f"{REPLAY}.priority_fn_args.decay", "2.0"),
-        (f"{REPLAY}.priority_fn_args.decay=-1", "E1302", f"{REPLAY}.priority_fn_args.decay", "remove it"),
+        (f"{REPLAY}.priority_fn_args.decay=-1", "E1302", f"{REPLAY}.priority_fn_args.decay", "2.0"),
         (f"{REPLAY}.reuse_cooldown_time=-1", "E1302", f"{REPLAY}.reuse_cooldown_time", None),
         (f"{REPLAY}.reuse_cooldown_time=null", "W1902", f"{REPLAY}.enable", "reuse_cooldown_time: 0"),
         (f"{OUTPUT}.storage_type=sql", "E1867", f"{REPLAY}.enable", "storage_type: queue"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trinity.common.config.draft import Draft
 from trinity.common.config.rules.algorithm import check_name
+from trinity.common.config.rules.arguments import check_arguments
 from trinity.utils.entry import Entry
 
 TREE = "trainer.trainer_config"
@@ -85,7 +86,10 @@ def _check_no_reward(draft: Draft) -> None:
 
 
 def _check_reward_functions(draft: Draft) -> None:
-    """Refuse a workflow that needs a reward function where the taskset names none: each of its rollouts would fail."""
+    """Refuse a workflow without the reward function that it needs, and arguments that the function does not take.
+
+    Each of the rollouts would fail.
+    """
     if not draft.explores:
         return
     taskset = draft.get(f"{INPUT}.taskset")
@@ -97,6 +101,8 @@ def _check_reward_functions(draft: Draft) -> None:
         if entry is None or taskset["format"]["reward_fn_key"]:
             continue
         function = taskset["default_reward_fn_type"] or entry.default_reward_fn
+        if function and ("reward_fn" in entry.needs or draft.catalogue.is_built_in("workflow", name)):
+            check_arguments(draft, f"{key}.reward_fn_args", "reward_fn", function)
         if function or "reward_fn" not in entry.needs:
             continue
         scored = has_reward_model(draft) and key.endswith("taskset")
