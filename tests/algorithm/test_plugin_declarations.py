@@ -216,6 +216,34 @@ def test_what_cannot_hold_is_refused_by_name(
     assert found and words in found[0].message, [(p.code, p.key, p.message) for p in problems]
 
 
+DERIVED = """
+from trinity.algorithm.policy_loss_fn.{} import {} as Base
+
+@POLICY_LOSS_FN.register_module("mine")
+class Mine(Base):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "base", "algorithm", "code", "words"),
+    [
+        ("dpo", "DPOPolicyLossFn", {}, "E1833", "policy_loss_fn: mine` does not fit algorithm_type grpo"),
+        ("bypass_mode", "VerlBypassModePolicyLossFn", {"bypass_old_logprobs": False}, "E1851",
+         "the policy loss mine takes the rollout's log-probabilities for the old ones"),
+        ("mix", "MIXPolicyLossFn", {"sample_strategy": "mix", "policy_loss_fn_args": {"train_batch_size_expert": 7}},
+         "E1841", "train_batch_size_expert` is 7, but it follows from"),
+    ],
+)  # fmt: skip
+def test_a_loss_over_a_built_in_is_treated_as_that(
+    tmp_path: Path, module: str, base: str, algorithm: dict[str, Any], code: str, words: str
+) -> None:
+    text = HEAD + DERIVED.format(module, base)
+    problems = _examined(tmp_path, text, {"policy_loss_fn": "mine"} | algorithm)[1]
+    (problem,) = [p for p in problems if p.code == code]
+    assert words in problem.message
+
+
 def test_rows_that_must_stay_in_order_are_not_balanced_whatever_is_written(tmp_path: Path) -> None:
     text = HEAD + TYPE.format("can_balance_batch = False")
     problems = _examined(tmp_path, text, {"algorithm_type": "mine"}, trainer={"balance_batch": True})[1]

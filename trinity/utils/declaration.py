@@ -73,6 +73,8 @@ NEEDS: dict[str, frozenset[str]] = {
 }
 # Attributes that are the field of the entry of the same name.
 _COPIED: dict[str, frozenset[str]] = {
+    "policy_loss_fn": frozenset({"of_pairs", "of_rollout_logprobs"}),
+    "advantage_fn": frozenset({"compares_steps"}),
     "workflow": frozenset({"default_reward_fn"}),
     "reward_fn": frozenset({"gives_scores"}),
     "reward_model": frozenset({"is_classifier"}),
@@ -85,7 +87,7 @@ _OF_ALGORITHMS = frozenset({
 })  # fmt: skip
 # Attributes of a class, and functions whose result counts, that declare something, by kind.
 ATTRIBUTES: dict[str, frozenset[str]] = {
-    kind: _OF_ALGORITHMS if kind in OF_ALGORITHMS else _COPIED.get(kind, frozenset()) | {"needs", "ranges"}
+    kind: _COPIED.get(kind, frozenset()) | (_OF_ALGORITHMS if kind in OF_ALGORITHMS else {"needs", "ranges"})
     for kind in REGISTRIES.values()
 }
 RESULTS: dict[str, frozenset[str]] = dict.fromkeys(
@@ -209,6 +211,7 @@ def entry_from(kind: str, bodies: Iterable[Body], *, base: Entry | None = None) 
             entry = _with_tensors(kind, entry, body)
         else:
             entry = _with_needs(kind, entry, body)
+        entry = replace(entry, **{name: own[name] for name in _COPIED.get(kind, ()) if name in own})
     return entry
 
 
@@ -234,7 +237,7 @@ def _with_needs(kind: str, entry: Entry, body: Body) -> Entry:
         needs, entry = frozenset(), replace(entry, gives_scores=True)
     if own.get("needs") is not None:
         needs = frozenset(own["needs"])
-    return replace(entry, needs=needs, **{name: own[name] for name in _COPIED.get(kind, ()) if name in own})
+    return replace(entry, needs=needs)
 
 
 def _with_tensors(kind: str, entry: Entry, body: Body) -> Entry:

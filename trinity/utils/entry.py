@@ -28,6 +28,9 @@ class Entry:
         convention: whose convention a policy loss aggregates by: `trinity` or `verl`.
         scope: who calls an advantage: `pipeline`, with the experiences, or `trainer`, with the tensors of a batch.
         compares: an advantage compares the rollouts of a task.
+        compares_steps: an advantage compares the steps of rollouts that have several.
+        of_pairs: the rows of a policy loss are pairs, as of algorithm type dpo and no other.
+        of_rollout_logprobs: a policy loss takes the rollout's log-probabilities for the old ones, and corrects itself.
         schema: experiences of an algorithm type: `experience`, or those of a dataset: `sft`, `cpt`, `dpo`.
         claims: what an algorithm type says about its functions; holds if they agree.
         can_balance_batch: rows of an algorithm type may be shared among workers in any order.
@@ -55,6 +58,9 @@ class Entry:
     convention: str = "trinity"
     scope: str = ""
     compares: bool = False
+    compares_steps: bool = False
+    of_pairs: bool = False
+    of_rollout_logprobs: bool = False
     schema: str = "experience"
     claims: Mapping[str, bool] = field(default_factory=dict)
     can_balance_batch: bool = True
