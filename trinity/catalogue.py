@@ -6,41 +6,24 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from trinity.algorithm import (
-    ADVANTAGE_CONTENTS,
-    ALGORITHM_CONTENTS,
-    CONTENTS,
-    ENTROPY_LOSS_CONTENTS,
-    KL_CONTENTS,
-    POLICY_LOSS_CONTENTS,
-    SAMPLE_STRATEGY_CONTENTS,
-)
-from trinity.buffer.operators import OPERATOR_CONTENTS
-from trinity.buffer.priority import PRIORITY_CONTENTS
-from trinity.buffer.selector import SELECTOR_CONTENTS
+from trinity.algorithm import CONTENTS as ALGORITHMS
+from trinity.buffer.operators.registry import CONTENTS as OPERATORS
+from trinity.buffer.priority.registry import CONTENTS as PRIORITY_FUNCTIONS
+from trinity.buffer.selector.registry import CONTENTS as SELECTORS
 from trinity.common.config import Catalogue, ConfigErrors, Finding, read_plugins
-from trinity.common.config.catalogue import REGISTRIES
 from trinity.common.constants import PLUGIN_DIRS_ENV_VAR
-from trinity.common.models.reward_models import REWARD_MODEL_CONTENTS
-from trinity.common.rewards import REWARD_CONTENTS
-from trinity.common.workflows import WORKFLOW_CONTENTS
-from trinity.monitor import MONITOR_CONTENTS
+from trinity.common.models.reward_models.registry import CONTENTS as REWARD_MODELS
+from trinity.common.rewards.registry import CONTENTS as REWARDS
+from trinity.common.workflows.registry import CONTENTS as WORKFLOWS
+from trinity.monitor.registry import CONTENTS as MONITORS
+from trinity.utils.declaration import REGISTRIES
 
+PACKAGES = (ALGORITHMS, OPERATORS, PRIORITY_FUNCTIONS, SELECTORS, REWARD_MODELS, REWARDS, WORKFLOWS, MONITORS)
+_CLASSES = {name: entry for package in PACKAGES for name, entry in package.classes.items()}
 BUILT_IN = Catalogue(
-    algorithm_type=ALGORITHM_CONTENTS,
-    advantage_fn=ADVANTAGE_CONTENTS,
-    policy_loss_fn=POLICY_LOSS_CONTENTS,
-    kl_fn=KL_CONTENTS,
-    entropy_loss_fn=ENTROPY_LOSS_CONTENTS,
-    sample_strategy=SAMPLE_STRATEGY_CONTENTS,
-    workflow=WORKFLOW_CONTENTS,
-    reward_fn=REWARD_CONTENTS,
-    reward_model=REWARD_MODEL_CONTENTS,
-    operator=OPERATOR_CONTENTS,
-    selector=SELECTOR_CONTENTS,
-    monitor=MONITOR_CONTENTS,
-    priority_fn=PRIORITY_CONTENTS,
-    bases=CONTENTS.classes,
+    tables={kind: table for package in PACKAGES for kind, table in package.names.items()},
+    # A published name of the base of monitors is the other.
+    bases=_CLASSES | {"Monitor": _CLASSES["MonitorBackend"]},
 )
 
 
@@ -65,6 +48,6 @@ def builtin_catalogue(dirs: Iterable[Path] = ()) -> Catalogue:
 
 def catalogue_of(dirs: Iterable[Path]) -> tuple[Catalogue, list[Finding]]:
     """Return the built-in names together with those of the plugin files of `dirs`, and what is wrong with the files."""
-    taken = {registry: BUILT_IN.contents(registry).keys() for registry in REGISTRIES}
+    taken = {registry: BUILT_IN.contents(registry).keys() for registry in REGISTRIES.values()}
     scan = read_plugins(dirs, bases=BUILT_IN.bases, taken=taken)
     return BUILT_IN.with_plugins(scan.names, entries=scan.entries, has_unknown=scan.has_unknown), scan.problems

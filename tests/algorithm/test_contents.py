@@ -25,6 +25,7 @@ from trinity.algorithm import (
     PolicyLossFn,
     SampleStrategy,
 )
+from trinity.catalogue import PACKAGES
 from trinity.common.errors import ConfigError
 from trinity.utils.registry import Registry
 
@@ -57,8 +58,15 @@ def test_entry_lists_the_arguments_of_its_class(registry: Registry, base: type[A
     assert dict(entry.args) == signature == cls.default_args() and entry.doc
 
 
-def test_the_file_of_the_tables_is_what_the_classes_say() -> None:
-    assert contents.FILE.read_text(encoding="utf-8") == contents.contents().to_json(), "run `python -m tools.contents`"
+@pytest.mark.parametrize("package", contents.PACKAGES)
+def test_the_file_of_the_tables_is_what_the_classes_say(package: str) -> None:
+    written = contents.file_of(package).read_text(encoding="utf-8")
+    assert written == contents.contents(package).to_json(), "run `python -m tools.contents`"
+
+
+def test_no_two_base_classes_of_plugins_have_one_name() -> None:
+    names = [name for package in PACKAGES for name in package.classes]
+    assert len(names) == len(set(names)) and "Monitor" not in names
 
 
 @pytest.mark.parametrize("name", list(POLICY_LOSS_FN))

@@ -216,6 +216,34 @@ def test_what_cannot_hold_is_refused_by_name(
     assert found and words in found[0].message, [(p.code, p.key, p.message) for p in problems]
 
 
+DERIVED = """
+from trinity.algorithm.policy_loss_fn.{} import {} as Base
+
+@POLICY_LOSS_FN.register_module("mine")
+class Mine(Base):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "base", "algorithm", "code", "words"),
+    [
+        ("dpo", "DPOPolicyLossFn", {}, "E1833", "policy_loss_fn: mine` does not fit algorithm_type grpo"),
+        ("bypass_mode", "VerlBypassModePolicyLossFn", {"bypass_old_logprobs": False}, "E1851",
+         "the policy loss mine takes the rollout's log-probabilities for the old ones"),
+        ("mix", "MIXPolicyLossFn", {"sample_strategy": "mix", "policy_loss_fn_args": {"train_batch_size_expert": 7}},
+         "E1841", "train_batch_size_expert` is 7, but it follows from"),
+    ],
+)  # fmt: skip
+def test_a_loss_over_a_built_in_is_treated_as_that(
+    tmp_path: Path, module: str, base: str, algorithm: dict[str, Any], code: str, words: str
+) -> None:
+    text = HEAD + DERIVED.format(module, base)
+    problems = _examined(tmp_path, text, {"policy_loss_fn": "mine"} | algorithm)[1]
+    (problem,) = [p for p in problems if p.code == code]
+    assert words in problem.message
+
+
 def test_rows_that_must_stay_in_order_are_not_balanced_whatever_is_written(tmp_path: Path) -> None:
     text = HEAD + TYPE.format("can_balance_batch = False")
     problems = _examined(tmp_path, text, {"algorithm_type": "mine"}, trainer={"balance_batch": True})[1]
@@ -325,7 +353,7 @@ def test_a_run_refuses_what_validate_refuses(tmp_path: Path) -> None:
 
 
 def test_built_in_types_hold_what_they_claim(tmp_path: Path) -> None:
-    for name in BUILT_IN.algorithm_type:
+    for name in BUILT_IN.names("algorithm_type"):
         tree = yaml.safe_load(MINIMAL) | {"algorithm": {"algorithm_type": name}}
         (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
         problems = examine(tmp_path / "run.yaml", (), catalogue=BUILT_IN, cwd=tmp_path, schema_only=True)[1]

@@ -84,7 +84,7 @@ import json, sys
 import trinity.algorithm
 trinity.algorithm.__path__.append(sys.argv[1])
 from tools.contents import contents
-made = contents()
+made = contents("trinity.algorithm")
 before = trinity.algorithm.CONTENTS
 assert {kind: set(made.names[kind]) - set(table) for kind, table in before.names.items()} == {
     "algorithm_type": {"own_algorithm"}, "advantage_fn": {"own_advantage"}, "policy_loss_fn": {"own_loss"},

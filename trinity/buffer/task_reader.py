@@ -15,7 +15,8 @@ from trinity.common.config.buffer import DataSelectorConfig, TasksetConfig
 from trinity.common.errors import CheckpointError, ConfigError, DataError
 from trinity.common.rewards import REWARD_FUNCTIONS
 from trinity.common.workflows import WORKFLOWS
-from trinity.common.workflows.workflow import SimpleWorkflow, Task, Workflow
+from trinity.common.workflows.workflow import Task, Workflow
+from trinity.utils.declaration import entry_of
 from trinity.utils.log import get_logger
 from trinity.utils.nested import as_written
 
@@ -157,8 +158,8 @@ class TaskReader:
 
     def _check_rows(self) -> list[int]:
         fmt, columns = self.config.format, self.table.columns
-        is_simple = isinstance(self.workflow, type) and issubclass(self.workflow, SimpleWorkflow)
-        needs = {"prompt_key", "messages_key"} if is_simple else set()
+        needs_prompt = isinstance(self.workflow, type) and "prompt" in entry_of(self.workflow, kind="workflow").needs
+        needs = {"prompt_key", "messages_key"} if needs_prompt else set()
         faults = missing_columns(fmt, columns, needs=needs) if len(self.table) else []
         if faults:
             reasons = "; ".join(fault.reason for fault in faults)
@@ -169,7 +170,7 @@ class TaskReader:
         for number in range(len(self.table)):
             row = self.table.row(number)
             faulty = row_faults(fmt, row.values, kind=self.kind, has_prompt=has_prompt, needs_truth=has_truth)
-            fault = next(faulty, None) or self._name_fault(row) or (self._tools_fault(row) if is_simple else None)
+            fault = next(faulty, None) or self._name_fault(row) or (self._tools_fault(row) if needs_prompt else None)
             if fault is None:
                 good.append(number)
                 num_control += control_token(fmt, row.values, kind=self.kind) is not None

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
-from trinity.algorithm import ALGORITHM_TYPE
+from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE
 from trinity.algorithm.sample_strategy.mix import as_one_batch
 from trinity.common.config import Config
 from trinity.common.experience import EID, CustomField, Experience
@@ -36,7 +36,6 @@ TINY: dict[str, Any] = {
     "pad_token_id": 0,
     "tie_word_embeddings": True,
 }
-STEP_WISE = ("step_wise_grpo", "gigpo")
 # Log-ratios of all sizes: within every trust region, beyond each bound, and far off.
 OFFSETS = (0.0, 2e-4, -2e-4, 0.02, -0.02, 0.15, -0.15, 0.3, -0.3, 0.8, -0.8, 1.6, -1.6)
 REWARDS = (0.0, 1.0, 0.25, 0.75, 1.0, 0.0, 0.5)
@@ -87,7 +86,8 @@ def dry_experiences(config: Config, *, vocab_size: int, extra: Iterable[str] = (
     schema = ALGORITHM_TYPE.contents[config.algorithm.algorithm_type].schema
     is_rollout = schema == "experience"
     rollouts = min(config.algorithm.repeat_times or 1, MAX_ROLLOUTS) if is_rollout else 2
-    turns = 2 if config.algorithm.advantage_fn in STEP_WISE else 1
+    advantage = ADVANTAGE_FN.contents.get(config.algorithm.advantage_fn or "")
+    turns = 2 if advantage is not None and advantage.compares_steps else 1
     fields = [CustomField(name, name) for name in extra]
     experiences = []
     for task in range(NUM_TASKS if rollouts > 1 else 2 * NUM_TASKS):

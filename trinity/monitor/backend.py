@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trinity.common.config.showing import leaves
 from trinity.common.config.tree import dotted
-from trinity.monitor.registry import MONITOR
+from trinity.utils.declaration import Declared
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +54,7 @@ class BackendConfig:
         }
 
 
-class MonitorBackend(ABC):
+class MonitorBackend(Declared, ABC):
     """Sends metrics of one actor to one place.
 
     It is made and called in a thread of its own, one call after the other, so that no method keeps the run waiting. An
@@ -72,6 +72,7 @@ class MonitorBackend(ABC):
         config: holds `checkpoint_job_dir`, `monitor.{monitor_args, cache_dir}` and `hyperparameters`.
     """
 
+    kind = "monitor"
     package: ClassVar[str] = ""
     is_local: ClassVar[bool] = False
 
@@ -87,17 +88,16 @@ class MonitorBackend(ABC):
         """Record metrics of a step; `commit` says that nothing more follows for this step."""
 
     # The methods below have an empty default, so that a plugin writes only what its place can take.
-    def log_table(self, table_name: str, experiences_table: pd.DataFrame, step: int) -> None:  # noqa: B027
+    def log_table(self, table_name: str, experiences_table: pd.DataFrame, step: int) -> None:
         """Record a table of text; a backend without tables leaves it out."""
 
-    def resume(self, kept: list[dict[str, Any]]) -> None:  # noqa: B027
+    def resume(self, kept: list[dict[str, Any]]) -> None:
         """Continue after `kept`, the last metric lines that stay, some hundred; later ones no longer count."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Flush and release what the backend holds."""
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
-        """Return the arguments under `monitor.monitor_args` with their defaults, as the table of contents has them."""
-        place = f"{cls.__module__}:{cls.__qualname__}"
-        return next((dict(entry.args) for entry in MONITOR.contents.values() if entry.path == place), {})
+        """Return the arguments under `monitor.monitor_args` with their defaults."""
+        return {}

@@ -24,9 +24,14 @@ MAX_NAME_CHARS, MAX_CHARS, MAX_PARAMS = 250, 500, 100
 
 @MONITOR.register_module("mlflow")
 class MlflowMonitor(MonitorBackend):
-    """One run an actor in the experiment named after the project; a resumed job continues the same run."""
+    """MLflow: one run an actor in the experiment named after the project; a resumed job continues the same run."""
 
     package = "mlflow"
+
+    @classmethod
+    def default_args(cls) -> dict[str, Any]:
+        """Return the arguments under `monitor.monitor_args` with their defaults."""
+        return {"uri": DEFAULT_URI, "username": None, "password": None, "password_env": None}
 
     def __init__(self, project: str, group: str, name: str, role: str, config: BackendConfig) -> None:
         super().__init__(project, group, name, role, config)

@@ -19,9 +19,14 @@ STEP = "global_step"
 
 @MONITOR.register_module("wandb")
 class WandbMonitor(MonitorBackend):
-    """One run an actor, grouped by the experiment; a resumed job continues the same run."""
+    """Weights & Biases: one run an actor, grouped by the experiment; a resumed job continues the same run."""
 
     package = "wandb"
+
+    @classmethod
+    def default_args(cls) -> dict[str, Any]:
+        """Return the arguments under `monitor.monitor_args` with their defaults."""
+        return {"base_url": None, "api_key": None, "api_key_env": None}
 
     def __init__(self, project: str, group: str, name: str, role: str, config: BackendConfig) -> None:
         super().__init__(project, group, name, role, config)

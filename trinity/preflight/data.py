@@ -15,24 +15,36 @@ from trinity.common.config.problems import Finding
 from trinity.common.errors import DataError, EnvironmentProblem
 
 if TYPE_CHECKING:
-    from trinity.common.config import Config
+    from trinity.common.config import Catalogue, Config
 
 MAX_ROWS = 50
 OUTPUT = "buffer.trainer_input.experience_buffer"
-TRUTH_REWARDS = ("math_reward", "accuracy_reward", "countdown_reward")
 _NUM_SHOWN = 3
 
 
-def check_data(config: Config) -> Iterator[Finding]:
-    """Yield what is wrong with the datasets of a stage."""
-    for key, source, needs_truth, schema in _datasets(config):
+def check_data(config: Config, *, catalogue: Catalogue) -> Iterator[Finding]:
+    """Yield what is wrong with the datasets of a stage; the catalogue says what workflows and rewards read."""
+    for key, taskset in tasksets(config).items():
+        workflow = catalogue.entry("workflow", taskset.default_workflow_type)
+        own = workflow.default_reward_fn if workflow is not None else None
+        reward = catalogue.entry("reward_fn", taskset.default_reward_fn_type or own)
+        yield from check_taskset(
+            taskset.path,
+            split=taskset.split,
+            subset_name=taskset.subset_name,
+            fmt=taskset.format,
+            where=key,
+            needs_prompt=workflow is not None and "prompt" in workflow.needs,
+            needs_truth=reward is not None and "truth" in reward.needs,
+        )
+    for key, source, schema in _datasets(config):
         yield from check_taskset(
             source.path,
             split=source.split,
             subset_name=source.subset_name,
             fmt=source.format,
             where=key,
-            needs_truth=needs_truth,
+            needs_truth=True,
             schema=schema,
         )
 
@@ -64,18 +76,14 @@ def trained_dataset(config: Config) -> ExperienceBufferConfig | None:
     return output if output is not None and output.storage_type == "file" and config.mode == "train" else None
 
 
-def _datasets(config: Config) -> Iterator[tuple[str, TasksetConfig | ExperienceBufferConfig, bool, str | None]]:
-    """Yield key and configuration of each dataset, whether a reward needs the truth, and the kind of training."""
-    for key, taskset in tasksets(config).items():
-        reward = taskset.default_reward_fn_type
-        is_math = "math" in (taskset.default_workflow_type or "")
-        yield key, taskset, reward in TRUTH_REWARDS or (reward is None and is_math), None
+def _datasets(config: Config) -> Iterator[tuple[str, ExperienceBufferConfig, str | None]]:
+    """Yield key, configuration and kind of training of each dataset that is trained on."""
     output = trained_dataset(config)
     if output is not None:
-        yield OUTPUT, output, True, output.schema_type
+        yield OUTPUT, output, output.schema_type
     for name, dataset in config.buffer.trainer_input.auxiliary_buffers.items():
         if dataset.storage_type == "file" and dataset.schema_type == "sft":
-            yield f"buffer.trainer_input.auxiliary_buffers.{name}", dataset, True, "sft"
+            yield f"buffer.trainer_input.auxiliary_buffers.{name}", dataset, "sft"
 
 
 def check_taskset(

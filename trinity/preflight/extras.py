@@ -9,33 +9,34 @@ from trinity.common.config.problems import Finding
 from trinity.utils.packages import install_hint, is_installed, postgresql_driver
 
 if TYPE_CHECKING:
-    from trinity.common.config import Config
-
-TRACKERS = ("wandb", "mlflow")
+    from trinity.common.config import Catalogue, Config
 
 
-def check_extras(config: Config) -> Iterator[Finding]:
+def check_extras(config: Config, *, catalogue: Catalogue) -> Iterator[Finding]:
     """Yield each package that the stage needs and this machine lacks (E3301); vLLM is told with the devices."""
-    for key, package, extra, other in _needed(config):
+    for key, package, way_out, other in _needed(config, catalogue):
         if not is_installed(package):
             message = f"`{key}` needs the package {package}, which is not installed"
-            yield Finding("E3301", key, message, suggestion=f"run {install_hint(extra)}, or use --set {other}")
+            yield Finding("E3301", key, message, suggestion=f"run {way_out}, or use --set {other}")
 
 
-def _needed(config: Config) -> Iterator[tuple[str, str, str, str]]:
-    """Yield key, package, extra that brings it, and what to write instead."""
+def _needed(config: Config, catalogue: Catalogue) -> Iterator[tuple[str, str, str, str]]:
+    """Yield key, package, command that installs it, and what to write instead."""
     tracker = config.monitor.monitor_type
-    if tracker in TRACKERS:
-        yield "monitor.monitor_type", tracker, tracker, "monitor.monitor_type=tensorboard"
+    monitor = catalogue.entry("monitor", tracker)
+    if monitor is not None and monitor.package:
+        has_extra = catalogue.is_built_in("monitor", tracker)
+        way_out = install_hint(monitor.package) if has_extra else f"`pip install {monitor.package}`"
+        yield "monitor.monitor_type", monitor.package, way_out, "monitor.monitor_type=tensorboard"
     if config.cluster.runtime == "ray":
-        yield "cluster.runtime", "ray", "ray", "cluster.runtime=local"
+        yield "cluster.runtime", "ray", install_hint("ray"), "cluster.runtime=local"
     buffer = config.buffer.trainer_input.experience_buffer
     driver = postgresql_driver(buffer.path) if buffer is not None and buffer.path else None
     if driver is not None and buffer is not None and buffer.storage_type != "file":
         path = "buffer.trainer_input.experience_buffer.path"
-        yield path, driver, "postgres", f"{path}=sqlite:///experience.db"
+        yield path, driver, install_hint("postgres"), f"{path}=sqlite:///experience.db"
     for name, queue in config.buffer.trainer_input.auxiliary_buffers.items():
         driver = postgresql_driver(queue.path or "")
         if driver is not None and queue.storage_type == "queue":
             path = f"buffer.trainer_input.auxiliary_buffers.{name}.path"
-            yield path, driver, "postgres", f"{path}=sqlite:///experts.db"
+            yield path, driver, install_hint("postgres"), f"{path}=sqlite:///experts.db"

@@ -35,15 +35,16 @@ def check_machine(plan: Plan) -> list[Finding]:
             (CRITIC, check_critic),
             ("trainer", check_division),
             ("explorer.auxiliary_models", check_auxiliary),
-            (REWARD_MODEL, check_reward_model),
-            ("buffer", check_data),
+            (REWARD_MODEL, partial(check_reward_model, catalogue=stage.catalogue)),
+            ("buffer", partial(check_data, catalogue=stage.catalogue)),
             ("buffer", partial(check_tables, written=frozenset(written))),
             ("buffer", check_prompts),
             (ROOT, check_space),
         )
         for key, check in of_paths:
             found += _looked_at(stage, key, check)
-        found += (stage.placed(finding) for check in (check_extras, check_devices) for finding in check(stage.config))
+        found += map(stage.placed, check_extras(stage.config, catalogue=stage.catalogue))
+        found += map(stage.placed, check_devices(stage.config))
         output = stage.config.buffer.trainer_input.experience_buffer
         written |= {str(output.path)} if output is not None and stage.config.mode != "train" else set()
     return unique(found)

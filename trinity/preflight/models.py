@@ -14,7 +14,7 @@ from trinity.preflight.heads import CRITIC, REWARD_MODEL, critic_findings, rewar
 from trinity.preflight.model_dir import check_model_dir, syntax_findings
 
 if TYPE_CHECKING:
-    from trinity.common.config import Config
+    from trinity.common.config import Catalogue, Config
 
 
 def check_policy(config: Config) -> Iterator[Finding]:
@@ -74,10 +74,11 @@ def check_critic(config: Config) -> Iterator[Finding]:
     yield from found or critic_findings(path, model.model_path)
 
 
-def check_reward_model(config: Config) -> Iterator[Finding]:
+def check_reward_model(config: Config, *, catalogue: Catalogue) -> Iterator[Finding]:
     """Yield what is wrong with the model of a reward model that is a sequence classifier."""
     section = config.trainer.trainer_config.reward_model
-    is_classifier = section.worker == "sequence_classifier"
+    worker = catalogue.entry("reward_model", section.worker)
+    is_classifier = worker is not None and worker.is_classifier
     if not section.enable or config.mode == "train" or not section.model.path or not is_classifier:
         return
     switches = section.model.input_tokenizer is not None

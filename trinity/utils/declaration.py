@@ -10,17 +10,37 @@ import inspect
 from abc import ABC
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import FunctionType
 from typing import Any, ClassVar, Generic
 
 from trinity.utils.entry import Entry
 
-# The registries whose classes say what they are.
-DECLARED = ("algorithm_type", "advantage_fn", "policy_loss_fn", "kl_fn", "entropy_loss_fn", "sample_strategy")
-# Arguments that the trainer gives a constructor, by kind.
+# The registries, by the variable that plugin files register with.
+REGISTRIES = {
+    "ALGORITHM_TYPE": "algorithm_type",
+    "ADVANTAGE_FN": "advantage_fn",
+    "POLICY_LOSS_FN": "policy_loss_fn",
+    "KL_FN": "kl_fn",
+    "ENTROPY_LOSS_FN": "entropy_loss_fn",
+    "SAMPLE_STRATEGY": "sample_strategy",
+    "WORKFLOWS": "workflow",
+    "REWARD_FUNCTIONS": "reward_fn",
+    "REWARD_MODELS": "reward_model",
+    "EXPERIENCE_OPERATORS": "operator",
+    "SELECTORS": "selector",
+    "MONITOR": "monitor",
+    "PRIORITY_FUNC": "priority_fn",
+}
+# Those of an algorithm: `__call__` names the tensors that a class needs.
+OF_ALGORITHMS = ("algorithm_type", "advantage_fn", "policy_loss_fn", "kl_fn", "entropy_loss_fn", "sample_strategy")
+# Arguments that a constructor is given, by kind.
 GIVEN_ARGUMENTS: dict[str, frozenset[str]] = {
     "policy_loss_fn": frozenset({"backend"}),
     "sample_strategy": frozenset({"source", "batch_size"}),
+    "reward_model": frozenset({"config"}),
 }
+# Kinds whose constructors get nothing that a configuration lists as arguments.
+_WITHOUT_ARGUMENTS = ("workflow", "selector", "monitor")
 # Tensors that every call gets, by kind; what else `__call__` names is what the class needs.
 GIVEN_TENSORS: dict[str, frozenset[str]] = {
     "policy_loss_fn": frozenset({"logprob", "action_mask"}),
@@ -46,11 +66,35 @@ OF_DATASETS: dict[str, Any] = COMMON | {
 }
 ROLES = tuple(name for name in COMMON if name != "repeat_times")
 CLAIMS = ("use_critic", "use_reference", "compute_advantage_in_trainer", "use_rollout")
-ATTRIBUTES = frozenset({
+# What may be needed, where it is not a tensor.
+NEEDS: dict[str, frozenset[str]] = {
+    "workflow": frozenset({"prompt", "reward_fn", "auxiliary_model"}),
+    "reward_fn": frozenset({"truth"}),
+}
+# Attributes that are the field of the entry of the same name.
+_COPIED: dict[str, frozenset[str]] = {
+    "policy_loss_fn": frozenset({"of_pairs", "of_rollout_logprobs"}),
+    "advantage_fn": frozenset({"compares_steps"}),
+    "workflow": frozenset({"default_reward_fn"}),
+    "reward_fn": frozenset({"gives_scores"}),
+    "reward_model": frozenset({"is_classifier"}),
+    "operator": frozenset({"drops_experiences", "changes_rewards"}),
+    "monitor": frozenset({"package"}),
+}
+_OF_ALGORITHMS = frozenset({
     "summary", "formula", "citation", "needs", "ranges", "convention", "compares_rollouts", "schema", "defaults",
     "also_needed", "needs_operators", "can_balance_batch", *CLAIMS,
 })  # fmt: skip
-RESULTS = frozenset({"default_args", "default_config", "compute_in_trainer"})
+# Attributes of a class, and functions whose result counts, that declare something, by kind.
+ATTRIBUTES: dict[str, frozenset[str]] = {
+    kind: _COPIED.get(kind, frozenset()) | (_OF_ALGORITHMS if kind in OF_ALGORITHMS else {"needs", "ranges"})
+    for kind in REGISTRIES.values()
+}
+RESULTS: dict[str, frozenset[str]] = dict.fromkeys(
+    OF_ALGORITHMS, frozenset({"default_args", "default_config", "compute_in_trainer"})
+) | {"monitor": frozenset({"default_args"})}
+# A workflow that defines one of these chooses its reward function by itself.
+_CHOOSING = frozenset({"__init__", "reset", "_build_reward_fn"})
 
 
 class Declared:
@@ -61,7 +105,8 @@ class Declared:
         summary: one line that says what it is, with its source; the docstring's first line where it is empty.
         formula: what it computes, in the language of `trinity.utils.formula`.
         citation: where it comes from, if `summary` does not say it.
-        needs: the tensors that it makes the run provide; None for those that `__call__` names.
+        needs: the tensors that it makes the run provide, None for those that `__call__` names; of what is no part of an
+            algorithm some of `NEEDS`.
         ranges: what its arguments may be: an interval such as `(0, inf]`, or the words there are.
     """
 
@@ -110,7 +155,7 @@ class Body:
         init: signature of its constructor.
         call: signature of its `__call__`.
         results: what those of `RESULTS` that it defines return.
-        has_check: it defines `check_config`.
+        functions: names of the functions that it defines.
     """
 
     path: str
@@ -119,7 +164,7 @@ class Body:
     init: Signature | None = None
     call: Signature | None = None
     results: Mapping[str, Any] = field(default_factory=dict)
-    has_check: bool = False
+    functions: frozenset[str] = frozenset()
 
 
 def entry_of(cls: type[Any], *, kind: str, doc: str = "", calls: bool = True) -> Entry:
@@ -132,7 +177,7 @@ def entry_of(cls: type[Any], *, kind: str, doc: str = "", calls: bool = True) ->
         calls: its `default_args` and the like are called; not where one of them asks.
     """
     bases = [base for base in reversed(cls.__mro__) if base not in (object, ABC, Generic, Declared)]
-    entry = entry_from(kind, [_body_of(base, cls, calls=calls) for base in bases])
+    entry = entry_from(kind, [_body_of(base, cls, kind=kind, calls=calls) for base in bases])
     return replace(entry, doc=doc) if doc else entry
 
 
@@ -157,15 +202,23 @@ def entry_from(kind: str, bodies: Iterable[Body], *, base: Entry | None = None) 
             source=own.get("citation", ""),
             ranges={**entry.ranges, **own.get("ranges", {})},
             convention=own.get("convention", entry.convention),
-            has_check=entry.has_check or body.has_check,
+            has_check=entry.has_check or (kind == "algorithm_type" and "check_config" in body.functions),
         )
         entry = _with_arguments(kind, entry, body, declared)
-        entry = _of_algorithm(entry, body) if kind == "algorithm_type" else _with_needs(kind, entry, body)
+        if kind == "algorithm_type":
+            entry = _of_algorithm(entry, body)
+        elif kind in OF_ALGORITHMS:
+            entry = _with_tensors(kind, entry, body)
+        else:
+            entry = _with_needs(kind, entry, body)
+        entry = replace(entry, **{name: own[name] for name in _COPIED.get(kind, ()) if name in own})
     return entry
 
 
 def _with_arguments(kind: str, entry: Entry, body: Body, declared: Mapping[str, Any]) -> Entry:
     args, required, is_open = dict(entry.args), entry.required, entry.is_open
+    if kind in _WITHOUT_ARGUMENTS:
+        return replace(entry, args=args | dict(declared))
     if body.init is not None:
         given = GIVEN_ARGUMENTS.get(kind, frozenset())
         own = {name: value for name, value in body.init.defaults.items() if name not in given}
@@ -177,6 +230,17 @@ def _with_arguments(kind: str, entry: Entry, body: Body, declared: Mapping[str, 
 
 
 def _with_needs(kind: str, entry: Entry, body: Body) -> Entry:
+    own, needs = body.attributes, entry.needs
+    if kind == "workflow" and body.functions & _CHOOSING:
+        needs -= {"reward_fn"}
+    if kind == "reward_fn" and body.call is not None:
+        needs, entry = frozenset(), replace(entry, gives_scores=True)
+    if own.get("needs") is not None:
+        needs = frozenset(own["needs"])
+    return replace(entry, needs=needs)
+
+
+def _with_tensors(kind: str, entry: Entry, body: Body) -> Entry:
     own = body.attributes
     if body.call is not None:
         given = GIVEN_TENSORS.get(kind, frozenset())
@@ -214,23 +278,29 @@ def _of_algorithm(entry: Entry, body: Body) -> Entry:
     )
 
 
-def _body_of(base: type[Any], cls: type[Any], *, calls: bool) -> Body:
+def _body_of(base: type[Any], cls: type[Any], *, kind: str, calls: bool) -> Body:
     members = vars(base)
-    is_root = "kind" in members  # what it returns by default is read from the entry that is made here
-    names = RESULTS & members.keys() & ({"compute_in_trainer"} if is_root or not calls else RESULTS)
+    is_root = Declared in base.__bases__  # what it returns by default is read from the entry that is made here
+    names = RESULTS.get(kind, frozenset()) & members.keys()
+    if is_root or not calls:
+        names &= {"compute_in_trainer"}
+    functions, declaring = (FunctionType, classmethod, staticmethod, property), ATTRIBUTES.get(kind, frozenset())
     return Body(
         f"{base.__module__}:{base.__qualname__}",
         doc=(inspect.getdoc(base) or "").split("\n")[0] if members.get("__doc__") else "",
-        attributes={name: members[name] for name in ATTRIBUTES & members.keys()},
+        attributes={n: members[n] for n in declaring & members.keys() if not isinstance(members[n], functions)},
         init=_signature(members["__init__"]) if "__init__" in members else None,
         call=_signature(members["__call__"]) if "__call__" in members else None,
         results={name: members[name].__get__(None, cls)() for name in names},
-        has_check="check_config" in members and not is_root,
+        functions=frozenset(n for n, member in members.items() if not is_root and isinstance(member, functions)),
     )
 
 
 def _signature(function: Any) -> Signature:
-    parameters = list(inspect.signature(function).parameters.values())[1:]
+    try:
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+    except (TypeError, ValueError):  # of a class that is not written in Python
+        return Signature(is_open=True)
     variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     named = [p for p in parameters if p.kind not in variable]
     return Signature(

@@ -16,7 +16,8 @@ class Entry:
     Attributes:
         path: `package.module:Class`, imported on first use.
         args: constructor arguments with their defaults; a test holds them equal to the signature.
-        needs: what the component makes the run load: `ref_logprob`, `values`, `entropy`, ...
+        needs: what the component makes the run load: `ref_logprob`, `values`, `entropy`, ...; of a workflow `prompt`,
+            `reward_fn` and `auxiliary_model`, of a reward function `truth`.
         takes: what it uses where the run has it: `rollout_is_weights`.
         doc: one line that says what it is, with its source.
         formula: what it computes, in the language of `trinity.utils.formula`.
@@ -27,12 +28,21 @@ class Entry:
         convention: whose convention a policy loss aggregates by: `trinity` or `verl`.
         scope: who calls an advantage: `pipeline`, with the experiences, or `trainer`, with the tensors of a batch.
         compares: an advantage compares the rollouts of a task.
+        compares_steps: an advantage compares the steps of rollouts that have several.
+        of_pairs: the rows of a policy loss are pairs, as of algorithm type dpo and no other.
+        of_rollout_logprobs: a policy loss takes the rollout's log-probabilities for the old ones, and corrects itself.
         schema: experiences of an algorithm type: `experience`, or those of a dataset: `sft`, `cpt`, `dpo`.
         claims: what an algorithm type says about its functions; holds if they agree.
         can_balance_batch: rows of an algorithm type may be shared among workers in any order.
         needs_operators: an algorithm type learns from what operators keep, and from all rollouts nothing.
         also_needed: lines of YAML outside of `algorithm` that an algorithm type needs.
         has_check: an algorithm type has a `check_config` of its own.
+        default_reward_fn: reward function of a workflow where the taskset names none.
+        gives_scores: a reward function scores; otherwise a reward model has to.
+        drops_experiences: an operator may drop experiences.
+        changes_rewards: an operator may change rewards.
+        is_classifier: the model of a reward model is a sequence classifier of Hugging Face.
+        package: module of an optional package that a monitor needs.
     """
 
     path: str
@@ -48,12 +58,21 @@ class Entry:
     convention: str = "trinity"
     scope: str = ""
     compares: bool = False
+    compares_steps: bool = False
+    of_pairs: bool = False
+    of_rollout_logprobs: bool = False
     schema: str = "experience"
     claims: Mapping[str, bool] = field(default_factory=dict)
     can_balance_batch: bool = True
     needs_operators: bool = False
     also_needed: tuple[str, ...] = ()
     has_check: bool = False
+    default_reward_fn: str | None = None
+    gives_scores: bool = True
+    drops_experiences: bool = False
+    changes_rewards: bool = False
+    is_classifier: bool = False
+    package: str = ""
 
     @property
     def reads(self) -> frozenset[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from trinity.utils.literals import Reader, Unreadable, returned
 
 REGISTERING = frozenset({"register_module", "register_config", "register_check"})
 _CALLED = ("default_args", "default_config")
+_INTERVAL = re.compile(r"[\[(](-inf|-?[\d.e+-]+), (inf|-?[\d.e+-]+)[\])]")
 _NO_BASES = frozenset({"ABC", "Generic", "Protocol", "object"})
 
 
@@ -52,6 +54,7 @@ class UndeclaredError(Exception):
 
     def __init__(self, name: str, what: str, reason: str, line: int) -> None:
         super().__init__(f"{what} of {name} {reason}")
+        self.what = what
         self.line = line
 
 
@@ -74,14 +77,15 @@ class PluginSource:
         self.tree = ast.parse(path.read_bytes(), filename=str(path))
         self.classes = {node.name: node for node in self.tree.body if isinstance(node, ast.ClassDef)}
         self.constants: dict[str, ast.expr] = {}
-        self.imported: dict[str, str] = {}
+        self.imported: dict[str, tuple[str, str]] = {}
         for node in self.tree.body:
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 self.constants[node.targets[0].id] = node.value
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
                 self.constants[node.target.id] = node.value
             elif isinstance(node, ast.ImportFrom):
-                self.imported |= {one.asname or one.name: one.name for one in node.names}
+                module = node.module or ""
+                self.imported |= {one.asname or one.name: (module, one.name) for one in node.names}
 
     def registrations(self) -> Iterator[PluginName]:
         """Yield what the file registers."""
@@ -173,8 +177,8 @@ class ClassReader:
         name = ast.unparse(expression).rpartition(".")[2]
         if name in source.classes:
             return self._line(kind, source, source.classes[name])
-        original = source.imported.get(name, name)
-        if original in self.bases:
+        module, original = source.imported.get(name, ("", name))
+        if original in self.bases and module.partition(".")[0] in ("", "trinity"):
             return _Line(base=self.bases[original], is_known=True)
         other = next((each for each in self.sources if original in each.classes and each is not source), None)
         if other is not None:
@@ -183,26 +187,33 @@ class ClassReader:
 
     def _body(self, kind: str, source: PluginSource, node: ast.ClassDef, line: _Line) -> Body:
         functions = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
+        names = frozenset(item.name for item in node.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef))
         reader = Reader(source.constants, lambda call: self._called(kind, source, call, line))
         attributes: dict[str, Any] = {}
         results: dict[str, Any] = {}
         what = node.name
         try:
-            for what, value in _assigned(node):
+            for what, value in _assigned(node, ATTRIBUTES[kind]):
                 attributes[what] = reader.value(value)
-            for what in sorted(RESULTS & functions.keys()):
+                fault = _fault(what, attributes[what])
+                if fault is not None:
+                    raise UndeclaredError(node.name, what, f"must be {fault}, got {attributes[what]!r}", value.lineno)
+            for what in sorted(RESULTS.get(kind, frozenset()) & functions.keys()):
                 results[what] = returned(functions[what], reader)
         except Unreadable as error:
             raise UndeclaredError(node.name, what, f"is computed by `{error}`", error.line) from error
         doc = ast.get_docstring(node) or ""
+        init = _signature(functions.get("__init__"), reader)
+        if any(not _registers(decorator) for decorator in node.decorator_list):  # such as `dataclass`, which makes one
+            init = replace(init or Signature(), is_open=True)
         return Body(
             f"trinity.plugins.{source.path.stem}:{node.name}",
             doc=doc.split("\n")[0],
             attributes=attributes,
-            init=_signature(functions.get("__init__"), reader),
+            init=init,
             call=_signature(functions.get("__call__"), reader),
             results=results,
-            has_check="check_config" in functions,
+            functions=names,
         )
 
     def _called(self, kind: str, source: PluginSource, call: ast.Call, line: _Line) -> Any:
@@ -216,14 +227,30 @@ class ClassReader:
         return dict(base.entry(kind).args)
 
 
-def _assigned(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the attributes of a class that declare something."""
+def _registers(node: ast.AST) -> bool:
+    """Return whether an expression is the call of a registering function."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in REGISTERING
+
+
+def _assigned(node: ast.ClassDef, names: frozenset[str]) -> Iterator[tuple[str, ast.expr]]:
+    """Yield those of the attributes that a class sets."""
     for item in node.body:
         match item:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in ATTRIBUTES:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in names:
                 yield name, value
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value) if name in ATTRIBUTES:
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value) if name in names:
                 yield name, value
+
+
+def _fault(what: str, value: Any) -> str | None:
+    """Return what a declaration must be, where it is something else."""
+    if what == "needs" and not (value is None or isinstance(value, set | frozenset | list | tuple)):
+        return "a set of names"
+    if what == "ranges":
+        rules = value.values() if isinstance(value, dict) else [None]
+        is_known = all(isinstance(rule, tuple) or _INTERVAL.fullmatch(str(rule)) for rule in rules)
+        return None if is_known else "a dict of intervals, such as `(0, inf]`, or of tuples of words"
+    return None
 
 
 def _signature(function: ast.FunctionDef | None, reader: Reader) -> Signature | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from trinity.common.errors import ConfigError
-from trinity.utils.declaration import DECLARED, entry_of
+from trinity.utils.declaration import entry_of
 from trinity.utils.entry import Entry as Entry
 
 
@@ -22,14 +22,16 @@ class Registry:
     Args:
         name: what the entries are, for messages (`workflow`, `advantage_fn`, ...).
         contents: the built-in table of contents.
+        kind: the registry's name in the catalogue; None: `name`.
 
     Attributes:
         contents: entries by name; what is registered is among them.
         classes: those that were registered or asked for.
     """
 
-    def __init__(self, name: str, contents: Mapping[str, Entry]) -> None:
+    def __init__(self, name: str, contents: Mapping[str, Entry], *, kind: str | None = None) -> None:
         self.name = name
+        self.kind = kind or name
         self.contents: dict[str, Entry] = dict(contents)
         self._built_in = {name: entry.path for name, entry in contents.items()}
         self.classes: dict[str, type[Any]] = {}
@@ -57,10 +59,10 @@ class Registry:
                     f"choose another name for {place} or pass force=True",
                     code="E3903",
                 )
-            if self.name in DECLARED:
-                self.contents[name] = entry_of(cls, kind=self.name, doc=doc)
-            elif known is None or known.path != place:
-                self.contents[name] = Entry(place, doc=(cls.__doc__ or "").strip().split("\n")[0])
+            if isinstance(cls, type):
+                self.contents[name] = entry_of(cls, kind=self.kind, doc=doc)
+            else:  # a function, as published rewards may be
+                self.contents[name] = Entry(place, doc=(cls.__doc__ or "").strip().split("\n")[0], is_open=True)
             self.classes[name] = cls
             return cls
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
 import subprocess
 import sys
@@ -109,12 +108,6 @@ def test_reward_shaping_operations(op: str, expected: float) -> None:
 def test_wrong_reward_shaping_is_refused(entry: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EXPERIENCE_OPERATORS.get("reward_shaping_mapper")([entry])
-
-
-@pytest.mark.parametrize("name", OPERATOR_CONTENTS)
-def test_the_table_of_contents_states_the_constructors_arguments(name: str) -> None:
-    signature = inspect.signature(EXPERIENCE_OPERATORS.get(name))
-    assert {p.name: p.default for p in signature.parameters.values()} == dict(OPERATOR_CONTENTS[name].args)
 
 
 @pytest.mark.parametrize("name", OPERATOR_CONTENTS)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from trinity.catalogue import BUILT_IN
 from trinity.common.config import Catalogue, Finding, Plan, examine
-from trinity.utils.registry import Entry
+from trinity.common.config.catalogue import Contents
+from trinity.utils.entry import Entry
 
 MINIMAL = """\
 project: p
@@ -35,8 +37,8 @@ def catalogue() -> Catalogue:
 
 def make_catalogue() -> Catalogue:
     """Return names and arguments like those of the product."""
-    return Catalogue(
-        algorithm_type={
+    tables: dict[str, Contents] = {
+        "algorithm_type": {
             "sft": Entry(
                 "x:S",
                 {
@@ -66,26 +68,30 @@ def make_catalogue() -> Catalogue:
                 "x:C", {"repeat_times": 1, "advantage_fn": "ppo", "policy_loss_fn": "ppo", "kl_loss_fn": "k2"}
             ),
         },
-        advantage_fn={
+        "advantage_fn": {
             "grpo": Entry("x:A", {"epsilon": 1e-6, "std_threshold": None}, scope="pipeline", compares=True),
             "ppo": Entry(
                 "x:V", {"gamma": 1.0, "lam": 1.0}, needs=frozenset({"values", "token_level_rewards"}), scope="trainer"
             ),
         },
-        policy_loss_fn={
+        "policy_loss_fn": {
             "ppo": Entry("x:P", {"clip_range": 0.2, "clip_range_low": None, "loss_agg_mode": "token-mean"}),
             "sft": Entry("x:F", {"loss_agg_mode": "token-mean"}),
         },
-        kl_fn={name: Entry("x:K", _KL) for name in ("none", "k1", "k2", "k3", "low_var_kl", "abs")},
-        entropy_loss_fn={name: Entry("x:E", {"entropy_coef": 0.0}) for name in ("default", "none")},
-        sample_strategy={"default": Entry("x:D")},
-        workflow={name: Entry("x:W") for name in ("simple_workflow", "math_workflow", "async_math_workflow")},
-        reward_fn={name: Entry("x:R") for name in ("math_reward", "accuracy_reward", "countdown_reward", "no_reward")},
-        reward_model={"sequence_classifier": Entry("x:B")},
-        operator={"reward_std_filter": Entry("x:O", {"threshold": 0.0})},
-        selector={name: Entry("x:T") for name in ("sequential", "shuffle", "random")},
-        monitor={"tensorboard": Entry("x:M")},
-    )
+        "kl_fn": {name: Entry("x:K", _KL) for name in ("none", "k1", "k2", "k3", "low_var_kl", "abs")},
+        "entropy_loss_fn": {name: Entry("x:E", {"entropy_coef": 0.0}) for name in ("default", "none")},
+        "sample_strategy": {"default": Entry("x:D")},
+    }
+    chosen = {
+        "workflow": ("simple_workflow", "math_workflow", "async_math_workflow"),
+        "reward_fn": ("math_reward", "accuracy_reward", "countdown_reward", "no_reward"),
+        "reward_model": ("sequence_classifier",),
+        "operator": ("reward_std_filter",),
+        "selector": ("sequential", "shuffle", "random"),
+        "monitor": ("tensorboard",),
+    }
+    tables |= {kind: {name: BUILT_IN.contents(kind)[name] for name in names} for kind, names in chosen.items()}
+    return Catalogue(tables)
 
 
 Examine = Callable[..., tuple[Plan, list[Finding]]]

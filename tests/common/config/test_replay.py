@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.common.config.conftest import MINIMAL, Examine
@@ -20,7 +22,7 @@ def found(examined: Examine, *overrides: str) -> list[tuple[str, str, str | None
 
 @pytest.fixture
 def catalogue(catalogue: Catalogue) -> Catalogue:
-    return Catalogue(**{**vars(catalogue), "priority_fn": PRIORITY_CONTENTS})
+    return replace(catalogue, tables={**catalogue.tables, "priority_fn": PRIORITY_CONTENTS})
 
 
 @pytest.mark.parametrize("name", sorted(PRIORITY_CONTENTS))
@@ -38,7 +40,7 @@ def test_arguments_that_are_not_written_have_the_defaults_of_the_function(examin
         (f"{REPLAY}.priority_fn=linear_decai", "E1701", f"{REPLAY}.priority_fn", "linear_decay"),
         (f"{REPLAY}.priority_fn_args.deccay=1", "E1703", f"{REPLAY}.priority_fn_args.deccay", "decay"),
         (f"{REPLAY}.priority_fn_args.decay=fast", "E1704", f"{REPLAY}.priority_fn_args.decay", "2.0"),
-        (f"{REPLAY}.priority_fn_args.decay=-1", "E1302", f"{REPLAY}.priority_fn_args.decay", "remove it"),
+        (f"{REPLAY}.priority_fn_args.decay=-1", "E1302", f"{REPLAY}.priority_fn_args.decay", "2.0"),
         (f"{REPLAY}.reuse_cooldown_time=-1", "E1302", f"{REPLAY}.reuse_cooldown_time", None),
         (f"{REPLAY}.reuse_cooldown_time=null", "W1902", f"{REPLAY}.enable", "reuse_cooldown_time: 0"),
         (f"{OUTPUT}.storage_type=sql", "E1867", f"{REPLAY}.enable", "storage_type: queue"),

@@ -27,6 +27,7 @@ from trinity.common.errors import ConfigError, EnvironmentProblem, OutOfMemoryEr
 from trinity.common.experience import EID, Experience
 from trinity.common.models.reward_models import REWARD_MODELS, RewardModel
 from trinity.common.models.reward_models.sequence_classifier import SequenceClassifier
+from trinity.explorer.assembly import build_reward_model
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }};{% endfor %}"
 
@@ -212,6 +213,12 @@ def test_a_reward_model_must_score_every_experience(folders: Path) -> None:
 
     with pytest.raises(WorkflowError, match=r"E5150.*Short must return one score an experience \(5\), got 4"):
         RewardModelScores(Short(Config(), lambda exp: 0.0)).process(rollouts(folders))
+
+
+def test_arguments_that_a_worker_does_not_take_are_refused_where_it_is_made(folders: Path) -> None:
+    config = config_of(folders, "same", worker_args={"weigth": 1})
+    with pytest.raises(ConfigError, match=r"E1861.*worker_args of sequence_classifier: .*weigth"):
+        build_reward_model(config)
 
 
 def test_the_table_of_reward_models_names_classes() -> None:

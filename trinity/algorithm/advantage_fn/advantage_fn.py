@@ -22,10 +22,12 @@ class AdvantageFn(Declared):
     Attributes:
         compares_rollouts: it compares the rollouts of a task with each other, so that one alone says nothing. In the
             trainer `__call__` tells it, by naming `uid`.
+        compares_steps: it compares the steps of rollouts that have several.
     """
 
     kind = "advantage_fn"
     compares_rollouts: ClassVar[bool] = False
+    compares_steps: ClassVar[bool] = False
 
     @classmethod
     def compute_in_trainer(cls) -> bool:

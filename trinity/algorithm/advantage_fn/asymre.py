@@ -40,7 +40,7 @@ class ASYMREAdvantage(GroupedTokenAdvantage):
     """Score minus the shifted mean, in the trainer. Name: `asymre_verl`. Arguments as `ASYMREGroupAdvantage`."""
 
     summary = "asymre, in the trainer"
-    formula = "R - (mean(R) + {baseline_shift})"
+    formula = ASYMREGroupAdvantage.formula
 
     def __init__(self, baseline_shift: float = -0.1) -> None:
         self.baseline_shift = baseline_shift

@@ -42,6 +42,7 @@ class GiGPOAdvantage(GroupAdvantage):
         ValueError: another `fnorm`, or a `gamma` outside.
     """
 
+    compares_steps = True
     summary = (
         "episode advantage + omega times advantage among steps of equal state (arXiv:2505.10978v3, eq. 3, 5, 7 and 8)"
     )

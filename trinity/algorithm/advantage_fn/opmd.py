@@ -50,12 +50,8 @@ class OPMDAdvantage(GroupedTokenAdvantage):
     """Score minus the baseline, in the trainer. Name: `opmd_verl`. Arguments as `OPMDGroupAdvantage`."""
 
     summary = "opmd, in the trainer"
-    formula = (
-        "R - baseline"
-        "\n?opmd_baseline=mean baseline = mean(R)"
-        "\n?opmd_baseline=logavgexp baseline = {tau} ln(mean(exp(R / {tau})))"
-    )
-    ranges = {"opmd_baseline": BASELINES, "tau": "(0, inf]"}
+    formula = OPMDGroupAdvantage.formula
+    ranges = OPMDGroupAdvantage.ranges
 
     def __init__(self, opmd_baseline: str = "mean", tau: float = 1.0) -> None:
         self.opmd_baseline, self.tau = _checked(opmd_baseline, tau)

@@ -27,6 +27,7 @@ class StepWiseGRPOAdvantage(GroupAdvantage):
         ValueError: another `std_cal_level`.
     """
 
+    compares_steps = True
     summary = "grpo on the last step's reward, for all steps of a rollout (arXiv:2402.03300v3, section 4.1.2)"
     formula = (
         "(R - mean(R)) / (std(R) + {epsilon}), on every step of the rollout"

@@ -47,6 +47,7 @@ class VerlBypassModePolicyLossFn(PolicyLossFn):
         ValueError: an unknown `loss_type`, or an argument that the loss or the correction refuses.
     """
 
+    of_rollout_logprobs = True
     summary = "rollout correction inside the loss"
     formula = (
         "= the loss below over the tokens that the rejection keeps"

@@ -37,6 +37,7 @@ class DPOPolicyLossFn(PolicyLossFn):
         ValueError: an argument outside its range.
     """
 
+    of_pairs = True
     summary = "direct preference optimisation (arXiv:2305.18290, eq. 7), its likelihood term: arXiv:2404.19733, eq. 1"
     formula = (
         "= mean over the pairs of l(x)"

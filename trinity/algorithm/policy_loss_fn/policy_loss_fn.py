@@ -48,6 +48,8 @@ class PolicyLossFn(Declared, ABC):
     Attributes:
         convention: `trinity` or `verl`: a response without counted tokens stays in the mean over responses
             (`aggregate_loss`), or does not (`agg_loss`).
+        of_pairs: its rows are pairs, as of algorithm type dpo and no other.
+        of_rollout_logprobs: it takes the rollout's log-probabilities for the old ones, and corrects by itself.
         loss_agg_mode: how it is aggregated; None for `algorithm.loss_agg_mode`.
         zero_advantage_is_zero_loss: a response whose advantages are all 0 has neither loss nor gradient, so that the
             trainer may leave out its forward pass.
@@ -59,6 +61,8 @@ class PolicyLossFn(Declared, ABC):
 
     kind = "policy_loss_fn"
     convention: ClassVar[str] = "trinity"
+    of_pairs: ClassVar[bool] = False
+    of_rollout_logprobs: ClassVar[bool] = False
     loss_agg_mode: str | None = None
     zero_advantage_is_zero_loss = False
     metrics_are_of_rows = False

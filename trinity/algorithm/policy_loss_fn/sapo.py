@@ -97,7 +97,6 @@ class VerlSAPOPolicyLossFn(SAPOPolicyLossFn):
         "\nr = exp(logprob - old_logprob)"
         "\ntau = {tau_pos} where A > 0, else {tau_neg}"
     )
-    ranges = {"tau_pos": "(0, inf]", "tau_neg": "(0, inf]"}
     convention = "verl"
 
     def __init__(self, backend: str = "verl", tau_pos: float = 1.0, tau_neg: float = 1.05) -> None:

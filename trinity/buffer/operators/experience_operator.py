@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trinity.utils.declaration import Declared
 
 if TYPE_CHECKING:
     from trinity.common.experience import Experience
 
 
-class ExperienceOperatorV1(ABC):
+class _Operator(Declared):
+    """What operators of both forms declare.
+
+    Attributes:
+        drops_experiences: fewer experiences may leave than came.
+        changes_rewards: rewards may leave as others than came.
+    """
+
+    kind = "operator"
+    drops_experiences: ClassVar[bool] = False
+    changes_rewards: ClassVar[bool] = False
+
+
+class ExperienceOperatorV1(_Operator, ABC):
     """One asynchronous step of the experience pipeline."""
 
-    async def prepare(self) -> None:  # noqa: B027 - most operators have nothing to prepare
+    async def prepare(self) -> None:
         """Acquire what `process` needs; called once, before the first explore step."""
 
     @abstractmethod
@@ -27,10 +42,10 @@ class ExperienceOperatorV1(ABC):
         """Return what a checkpoint keeps of an operator that remembers something, as JSON values."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - most operators remember nothing
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned; called after `prepare`."""
 
-    async def close(self) -> None:  # noqa: B027 - most operators hold nothing
+    async def close(self) -> None:
         """Release what `prepare` acquired."""
 
     def set_auxiliary_model(self, models: list[Any]) -> None:
@@ -38,7 +53,7 @@ class ExperienceOperatorV1(ABC):
         self.auxiliary_models = models
 
 
-class ExperienceOperator(ABC):
+class ExperienceOperator(_Operator, ABC):
     """One step of the experience pipeline, in its first published form: synchronous, run in a thread."""
 
     @abstractmethod
@@ -49,8 +64,8 @@ class ExperienceOperator(ABC):
         """Return what a checkpoint keeps of an operator that remembers something, as JSON values."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - most operators remember nothing
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
 
-    def close(self) -> None:  # noqa: B027 - most operators hold nothing
+    def close(self) -> None:
         """Release what the constructor acquired."""

@@ -6,8 +6,8 @@ import math
 import statistics
 from typing import Any
 
-from trinity.buffer.operators import EXPERIENCE_OPERATORS
 from trinity.buffer.operators.experience_operator import ExperienceOperatorV1
+from trinity.buffer.operators.registry import EXPERIENCE_OPERATORS
 from trinity.common.experience import Experience, group_by
 
 Result = tuple[list[Experience], dict[str, Any]]
@@ -35,6 +35,8 @@ class RewardFilter(ExperienceOperatorV1):
         threshold: smallest reward that stays.
     """
 
+    drops_experiences = True
+
     def __init__(self, threshold: float = 0.0) -> None:
         self.threshold = threshold
 
@@ -50,6 +52,8 @@ class RewardSTDFilter(ExperienceOperatorV1):
     Args:
         threshold: a group stays if the population standard deviation of its rewards is above this.
     """
+
+    drops_experiences = True
 
     def __init__(self, threshold: float = 0.0) -> None:
         self.threshold = threshold
@@ -68,6 +72,8 @@ class RewardSTDFilter(ExperienceOperatorV1):
 class InvalidRewardFilter(ExperienceOperatorV1):
     """Drops experiences whose reward is missing, NaN or infinite."""
 
+    drops_experiences = True
+
     async def process(self, exps: list[Experience]) -> Result:
         """Return the experiences with a finite reward."""
         return _kept(exps, {i for i, e in enumerate(exps) if has_usable_reward(e)})
@@ -84,6 +90,8 @@ class DAPODynamicSampling(ExperienceOperatorV1):
         metric_key: entry of `Experience.metrics` that says whether a response is correct.
         correct_threshold: a response is correct if the metric is above this.
     """
+
+    drops_experiences = True
 
     def __init__(self, metric_key: str = "accuracy", correct_threshold: float = 0.0) -> None:
         self.metric_key = metric_key

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from trinity.buffer.operators import EXPERIENCE_OPERATORS
 from trinity.buffer.operators.experience_operator import ExperienceOperatorV1
+from trinity.buffer.operators.registry import EXPERIENCE_OPERATORS
 from trinity.common.constants import OpType
 from trinity.common.errors import ConfigError
 from trinity.common.experience import Experience
@@ -90,6 +90,8 @@ class RewardShapingMapper(ExperienceOperatorV1):
     Raises:
         ConfigError: an entry is not of that form.
     """
+
+    changes_rewards = True
 
     def __init__(self, reward_shaping_configs: Sequence[dict[str, Any]] | None = None) -> None:
         self.terms = [RewardShaping.parse(entry, i) for i, entry in enumerate(reward_shaping_configs or [])]

@@ -6,6 +6,9 @@ import random
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from trinity.buffer.priority.registry import PRIORITY_FUNC
+from trinity.utils.declaration import Declared
+
 
 @dataclass(frozen=True)
 class ReplayItem:
@@ -26,13 +29,14 @@ class ReplayItem:
     reward: float | None = None
 
 
-class PriorityFunction(ABC):
+class PriorityFunction(Declared, ABC):
     """Says how soon a rollout is handed out, and whether it is handed out again.
 
     Attributes:
         seed: of its random numbers, the run's; they must be functions of it and of the item.
     """
 
+    kind = "priority_fn"
     seed: int = 0
 
     @abstractmethod
@@ -40,12 +44,15 @@ class PriorityFunction(ABC):
         """Return the priority, higher first, and whether an item that was used stays in the buffer."""
 
 
+@PRIORITY_FUNC.register_module("linear_decay")
 class LinearDecay(PriorityFunction):
     """model_version - decay use_count, without a limit of uses.
 
     Args:
         decay: model versions that one use costs.
     """
+
+    ranges = {"decay": "[0, inf]"}
 
     def __init__(self, decay: float = 2.0) -> None:
         self.decay = decay
@@ -55,6 +62,8 @@ class LinearDecay(PriorityFunction):
         return item.model_version - self.decay * item.use_count, True
 
 
+@PRIORITY_FUNC.register_module("decay_limit_randomization")
+@PRIORITY_FUNC.register_module("linear_decay_use_count_control_randomization")
 class DecayLimitRandomization(PriorityFunction):
     """model_version - decay use_count + sigma z, for at most `use_count_limit` uses; z is standard normal.
 
@@ -69,6 +78,8 @@ class DecayLimitRandomization(PriorityFunction):
     Raises:
         ValueError: a limit or a deviation out of range.
     """
+
+    ranges = {"decay": "[0, inf]", "use_count_limit": "[1, inf]", "sigma": "[0, inf]"}
 
     def __init__(self, decay: float = 2.0, use_count_limit: int = 3, sigma: float = 0.0) -> None:
         if use_count_limit < 1:

@@ -6,11 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence, Sized
 from typing import Any
 
+from trinity.buffer.selector.registry import SELECTORS
 from trinity.common.config.buffer import DataSelectorConfig
 from trinity.common.errors import CheckpointError, DataError
+from trinity.utils.declaration import Declared
 
 
-class BaseSelector(ABC):
+class BaseSelector(Declared, ABC):
     """Chooses rows of a dataset, without end; the reader counts epochs.
 
     Args:
@@ -20,6 +22,8 @@ class BaseSelector(ABC):
     Raises:
         DataError: the dataset is empty (E4002).
     """
+
+    kind = "selector"
 
     def __init__(self, data_source: Sized, config: DataSelectorConfig) -> None:
         self.data_source = data_source
@@ -64,6 +68,7 @@ class BaseSelector(ABC):
         self.position = int(state["position"])
 
 
+@SELECTORS.register_module("sequential")
 class SequentialSelector(BaseSelector):
     """Rows in the order of the dataset, from the start again in every epoch."""
 
@@ -72,6 +77,7 @@ class SequentialSelector(BaseSelector):
         return position % self.num_rows
 
 
+@SELECTORS.register_module("shuffle")
 class ShuffleSelector(BaseSelector):
     """Every row once an epoch, in a permutation that follows from seed and epoch."""
 
@@ -89,6 +95,7 @@ class ShuffleSelector(BaseSelector):
         return self._order[place]
 
 
+@SELECTORS.register_module("random")
 class RandomSelector(BaseSelector):
     """Rows drawn one by one from the whole dataset; each draw follows from seed and position."""
 

@@ -28,12 +28,9 @@ LATER_NAMES: dict[str, tuple[str, ...]] = {
         "simple_mm_workflow", "async_simple_mm_workflow",
     ),
     "reward_fn": ("math_boxed_reward", "math_dapo_reward"),
-    "operator": (
-        "reward_filter", "reward_std_filter", "invalid_reward_filter", "dapo_dynamic_sampling",
-        "mask_response_truncated", "reward_shaping_mapper", "pass_rate_calculator", "data_juicer",
-    ),
-    "selector": ("sequential", "shuffle", "random", "offline_easy2hard", "difficulty_based"),
-    "monitor": ("tensorboard", "wandb", "mlflow", "swanlab"),
+    "operator": ("pass_rate_calculator", "data_juicer"),
+    "selector": ("offline_easy2hard", "difficulty_based"),
+    "monitor": ("swanlab",),
 }  # fmt: skip
 
 _TRUNK = ("trainer", "trainer_config")

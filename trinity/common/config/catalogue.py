@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 from trinity.common.config.nearest import nearest
-from trinity.utils.registry import Entry
+from trinity.utils.entry import Entry
 
 Contents = Mapping[str, Entry]
 
@@ -19,25 +19,14 @@ class Catalogue:
     `kl_loss_fn`, `kl_penalty_fn`, `entropy_loss_fn`, `sample_strategy`, and their `..._args`.
 
     Attributes:
+        tables: entries by registry and name.
         bases: entries of the classes that plugins may derive from, by name of the class.
         plugins: names that plugin files register.
         plugin_entries: what their classes say of themselves, for the registries whose classes do.
         has_unknown_plugins: a plugin file registers a name that only a run could tell.
     """
 
-    algorithm_type: Contents = field(default_factory=dict)
-    advantage_fn: Contents = field(default_factory=dict)
-    policy_loss_fn: Contents = field(default_factory=dict)
-    kl_fn: Contents = field(default_factory=dict)
-    entropy_loss_fn: Contents = field(default_factory=dict)
-    sample_strategy: Contents = field(default_factory=dict)
-    workflow: Contents = field(default_factory=dict)
-    reward_fn: Contents = field(default_factory=dict)
-    reward_model: Contents = field(default_factory=dict)
-    operator: Contents = field(default_factory=dict)
-    selector: Contents = field(default_factory=dict)
-    monitor: Contents = field(default_factory=dict)
-    priority_fn: Contents = field(default_factory=dict)
+    tables: Mapping[str, Contents] = field(default_factory=dict)
     bases: Mapping[str, Entry] = field(default_factory=dict)
     plugins: Mapping[str, frozenset[str]] = field(default_factory=dict)
     plugin_entries: Mapping[str, Contents] = field(default_factory=dict)
@@ -45,8 +34,7 @@ class Catalogue:
 
     def contents(self, registry: str) -> Contents:
         """Return the table of contents of a registry; empty for an unknown one."""
-        tables: dict[str, Contents] = {f.name: vars(self)[f.name] for f in fields(self) if f.name in REGISTRIES}
-        return tables.get(registry, {})
+        return self.tables.get(registry, {})
 
     def entry(self, registry: str, name: str | None) -> Entry | None:
         """Return the entry of a name; `None` for none, and for a plugin that says nothing of itself."""
@@ -81,20 +69,3 @@ class Catalogue:
     ) -> Catalogue:
         """Return a catalogue that also knows what plugin files register and declare."""
         return replace(self, plugins=names, plugin_entries=entries or {}, has_unknown_plugins=has_unknown)
-
-
-REGISTRIES = (
-    "algorithm_type",
-    "advantage_fn",
-    "policy_loss_fn",
-    "kl_fn",
-    "entropy_loss_fn",
-    "sample_strategy",
-    "workflow",
-    "reward_fn",
-    "reward_model",
-    "operator",
-    "selector",
-    "monitor",
-    "priority_fn",
-)

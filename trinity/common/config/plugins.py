@@ -8,27 +8,12 @@ from pathlib import Path
 
 from trinity.common.config.nearest import nearest
 from trinity.common.config.problems import Finding
-from trinity.utils.declaration import DECLARED, ROLES
+from trinity.utils.declaration import NEEDS, REGISTRIES, ROLES
 from trinity.utils.entry import Entry
 from trinity.utils.formula import arguments
 from trinity.utils.plugin_loader import plugin_files
 from trinity.utils.plugin_source import ClassReader, PluginName, PluginSource, UndeclaredError, UnknownBaseError
 
-REGISTRY_NAMES = {
-    "ALGORITHM_TYPE": "algorithm_type",
-    "ADVANTAGE_FN": "advantage_fn",
-    "POLICY_LOSS_FN": "policy_loss_fn",
-    "KL_FN": "kl_fn",
-    "ENTROPY_LOSS_FN": "entropy_loss_fn",
-    "SAMPLE_STRATEGY": "sample_strategy",
-    "WORKFLOWS": "workflow",
-    "REWARD_FUNCTIONS": "reward_fn",
-    "REWARD_MODELS": "reward_model",
-    "EXPERIENCE_OPERATORS": "operator",
-    "SELECTORS": "selector",
-    "PRIORITY_FUNC": "priority_fn",
-    "MONITOR": "monitor",
-}
 MAX_FILE_BYTES = 4 << 20
 SCHEMAS = ("experience", "sft", "cpt", "dpo")
 # What `default_config` of an algorithm type may name; its mode follows from the schema.
@@ -105,7 +90,7 @@ def _read_file(path: Path, scan: PluginScan) -> PluginSource | None:
 
 def _check_name(found: PluginName, scan: PluginScan, taken: dict[str, dict[str, str]]) -> None:
     """Note a name that another class has; the file could not be imported."""
-    kind = REGISTRY_NAMES.get(found.registry.rpartition(".")[2])
+    kind = REGISTRIES.get(found.registry.rpartition(".")[2])
     if kind is None or found.name is None:
         return
     place = f"{found.path.name}:{found.of.name if found.of is not None else found.line}"
@@ -122,7 +107,7 @@ def _read_registration(
     found: PluginName, source: PluginSource, scan: PluginScan, *, reader: ClassReader | None
 ) -> None:
     word = found.registry.rpartition(".")[2]
-    kind = REGISTRY_NAMES.get(word)
+    kind = REGISTRIES.get(word)
     if kind is None:
         return
     if found.name is None:
@@ -133,7 +118,7 @@ def _read_registration(
         )
         return
     scan.names[kind] = scan.names.get(kind, frozenset()) | {found.name}
-    if reader is None or kind not in DECLARED or found.of is None:
+    if reader is None or found.of is None:
         return
     try:
         entry = reader.entry(kind, source, found.of)
@@ -141,21 +126,26 @@ def _read_registration(
         scan.problems.append(_unknown_base(error, found, kind))
         return
     except UndeclaredError as error:
-        scan.problems.append(
-            Finding(
-                "E3906",
-                "--plugin-dir",
-                f"plugin {found.path}:{error.line}: {error}; what a class declares is read from its source",
-                file=str(found.path),
-                line=error.line,
-                suggestion='write it as a literal, such as `return {"clip_range": 0.2}`',
-            )
-        )
+        scan.problems.append(_undeclared(error, found, kind))
         return
     faults = _faults(entry, found, kind)
     scan.problems += faults
     if not faults:
         scan.entries.setdefault(kind, {})[found.name] = entry
+
+
+def _undeclared(error: UndeclaredError, found: PluginName, kind: str) -> Finding:
+    """Return that a declaration is computed: only a monitor is itself asked for its arguments when it is made."""
+    is_asked = kind == "monitor" and error.what == "default_args"
+    when = "only when the file is imported" if is_asked else "from its source"
+    return Finding(
+        "W3906" if is_asked else "E3906",
+        "--plugin-dir",
+        f"plugin {found.path}:{error.line}: {error}; what a class declares is read {when}",
+        file=str(found.path),
+        line=error.line,
+        suggestion=None if is_asked else 'write it as a literal, such as `return {"clip_range": 0.2}`',
+    )
 
 
 def _unknown_base(error: UnknownBaseError, found: PluginName, kind: str) -> Finding:
@@ -180,10 +170,15 @@ def _faults(entry: Entry, found: PluginName, kind: str) -> list[Finding]:
         return Finding("E3907", "--plugin-dir", text, file=str(found.path), line=found.line, suggestion=suggestion)
 
     if kind != "algorithm_type":
-        unknown = sorted(arguments(entry.formula) - entry.args.keys() - entry.required)
-        hint = f"known: {', '.join(sorted({*entry.args, *entry.required})) or 'none'}"
+        known = sorted({*entry.args, *entry.required})
+        unknown = sorted(arguments(entry.formula).difference(known))
         what = "`formula` of {} names the argument `%s`, which it does not have"
-        return [fault(what % name, hint) for name in unknown]
+        problems = [fault(what % name, f"known: {', '.join(known) or 'none'}") for name in unknown]
+        if kind in NEEDS:
+            what = "`needs` of {} names `%s`, which nothing provides"
+            hint = f"known: {', '.join(sorted(NEEDS[kind]))}"
+            problems += [fault(what % name, hint) for name in sorted(entry.needs - NEEDS[kind])]
+        return problems
     problems = []
     for key in sorted(entry.args.keys() - set(DEFAULTS)):
         near = nearest(key, DEFAULTS)

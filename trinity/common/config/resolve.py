@@ -19,6 +19,7 @@ from trinity.common.config.explorer import ExplorerConfig
 from trinity.common.config.problems import Finding
 from trinity.common.config.rules.adapter import resolve_adapter
 from trinity.common.config.rules.algorithm import check_name, resolve_algorithm
+from trinity.common.config.rules.arguments import check_arguments
 from trinity.common.config.rules.auxiliary import resolve_auxiliary_buffers
 from trinity.common.config.rules.batches import (
     check_groups,
@@ -120,8 +121,9 @@ def soften(problems: Iterable[Finding]) -> list[Finding]:
 def _check_names(draft: Draft) -> None:
     check_name(draft, "monitor.monitor_type", "monitor", draft.get("monitor.monitor_type"), unknown="E1301")
     for index, operator in enumerate(draft.get("data_processor.experience_pipeline.operators")):
-        key = f"data_processor.experience_pipeline.operators[{index}].name"
-        check_name(draft, key, "operator", operator["name"] or "(none)")
+        key = f"data_processor.experience_pipeline.operators[{index}]"
+        if check_name(draft, f"{key}.name", "operator", operator["name"] or "(none)"):
+            check_arguments(draft, f"{key}.args", "operator", operator["name"])
 
 
 def _check_secrets(draft: Draft) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trinity.common.rewards.answer import Answer, compare_cheaply, final_answer, true_answer
+from trinity.common.rewards.registry import REWARD_FUNCTIONS
 from trinity.common.rewards.reward_fn import RewardError, RewardFn
 from trinity.common.rewards.sandbox import Scored, TimedOut, shared_sandbox
 
@@ -41,6 +42,7 @@ def run_in_sandbox(operation: str, arguments: dict[str, Any], *, deadline_s: flo
     raise RewardError(f"scoring failed: {outcome.reason}", code="E5113")
 
 
+@REWARD_FUNCTIONS.register_module("accuracy_reward")
 class AccuracyReward(RewardFn):
     r"""`{"accuracy": 1.0}` if the final answer of the response equals the truth, else 0.0.
 
@@ -51,6 +53,9 @@ class AccuracyReward(RewardFn):
         answer_parser: takes the answer out of the response and out of the truth instead; `None` from it means none.
         deadline_s: seconds after which the worker is killed.
     """
+
+    needs = frozenset({"truth"})
+    ranges = {"deadline_s": "(0, inf]"}
 
     def __init__(
         self, answer_parser: Callable[[str], str | None] | None = None, deadline_s: float = DEADLINE_S

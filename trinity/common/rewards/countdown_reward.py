@@ -9,6 +9,7 @@ from typing import Any
 
 from trinity.common.rewards.accuracy_reward import check_response
 from trinity.common.rewards.arithmetic import ArithmeticRefused, evaluate, numbers_in
+from trinity.common.rewards.registry import REWARD_FUNCTIONS
 from trinity.common.rewards.reward_fn import RewardError, RewardFn
 
 NO_EQUATION_SCORE = 0.0
@@ -46,11 +47,14 @@ def last_equation(response: str) -> str | None:
     return equation.strip() if mark and opened else None
 
 
+@REWARD_FUNCTIONS.register_module("countdown_reward")
 class CountDownRewardFn(RewardFn):
     """`{"score": 1.0}` for an equation that uses each number once and reaches the target.
 
     0.1 for an equation with other numbers, another value, or anything but `+ - * /`; 0.0 without an equation.
     """
+
+    needs = frozenset({"truth"})
 
     def __call__(self, response: str, prompt: str | None = None, truth: Any = None, **kwargs: Any) -> dict[str, float]:
         """Return the score of `response`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trinity.common.rewards.accuracy_reward import DEADLINE_S, check_response, run_in_sandbox
+from trinity.common.rewards.registry import REWARD_FUNCTIONS
 from trinity.common.rewards.reward_fn import RewardFn
 
 FORMAT_SCORE = 0.1
@@ -46,6 +47,7 @@ def has_loose_form(text: str) -> bool:
     return False
 
 
+@REWARD_FUNCTIONS.register_module("format_reward")
 class FormatReward(RewardFn):
     """`{"format_score": 0.1}` if the response has the form, else -0.1.
 
@@ -55,6 +57,8 @@ class FormatReward(RewardFn):
             own line.
         deadline_s: seconds after which the worker is killed.
     """
+
+    ranges = {"deadline_s": "(0, inf]"}
 
     def __init__(self, pattern: str | None = None, deadline_s: float = DEADLINE_S) -> None:
         self.pattern = pattern

@@ -7,9 +7,11 @@ from typing import Any
 
 from trinity.common.rewards.accuracy_reward import DEADLINE_S, AccuracyReward
 from trinity.common.rewards.format_reward import FORMAT_SCORE, FormatReward, has_loose_form
+from trinity.common.rewards.registry import REWARD_FUNCTIONS
 from trinity.common.rewards.reward_fn import RewardFn
 
 
+@REWARD_FUNCTIONS.register_module("math_reward")
 class MathRewardFn(RewardFn):
     """`accuracy` (1 or 0) plus `format_score` (0.1 or -0.1 for `<think>...</think>` `<answer>...</answer>`).
 
@@ -19,6 +21,9 @@ class MathRewardFn(RewardFn):
             response.
         deadline_s: seconds after which the worker of either part is killed.
     """
+
+    needs = frozenset({"truth"})
+    ranges = {"deadline_s": "(0, inf]"}
 
     def __init__(
         self,

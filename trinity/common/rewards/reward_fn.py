@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 from trinity.common.errors import WorkflowError
+from trinity.utils.declaration import Declared
 
 
 class RewardError(WorkflowError):
@@ -17,8 +18,16 @@ class RewardError(WorkflowError):
     default_code = "E5110"
 
 
-class RewardFn(ABC):
-    """From a response to named scores; the reward of the experience is their sum."""
+class RewardFn(Declared, ABC):
+    """From a response to named scores; the reward of the experience is their sum.
+
+    Attributes:
+        needs: `truth` where it scores nothing without the row's answer.
+        gives_scores: it scores; otherwise every reward stays 0 until a reward model gives one.
+    """
+
+    kind = "reward_fn"
+    gives_scores: ClassVar[bool] = True
 
     @abstractmethod
     def __call__(self, response: str, prompt: str | None = None, truth: Any = None, **kwargs: Any) -> dict[str, float]:

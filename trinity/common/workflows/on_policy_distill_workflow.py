@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.common.errors import WorkflowError
 from trinity.common.experience import EID, Experience
+from trinity.common.workflows.registry import WORKFLOWS
 from trinity.common.workflows.workflow import AsyncSimpleWorkflow
 from trinity.runtime.worker_thread import call_in_thread
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 
 
+@WORKFLOWS.register_module("on_policy_distill_workflow")
 class OnPolicyDistillWorkflow(AsyncSimpleWorkflow):
     """One chat whose tokens the teacher scores, into `teacher_logprobs`.
 
@@ -24,6 +26,8 @@ class OnPolicyDistillWorkflow(AsyncSimpleWorkflow):
     so that both log-probabilities are of equally tempered distributions. The reward is that of the task's reward
     function, and 0 without one: the advantage does not read it.
     """
+
+    needs = frozenset({"prompt", "auxiliary_model"})
 
     def _build_reward_fn(self) -> Any:
         if self.task.reward_fn is None and self.default_reward_fn is None:
@@ -74,6 +78,7 @@ class AsyncOnPolicyDistillWorkflow(OnPolicyDistillWorkflow):
     """`OnPolicyDistillWorkflow`, which is asynchronous already."""
 
 
+@WORKFLOWS.register_module("on_policy_distill_math_workflow")
 class OnPolicyDistillMathWorkflow(OnPolicyDistillWorkflow):
     """`OnPolicyDistillWorkflow` that asks for a boxed answer, with the reward `accuracy_reward` by default."""
 

@@ -8,12 +8,14 @@ said by class attributes (`can_reset`, `can_repeat`, `is_async`) or by the older
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trinity.common.errors import WorkflowError
 from trinity.common.rewards.reward_fn import RewardError
+from trinity.common.workflows.registry import WORKFLOWS
 from trinity.common.workflows.task import FORMAT_DEFAULTS, RolloutArgs, Task, as_dict, read_option
 from trinity.runtime.worker_thread import call_in_thread
+from trinity.utils.declaration import Declared
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -60,8 +62,13 @@ class Traits:
     is_async: bool
 
 
-class Workflow:
+class Workflow(Declared):
     """Base of all workflows: attempts one task with a model.
+
+    Attributes:
+        needs: what an attempt cannot do without: `prompt`, the row's question or its messages; `reward_fn`, a reward
+            function of the taskset; `auxiliary_model`, one of `explorer.auxiliary_models`.
+        default_reward_fn: name of the reward function where the taskset names none.
 
     Args:
         task: what to attempt.
@@ -69,6 +76,8 @@ class Workflow:
         auxiliary_models: further models, such as judges.
     """
 
+    kind = "workflow"
+    default_reward_fn: ClassVar[str | None] = None
     can_reset: bool = False
     can_repeat: bool = False
     is_async: bool = False
@@ -232,6 +241,7 @@ class MultiTurnWorkflow(Workflow):
         return experience
 
 
+@WORKFLOWS.register_module("simple_workflow")
 class SimpleWorkflow(Workflow):
     """One chat and one reward function.
 
@@ -241,10 +251,10 @@ class SimpleWorkflow(Workflow):
     messages is sent as it is. The tools of the `tools_key` column go to the chat template.
     """
 
+    needs = frozenset({"prompt", "reward_fn"})
     can_reset = True
     can_repeat = True
     default_system_prompt: str | None = None
-    default_reward_fn: str | None = None
 
     def __init__(self, *, task: Task, model: ModelWrapper, auxiliary_models: list[Any] | None = None) -> None:
         super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
@@ -349,6 +359,7 @@ class SimpleWorkflow(Workflow):
         return {"tools": tools} if tools else {}
 
 
+@WORKFLOWS.register_module("async_simple_workflow")
 class AsyncSimpleWorkflow(SimpleWorkflow):
     """`SimpleWorkflow` on the event loop; one run returns all repeats."""
 
@@ -360,6 +371,7 @@ class AsyncSimpleWorkflow(SimpleWorkflow):
         return await call_in_thread(self.score, responses)
 
 
+@WORKFLOWS.register_module("math_workflow")
 class MathWorkflow(SimpleWorkflow):
     """`SimpleWorkflow` with a system prompt that asks for the think/answer form and `math_reward` by default."""
 
@@ -367,6 +379,7 @@ class MathWorkflow(SimpleWorkflow):
     default_reward_fn = "math_reward"
 
 
+@WORKFLOWS.register_module("async_math_workflow")
 class AsyncMathWorkflow(AsyncSimpleWorkflow):
     """`MathWorkflow` on the event loop."""
 

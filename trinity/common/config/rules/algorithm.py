@@ -211,9 +211,9 @@ def _check_pairs(draft: Draft, algorithm: str) -> None:
             involves=("algorithm.algorithm_type",),
             suggestion="write `kl_loss_fn: none`",
         )
+    entry, is_of_pairs = draft.catalogue.entry("policy_loss_fn", loss), draft.schema == "dpo"
     is_built_in = draft.catalogue.is_built_in("policy_loss_fn", loss)
-    is_of_pairs = draft.schema == "dpo"
-    if not is_built_in or (loss == "dpo") == is_of_pairs:
+    if entry is None or entry.of_pairs == is_of_pairs or not (is_built_in or entry.of_pairs):
         return
     needs = "a loss over pairs" if is_of_pairs else "algorithm_type dpo, whose rows are pairs"
     draft.problem(

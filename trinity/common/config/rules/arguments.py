@@ -46,7 +46,28 @@ def resolve_arguments(
     is_built_in = draft.catalogue.is_built_in(registry, function)
     checked = {n: v for n, v in known.items() if is_built_in or n in entry.ranges or n == "loss_agg_mode"}
     check_kinds(draft, f"{key}_args", function, checked, written=written, modes=AGG_MODES[entry.convention])
-    _check_ranges(draft, f"{key}_args", function, checked, entry=entry)
+    _check_ranges(draft, f"{key}_args", function, checked, entry=entry, arguments=draft.get(f"{key}_args"))
+
+
+def check_arguments(draft: Draft, key: str, registry: str, name: str) -> dict[str, Any]:
+    """Return the arguments of what is no part of an algorithm over their defaults; note what the class would refuse.
+
+    Args:
+        draft: the configuration.
+        key: of the arguments.
+        registry: of the class.
+        name: its name.
+    """
+    entry = draft.catalogue.entry(registry, name)
+    if entry is None:
+        return dict(draft.get(key) or {})
+    written = _known_arguments(draft, key, name, entry.args, entry=entry)
+    arguments = {**entry.args, **written}
+    is_built_in = draft.catalogue.is_built_in(registry, name)
+    checked = {n: v for n, v in entry.args.items() if is_built_in or n in entry.ranges}
+    check_kinds(draft, key, name, checked, written=written)
+    _check_ranges(draft, key, name, checked, entry=entry, arguments=arguments)
+    return arguments
 
 
 def merge_arguments(
@@ -61,6 +82,14 @@ def merge_arguments(
         known: arguments with their defaults.
         entry: what its class says of itself; None for a plugin that says nothing.
     """
+    written = _known_arguments(draft, key, function, known, entry=entry)
+    draft.derive(key, {**known, **written}, f"defaults of {function}")
+
+
+def _known_arguments(
+    draft: Draft, key: str, function: str, known: Mapping[str, Any], *, entry: Entry | None
+) -> dict[str, Any]:
+    """Return the written arguments that there are; note unknown ones, and missing ones that have no default."""
     written = draft.get(key) or {}
     if entry is not None and not entry.is_open:
         names = _names(entry)
@@ -82,7 +111,7 @@ def merge_arguments(
             involves=(key.removesuffix("_args"),),
             suggestion=f"write `{name}` under `{key}`",
         )
-    draft.derive(key, {**known, **written}, f"defaults of {function}")
+    return dict(written)
 
 
 def _names(entry: Entry) -> list[str]:
@@ -122,10 +151,11 @@ def check_kinds(
         )
 
 
-def _check_ranges(draft: Draft, key: str, function: str, known: Mapping[str, Any], *, entry: Entry) -> None:
+def _check_ranges(
+    draft: Draft, key: str, function: str, known: Mapping[str, Any], *, entry: Entry, arguments: Mapping[str, Any]
+) -> None:
     """Note each argument that the function would refuse when the run starts; one of the wrong kind is told already."""
     told = {problem.key for problem in draft.problems}
-    arguments = draft.get(key)
     for name, rule, way_out in range_faults(entry.ranges, known, arguments):
         if f"{key}.{name}" not in told and name not in CHECKED_ELSEWHERE:
             draft.problem(

@@ -12,7 +12,6 @@ from trinity.common.config.rules.ranks import num_workers
 
 ACTOR = "trainer.trainer_config.actor_rollout_ref.actor"
 SIZE = "buffer.train_batch_size"
-_FILTERS = ("reward_filter", "reward_std_filter", "invalid_reward_filter", "dapo_dynamic_sampling")
 MANY_EPOCHS = 100_000
 MANY_STEPS = 10_000_000
 
@@ -205,7 +204,9 @@ def _may_drop(draft: Draft) -> bool:
     """Return whether experiences may be filtered out between explorer and trainer."""
     operators = draft.get("data_processor.experience_pipeline.operators")
     arguments = draft.get("algorithm.advantage_fn_args") or {}
-    return arguments.get("std_threshold") is not None or any(o["name"] in _FILTERS for o in operators)
+    entries = [draft.catalogue.entry("operator", operator["name"]) for operator in operators]
+    has_filter = any(entry is not None and entry.drops_experiences for entry in entries)
+    return arguments.get("std_threshold") is not None or has_filter
 
 
 def _uses_again(draft: Draft) -> bool:

@@ -12,7 +12,6 @@ STRATEGY = "algorithm.sample_strategy"
 LOSS = "algorithm.policy_loss_fn"
 SIZE = "buffer.train_batch_size"
 ACTOR = "trainer.trainer_config.actor_rollout_ref.actor"
-_MIXED_LOSSES = ("mix", "mix_chord")
 
 
 def expert_ratio(draft: Draft) -> float:
@@ -132,7 +131,8 @@ def _misfit(draft: Draft, key: str, message: str, suggestion: str) -> None:
 
 def resolve_mixed_loss(draft: Draft) -> None:
     """Fill the sizes that the mixed losses know as arguments; one that was written must be the true one."""
-    is_mixed = any(is_built_in(draft, name, "policy_loss_fn") for name in _MIXED_LOSSES)
+    loss = draft.catalogue.entry("policy_loss_fn", draft.get(LOSS))
+    is_mixed = loss is not None and loss.args.keys() >= set(DERIVED_ARGUMENTS)
     if not is_mixed or draft.mode not in ("both", "train") or not is_world_known(draft):
         return
     size, num_expert, key = draft.get(SIZE), num_experts(draft), f"{LOSS}_args"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trinity.common.config.draft import Draft, path_of
 from trinity.common.config.rules.algorithm import check_name
-from trinity.common.config.rules.arguments import check_kinds, merge_arguments
+from trinity.common.config.rules.arguments import check_arguments
 from trinity.common.config.rules.buffers import OUTPUT
 from trinity.common.config.rules.mixture import num_experts
 
@@ -41,11 +41,8 @@ def _check_replay(draft: Draft) -> None:
         return
     function = draft.get(FUNCTION)
     if check_name(draft, FUNCTION, "priority_fn", function):
-        entry = draft.catalogue.entry("priority_fn", function)
-        known, written = dict(entry.args) if entry else {}, draft.get(f"{FUNCTION}_args") or {}
-        merge_arguments(draft, f"{FUNCTION}_args", function, known, entry=entry)
-        check_kinds(draft, f"{FUNCTION}_args", function, known, written=written)
-        _check_ranges(draft)
+        arguments = check_arguments(draft, f"{FUNCTION}_args", "priority_fn", function)
+        draft.derive(f"{FUNCTION}_args", arguments, f"defaults of {function}")
     cooldown = draft.get(COOLDOWN)
     if cooldown is None and path_of(COOLDOWN) not in draft.broken:
         draft.problem(
@@ -63,20 +60,6 @@ def _check_replay(draft: Draft) -> None:
             involves=("deterministic",),
             suggestion="write `reuse_cooldown_time: 0`",
         )
-
-
-def _check_ranges(draft: Draft) -> None:
-    arguments = draft.get(f"{FUNCTION}_args")
-    for name, least in (("use_count_limit", 1), ("sigma", 0), ("decay", 0)):
-        value = arguments.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value < least:
-            draft.problem(
-                "E1302",
-                f"{FUNCTION}_args.{name}",
-                f"`{FUNCTION}_args.{name}` must be >= {least}, got {value}",
-                rule=f">= {least}",
-                suggestion="remove it: the default is used",
-            )
 
 
 def _check_capacity(draft: Draft) -> None:

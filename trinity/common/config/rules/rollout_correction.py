@@ -13,7 +13,6 @@ from trinity.utils.correction_options import band, rejection_bounds
 SECTION = "algorithm.rollout_correction"
 OLD = "algorithm.bypass_old_logprobs"
 LOSS = "algorithm.policy_loss_fn"
-BYPASS_LOSSES = ("bypass_mode", "verl_bypass_mode")
 _FILLED = {"rollout_is_batch_normalize": False, "bypass_mode": False}
 _OF_LOSS = (
     "loss_type", "rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs",
@@ -76,7 +75,8 @@ def check_correction(draft: Draft) -> None:
     loss = draft.get(LOSS)
     entry = draft.catalogue.entry("policy_loss_fn", loss)
     values = draft.get(SECTION)
-    if loss in BYPASS_LOSSES and not draft.get(OLD):
+    bypasses = entry is not None and entry.of_rollout_logprobs
+    if bypasses and not draft.get(OLD):
         draft.problem(
             "E1851",
             OLD,
@@ -95,7 +95,7 @@ def check_correction(draft: Draft) -> None:
     elif entry is not None and values["rollout_is"] and not values["bypass_mode"]:
         if "rollout_is_weights" not in entry.reads:
             _refuse(draft, f"{SECTION}.rollout_is", "E1852", LOSS, "which takes no weights; rollout_rs works with it")
-    elif loss in BYPASS_LOSSES and not values["bypass_mode"]:
+    elif bypasses and not values["bypass_mode"]:
         _refuse(draft, f"{SECTION}.bypass_mode", "E1852", LOSS, "which corrects by itself: write `bypass_mode: true`")
 
 
@@ -125,7 +125,9 @@ def _resolve_bypass(draft: Draft, clips: Mapping[str, Any]) -> None:
         )
     if values["rollout_is"] and values["loss_type"] == "ppo_clip" and draft.is_own(f"{SECTION}.rollout_is"):
         _no_effect(draft, "rollout_is", "with loss_type ppo_clip, whose ratio corrects already: it is only measured")
-    if chosen not in BYPASS_LOSSES and (draft.is_given(LOSS) or chosen not in ("ppo", "verl_vanilla")):
+    entry = draft.catalogue.entry("policy_loss_fn", chosen)
+    bypasses = entry is not None and entry.of_rollout_logprobs
+    if not bypasses and (draft.is_given(LOSS) or chosen not in ("ppo", "verl_vanilla")):
         _refuse(draft, f"{SECTION}.bypass_mode", "E1852", LOSS, "because it is a policy loss of its own")
         return
     arguments = dict(draft.get(f"{LOSS}_args") or {})
@@ -138,7 +140,7 @@ def _resolve_bypass(draft: Draft, clips: Mapping[str, Any]) -> None:
                 involves=(SECTION,),
                 suggestion=f"keep `{SECTION}.{name}`",
             )
-    if chosen not in BYPASS_LOSSES:
+    if not bypasses:
         draft.derive(LOSS, "bypass_mode", f"{SECTION}.bypass_mode")
         arguments = {_CLIP_NAMES[name]: value for name, value in clips.items() if name in _CLIP_NAMES} | arguments
     taken = {name: values[name] for name in _OF_LOSS if values[name] is not None}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from trinity.common.config.draft import Draft
+from trinity.common.config.rules.lengths import tasksets
 from trinity.common.config.rules.reward_model import SECTION as REWARD_MODEL
 from trinity.common.config.rules.reward_model import has_reward_model
 
 MODELS = "explorer.auxiliary_models"
 ARGS = "algorithm.advantage_fn_args"
-# Operators that change a reward after the explorer took it as a baseline, as components, or of a step.
-_RESHAPERS = ("reward_shaping_mapper",)
+# What the explorer takes of the rewards before an operator may change them.
 TAKEN = {
     "reward_baselines": "the rewards of greedy rollouts",
     "reward_components": "the components of the reward",
@@ -32,7 +32,10 @@ def check_auxiliary_models(draft: Draft) -> None:
                 f"`{MODELS}[{index}].model_path` is missing",
                 suggestion="write the folder of a Hugging Face model",
             )
-    if "teacher_logprobs" not in _needs(draft):
+    needs_teacher = "teacher_logprobs" in _needs(draft)
+    if not needs_teacher and not models:
+        _check_workflows(draft)
+    if not needs_teacher:
         return
     advantage = draft.get("algorithm.advantage_fn")
     if not models:
@@ -66,6 +69,23 @@ def check_auxiliary_models(draft: Draft) -> None:
             involves=("model.max_model_len",),
             suggestion="remove it",
         )
+
+
+def _check_workflows(draft: Draft) -> None:
+    """Refuse a workflow that asks an auxiliary model where there is none: each of its rollouts would fail."""
+    for key in tasksets(draft):
+        workflow = draft.get(f"{key}.default_workflow_type")
+        entry = draft.catalogue.entry("workflow", workflow)
+        if entry is not None and "auxiliary_model" in entry.needs:
+            draft.problem(
+                "E1880",
+                MODELS,
+                f"`{MODELS}` is empty: workflow {workflow} of `{key}` needs a teacher, which is the first of them",
+                rule="at least one model",
+                involves=(f"{key}.default_workflow_type",),
+                suggestion="write `auxiliary_models: [{model_path: <folder of the teacher>}]` under `explorer`",
+            )
+            return
 
 
 def check_components(draft: Draft) -> None:
@@ -102,7 +122,8 @@ def check_reshaping(draft: Draft) -> None:
         return
     operators = draft.get("data_processor.experience_pipeline.operators")
     names = [f"data_processor.experience_pipeline.operators[{index}].name" for index in range(len(operators))]
-    found = [key for key, operator in zip(names, operators, strict=True) if operator["name"] in _RESHAPERS]
+    entries = [draft.catalogue.entry("operator", operator["name"]) for operator in operators]
+    found = [key for key, entry in zip(names, entries, strict=True) if entry is not None and entry.changes_rewards]
     if has_reward_model(draft):
         found.append(f"{REWARD_MODEL}.enable")
     for key in found:

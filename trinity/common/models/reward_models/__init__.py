@@ -8,20 +8,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from trinity.utils.registry import Entry, Registry
+from trinity.common.models.reward_models.registry import REWARD_MODEL_CONTENTS, REWARD_MODELS
 
 if TYPE_CHECKING:
     from trinity.common.models.reward_models.reward_model import RewardModel as RewardModel
-
-_HERE = "trinity.common.models.reward_models"
-
-REWARD_MODEL_CONTENTS: dict[str, Entry] = {
-    "sequence_classifier": Entry(
-        f"{_HERE}.sequence_classifier:SequenceClassifier", doc="A Hugging Face sequence classifier with one label."
-    ),
-}
-
-REWARD_MODELS = Registry("reward model", REWARD_MODEL_CONTENTS)
 
 __all__ = ["REWARD_MODELS", "REWARD_MODEL_CONTENTS", "RewardModel"]
 
@@ -29,5 +19,5 @@ __all__ = ["REWARD_MODELS", "REWARD_MODEL_CONTENTS", "RewardModel"]
 def __getattr__(name: str) -> Any:
     """Import the base class when it is first asked for."""
     if name == "RewardModel":
-        return importlib.import_module(f"{_HERE}.reward_model").RewardModel
+        return importlib.import_module("trinity.common.models.reward_models.reward_model").RewardModel
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

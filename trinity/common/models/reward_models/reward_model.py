@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import PreTrainedTokenizerBase
 
 from trinity.common.config import Config
 from trinity.common.experience import Experience
 from trinity.common.models.chat_template import decode_tokens
+from trinity.utils.declaration import Declared
 
 
-class RewardModel(ABC):
+class RewardModel(Declared, ABC):
     """Scores the experiences of an explore step, in a thread of its own.
+
+    Attributes:
+        is_classifier: `model.path` is the folder of a sequence classifier of Hugging Face, which is checked first.
 
     Args:
         config: resolved configuration; `trainer.trainer_config.reward_model` is the section.
 
     A subclass gets `reward_model.worker_args` as keyword arguments.
     """
+
+    kind = "reward_model"
+    is_classifier: ClassVar[bool] = False
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -31,7 +38,7 @@ class RewardModel(ABC):
     def score(self, experiences: Sequence[Experience]) -> Sequence[float]:
         """Return one score an experience, in order; NaN for one that could not be scored."""
 
-    def close(self) -> None:  # noqa: B027 - most reward models hold nothing
+    def close(self) -> None:
         """Release what the constructor acquired."""
 
 

@@ -20,6 +20,7 @@ from trinity.common.errors import ConfigError, EnvironmentProblem, OutOfMemoryEr
 from trinity.common.experience import Experience
 from trinity.common.models.chat_template import load_tokenizer, render_chat
 from trinity.common.models.model_config import import_libraries
+from trinity.common.models.reward_models.registry import REWARD_MODELS
 from trinity.common.models.reward_models.reward_model import RewardModel, conversation_of
 from trinity.common.models.vocabulary import known_ids
 from trinity.utils.device import compute_dtype, is_out_of_memory, select_device
@@ -30,6 +31,7 @@ logger = get_logger("explorer")
 SECTION = "trainer.trainer_config.reward_model"
 
 
+@REWARD_MODELS.register_module("sequence_classifier")
 class SequenceClassifier(RewardModel):
     """The logit at the last token of the whole conversation, prompt and response.
 
@@ -45,6 +47,8 @@ class SequenceClassifier(RewardModel):
         ConfigError: no `model.path` (E1860), an `external_lib` that cannot be imported (E1863), or an
             `input_tokenizer` that is not the policy's (E3124).
     """
+
+    is_classifier = True
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

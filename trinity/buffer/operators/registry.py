@@ -1,0 +1,14 @@
+"""The table of contents of the experience operators, which `python -m tools.contents` writes from the classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from trinity.utils.entry import Contents, Entry
+from trinity.utils.registry import Registry
+
+CONTENTS = Contents.read(Path(__file__).with_name("contents.json"))
+OPERATOR_CONTENTS: Mapping[str, Entry] = CONTENTS.names["operator"]
+
+EXPERIENCE_OPERATORS = Registry("experience operator", OPERATOR_CONTENTS, kind="operator")
