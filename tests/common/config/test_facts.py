@@ -11,7 +11,7 @@ from tests.common.config.conftest import MINIMAL, Examine
 from trinity.common.config import Catalogue
 from trinity.common.config.base import LATER, Facts, Support, facts_of
 from trinity.common.config.config import Config
-from trinity.common.config.draft import Draft, path_of, plain_values
+from trinity.common.config.draft import Draft, path_of
 from trinity.common.config.schema_index import annotation_at, facts_at, fields_of
 from trinity.common.config.tree import dotted
 
@@ -81,7 +81,7 @@ def _resolved(examined: Examine, *overrides: str) -> Draft:
     plan, problems = examined(MINIMAL + PPO, *overrides)
     assert not [p.render() for p in problems if p.is_error]
     stage = plan.stages[0]
-    return Draft(plain_values(stage.config), stage.tree, Catalogue(), Path())
+    return Draft(stage.config, stage.tree, Catalogue(), Path())
 
 
 def _said() -> list[tuple[str, Facts]]:

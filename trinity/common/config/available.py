@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from trinity.common.config.base import Idle, Support
-from trinity.common.config.draft import Draft, path_of
+from trinity.common.config.draft import Draft, path_of, plain_value
 from trinity.common.config.problems import shown_value
 from trinity.common.config.rules.critic import may_read_values
 from trinity.common.config.schema_index import default_at, facts_at, holds_section
@@ -109,7 +109,7 @@ def _is_unused(draft: Draft, path: Path) -> bool:
 def _value(draft: Draft, path: Path) -> Any:
     """Return the written value as the schema reads it: `no` is false, `None` is null."""
     try:
-        return value_at(draft.typed, path)
+        return plain_value(value_at(draft.typed, path))
     except KeyError:
         return draft.tree.get(path)
 

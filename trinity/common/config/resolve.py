@@ -14,7 +14,7 @@ from trinity.common.config.available import check_available
 from trinity.common.config.base import Section
 from trinity.common.config.catalogue import Catalogue
 from trinity.common.config.config import Config
-from trinity.common.config.draft import Derived, Draft, plain_value, plain_values
+from trinity.common.config.draft import Derived, Draft, plain_value
 from trinity.common.config.explorer import ExplorerConfig
 from trinity.common.config.problems import Finding
 from trinity.common.config.rules.adapter import resolve_adapter
@@ -80,8 +80,7 @@ def resolve(
         broken: paths whose values were refused by the schema.
         looks_at_machine: what this machine has decides what the file leaves open.
     """
-    values, typed = plain_values(config), plain_values(config)
-    draft = Draft(values, tree, catalogue, cwd, stage_name, looks_at_machine, set(broken), typed)
+    draft = Draft(config, tree, catalogue, cwd, stage_name, looks_at_machine, set(broken))
     for rule in RULES:
         rule(draft)
     # What is not available yet is a warning where only the file is looked at, which then is shown complete.
@@ -93,7 +92,7 @@ def resolve(
 
 def resolved_values(draft: Draft) -> Config:
     """Return the configuration that a draft has become."""
-    return Config.model_validate(_meant(draft.values, Config, draft.tree.values))
+    return Config.model_validate(_meant(plain_value(draft.config), Config, draft.tree.values))
 
 
 def _meant(values: dict[str, Any], model: type[Section], written: Any) -> dict[str, Any]:
@@ -121,7 +120,7 @@ def _check_names(draft: Draft) -> None:
     check_name(draft, "monitor.monitor_type", "monitor", draft.get("monitor.monitor_type"), unknown="E1301")
     for index, operator in enumerate(draft.get("data_processor.experience_pipeline.operators")):
         key = f"data_processor.experience_pipeline.operators[{index}].name"
-        check_name(draft, key, "operator", operator["name"] or "(none)")
+        check_name(draft, key, "operator", operator.name or "(none)")
 
 
 def _check_secrets(draft: Draft) -> None:
@@ -150,7 +149,7 @@ def _check_secrets(draft: Draft) -> None:
 def _check_unused(draft: Draft) -> None:
     """Warn about sections that were written for this very run and that nothing reads."""
     is_idle = draft.mode == "train" and draft.is_own("explorer")
-    if is_idle and draft.typed["explorer"] != plain_values(ExplorerConfig()):
+    if is_idle and draft.typed.explorer != ExplorerConfig():
         draft.problem("W1902", "explorer", "`explorer` has no effect in mode train")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trinity.common.config.draft import Draft, plain_values
+from trinity.common.config.draft import Draft
 from trinity.common.config.rules.mirrors import fill_defaults
 from trinity.common.config.rules.overriding import note_overridden, override
 from trinity.common.config.verl_critic import CriticConfig
@@ -60,8 +60,8 @@ def check_unused_critic(draft: Draft) -> None:
         return
     if draft.is_given(PATH) and draft.get(PATH) != draft.get("model.model_path"):
         draft.problem("W1813", PATH, f"`{PATH}` has no effect: this algorithm has no critic", suggestion="remove it")
-    written = draft.typed["trainer"]["trainer_config"]["critic"]
-    if draft.is_own(CRITIC) and written | {"enable": None} != plain_values(CriticConfig()):
+    written = draft.typed.trainer.trainer_config.critic
+    if draft.is_own(CRITIC) and written.model_copy(update={"enable": None}) != CriticConfig():
         draft.problem("W1902", CRITIC, f"`{CRITIC}` has no effect: this algorithm has no critic")
     for key in ("trainer.critic_warmup", f"{TREE}.trainer.critic_warmup"):
         if draft.is_own(key) and draft.get(key):

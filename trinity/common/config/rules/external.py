@@ -60,7 +60,7 @@ def _resolve_shared(draft: Draft) -> None:
 
 def _check_section(draft: Draft, key: str) -> None:
     own = draft.get(f"{key}.external_model_config") or draft.get(SHARED)
-    if not own["model_name"] and not draft.get(f"{key}.name"):
+    if not own.model_name and not draft.get(f"{key}.name"):
         draft.problem(
             "E1821",
             f"{key}.external_model_config",

@@ -105,7 +105,7 @@ def _written(draft: Draft) -> Iterator[str]:
     """Yield the keys of Megatron's sections that were written; below a free mapping, the mapping."""
     for section in (SECTION, *_PLACES.values()):
         if draft.is_given(section) and isinstance(draft.tree.get(path_of(section)), dict):
-            yield from (f"{section}.{name}" for name in draft.get(section) if draft.is_given(f"{section}.{name}"))
+            yield from (f"{section}.{name}" for name, _ in draft.get(section) if draft.is_given(f"{section}.{name}"))
 
 
 def _check_strategies(draft: Draft) -> None:

@@ -41,11 +41,7 @@ def check_addresses(draft: Draft) -> None:
         "model.critic_model_path",
         "trainer.trainer_config.trainer.resume_from_path",
         *(f"{name}.path" for name in datasets),
-        *(
-            f"{AUXILIARY}.{n}.path"
-            for n, each in draft.get(AUXILIARY).items()
-            if each["storage_type"] in (None, "file")
-        ),
+        *(f"{AUXILIARY}.{n}.path" for n, each in draft.get(AUXILIARY).items() if each.storage_type in (None, "file")),
     ]
     for key in keys:
         written = draft.get(key) if draft.is_given(key) else None

@@ -67,7 +67,7 @@ def _check_no_reward(draft: Draft) -> None:
     evals = draft.get(f"{INPUT}.eval_tasksets")
     places += [(f"{INPUT}.eval_tasksets[{index}]", entry) for index, entry in enumerate(evals)]
     for key, entry in places:
-        if entry["default_reward_fn_type"] != NO_REWARD:
+        if entry.default_reward_fn_type != NO_REWARD:
             continue
         why = "no reward model is enabled" if key.endswith("taskset") else "a reward model scores no evaluations"
         draft.problem(
@@ -87,9 +87,9 @@ def _check_reward_functions(draft: Draft) -> None:
     places = [] if taskset is None else [(f"{INPUT}.taskset", taskset)]
     places += [(f"{INPUT}.eval_tasksets[{i}]", entry) for i, entry in enumerate(draft.get(f"{INPUT}.eval_tasksets"))]
     for key, taskset in places:
-        name = taskset["default_workflow_type"]
+        name = taskset.default_workflow_type
         entry = None if name in draft.catalogue.plugins.get("workflow", ()) else draft.catalogue.entry("workflow", name)
-        has_function = taskset["default_reward_fn_type"] or taskset["format"]["reward_fn_key"]
+        has_function = taskset.default_reward_fn_type or taskset.format.reward_fn_key
         if entry is None or "reward_fn" not in entry.needs or has_function:
             continue
         scored = has_reward_model(draft) and key.endswith("taskset")

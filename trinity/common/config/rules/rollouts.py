@@ -23,9 +23,9 @@ def check_auxiliary_models(draft: Draft) -> None:
     """Check that every auxiliary model names its folder, and that a teacher is there and long enough."""
     if not draft.explores:
         return
-    models: list[dict[str, Any]] = draft.get(MODELS)
+    models: Any = draft.get(MODELS)
     for index, model in enumerate(models):
-        if not model["model_path"] and model["engine_type"] != "external":
+        if not model.model_path and model.engine_type != "external":
             draft.problem(
                 "E1821",
                 f"{MODELS}[{index}].model_path",
@@ -45,7 +45,7 @@ def check_auxiliary_models(draft: Draft) -> None:
             suggestion="write `auxiliary_models: [{model_path: <folder of the teacher>}]` under `explorer`",
         )
         return
-    if models[0]["engine_type"] == "external":
+    if models[0].engine_type == "external":
         draft.problem(
             "E1869",
             f"{MODELS}[0].engine_type",
@@ -55,7 +55,7 @@ def check_auxiliary_models(draft: Draft) -> None:
             suggestion="write `engine_type: torch` and the folder of the teacher in `model_path`",
         )
         return
-    longest, own = models[0]["max_model_len"], draft.get("model.max_model_len")
+    longest, own = models[0].max_model_len, draft.get("model.max_model_len")
     if longest is not None and own is not None and longest < own:
         draft.problem(
             "E1881",
@@ -102,7 +102,7 @@ def check_reshaping(draft: Draft) -> None:
         return
     operators = draft.get("data_processor.experience_pipeline.operators")
     names = [f"data_processor.experience_pipeline.operators[{index}].name" for index in range(len(operators))]
-    found = [key for key, operator in zip(names, operators, strict=True) if operator["name"] in _RESHAPERS]
+    found = [key for key, operator in zip(names, operators, strict=True) if operator.name in _RESHAPERS]
     if has_reward_model(draft):
         found.append(f"{REWARD_MODEL}.enable")
     for key in found:

@@ -137,8 +137,12 @@ def _resolve_retention(draft: Draft) -> None:
 
 def check_schedule(draft: Draft) -> None:
     """Refuse a learning rate that follows the number of all steps where nobody knows it: a queue trained alone."""
-    buffer = draft.get("buffer.trainer_input.experience_buffer") or {}
-    if draft.mode != "train" or buffer.get("storage_type") == "file" or draft.get("trainer.total_steps") is not None:
+    buffer = draft.config.buffer.trainer_input.experience_buffer
+    if (
+        draft.mode != "train"
+        or (buffer and buffer.storage_type == "file")
+        or draft.get("trainer.total_steps") is not None
+    ):
         return
     kind, ratio = (draft.get(f"algorithm.optimizer.{name}") for name in ("lr_scheduler_type", "lr_warmup_steps_ratio"))
     older = draft.get("algorithm.optimizer.warmup_style")
