@@ -93,6 +93,7 @@ CRITIC = KEYS.trainer.trainer_config.critic
 ROLLOUT_MODEL = KEYS.explorer.rollout_model
 TASKSET = present(KEYS.buffer.explorer_input.taskset)
 EXPERIENCES = present(KEYS.buffer.trainer_input.experience_buffer)
+AUXILIARY = KEYS.buffer.trainer_input.auxiliary_buffers
 
 
 def key_at(path: Path) -> Key[Any]:

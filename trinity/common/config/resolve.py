@@ -19,7 +19,6 @@ from trinity.common.config.explorer import ExplorerConfig
 from trinity.common.config.problems import Finding
 from trinity.common.config.rules.adapter import resolve_adapter
 from trinity.common.config.rules.algorithm import check_name, resolve_algorithm
-from trinity.common.config.rules.auxiliary import resolve_auxiliary_buffers
 from trinity.common.config.rules.batches import (
     check_groups,
     check_intervals,
@@ -42,7 +41,7 @@ from trinity.common.config.rules.critic import check_unused_critic, resolve_crit
 from trinity.common.config.rules.external import resolve_external
 from trinity.common.config.rules.lengths import hand_down, resolve_lengths
 from trinity.common.config.rules.megatron import resolve_megatron, resolve_megatron_offload
-from trinity.common.config.rules.mixture import check_sampling, resolve_mixed_loss
+from trinity.common.config.rules.mixture import check_sampling, resolve_auxiliary_buffers, resolve_mixed_loss
 from trinity.common.config.rules.names import check_addresses, check_model_paths, derive_names
 from trinity.common.config.rules.ranks import check_ranks
 from trinity.common.config.rules.refusals import check_refusals

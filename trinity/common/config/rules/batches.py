@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from trinity.common.config.draft import Draft
-from trinity.common.config.keys import ACTOR, KEYS, Key
-from trinity.common.config.rules.mixture import num_experts, train_batch_size
+from trinity.common.config.keys import ACTOR, KEYS, Key, args_of, part_of
+from trinity.common.config.mixture import batch_size_for, num_expert_rows
 from trinity.common.config.rules.overriding import override
 from trinity.common.config.rules.ranks import num_workers
 
@@ -14,6 +14,34 @@ SIZE = KEYS.buffer.train_batch_size
 _FILTERS = ("reward_filter", "reward_std_filter", "invalid_reward_filter", "dapo_dynamic_sampling")
 MANY_EPOCHS = 100_000
 MANY_STEPS = 10_000_000
+
+
+def expert_ratio(draft: Draft) -> float:
+    """Return the share of expert rows in a training batch; 0 where the strategy mixes none, or the ratio is wrong."""
+    if not is_built_in(draft, "mix"):
+        return 0.0
+    ratio = (draft.get(args_of(KEYS.algorithm.sample_strategy)) or {}).get("expert_data_ratio")
+    is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
+    return float(ratio) if is_number and 0 <= ratio < 1 else 0.0
+
+
+def num_experts(draft: Draft) -> int:
+    """Return the expert rows of a training batch."""
+    try:
+        return num_expert_rows(expert_ratio(draft), draft.get(SIZE))
+    except ValueError:
+        return 0
+
+
+def train_batch_size(draft: Draft, num_rollouts: int) -> int:
+    """Return the size of a training batch with that many rollouts."""
+    return batch_size_for(num_rollouts, expert_ratio(draft))
+
+
+def is_built_in(draft: Draft, name: str, registry: str = "sample_strategy") -> bool:
+    """Return whether the algorithm uses the built-in component of that name, not a plugin's."""
+    is_chosen = draft.get(part_of(KEYS.algorithm, registry)) == name
+    return is_chosen and name not in draft.catalogue.plugins.get(registry, ())
 
 
 def repeat_times(draft: Draft) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from trinity.common.config.draft import Draft, path_of
 from trinity.common.config.rules.algorithm import check_name
 from trinity.common.config.rules.arguments import check_kinds, merge_arguments
+from trinity.common.config.rules.batches import num_experts
 from trinity.common.config.rules.buffers import OUTPUT
-from trinity.common.config.rules.mixture import num_experts
 
 REPLAY = f"{OUTPUT}.replay_buffer"
 FUNCTION = f"{REPLAY}.priority_fn"

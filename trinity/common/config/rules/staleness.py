@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trinity.common.config.draft import Draft
-from trinity.common.config.rules.mixture import num_experts
+from trinity.common.config.rules.batches import num_experts
 
 STYLE = "synchronizer.sync_style"
 LIMIT = "synchronizer.max_staleness"
