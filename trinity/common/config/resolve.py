@@ -18,7 +18,7 @@ from trinity.common.config.draft import Derived, Draft, plain_value
 from trinity.common.config.explorer import ExplorerConfig
 from trinity.common.config.problems import Finding
 from trinity.common.config.rules.adapter import resolve_adapter
-from trinity.common.config.rules.algorithm import check_name, resolve_algorithm
+from trinity.common.config.rules.algorithm import resolve_algorithm
 from trinity.common.config.rules.batches import (
     check_groups,
     check_intervals,
@@ -37,6 +37,7 @@ from trinity.common.config.rules.cluster import (
     resolve_evaluation,
     resolve_synchronizer,
 )
+from trinity.common.config.rules.components import check_name
 from trinity.common.config.rules.critic import check_unused_critic, resolve_critic
 from trinity.common.config.rules.external import resolve_external
 from trinity.common.config.rules.lengths import hand_down, resolve_lengths

@@ -8,7 +8,7 @@ from typing import Any
 
 from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.config.draft import Draft, path_of
-from trinity.common.config.rules.algorithm import check_name
+from trinity.common.config.rules.components import check_name
 from trinity.common.config.rules.formats import MULTI_TURN, check_format, check_multi_turn
 from trinity.common.config.rules.lengths import tasksets
 from trinity.common.constants import BENCH, TRAINER, Mode

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from trinity.common.config.draft import Draft, path_of
-from trinity.common.config.rules.algorithm import check_name
-from trinity.common.config.rules.arguments import check_kinds, merge_arguments
 from trinity.common.config.rules.batches import num_experts
 from trinity.common.config.rules.buffers import OUTPUT
+from trinity.common.config.rules.components import check_kinds, check_name, merge_arguments
 
 REPLAY = f"{OUTPUT}.replay_buffer"
 FUNCTION = f"{REPLAY}.priority_fn"
@@ -43,8 +42,8 @@ def _check_replay(draft: Draft) -> None:
     if check_name(draft, FUNCTION, "priority_fn", function):
         entry = draft.catalogue.entry("priority_fn", function)
         known, written = dict(entry.args) if entry else {}, draft.get(f"{FUNCTION}_args") or {}
-        merge_arguments(draft, f"{FUNCTION}_args", function, known, entry=entry)
-        check_kinds(draft, f"{FUNCTION}_args", function, known, written=written)
+        merge_arguments(draft, FUNCTION, function, known, entry=entry)
+        check_kinds(draft, FUNCTION, function, known, written=written)
         _check_ranges(draft)
     cooldown = draft.get(COOLDOWN)
     if cooldown is None and path_of(COOLDOWN) not in draft.broken:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trinity.common.config.draft import Draft
-from trinity.common.config.rules.algorithm import check_name
+from trinity.common.config.rules.components import check_name
 
 TREE = "trainer.trainer_config"
 SECTION = f"{TREE}.reward_model"
