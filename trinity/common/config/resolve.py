@@ -26,11 +26,7 @@ from trinity.common.config.rules.batches import (
     resolve_batches,
     resolve_steps,
 )
-from trinity.common.config.rules.buffers import (
-    check_unique_names,
-    resolve_experience_buffer,
-    resolve_tasksets,
-)
+from trinity.common.config.rules.buffers import check_replay, check_unique_names, resolve_experience_buffer
 from trinity.common.config.rules.cluster import (
     resolve_cluster,
     resolve_engine,
@@ -46,11 +42,11 @@ from trinity.common.config.rules.mixture import check_sampling, resolve_auxiliar
 from trinity.common.config.rules.names import check_addresses, check_model_paths, derive_names
 from trinity.common.config.rules.ranks import check_ranks
 from trinity.common.config.rules.refusals import check_refusals
-from trinity.common.config.rules.replay import check_replay
 from trinity.common.config.rules.resume import resolve_resume
-from trinity.common.config.rules.reward_model import resolve_reward_model
-from trinity.common.config.rules.rollouts import check_auxiliary_models, check_components, check_reshaping
+from trinity.common.config.rules.rewards import check_components, check_reshaping, resolve_reward_model
+from trinity.common.config.rules.rollouts import check_auxiliary_models
 from trinity.common.config.rules.staleness import resolve_staleness
+from trinity.common.config.rules.tasksets import check_rewards, resolve_tasksets
 from trinity.common.config.rules.training import check_derived_keys, check_schedule, resolve_trainer
 from trinity.common.config.schema_index import variants
 from trinity.common.config.tree import Path, Tree
@@ -186,6 +182,7 @@ RULES = (
     resolve_trainer,
     resolve_critic,
     resolve_megatron,
+    check_rewards,
     resolve_reward_model,
     resolve_resume,
     resolve_experience_buffer,

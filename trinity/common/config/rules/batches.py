@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from trinity.common.config.draft import Draft
+from trinity.common.config.following import override
 from trinity.common.config.keys import ACTOR, KEYS, Key, args_of, part_of
 from trinity.common.config.mixture import batch_size_for, num_expert_rows
-from trinity.common.config.rules.overriding import override
 from trinity.common.config.rules.ranks import num_workers
 
 SIZE = KEYS.buffer.train_batch_size

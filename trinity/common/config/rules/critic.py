@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trinity.common.config.draft import Draft
-from trinity.common.config.rules.mirrors import fill_defaults
-from trinity.common.config.rules.overriding import note_overridden, override
+from trinity.common.config.following import fill_defaults, note_overridden, override
 from trinity.common.config.verl_critic import CriticConfig
 
 TREE = "trainer.trainer_config"

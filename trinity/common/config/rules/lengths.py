@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from trinity.common.config.draft import Draft
-from trinity.common.config.rules.mirrors import fill_defaults
+from trinity.common.config.following import fill_defaults
+from trinity.common.config.rules.tasksets import tasksets
 
 
 def resolve_lengths(draft: Draft) -> None:
@@ -106,12 +107,3 @@ def _hand_to_taskset(draft: Draft, key: str) -> None:
             involves=("model.max_response_tokens",),
             suggestion=f"write {longest} or less",
         )
-
-
-def tasksets(draft: Draft) -> list[str]:
-    """Return the keys of all tasksets, the training one first."""
-    keys = ["buffer.explorer_input.taskset"] if draft.get("buffer.explorer_input.taskset") else []
-    for name in ("tasksets", "eval_tasksets"):
-        count = len(draft.get(f"buffer.explorer_input.{name}"))
-        keys += [f"buffer.explorer_input.{name}[{index}]" for index in range(count)]
-    return keys

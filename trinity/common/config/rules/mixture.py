@@ -8,14 +8,15 @@ from typing import Any
 
 from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.config.draft import Draft
+from trinity.common.config.following import set_from
 from trinity.common.config.keys import ACTOR, AUXILIARY, KEYS, Key, args_of, last_part, part_of
 from trinity.common.config.mixture import DERIVED_ARGUMENTS, num_expert_rows
 from trinity.common.config.nearest import nearest
 from trinity.common.config.rules.batches import SIZE, expert_ratio, is_built_in, num_experts
-from trinity.common.config.rules.buffers import absolute_url, is_database, resolve_format, set_from
+from trinity.common.config.rules.buffers import absolute_url, is_database
 from trinity.common.config.rules.components import check_name
-from trinity.common.config.rules.formats import check_format
 from trinity.common.config.rules.ranks import is_world_known, num_workers
+from trinity.common.config.rules.tasksets import check_format, resolve_format
 
 STRATEGY = KEYS.algorithm.sample_strategy
 LOSS = KEYS.algorithm.policy_loss_fn

@@ -5,18 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from trinity.common.config.draft import Draft
-from trinity.common.config.rules.reward_model import SECTION as REWARD_MODEL
-from trinity.common.config.rules.reward_model import has_reward_model
 
 MODELS = "explorer.auxiliary_models"
-ARGS = "algorithm.advantage_fn_args"
-# Operators that change a reward after the explorer took it as a baseline, as components, or of a step.
-_RESHAPERS = ("reward_shaping_mapper",)
-TAKEN = {
-    "reward_baselines": "the rewards of greedy rollouts",
-    "reward_components": "the components of the reward",
-    "step_reward": "the rewards of the steps",
-}
 
 
 def check_auxiliary_models(draft: Draft) -> None:
@@ -65,54 +55,6 @@ def check_auxiliary_models(draft: Draft) -> None:
             rule=f">= {own}",
             involves=("model.max_model_len",),
             suggestion="remove it",
-        )
-
-
-def check_components(draft: Draft) -> None:
-    """Check that the components of the reward are named, each with at most one weight."""
-    if "reward_components" not in _needs(draft):
-        return
-    arguments = draft.get(ARGS) or {}
-    keys, weights = arguments.get("gdpo_reward_keys"), arguments.get("gdpo_reward_weights")
-    if not isinstance(keys, list | tuple) or not keys or not all(isinstance(key, str) for key in keys):
-        draft.problem(
-            "E1883",
-            f"{ARGS}.gdpo_reward_keys",
-            f"`{ARGS}.gdpo_reward_keys` must be a list of metrics, such as the scores of the reward function, got "
-            f"{keys}",
-            involves=("algorithm.advantage_fn",),
-            suggestion="write `gdpo_reward_keys: [accuracy, format_score]`",
-        )
-    elif weights is not None and (not isinstance(weights, list | tuple) or len(weights) != len(keys)):
-        draft.problem(
-            "E1883",
-            f"{ARGS}.gdpo_reward_weights",
-            f"`{ARGS}.gdpo_reward_weights` must be a list of {len(keys)} numbers, one for each of gdpo_reward_keys, "
-            f"got {weights}",
-            involves=(f"{ARGS}.gdpo_reward_keys",),
-            suggestion="remove it to weigh all alike",
-        )
-
-
-def check_reshaping(draft: Draft) -> None:
-    """Refuse what would change the reward and leave its baseline, its components or its steps as they were."""
-    advantage = draft.get("algorithm.advantage_fn")
-    taken = sorted(_needs(draft) & TAKEN.keys())
-    if not taken or not draft.explores:
-        return
-    operators = draft.get("data_processor.experience_pipeline.operators")
-    names = [f"data_processor.experience_pipeline.operators[{index}].name" for index in range(len(operators))]
-    found = [key for key, operator in zip(names, operators, strict=True) if operator.name in _RESHAPERS]
-    if has_reward_model(draft):
-        found.append(f"{REWARD_MODEL}.enable")
-    for key in found:
-        draft.problem(
-            "E1884",
-            key,
-            f"`{key}: {str(draft.get(key)).lower()}` changes the reward, but advantage_fn {advantage} also reads "
-            f"{TAKEN[taken[0]]}, which would stay as they were",
-            involves=("algorithm.advantage_fn", "algorithm.algorithm_type"),
-            suggestion="give the reward its final form in the reward function",
         )
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trinity.common.config.draft import Draft
-from trinity.common.config.rules.mirrors import fill_defaults, join_mirrors, mirrors
-from trinity.common.config.rules.overriding import note_overridden
+from trinity.common.config.following import fill_defaults, join_mirrors, mirrors, note_overridden
 from trinity.common.config.schema_index import default_at, facts_at
 
 TREE = "trainer.trainer_config"
