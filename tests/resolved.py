@@ -13,7 +13,7 @@ from trinity.common.config.keys import ACTOR, KEYS, part_of, path_of
 from trinity.common.config.resolve import RULES, resolved_values
 from trinity.common.config.rules.algorithm import FUNCTIONS
 from trinity.common.config.rules.batches import resolve_batches
-from trinity.common.config.rules.names import derive_names
+from trinity.common.config.rules.job import derive_names
 from trinity.common.config.tree import Tree, value_at
 
 MINI_BATCH = ACTOR.ppo_mini_batch_size

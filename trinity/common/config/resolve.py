@@ -17,7 +17,6 @@ from trinity.common.config.config import Config
 from trinity.common.config.draft import Derived, Draft, plain_value
 from trinity.common.config.explorer import ExplorerConfig
 from trinity.common.config.problems import Finding
-from trinity.common.config.rules.adapter import resolve_adapter
 from trinity.common.config.rules.algorithm import resolve_algorithm
 from trinity.common.config.rules.batches import (
     check_groups,
@@ -27,25 +26,23 @@ from trinity.common.config.rules.batches import (
     resolve_steps,
 )
 from trinity.common.config.rules.buffers import check_replay, check_unique_names, resolve_experience_buffer
-from trinity.common.config.rules.cluster import (
-    resolve_cluster,
-    resolve_engine,
-    resolve_evaluation,
-    resolve_synchronizer,
-)
 from trinity.common.config.rules.components import check_name
 from trinity.common.config.rules.critic import check_unused_critic, resolve_critic
-from trinity.common.config.rules.external import resolve_external
-from trinity.common.config.rules.lengths import hand_down, resolve_lengths
+from trinity.common.config.rules.engines import check_auxiliary_models, resolve_engine, resolve_external
+from trinity.common.config.rules.job import (
+    check_addresses,
+    derive_names,
+    resolve_cluster,
+    resolve_resume,
+    resolve_runtime,
+)
 from trinity.common.config.rules.megatron import resolve_megatron, resolve_megatron_offload
 from trinity.common.config.rules.mixture import check_sampling, resolve_auxiliary_buffers, resolve_mixed_loss
-from trinity.common.config.rules.names import check_addresses, check_model_paths, derive_names
+from trinity.common.config.rules.model import check_model_paths, hand_down, resolve_adapter, resolve_lengths
 from trinity.common.config.rules.ranks import check_ranks
 from trinity.common.config.rules.refusals import check_refusals
-from trinity.common.config.rules.resume import resolve_resume
 from trinity.common.config.rules.rewards import check_components, check_reshaping, resolve_reward_model
-from trinity.common.config.rules.rollouts import check_auxiliary_models
-from trinity.common.config.rules.staleness import resolve_staleness
+from trinity.common.config.rules.synchronizer import resolve_evaluation, resolve_staleness, resolve_synchronizer
 from trinity.common.config.rules.tasksets import check_rewards, resolve_tasksets
 from trinity.common.config.rules.training import check_derived_keys, check_schedule, resolve_trainer
 from trinity.common.config.schema_index import variants
@@ -171,6 +168,7 @@ RULES = (
     resolve_algorithm,
     resolve_lengths,
     resolve_external,
+    resolve_runtime,
     resolve_engine,
     resolve_synchronizer,
     hand_down,

@@ -28,12 +28,8 @@ def resolve_reward_model(draft: Draft) -> None:
     """Fill what the section leaves out, and check what a classifier needs."""
     if not has_reward_model(draft):
         if draft.is_own(REWARD_MODEL.enable) and draft.get(REWARD_MODEL.enable):
-            draft.problem(
-                "W1902",
-                REWARD_MODEL.enable,
-                f"`{REWARD_MODEL.enable}` has no effect in mode train",
-                involves=(KEYS.mode,),
-            )
+            message = f"`{REWARD_MODEL.enable}` has no effect in mode train"
+            draft.problem("W1902", REWARD_MODEL.enable, message, involves=(KEYS.mode,))
         return
     worker = draft.get(REWARD_MODEL.worker)
     check_name(draft, REWARD_MODEL.worker, "reward_model", worker)
