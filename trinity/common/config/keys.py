@@ -90,6 +90,7 @@ def present(key: Key[T | None]) -> Key[T]:
 ACTOR = KEYS.trainer.trainer_config.actor_rollout_ref.actor
 REFERENCE = KEYS.trainer.trainer_config.actor_rollout_ref.ref
 CRITIC = KEYS.trainer.trainer_config.critic
+VERL_TRAINER = KEYS.trainer.trainer_config.trainer
 ROLLOUT_MODEL = KEYS.explorer.rollout_model
 TASKSET = present(KEYS.buffer.explorer_input.taskset)
 EXPERIENCES = present(KEYS.buffer.trainer_input.experience_buffer)

@@ -36,15 +36,13 @@ from trinity.common.config.rules.job import (
     resolve_resume,
     resolve_runtime,
 )
-from trinity.common.config.rules.megatron import resolve_megatron, resolve_megatron_offload
 from trinity.common.config.rules.mixture import check_sampling, resolve_auxiliary_buffers, resolve_mixed_loss
 from trinity.common.config.rules.model import check_model_paths, hand_down, resolve_adapter, resolve_lengths
-from trinity.common.config.rules.ranks import check_ranks
-from trinity.common.config.rules.refusals import check_refusals
+from trinity.common.config.rules.ranks import check_ranks, resolve_megatron, resolve_megatron_offload
 from trinity.common.config.rules.rewards import check_components, check_reshaping, resolve_reward_model
 from trinity.common.config.rules.synchronizer import resolve_evaluation, resolve_staleness, resolve_synchronizer
 from trinity.common.config.rules.tasksets import check_rewards, resolve_tasksets
-from trinity.common.config.rules.training import check_derived_keys, check_schedule, resolve_trainer
+from trinity.common.config.rules.trainer import check_derived_keys, check_refusals, check_schedule, resolve_trainer
 from trinity.common.config.schema_index import variants
 from trinity.common.config.tree import Path, Tree
 from trinity.utils.log import is_secret_name
