@@ -79,6 +79,11 @@ def _draft() -> Draft:
     return Draft(Config(model={"model_path": "m"}), Tree(), Catalogue(), Path("/"))
 
 
+def test_text_is_no_key() -> None:
+    with pytest.raises(TypeError, match="'buffer.batch_size' is no name of a key"):
+        _draft().get("buffer.batch_size")
+
+
 def test_what_is_derived_stands_in_the_draft_alone() -> None:
     draft = _draft()
     draft.derive(KEYS.buffer.batch_size, 8, KEYS.model.model_path)

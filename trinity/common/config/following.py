@@ -47,7 +47,8 @@ def fill_defaults(
         if facts.default_from is None or _is_in(key, but):
             continue
         if _is_left_out(draft, key) or draft.get(key) in also:
-            draft.copy(key, key_named(facts.default_from))
+            source = key_named(facts.default_from)
+            draft.derive(key, facts.value_from(draft.get(source)), source)
 
 
 def _is_in(key: Key[object], sections: tuple[Key[object], ...]) -> bool:

@@ -59,8 +59,6 @@ KEYS = cast(Config, _Key(()))
 
 def path_of(key: Key[object]) -> Path:
     """Return the path of a key."""
-    if isinstance(key, str):
-        return path_of(key_named(key))
     if not isinstance(key, _Key):
         raise TypeError(f"{key!r} is no name of a key; these begin with KEYS")
     return key._path
@@ -90,6 +88,7 @@ def present(key: Key[T | None]) -> Key[T]:
 ACTOR = KEYS.trainer.trainer_config.actor_rollout_ref.actor
 REFERENCE = KEYS.trainer.trainer_config.actor_rollout_ref.ref
 CRITIC = KEYS.trainer.trainer_config.critic
+REWARD_MODEL = KEYS.trainer.trainer_config.reward_model
 VERL_TRAINER = KEYS.trainer.trainer_config.trainer
 ROLLOUT_MODEL = KEYS.explorer.rollout_model
 TASKSET = present(KEYS.buffer.explorer_input.taskset)

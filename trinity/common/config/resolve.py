@@ -16,6 +16,7 @@ from trinity.common.config.catalogue import Catalogue
 from trinity.common.config.config import Config
 from trinity.common.config.draft import Derived, Draft, plain_value
 from trinity.common.config.explorer import ExplorerConfig
+from trinity.common.config.keys import KEYS
 from trinity.common.config.problems import Finding
 from trinity.common.config.rules.algorithm import resolve_algorithm
 from trinity.common.config.rules.batches import (
@@ -108,9 +109,9 @@ def soften(problems: Iterable[Finding]) -> list[Finding]:
 
 
 def _check_names(draft: Draft) -> None:
-    check_name(draft, "monitor.monitor_type", "monitor", draft.get("monitor.monitor_type"), unknown="E1301")
-    for index, operator in enumerate(draft.get("data_processor.experience_pipeline.operators")):
-        key = f"data_processor.experience_pipeline.operators[{index}].name"
+    check_name(draft, KEYS.monitor.monitor_type, "monitor", draft.config.monitor.monitor_type, unknown="E1301")
+    for index, operator in enumerate(draft.config.data_processor.experience_pipeline.operators):
+        key = KEYS.data_processor.experience_pipeline.operators[index].name
         check_name(draft, key, "operator", operator.name or "(none)")
 
 
@@ -124,7 +125,7 @@ def _check_secrets(draft: Draft) -> None:
         chain = draft.tree.origins.get(path, ())
         if any(origin.kind == "env" for origin in chain):
             continue
-        owner = f"{draft.get('monitor.monitor_type')}_" if words[0] == "monitor" else ""
+        owner = f"{draft.config.monitor.monitor_type}_" if words[0] == "monitor" else ""
         name = f"{owner}{words[-1]}".upper()
         key = ".".join(words)
         draft.problems.append(
@@ -139,20 +140,20 @@ def _check_secrets(draft: Draft) -> None:
 
 def _check_unused(draft: Draft) -> None:
     """Warn about sections that were written for this very run and that nothing reads."""
-    is_idle = draft.mode == "train" and draft.is_own("explorer")
+    is_idle = draft.mode == "train" and draft.is_own(KEYS.explorer)
     if is_idle and draft.typed.explorer != ExplorerConfig():
-        draft.problem("W1902", "explorer", "`explorer` has no effect in mode train")
+        draft.problem("W1902", KEYS.explorer, "`explorer` has no effect in mode train")
 
 
 def _check_config_path(draft: Draft) -> None:
-    if draft.is_given("trainer.trainer_config_path") and draft.is_given("trainer.trainer_config"):
-        origin = draft.origin("trainer.trainer_config")
-        written = draft.get("trainer.trainer_config_path")
+    if draft.is_given(KEYS.trainer.trainer_config_path) and draft.is_given(KEYS.trainer.trainer_config):
+        origin = draft.origin(KEYS.trainer.trainer_config)
+        written = draft.config.trainer.trainer_config_path
         if origin is None or origin.file == str(written) or draft.tree.get(("trainer", "trainer_config")) == {}:
             return
         draft.problem(
             "E1806",
-            "trainer.trainer_config_path",
+            KEYS.trainer.trainer_config_path,
             "`trainer.trainer_config_path` and trainer_config exclude each other",
             suggestion="keep one of them",
         )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from trinity.common.config.draft import Draft
-from trinity.common.config.keys import ACTOR, KEYS, args_of
+from trinity.common.config.keys import ACTOR, KEYS, REWARD_MODEL, args_of
 from trinity.common.config.rules.components import check_name
 
-REWARD_MODEL = KEYS.trainer.trainer_config.reward_model
 ADVANTAGE = KEYS.algorithm.advantage_fn
 OPERATORS = KEYS.data_processor.experience_pipeline.operators
 CLASSIFIER = "sequence_classifier"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from trinity.common.config.buffer import FormatConfig, TasksetConfig
 from trinity.common.config.draft import Draft
 from trinity.common.config.following import set_from
-from trinity.common.config.keys import KEYS, TASKSET, Key, part_of, path_of
+from trinity.common.config.keys import KEYS, REWARD_MODEL, TASKSET, Key, part_of, path_of
 from trinity.common.config.rules.components import check_name
-from trinity.common.config.rules.rewards import REWARD_MODEL, has_reward_model
+from trinity.common.config.rules.rewards import has_reward_model
 
 INPUT = KEYS.buffer.explorer_input
 NO_REWARD = "no_reward"

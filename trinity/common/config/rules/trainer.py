@@ -60,7 +60,9 @@ def resolve_trainer(draft: Draft) -> None:
         draft.derive(REFERENCE.log_prob_micro_batch_size_per_gpu, older, "log_prob_micro_batch_size over one worker")
     for section in (ACTOR, MODEL, REFERENCE):
         fill_defaults(draft, section)
-    _fill_rest(draft)
+    steps = KEYS.trainer.total_steps
+    if draft.get(steps) is not None and draft.get(ACTOR.optim.total_training_steps) == -1:
+        draft.copy(ACTOR.optim.total_training_steps, steps)
     _resolve_retention(draft)
 
 
@@ -124,14 +126,6 @@ def _resolve_optimizer(draft: Draft) -> None:
             )
         elif value != draft.get(ours):
             draft.copy(ours, theirs)
-
-
-def _fill_rest(draft: Draft) -> None:
-    steps, key = draft.config.trainer.total_steps, ACTOR.use_kl_loss
-    if draft.get(key) is None:
-        draft.derive(key, draft.config.algorithm.kl_loss_fn != "none", KEYS.algorithm.kl_loss_fn)
-    if steps is not None and draft.get(ACTOR.optim.total_training_steps) in (-1, None):
-        draft.derive(ACTOR.optim.total_training_steps, steps, KEYS.trainer.total_steps)
 
 
 def _resolve_retention(draft: Draft) -> None:
