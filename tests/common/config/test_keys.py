@@ -87,7 +87,7 @@ def test_text_is_no_key() -> None:
 def test_what_is_derived_stands_in_the_draft_alone() -> None:
     draft = _draft()
     draft.derive(KEYS.buffer.batch_size, 8, KEYS.model.model_path)
-    draft.copy(KEYS.buffer.tokenizer_path, KEYS.model.model_path)
+    draft.follow(KEYS.buffer.tokenizer_path, KEYS.model.model_path)
     assert draft.config.buffer.batch_size == draft.get(KEYS.buffer.batch_size) == 8
     assert draft.config.buffer.tokenizer_path == "m" and draft.typed.buffer.batch_size == 1
     assert [(d.key, d.reason, d.is_copy) for d in draft.derived] == [

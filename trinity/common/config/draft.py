@@ -42,6 +42,8 @@ class Derived:
 class Draft:
     """The working copy that rules read and fill.
 
+    A value is read from `config`; where its key matters too, the key is named (see `keys`), and `get` returns the value.
+
     Attributes:
         typed: the configuration as the schema reads it, before anything is derived.
         tree: what was written, with origins.
@@ -133,7 +135,7 @@ class Draft:
         self.derived = [d for d in self.derived if d.key != name]
         self.derived.append(Derived(name, plain_value(value), str(reason)))
 
-    def copy(self, key: Key[object], source: Key[object]) -> None:
+    def follow(self, key: Key[object], source: Key[object]) -> None:
         """Give a key the value of another one."""
         self.derive(key, self.get(source), source)
 

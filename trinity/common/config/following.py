@@ -28,7 +28,7 @@ def join_mirrors(draft: Draft, section: Key[object], *, but: tuple[Key[object], 
         if not _is_left_out(draft, key):
             draft.derive(other, draft.get(key), f"{key} wins")
         else:
-            draft.copy(key, other)
+            draft.follow(key, other)
 
 
 def fill_defaults(
@@ -79,7 +79,7 @@ def set_from(draft: Draft, key: Key[object], value: Any, source: object) -> None
 def override(draft: Draft, key: Key[object], *, by: Key[object]) -> None:
     """Give `key` the value of `by`, as the published guide says; a different one that was written is told (W1816)."""
     note_overridden(draft, key, f"overridden by {by} ({draft.get(by)})", value=draft.get(by), involves=by)
-    draft.copy(key, by)
+    draft.follow(key, by)
 
 
 def note_overridden(draft: Draft, key: Key[object], why: str, *, value: Any, involves: Key[object]) -> None:

@@ -85,7 +85,7 @@ def _resolve_path(draft: Draft) -> None:
     elif theirs is not None and path is None:
         draft.derive(PATH, theirs, f"{other}, its veRL name")
     elif path is None:
-        draft.copy(PATH, KEYS.model.model_path)
+        draft.follow(PATH, KEYS.model.model_path)
 
 
 def _fill(draft: Draft) -> None:

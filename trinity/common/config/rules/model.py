@@ -139,7 +139,7 @@ def _hand_to_taskset(draft: Draft, key: Key[GenerationConfig]) -> None:
     longest = draft.config.model.max_response_tokens
     asked = draft.get(key.max_tokens)
     if asked is None:
-        draft.copy(key.max_tokens, MODEL.max_response_tokens)
+        draft.follow(key.max_tokens, MODEL.max_response_tokens)
     elif longest is not None and asked > longest:
         draft.problem(
             "E1802",

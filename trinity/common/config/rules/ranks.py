@@ -182,7 +182,7 @@ def _join_offload(draft: Draft, key: Key[object], *others: Key[object]) -> None:
                 suggestion=f"keep `{other}`",
             )
         elif is_other:
-            draft.copy(other, key)
+            draft.follow(other, key)
 
 
 def _refuse_without_effect(draft: Draft) -> None:

@@ -39,7 +39,7 @@ def resolve_reward_model(draft: Draft) -> None:
         draft.derive(rows, older or 64, "micro_batch_size over one worker" if older else "default of the guide")
     tokens = REWARD_MODEL.forward_max_token_len_per_gpu
     if draft.get(tokens) is None and draft.get(REWARD_MODEL.use_dynamic_bsz):
-        draft.copy(tokens, ACTOR.ppo_max_token_len_per_gpu)
+        draft.follow(tokens, ACTOR.ppo_max_token_len_per_gpu)
 
 
 def _check_classifier(draft: Draft) -> None:

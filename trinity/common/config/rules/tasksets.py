@@ -116,7 +116,7 @@ def _resolve_workflow(draft: Draft, key: Key[TasksetConfig], *, is_eval: bool) -
     for name, sources in ((workflow, shared), (reward, (INPUT.default_reward_fn_type,))):
         source = next((source for source in sources if draft.get(source) is not None), None)
         if draft.get(name) is None and source is not None:
-            draft.copy(name, source)
+            draft.follow(name, source)
     if draft.get(workflow) is None and not draft.get(key.format.workflow_key):
         draft.problem(
             "E1828",

@@ -62,7 +62,7 @@ def resolve_trainer(draft: Draft) -> None:
         fill_defaults(draft, section)
     steps = KEYS.trainer.total_steps
     if draft.get(steps) is not None and draft.get(ACTOR.optim.total_training_steps) == -1:
-        draft.copy(ACTOR.optim.total_training_steps, steps)
+        draft.follow(ACTOR.optim.total_training_steps, steps)
     _resolve_retention(draft)
 
 
@@ -114,7 +114,7 @@ def _resolve_optimizer(draft: Draft) -> None:
         value, is_schedule = draft.get(theirs), last_part(theirs) == "lr_scheduler_type"
         is_ours = draft.is_given(ours) or (is_schedule and draft.is_given(OPTIMIZER.warmup_style))
         if value is None:
-            draft.copy(theirs, ours)
+            draft.follow(theirs, ours)
         elif value != draft.get(ours) and is_ours:
             where = optim.warmup_style if is_schedule and style is not None else theirs
             draft.problem(
@@ -125,7 +125,7 @@ def _resolve_optimizer(draft: Draft) -> None:
                 suggestion=f"keep `{ours}`",
             )
         elif value != draft.get(ours):
-            draft.copy(ours, theirs)
+            draft.follow(ours, theirs)
 
 
 def _resolve_retention(draft: Draft) -> None:
