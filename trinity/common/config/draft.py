@@ -42,7 +42,7 @@ class Derived:
 class Draft:
     """The working copy that rules read and fill.
 
-    A value is read from `config`; where its key matters too, the key is named (see `keys`), and `get` returns the value.
+    A value is read from `config`; where its key matters too, a key is named (see `keys`), and `get` returns the value.
 
     Attributes:
         typed: the configuration as the schema reads it, before anything is derived.
@@ -142,8 +142,9 @@ class Draft:
     def put(self, key: Key[object], value: Any) -> None:
         """Set a value without mention."""
         *above, name = path_of(key)
-        parent: Any = value_at(self.config, tuple(above))
-        (vars(parent) if isinstance(parent, Section) else parent)[name] = opened(value)
+        parent = value_at(self.config, tuple(above))
+        values: Any = vars(parent) if isinstance(parent, Section) else parent
+        values[name] = opened(value)
 
     def problem(
         self, code: str, key: Key[object], message: str, *, involves: Iterable[Key[object]] = (), **details: Any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from trinity.common.config.draft import Draft
 from trinity.common.config.following import override
@@ -20,7 +21,7 @@ def expert_ratio(draft: Draft) -> float:
     """Return the share of expert rows in a training batch; 0 where the strategy mixes none, or the ratio is wrong."""
     if not is_built_in(draft, "mix"):
         return 0.0
-    ratio = (draft.get(args_of(KEYS.algorithm.sample_strategy)) or {}).get("expert_data_ratio")
+    ratio: Any = (draft.get(args_of(KEYS.algorithm.sample_strategy)) or {}).get("expert_data_ratio")
     is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
     return float(ratio) if is_number and 0 <= ratio < 1 else 0.0
 

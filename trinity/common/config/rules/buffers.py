@@ -12,7 +12,7 @@ from trinity.common.config.keys import AUXILIARY, EXPERIENCES, KEYS, Key, args_o
 from trinity.common.config.rules.batches import num_trained
 from trinity.common.config.rules.components import check_kinds, check_name, merge_arguments
 from trinity.common.config.rules.tasksets import check_format, check_multi_turn, resolve_format, tasksets
-from trinity.common.constants import BENCH, TRAINER, Mode
+from trinity.common.constants import BENCH, TRAINER
 
 REPLAY = EXPERIENCES.replay_buffer
 FUNCTION = REPLAY.priority_fn
@@ -216,7 +216,7 @@ def _shares_names(draft: Draft, key: Key[ExperienceBufferConfig]) -> bool:
 def _check_place(draft: Draft) -> None:
     """Refuse an explorer apart whose name is the place of another component in the folder of the job."""
     name = draft.config.explorer.name
-    if draft.mode == Mode.EXPLORE and name in {TRAINER, BENCH} - {draft.config.trainer.name}:
+    if draft.mode == "explore" and name in {TRAINER, BENCH} - {draft.config.trainer.name}:
         draft.problem(
             "E1305",
             KEYS.explorer.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trinity.common.config.draft import Draft
-from trinity.common.config.keys import ACTOR, KEYS, REWARD_MODEL, args_of
+from trinity.common.config.keys import ACTOR, KEYS, REWARD_MODEL, Key, args_of
 from trinity.common.config.rules.components import check_name
 
 ADVANTAGE = KEYS.algorithm.advantage_fn
@@ -92,7 +92,7 @@ def check_reshaping(draft: Draft) -> None:
     if not taken or not draft.explores:
         return
     names = [OPERATORS[index].name for index in range(len(draft.get(OPERATORS)))]
-    found = [name for name in names if draft.get(name) in _RESHAPERS]
+    found: list[Key[object]] = [name for name in names if draft.get(name) in _RESHAPERS]
     if has_reward_model(draft):
         found.append(REWARD_MODEL.enable)
     for key in found:

@@ -152,7 +152,7 @@ def _check_bounds(draft: Draft) -> None:
     section = draft.get(SECTION)
     weights, rejection = section.rollout_is, section.rollout_rs
     checks: dict[Key[Any], Callable[[], object]] = {
-        SECTION.rollout_is_threshold: lambda: weights and band(section.rollout_is_threshold, "it"),
+        SECTION.rollout_is_threshold: lambda: weights and band(draft.filled(SECTION.rollout_is_threshold), "it"),
         SECTION.rollout_rs: lambda: rejection and rejection_bounds(rejection, "1"),
         SECTION.rollout_rs_threshold: lambda: rejection and rejection_bounds(rejection, section.rollout_rs_threshold),
     }
