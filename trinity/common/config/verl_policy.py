@@ -106,7 +106,7 @@ class ActorConfig(Section):
         derived=True,
         support=LATER,
         default_from="algorithm.kl_loss_fn",
-        read_as=lambda function: function != "none",
+        unless="none",
     )
     kl_loss_coef: NonNegative | None = key(
         None, "Weight of the KL term.", VERL, set_from="algorithm.kl_loss_fn_args.kl_coef"
