@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from trinity.common.config.base import Section
 from trinity.common.config.catalogue import Catalogue
 from trinity.common.config.config import Config, ModeName
-from trinity.common.config.keys import Key, path_of
+from trinity.common.config.keys import Key, path_of, value_of
 from trinity.common.config.overrides import parse_path
 from trinity.common.config.problems import Finding
 from trinity.common.config.tree import Origin, Path, Tree, place_problem, value_at
@@ -94,8 +94,7 @@ class Draft:
 
     def get(self, key: Key[T]) -> T:
         """Return the value of a key; raises KeyError where a mapping of free entries has none."""
-        value: T = value_at(self.config, path_of(key))
-        return value
+        return value_of(self.config, key)
 
     def filled(self, key: Key[T | None]) -> T:
         """Return the value of a key that an earlier rule fills in where the file leaves it open."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn, TypeVar, cast
 
 from trinity.common.config.config import Config
 from trinity.common.config.overrides import parse_path
-from trinity.common.config.tree import Path, dotted
+from trinity.common.config.tree import Path, dotted, value_at
 
 T = TypeVar("T")
 Key = Annotated[T, "the name of a value, not the value"]
@@ -62,6 +62,12 @@ def path_of(key: Key[object]) -> Path:
     if not isinstance(key, _Key):
         raise TypeError(f"{key!r} is no name of a key; these begin with KEYS")
     return key._path
+
+
+def value_of(config: Config, key: Key[T]) -> T:
+    """Return the value of a key; raises KeyError where a mapping of free entries has none."""
+    value: T = value_at(config, path_of(key))
+    return value
 
 
 def last_part(key: Key[object]) -> str:

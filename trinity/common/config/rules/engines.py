@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import importlib.util
 
+from trinity.common.config.config import Config
 from trinity.common.config.draft import Draft
 from trinity.common.config.engine_args import FIXED_ARGS, KEY_ARGS, TORCH_ENGINE_ARGS
-from trinity.common.config.keys import KEYS, ROLLOUT_MODEL, Key, part_of
+from trinity.common.config.keys import KEYS, ROLLOUT_MODEL, Key, last_part
 from trinity.common.config.model import InferenceModelConfig
 from trinity.utils.gpu import has_gpu
 
 MODELS = KEYS.explorer.auxiliary_models
 SHARED = KEYS.model.external_model
 EXTERNAL = "external"
-NOT_OF_A_SERVER = (
-    "engine_num", "dtype", "extra_engine_args", "gpu_memory_utilization", "chat_template", "trust_remote_code", "seed",
-)  # fmt: skip
 ISOLATION = KEYS.explorer.runner_isolation
 REPLICAS = "replicas are engines here, each watched and started again on its own"
-SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
-TUNING = ("enforce_eager", "enable_prefix_caching", "enable_chunked_prefill", "enable_expert_parallel",
-          "enable_log_requests")  # fmt: skip
 
 
-def engines(draft: Draft) -> list[Key[InferenceModelConfig]]:
+def engines(config: Config) -> list[Key[InferenceModelConfig]]:
     """Return the keys of all engines' sections, the trained model's first."""
-    return [ROLLOUT_MODEL, *(MODELS[index] for index in range(len(draft.get(MODELS))))]
+    return [ROLLOUT_MODEL, *(MODELS[index] for index in range(len(config.explorer.auxiliary_models)))]
+
+
+def divisions(model: Key[InferenceModelConfig]) -> tuple[Key[int], ...]:
+    """Return the keys that say over how many devices one engine is divided."""
+    return model.tensor_parallel_size, model.pipeline_parallel_size
 
 
 def resolve_engine(draft: Draft) -> None:
@@ -45,7 +45,7 @@ def _resolve_types(draft: Draft) -> None:
     """Choose the engine where `engine_type` is auto, and check each model's keys against its engine."""
     if not draft.explores:
         return
-    for model in engines(draft):
+    for model in engines(draft.config):
         key = model.engine_type
         if draft.get(key) == "auto":
             draft.derive(key, *_chosen_engine(draft, model))
@@ -61,9 +61,9 @@ def _resolve_types(draft: Draft) -> None:
 
 def _chosen_engine(draft: Draft, model: Key[InferenceModelConfig]) -> tuple[str, str]:
     """Return the engine that `auto` means, and why: what the file says decides, then the machine, if it may."""
-    for name in SIZES:
-        if draft.get(part_of(model, name)) > 1:
-            return "vllm", f"{name} above 1 needs it"
+    for key in divisions(model):
+        if draft.get(key) > 1:
+            return "vllm", f"{last_part(key)} above 1 needs it"
     foreign = _foreign_arguments(draft, model)
     if foreign:
         return "vllm", f"extra_engine_args.{foreign[0]} is an argument of vLLM"
@@ -85,7 +85,7 @@ def _spread_replicas(draft: Draft, model: Key[InferenceModelConfig]) -> None:
         return
     if draft.get(model.enable_expert_parallel):
         why = f" with enable_expert_parallel: {REPLICAS}, and share no experts"
-        _refuse_size(draft, model, "data_parallel_size", why=why, suggestion=f"write `{model.tensor_parallel_size}`")
+        _refuse_size(draft, model, key, why=why, suggestion=f"write `{model.tensor_parallel_size}`")
         return
     draft.derive(number, draft.get(number) * size, f"{key} {size}: {REPLICAS}")
     draft.derive(key, 1, f"each replica is one of {number}")
@@ -112,8 +112,9 @@ def best_engine(*, is_deterministic: bool, sees_gpus: bool = True) -> tuple[str,
     return ("vllm", "vLLM and a GPU are there") if has_gpu() else ("torch", "this machine has no GPU")
 
 
-def _refuse_size(draft: Draft, model: Key[InferenceModelConfig], name: str, *, why: str, suggestion: str) -> None:
-    key = part_of(model, name)
+def _refuse_size(
+    draft: Draft, model: Key[InferenceModelConfig], key: Key[int], *, why: str, suggestion: str
+) -> None:
     if draft.get(key) != 1:
         message = f"`{key}: {draft.get(key)}` is not served{why}"
         draft.problem("E3223", key, message, rule="1", involves=(model.engine_type,), suggestion=suggestion)
@@ -127,8 +128,8 @@ def _check_vllm(draft: Draft, model: Key[InferenceModelConfig]) -> None:
             "`deterministic: true` does not fit engine_type vllm: the bits of its sums depend on which requests share "
             "a batch",
             rule="torch",
-            involves=(KEYS.deterministic, *(part_of(model, name) for name in SIZES)),
-            suggestion=f"use --set {model}.engine_type=torch, or write `deterministic: false`",
+            involves=(KEYS.deterministic, *divisions(model)),
+            suggestion=f"use --set {model.engine_type}=torch, or write `deterministic: false`",
         )
 
 
@@ -146,11 +147,9 @@ def _check_arguments(draft: Draft, model: Key[InferenceModelConfig]) -> None:
 
 
 def _check_torch(draft: Draft, model: Key[InferenceModelConfig]) -> None:
-    for name in SIZES:
-        why = " by the torch engine, which is on one device"
-        _refuse_size(
-            draft, model, name, why=why, suggestion=f"use --set {model}.{name}=1 or --set {model}.engine_type=vllm"
-        )
+    for size in divisions(model):
+        way_out = f"use --set {size}=1 or --set {model.engine_type}=vllm"
+        _refuse_size(draft, model, size, why=" by the torch engine, which is on one device", suggestion=way_out)
     for name in _foreign_arguments(draft, model):
         draft.problem(
             "E1612",
@@ -158,9 +157,10 @@ def _check_torch(draft: Draft, model: Key[InferenceModelConfig]) -> None:
             f"`{model.extra_engine_args[name]}` is no argument of the torch engine",
             rule=f"one of {', '.join(TORCH_ENGINE_ARGS)}",
             involves=(model.engine_type,),
-            suggestion=f"remove it, or use --set {model}.engine_type=vllm",
+            suggestion=f"remove it, or use --set {model.engine_type}=vllm",
         )
-    for key in (part_of(model, name) for name in TUNING):
+    tuning = (model.enforce_eager, model.enable_prefix_caching, model.enable_chunked_prefill)
+    for key in (*tuning, model.enable_expert_parallel, model.enable_log_requests):
         if draft.is_given(key):
             draft.problem(
                 "W1902",
@@ -176,7 +176,7 @@ def resolve_external(draft: Draft) -> None:
         return
     if draft.get(SHARED.enable):
         _resolve_shared(draft)
-    external = [model for model in engines(draft) if draft.get(model.engine_type) == EXTERNAL]
+    external = [model for model in engines(draft.config) if draft.get(model.engine_type) == EXTERNAL]
     for key in external:
         _check_external(draft, key)
     if ROLLOUT_MODEL in external and draft.mode != "bench":
@@ -224,7 +224,11 @@ def _check_external(draft: Draft, model: Key[InferenceModelConfig]) -> None:
             involves=(SHARED, model),
             suggestion="write `external_model_config: {model_name: <name at the server>}`",
         )
-    for key in (part_of(model, name) for name in NOT_OF_A_SERVER):
+    of_an_engine: tuple[Key[object], ...] = (
+        model.engine_num, model.dtype, model.extra_engine_args, model.gpu_memory_utilization, model.chat_template,
+        model.trust_remote_code, model.seed,
+    )  # fmt: skip
+    for key in of_an_engine:
         if draft.is_own(key):
             draft.problem("W1902", key, f"`{key}` has no effect on an external model")
 

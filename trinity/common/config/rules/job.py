@@ -153,7 +153,7 @@ def resolve_cluster(draft: Draft) -> None:
     if per_node == 0:
         return
     total = nodes * per_node
-    rollout, *others = [_devices(draft, engine) for engine in engines(draft)] if draft.explores else [0]
+    rollout, *others = [_devices(draft, engine) for engine in engines(draft.config)] if draft.explores else [0]
     auxiliary, count = sum(others), len(others)
     asked = rollout + auxiliary
     has_trainer = draft.mode in ("both", "train")

@@ -9,7 +9,7 @@ from typing import Any
 from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.config.draft import Draft
 from trinity.common.config.following import set_from
-from trinity.common.config.keys import ACTOR, AUXILIARY, KEYS, Key, args_of, last_part, part_of
+from trinity.common.config.keys import ACTOR, AUXILIARY, KEYS, Key, args_of, last_part
 from trinity.common.config.mixture import DERIVED_ARGUMENTS, num_expert_rows
 from trinity.common.config.nearest import nearest
 from trinity.common.config.rules.batches import SIZE, expert_ratio, is_built_in, num_experts
@@ -24,13 +24,6 @@ ARGS = args_of(STRATEGY)
 _MIXED_LOSSES = ("mix", "mix_chord")
 _NAME = re.compile(r"[A-Za-z0-9_+-]{1,120}")
 _DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
-_READ_WITH = {
-    "split": ("file",),
-    "subset_name": ("file",),
-    "data_selector": ("file", "sql"),
-    "max_read_timeout": ("queue",),
-    "capacity": (),  # of a queue it is that of the run that fills it
-}
 # What the rows of a storage may be; the first is what they are where nothing is written.
 SCHEMAS: dict[str, tuple[str, ...]] = {"file": ("sft",), "sql": ("experience", "sft"), "queue": ("experience",)}
 
@@ -236,12 +229,19 @@ def _resolve_auxiliary(draft: Draft, name: str, index: int) -> None:
 
 def _note_idle(draft: Draft, key: Key[ExperienceBufferConfig], kind: str) -> None:
     """Warn about keys of other storages."""
-    for name, storages in _READ_WITH.items():
-        if kind not in storages and draft.is_own(part_of(key, name)):
+    read_with: dict[Key[object], tuple[str, ...]] = {
+        key.split: ("file",),
+        key.subset_name: ("file",),
+        key.data_selector: ("file", "sql"),
+        key.max_read_timeout: ("queue",),
+        key.capacity: (),  # of a queue it is that of the run that fills it
+    }
+    for name, storages in read_with.items():
+        if kind not in storages and draft.is_own(name):
             draft.problem(
                 "W1902",
-                part_of(key, name),
-                f"`{part_of(key, name)}` has no effect with storage_type {kind}",
+                name,
+                f"`{name}` has no effect with storage_type {kind}",
                 rule=f"storage_type {' or '.join(storages)}" if storages else "the run that fills a queue has it",
                 suggestion="remove it",
             )

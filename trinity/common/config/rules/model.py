@@ -128,7 +128,7 @@ def hand_down(draft: Draft) -> None:
     """Fill what engines and tasksets inherit from section `model`."""
     if not draft.explores:
         return
-    for engine in engines(draft):
+    for engine in engines(draft.config):
         fill_defaults(draft, engine)
     for taskset in tasksets(draft):
         _hand_to_taskset(draft, taskset.rollout_args)

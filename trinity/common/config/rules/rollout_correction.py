@@ -44,9 +44,9 @@ def resolve_correction(draft: Draft, clips: Mapping[str, Any]) -> None:
     _note_unused(draft, written)
     if preset is None and all(written[name] is None for name in ("rollout_is", "rollout_rs", "bypass_mode")):
         return
-    for name in ("rollout_is_batch_normalize", "bypass_mode"):
-        if draft.get(part_of(SECTION, name)) is None:
-            draft.derive(part_of(SECTION, name), False, "default")
+    for key in (SECTION.rollout_is_batch_normalize, SECTION.bypass_mode):
+        if draft.get(key) is None:
+            draft.derive(key, False, "default")
     if section.rollout_is and section.rollout_is_threshold is None:
         draft.derive(SECTION.rollout_is_threshold, "2.0", "default")
     _check_bounds(draft)
@@ -190,15 +190,15 @@ def _bad_bound(draft: Draft, key: Key[object], what: str, suggestion: str | None
 
 def _note_unused(draft: Draft, written: Mapping[str, Any]) -> None:
     """Warn about options of a part that is off."""
-    needs = {
-        "rollout_is_threshold": "rollout_is",
-        "rollout_is_batch_normalize": "rollout_is",
-        "rollout_rs_threshold": "rollout_rs",
-        "loss_type": "bypass_mode",
+    needs: dict[Key[object], Key[object]] = {
+        SECTION.rollout_is_threshold: SECTION.rollout_is,
+        SECTION.rollout_is_batch_normalize: SECTION.rollout_is,
+        SECTION.rollout_rs_threshold: SECTION.rollout_rs,
+        SECTION.loss_type: SECTION.bypass_mode,
     }
-    for name, other in needs.items():
-        if written[name] is not None and not draft.get(part_of(SECTION, other)):
-            _no_effect(draft, part_of(SECTION, name), f"without {other}")
+    for key, other in needs.items():
+        if written[last_part(key)] is not None and not draft.get(other):
+            _no_effect(draft, key, f"without {last_part(other)}")
 
 
 def _no_effect(draft: Draft, key: Key[object], why: str) -> None:
