@@ -112,9 +112,7 @@ def best_engine(*, is_deterministic: bool, sees_gpus: bool = True) -> tuple[str,
     return ("vllm", "vLLM and a GPU are there") if has_gpu() else ("torch", "this machine has no GPU")
 
 
-def _refuse_size(
-    draft: Draft, model: Key[InferenceModelConfig], key: Key[int], *, why: str, suggestion: str
-) -> None:
+def _refuse_size(draft: Draft, model: Key[InferenceModelConfig], key: Key[int], *, why: str, suggestion: str) -> None:
     if draft.get(key) != 1:
         message = f"`{key}: {draft.get(key)}` is not served{why}"
         draft.problem("E3223", key, message, rule="1", involves=(model.engine_type,), suggestion=suggestion)
