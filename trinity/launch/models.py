@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from trinity.common.config import Config, ConfigErrors, Finding, Plan, StagePlan
-from trinity.common.config.draft import path_of
+from trinity.common.config.keys import key_named, path_of
 from trinity.common.constants import BENCH, Mode
 from trinity.common.errors import EnvironmentProblem
 from trinity.common.models.hub import is_hub_id
@@ -43,7 +43,7 @@ def with_local_models(plan: Plan, resolve: Resolve) -> Plan:
         try:
             folder = resolve(path, needs_weights=needs_weights)
         except EnvironmentProblem as error:
-            problems.append(stage.tree.problem(error.code, path_of(key), f"`{key}`: {error.args[0]}"))
+            problems.append(stage.tree.problem(error.code, path_of(key_named(key)), f"`{key}`: {error.args[0]}"))
         else:
             folders |= {} if folder is None else {path: str(folder)}
     if problems:

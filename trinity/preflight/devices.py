@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from trinity.common.config.keys import value_of
 from trinity.common.config.problems import Finding
-from trinity.common.config.rules.engines import SIZES
+from trinity.common.config.rules.engines import divisions, engines
 from trinity.common.errors import EnvironmentProblem
 from trinity.common.models.vllm_families import is_cpu_build
 from trinity.runtime.cluster import LOCAL, found_address
@@ -50,14 +51,11 @@ def _is_here(cluster: ClusterConfig) -> bool:
 
 
 def _check_vllm(config: Config) -> Iterator[Finding]:
-    explorer = config.explorer
-    models = {"explorer.rollout_model": explorer.rollout_model}
-    models |= {f"explorer.auxiliary_models[{index}]": model for index, model in enumerate(explorer.auxiliary_models)}
     asks_for_none = config.cluster.runtime == "ray" and config.cluster.gpu_per_node == 0
-    for model in [name for name, section in models.items() if section.engine_type == "vllm"]:
-        divided = [size for size in SIZES if vars(models[model])[size] > 1]
-        sets = [f"{model}.engine_type=torch", *(f"{model}.{size}=1" for size in divided)]
-        key, way_out = f"{model}.engine_type", f"use {' '.join(f'--set {each}' for each in sets)}"
+    for model in [model for model in engines(config) if value_of(config, model).engine_type == "vllm"]:
+        divided = [size for size in divisions(model) if value_of(config, size) > 1]
+        sets = [f"{model.engine_type}=torch", *(f"{size}=1" for size in divided)]
+        key, way_out = str(model.engine_type), f"use {' '.join(f'--set {each}' for each in sets)}"
         if not is_installed("vllm"):
             way_out += ', or pip install "trinity-rft[vllm]"'
             yield Finding("E3301", key, "the package vllm is not installed", suggestion=way_out)

@@ -11,7 +11,8 @@ from tests.common.config.conftest import MINIMAL, Examine
 from trinity.common.config import Catalogue
 from trinity.common.config.base import LATER, Facts, Support, facts_of
 from trinity.common.config.config import Config
-from trinity.common.config.draft import Draft, path_of, plain_values
+from trinity.common.config.draft import Draft
+from trinity.common.config.keys import key_named, path_of
 from trinity.common.config.schema_index import annotation_at, facts_at, fields_of
 from trinity.common.config.tree import dotted
 
@@ -81,7 +82,7 @@ def _resolved(examined: Examine, *overrides: str) -> Draft:
     plan, problems = examined(MINIMAL + PPO, *overrides)
     assert not [p.render() for p in problems if p.is_error]
     stage = plan.stages[0]
-    return Draft(plain_values(stage.config), stage.tree, Catalogue(), Path())
+    return Draft(stage.config, stage.tree, Catalogue(), Path())
 
 
 def _said() -> list[tuple[str, Facts]]:
@@ -92,16 +93,23 @@ def _said() -> list[tuple[str, Facts]]:
 def test_what_a_key_follows_is_a_key() -> None:
     sources = {(key, source) for key, f in _said() for source in (f.mirrors, f.default_from, f.set_from) if source}
     assert len(sources) > 80
-    assert [(key, source) for key, source in sources if annotation_at(path_of(source)) is None] == []
+    assert [(key, source) for key, source in sources if annotation_at(path_of(key_named(source))) is None] == []
 
 
 def test_a_key_that_was_left_out_has_the_value_of_the_one_that_it_follows(examined: Examine) -> None:
     draft = _resolved(examined)
-    follows = [(key, facts.default_from) for key, facts in _said() if facts.default_from]
+    follows = [(key, facts.default_from, facts) for key, facts in _said() if facts.default_from]
     assert len(follows) > 40
     unused = f"{VERL}.critic.fsdp."
-    others = {key: source for key, source in follows if not key.startswith(unused)}
-    assert {key: draft.get(key) for key in others} == {key: draft.get(source) for key, source in others.items()}
+    others = [(key, facts, source) for key, source, facts in follows if not key.startswith(unused)]
+    values = {key: draft.get(key_named(key)) for key, _, _ in others}
+    assert values == {key: facts.value_from(draft.get(key_named(source))) for key, facts, source in others}
+
+
+def test_what_a_key_has_of_another_may_be_what_that_means_for_it(examined: Examine) -> None:
+    for function, has_term in (("k2", True), ("none", False)):
+        values = _resolved(examined, f"algorithm.kl_loss_fn={function}").config.trainer.trainer_config
+        assert values.actor_rollout_ref.actor.use_kl_loss is has_term
 
 
 NEW_VALUES = {
@@ -115,8 +123,8 @@ def test_both_names_of_a_value_hold_it_whichever_was_written(examined: Examine) 
     assert len(pairs) > 15
     before = _resolved(examined)
     for detailed, plain in pairs:
-        old = before.get(plain)
+        old = before.get(key_named(plain))
         value = NEW_VALUES.get(plain.rpartition(".")[2], not old if isinstance(old, bool) else 0.25)
         for written in (detailed, plain):
             after = _resolved(examined, "trainer.num_workers=2", f"{written}={json.dumps(value)}")
-            assert after.get(detailed) == after.get(plain) == value != old, written
+            assert after.get(key_named(detailed)) == after.get(key_named(plain)) == value != old, written

@@ -7,7 +7,7 @@ import pytest
 from tests.common.config.conftest import Examine
 from tests.common.config.rows import with_
 from tests.common.config.test_bad_input import find
-from trinity.common.config.draft import path_of
+from trinity.common.config.keys import key_named, path_of
 from trinity.common.config.tree import value_at
 
 QUEUE = with_("  train_batch_size: 8\n  trainer_input: {experience_buffer: {name: q}}\nmode: train\n")
@@ -144,4 +144,4 @@ def test_the_verl_tree_wins_over_the_section_and_that_over_the_default(examined:
     for overrides, expected in cases.items():
         config = examined(QUEUE, *overrides)[0].stages[0].config
         for key in (plain, detailed):
-            assert value_at(config.model_dump(), path_of(key)) == expected, (key, overrides)
+            assert value_at(config.model_dump(), path_of(key_named(key))) == expected, (key, overrides)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from trinity.common.config.base import Idle, Support
-from trinity.common.config.draft import Draft, path_of
+from trinity.common.config.draft import Draft, plain_value
+from trinity.common.config.keys import CRITIC, REWARD_MODEL, Key, key_at, key_named, path_of
 from trinity.common.config.problems import shown_value
 from trinity.common.config.rules.critic import may_read_values
 from trinity.common.config.schema_index import default_at, facts_at, holds_section
-from trinity.common.config.tree import Path, dotted, value_at
+from trinity.common.config.tree import Path, value_at
 
 LATER_NAMES: dict[str, tuple[str, ...]] = {
     "workflow": (
@@ -33,8 +34,6 @@ LATER_NAMES: dict[str, tuple[str, ...]] = {
     "monitor": ("swanlab",),
 }  # fmt: skip
 
-_TRUNK = ("trainer", "trainer_config")
-_KL = "trainer.trainer_config.actor_rollout_ref.actor.use_kl_loss"
 _SAID = {"E1886": "is refused", "E1857": "is not done here"}
 
 
@@ -44,7 +43,7 @@ def check_available(draft: Draft) -> None:
     for path in dict.fromkeys(_value_path(leaf) for leaf in draft.tree.leaves()):
         place, facts = facts_at(path)
         if facts.idle is not None and facts.idle.why not in told and _value(draft, path) is facts.idle.value:
-            _warn(draft, dotted(path), facts.idle)
+            _warn(draft, key_at(path), facts.idle)
             told.add(facts.idle.why)
         at = place if holds_section(place) or (facts.support and facts.support.why) else path
         if facts.support is None or at in told or _is_unused(draft, path):
@@ -54,21 +53,20 @@ def check_available(draft: Draft) -> None:
             told.add(at)
 
 
-def _warn(draft: Draft, key: str, idle: Idle) -> None:
+def _warn(draft: Draft, key: Key[object], idle: Idle) -> None:
     said = f"`{key}: {str(idle.value).lower()}` has no effect: {idle.why}"
     draft.problem("W1902", key, said, suggestion="remove it")
 
 
 def _is_refused(draft: Draft, path: Path, support: Support) -> bool:
     if holds_section(path):
-        return draft.is_given(dotted(path)) and draft.tree.get(path) not in ({}, [], "None")
+        return draft.is_given(key_at(path)) and draft.tree.get(path) not in ({}, [], "None")
     value = _value(draft, path)
-    is_served = _matches(value, support.only) or _is_default(path, value) or _is_mirror(draft, dotted(path), value)
-    return not is_served
+    return not (_matches(value, support.only) or _is_default(path, value) or _is_repeated(draft, path, value))
 
 
 def _refuse(draft: Draft, path: Path, support: Support) -> None:
-    key = dotted(path)
+    key = key_at(path)
     if holds_section(path):
         way_out = support.instead or f"remove `{key}`"
         draft.problem("E1900", key, f"`{key}` is not available yet in this version", suggestion=way_out)
@@ -80,9 +78,9 @@ def _refuse(draft: Draft, path: Path, support: Support) -> None:
             best = support.only[-1] if support.only else default_at(path)[1]
             rule = "null" if best is None else f"{best}"
     else:
-        said = f"`{key}: {shown_value(key, value)}` is not available yet in this version"
+        said = f"`{key}: {shown_value(str(key), value)}` is not available yet in this version"
         rule = f"one of {', '.join(str(v) for v in support.only)}" if support.only else "the default"
-    draft.problem(support.code, key, said, suggestion=support.instead or _hint(key, support.only), rule=rule)
+    draft.problem(support.code, key, said, suggestion=support.instead or _hint(path, support.only), rule=rule)
 
 
 def _value_path(leaf: Path) -> Path:
@@ -94,11 +92,12 @@ def _value_path(leaf: Path) -> Path:
 
 def _is_unused(draft: Draft, path: Path) -> bool:
     """Return whether a section is not used: the explorer's in mode train, the critic's without one."""
-    if path[:3] == (*_TRUNK, "critic") and not may_read_values(draft):
+    trainer = draft.config.trainer
+    if path[:3] == path_of(CRITIC) and not may_read_values(draft):
         return True
-    if path[:3] == (*_TRUNK, "reward_model") and not draft.get("trainer.trainer_config.reward_model.enable"):
+    if path[:3] == path_of(REWARD_MODEL) and not trainer.trainer_config.reward_model.enable:
         return True
-    if "megatron" in path and draft.get("trainer.trainer_strategy") != "megatron":
+    if "megatron" in path and trainer.trainer_strategy != "megatron":
         return True
     return not draft.explores and (path[0] == "explorer" or path[:2] == ("buffer", "explorer_input"))
 
@@ -106,18 +105,16 @@ def _is_unused(draft: Draft, path: Path) -> bool:
 def _value(draft: Draft, path: Path) -> Any:
     """Return the written value as the schema reads it: `no` is false, `None` is null."""
     try:
-        return value_at(draft.typed, path)
+        return plain_value(value_at(draft.typed, path))
     except KeyError:
         return draft.tree.get(path)
 
 
-def _is_mirror(draft: Draft, key: str, value: Any) -> bool:
-    """Return whether a key only repeats the one that it would be filled from."""
-    if key == _KL:
-        return bool(value == (draft.get("algorithm.kl_loss_fn") != "none"))
-    facts = facts_at(path_of(key))[1]
+def _is_repeated(draft: Draft, path: Path, value: Any) -> bool:
+    """Return whether a key only repeats the value that it would have from another key."""
+    facts = facts_at(path)[1]
     other = facts.mirrors or facts.default_from
-    return other is not None and bool(draft.get(other) == value)
+    return other is not None and bool(facts.value_from(draft.get(key_named(other))) == value)
 
 
 def _matches(value: Any, allowed: tuple[Any, ...]) -> bool:
@@ -140,6 +137,6 @@ def _is_default(path: Path, value: Any) -> bool:
     return has_default and (plain == value or str(plain) == str(value))
 
 
-def _hint(key: str, allowed: tuple[Any, ...]) -> str:
+def _hint(path: Path, allowed: tuple[Any, ...]) -> str:
     words = [str(value) for value in allowed if value not in (None, {}, [])]
-    return f"available: {', '.join(words)}" if words else f"remove `{key.rsplit('.', 1)[-1]}`"
+    return f"available: {', '.join(words)}" if words else f"remove `{path[-1]}`"

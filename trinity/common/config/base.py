@@ -127,6 +127,7 @@ class Facts:
         idle: a value that changes nothing.
         mirrors: the key that is another name of this one: what is written under one name holds under both.
         default_from: the key whose value this one has where it is left out.
+        unless: this key only says whether that value is another one than this; null: it has the same value.
         set_from: the key that is written in place of this one, which may only repeat it.
         renamed: the newer name.
         at: facts of keys below a section that hold at this place of it only, by their path from here.
@@ -136,9 +137,14 @@ class Facts:
     idle: Idle | None = None
     mirrors: str | None = None
     default_from: str | None = None
+    unless: str | None = None
     set_from: str | None = None
     renamed: Renamed | None = None
     at: Mapping[str, Facts] = dataclasses.field(default_factory=dict)
+
+    def value_from(self, other: Any) -> Any:
+        """Return the value that this key has from that of the key that it follows."""
+        return other if self.unless is None else other != self.unless
 
 
 LATER = Support()
@@ -166,6 +172,7 @@ def key(
     idle: Idle | None = None,
     mirrors: str | None = None,
     default_from: str | None = None,
+    unless: str | None = None,
     set_from: str | None = None,
     renamed: Renamed | None = None,
     at: Mapping[str, Facts] | None = None,
@@ -182,6 +189,7 @@ def key(
         idle: a value that changes nothing.
         mirrors: its other name.
         default_from: whose value it has where it is left out.
+        unless: the value of that key for which this one is false; for every other one it is true.
         set_from: what is written in its place.
         renamed: its newer name.
         at: what holds below it at this place only.
@@ -191,7 +199,7 @@ def key(
         extra["secret"] = True
     if derived or set_from is not None:
         extra["derived"] = True
-    facts = Facts(support, idle, mirrors, default_from, set_from, renamed, at or {})
+    facts = Facts(support, idle, mirrors, default_from, unless, set_from, renamed, at or {})
     if facts != NO_FACTS:
         extra["facts"] = facts
     return Field(default=default, description=_described(description, facts), json_schema_extra=extra)

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from trinity.common.config.base import Section
 from trinity.common.config.catalogue import Catalogue
+from trinity.common.config.config import Config, ModeName
+from trinity.common.config.keys import Key, path_of, value_of
 from trinity.common.config.overrides import parse_path
 from trinity.common.config.problems import Finding
 from trinity.common.config.tree import Origin, Path, Tree, place_problem, value_at
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -38,34 +42,39 @@ class Derived:
 class Draft:
     """The working copy that rules read and fill.
 
+    A value is read from `config`; where its key matters too, a key is named (see `keys`), and `get` returns the value.
+
     Attributes:
-        values: the configuration as nested dicts and lists.
+        typed: the configuration as the schema reads it, before anything is derived.
         tree: what was written, with origins.
         catalogue: the known names.
         cwd: the folder that relative paths refer to.
         stage_name: name of the stage, if the run has stages.
         looks_at_machine: what this machine has may decide; otherwise only the file does.
         broken: paths whose written value was refused; rules that need them stay silent.
-        typed: the values as the schema reads them, before anything is derived.
+        config: the configuration with what was derived; lists stand where the schema has tuples.
         derived: values filled in, in order.
         problems: what is wrong, in order of finding.
     """
 
-    values: dict[str, Any]
+    typed: Config
     tree: Tree
     catalogue: Catalogue
     cwd: FilePath
     stage_name: str | None = None
     looks_at_machine: bool = True
     broken: set[Path] = field(default_factory=set)
-    typed: dict[str, Any] = field(default_factory=dict)
+    config: Config = field(init=False)
     derived: list[Derived] = field(default_factory=list)
     problems: list[Finding] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.config = opened(self.typed)
+
     @property
-    def mode(self) -> str:
+    def mode(self) -> ModeName:
         """The mode of the run or stage."""
-        return str(self.values["mode"])
+        return self.config.mode
 
     @property
     def explores(self) -> bool:
@@ -75,7 +84,7 @@ class Draft:
     @property
     def schema(self) -> str:
         """The kind of experiences that the algorithm type trains on: `experience`, or `sft`, `cpt` or `dpo`."""
-        entry = self.catalogue.entry("algorithm_type", self.get("algorithm.algorithm_type"))
+        entry = self.catalogue.entry("algorithm_type", self.config.algorithm.algorithm_type)
         return "experience" if entry is None else entry.schema
 
     @property
@@ -83,11 +92,17 @@ class Draft:
         """Whether the algorithm type trains on a dataset, not on rollouts."""
         return self.schema != "experience"
 
-    def get(self, key: str) -> Any:
-        """Return the value at a dotted path."""
-        return value_at(self.values, path_of(key))
+    def get(self, key: Key[T]) -> T:
+        """Return the value of a key; raises KeyError where a mapping of free entries has none."""
+        return value_of(self.config, key)
 
-    def is_given(self, key: str) -> bool:
+    def filled(self, key: Key[T | None]) -> T:
+        """Return the value of a key that an earlier rule fills in where the file leaves it open."""
+        value = self.get(key)
+        assert value is not None, f"{key} is open"
+        return value
+
+    def is_given(self, key: Key[object]) -> bool:
         """Return whether a key was written with a value other than null; one that was refused is as if not written."""
         path = path_of(key)
         if path in self.broken:
@@ -99,28 +114,40 @@ class Draft:
             return False
         return not is_null
 
-    def is_own(self, key: str) -> bool:
+    def is_own(self, key: Key[object]) -> bool:
         """Return whether a key was written in this stage, or in a file that has no stages."""
         if not self.is_given(key):
             return False
         origin = self.origin(key)
         return self.stage_name is None or (origin is not None and origin.written[:1] == ("stages",))
 
-    def origin(self, key: str) -> Origin | None:
+    def origin(self, key: Key[object]) -> Origin | None:
         """Return where a key was written, if it was."""
         return self.tree.origin(path_of(key))
 
-    def derive(self, key: str, value: Any, reason: str) -> None:
-        """Set a value and remember why; a value that is there already stays unmentioned."""
-        path = path_of(key)
-        parent: Any = value_at(self.values, path[:-1])
-        if parent[path[-1]] == value:
+    def derive(self, key: Key[object], value: Any, reason: object) -> None:
+        """Set a value and remember why, which may be the name of a key; a value that is there stays unmentioned."""
+        if self.get(key) == value:
             return
-        parent[path[-1]] = value
-        self.derived = [d for d in self.derived if d.key != key]
-        self.derived.append(Derived(key, value, reason))
+        self.put(key, value)
+        name = str(key)
+        self.derived = [d for d in self.derived if d.key != name]
+        self.derived.append(Derived(name, plain_value(value), str(reason)))
 
-    def problem(self, code: str, key: str, message: str, *, involves: Iterable[str] = (), **details: Any) -> None:
+    def follow(self, key: Key[object], source: Key[object]) -> None:
+        """Give a key the value of another one."""
+        self.derive(key, self.get(source), source)
+
+    def put(self, key: Key[object], value: Any) -> None:
+        """Set a value without mention."""
+        *above, name = path_of(key)
+        parent = value_at(self.config, tuple(above))
+        values: Any = vars(parent) if isinstance(parent, Section) else parent
+        values[name] = opened(value)
+
+    def problem(
+        self, code: str, key: Key[object], message: str, *, involves: Iterable[Key[object]] = (), **details: Any
+    ) -> None:
         """Note a problem at a key, unless a value that it depends on was refused already."""
         for name in (key, *involves):
             path = path_of(name)
@@ -137,21 +164,24 @@ class Draft:
             return None
 
 
-def path_of(key: str) -> Path:
-    """Return the path of a dotted key; keys here are our own, so they are valid."""
-    return (parse_path(key) or (key,)) if key else ()
-
-
-def plain_values(config: Section) -> dict[str, Any]:
-    """Return a section as nested dicts and lists that can be changed."""
-    values = config.model_dump(mode="python")
-    return {name: plain_value(value) for name, value in values.items()}
+def opened(value: T) -> T:
+    """Return a copy of a value whose sections may be changed, with lists in the place of tuples."""
+    made: Any = value
+    if isinstance(value, Section):
+        made = value.model_copy()
+        vars(made).update({name: opened(inner) for name, inner in vars(value).items()})
+    elif isinstance(value, dict):
+        made = {name: opened(inner) for name, inner in value.items()}
+    elif isinstance(value, list | tuple):
+        made = [opened(inner) for inner in value]
+    return cast(T, made)
 
 
 def plain_value(value: Any) -> Any:
-    """Return a value with tuples as lists, copied."""
-    if isinstance(value, dict):
-        return {name: plain_value(inner) for name, inner in value.items()}
+    """Return a copy of a value as nested dicts and lists."""
+    if isinstance(value, Section | dict):
+        items = vars(value) if isinstance(value, Section) else value
+        return {name: plain_value(inner) for name, inner in items.items()}
     if isinstance(value, list | tuple):
         return [plain_value(inner) for inner in value]
     return value

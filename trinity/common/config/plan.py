@@ -10,8 +10,9 @@ from typing import Any
 from trinity.common.config.catalogue import Catalogue
 from trinity.common.config.checking import check_schema
 from trinity.common.config.config import Config
-from trinity.common.config.draft import Derived, path_of
+from trinity.common.config.draft import Derived
 from trinity.common.config.interpolation import resolve_interpolations
+from trinity.common.config.keys import key_named, path_of
 from trinity.common.config.overrides import apply_overrides
 from trinity.common.config.problems import ConfigErrors, Finding, unique
 from trinity.common.config.reading import read_file
@@ -45,7 +46,7 @@ class StagePlan:
     def placed(self, finding: Finding) -> Finding:
         """Return a finding at a key of the stage's configuration with its place in the file."""
         details = {"value": finding.value, "suggestion": finding.suggestion}
-        return self.tree.problem(finding.code, path_of(finding.key), finding.message, **details)
+        return self.tree.problem(finding.code, path_of(key_named(finding.key)), finding.message, **details)
 
 
 @dataclass(frozen=True)

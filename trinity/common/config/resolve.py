@@ -14,13 +14,11 @@ from trinity.common.config.available import check_available
 from trinity.common.config.base import Section
 from trinity.common.config.catalogue import Catalogue
 from trinity.common.config.config import Config
-from trinity.common.config.draft import Derived, Draft, plain_value, plain_values
+from trinity.common.config.draft import Derived, Draft, plain_value
 from trinity.common.config.explorer import ExplorerConfig
+from trinity.common.config.keys import KEYS
 from trinity.common.config.problems import Finding
-from trinity.common.config.rules.adapter import resolve_adapter
-from trinity.common.config.rules.algorithm import check_name, resolve_algorithm
-from trinity.common.config.rules.arguments import check_arguments
-from trinity.common.config.rules.auxiliary import resolve_auxiliary_buffers
+from trinity.common.config.rules.algorithm import resolve_algorithm
 from trinity.common.config.rules.batches import (
     check_groups,
     check_intervals,
@@ -28,31 +26,24 @@ from trinity.common.config.rules.batches import (
     resolve_batches,
     resolve_steps,
 )
-from trinity.common.config.rules.buffers import (
-    check_unique_names,
-    resolve_experience_buffer,
-    resolve_tasksets,
-)
-from trinity.common.config.rules.cluster import (
-    resolve_cluster,
-    resolve_engine,
-    resolve_evaluation,
-    resolve_synchronizer,
-)
+from trinity.common.config.rules.buffers import check_replay, check_unique_names, resolve_experience_buffer
+from trinity.common.config.rules.components import check_arguments, check_name
 from trinity.common.config.rules.critic import check_unused_critic, resolve_critic
-from trinity.common.config.rules.external import resolve_external
-from trinity.common.config.rules.lengths import hand_down, resolve_lengths
-from trinity.common.config.rules.megatron import resolve_megatron, resolve_megatron_offload
-from trinity.common.config.rules.mixture import check_sampling, resolve_mixed_loss
-from trinity.common.config.rules.names import check_addresses, check_model_paths, derive_names
-from trinity.common.config.rules.ranks import check_ranks
-from trinity.common.config.rules.refusals import check_refusals
-from trinity.common.config.rules.replay import check_replay
-from trinity.common.config.rules.resume import resolve_resume
-from trinity.common.config.rules.reward_model import resolve_reward_model
-from trinity.common.config.rules.rollouts import check_auxiliary_models, check_components, check_reshaping
-from trinity.common.config.rules.staleness import resolve_staleness
-from trinity.common.config.rules.training import check_derived_keys, check_schedule, resolve_trainer
+from trinity.common.config.rules.engines import check_auxiliary_models, resolve_engine, resolve_external
+from trinity.common.config.rules.job import (
+    check_addresses,
+    derive_names,
+    resolve_cluster,
+    resolve_resume,
+    resolve_runtime,
+)
+from trinity.common.config.rules.mixture import check_sampling, resolve_auxiliary_buffers, resolve_mixed_loss
+from trinity.common.config.rules.model import check_model_paths, hand_down, resolve_adapter, resolve_lengths
+from trinity.common.config.rules.ranks import check_ranks, resolve_megatron, resolve_megatron_offload
+from trinity.common.config.rules.rewards import check_components, check_reshaping, resolve_reward_model
+from trinity.common.config.rules.synchronizer import resolve_evaluation, resolve_staleness, resolve_synchronizer
+from trinity.common.config.rules.tasksets import check_rewards, resolve_tasksets
+from trinity.common.config.rules.trainer import check_derived_keys, check_refusals, check_schedule, resolve_trainer
 from trinity.common.config.schema_index import variants
 from trinity.common.config.tree import Path, Tree
 from trinity.utils.log import is_secret_name
@@ -81,8 +72,7 @@ def resolve(
         broken: paths whose values were refused by the schema.
         looks_at_machine: what this machine has decides what the file leaves open.
     """
-    values, typed = plain_values(config), plain_values(config)
-    draft = Draft(values, tree, catalogue, cwd, stage_name, looks_at_machine, set(broken), typed)
+    draft = Draft(config, tree, catalogue, cwd, stage_name, looks_at_machine, set(broken))
     for rule in RULES:
         rule(draft)
     # What is not available yet is a warning where only the file is looked at, which then is shown complete.
@@ -94,7 +84,7 @@ def resolve(
 
 def resolved_values(draft: Draft) -> Config:
     """Return the configuration that a draft has become."""
-    return Config.model_validate(_meant(draft.values, Config, draft.tree.values))
+    return Config.model_validate(_meant(plain_value(draft.config), Config, draft.tree.values))
 
 
 def _meant(values: dict[str, Any], model: type[Section], written: Any) -> dict[str, Any]:
@@ -119,11 +109,11 @@ def soften(problems: Iterable[Finding]) -> list[Finding]:
 
 
 def _check_names(draft: Draft) -> None:
-    check_name(draft, "monitor.monitor_type", "monitor", draft.get("monitor.monitor_type"), unknown="E1301")
-    for index, operator in enumerate(draft.get("data_processor.experience_pipeline.operators")):
-        key = f"data_processor.experience_pipeline.operators[{index}]"
-        if check_name(draft, f"{key}.name", "operator", operator["name"] or "(none)"):
-            check_arguments(draft, f"{key}.args", "operator", operator["name"])
+    check_name(draft, KEYS.monitor.monitor_type, "monitor", draft.config.monitor.monitor_type, unknown="E1301")
+    for index, operator in enumerate(draft.config.data_processor.experience_pipeline.operators):
+        key = KEYS.data_processor.experience_pipeline.operators[index]
+        if check_name(draft, key.name, "operator", operator.name or "(none)"):
+            check_arguments(draft, key.args, "operator", operator.name, chosen=key.name)
 
 
 def _check_secrets(draft: Draft) -> None:
@@ -136,7 +126,7 @@ def _check_secrets(draft: Draft) -> None:
         chain = draft.tree.origins.get(path, ())
         if any(origin.kind == "env" for origin in chain):
             continue
-        owner = f"{draft.get('monitor.monitor_type')}_" if words[0] == "monitor" else ""
+        owner = f"{draft.config.monitor.monitor_type}_" if words[0] == "monitor" else ""
         name = f"{owner}{words[-1]}".upper()
         key = ".".join(words)
         draft.problems.append(
@@ -151,20 +141,20 @@ def _check_secrets(draft: Draft) -> None:
 
 def _check_unused(draft: Draft) -> None:
     """Warn about sections that were written for this very run and that nothing reads."""
-    is_idle = draft.mode == "train" and draft.is_own("explorer")
-    if is_idle and draft.typed["explorer"] != plain_values(ExplorerConfig()):
-        draft.problem("W1902", "explorer", "`explorer` has no effect in mode train")
+    is_idle = draft.mode == "train" and draft.is_own(KEYS.explorer)
+    if is_idle and draft.typed.explorer != ExplorerConfig():
+        draft.problem("W1902", KEYS.explorer, "`explorer` has no effect in mode train")
 
 
 def _check_config_path(draft: Draft) -> None:
-    if draft.is_given("trainer.trainer_config_path") and draft.is_given("trainer.trainer_config"):
-        origin = draft.origin("trainer.trainer_config")
-        written = draft.get("trainer.trainer_config_path")
+    if draft.is_given(KEYS.trainer.trainer_config_path) and draft.is_given(KEYS.trainer.trainer_config):
+        origin = draft.origin(KEYS.trainer.trainer_config)
+        written = draft.config.trainer.trainer_config_path
         if origin is None or origin.file == str(written) or draft.tree.get(("trainer", "trainer_config")) == {}:
             return
         draft.problem(
             "E1806",
-            "trainer.trainer_config_path",
+            KEYS.trainer.trainer_config_path,
             "`trainer.trainer_config_path` and trainer_config exclude each other",
             suggestion="keep one of them",
         )
@@ -178,6 +168,7 @@ RULES = (
     resolve_algorithm,
     resolve_lengths,
     resolve_external,
+    resolve_runtime,
     resolve_engine,
     resolve_synchronizer,
     hand_down,
@@ -189,6 +180,7 @@ RULES = (
     resolve_trainer,
     resolve_critic,
     resolve_megatron,
+    check_rewards,
     resolve_reward_model,
     resolve_resume,
     resolve_experience_buffer,

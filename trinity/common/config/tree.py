@@ -10,6 +10,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any
 
+from trinity.common.config.base import Section
 from trinity.common.config.problems import Finding
 
 Path = tuple[str | int, ...]
@@ -91,8 +92,9 @@ class Tree:
 
 
 def value_at(values: Any, path: Path) -> Any:
-    """Return the value at a path of nested dicts and lists; raises KeyError where there is none."""
+    """Return the value at a path of nested sections, dicts and lists; raises KeyError where there is none."""
     for part in path:
+        values = vars(values) if isinstance(values, Section) else values
         is_item = isinstance(values, list) and part in range(len(values))
         if not is_item and not (isinstance(values, dict) and part in values):
             raise KeyError(dotted(path))

@@ -99,7 +99,15 @@ class ActorConfig(Section):
     entropy_coeff: NonNegative | None = key(
         None, "Weight of the entropy.", VERL, set_from="algorithm.entropy_loss_fn_args.entropy_coef"
     )
-    use_kl_loss: bool | None = key(None, "Set from algorithm.kl_loss_fn.", VERL, derived=True, support=LATER)
+    use_kl_loss: bool | None = key(
+        None,
+        "Whether the loss has a KL term.",
+        VERL,
+        derived=True,
+        support=LATER,
+        default_from="algorithm.kl_loss_fn",
+        unless="none",
+    )
     kl_loss_coef: NonNegative | None = key(
         None, "Weight of the KL term.", VERL, set_from="algorithm.kl_loss_fn_args.kl_coef"
     )

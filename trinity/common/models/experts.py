@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from trinity.common.config.rules.refusals import LOSS_OF_EXPERTS
+from trinity.common.config.rules.trainer import LOSS_OF_EXPERTS
 
 _SWITCH = "output_router_logits"
 _COEFFICIENT = re.compile(r"aux_loss|z_loss|moe_loss")

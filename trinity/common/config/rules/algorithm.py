@@ -1,17 +1,20 @@
-"""Algorithm type, its functions and their arguments."""
+"""Algorithm type, its functions and their arguments, and what the type says about them against what they say."""
 
 from __future__ import annotations
 
 from typing import Any, get_args
 
 from trinity.common.config.algorithm import LossAggMode
-from trinity.common.config.available import LATER_NAMES
 from trinity.common.config.draft import Draft
-from trinity.common.config.nearest import nearest
-from trinity.common.config.rules.algorithm_type import check_type
-from trinity.common.config.rules.arguments import merge_arguments, resolve_arguments
+from trinity.common.config.keys import KEYS, args_of, part_of, path_of
+from trinity.common.config.rules.components import check_name, merge_arguments, resolve_arguments
 from trinity.common.config.rules.rollout_correction import check_correction, recompute, resolve_correction
 from trinity.common.config.schema_index import default_at
+from trinity.utils.entry import Entry
+
+ALGORITHM = KEYS.algorithm
+TYPE = ALGORITHM.algorithm_type
+BALANCE = (KEYS.trainer.balance_batch, KEYS.trainer.trainer_config.trainer.balance_batch)
 
 FUNCTIONS = {
     "sample_strategy": "sample_strategy",
@@ -28,8 +31,8 @@ SHARED_AGG_MODES = get_args(LossAggMode)
 
 def resolve_algorithm(draft: Draft) -> None:
     """Fill what the algorithm type decides, and check names and arguments."""
-    algorithm = draft.get("algorithm.algorithm_type")
-    known = check_name(draft, "algorithm.algorithm_type", "algorithm_type", algorithm, unknown="E1301")
+    algorithm = draft.get(TYPE)
+    known = check_name(draft, TYPE, "algorithm_type", algorithm, unknown="E1301")
     entry = draft.catalogue.entry("algorithm_type", algorithm)
     defaults = dict(entry.args) if entry is not None else {}
     if known:
@@ -46,50 +49,18 @@ def resolve_algorithm(draft: Draft) -> None:
     _resolve_optimizer(draft)
 
 
-def check_name(draft: Draft, key: str, registry: str, name: str | None, *, unknown: str = "E1701") -> bool:
-    """Return whether a name exists and can be used now; otherwise note why not."""
-    catalogue = draft.catalogue
-    available = list(catalogue.names(registry))
-    if name is None or name in available:
-        return True
-    later = LATER_NAMES.get(registry, ())
-    if name in later:
-        draft.problem(
-            "E1900",
-            key,
-            f"`{key}: {name}` is not available yet in this version",
-            suggestion=f"available: {', '.join(available)}",
-        )
-        return False
-    names = [*available, *later]
-    if catalogue.has_unknown_plugins:
-        draft.problem("W1701", key, f"`{key}: {name}` is not known here; a plugin may register it when the run starts")
-        return False
-    near = nearest(name, names)
-    own = "a name of your own needs --plugin-dir (or `plugin_dirs`) with the folder of the file that registers it"
-    hint = f"did you mean `{near}`? {own}" if near else f"known: {', '.join(available)}; {own}"
-    draft.problem(
-        unknown,
-        key,
-        f"unknown {registry} `{name}` in `{key}`; known: {', '.join(available)}",
-        suggestion=hint,
-        rule=f"a known {registry}",
-    )
-    return False
-
-
 def _fill_type(draft: Draft, algorithm: str, defaults: dict[str, Any]) -> None:
     reason = f"default of algorithm_type {algorithm}"
     repeat = defaults.get("repeat_times", 1)
-    if draft.get("algorithm.repeat_times") is None:
-        draft.derive("algorithm.repeat_times", repeat, reason)
+    if draft.config.algorithm.repeat_times is None:
+        draft.derive(ALGORITHM.repeat_times, repeat, reason)
     for name in FUNCTIONS:
-        if draft.get(f"algorithm.{name}") is None and name in defaults:
-            draft.derive(f"algorithm.{name}", defaults[name], reason)
+        if draft.get(part_of(ALGORITHM, name)) is None and name in defaults:
+            draft.derive(part_of(ALGORITHM, name), defaults[name], reason)
 
 
 def _resolve_function(draft: Draft, name: str, registry: str, defaults: dict[str, Any]) -> None:
-    key = f"algorithm.{name}"
+    key = part_of(ALGORITHM, name)
     chosen = draft.get(key)
     if chosen is None:
         fallback = "default" if name == "sample_strategy" else "none"
@@ -97,13 +68,13 @@ def _resolve_function(draft: Draft, name: str, registry: str, defaults: dict[str
         draft.derive(key, chosen, "not used by this algorithm")
     if chosen is None or (chosen == "none" and not draft.catalogue.knows(registry, chosen)):
         draft.derive(key, None, "not used by this algorithm")
-        draft.derive(f"{key}_args", draft.get(f"{key}_args") or {}, "not used by this algorithm")
+        draft.derive(args_of(key), draft.get(args_of(key)) or {}, "not used by this algorithm")
         return
     if not check_name(draft, key, registry, chosen):
         return
     entry = draft.catalogue.entry(registry, chosen)
     if entry is None:
-        merge_arguments(draft, f"{key}_args", chosen, {})
+        merge_arguments(draft, key, chosen, {})
         return
     if entry.reads & OF_DISTRIBUTIONS:
         recompute(draft, key, "reads whole distributions of the weights before the step")
@@ -112,49 +83,50 @@ def _resolve_function(draft: Draft, name: str, registry: str, defaults: dict[str
 
 
 def _resolve_aggregation(draft: Draft) -> None:
-    arguments = draft.get("algorithm.policy_loss_fn_args") or {}
-    mode = draft.get("algorithm.loss_agg_mode")
-    inner = draft.is_given("algorithm.policy_loss_fn_args.loss_agg_mode")
+    arguments = draft.config.algorithm.policy_loss_fn_args or {}
+    mode = draft.config.algorithm.loss_agg_mode
+    inner = draft.is_given(args_of(ALGORITHM.policy_loss_fn)["loss_agg_mode"])
     own = arguments.get("loss_agg_mode")
     if mode is None:
         shared = own if own in SHARED_AGG_MODES else "token-mean"
-        draft.derive("algorithm.loss_agg_mode", shared, "default of the policy loss")
+        draft.derive(ALGORITHM.loss_agg_mode, shared, "default of the policy loss")
     elif inner and own != mode:
         draft.problem(
             "E1815",
-            "algorithm.loss_agg_mode",
+            ALGORITHM.loss_agg_mode,
             f"`algorithm.loss_agg_mode` is {mode}, but algorithm.policy_loss_fn_args.loss_agg_mode is {own}",
             suggestion="keep one of them",
         )
     elif "loss_agg_mode" in arguments and own != mode:
-        draft.derive("algorithm.policy_loss_fn_args", {**arguments, "loss_agg_mode": mode}, "algorithm.loss_agg_mode")
-    elif "loss_agg_mode" not in arguments and draft.is_own("algorithm.loss_agg_mode"):
+        arguments = {**arguments, "loss_agg_mode": mode}
+        draft.derive(ALGORITHM.policy_loss_fn_args, arguments, ALGORITHM.loss_agg_mode)
+    elif "loss_agg_mode" not in arguments and draft.is_own(ALGORITHM.loss_agg_mode):
         _note_fixed_aggregation(draft, mode)
 
 
 def _note_fixed_aggregation(draft: Draft, mode: str) -> None:
     """Warn that a policy loss aggregates in its own way, whatever was written."""
-    loss = draft.get("algorithm.policy_loss_fn")
+    loss = draft.config.algorithm.policy_loss_fn
     entry = draft.catalogue.entry("policy_loss_fn", loss)
     if entry is not None:
         draft.problem(
             "W1902",
-            "algorithm.loss_agg_mode",
+            ALGORITHM.loss_agg_mode,
             f"`algorithm.loss_agg_mode: {mode}` has no effect on the policy loss {loss}, which is aggregated in "
             "its own way; only KL and entropy terms follow it",
-            involves=("algorithm.policy_loss_fn",),
+            involves=(ALGORITHM.policy_loss_fn,),
             suggestion="remove it",
         )
 
 
 def _check_rollouts(draft: Draft, algorithm: str) -> None:
-    repeat = draft.get("algorithm.repeat_times") or 1
-    advantage = draft.get("algorithm.advantage_fn")
+    repeat = draft.config.algorithm.repeat_times or 1
+    advantage = draft.config.algorithm.advantage_fn
     of_advantage = draft.catalogue.entry("advantage_fn", advantage)
     if of_advantage is not None and of_advantage.compares and repeat < 2:
         draft.problem(
             "E1801",
-            "algorithm.repeat_times",
+            ALGORITHM.repeat_times,
             f"`algorithm.repeat_times` must be >= 2 for {algorithm}, got {repeat}: advantage_fn {advantage} compares "
             "the rollouts of a task with each other",
             rule=">= 2",
@@ -162,36 +134,36 @@ def _check_rollouts(draft: Draft, algorithm: str) -> None:
         )
     of_type = draft.catalogue.entry("algorithm_type", algorithm)
     needs_operators = of_type is not None and of_type.needs_operators
-    if needs_operators and draft.explores and not draft.get("data_processor.experience_pipeline.operators"):
+    if needs_operators and draft.explores and not draft.config.data_processor.experience_pipeline.operators:
         draft.problem(
             "E1832",
-            "data_processor.experience_pipeline.operators",
+            KEYS.data_processor.experience_pipeline.operators,
             f"`data_processor.experience_pipeline.operators` is empty: {algorithm} fine-tunes on the rollouts that "
             "operators keep, and from all of its own rollouts it cannot learn",
-            involves=("algorithm.algorithm_type",),
+            involves=(TYPE,),
             suggestion="write `operators: [{name: reward_filter, args: {threshold: 1.0}}]`",
         )
     if draft.trains_on_dataset and draft.explores:
         draft.problem(
             "E1807",
-            "mode",
+            KEYS.mode,
             f"`mode: {draft.mode}` does not fit algorithm_type {algorithm}, which trains on a dataset",
-            involves=("algorithm.algorithm_type",),
+            involves=(TYPE,),
             suggestion="write `mode: train`",
         )
-    if draft.trains_on_dataset and advantage is not None and draft.is_own("algorithm.advantage_fn"):
+    if draft.trains_on_dataset and advantage is not None and draft.is_own(ALGORITHM.advantage_fn):
         draft.problem(
             "E1807",
-            "algorithm.advantage_fn",
+            ALGORITHM.advantage_fn,
             f"`algorithm.advantage_fn: {advantage}` does not fit algorithm_type {algorithm}, which trains on a dataset "
             "without rewards",
-            involves=("algorithm.algorithm_type",),
+            involves=(TYPE,),
             suggestion="remove it",
         )
-    if draft.schema == "dpo" and draft.is_given("algorithm.repeat_times") and repeat != 2:
+    if draft.schema == "dpo" and draft.is_given(ALGORITHM.repeat_times) and repeat != 2:
         draft.problem(
             "E1807",
-            "algorithm.repeat_times",
+            ALGORITHM.repeat_times,
             f"`algorithm.repeat_times` must be 2 for {algorithm}, got {repeat}",
             rule="2",
             suggestion="remove it",
@@ -201,14 +173,14 @@ def _check_rollouts(draft: Draft, algorithm: str) -> None:
 
 def _check_pairs(draft: Draft, algorithm: str) -> None:
     """Check that a loss over pairs gets pairs, and that pairs get one; of a plugin only its author knows."""
-    loss, kl = draft.get("algorithm.policy_loss_fn"), draft.get("algorithm.kl_loss_fn")
-    if draft.schema == "dpo" and kl != "none" and draft.is_own("algorithm.kl_loss_fn"):
+    loss, kl = draft.config.algorithm.policy_loss_fn, draft.config.algorithm.kl_loss_fn
+    if draft.schema == "dpo" and kl != "none" and draft.is_own(ALGORITHM.kl_loss_fn):
         draft.problem(
             "W1835",
-            "algorithm.kl_loss_fn",
+            ALGORITHM.kl_loss_fn,
             f"`algorithm.kl_loss_fn: {kl}` is a second pull to the reference on top of DPO's own, whose strength is "
             "policy_loss_fn_args.beta",
-            involves=("algorithm.algorithm_type",),
+            involves=(TYPE,),
             suggestion="write `kl_loss_fn: none`",
         )
     entry, is_of_pairs = draft.catalogue.entry("policy_loss_fn", loss), draft.schema == "dpo"
@@ -218,24 +190,24 @@ def _check_pairs(draft: Draft, algorithm: str) -> None:
     needs = "a loss over pairs" if is_of_pairs else "algorithm_type dpo, whose rows are pairs"
     draft.problem(
         "E1833",
-        "algorithm.policy_loss_fn",
+        ALGORITHM.policy_loss_fn,
         f"`algorithm.policy_loss_fn: {loss}` does not fit algorithm_type {algorithm}: it needs {needs}",
-        involves=("algorithm.algorithm_type",),
+        involves=(TYPE,),
         suggestion="remove it",
     )
 
 
 def _check_kl_penalty(draft: Draft) -> None:
     """Check that a KL penalty in the reward reaches an advantage that is computed from it."""
-    if draft.get("algorithm.kl_penalty_fn") == "full":
+    if draft.config.algorithm.kl_penalty_fn == "full":
         draft.problem(
             "E1854",
-            "algorithm.kl_penalty_fn",
+            ALGORITHM.kl_penalty_fn,
             "`algorithm.kl_penalty_fn: full` compares whole distributions, and a reward is lowered by the "
             "log-probability of its token",
             suggestion="write `kl_loss_fn: full`, or another kl_penalty_fn such as k3",
         )
-    penalty, advantage = draft.get("algorithm.kl_penalty_fn"), draft.get("algorithm.advantage_fn")
+    penalty, advantage = draft.config.algorithm.kl_penalty_fn, draft.config.algorithm.advantage_fn
     entry = draft.catalogue.entry("advantage_fn", advantage)
     is_known = entry is not None or advantage is None
     is_of_trainer = entry is not None and entry.scope == "trainer"
@@ -248,41 +220,109 @@ def _check_kl_penalty(draft: Draft) -> None:
     if penalty not in (None, "none") and is_known and not reads_rewards:
         draft.problem(
             "E1831",
-            "algorithm.kl_penalty_fn",
+            ALGORITHM.kl_penalty_fn,
             f"`algorithm.kl_penalty_fn: {penalty}` has no effect with advantage_fn {advantage or 'none'}, {reason}",
-            involves=("algorithm.advantage_fn", "algorithm.algorithm_type"),
+            involves=(ALGORITHM.advantage_fn, TYPE),
             suggestion="use kl_loss_fn, or an advantage_fn of the trainer such as grpo_verl",
         )
 
 
 def _resolve_optimizer(draft: Draft) -> None:
-    section = "algorithm.optimizer"
-    style = draft.get(f"{section}.warmup_style")
+    optimizer, values = ALGORITHM.optimizer, draft.config.algorithm.optimizer
+    style, kind = values.warmup_style, values.lr_scheduler_type
     if style is not None:
-        if draft.is_given(f"{section}.lr_scheduler_type") and draft.get(f"{section}.lr_scheduler_type") != style:
+        if draft.is_given(optimizer.lr_scheduler_type) and kind != style:
             draft.problem(
                 "E1815",
-                f"{section}.warmup_style",
-                f"`{section}.warmup_style` is {style}, but "
-                f"lr_scheduler_type is {draft.get(f'{section}.lr_scheduler_type')}",
+                optimizer.warmup_style,
+                f"`{optimizer.warmup_style}` is {style}, but lr_scheduler_type is {kind}",
                 suggestion="keep lr_scheduler_type",
             )
         else:
-            draft.derive(f"{section}.lr_scheduler_type", style, "warmup_style, its older name")
-    rate = draft.get(f"{section}.lr")
-    if rate > 0.1:
+            draft.derive(optimizer.lr_scheduler_type, style, "warmup_style, its older name")
+    if values.lr > 0.1:
         draft.problem(
             "W1303",
-            f"{section}.lr",
-            f"`{section}.lr` is {rate:g}, which is unusually high",
+            optimizer.lr,
+            f"`{optimizer.lr}` is {values.lr:g}, which is unusually high",
             suggestion="typical: 1e-6 to 1e-3",
         )
-    if default_at(("algorithm", "optimizer", "min_lr_ratio"))[1] != draft.get(f"{section}.min_lr_ratio") and (
-        draft.get(f"{section}.lr_scheduler_type") == "constant"
-    ):
+    is_default = values.min_lr_ratio == default_at(path_of(optimizer.min_lr_ratio))[1]
+    if not is_default and values.lr_scheduler_type == "constant":
         draft.problem(
             "W1902",
-            f"{section}.min_lr_ratio",
-            f"`{section}.min_lr_ratio` has no effect with a constant schedule",
+            optimizer.min_lr_ratio,
+            f"`{optimizer.min_lr_ratio}` has no effect with a constant schedule",
             suggestion="write `lr_scheduler_type: cosine`",
         )
+
+
+def check_type(draft: Draft, algorithm: str, entry: Entry) -> None:
+    """Check that what an algorithm type claims holds, and keep its rows in order where it asks for that."""
+    for name, claimed in entry.claims.items():
+        holds = _holds(draft, name, entry)
+        if holds is None or holds == claimed:
+            continue
+        if name == "use_reference" and claimed:
+            draft.problem(
+                "W3909",
+                TYPE,
+                f"`use_reference = True` of algorithm_type {algorithm} has no effect: none of its functions reads "
+                "`ref_logprob`, and no reference model is loaded",
+                suggestion="remove it",
+            )
+            continue
+        draft.problem(
+            "E3908",
+            TYPE,
+            f"algorithm_type {algorithm} declares `{name} = {claimed}`, but {_why(name, entry)}",
+            rule=f"{name} = {holds}",
+            suggestion=f"write `{name} = {holds}` in its class, or choose other functions in `default_config`",
+        )
+    if not entry.can_balance_batch and entry.schema != "dpo":  # pairs stay together without it
+        _keep_order(draft, algorithm)
+
+
+def _holds(draft: Draft, name: str, entry: Entry) -> bool | None:
+    """Return whether a claim holds for the functions of the type; None where one of them says nothing of itself."""
+    if name == "use_rollout":
+        return entry.schema == "experience"
+    chosen = {role: entry.args.get(role) for role in ("advantage_fn", "policy_loss_fn", "kl_loss_fn", "kl_penalty_fn")}
+    registries = {"kl_loss_fn": "kl_fn", "kl_penalty_fn": "kl_fn"}
+    found = {role: draft.catalogue.entry(registries.get(role, role), each) for role, each in chosen.items()}
+    roles = ("advantage_fn",) if name != "use_reference" else ("policy_loss_fn", "kl_loss_fn", "kl_penalty_fn")
+    if any(chosen[role] is not None and found[role] is None for role in roles):
+        return None
+    advantage = found["advantage_fn"]
+    if name == "use_critic":
+        return advantage is not None and "values" in advantage.reads
+    if name == "compute_advantage_in_trainer":
+        return advantage is not None and advantage.scope == "trainer"
+    tensors: frozenset[str] = frozenset().union(*(each.reads for role in roles if (each := found[role]) is not None))
+    return bool(tensors & {"ref_logprob", "full_ref_logprob"})
+
+
+def _why(name: str, entry: Entry) -> str:
+    args: dict[str, Any] = dict(entry.args)
+    if name == "use_rollout":
+        return f"its schema is {entry.schema}"
+    if name == "use_reference":
+        return f"policy_loss_fn {args.get('policy_loss_fn')} or kl_loss_fn {args.get('kl_loss_fn')} reads `ref_logprob`"
+    reads = "values" if name == "use_critic" else "tensors in the trainer"
+    return f"whether its advantage_fn {args.get('advantage_fn')} reads {reads} says otherwise"
+
+
+def _keep_order(draft: Draft, algorithm: str) -> None:
+    for key in BALANCE:
+        if draft.is_own(key) and draft.get(key):
+            draft.problem(
+                "E1888",
+                key,
+                f"`{key}: true` moves rows between workers, and algorithm_type {algorithm} declares "
+                "`can_balance_batch = False`",
+                rule="false",
+                involves=(TYPE,),
+                suggestion="remove it",
+            )
+        else:
+            draft.derive(key, False, f"algorithm_type {algorithm}: can_balance_batch is False")

@@ -1,212 +1,67 @@
-"""Tasksets and experience buffers: storage, places, names, workflows and formats."""
+"""The experience buffer between explorer and trainer: where it lies, its replay and capacity, and names in a run."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from trinity.common.config.buffer import ExperienceBufferConfig
-from trinity.common.config.draft import Draft, path_of
-from trinity.common.config.rules.algorithm import check_name
-from trinity.common.config.rules.formats import MULTI_TURN, check_format, check_multi_turn
-from trinity.common.config.rules.lengths import tasksets
-from trinity.common.constants import BENCH, TRAINER, Mode
+from trinity.common.config.draft import Draft
+from trinity.common.config.following import set_from
+from trinity.common.config.keys import AUXILIARY, EXPERIENCES, KEYS, Key, args_of, path_of
+from trinity.common.config.rules.batches import num_trained
+from trinity.common.config.rules.components import check_arguments, check_name
+from trinity.common.config.rules.tasksets import check_format, check_multi_turn, resolve_format, tasksets
+from trinity.common.constants import BENCH, TRAINER
 
-TASKSET = "buffer.explorer_input.taskset"
-EVALUATED = "buffer.explorer_input.eval_tasksets"
-OUTPUT = "buffer.trainer_input.experience_buffer"
-AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
+REPLAY = EXPERIENCES.replay_buffer
+FUNCTION = REPLAY.priority_fn
+COOLDOWN = REPLAY.reuse_cooldown_time
 _BACKUP_SUFFIXES = (".json", ".jsonl")
-
-
-def resolve_tasksets(draft: Draft) -> None:
-    """Fill what tasksets inherit, and check that the explorer has tasks."""
-    explorer_input = draft.get("buffer.explorer_input")
-    if explorer_input["taskset"] and explorer_input["tasksets"]:
-        draft.problem(
-            "E1806",
-            "buffer.explorer_input.tasksets",
-            "`buffer.explorer_input.tasksets` and taskset exclude each other",
-            suggestion="keep one of them",
-        )
-    has_tasks = explorer_input["taskset"] or explorer_input["tasksets"]
-    is_misfit = draft.trains_on_dataset  # E1807 says that the mode is train
-    if draft.mode in ("both", "explore") and not has_tasks and not is_misfit:
-        draft.problem(
-            "E1809",
-            TASKSET,
-            f"mode {draft.mode} needs `{TASKSET}`",
-            involves=("mode",),
-            suggestion="write `buffer: {explorer_input: {taskset: {name: train, path: data.jsonl}}}`",
-        )
-    if draft.mode == "bench" and not explorer_input["eval_tasksets"]:
-        draft.problem(
-            "E1845",
-            EVALUATED,
-            f"mode bench needs `{EVALUATED}`",
-            involves=("mode",),
-            suggestion="write `buffer: {explorer_input: {eval_tasksets: [{name: test, path: test.jsonl}]}}`",
-        )
-    if not draft.explores:
-        return
-    for index, key in enumerate(tasksets(draft)):
-        _resolve_taskset(draft, key, index)
-
-
-def _resolve_taskset(draft: Draft, key: str, index: int) -> None:
-    is_eval = "eval_tasksets" in key
-    if not draft.is_given(f"{key}.name") and is_eval:
-        draft.derive(f"{key}.name", f"eval_taskset_{path_of(key)[-1]}", "place in eval_tasksets")
-    if not draft.get(f"{key}.path"):
-        draft.problem("E1827", f"{key}.path", f"`{key}.path` is missing", suggestion="write where the tasks are")
-    _resolve_repeats(draft, key, is_eval=is_eval)
-    _resolve_workflow(draft, key, is_eval=is_eval)
-    resolve_format(draft, f"{key}.format")
-    check_multi_turn(draft, f"{key}.format")
-    if draft.is_given(f"{key}.task_selector"):
-        draft.problem(
-            "W1301",
-            f"{key}.task_selector",
-            f"`{key}.task_selector` is deprecated since Trinity-RFT 0.6",
-            suggestion="write `data_selector`",
-        )
-        draft.derive(f"{key}.data_selector", draft.get(f"{key}.task_selector"), "task_selector, its older name")
-    selector = f"{key}.data_selector.selector_type"
-    check_name(draft, selector, "selector", draft.get(selector))
-    for name, value, reason in (
-        ("index", index, "place among the tasksets"),
-        ("is_eval", is_eval, "listed in eval_tasksets"),
-        ("batch_size", draft.get("buffer.batch_size"), "buffer.batch_size"),
-        ("total_epochs", 1 if is_eval else draft.get("buffer.total_epochs"), "buffer.total_epochs"),
-        ("total_steps", None if is_eval else draft.get("buffer.total_steps"), "buffer.total_steps"),
-        ("ray_namespace", draft.get("ray_namespace"), "ray_namespace"),
-    ):
-        set_from(draft, f"{key}.{name}", value, reason)
-
-
-def _resolve_repeats(draft: Draft, key: str, *, is_eval: bool) -> None:
-    if draft.get(f"{key}.repeat_times") is not None:
-        return
-    if is_eval:
-        draft.derive(f"{key}.repeat_times", 1, "evaluation tasksets are run once")
-    else:
-        draft.derive(f"{key}.repeat_times", draft.get("algorithm.repeat_times") or 1, "algorithm.repeat_times")
-
-
-def _resolve_workflow(draft: Draft, key: str, *, is_eval: bool) -> None:
-    section = "buffer.explorer_input"
-    sources = ["default_eval_workflow_type"] if is_eval else []
-    sources.append("default_workflow_type")
-    for source in sources:
-        value = draft.get(f"{section}.{source}")
-        if draft.get(f"{key}.default_workflow_type") is None and value is not None:
-            draft.derive(f"{key}.default_workflow_type", value, f"{section}.{source}")
-    reward = draft.get(f"{section}.default_reward_fn_type")
-    if draft.get(f"{key}.default_reward_fn_type") is None and reward is not None:
-        draft.derive(f"{key}.default_reward_fn_type", reward, f"{section}.default_reward_fn_type")
-    workflow = draft.get(f"{key}.default_workflow_type")
-    if workflow is None and not draft.get(f"{key}.format.workflow_key"):
-        known = ", ".join(draft.catalogue.names("workflow"))
-        draft.problem(
-            "E1828",
-            f"{key}.default_workflow_type",
-            f"`{key}.default_workflow_type` is missing; known: {known}",
-            involves=(section,),
-            suggestion="write `default_workflow_type: math_workflow`",
-        )
-    check_name(draft, _home(draft, key, "default_workflow_type", sources), "workflow", workflow)
-    check_name(
-        draft,
-        _home(draft, key, "default_reward_fn_type", ["default_reward_fn_type"]),
-        "reward_fn",
-        draft.get(f"{key}.default_reward_fn_type"),
-    )
-
-
-def _home(draft: Draft, key: str, name: str, sources: list[str]) -> str:
-    """Return the key where a workflow or reward name was written: the taskset's own, or the shared one."""
-    for place in (f"{key}.{name}", *(f"buffer.explorer_input.{source}" for source in sources)):
-        if draft.is_given(place):
-            return place
-    return f"{key}.{name}"
-
-
-def set_from(draft: Draft, key: str, value: Any, source: str) -> None:
-    """Fill a key that follows from others; one that was written must be the same (E1816)."""
-    written = draft.get(key)
-    if draft.is_own(key) and written != value:
-        draft.problem(
-            "E1816",
-            key,
-            f"`{key}` is set from {source} ({value}), got {written}",
-            rule=f"{value}",
-            involves=("algorithm.algorithm_type", "mode"),
-            suggestion="remove it" if " " in source else f"remove it, or write `{source}`",
-        )
-    draft.derive(key, value, source)
-
-
-def resolve_format(draft: Draft, key: str) -> None:
-    """Fill the form of the rows from the columns that are named; if that is open, the reader looks at the rows."""
-    if draft.get(f"{key}.prompt_type") is not None:
-        return
-    has_messages = draft.is_given(f"{key}.messages_key") or draft.get(f"{key}.{MULTI_TURN}")
-    has_text = draft.is_given(f"{key}.prompt_key") or draft.is_given(f"{key}.response_key")
-    if has_messages and not has_text:
-        draft.derive(f"{key}.prompt_type", "messages", "messages_key or several turns are given")
-    elif has_text and not has_messages:
-        draft.derive(f"{key}.prompt_type", "plaintext", "prompt_key or response_key is given")
 
 
 def resolve_experience_buffer(draft: Draft) -> None:
     """Fill storage type and place of the experience buffer, and check that the mode can use it."""
-    algorithm = draft.get("algorithm.algorithm_type")
+    algorithm = draft.config.algorithm.algorithm_type
     trains_on_data = draft.trains_on_dataset
-    if draft.get(OUTPUT) is None:
+    if draft.config.buffer.trainer_input.experience_buffer is None:
         if draft.mode == "train" and trains_on_data:
             draft.problem(
                 "E1809",
-                OUTPUT,
-                f"`{OUTPUT}` is missing: {algorithm} trains on a dataset",
-                involves=("algorithm.algorithm_type",),
+                EXPERIENCES,
+                f"`{EXPERIENCES}` is missing: {algorithm} trains on a dataset",
+                involves=(KEYS.algorithm.algorithm_type,),
                 suggestion="write `buffer: {trainer_input: {experience_buffer: {path: data.jsonl}}}`",
             )
             return
-        draft.get("buffer.trainer_input")["experience_buffer"] = _default_buffer()
-    if draft.get(f"{OUTPUT}.storage_type") is None:
-        kind = "file" if trains_on_data else "queue"
+        draft.put(EXPERIENCES, ExperienceBufferConfig())
+    if draft.get(EXPERIENCES.storage_type) is None:
         draft.derive(
-            f"{OUTPUT}.storage_type",
-            kind,
+            EXPERIENCES.storage_type,
+            "file" if trains_on_data else "queue",
             f"{algorithm} trains on a dataset" if trains_on_data else "experiences come from an explorer",
         )
-    _check_storage(draft, draft.get(f"{OUTPUT}.storage_type"), trains_on_data=trains_on_data)
-    _resolve_place(draft, draft.get(f"{OUTPUT}.storage_type"))
-    resolve_format(draft, f"{OUTPUT}.format")
+    kind = draft.filled(EXPERIENCES.storage_type)
+    _check_storage(draft, kind, trains_on_data=trains_on_data)
+    _resolve_place(draft, kind)
+    resolve_format(draft, EXPERIENCES.format)
     if trains_on_data:
-        check_format(draft, f"{OUTPUT}.format", draft.schema)
+        check_format(draft, EXPERIENCES.format, draft.schema)
     else:
-        check_multi_turn(draft, f"{OUTPUT}.format")
-    selector = f"{OUTPUT}.data_selector.selector_type"
+        check_multi_turn(draft, EXPERIENCES.format)
+    selector = EXPERIENCES.data_selector.selector_type
     check_name(draft, selector, "selector", draft.get(selector))
-    for name, value, reason in (
-        ("schema_type", draft.schema, "algorithm_type"),
-        ("tokenizer_path", draft.get("model.model_path"), "model.model_path"),
-        ("total_epochs", draft.get("buffer.total_epochs"), "buffer.total_epochs"),
-        ("total_steps", draft.get("trainer.total_steps"), "trainer.total_steps"),
-        ("batch_size", draft.get("buffer.train_batch_size"), "buffer.train_batch_size"),
-    ):
-        set_from(draft, f"{OUTPUT}.{name}", value, reason)
-
-
-def _default_buffer() -> dict[str, Any]:
-    return ExperienceBufferConfig().model_dump(mode="python")
+    values = draft.config
+    set_from(draft, EXPERIENCES.schema_type, draft.schema, "algorithm_type")
+    set_from(draft, EXPERIENCES.tokenizer_path, values.model.model_path, KEYS.model.model_path)
+    set_from(draft, EXPERIENCES.total_epochs, values.buffer.total_epochs, KEYS.buffer.total_epochs)
+    set_from(draft, EXPERIENCES.total_steps, values.trainer.total_steps, KEYS.trainer.total_steps)
+    set_from(draft, EXPERIENCES.batch_size, values.buffer.train_batch_size, KEYS.buffer.train_batch_size)
 
 
 def _check_storage(draft: Draft, kind: str, *, trains_on_data: bool) -> None:
-    key = f"{OUTPUT}.storage_type"
-    involves = ("mode", "algorithm.algorithm_type")
+    key = EXPERIENCES.storage_type
+    involves = (KEYS.mode, KEYS.algorithm.algorithm_type)
     if kind == "file" and draft.mode == "both" and not trains_on_data:
         draft.problem(
             "E1811",
@@ -220,7 +75,7 @@ def _check_storage(draft: Draft, kind: str, *, trains_on_data: bool) -> None:
         draft.problem(
             "E1811",
             key,
-            f"`{key}: file` is a dataset, and {draft.get('algorithm.algorithm_type')} trains on experiences",
+            f"`{key}: file` is a dataset, and {draft.config.algorithm.algorithm_type} trains on experiences",
             rule="queue or sql",
             involves=involves,
             suggestion="write `storage_type: queue`",
@@ -229,15 +84,15 @@ def _check_storage(draft: Draft, kind: str, *, trains_on_data: bool) -> None:
         draft.problem(
             "E1900",
             key,
-            f"`{key}: {kind}` for {draft.get('algorithm.algorithm_type')} is not available yet in this version",
+            f"`{key}: {kind}` for {draft.config.algorithm.algorithm_type} is not available yet in this version",
             involves=involves,
             suggestion="write `storage_type: file`",
         )
-    if kind == "file" and trains_on_data and not draft.get(f"{OUTPUT}.path"):
+    if kind == "file" and trains_on_data and not draft.get(EXPERIENCES.path):
         draft.problem(
             "E1826",
-            f"{OUTPUT}.path",
-            f"`{OUTPUT}.path` is missing: a file buffer is a dataset",
+            EXPERIENCES.path,
+            f"`{EXPERIENCES.path}` is missing: a file buffer is a dataset",
             suggestion="write the folder or file of the dataset",
         )
 
@@ -248,45 +103,45 @@ def _resolve_place(draft: Draft, kind: str) -> None:
         if draft.mode == "explore":
             _resolve_output_file(draft)
         return
-    path = draft.get(f"{OUTPUT}.path")
-    own = f"sqlite:///{Path(draft.get('buffer.cache_dir')) / 'experience.db'}"
+    path, folder = draft.get(EXPERIENCES.path), Path(draft.filled(KEYS.buffer.cache_dir))
+    own = f"sqlite:///{folder / 'experience.db'}"
     if not path:
-        draft.derive(f"{OUTPUT}.path", own, "the run's own store")
+        draft.derive(EXPERIENCES.path, own, "the run's own store")
         return
     if "://" not in path and path.lower().endswith(_BACKUP_SUFFIXES):
-        draft.derive(f"{OUTPUT}.backup_path", str(_absolute(draft, path)), "path is a JSON file: a backup of the queue")
-        draft.derive(f"{OUTPUT}.path", own, "the run's own store; the written path is its backup")
+        draft.derive(EXPERIENCES.backup_path, str(_absolute(draft, path)), "path is a JSON file: a backup of the queue")
+        draft.derive(EXPERIENCES.path, own, "the run's own store; the written path is its backup")
         return
     url = absolute_url(path, draft.cwd)
     if not is_database(url):
         draft.problem(
             "E1829",
-            f"{OUTPUT}.path",
-            f"`{OUTPUT}.path` is no database that experiences can be stored in",
+            EXPERIENCES.path,
+            f"`{EXPERIENCES.path}` is no database that experiences can be stored in",
             rule="sqlite:///<file> or postgresql://user@host/database",
             suggestion="write `path: sqlite:///experience.db`",
         )
         return
-    draft.derive(f"{OUTPUT}.path", url, "a relative database is relative to the working directory")
+    draft.derive(EXPERIENCES.path, url, "a relative database is relative to the working directory")
 
 
 def _resolve_output_file(draft: Draft) -> None:
     """Fill the file that the explorer writes: as named, in the folder that is named, or in the job's own."""
-    path = draft.get(f"{OUTPUT}.path")
+    path = draft.get(EXPERIENCES.path)
     if path and "://" in path:
         draft.problem(
             "E1890",
-            f"{OUTPUT}.path",
-            f"`{OUTPUT}.path` is a database, and storage_type file writes JSON lines",
+            EXPERIENCES.path,
+            f"`{EXPERIENCES.path}` is a database, and storage_type file writes JSON lines",
             rule="a file that ends in .jsonl, or a folder",
-            involves=(f"{OUTPUT}.storage_type",),
+            involves=(EXPERIENCES.storage_type,),
             suggestion="write `storage_type: sql`",
         )
         return
-    file = _absolute(draft, path or draft.get("buffer.cache_dir"))
+    file = _absolute(draft, path or draft.filled(KEYS.buffer.cache_dir))
     if file.suffix.lower() not in _BACKUP_SUFFIXES:
-        file /= f"{draft.get(f'{OUTPUT}.name')}.jsonl"
-    draft.derive(f"{OUTPUT}.backup_path", str(file), "what the explorer writes")
+        file /= f"{draft.get(EXPERIENCES.name)}.jsonl"
+    draft.derive(EXPERIENCES.backup_path, str(file), "what the explorer writes")
 
 
 def absolute_url(path: str, cwd: Path) -> str:
@@ -321,13 +176,13 @@ def _absolute(draft: Draft, path: str) -> Path:
 
 def check_unique_names(draft: Draft) -> None:
     """Refuse one name for two tasksets, buffers or components."""
-    keys = ["explorer.name", "trainer.name"] if draft.explores else ["trainer.name"]
+    keys = [KEYS.trainer.name]
     if draft.explores:
-        keys += [f"{key}.name" for key in tasksets(draft)]
-    if draft.get(OUTPUT):
-        keys.append(f"{OUTPUT}.name")
-    keys += [f"{AUXILIARY}.{name}.name" for name in draft.get(AUXILIARY) if _shares_names(draft, f"{AUXILIARY}.{name}")]
-    seen: dict[str, str] = {}
+        keys = [KEYS.explorer.name, KEYS.trainer.name, *(key.name for key in tasksets(draft))]
+    if draft.config.buffer.trainer_input.experience_buffer:
+        keys.append(EXPERIENCES.name)
+    keys += [AUXILIARY[name].name for name in draft.get(AUXILIARY) if _shares_names(draft, AUXILIARY[name])]
+    seen: dict[str, Key[str]] = {}
     _check_place(draft)
     for key in keys:
         name = draft.get(key)
@@ -346,26 +201,95 @@ def check_unique_names(draft: Draft) -> None:
         )
 
 
-def _shares_names(draft: Draft, key: str) -> bool:
+def _shares_names(draft: Draft, key: Key[ExperienceBufferConfig]) -> bool:
     """Return whether an auxiliary buffer needs a name of its own: in another database it is that of the rows there.
 
     One that nothing reads, such as in a stage of another algorithm, was not resolved, and needs none.
     """
-    if not draft.is_given(f"{key}.name") or not draft.get(f"{key}.tokenizer_path"):
+    if not draft.is_given(key.name) or not draft.get(key.tokenizer_path):
         return False
-    is_elsewhere = not draft.get(OUTPUT) or draft.get(f"{key}.path") != draft.get(f"{OUTPUT}.path")
-    return draft.get(f"{key}.storage_type") == "file" or not is_elsewhere
+    shared = draft.config.buffer.trainer_input.experience_buffer
+    is_elsewhere = shared is None or draft.get(key.path) != shared.path
+    return draft.get(key.storage_type) == "file" or not is_elsewhere
 
 
 def _check_place(draft: Draft) -> None:
     """Refuse an explorer apart whose name is the place of another component in the folder of the job."""
-    name = draft.get("explorer.name")
-    if draft.get("mode") == Mode.EXPLORE and name in {TRAINER, BENCH} - {draft.get("trainer.name")}:
+    name = draft.config.explorer.name
+    if draft.mode == "explore" and name in {TRAINER, BENCH} - {draft.config.trainer.name}:
         draft.problem(
             "E1305",
-            "explorer.name",
+            KEYS.explorer.name,
             f"`explorer.name` is {name}, which is the place of another component in the folder of the job",
             value=name,
             rule=f"neither {TRAINER} nor {BENCH}",
             suggestion="give the explorer its own name",
         )
+
+
+def check_replay(draft: Draft) -> None:
+    """Check name and arguments of the priority function, and that a queue of this capacity can feed the trainer."""
+    if draft.config.buffer.trainer_input.experience_buffer is None:
+        return
+    if draft.get(REPLAY.enable):
+        _check_replay(draft)
+    elif draft.is_own(REPLAY) and any(map(draft.is_given, (FUNCTION, args_of(FUNCTION)))):
+        draft.problem("W1902", REPLAY, f"`{REPLAY}` has no effect: enable is false", suggestion="write `enable: true`")
+    if not draft.trains_on_dataset:
+        _check_capacity(draft)
+
+
+def _check_replay(draft: Draft) -> None:
+    kind = draft.get(EXPERIENCES.storage_type)
+    if kind != "queue":
+        draft.problem(
+            "E1867",
+            REPLAY.enable,
+            f"`{REPLAY}` uses the experiences of a queue again, and storage_type is {kind}",
+            rule="storage_type queue",
+            involves=(EXPERIENCES.storage_type, KEYS.algorithm.algorithm_type),
+            suggestion="write `storage_type: queue`",
+        )
+        return
+    function = draft.get(FUNCTION)
+    if check_name(draft, FUNCTION, "priority_fn", function):
+        arguments = check_arguments(draft, args_of(FUNCTION), "priority_fn", function, chosen=FUNCTION)
+        draft.derive(args_of(FUNCTION), arguments, f"defaults of {function}")
+    cooldown = draft.get(COOLDOWN)
+    if cooldown is None and path_of(COOLDOWN) not in draft.broken:
+        draft.problem(
+            "W1902",
+            REPLAY.enable,
+            f"`{REPLAY.enable}` has no effect: without reuse_cooldown_time no experience is used again",
+            suggestion="write `reuse_cooldown_time: 0`, or the pause in seconds",
+        )
+    elif cooldown and draft.config.deterministic:
+        draft.problem(
+            "E1868",
+            COOLDOWN,
+            f"`{COOLDOWN}` is {cooldown:g} s: a pause depends on the machine's speed, a deterministic run does not",
+            rule="0 with deterministic: true",
+            involves=(KEYS.deterministic,),
+            suggestion="write `reuse_cooldown_time: 0`",
+        )
+
+
+def _check_capacity(draft: Draft) -> None:
+    """A queue that cannot hold what the trainer waits for would give it incomplete batches only."""
+    capacity, size = draft.get(EXPERIENCES.capacity), num_trained(draft)
+    if draft.get(EXPERIENCES.storage_type) != "queue":
+        if draft.is_own(EXPERIENCES.capacity):
+            draft.problem(
+                "W1902", EXPERIENCES.capacity, f"`{EXPERIENCES.capacity}` has no effect: only a queue has one"
+            )
+        return
+    if capacity >= size:
+        return
+    draft.problem(
+        "E1865",
+        EXPERIENCES.capacity,
+        f"`{EXPERIENCES.capacity}` ({capacity} experiences) is less than the {size} rollouts of a training step",
+        rule=f">= {size}",
+        involves=(KEYS.buffer.train_batch_size, KEYS.buffer.batch_size, KEYS.algorithm.repeat_times),
+        suggestion=f"write `capacity: {4 * size}`",
+    )

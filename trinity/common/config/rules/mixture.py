@@ -1,45 +1,30 @@
-"""Batches of rollouts and demonstrations, and what sample strategies go with."""
+"""Batches of rollouts and demonstrations: the strategy that mixes them, and the buffers that demonstrations lie in."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
+from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.config.draft import Draft
-from trinity.common.config.mixture import DERIVED_ARGUMENTS, batch_size_for, num_expert_rows
+from trinity.common.config.following import set_from
+from trinity.common.config.keys import ACTOR, AUXILIARY, KEYS, Key, args_of, last_part
+from trinity.common.config.mixture import DERIVED_ARGUMENTS, num_expert_rows
+from trinity.common.config.nearest import nearest
+from trinity.common.config.rules.batches import SIZE, expert_ratio, is_built_in, num_experts
+from trinity.common.config.rules.buffers import absolute_url, is_database
+from trinity.common.config.rules.components import check_name
 from trinity.common.config.rules.ranks import is_world_known, num_workers
+from trinity.common.config.rules.tasksets import check_format, resolve_format
 
-STRATEGY = "algorithm.sample_strategy"
-LOSS = "algorithm.policy_loss_fn"
-SIZE = "buffer.train_batch_size"
-ACTOR = "trainer.trainer_config.actor_rollout_ref.actor"
-
-
-def expert_ratio(draft: Draft) -> float:
-    """Return the share of expert rows in a training batch; 0 where the strategy mixes none, or the ratio is wrong."""
-    if not is_built_in(draft, "mix"):
-        return 0.0
-    arguments: dict[str, Any] = draft.get(f"{STRATEGY}_args") or {}
-    ratio: Any = arguments.get("expert_data_ratio")
-    is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
-    return float(ratio) if is_number and 0 <= ratio < 1 else 0.0
-
-
-def num_experts(draft: Draft) -> int:
-    """Return the expert rows of a training batch."""
-    try:
-        return num_expert_rows(expert_ratio(draft), draft.get(SIZE))
-    except ValueError:
-        return 0
-
-
-def train_batch_size(draft: Draft, num_rollouts: int) -> int:
-    """Return the size of a training batch with that many rollouts."""
-    return batch_size_for(num_rollouts, expert_ratio(draft))
-
-
-def is_built_in(draft: Draft, name: str, registry: str = "sample_strategy") -> bool:
-    """Return whether the algorithm uses the built-in component of that name, not a plugin's."""
-    return draft.get(f"algorithm.{registry}") == name and name not in draft.catalogue.plugins.get(registry, ())
+STRATEGY = KEYS.algorithm.sample_strategy
+LOSS = KEYS.algorithm.policy_loss_fn
+ARGS = args_of(STRATEGY)
+_NAME = re.compile(r"[A-Za-z0-9_+-]{1,120}")
+_DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
+# What the rows of a storage may be; the first is what they are where nothing is written.
+SCHEMAS: dict[str, tuple[str, ...]] = {"file": ("sft",), "sql": ("experience", "sft"), "queue": ("experience",)}
 
 
 def check_sampling(draft: Draft) -> None:
@@ -53,7 +38,7 @@ def check_sampling(draft: Draft) -> None:
 
 
 def _check_arguments(draft: Draft) -> None:
-    arguments = draft.get(f"{STRATEGY}_args") or {}
+    arguments = draft.get(ARGS) or {}
     if is_built_in(draft, "mix"):
         ratio: Any = arguments.get("expert_data_ratio")
         try:
@@ -62,8 +47,8 @@ def _check_arguments(draft: Draft) -> None:
             text = str(error) if isinstance(error, ValueError) else f"expert_data_ratio must be a number, got {ratio!r}"
             draft.problem(
                 "E1844",
-                f"{STRATEGY}_args.expert_data_ratio",
-                f"`{STRATEGY}_args`: {text}",
+                ARGS["expert_data_ratio"],
+                f"`{ARGS}`: {text}",
                 rule="0 <= ratio < 1, and at least one row of a batch is a rollout",
                 involves=(SIZE, STRATEGY),
                 suggestion="write `expert_data_ratio: 0.5`; to imitate only, use `algorithm_type: sft`",
@@ -74,15 +59,15 @@ def _check_arguments(draft: Draft) -> None:
         if limit is not None and not (is_number and limit >= 0):
             draft.problem(
                 "E1844",
-                f"{STRATEGY}_args.max_staleness",
-                f"`{STRATEGY}_args.max_staleness` is an age in training steps, got {limit!r}",
+                ARGS["max_staleness"],
+                f"`{ARGS['max_staleness']}` is an age in training steps, got {limit!r}",
                 rule="a number >= 0, or null for any age",
                 suggestion="write `max_staleness: 1`",
             )
 
 
 def _check_parts(draft: Draft) -> None:
-    algorithm, strategy = draft.get("algorithm.algorithm_type"), draft.get(STRATEGY)
+    algorithm, strategy = draft.config.algorithm.algorithm_type, draft.get(STRATEGY)
     is_known = draft.catalogue.is_built_in("sample_strategy", strategy)
     if draft.trains_on_dataset and strategy in ("mix", "staleness_control"):
         _misfit(
@@ -92,14 +77,14 @@ def _check_parts(draft: Draft) -> None:
             "remove it",
         )
         return
-    for key, registry in ((LOSS, "policy_loss_fn"), ("algorithm.entropy_loss_fn", "entropy_loss_fn")):
+    for key, registry in ((LOSS, "policy_loss_fn"), (KEYS.algorithm.entropy_loss_fn, "entropy_loss_fn")):
         entry = draft.catalogue.entry(registry, draft.get(key))
         if entry is not None and "expert_mask" in entry.reads and is_known and strategy != "mix":
             _misfit(
                 draft,
                 key,
                 f"`{key}: {draft.get(key)}` treats an expert's rows apart, and {STRATEGY} {strategy} has none",
-                f"write `{STRATEGY.rpartition('.')[2]}: mix`",
+                f"write `{last_part(STRATEGY)}: mix`",
             )
     if not is_built_in(draft, "mix"):
         return
@@ -114,19 +99,19 @@ def _check_parts(draft: Draft) -> None:
             "would learn nothing from them",
             "write `policy_loss_fn: mix`",
         )
-    advantage = draft.catalogue.entry("advantage_fn", draft.get("algorithm.advantage_fn"))
+    advantage = draft.catalogue.entry("advantage_fn", draft.config.algorithm.advantage_fn)
     if advantage is not None and "values" in advantage.reads:
         _misfit(
             draft,
-            "algorithm.advantage_fn",
-            f"`algorithm.advantage_fn: {draft.get('algorithm.advantage_fn')}` needs a critic, which cannot learn from "
+            KEYS.algorithm.advantage_fn,
+            f"`algorithm.advantage_fn: {draft.config.algorithm.advantage_fn}` needs a critic, which cannot learn from "
             f"rows of an expert: they have no reward ({STRATEGY} mix)",
             "write `advantage_fn: grpo`",
         )
 
 
-def _misfit(draft: Draft, key: str, message: str, suggestion: str) -> None:
-    draft.problem("E1842", key, message, involves=(STRATEGY, "algorithm.algorithm_type"), suggestion=suggestion)
+def _misfit(draft: Draft, key: Key[object], message: str, suggestion: str) -> None:
+    draft.problem("E1842", key, message, involves=(STRATEGY, KEYS.algorithm.algorithm_type), suggestion=suggestion)
 
 
 def resolve_mixed_loss(draft: Draft) -> None:
@@ -135,12 +120,11 @@ def resolve_mixed_loss(draft: Draft) -> None:
     is_mixed = loss is not None and loss.args.keys() >= set(DERIVED_ARGUMENTS)
     if not is_mixed or draft.mode not in ("both", "train") or not is_world_known(draft):
         return
-    size, num_expert, key = draft.get(SIZE), num_experts(draft), f"{LOSS}_args"
-    arguments: dict[str, Any] = dict(draft.get(key) or {})
-    micro = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
-    true: tuple[tuple[Any, str], ...] = (
-        (draft.get(f"{ACTOR}.use_dynamic_bsz"), "trainer.use_dynamic_bsz"),
-        (draft.get(f"{ACTOR}.ppo_mini_batch_size"), SIZE),
+    size, num_expert, key = draft.get(SIZE), num_experts(draft), args_of(LOSS)
+    arguments, micro = dict(draft.get(key) or {}), ACTOR.ppo_micro_batch_size_per_gpu
+    true: tuple[tuple[Any, object], ...] = (
+        (draft.get(ACTOR.use_dynamic_bsz), KEYS.trainer.use_dynamic_bsz),
+        (draft.get(ACTOR.ppo_mini_batch_size), SIZE),
         (draft.get(micro), micro),
         (num_workers(draft), "the number of trainer workers"),
         (size - num_expert, f"{SIZE} ({size}) less the {num_expert} expert rows"),
@@ -148,14 +132,159 @@ def resolve_mixed_loss(draft: Draft) -> None:
     )
     for name, (value, source) in zip(DERIVED_ARGUMENTS, true, strict=True):
         same = arguments[name] == value and isinstance(arguments[name], bool) == isinstance(value, bool)
-        if draft.is_given(f"{key}.{name}") and not same:
+        if draft.is_given(key[name]) and not same:
             draft.problem(
                 "E1841",
-                f"{key}.{name}",
-                f"`{key}.{name}` is {arguments[name]}, but it follows from {source}: {value}",
+                key[name],
+                f"`{key[name]}` is {arguments[name]}, but it follows from {source}: {value}",
                 rule=f"{value}",
-                involves=(SIZE, STRATEGY, f"{STRATEGY}_args", "algorithm.repeat_times", "trainer", "cluster"),
+                involves=(SIZE, STRATEGY, ARGS, KEYS.algorithm.repeat_times, KEYS.trainer, KEYS.cluster),
                 suggestion="remove it",
             )
         arguments[name] = value
     draft.derive(key, arguments, f"sizes from {SIZE}, {STRATEGY}_args and section trainer")
+
+
+def resolve_auxiliary_buffers(draft: Draft) -> None:
+    """Fill the auxiliary buffers, and check that the one that the strategy reads is there."""
+    buffers = draft.get(AUXILIARY)
+    mixes = is_built_in(draft, "mix") and not draft.trains_on_dataset
+    named = (draft.get(ARGS) or {}).get("sft_dataset_name") if mixes else None
+    read = named if expert_ratio(draft) > 0 else None
+    if read is not None and read not in buffers:
+        _note_missing(draft, str(read), buffers)
+    is_plugin = draft.get(STRATEGY) in draft.catalogue.plugins.get("sample_strategy", ())
+    for index, name in enumerate(buffers):
+        if not _NAME.fullmatch(name):
+            draft.problem(
+                "E1304",
+                AUXILIARY,
+                f"`{AUXILIARY}` has the name {name!r}",
+                rule="1 to 120 letters, digits, '_', '-', '+'",
+                suggestion="choose another name",
+            )
+        elif name == read or is_plugin:
+            _resolve_auxiliary(draft, name, index)
+        elif draft.is_own(AUXILIARY[name]):
+            _note_unread(draft, name, named=named, has_other=read in buffers)
+
+
+def _note_missing(draft: Draft, read: str, buffers: Iterable[str]) -> None:
+    near, name = nearest(read, buffers), ARGS["sft_dataset_name"]
+    draft.problem(
+        "E1843",
+        name if draft.is_given(name) else AUXILIARY,
+        f"`{STRATEGY}: mix` reads the demonstrations of `{AUXILIARY[read]}`, which is missing; there: "
+        f"{', '.join(buffers) or 'none'}",
+        involves=(STRATEGY, ARGS),
+        suggestion=f"did you mean `sft_dataset_name: {near}`?"
+        if near
+        else f"write `auxiliary_buffers: {{{read}: {{path: demonstrations.jsonl}}}}`",
+    )
+
+
+def _note_unread(draft: Draft, name: str, *, named: str | None, has_other: bool) -> None:
+    """Warn about a dataset that nothing reads, unless an error says already what it was meant for."""
+    key, ratio = AUXILIARY[name], ARGS["expert_data_ratio"]
+    if named is None:
+        why, way_out = "nothing reads it", "remove it, or write `algorithm_type: mix`"
+    elif named == name:
+        why, way_out = f"`{ratio}` is 0", "remove it, or raise `expert_data_ratio`"
+        if (draft.get(ARGS) or {}).get("expert_data_ratio") != 0:
+            return
+    elif has_other:
+        why, way_out = f"`{STRATEGY}: mix` reads `{named}`", f"remove it, or write `sft_dataset_name: {name}`"
+    else:
+        return
+    draft.problem("W1902", key, f"`{key}` has no effect: {why}", suggestion=way_out)
+
+
+def _resolve_auxiliary(draft: Draft, name: str, index: int) -> None:
+    key = AUXILIARY[name]
+    if not draft.is_given(key.name):
+        draft.derive(key.name, name, "its key in auxiliary_buffers")
+    if draft.get(key.storage_type) is None:
+        draft.derive(key.storage_type, "file", "an auxiliary buffer is a dataset")
+    kind = draft.filled(key.storage_type)
+    if not draft.get(key.path):
+        what = "a dataset" if kind == "file" else f"a database ({kind})"
+        draft.problem(
+            "E1826",
+            key.path,
+            f"`{key.path}` is missing: an auxiliary buffer is {what}",
+            suggestion="write the folder or file of the dataset"
+            if kind == "file"
+            else "write `path: sqlite:///experts.db`",
+        )
+    elif kind != "file":
+        _resolve_database(draft, key)
+    _note_idle(draft, key, kind)
+    _resolve_schema(draft, key, kind)
+    selector = key.data_selector.selector_type
+    check_name(draft, selector, "selector", draft.get(selector))
+    set_from(draft, key.index, index, "place among the auxiliary buffers")
+    set_from(draft, key.batch_size, num_experts(draft), "expert rows of a training batch")
+    set_from(draft, key.tokenizer_path, draft.config.model.model_path, KEYS.model.model_path)
+
+
+def _note_idle(draft: Draft, key: Key[ExperienceBufferConfig], kind: str) -> None:
+    """Warn about keys of other storages."""
+    read_with: dict[Key[object], tuple[str, ...]] = {
+        key.split: ("file",),
+        key.subset_name: ("file",),
+        key.data_selector: ("file", "sql"),
+        key.max_read_timeout: ("queue",),
+        key.capacity: (),  # of a queue it is that of the run that fills it
+    }
+    for name, storages in read_with.items():
+        if kind not in storages and draft.is_own(name):
+            draft.problem(
+                "W1902",
+                name,
+                f"`{name}` has no effect with storage_type {kind}",
+                rule=f"storage_type {' or '.join(storages)}" if storages else "the run that fills a queue has it",
+                suggestion="remove it",
+            )
+
+
+def _resolve_database(draft: Draft, key: Key[ExperienceBufferConfig]) -> None:
+    """Make the path of a buffer in a database an absolute URL."""
+    path = str(draft.get(key.path))
+    url = absolute_url(path, draft.cwd)
+    if is_database(url) and not path.lower().endswith(_DATA_SUFFIXES):
+        draft.derive(key.path, url, "a relative database is relative to the working directory")
+        return
+    draft.problem(
+        "E1829",
+        key.path,
+        f"`{key.path}` is no database",
+        rule="sqlite:///<file> or postgresql://user@host/database",
+        suggestion="write `path: sqlite:///experts.db`, or `storage_type: file` for data files",
+    )
+
+
+def _resolve_schema(draft: Draft, key: Key[ExperienceBufferConfig], kind: str) -> None:
+    """Fill what the rows are, and check the columns that are named."""
+    schemas = SCHEMAS[kind]
+    written = draft.get(key.schema_type) if draft.is_given(key.schema_type) else None
+    if written is not None and written not in schemas:
+        draft.problem(
+            "E1816",
+            key.schema_type,
+            f"`{key.schema_type}` is {' or '.join(schemas)} with storage_type {kind}, got {written}",
+            rule=" or ".join(schemas),
+            involves=(key.storage_type,),
+            suggestion=f"write `schema_type: {schemas[0]}`, or remove it",
+        )
+    columns = (key.format.messages_key, key.format.prompt_key, key.format.response_key)
+    has_columns = any(map(draft.is_given, columns))
+    schema = "sft" if has_columns and kind == "sql" else schemas[0]
+    schema = written if written in schemas else schema
+    reason = "demonstrations are conversations to imitate" if schema == "sft" else "what a run has stored is imitated"
+    draft.derive(key.schema_type, schema, reason)
+    if schema == "sft" and kind == "sql" and not has_columns:
+        draft.derive(columns[0], "message_list", "the column of a table of conversations")
+        draft.derive(key.format.prompt_type, "messages", "the column of a table of conversations")
+    if schema == "sft":
+        resolve_format(draft, key.format)
+    check_format(draft, key.format, schema)

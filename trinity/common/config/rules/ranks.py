@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from trinity.common.config.draft import Draft
-from trinity.common.config.rules.megatron import check_model_parallel, model_parallel_size
+from trinity.common.config.keys import ACTOR, CRITIC, KEYS, REFERENCE, Key, last_part, part_of, path_of
+from trinity.common.config.rules.critic import sharding
+from trinity.common.config.schema_index import default_at
+from trinity.common.config.verl_base import CheckpointContents
 from trinity.utils.gpu import gpu_table
 
-WORKERS = "trainer.num_workers"
-SEQUENCE = "trainer.ulysses_sequence_parallel_size"
-TREE = "trainer.trainer_config"
-_ACTOR = f"{TREE}.actor_rollout_ref.actor"
-_REF = f"{TREE}.actor_rollout_ref.ref"
-_CRITIC = f"{TREE}.critic"
-_SIZES = (
-    f"{_ACTOR}.fsdp_config.fsdp_size",
-    f"{_REF}.fsdp_config.fsdp_size",
-    f"{_CRITIC}.model.fsdp_config.fsdp_size",
-)
+STRATEGY = KEYS.trainer.trainer_strategy
+MEGATRON = "megatron"
+SECTION = KEYS.trainer.megatron
+SEQUENCE = KEYS.trainer.ulysses_sequence_parallel_size
+WORKERS = KEYS.trainer.num_workers
+TENSOR = SECTION.tensor_model_parallel_size
+PIPELINE = SECTION.pipeline_model_parallel_size
+OFFLOADS = ("param_offload", "optimizer_offload")
+_GROUPS = (ACTOR.fsdp_config.fsdp_size, REFERENCE.fsdp_config.fsdp_size, CRITIC.model.fsdp_config.fsdp_size)
+# Entries of override_transformer_config that ask for what is done here anyway, or for the recomputation of every layer.
+_TRANSFORMER: dict[str, tuple[Any, ...]] = {
+    "recompute_granularity": (None, "full"),
+    "recompute_method": (None, "uniform"),
+    "recompute_num_layers": (None, 1),
+    "recompute_modules": (None, ["core_attn"]),
+    "attention_backend": ("flash", "auto"),
+    "variable_seq_lengths": (True,),
+    "moe_token_dispatcher_type": ("alltoall",),
+}
+_RECOMPUTES = {
+    ACTOR.megatron: KEYS.trainer.trainer_config.actor_rollout_ref.model.enable_gradient_checkpointing,
+    CRITIC.megatron: CRITIC.model.enable_gradient_checkpointing,
+}
 
 
 def num_workers(draft: Draft) -> int:
     """Return the processes that train the model: as written, else one a GPU of the trainer."""
-    return int(draft.get(WORKERS) or draft.get("cluster.trainer_gpu_num") or 1)
+    return int(draft.get(WORKERS) or draft.config.cluster.trainer_gpu_num or 1)
 
 
 def is_world_known(draft: Draft) -> bool:
     """Return whether it is known how many processes train: written, or the GPUs of the cluster are shared out."""
-    is_open = draft.get("cluster.gpu_per_node") > 0 and draft.get("cluster.trainer_gpu_num") is None
+    is_open = draft.config.cluster.gpu_per_node > 0 and draft.config.cluster.trainer_gpu_num is None
     return bool(draft.get(WORKERS)) or not is_open
 
 
@@ -36,7 +54,7 @@ def check_ranks(draft: Draft) -> None:
         return
     if is_world_known(draft):
         _check_world(draft, num_workers(draft))
-    for key in (f"{_REF}.ulysses_sequence_parallel_size", f"{_CRITIC}.ulysses_sequence_parallel_size"):
+    for key in (REFERENCE.ulysses_sequence_parallel_size, CRITIC.ulysses_sequence_parallel_size):
         value, wanted = draft.get(key), draft.get(SEQUENCE)
         if draft.is_given(key) and value not in (None, wanted):
             draft.problem(
@@ -47,7 +65,7 @@ def check_ranks(draft: Draft) -> None:
                 involves=(SEQUENCE,),
                 suggestion="remove it",
             )
-    for section in (f"{_ACTOR}.checkpoint", f"{_CRITIC}.checkpoint"):
+    for section in (ACTOR.checkpoint, CRITIC.checkpoint):
         _check_contents(draft, section)
 
 
@@ -56,14 +74,14 @@ def _check_world(draft: Draft, world: int) -> None:
     check_model_parallel(draft, world)
     _check_divisor(draft, SEQUENCE, world, "E1835", "the ranks that share a sequence are part of all ranks")
     copies = max(1, world // model_parallel_size(draft))
-    for key in _SIZES:
-        if (draft.get(key) or -1) > 0 and draft.get(key) < copies:
+    for key in _GROUPS:
+        if 0 < draft.get(key) < copies:
             _check_divisor(draft, key, copies, "E1838", "groups of equal size hold a copy of the weights each")
 
 
 def _check_gpus(draft: Draft, world: int) -> None:
     """Where there are GPUs each process that trains has one of its own."""
-    gpus = draft.get("cluster.trainer_gpu_num")
+    gpus = draft.config.cluster.trainer_gpu_num
     if not gpus or world == gpus:
         return
     if world < gpus:
@@ -71,27 +89,25 @@ def _check_gpus(draft: Draft, world: int) -> None:
             "W1902",
             WORKERS,
             f"`{WORKERS}` is {world} and the trainer has {gpus} GPUs: {gpus - world} of them idle",
-            involves=("cluster.gpu_per_node", "explorer.rollout_model.engine_num"),
+            involves=(KEYS.cluster.gpu_per_node, KEYS.explorer.rollout_model.engine_num),
             suggestion=f"remove it, which means {gpus}, or ask for fewer GPUs",
         )
         return
-    engines = {
-        "engines": draft.get("cluster.rollout_gpu_num"),
-        "auxiliary": draft.get("cluster.auxiliary_model_gpu_num"),
-    }
-    asked = {name: count for name, count in engines.items() if count} | {WORKERS: world}
+    cluster = draft.config.cluster
+    engines = {"engines": cluster.rollout_gpu_num, "auxiliary": cluster.auxiliary_model_gpu_num}
+    asked = {name: count for name, count in engines.items() if count} | {str(WORKERS): world}
     draft.problem(
         "E1808",
         WORKERS,
         f"`{WORKERS}` is {world} and the trainer has {gpus} GPU{'s' * (gpus > 1)}, one for each worker:\n"
-        + gpu_table(asked, draft.get("cluster.total_gpu_num")),
+        + gpu_table(asked, draft.filled(KEYS.cluster.total_gpu_num)),
         rule=f"at most {gpus}",
-        involves=("cluster.gpu_per_node", "cluster.node_num", "explorer.rollout_model.engine_num"),
+        involves=(KEYS.cluster.gpu_per_node, KEYS.cluster.node_num, KEYS.explorer.rollout_model.engine_num),
         suggestion=f"use {gpus}, fewer engines, or more GPUs",
     )
 
 
-def _check_divisor(draft: Draft, key: str, world: int, code: str, why: str) -> None:
+def _check_divisor(draft: Draft, key: Key[int], world: int, code: str, why: str) -> None:
     value = draft.get(key) or 1
     if world % value == 0:
         return
@@ -106,17 +122,183 @@ def _check_divisor(draft: Draft, key: str, world: int, code: str, why: str) -> N
     )
 
 
-def _check_contents(draft: Draft, section: str) -> None:
+def _check_contents(draft: Draft, section: Key[CheckpointContents]) -> None:
     """What is loaded must have been saved, or no run could be continued."""
-    saved, loaded = (set(draft.get(f"{section}.{name}_contents") or ()) for name in ("save", "load"))
-    missing = sorted(loaded - saved - {"hf_model"})
+    missing = sorted({*draft.get(section.load_contents)} - {*draft.get(section.save_contents)} - {"hf_model"})
     if missing:
         draft.problem(
             "E1839",
-            f"{section}.save_contents",
-            f"`{section}.load_contents` asks for {', '.join(missing)}, which save_contents leaves out: no checkpoint "
+            section.save_contents,
+            f"`{section.load_contents}` asks for {', '.join(missing)}, which save_contents leaves out: no checkpoint "
             "could be continued",
             rule="save_contents holds what load_contents names",
-            involves=(f"{section}.load_contents",),
+            involves=(section.load_contents,),
             suggestion=f"add {', '.join(missing)} to save_contents",
+        )
+
+
+def model_parallel_size(draft: Draft) -> int:
+    """Return how many processes hold one copy of the model before its weights are sharded."""
+    if draft.get(STRATEGY) != MEGATRON:
+        return 1
+    return draft.get(TENSOR) * draft.get(PIPELINE)
+
+
+def resolve_megatron(draft: Draft) -> None:
+    """Give each size one value, whichever of its names was written, and check what goes together."""
+    _check_strategies(draft)
+    if draft.get(STRATEGY) != MEGATRON:
+        _refuse_without_effect(draft)
+        return
+    _join(draft)
+    for key in _written(draft):
+        if last_part(key) == "override_transformer_config":
+            _check_transformer(draft, key)
+    if model_parallel_size(draft) > 1:
+        _check_company(draft)
+
+
+def resolve_megatron_offload(draft: Draft) -> None:
+    """Give the policy's offload switches the value of Megatron's section, before others are filled from them."""
+    if MEGATRON in (draft.get(STRATEGY), draft.get(ACTOR.strategy)):
+        for name in OFFLOADS:
+            others = (part_of(section, name) for section in (ACTOR.fsdp_config, KEYS.trainer))
+            _join_offload(draft, part_of(ACTOR.megatron, name), *others)
+
+
+def _join_offload(draft: Draft, key: Key[object], *others: Key[object]) -> None:
+    """Give `others` the value of `key`; a different one that was written is an error."""
+    if not draft.is_given(key):
+        return
+    for other in others:
+        is_other = draft.get(other) != draft.get(key)
+        # A switch that is off cannot take back what was filled in from the policy.
+        if is_other and (draft.is_given(other) or not draft.get(key)):
+            draft.problem(
+                "E1815",
+                key,
+                f"`{key}` is {draft.get(key)}, but {other} is {draft.get(other)}",
+                involves=(other,),
+                suggestion=f"keep `{other}`",
+            )
+        elif is_other:
+            draft.follow(other, key)
+
+
+def _refuse_without_effect(draft: Draft) -> None:
+    for key in _written(draft):
+        if draft.is_own(key) and draft.get(key) != default_at(path_of(key))[1]:
+            draft.problem(
+                "E1859",
+                key,
+                f"`{key}` has no effect with {STRATEGY} {draft.get(STRATEGY)}",
+                involves=(STRATEGY,),
+                suggestion=f"write `{STRATEGY}: megatron`, or remove it",
+            )
+
+
+def _written(draft: Draft) -> Iterator[Key[Any]]:
+    """Yield the keys of Megatron's sections that were written; below a free mapping, the mapping."""
+    for section in (SECTION, ACTOR.megatron, REFERENCE.megatron, CRITIC.megatron):
+        if draft.is_given(section) and isinstance(draft.tree.get(path_of(section)), dict):
+            keys = (part_of(section, name) for name, _ in draft.get(section))
+            yield from filter(draft.is_given, keys)
+
+
+def _check_strategies(draft: Draft) -> None:
+    for key in (REFERENCE.strategy, CRITIC.strategy):
+        written = draft.get(key)
+        if written is not None and (written == MEGATRON) != (draft.get(STRATEGY) == MEGATRON):
+            _differs(draft, key, STRATEGY)
+
+
+def _differs(draft: Draft, key: Key[object], other: Key[object]) -> None:
+    draft.problem(
+        "E1858",
+        key,
+        f"`{key}` is {draft.get(key)}, but {other} is {draft.get(other)}: all models of a run are divided alike",
+        rule=f"{draft.get(other)}",
+        involves=(other,),
+        suggestion="remove it",
+    )
+
+
+def _join(draft: Draft) -> None:
+    """What the policy's section says wins; the others may only repeat it."""
+    for name, _ in draft.get(SECTION):
+        plain, own = part_of(SECTION, name), part_of(ACTOR.megatron, name)
+        if draft.is_given(own):
+            draft.derive(plain, draft.get(own), f"{own} wins")
+        for key in (part_of(REFERENCE.megatron, name), part_of(CRITIC.megatron, name)):
+            if draft.is_given(key) and draft.get(key) != draft.get(plain):
+                _differs(draft, key, plain)
+    _join_offload(draft, REFERENCE.megatron.param_offload, REFERENCE.fsdp_config.param_offload)
+    for name in OFFLOADS:
+        _join_offload(draft, part_of(CRITIC.megatron, name), part_of(sharding(draft), name))
+
+
+def _check_transformer(draft: Draft, key: Key[dict[str, Any]]) -> None:
+    """Take what means the recomputation of every layer, which has a key of its own; refuse what is not done."""
+    values = draft.get(key)
+    for name, value in values.items():
+        if value not in _TRANSFORMER.get(name, ()):
+            draft.problem(
+                "E1857",
+                key[name],
+                f"`{key[name]}: {value}` is not done here: layers are computed by this trainer, not by Megatron's "
+                "transformer",
+                rule="; ".join(str(v) for v in _TRANSFORMER.get(name, ())) or "not written",
+                suggestion=f"remove it; `{_RECOMPUTES[ACTOR.megatron]}` recomputes every layer",
+            )
+    other = next((own for section, own in _RECOMPUTES.items() if key == section.override_transformer_config), None)
+    if other is None or values.get("recompute_granularity") != "full":
+        return
+    if draft.is_given(other) and not draft.get(other):
+        draft.problem(
+            "E1815",
+            key["recompute_granularity"],
+            f"`{key['recompute_granularity']}` is full, but {other} is false",
+            involves=(other,),
+            suggestion=f"keep `{other}`",
+        )
+    else:
+        draft.derive(other, True, f"{key['recompute_granularity']} is full")
+
+
+def check_model_parallel(draft: Draft, world: int) -> None:
+    """Check that the processes that train the model are whole copies of it."""
+    size = model_parallel_size(draft)
+    if world % size == 0:
+        return
+    plain = TENSOR if draft.get(TENSOR) > 1 else PIPELINE
+    own = part_of(ACTOR.megatron, last_part(plain))
+    key = own if draft.is_given(own) else plain
+    draft.problem(
+        "E1848",
+        key,
+        f"`{key}` ({draft.get(key)}): {last_part(TENSOR)} times {last_part(PIPELINE)} is {size}, which does not divide "
+        f"the {world} processes that train the model",
+        rule=f"a divisor of {world}",
+        involves=(WORKERS,),
+        suggestion=f"write `{WORKERS}: {size}`, or a multiple of it",
+    )
+
+
+def _check_company(draft: Draft) -> None:
+    """What does not go with divided layers or matrices."""
+    if draft.get(SEQUENCE) > 1:
+        draft.problem(
+            "E1857",
+            SEQUENCE,
+            f"`{SEQUENCE}` ({draft.get(SEQUENCE)}) is not done together with {SECTION}: one of them divides the heads",
+            involves=(TENSOR, PIPELINE),
+            suggestion="keep one of the two",
+        )
+    if draft.config.model.lora_configs:
+        draft.problem(
+            "E1857",
+            KEYS.model.lora_configs,
+            f"`model.lora_configs` is not done together with {SECTION}: adapters of divided matrices are not trained",
+            involves=(TENSOR, PIPELINE),
+            suggestion="write `trainer.trainer_strategy: fsdp2`, which trains adapters on any number of workers",
         )

@@ -1,0 +1,294 @@
+"""Components by name: whether there is one, its arguments over their defaults, and what its class would refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+from trinity.common.config.algorithm import LossAggMode
+from trinity.common.config.available import LATER_NAMES
+from trinity.common.config.draft import Draft
+from trinity.common.config.keys import KEYS, Key, args_of, last_part
+from trinity.common.config.mixture import DERIVED_ARGUMENTS
+from trinity.common.config.nearest import nearest
+from trinity.utils.entry import Entry
+
+CHECKED_ELSEWHERE = (*DERIVED_ARGUMENTS, "expert_data_ratio", "rollout_is_threshold")
+AGG_MODES = {"trinity": get_args(LossAggMode), "verl": (*get_args(LossAggMode), "token-sum")}
+KINDS: dict[type, str] = {bool: "true or false", float: "a number", str: "a text"}
+Ranges = Mapping[str, str | tuple[str, ...]]
+_CLIPS = ("clip_range", "clip_ratio")
+_ADAPTIVE = ("target_kl", "horizon")
+# Arguments that may be null although their default is a number or a word, besides the two sides of a clip range.
+_MAY_BE_NULL = (*_CLIPS, "drop")
+
+
+def check_name(draft: Draft, key: Key[object], registry: str, name: str | None, *, unknown: str = "E1701") -> bool:
+    """Return whether a name exists and can be used now; otherwise note why not."""
+    catalogue = draft.catalogue
+    available = list(catalogue.names(registry))
+    if name is None or name in available:
+        return True
+    later = LATER_NAMES.get(registry, ())
+    if name in later:
+        draft.problem(
+            "E1900",
+            key,
+            f"`{key}: {name}` is not available yet in this version",
+            suggestion=f"available: {', '.join(available)}",
+        )
+        return False
+    names = [*available, *later]
+    if catalogue.has_unknown_plugins:
+        draft.problem("W1701", key, f"`{key}: {name}` is not known here; a plugin may register it when the run starts")
+        return False
+    near = nearest(name, names)
+    own = "a name of your own needs --plugin-dir (or `plugin_dirs`) with the folder of the file that registers it"
+    hint = f"did you mean `{near}`? {own}" if near else f"known: {', '.join(available)}; {own}"
+    draft.problem(
+        unknown,
+        key,
+        f"unknown {registry} `{name}` in `{key}`; known: {', '.join(available)}",
+        suggestion=hint,
+        rule=f"a known {registry}",
+    )
+    return False
+
+
+def resolve_arguments(
+    draft: Draft, key: Key[str | None], registry: str, function: str, *, entry: Entry, of_type: Mapping[str, Any]
+) -> None:
+    """Fill the arguments of a function, and check them; those of a plugin as far as it declares them.
+
+    Args:
+        draft: the configuration.
+        key: where the function is chosen.
+        registry: of the function.
+        function: its name.
+        entry: what its class says of itself.
+        of_type: arguments that the algorithm type gives it.
+    """
+    stray = sorted(of_type.keys() - entry.args.keys() - entry.required)
+    if stray and not entry.is_open:
+        draft.problem(
+            "E1703",
+            key,
+            f"the defaults of algorithm_type {draft.config.algorithm.algorithm_type} give `{function}` an argument "
+            f"`{stray[0]}`, which it does not have; known: {', '.join(_names(entry)) or 'none'}",
+            involves=(KEYS.algorithm.algorithm_type,),
+            suggestion=f"mend `{last_part(args_of(key))}` in its `default_config`",
+        )
+    known = {**entry.args, **of_type}
+    written = draft.get(args_of(key)) or {}
+    merge_arguments(draft, key, function, known, entry=entry)
+    is_built_in = draft.catalogue.is_built_in(registry, function)
+    checked = {n: v for n, v in known.items() if is_built_in or n in entry.ranges or n == "loss_agg_mode"}
+    check_kinds(draft, args_of(key), function, checked, written=written, modes=AGG_MODES[entry.convention])
+    arguments = draft.get(args_of(key)) or {}
+    _check_ranges(draft, args_of(key), function, checked, entry=entry, arguments=arguments, chosen=key)
+
+
+def check_arguments(
+    draft: Draft, key: Key[dict[str, Any]], registry: str, name: str, *, chosen: Key[object]
+) -> dict[str, Any]:
+    """Return the arguments of what is no part of an algorithm over their defaults; note what the class would refuse.
+
+    Args:
+        draft: the configuration.
+        key: of the arguments.
+        registry: of the class.
+        name: its name.
+        chosen: where the name is written.
+    """
+    entry = draft.catalogue.entry(registry, name)
+    if entry is None:
+        return dict(draft.get(key) or {})
+    written = _known_arguments(draft, key, name, entry.args, entry=entry, chosen=chosen)
+    arguments = {**entry.args, **written}
+    is_built_in = draft.catalogue.is_built_in(registry, name)
+    checked = {n: v for n, v in entry.args.items() if is_built_in or n in entry.ranges}
+    check_kinds(draft, key, name, checked, written=written)
+    _check_ranges(draft, key, name, checked, entry=entry, arguments=arguments, chosen=chosen)
+    return arguments
+
+
+def merge_arguments(
+    draft: Draft, key: Key[str | None], function: str, known: Mapping[str, Any], *, entry: Entry | None = None
+) -> None:
+    """Put the written arguments over the defaults; refuse unknown ones, and ask for those that have no default.
+
+    Args:
+        draft: the configuration.
+        key: where the function is chosen.
+        function: its name.
+        known: arguments with their defaults.
+        entry: what its class says of itself; None for a plugin that says nothing.
+    """
+    written = _known_arguments(draft, args_of(key), function, known, entry=entry, chosen=key)
+    draft.derive(args_of(key), {**known, **written}, f"defaults of {function}")
+
+
+def _known_arguments(
+    draft: Draft,
+    key: Key[dict[str, Any]],
+    function: str,
+    known: Mapping[str, Any],
+    *,
+    entry: Entry | None,
+    chosen: Key[object],
+) -> dict[str, Any]:
+    """Return the written arguments that there are; note unknown ones, and missing ones that have no default."""
+    written = draft.get(key) or {}
+    if entry is not None and not entry.is_open:
+        names = _names(entry)
+        for name in [n for n in written if n not in names]:
+            near = nearest(name, names)
+            hint = f"did you mean `{near}`?" if near else f"known: {', '.join(names) or 'none'}"
+            draft.problem(
+                "E1703",
+                key[name],
+                f"`{function}` has no argument `{name}`; known: {', '.join(names) or 'none'}",
+                suggestion=hint,
+            )
+        written = {name: value for name, value in written.items() if name in names}
+    for name in sorted((entry.required if entry is not None else frozenset()) - {*known, *written}):
+        draft.problem(
+            "E1302",
+            key,
+            f"`{key[name]}` of {function} must be given: its constructor has no default for it",
+            involves=(chosen,),
+            suggestion=f"write `{name}` under `{key}`",
+        )
+    return dict(written)
+
+
+def _names(entry: Entry) -> list[str]:
+    return sorted({*entry.args, *entry.required})
+
+
+def check_kinds(
+    draft: Draft,
+    key: Key[dict[str, Any]],
+    function: str,
+    known: Mapping[str, Any],
+    *,
+    written: Mapping[str, Any],
+    modes: tuple[str, ...] = (),
+) -> None:
+    """Note a value that is of another kind than its default; what has none may be anything, and so may null be."""
+    for name, value in written.items():
+        if name not in known:
+            continue
+        kind = next((kind for kind in (bool, float, str) if _is_a(known[name], kind)), None)
+        choices = modes if name.endswith("loss_agg_mode") else None
+        if (
+            value is None
+            or name in CHECKED_ELSEWHERE
+            or (choices is None and (kind is None or _is_a(value, kind)))
+            or value in (choices or ())
+        ):
+            continue
+        rule = f"one of {', '.join(choices)}" if choices else KINDS[kind or str]
+        near = nearest(str(value), choices) if choices else None
+        draft.problem(
+            "E1704",
+            key[name],
+            f"`{key[name]}` of {function} must be {rule}, got {value!r}",
+            rule=rule,
+            suggestion=f"did you mean `{near}`?" if near else f"the default is {known[name]}",
+        )
+
+
+def _check_ranges(
+    draft: Draft,
+    key: Key[dict[str, Any]],
+    function: str,
+    known: Mapping[str, Any],
+    *,
+    entry: Entry,
+    arguments: Mapping[str, Any],
+    chosen: Key[object],
+) -> None:
+    """Note each argument that the function would refuse when the run starts; one of the wrong kind is told already."""
+    told = {problem.key for problem in draft.problems}
+    for name, rule, way_out in range_faults(entry.ranges, known, arguments):
+        if str(key[name]) not in told and name not in CHECKED_ELSEWHERE:
+            draft.problem(
+                "E1302",
+                key[name],
+                f"`{key[name]}` of {function} must be {rule}, got {arguments[name]!r}",
+                rule=rule,
+                involves=(chosen,),
+                suggestion=way_out,
+            )
+
+
+def _is_a(value: Any, kind: type) -> bool:
+    """Return whether a value is a number (`float`: integers too, NaN not), a truth value or a text."""
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+    return isinstance(value, kind)
+
+
+def range_faults(
+    ranges: Ranges, known: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield argument, rule and way out of each argument of a function that its class would refuse.
+
+    Args:
+        ranges: what the class declares.
+        known: its arguments with their defaults.
+        arguments: all arguments, the defaults among them; of the kinds of their defaults.
+    """
+    for name, default in known.items():
+        value, rule = arguments[name], ranges.get(name)
+        way_out = f"the default is {default}" if default is not None else "remove it"
+        is_unused = name in _CLIPS and None not in _sides(arguments, name)
+        if value is None:
+            is_needed = isinstance(default, int | float | str) and not isinstance(default, bool)
+            is_side = name.removesuffix("_low").removesuffix("_high") in known.keys() & _CLIPS
+            if is_needed and not is_side and name not in _MAY_BE_NULL and not name.endswith("agg_mode"):
+                yield name, _said(rule) if rule else "a number" if not isinstance(default, str) else "a text", way_out
+        elif rule is not None and not is_unused and not _is_in(value, rule):
+            yield name, _said(rule), way_out
+    yield from _missing(known, arguments)
+
+
+def _missing(known: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield what must be given together with what is."""
+    for name in _CLIPS:
+        if known.get(name) is not None and arguments[name] is None and None in _sides(arguments, name):
+            yield name, f"a number, unless {name}_low and {name}_high are given", f"the default is {known[name]}"
+    if "dro_beta" in known and arguments["dro_beta"] is None:
+        yield "dro_beta", "a number > 0", "write `dro_beta: 1.0`"
+    if known.keys() >= {"adaptive", *_ADAPTIVE} and arguments.get("adaptive") is True:
+        for name in _ADAPTIVE:
+            if not _is_in(arguments.get(name) or 0, "(0, inf]"):
+                yield name, "a number > 0 with adaptive: true", f"write `{name}`, or `adaptive: false`"
+
+
+def _sides(arguments: Mapping[str, Any], name: str) -> tuple[Any, Any]:
+    """Return the two bounds that stand for the one called `name` where both are given."""
+    return arguments.get(f"{name}_low"), arguments.get(f"{name}_high")
+
+
+def _is_in(value: Any, rule: str | tuple[str, ...]) -> bool:
+    if isinstance(rule, tuple):
+        return value in rule
+    if not isinstance(value, int | float):
+        return True  # of the wrong kind, which is told elsewhere
+    low, high = (float(end) for end in rule[1:-1].split(","))
+    is_above = value > low if rule[0] == "(" else value >= low
+    return is_above and (value < high if rule[-1] == ")" else value <= high)
+
+
+def _said(rule: str | tuple[str, ...]) -> str:
+    """Return an interval or words as a reader says them."""
+    if isinstance(rule, tuple):
+        return f"one of {', '.join(rule)}"
+    low, high = rule[1:-1].split(", ")
+    if low == "-inf":
+        return "a finite number"
+    if high == "inf":
+        return f"a {'finite ' * (rule[-1] == ')')}number {'>' if rule[0] == '(' else '>='} {low}"
+    return f"a number in {rule}"

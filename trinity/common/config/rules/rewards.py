@@ -1,0 +1,118 @@
+"""The reward model, and rewards by their parts: components, a greedy baseline, steps."""
+
+from __future__ import annotations
+
+from trinity.common.config.draft import Draft
+from trinity.common.config.keys import ACTOR, KEYS, REWARD_MODEL, Key, args_of
+from trinity.common.config.rules.components import check_name
+from trinity.utils.entry import Entry
+
+ADVANTAGE = KEYS.algorithm.advantage_fn
+OPERATORS = KEYS.data_processor.experience_pipeline.operators
+# What the explorer takes of the rewards before an operator may change them.
+TAKEN = {
+    "reward_baselines": "the rewards of greedy rollouts",
+    "reward_components": "the components of the reward",
+    "step_reward": "the rewards of the steps",
+}
+
+
+def has_reward_model(draft: Draft) -> bool:
+    """Return whether a model scores the rollouts of this run."""
+    return draft.explores and draft.get(REWARD_MODEL.enable)
+
+
+def resolve_reward_model(draft: Draft) -> None:
+    """Fill what the section leaves out, and check what a classifier needs."""
+    if not has_reward_model(draft):
+        if draft.is_own(REWARD_MODEL.enable) and draft.get(REWARD_MODEL.enable):
+            message = f"`{REWARD_MODEL.enable}` has no effect in mode train"
+            draft.problem("W1902", REWARD_MODEL.enable, message, involves=(KEYS.mode,))
+        return
+    worker = draft.get(REWARD_MODEL.worker)
+    check_name(draft, REWARD_MODEL.worker, "reward_model", worker)
+    entry = draft.catalogue.entry("reward_model", worker)
+    if entry is not None:
+        _check_worker(draft, worker, entry)
+    older, rows = draft.get(REWARD_MODEL.micro_batch_size), REWARD_MODEL.micro_batch_size_per_gpu
+    if draft.get(rows) is None:
+        draft.derive(rows, older or 64, "micro_batch_size over one worker" if older else "default of the guide")
+    tokens = REWARD_MODEL.forward_max_token_len_per_gpu
+    if draft.get(tokens) is None and draft.get(REWARD_MODEL.use_dynamic_bsz):
+        draft.follow(tokens, ACTOR.ppo_max_token_len_per_gpu)
+
+
+def _check_worker(draft: Draft, worker: str, entry: Entry) -> None:
+    if entry.is_classifier and not draft.get(REWARD_MODEL.model.path):
+        draft.problem(
+            "E1860",
+            REWARD_MODEL.model.path,
+            f"`{REWARD_MODEL.model.path}` is missing: `enable: true` needs a reward model",
+            involves=(REWARD_MODEL,),
+            suggestion="write the folder of a sequence classifier with one label",
+        )
+    known = entry.args.keys() | entry.required
+    unknown = sorted((draft.get(REWARD_MODEL.worker_args) or {}).keys() - known)
+    if unknown and not entry.is_open:
+        draft.problem(
+            "E1861",
+            REWARD_MODEL.worker_args,
+            f"`{REWARD_MODEL.worker_args}` of {worker}: it has no argument `{unknown[0]}`",
+            rule=f"some of {', '.join(sorted(known))}" if known else "none",
+            suggestion="remove it" if known else "remove it, or name the worker",
+        )
+
+
+def check_components(draft: Draft) -> None:
+    """Check that the components of the reward are named, each with at most one weight."""
+    if "reward_components" not in _needs(draft):
+        return
+    arguments = draft.get(args_of(ADVANTAGE)) or {}
+    keys, weights = arguments.get("gdpo_reward_keys"), arguments.get("gdpo_reward_weights")
+    of_keys, of_weights = (args_of(ADVANTAGE)[name] for name in ("gdpo_reward_keys", "gdpo_reward_weights"))
+    if not isinstance(keys, list | tuple) or not keys or not all(isinstance(key, str) for key in keys):
+        draft.problem(
+            "E1883",
+            of_keys,
+            f"`{of_keys}` must be a list of metrics, such as the scores of the reward function, got {keys}",
+            involves=(ADVANTAGE,),
+            suggestion="write `gdpo_reward_keys: [accuracy, format_score]`",
+        )
+    elif weights is not None and (not isinstance(weights, list | tuple) or len(weights) != len(keys)):
+        draft.problem(
+            "E1883",
+            of_weights,
+            f"`{of_weights}` must be a list of {len(keys)} numbers, one for each of gdpo_reward_keys, got {weights}",
+            involves=(of_keys,),
+            suggestion="remove it to weigh all alike",
+        )
+
+
+def check_reshaping(draft: Draft) -> None:
+    """Refuse what would change the reward and leave its baseline, its components or its steps as they were."""
+    advantage = draft.get(ADVANTAGE)
+    taken = sorted(_needs(draft) & TAKEN.keys())
+    if not taken or not draft.explores:
+        return
+    names = [OPERATORS[index].name for index in range(len(draft.get(OPERATORS)))]
+    entries = [draft.catalogue.entry("operator", draft.get(name)) for name in names]
+    found: list[Key[object]] = [
+        name for name, entry in zip(names, entries, strict=True) if entry is not None and entry.changes_rewards
+    ]
+    if has_reward_model(draft):
+        found.append(REWARD_MODEL.enable)
+    for key in found:
+        draft.problem(
+            "E1884",
+            key,
+            f"`{key}: {str(draft.get(key)).lower()}` changes the reward, but advantage_fn {advantage} also reads "
+            f"{TAKEN[taken[0]]}, which would stay as they were",
+            involves=(ADVANTAGE, KEYS.algorithm.algorithm_type),
+            suggestion="give the reward its final form in the reward function",
+        )
+
+
+def _needs(draft: Draft) -> frozenset[str]:
+    """Return what the advantage function needs; nothing is known of a plugin's."""
+    entry = draft.catalogue.entry("advantage_fn", draft.get(ADVANTAGE))
+    return entry.reads if entry is not None and draft.explores else frozenset()
