@@ -22,8 +22,8 @@ from trinity.trainer.verl.layer_maps import LayerMaps
 from trinity.trainer.verl.layers import rms_norm, rotate, swiglu
 from trinity.trainer.verl.output_layer import OutputLayer
 from trinity.trainer.verl.packing import Packed
-from trinity.trainer.verl.pipeline import Stages
-from trinity.trainer.verl.tensor_parallel import TensorGroup, check_matrices, held
+from trinity.trainer.verl.parallel.pipeline import Stages
+from trinity.trainer.verl.parallel.tensor import TensorGroup, check_matrices, held
 from trinity.utils.log import get_logger
 
 logger = get_logger("trainer")

@@ -28,12 +28,12 @@ from trinity.trainer.verl.loading import CRITIC_KEY, attach_adapter, load_model,
 from trinity.trainer.verl.logprob import STATISTICS
 from trinity.trainer.verl.offload import Offload, tell_idle_offload
 from trinity.trainer.verl.optim import make_optimizer
+from trinity.trainer.verl.parallel.ranks import ALONE, Ranks, local
+from trinity.trainer.verl.parallel.ulysses import check_heads
 from trinity.trainer.verl.plugin_state import function_states, restore_functions
-from trinity.trainer.verl.ranks import ALONE, Ranks, local
 from trinity.trainer.verl.reference import Reference, load_reference
 from trinity.trainer.verl.shard_settings import actor_options, actor_switches, critic_switches
 from trinity.trainer.verl.stepping import Stepper
-from trinity.trainer.verl.ulysses import check_heads
 from trinity.utils.device import (
     is_out_of_memory,
     num_bytes,

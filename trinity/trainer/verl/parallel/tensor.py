@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from trinity.common.errors import ConfigError
 from trinity.preflight.division import tensor_problem
-from trinity.trainer.verl.exchange import as_it_is, exchange
+from trinity.trainer.verl.parallel.exchange import as_it_is, exchange
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

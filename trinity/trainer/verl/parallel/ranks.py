@@ -17,11 +17,11 @@ from torch import Tensor, distributed, nn
 
 from trinity.common.errors import ConfigError
 from trinity.trainer.batch import TrainBatch, micro_batches
-from trinity.trainer.verl.balance import Work, split_work
 from trinity.trainer.verl.packing import Packed
-from trinity.trainer.verl.pipeline import STAGE, Stages
-from trinity.trainer.verl.tensor_parallel import TENSOR, TensorGroup
-from trinity.trainer.verl.ulysses import Slice
+from trinity.trainer.verl.parallel.balance import Work, split_work
+from trinity.trainer.verl.parallel.pipeline import STAGE, Stages
+from trinity.trainer.verl.parallel.tensor import TENSOR, TensorGroup
+from trinity.trainer.verl.parallel.ulysses import Slice
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

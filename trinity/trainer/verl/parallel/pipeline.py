@@ -163,7 +163,7 @@ class Stages:
 
     def _sum_outer(self, decoder: StagedDecoder) -> None:
         """Sum the gradients of what every stage has."""
-        from trinity.trainer.verl.ranks import local
+        from trinity.trainer.verl.parallel.ranks import local
 
         for parameter in decoder.outer():
             if parameter.grad is None:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from trinity.common.errors import ConfigError
 from trinity.preflight.division import sequence_problem
-from trinity.trainer.verl.exchange import exchange
+from trinity.trainer.verl.parallel.exchange import exchange
 
 
 @dataclass(frozen=True)
