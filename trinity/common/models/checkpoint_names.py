@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.core_model_loading import revert_weight_conversion
 
 from trinity.common.errors import EnvironmentProblem
-from trinity.common.models.torch_engine.weights import read_shapes
+from trinity.common.models.weights import read_shapes
 
 _LAYER = re.compile(r"^.*?\.\d+\.")
 

@@ -26,7 +26,7 @@ from trinity.common.models.torch_engine.request import Sample
 from trinity.common.models.torch_engine.sampler import noise_key
 from trinity.common.models.torch_engine.settings import EngineSettings
 from trinity.common.models.torch_engine.stopping import stop_at_end
-from trinity.common.models.torch_engine.weights import model_folder
+from trinity.common.models.weights import model_folder
 from trinity.common.weights import Ticket, update_from
 from trinity.utils.log import get_logger
 

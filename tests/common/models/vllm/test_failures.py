@@ -34,7 +34,7 @@ import asyncio, dataclasses, json, sys
 from pathlib import Path
 from tests.common.models.vllm.conftest import settings
 from trinity.common.errors import TrinityError
-from trinity.common.models.torch_engine.weights import read_tensors
+from trinity.common.models.weights import read_tensors
 from trinity.common.models.vllm_engine import VLLMEngine
 
 def tell(value):

@@ -22,7 +22,7 @@ from trinity.common.models.rotary import settle_rotary
 from trinity.common.models.torch_engine.fast_decoder import FastDecoder, is_fast
 from trinity.common.models.torch_engine.hf_decoder import HFDecoder
 from trinity.common.models.torch_engine.row_decoder import RowDecoder
-from trinity.common.models.torch_engine.weights import copy_weights, has_safetensors, model_folder, read_tensors
+from trinity.common.models.weights import copy_weights, has_safetensors, model_folder, read_tensors
 from trinity.utils.device import is_out_of_memory
 from trinity.utils.log import get_logger
 

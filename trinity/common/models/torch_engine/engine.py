@@ -27,7 +27,7 @@ from trinity.common.models.torch_engine.loop import EngineLoop
 from trinity.common.models.torch_engine.memory import MEMORY_KEYS, explained, weight_bytes
 from trinity.common.models.torch_engine.request import Request, Sample
 from trinity.common.models.torch_engine.settings import EngineSettings
-from trinity.common.models.torch_engine.weights import copy_weights
+from trinity.common.models.weights import copy_weights
 from trinity.utils.deadline import bounded
 from trinity.utils.device import compute_dtype, is_out_of_memory, select_device, total_memory_bytes
 from trinity.utils.log import get_logger
