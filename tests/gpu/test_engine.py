@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tests.common.models.engines import engine, run
+from tests.engine.engines import engine, run
 from tests.gpu.parts import OTHERS, OWN, config_of, family_model, worker_on
 from trinity.common.experience import Experience
 from trinity.trainer.batch import collate

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tests.common.models.conftest import gpt2, llama  # noqa: F401 - fixtures
-from tests.common.models.engines import engine, recomputed, response, run
 from tests.e2e.conftest import plugins  # noqa: F401 - a fixture
 from tests.e2e.test_algorithms import check
+from tests.engine.conftest import gpt2, llama  # noqa: F401 - fixtures
+from tests.engine.engines import engine, recomputed, response, run
 from tests.strict_device.device import use_deterministic_algorithms
 from trinity.common.experience import Experience
 from trinity.common.models.generate_params import GenerateParams

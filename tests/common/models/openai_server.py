@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tests.common.models.engines import engine, response
+from tests.engine.engines import engine, response
 from trinity.common.models.torch_engine.engine import TorchEngine
 
 

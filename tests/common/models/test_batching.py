@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedModel
 
-from tests.common.models.engines import engine, recomputed, response, run
+from tests.engine.engines import engine, recomputed, response, run
 from trinity.common.experience import Experience
 from trinity.common.models.torch_engine.engine import TorchEngine
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.common.models.engines import engine, recomputed, response, run
+from tests.engine.engines import engine, recomputed, response, run
 from trinity.common.experience import Experience
 
 Made = tuple[Path, PreTrainedModel]

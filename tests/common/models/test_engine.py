@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from tests.common.models.engines import engine, recomputed, response, run
+from tests.engine.engines import engine, recomputed, response, run
 from tests.tiny import tiny_model
 from trinity.common.errors import EngineError, NotAvailableError
 from trinity.common.experience import Experience

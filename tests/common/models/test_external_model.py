@@ -13,8 +13,8 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedModel
 
-from tests.common.models.engines import recomputed, response, run
 from tests.common.models.openai_server import Service, serving
+from tests.engine.engines import recomputed, response, run
 from trinity.common.config import Config
 from trinity.common.config.model import ModelConfig
 from trinity.common.errors import DeadlineError, EngineError, EnvironmentProblem

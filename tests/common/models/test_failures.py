@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.common.models.engines import engine, run
+from tests.engine.engines import engine, run
 from tests.tiny import tiny_model
 from trinity.common.config.model import ModelConfig
 from trinity.common.errors import DeadlineError, EngineError, EnvironmentProblem, OutOfMemoryError

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tests.common.models.engines import engine, recomputed, run
+from tests.engine.engines import engine, recomputed, run
 from tests.families import tiny_config, tiny_model
 from tests.tiny import tiny_tokenizer
 from trinity.common.errors import EngineError, EnvironmentProblem

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.common.models.engines import engine, recomputed, response, run
 from tests.common.models.families import TEMPLATES
+from tests.engine.engines import engine, recomputed, response, run
 from tests.tiny import CHARACTERS, tiny_model
 from trinity.common.config import Config
 from trinity.common.config.model import ModelConfig

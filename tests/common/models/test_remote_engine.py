@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.common.models.engines import response, run
-from tests.common.models.test_create import config
+from tests.engine.engines import response, run
+from tests.engine.test_create import config
 from tests.runtime.test_contract import gone_soon
 from trinity.common.errors import EngineError, SyncError
 from trinity.common.models.model import InferenceModel

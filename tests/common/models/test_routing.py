@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.common.models.engines import response, run
+from tests.engine.engines import response, run
 from trinity.common.config.model import ModelConfig
 from trinity.common.errors import EngineError, EnginesLostError, SyncError
 from trinity.common.experience import Experience

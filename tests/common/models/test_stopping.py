@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from tests.common.models.engines import engine, response, run
 from tests.common.models.families import family_tokenizer
+from tests.engine.engines import engine, response, run
 from tests.tiny import tiny_tokenizer
 from trinity.common.experience import Experience
 from trinity.common.models.torch_engine.stopping import completed_stop, stop_at_end

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.common.models.engines import run
+from tests.engine.engines import run
 from tests.tiny import tiny_model
 from trinity.common.config import Config
 from trinity.common.errors import ConfigError, EnvironmentProblem, NotAvailableError

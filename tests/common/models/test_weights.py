@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tests.common.models.engines import engine, recomputed, response, run
+from tests.engine.engines import engine, recomputed, response, run
 from tests.tiny import tiny_model
 from trinity.common.errors import SyncError
 from trinity.common.experience import Experience

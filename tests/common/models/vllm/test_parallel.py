@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from tests.common.models.engines import recomputed, response
 from tests.common.models.vllm.conftest import Served, settings
+from tests.engine.engines import recomputed, response
 from tests.tiny import tiny_model
 from trinity.common.experience import Experience
 from trinity.common.models.vllm_engine import VLLMEngine

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from tests.common.models.engines import run
 from tests.common.models.vllm.conftest import settings
+from tests.engine.engines import run
 from tests.runtime.test_contract import gone_soon
 from trinity.common.errors import EngineError
 from trinity.common.models.vllm_engine import VLLMEngine
