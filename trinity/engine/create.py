@@ -10,14 +10,14 @@ from trinity.common.config.model import InferenceModelConfig
 from trinity.common.errors import ConfigError, NotAvailableError
 from trinity.common.models.external_model import ExternalModel, external_settings
 from trinity.common.models.model import InferenceModel, call_timeout_s
-from trinity.common.models.routing.fleet import FleetSettings
-from trinity.common.models.routing.remote import RuntimeEngines
-from trinity.common.models.routing.router import EngineRouter
-from trinity.common.models.routing.slot import EngineSource, LocalEngines
 from trinity.common.models.torch_engine.engine import TorchEngine
 from trinity.common.models.torch_engine.settings import engine_settings
 from trinity.common.models.vllm_engine import VLLMEngine
 from trinity.common.models.vllm_settings import vllm_settings
+from trinity.engine.router.fleet import FleetSettings
+from trinity.engine.router.remote import RuntimeEngines
+from trinity.engine.router.router import EngineRouter
+from trinity.engine.router.slot import EngineSource, LocalEngines
 from trinity.runtime.base import Resources, Runtime
 
 SHARE_OF_ENGINES = 0.5  # of a single GPU; the trainer has the rest

@@ -18,11 +18,11 @@ from trinity.common.errors import EngineError, TrinityError
 from trinity.common.experience import Experience
 from trinity.common.models.gauge import NOW
 from trinity.common.models.model import InferenceModel, Messages
-from trinity.common.models.routing.choice import PrefixTable, choose_engine, fixed_engine, group_of
-from trinity.common.models.routing.fleet import EngineFleet, FleetSettings
-from trinity.common.models.routing.remote import RemoteEngine
-from trinity.common.models.routing.slot import EngineGone, EngineSlot, EngineSource
 from trinity.common.weights import Ticket, receive, shared_by
+from trinity.engine.router.choice import PrefixTable, choose_engine, fixed_engine, group_of
+from trinity.engine.router.fleet import EngineFleet, FleetSettings
+from trinity.engine.router.remote import RemoteEngine
+from trinity.engine.router.slot import EngineGone, EngineSlot, EngineSource
 from trinity.runtime.base import ObjectRef, Objects
 from trinity.runtime.objects import LocalObjects
 from trinity.utils.deadline import bounded
