@@ -13,14 +13,14 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedModel
 
-from tests.common.models.openai_server import Service, serving
 from tests.engine.engines import recomputed, response, run
+from tests.engine.external.openai_server import Service, serving
 from trinity.common.config import Config
 from trinity.common.config.model import ModelConfig
 from trinity.common.errors import DeadlineError, EngineError, EnvironmentProblem
 from trinity.common.experience import Experience
 from trinity.common.models import ModelWrapper, create_auxiliary_models, load_tokenizer
-from trinity.common.models.external_model import ExternalModel
+from trinity.engine.external.model import ExternalModel
 from trinity.utils.log import redact
 
 Made = tuple[Path, PreTrainedModel]
