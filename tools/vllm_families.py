@@ -32,9 +32,9 @@ from tests.tiny import tiny_tokenizer
 from trinity.common.config.model import InferenceModelConfig, ModelConfig
 from trinity.common.models import vllm_families
 from trinity.common.models.generate_params import GenerateParams
-from trinity.common.models.vllm_engine import VLLMEngine
-from trinity.common.models.vllm_settings import VLLMSettings
-from trinity.common.models.vllm_start import check_installed
+from trinity.engine.vllm.engine import VLLMEngine
+from trinity.engine.vllm.settings import VLLMSettings
+from trinity.engine.vllm.start import check_installed
 
 DEADLINE_S = 300.0
 LARGEST = {torch.float32: 2e-5, torch.bfloat16: 0.2}  # nats

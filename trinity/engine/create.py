@@ -11,13 +11,13 @@ from trinity.common.errors import ConfigError, NotAvailableError
 from trinity.common.models.model import InferenceModel, call_timeout_s
 from trinity.common.models.torch_engine.engine import TorchEngine
 from trinity.common.models.torch_engine.settings import engine_settings
-from trinity.common.models.vllm_engine import VLLMEngine
-from trinity.common.models.vllm_settings import vllm_settings
 from trinity.engine.external.model import ExternalModel, external_settings
 from trinity.engine.router.fleet import FleetSettings
 from trinity.engine.router.remote import RuntimeEngines
 from trinity.engine.router.router import EngineRouter
 from trinity.engine.router.slot import EngineSource, LocalEngines
+from trinity.engine.vllm.engine import VLLMEngine
+from trinity.engine.vllm.settings import vllm_settings
 from trinity.runtime.base import Resources, Runtime
 
 SHARE_OF_ENGINES = 0.5  # of a single GPU; the trainer has the rest

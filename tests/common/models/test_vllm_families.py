@@ -14,7 +14,7 @@ from tests.tiny import tiny_tokenizer
 from trinity.common.config.model import ModelConfig
 from trinity.common.errors import EnvironmentProblem
 from trinity.common.models.vllm_families import NOT_SERVED, NOT_STARTED, RIGHT, WRONG, WRONG_ON_CPU
-from trinity.common.models.vllm_weights import read_facts
+from trinity.engine.vllm.weights import read_facts
 from trinity.launch.validation import check
 
 MANY = {"musicgen", "musicgen_melody"}  # made of three models, none of which is the default

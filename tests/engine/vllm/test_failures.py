@@ -20,11 +20,11 @@ import psutil
 import pytest
 from transformers import PreTrainedModel
 
-from tests.common.models.vllm.conftest import settings
 from tests.e2e.short_run import ROOT
+from tests.engine.vllm.conftest import settings
 from tests.tiny import tiny_model
 from trinity.common.errors import EnvironmentProblem
-from trinity.common.models.vllm_engine import VLLMEngine
+from trinity.engine.vllm.engine import VLLMEngine
 from trinity.runtime.scratch import JOB_ENV_VAR, sweep
 
 pytestmark = pytest.mark.slow
@@ -32,10 +32,10 @@ pytestmark = pytest.mark.slow
 OWNER = """
 import asyncio, dataclasses, json, sys
 from pathlib import Path
-from tests.common.models.vllm.conftest import settings
+from tests.engine.vllm.conftest import settings
 from trinity.common.errors import TrinityError
 from trinity.common.models.weights import read_tensors
-from trinity.common.models.vllm_engine import VLLMEngine
+from trinity.engine.vllm.engine import VLLMEngine
 
 def tell(value):
     print(json.dumps(value), flush=True)

@@ -27,18 +27,18 @@ from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.local_model import LocalModel, stop_token_ids
 from trinity.common.models.model_config import import_libraries
 from trinity.common.models.torch_engine.request import Sample
-from trinity.common.models.vllm_requests import Progress, Scored, Texts, is_early, sample_of, stops_of
-from trinity.common.models.vllm_settings import (
+from trinity.common.models.vocabulary import drawable
+from trinity.engine.vllm.requests import Progress, Scored, Texts, is_early, sample_of, stops_of
+from trinity.engine.vllm.settings import (
     OWN_ARGS,
     TORCH_INSTEAD,
     VLLMSettings,
     engine_arguments,
 )
-from trinity.common.models.vllm_start import async_llm, check_installed, difference, refusal, trial_of
-from trinity.common.models.vllm_state import Counts, Started, running_task
-from trinity.common.models.vllm_watch import watch_over
-from trinity.common.models.vllm_weights import read_facts, written_weights
-from trinity.common.models.vocabulary import drawable
+from trinity.engine.vllm.start import async_llm, check_installed, difference, refusal, trial_of
+from trinity.engine.vllm.state import Counts, Started, running_task
+from trinity.engine.vllm.watch import watch_over
+from trinity.engine.vllm.weights import read_facts, written_weights
 from trinity.utils.deadline import bounded
 from trinity.utils.device import compute_dtype, select_device
 from trinity.utils.log import get_logger

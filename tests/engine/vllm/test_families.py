@@ -18,12 +18,12 @@ from transformers import (  # fmt: skip
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from tests.common.models.vllm.conftest import settings
 from tests.engine.engines import recomputed
+from tests.engine.vllm.conftest import settings
 from tests.tiny import tiny_tokenizer
 from trinity.common.models import vllm_families
-from trinity.common.models.vllm_engine import VLLMEngine
-from trinity.common.models.vllm_start import check_installed
+from trinity.engine.vllm.engine import VLLMEngine
+from trinity.engine.vllm.start import check_installed
 
 pytestmark = pytest.mark.slow
 

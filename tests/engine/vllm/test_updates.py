@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.common.models.vllm.conftest import Served
 from tests.engine.engines import recomputed, response, run
+from tests.engine.vllm.conftest import Served
 from tests.tiny import tiny_model
 from trinity.common.errors import SyncError
 from trinity.common.experience import Experience

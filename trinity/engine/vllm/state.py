@@ -16,8 +16,8 @@ import psutil
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from trinity.common.models.vllm_requests import Progress
-from trinity.common.models.vllm_weights import ModelFacts
+from trinity.engine.vllm.requests import Progress
+from trinity.engine.vllm.weights import ModelFacts
 from trinity.runtime.scratch import Scratch
 
 _GONE_S = 5.0  # what is told to end has as long

@@ -12,8 +12,8 @@ from tests.tiny import tiny_model
 from trinity.common.config.model import ModelConfig
 from trinity.common.errors import EngineError
 from trinity.common.models.generate_params import GenerateParams
-from trinity.common.models.vllm_engine import VLLMEngine
-from trinity.common.models.vllm_settings import VLLMSettings
+from trinity.engine.vllm.engine import VLLMEngine
+from trinity.engine.vllm.settings import VLLMSettings
 
 Served = tuple[VLLMEngine, PreTrainedModel]
 MAX_MODEL_LEN = 128

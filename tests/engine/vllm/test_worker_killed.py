@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from tests.common.models.vllm.conftest import settings
 from tests.engine.engines import run
+from tests.engine.vllm.conftest import settings
 from tests.runtime.test_contract import gone_soon
 from trinity.common.errors import EngineError
-from trinity.common.models.vllm_engine import VLLMEngine
-from trinity.common.models.vllm_watch import ProbeTimes
+from trinity.engine.vllm.engine import VLLMEngine
+from trinity.engine.vllm.watch import ProbeTimes
 
 pytestmark = pytest.mark.slow
 

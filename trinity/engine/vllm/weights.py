@@ -17,10 +17,10 @@ from torch import Tensor
 
 from trinity.common.config.model import ModelConfig
 from trinity.common.errors import EnvironmentProblem
-from trinity.common.models.checkpoint_names import CheckpointNames
 from trinity.common.models.model_config import read_model_config
 from trinity.common.models.vllm_families import family_problem
 from trinity.common.models.weights import check_names, has_safetensors, model_folder, read_tensors
+from trinity.engine.vllm.checkpoint_names import CheckpointNames
 
 # Names of the number types in files of safetensors.
 _NAMES = {

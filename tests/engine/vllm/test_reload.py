@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from trinity.common.models.vllm_settings import file_digest
+from trinity.engine.vllm.settings import file_digest
 
 SIZE = 4
 
@@ -99,7 +99,7 @@ def made(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
     from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
     from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 
-    from trinity.common.models.vllm_reload import Reloader
+    from trinity.engine.vllm.reload import Reloader
 
     model = request.param()
     record_metadata_for_reloading(model)
@@ -141,7 +141,7 @@ def test_a_weight_that_is_lost_without_a_trial_is_named(made: tuple[Any, Any]) -
 def test_an_update_that_a_model_does_not_take_is_an_error(made: tuple[Any, Any], said: str, tmp_path: Path) -> None:
     from vllm.config import get_current_vllm_config
 
-    from trinity.common.models.vllm_worker import WorkerCalls
+    from trinity.engine.vllm.worker import WorkerCalls
 
     worker: Any = WorkerCalls()
     worker.get_model = lambda: made[0]

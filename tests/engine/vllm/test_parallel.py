@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from tests.common.models.vllm.conftest import Served, settings
 from tests.engine.engines import recomputed, response
+from tests.engine.vllm.conftest import Served, settings
 from tests.tiny import tiny_model
 from trinity.common.experience import Experience
-from trinity.common.models.vllm_engine import VLLMEngine
+from trinity.engine.vllm.engine import VLLMEngine
 
 pytestmark = pytest.mark.slow
 PROMPTS = ["12+34=", "5*6=", "9-8=", "a+b=", "77+1=", "3-3="]

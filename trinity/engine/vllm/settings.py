@@ -20,7 +20,7 @@ from trinity.common.config.model import InferenceModelConfig
 from trinity.common.config.rules.engines import REPLICAS
 from trinity.common.errors import ConfigError, EnvironmentProblem
 from trinity.common.models.torch_engine.settings import EngineSettings, engine_settings
-from trinity.common.models.vllm_watch import ProbeTimes
+from trinity.engine.vllm.watch import ProbeTimes
 from trinity.utils.device import total_memory_bytes
 from trinity.utils.log import get_logger
 
@@ -33,8 +33,8 @@ SHARED_NAMES = "shared_names"
 MIN_VERSION, END_VERSION = (0, 32), (0, 34)
 TORCH_INSTEAD = "--set explorer.rollout_model.engine_type=torch"
 
-SAMPLER = "trinity.common.models.vllm_worker:RowSampler"
-WORKER_CALLS = "trinity.common.models.vllm_worker.WorkerCalls"
+SAMPLER = "trinity.engine.vllm.worker:RowSampler"
+WORKER_CALLS = "trinity.engine.vllm.worker.WorkerCalls"
 
 _REFUSED = {
     "data_parallel_size": (1, f"{REPLICAS}: use engine_num"),

@@ -17,9 +17,9 @@ from tests.tiny import tiny_model
 from trinity.common.config import Config
 from trinity.common.errors import ConfigError, EnvironmentProblem, NotAvailableError
 from trinity.common.models import create_auxiliary_models, create_inference_model
-from trinity.common.models.vllm_engine import VLLMEngine
-from trinity.common.models.vllm_requests import Progress
-from trinity.common.models.vllm_settings import (
+from trinity.engine.vllm.engine import VLLMEngine
+from trinity.engine.vllm.requests import Progress
+from trinity.engine.vllm.settings import (
     VLLMSettings,
     check_device,
     check_version,
@@ -28,7 +28,7 @@ from trinity.common.models.vllm_settings import (
     version_range,
     vllm_settings,
 )
-from trinity.common.models.vllm_weights import read_facts
+from trinity.engine.vllm.weights import read_facts
 
 ROOT = Path(__file__).resolve().parents[3]
 SIZES = SimpleNamespace(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=64, head_dim=32)

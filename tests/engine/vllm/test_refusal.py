@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.common.models.vllm.conftest import settings
+from tests.engine.vllm.conftest import settings
 from tests.tiny import tiny_model
 from trinity.common.errors import EngineError, EnvironmentProblem
-from trinity.common.models.vllm_engine import VLLMEngine
-from trinity.common.models.vllm_settings import TORCH_INSTEAD
-from trinity.common.models.vllm_start import difference
+from trinity.engine.vllm.engine import VLLMEngine
+from trinity.engine.vllm.settings import TORCH_INSTEAD
+from trinity.engine.vllm.start import difference
 
-PLUGIN = "tests.common.models.vllm.forgetful"
+PLUGIN = "tests.engine.vllm.forgetful"
 
 
 @pytest.mark.slow

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 from trinity.common.errors import ConfigError, EnvironmentProblem
-from trinity.common.models.vllm_settings import (
+from trinity.engine.vllm.settings import (
     SHARED_NAMES,
     TORCH_INSTEAD,
     check_device,
     check_version,
     process_environment,
 )
-from trinity.common.models.vllm_state import environment, start_lock
-from trinity.common.models.vllm_weights import ModelFacts
+from trinity.engine.vllm.state import environment, start_lock
+from trinity.engine.vllm.weights import ModelFacts
 from trinity.runtime.scratch import Scratch
 
 _FLOAT32_DIFFERENCE, _OTHER_DIFFERENCE = 1e-4, 0.1  # in nats: sums of one batch may differ in their order

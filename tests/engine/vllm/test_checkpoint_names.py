@@ -13,7 +13,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from tests.families import FAMILIES, tiny_config, tiny_model
 from trinity.common.errors import EnvironmentProblem
-from trinity.common.models.checkpoint_names import CheckpointNames
+from trinity.engine.vllm.checkpoint_names import CheckpointNames
 
 # At least so many of the families that transformers knows are made tiny, so that the sweep cannot shrink unseen.
 FEWEST = 150

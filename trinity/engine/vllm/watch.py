@@ -12,7 +12,7 @@ import psutil
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
-    from trinity.common.models.vllm_state import Started
+    from trinity.engine.vllm.state import Started
 
 logger = get_logger("explorer")
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.common.models.vllm.conftest import MAX_MODEL_LEN, Served
 from tests.engine.engines import engine, recomputed, response, run
+from tests.engine.vllm.conftest import MAX_MODEL_LEN, Served
 from trinity.common.errors import DeadlineError, EngineError
 from trinity.common.experience import Experience
-from trinity.common.models.vllm_engine import VLLMEngine
+from trinity.engine.vllm.engine import VLLMEngine
 
 pytestmark = pytest.mark.slow
 
