@@ -25,11 +25,11 @@ from tests.families import FAMILIES, NOT_BUILT, tiny_config, tiny_model  # noqa:
 from trinity.common.errors import EnvironmentProblem  # noqa: E402
 from trinity.common.models.engine_families import UNSERVED  # noqa: E402
 from trinity.common.models.families import REFUSED, TABLE, Family, families  # noqa: E402
-from trinity.common.models.torch_engine.decoder import hf_decoder  # noqa: E402
-from trinity.common.models.torch_engine.fast_decoder import FAMILIES as OWN  # noqa: E402
-from trinity.common.models.torch_engine.hf_decoder import HFDecoder  # noqa: E402
-from trinity.common.models.torch_engine.row_decoder import RowDecoder  # noqa: E402
 from trinity.common.models.vllm_families import NOT_SERVED, NOT_STARTED, RIGHT, WRONG, WRONG_ON_CPU  # noqa: E402
+from trinity.engine.torch.decoder import hf_decoder  # noqa: E402
+from trinity.engine.torch.fast_decoder import FAMILIES as OWN  # noqa: E402
+from trinity.engine.torch.hf_decoder import HFDecoder  # noqa: E402
+from trinity.engine.torch.row_decoder import RowDecoder  # noqa: E402
 from trinity.trainer.verl.decoder import is_common  # noqa: E402
 from trinity.trainer.verl.layout import choose_layout  # noqa: E402
 from trinity.trainer.verl.loading import value_head  # noqa: E402

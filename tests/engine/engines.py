@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from trinity.common.config.model import ModelConfig
 from trinity.common.experience import Experience
 from trinity.common.models.generate_params import GenerateParams
-from trinity.common.models.torch_engine.engine import TorchEngine
-from trinity.common.models.torch_engine.settings import EngineSettings
+from trinity.engine.settings import EngineSettings
+from trinity.engine.torch.engine import TorchEngine
 
 R = TypeVar("R")
 

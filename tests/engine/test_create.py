@@ -12,7 +12,7 @@ from tests.engine.engines import response, run
 from trinity.common.config import Config
 from trinity.common.errors import ConfigError, NotAvailableError
 from trinity.common.models import ModelWrapper, create_auxiliary_models, create_inference_model
-from trinity.common.models.torch_engine.settings import engine_settings
+from trinity.engine.settings import engine_settings
 
 Made = tuple[Path, PreTrainedModel]
 

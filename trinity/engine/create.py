@@ -9,13 +9,13 @@ from trinity.common.config import Config
 from trinity.common.config.model import InferenceModelConfig
 from trinity.common.errors import ConfigError, NotAvailableError
 from trinity.common.models.model import InferenceModel, call_timeout_s
-from trinity.common.models.torch_engine.engine import TorchEngine
-from trinity.common.models.torch_engine.settings import engine_settings
 from trinity.engine.external.model import ExternalModel, external_settings
 from trinity.engine.router.fleet import FleetSettings
 from trinity.engine.router.remote import RuntimeEngines
 from trinity.engine.router.router import EngineRouter
 from trinity.engine.router.slot import EngineSource, LocalEngines
+from trinity.engine.settings import engine_settings
+from trinity.engine.torch.engine import TorchEngine
 from trinity.engine.vllm.engine import VLLMEngine
 from trinity.engine.vllm.settings import vllm_settings
 from trinity.runtime.base import Resources, Runtime

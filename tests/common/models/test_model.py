@@ -19,8 +19,8 @@ from trinity.common.config.model import ModelConfig
 from trinity.common.errors import DataError, DeadlineError, EngineError, NotAvailableError
 from trinity.common.experience import Experience
 from trinity.common.models import ModelWrapper, load_tokenizer
-from trinity.common.models.torch_engine.engine import TorchEngine
-from trinity.common.models.torch_engine.settings import EngineSettings
+from trinity.engine.settings import EngineSettings
+from trinity.engine.torch.engine import TorchEngine
 
 Made = tuple[Path, PreTrainedModel]
 R = TypeVar("R")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.engine.engines import engine, response
-from trinity.common.models.torch_engine.engine import TorchEngine
+from trinity.engine.torch.engine import TorchEngine
 
 
 @dataclass

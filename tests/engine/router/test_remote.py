@@ -16,9 +16,9 @@ from tests.engine.test_create import config
 from tests.runtime.test_contract import gone_soon
 from trinity.common.errors import EngineError, SyncError
 from trinity.common.models.model import InferenceModel
-from trinity.common.models.torch_engine.engine import TorchEngine
-from trinity.common.models.torch_engine.settings import EngineSettings, engine_settings
 from trinity.engine.router.remote import RemoteEngine, RuntimeEngines
+from trinity.engine.settings import EngineSettings, engine_settings
+from trinity.engine.torch.engine import TorchEngine
 from trinity.runtime.base import ActorDiedError, Resources
 from trinity.runtime.process import ProcessRuntime
 from trinity.synchronizer.transport import MemoryTransport

@@ -17,11 +17,11 @@ from tests.engine.engines import response, run
 from trinity.common.config.model import ModelConfig
 from trinity.common.errors import EngineError, EnginesLostError, SyncError
 from trinity.common.experience import Experience
-from trinity.common.models.torch_engine.engine import TorchEngine
-from trinity.common.models.torch_engine.settings import EngineSettings
 from trinity.engine.router.choice import PrefixTable, choose_engine, fixed_engine, group_of
 from trinity.engine.router.fleet import FleetSettings
 from trinity.engine.router.router import EngineRouter
+from trinity.engine.settings import EngineSettings
+from trinity.engine.torch.engine import TorchEngine
 from trinity.utils import failpoints
 
 Made = tuple[Path, PreTrainedModel]

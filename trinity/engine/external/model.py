@@ -22,10 +22,10 @@ from trinity.common.experience import Experience
 from trinity.common.models.chat_template import encode_text, load_tokenizer, render_chat
 from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.model import call_timeout_s
-from trinity.common.models.torch_engine.settings import inherited
 from trinity.common.weights import Ticket
 from trinity.engine.external.answer import Answer, read_answer
 from trinity.engine.external.client import ExternalClient
+from trinity.engine.settings import inherited
 from trinity.utils.deadline import bounded
 from trinity.utils.log import add_secret, get_logger
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trinity.common.errors import EngineError, EnginesLostError, SyncError
-from trinity.common.models.gauge import NOW
 from trinity.common.models.model import InferenceModel
+from trinity.engine.gauge import NOW
 from trinity.engine.router.slot import EngineSlot, EngineSource, is_engine_failure
 from trinity.utils.deadline import bounded, telling, within
 from trinity.utils.failpoints import failpoint

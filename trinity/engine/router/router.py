@@ -16,9 +16,9 @@ from torch import Tensor
 from trinity.common.constants import SyncMethod
 from trinity.common.errors import EngineError, TrinityError
 from trinity.common.experience import Experience
-from trinity.common.models.gauge import NOW
 from trinity.common.models.model import InferenceModel, Messages
 from trinity.common.weights import Ticket, receive, shared_by
+from trinity.engine.gauge import NOW
 from trinity.engine.router.choice import PrefixTable, choose_engine, fixed_engine, group_of
 from trinity.engine.router.fleet import EngineFleet, FleetSettings
 from trinity.engine.router.remote import RemoteEngine

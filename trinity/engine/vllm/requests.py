@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from trinity.common.errors import EngineError
 from trinity.common.models.generate_params import GenerateParams
-from trinity.common.models.torch_engine.request import FinishReason, Sample
-from trinity.common.models.torch_engine.stopping import completed_stop
+from trinity.engine.sample import FinishReason, Sample
+from trinity.engine.stopping import completed_stop
 
 Scored = tuple[Sample, list[float]]
 Texts = tuple[str, ...]

@@ -25,8 +25,8 @@ from torch import Tensor
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
-from trinity.common.models.torch_engine.sampler import RowParams, sample, uniforms
 from trinity.common.models.weights import read_tensors
+from trinity.engine.sampler import RowParams, sample, uniforms
 from trinity.engine.vllm.reload import Reloader, loaded_dtypes
 from trinity.engine.vllm.settings import OWN_ARGS, file_digest
 from trinity.runtime.child import die_with
