@@ -21,7 +21,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from tests.engine.engines import recomputed
 from tests.engine.vllm.conftest import settings
 from tests.tiny import tiny_tokenizer
-from trinity.common.models import vllm_families
+from trinity.common.models.families import families
 from trinity.engine.vllm.engine import VLLMEngine
 from trinity.engine.vllm.start import check_installed
 
@@ -90,6 +90,7 @@ def test_families_that_are_not_served_are_those_of_which_vllm_has_no_model() -> 
     from vllm import ModelRegistry
 
     served = ModelRegistry.get_supported_archs()
-    tried = {*vllm_families.RIGHT, *vllm_families.WRONG, *vllm_families.WRONG_ON_CPU, *vllm_families.NOT_STARTED}
     missing = {family for family, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if name not in served}
-    assert set(vllm_families.NOT_SERVED) == missing - tried
+    not_served = {name for name, family in families().items() if family.vllm == "not served"}
+    tried = {name for name, family in families().items() if family.vllm} - not_served
+    assert not_served == missing - tried

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from trinity.common.errors import EngineError, EnvironmentProblem, SyncError
-from trinity.common.models.engine_families import WAY_OUT, engine_refusal
+from trinity.common.models.families import ENGINE_WAY_OUT, engine_problem
 from trinity.common.models.model_config import read_model_config
 from trinity.common.models.rotary import settle_rotary
 from trinity.common.models.weights import copy_weights, has_safetensors, model_folder, read_tensors
@@ -132,8 +132,8 @@ def load_decoder(
             "read; convert them with save_pretrained of a trusted copy",
             code="E3104",
         )
-    if refusal := engine_refusal(config.to_dict()):
-        raise EngineError(refusal, code="E5604")
+    if problem := engine_problem(config.to_dict()):
+        raise EngineError(problem, code="E5604")
     if is_fast_allowed and is_fast(config, max_model_len=max_model_len):
         fast = FastDecoder(config, dtype=dtype, device=device, max_model_len=max_model_len)
         try:
@@ -181,12 +181,12 @@ def hf_decoder(model: PreTrainedModel, *, max_model_len: int) -> Decoder:
         if is_out_of_memory(error):
             raise
         raise EngineError(
-            f"the torch engine does not serve the model family {model.config.model_type}: {error}; {WAY_OUT}",
+            f"the torch engine does not serve the model family {model.config.model_type}: {error}; {ENGINE_WAY_OUT}",
             code="E5604",
         ) from error
     get_logger("explorer").warning(
         "the torch engine computes one row a call for the model family %s, which is slow: its state or its attention "
         "is of its own kind; %s",
-        *(model.config.model_type, WAY_OUT),
+        *(model.config.model_type, ENGINE_WAY_OUT),
     )
     return decoder

@@ -16,12 +16,12 @@ from torch.nn import functional
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from trinity.common.models.families import OWN
 from trinity.engine.torch.attention import NumberTypes, attend, attend_causal, hidden_after
 from trinity.engine.torch.kv_cache import KVCache, Prefix
 from trinity.engine.torch.shared_prompts import Group
 from trinity.utils.products import linear
 
-FAMILIES = ("llama", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _LOGIT_ROWS = 512
 """Rows of a sequence whose logits are held at once; [T, V] in float32 would not fit for long ones."""
@@ -31,7 +31,7 @@ _MLP_ROWS = 512
 
 def is_fast(config: PreTrainedConfig, *, max_model_len: int) -> bool:
     """Return whether the fast path computes what this model computes, for sequences up to `max_model_len`."""
-    if config.model_type not in FAMILIES or config.hidden_act != "silu":
+    if config.model_type not in OWN or config.hidden_act != "silu":
         return False
     values = config.to_dict()
     rope_type = (values.get("rope_parameters") or {}).get("rope_type", "default")

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from trinity.common.config.model import ModelConfig
 from trinity.common.errors import EnvironmentProblem
+from trinity.common.models.families import vllm_problem
 from trinity.common.models.model_config import read_model_config
-from trinity.common.models.vllm_families import family_problem
 from trinity.common.models.weights import check_names, has_safetensors, model_folder, read_tensors
 from trinity.engine.vllm.checkpoint_names import CheckpointNames
 
@@ -78,7 +78,7 @@ def read_facts(
             code="E3101",
         )
     config = read_model_config(str(folder), overrides, trust_remote_code=model.trust_remote_code)
-    problem = family_problem(config.model_type, is_cpu=is_cpu) if is_updated else None
+    problem = vllm_problem(config.model_type, is_cpu=is_cpu) if is_updated else None
     if problem is not None:
         raise EnvironmentProblem(f"model.model_path {model.model_path!r}: {problem}", code="E3227")
     trusted = model.trust_remote_code
