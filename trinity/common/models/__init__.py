@@ -1,4 +1,7 @@
-"""Models that answer: the engine protocol, the wrapper that workflows hold, tokenizers and chat templates."""
+"""Models that answer: the engine protocol, the wrapper that workflows hold, tokenizers and chat templates.
+
+The engines themselves are in `trinity.engine`; the functions that create them are published here.
+"""
 
 from __future__ import annotations
 
