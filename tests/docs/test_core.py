@@ -38,7 +38,7 @@ def test_the_core_is_at_most_20000_lines(name: str) -> None:
     assert sum(len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in files) <= MAX_LINES
 
 
-@pytest.mark.parametrize(("name", "ends"), zip(PAGES, (".", "。"), strict=True))
+@pytest.mark.parametrize(("name", "ends"), [(PAGES[0], "."), (PAGES[1], "。")])
 def test_each_file_of_the_core_has_one_sentence(name: str, ends: str) -> None:
     for path, sentence in ROW.findall(page(name).prose):
         assert sentence.endswith(ends) and sentence.count(ends) == 1, path
