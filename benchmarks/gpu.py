@@ -38,7 +38,7 @@ from gpu_parts import (
     write_model,
 )
 
-from trinity.common.models.torch_engine.engine import TorchEngine
+from trinity.engine.torch.engine import TorchEngine
 from trinity.trainer.verl.worker import ActorWorker
 from trinity.utils.device import compute_dtype, is_out_of_memory, select_device, total_memory_bytes
 

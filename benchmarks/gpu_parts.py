@@ -22,8 +22,8 @@ from trinity.common.config import Config
 from trinity.common.config.resolve import resolve
 from trinity.common.config.tree import Tree
 from trinity.common.experience import EID, Experience
-from trinity.common.models.torch_engine.engine import TorchEngine
-from trinity.common.models.torch_engine.settings import EngineSettings
+from trinity.engine.settings import EngineSettings
+from trinity.engine.torch.engine import TorchEngine
 from trinity.synchronizer.broadcast import BroadcastTransport
 from trinity.synchronizer.transport import MemoryTransport
 from trinity.trainer.verl.worker import ActorWorker

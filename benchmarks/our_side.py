@@ -115,8 +115,8 @@ class Clock:
 
 def _watch(clock: Clock) -> None:
     from trinity.buffer.store import ExperienceStore
-    from trinity.common.models.torch_engine import engine
-    from trinity.common.models.torch_engine.batch import Batch
+    from trinity.engine.torch import engine
+    from trinity.engine.torch.batch import Batch
     from trinity.trainer.verl.worker import ActorWorker
 
     clock.wrap(Batch, "admit", "generate")

@@ -151,7 +151,7 @@ def cell(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     import torch
 
-    from trinity.common.models.torch_engine.batch import Batch
+    from trinity.engine.torch.batch import Batch
     from trinity.utils.memory import keep_freed_memory
 
     torch.set_num_threads(arguments.threads)
@@ -164,8 +164,8 @@ def cell(arguments: argparse.Namespace) -> dict[str, Any]:
 
 async def _generate(arguments: argparse.Namespace, watch: Watch) -> dict[str, Any]:
     from trinity.common.config.model import ModelConfig
-    from trinity.common.models.torch_engine.engine import TorchEngine
-    from trinity.common.models.torch_engine.settings import EngineSettings
+    from trinity.engine.settings import EngineSettings
+    from trinity.engine.torch.engine import TorchEngine
 
     path, folder = arguments.cell
     length = arguments.lengths[0]

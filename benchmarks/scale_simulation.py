@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from trinity.buffer.store.backlog import Backlog, Pace
 from trinity.common.constants import SyncStyle
-from trinity.common.models.routing.choice import PrefixTable, choose_engine
+from trinity.engine.router.choice import PrefixTable, choose_engine
 from trinity.explorer.pacing import OverRollout
 from trinity.synchronizer.schedule import DynamicSchedule, FixedSchedule
 

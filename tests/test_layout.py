@@ -110,6 +110,8 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
         "trinity.cli",
         "trinity.cli.app",
         "trinity.common.config",
+        "trinity.common.models",
+        "trinity.engine",
         "trinity.monitor",
         "trinity.utils.registry",
         "trinity.explorer",

@@ -17,7 +17,8 @@ PATHS = {
     "trinity.common.workflows.workflow": "Task Workflow SimpleWorkflow AsyncSimpleWorkflow MultiTurnWorkflow "
     "MathWorkflow AsyncMathWorkflow",
     "trinity.common.experience": "Experience EID CustomField group_by Experiences",
-    "trinity.common.models": "create_inference_model",
+    "trinity.common.models": "InferenceModel ModelWrapper create_auxiliary_models create_inference_model "
+    "load_tokenizer",
     "trinity.common.models.model": "ModelWrapper InferenceModel",
     "trinity.common.models.utils": "load_fsdp_state_dict_from_verl_checkpoint load_state_dict "
     "get_checkpoint_dir_with_step_num get_action_mask_method tokenize_and_mask_messages_hf "
@@ -54,6 +55,7 @@ PATHS = {
 SAME = [
     ("trinity.common.schema.sql_schema", "trinity.buffer.schema.sql_schema", "ExperienceModel"),
     ("trinity.common.workflows", "trinity.common.workflows.workflow", "Workflow"),
+    ("trinity.common.models", "trinity.engine.create", "create_inference_model"),
     ("trinity.cli.launcher", "trinity.cli", "main"),
     ("trinity.utils.monitor", "trinity.monitor.registry", "MONITOR"),
 ]

@@ -25,7 +25,7 @@ sys.meta_path[:] = [Finder if f is importlib.machinery.PathFinder else f for f i
 IMPORT_ALL = """
 import trinity
 NEED_THEM = {f"trinity.{name}" for name in ("runtime.ray", "runtime.ray_objects", "runtime.ray_token")}
-NEED_THEM |= {f"trinity.common.models.{name}" for name in ("vllm_worker", "vllm_reload")}
+NEED_THEM |= {f"trinity.engine.vllm.{name}" for name in ("worker", "reload")}
 for module in pkgutil.walk_packages(trinity.__path__, "trinity."):
     if module.name not in NEED_THEM and not module.name.endswith("__main__"):
         importlib.import_module(module.name)

@@ -1,7 +1,8 @@
 """Write the table of model families and its page in both languages: `python tools/family_table.py`.
 
 Every causal language-model family that the installed transformers knows is built tiny and tried. The tests compare the
-files with what is so; run this after an upgrade of transformers or a change of what is trained.
+files with what is so; run this after an upgrade of transformers or a change of what is trained. What the table says of
+vLLM (`tools/vllm_families.py` measures it), and which families the torch engine refuses, is kept as it stands there.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +23,35 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATIO
 
 from tests.families import FAMILIES, NOT_BUILT, tiny_config, tiny_model  # noqa: E402
 from trinity.common.errors import EnvironmentProblem  # noqa: E402
-from trinity.common.models.engine_families import UNSERVED  # noqa: E402
-from trinity.common.models.families import REFUSED, TABLE, Family, families  # noqa: E402
-from trinity.common.models.torch_engine.decoder import hf_decoder  # noqa: E402
-from trinity.common.models.torch_engine.fast_decoder import FAMILIES as OWN  # noqa: E402
-from trinity.common.models.torch_engine.hf_decoder import HFDecoder  # noqa: E402
-from trinity.common.models.torch_engine.row_decoder import RowDecoder  # noqa: E402
-from trinity.common.models.vllm_families import NOT_SERVED, NOT_STARTED, RIGHT, WRONG, WRONG_ON_CPU  # noqa: E402
+from trinity.common.models.families import OWN, REFUSED, REFUSED_ON_CPU, TABLE, families, table  # noqa: E402
+from trinity.engine.torch.decoder import hf_decoder  # noqa: E402
+from trinity.engine.torch.hf_decoder import HFDecoder  # noqa: E402
+from trinity.engine.torch.row_decoder import RowDecoder  # noqa: E402
 from trinity.trainer.verl.decoder import is_common  # noqa: E402
 from trinity.trainer.verl.layout import choose_layout  # noqa: E402
 from trinity.trainer.verl.loading import value_head  # noqa: E402
 
 
-def entries(family: str) -> dict[str, dict[str, str]]:
+def entries(family: str) -> dict[str, dict[str, Any]]:
     """Return what the table says of one family, also under the name that its text model has."""
     if family in NOT_BUILT:
-        return {family: {"trainer": REFUSED, "critic": REFUSED, "engine": REFUSED, "reason": NOT_BUILT[family]}}
+        return {family: entry(family, trainer=REFUSED, critic=REFUSED, engine=REFUSED, reason=NOT_BUILT[family])}
     model = tiny_model(tiny_config(family))
     trainer, reason = way(model, has_logits=True)
     critic = value_model(family)
-    made = {"trainer": trainer, "critic": REFUSED if critic is None else way(critic, has_logits=False)[0]}
-    made |= {"engine": served(family)} | ({"reason": reason} if trainer == REFUSED else {})
-    return dict.fromkeys((str(model.config.model_type), family), made)
+    critic_way = REFUSED if critic is None else way(critic, has_logits=False)[0]
+    found = {"trainer": trainer, "critic": critic_way, "engine": served(family), "reason": reason}
+    return {name: entry(name, **found) for name in (str(model.config.model_type), family)}
+
+
+def entry(family: str, *, trainer: str, critic: str, engine: str, reason: str) -> dict[str, Any]:
+    """Return the entry of a family: what was found, and what the table says besides."""
+    said = table()["families"].get(family, {})
+    reasons = {"trainer": reason} if trainer == REFUSED else {}
+    reasons |= {name: why for name, why in said.get("reasons", {}).items() if name != "trainer"}
+    made = {"trainer": trainer, "critic": critic, "engine": engine}
+    made |= {name: said[name] for name in ("vllm", "is_encoder") if name in said}
+    return made | ({"reasons": reasons} if reasons else {})
 
 
 def value_model(family: str) -> PreTrainedModel | None:
@@ -63,7 +70,8 @@ def value_model(family: str) -> PreTrainedModel | None:
 
 def served(family: str) -> str:
     """Return how the embedded engine computes a family."""
-    if family in UNSERVED:
+    known = families().get(family)
+    if known is not None and known.engine == REFUSED:
         return REFUSED
     if family in OWN:
         return "own"
@@ -89,18 +97,20 @@ REASONS = {
 }
 
 
-def table() -> dict[str, Any]:
-    """Return the whole table."""
+def new_table() -> str:
+    """Return the whole table, a family a line."""
     transformers.utils.logging.set_verbosity_error()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         found = [entries(name) for name in FAMILIES]
-        known = {name: entry for each in found for name, entry in each.items() if name not in FAMILIES}
+        known = {name: made for each in found for name, made in each.items() if name not in FAMILIES}
         known |= {name: each[name] for name, each in zip(FAMILIES, found, strict=True)}
-        return {"transformers": transformers.__version__, "families": known}
+    head = table() | {"tried_with": {"transformers": transformers.__version__}}
+    lines = [f' "{name}": {json.dumps(value)},' for name, value in head.items() if name != "families"]
+    rows = ",\n".join(f'  "{name}": {json.dumps(known[name])}' for name in sorted(known))
+    return "\n".join(["{", *lines, ' "families": {', rows, " }", "}", ""])
 
 
-ON_CPU = "refused on a CPU"
 TEXTS: dict[str, dict[str, Any]] = {
     "en": {
         "page": "docs/families.md",
@@ -122,7 +132,7 @@ Transformers {version}. What each word means:""",
             "rows": "Hugging Face's forward pass, one row a call, which is slow",
             "right": "measured with vLLM on a CPU: the log-probabilities of samples, before and after new weights, are Hugging Face's",
             "refused": "`trinity validate` refuses it, and says what works instead",
-            ON_CPU: "measured with vLLM on a CPU, where its start refuses it, as it computes it otherwise; not measured on a GPU",
+            REFUSED_ON_CPU: "measured with vLLM on a CPU, where its start refuses it, as it computes it otherwise; not measured on a GPU",
             "not started": "vLLM on a CPU does not start with it, and says why; not measured on a GPU",
             "not served": "vLLM has no model of this family; where it takes Transformers' own instead, that is not measured",
         },
@@ -149,7 +159,7 @@ Transformers {version}. What each word means:""",
             "rows": "Hugging Face 的前向计算，每次调用算一行，较慢",
             "right": "在 CPU 上用 vLLM 测得：样本的对数概率在换权重之前和之后都与 Hugging Face 相同",
             "refused": "`trinity validate` 会拒绝它，并说明可以用什么代替",
-            ON_CPU: "在 CPU 上用 vLLM 测过，计算结果不同，因此在 CPU 上启动时拒绝；没有在 GPU 上测过",
+            REFUSED_ON_CPU: "在 CPU 上用 vLLM 测过，计算结果不同，因此在 CPU 上启动时拒绝；没有在 GPU 上测过",
             "not started": "vLLM 在 CPU 上不能用它启动，并说明原因；没有在 GPU 上测过",
             "not served": "vLLM 没有这个家族的模型；若它改用 Transformers 自己的模型，那没有测过",
         },
@@ -173,23 +183,18 @@ Transformers {version}. What each word means:""",
 def page(language: str) -> str:
     """Return the page of the families in `en` or `zh`."""
     text = TEXTS[language]
-    version = json.loads(TABLE.read_text(encoding="utf-8"))["transformers"]
+    version = table()["tried_with"]["transformers"]
     known = {name: family for name, family in families().items() if name in FAMILIES}
     lines = [f"# {text['title']}", "", text["other"], "", text["intro"].format(version=version), ""]
     lines += [f"- `{word}`: {meaning}" for word, meaning in text["words"].items()]
     lines += ["", f"## {text['table']}", "", _row(text["head"]), _row(["---"] * 5)]
-    lines += [_row([f"`{name}`", *_cells(name, family)]) for name, family in sorted(known.items())]
+    lines += [_row([f"`{name}`", f.trainer, f.critic, f.engine, f.vllm]) for name, f in sorted(known.items())]
     lines += ["", f"## {text['why']}", ""]
-    for reason in dict.fromkeys(family.reason for family in known.values() if family.reason):
-        names = ", ".join(f"`{name}`" for name, family in sorted(known.items()) if family.reason == reason)
+    why = {name: family.reasons["trainer"] for name, family in sorted(known.items()) if family.trainer == REFUSED}
+    for reason in dict.fromkeys(why.values()):
+        names = ", ".join(f"`{name}`" for name, own in why.items() if own == reason)
         lines.append(f"- {names}: {text['reasons'].get(reason, reason)}")
     return "\n".join(lines) + "\n"
-
-
-def _cells(name: str, family: Family) -> list[str]:
-    said: dict[str, Container[str]] = {"right": RIGHT, REFUSED: WRONG, ON_CPU: WRONG_ON_CPU}
-    said |= {"not started": NOT_STARTED, "not served": NOT_SERVED}
-    return [family.trainer, family.critic, family.engine, next(word for word in said if name in said[word])]
 
 
 def _row(cells: list[str]) -> str:
@@ -197,7 +202,8 @@ def _row(cells: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    TABLE.write_text(json.dumps(table(), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    TABLE.write_text(new_table(), encoding="utf-8")
+    table.cache_clear()
     families.cache_clear()
     for language, text in TEXTS.items():
         (ROOT / text["page"]).write_text(page(language), encoding="utf-8")

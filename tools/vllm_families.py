@@ -1,7 +1,10 @@
 """Compare vLLM with Hugging Face's eager forward for every model family, before and after a weight update.
 
-Prints one JSON line a family; `trinity/common/models/vllm_families.py` records what it found. Needs the CPU build of
-vLLM, for models with a part for images torchvision besides, and about half a minute a family:
+Prints one JSON line a family; `vllm` of its entry in `trinity/common/models/families.json` says what it found. Each is
+built tiny and random, with sizes that vLLM's kernels for a CPU take, in float32: log-probabilities of a prompt and of
+samples, of the folder's weights and of others that an update brought, against Hugging Face's eager forward pass. Its
+configuration has what published folders have and vLLM reads, also where transformers leaves it out. Needs the CPU build
+of vLLM, for models with a part for images torchvision besides, and about half a minute a family:
 `python tools/vllm_families.py [--bfloat16] [family ...]`, from the root of the repository; for families whose kernels
 take bfloat16 alone, the forward pass in float32 of weights that are rounded to it is what vLLM is compared with.
 Every family has a process of its own, forked from one that has imported vLLM, so that none can end the others.
@@ -30,11 +33,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from tests import families
 from tests.tiny import tiny_tokenizer
 from trinity.common.config.model import InferenceModelConfig, ModelConfig
-from trinity.common.models import vllm_families
+from trinity.common.models.families import table
 from trinity.common.models.generate_params import GenerateParams
-from trinity.common.models.vllm_engine import VLLMEngine
-from trinity.common.models.vllm_settings import VLLMSettings
-from trinity.common.models.vllm_start import check_installed
+from trinity.engine.vllm.engine import VLLMEngine
+from trinity.engine.vllm.settings import VLLMSettings
+from trinity.engine.vllm.start import check_installed
 
 DEADLINE_S = 300.0
 LARGEST = {torch.float32: 2e-5, torch.bfloat16: 0.2}  # nats
@@ -211,8 +214,7 @@ def main(chosen: list[str], dtype: torch.dtype) -> None:
     }  # fmt: skip
     os.environ |= {"VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_LOGGING_LEVEL": "ERROR"}
     check_installed()
-    vllm_families.WRONG.clear()
-    vllm_families.WRONG_ON_CPU.clear()  # those that are refused are measured, too
+    table()["families"].clear()  # those that are refused are measured, too
     for family in chosen or families.FAMILIES:
         child = os.fork()
         if child == 0:

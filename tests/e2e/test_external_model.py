@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.common.models.openai_server import serving
 from tests.e2e.tiny_run import TinyRun
+from tests.engine.external.openai_server import serving
 from tests.tiny import tiny_model
 from trinity.common.errors import EnvironmentProblem
 from trinity.launch.run import RunOptions, plan_run, run_plan

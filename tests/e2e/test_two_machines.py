@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.common.models.openai_server import serving
 from tests.e2e.ray_run import Watched, on_ray, steps
 from tests.e2e.short_run import comparable_metrics
 from tests.e2e.test_algorithms import finish
 from tests.e2e.test_external_model import KEY, WORKFLOW
 from tests.e2e.test_resume import final_weights
 from tests.e2e.tiny_run import TinyRun
+from tests.engine.external.openai_server import serving
 from tests.runtime.test_contract import gone_soon
 from tests.tiny import tiny_model
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.common.models.engines import recomputed
+from tests.engine.engines import recomputed
 from tests.explorer.rollouts import Rollouts
 from tests.explorer.scripted import Chatting, Scripted, experience, make
 from tests.tiny import CHARACTERS, tiny_model

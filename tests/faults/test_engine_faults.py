@@ -17,11 +17,11 @@ import torch
 
 from tests.tiny import tiny_model
 from trinity.common.config.model import ModelConfig
-from trinity.common.models.routing.fleet import FleetSettings
-from trinity.common.models.routing.remote import RemoteEngine, RuntimeEngines
-from trinity.common.models.routing.router import EngineRouter
-from trinity.common.models.torch_engine.engine import TorchEngine
-from trinity.common.models.torch_engine.settings import EngineSettings
+from trinity.engine.router.fleet import FleetSettings
+from trinity.engine.router.remote import RemoteEngine, RuntimeEngines
+from trinity.engine.router.router import EngineRouter
+from trinity.engine.settings import EngineSettings
+from trinity.engine.torch.engine import TorchEngine
 from trinity.runtime.base import Resources
 from trinity.runtime.local import LocalRuntime
 

@@ -12,10 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from tests.resolved import resolved
 from tests.tiny import tiny_model, tiny_tokenizer
 from trinity.common.config import Config
+from trinity.common.models.families import OWN
 from trinity.trainer.verl.worker import ActorWorker
 
-OWN = ("llama", "qwen2", "qwen3")
-"""Families that engine and trainer compute by a forward pass of their own."""
 OTHERS = ("gpt2", "gemma", "gpt_neox", "mistral", "mixtral", "olmo2", "phi")
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tests.common.models.engines import engine, run
-from tests.gpu.parts import OTHERS, OWN, config_of, family_model, worker_on
+from tests.engine.engines import engine, run
+from tests.gpu.parts import OTHERS, config_of, family_model, worker_on
 from trinity.common.experience import Experience
+from trinity.common.models.families import OWN
 from trinity.trainer.batch import collate
 
 PROMPTS = ["1+1=", "23*4=", "(7-5)*3+12=", "9-8=", "100-99+2="]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.common.models.engines import engine, run
+from tests.engine.engines import engine, run
 from tests.gpu.parts import config_of, worker_on
 from tests.tiny import tiny_model
 from tests.trainer.conftest import make_experiences

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.common.models.engines import engine, run
+from tests.engine.engines import engine, run
 from tests.gpu.parts import config_of, family_model, worker_on
 from tests.trainer.conftest import make_experiences
 from trinity.common.experience import Experience

@@ -46,7 +46,7 @@ def test_families_that_cannot_be_trained_are_named_before_anything_starts(found:
     for family in some:
         (problem,) = found(family)
         assert problem.code == "E3130" and problem.key == "model.model_path"
-        assert family in problem.message and families()[family].reason in problem.message
+        assert family in problem.message and families()[family].reasons["trainer"] in problem.message
         assert "docs/families.md" in problem.message
 
 

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tests.common.models.conftest import gpt2, llama  # noqa: F401 - fixtures
-from tests.common.models.engines import engine, recomputed, response, run
 from tests.e2e.conftest import plugins  # noqa: F401 - a fixture
 from tests.e2e.test_algorithms import check
+from tests.engine.conftest import gpt2, llama  # noqa: F401 - fixtures
+from tests.engine.engines import engine, recomputed, response, run
 from tests.strict_device.device import use_deterministic_algorithms
 from trinity.common.experience import Experience
 from trinity.common.models.generate_params import GenerateParams
-from trinity.common.models.torch_engine.engine import TorchEngine
 from trinity.common.weights import update_from
+from trinity.engine.torch.engine import TorchEngine
 from trinity.synchronizer.transport import CheckpointTransport, MemoryTransport
 from trinity.trainer.verl.checkpoint import random_state
 from trinity.utils.device import available_accelerators, peak_memory_bytes, select_device, total_memory_bytes

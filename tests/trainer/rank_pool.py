@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-from trinity.trainer.verl.ranks import Ranks
+from trinity.trainer.verl.parallel.ranks import Ranks
 
 WAIT_S = 300.0
 GROUP_S = 240.0

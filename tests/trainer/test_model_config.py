@@ -18,8 +18,8 @@ from tests.trainer.conftest import make_experiences
 from tests.trainer.test_update import TERMS
 from trinity.common.config import Config
 from trinity.common.errors import ConfigError, EnvironmentProblem
-from trinity.common.models.torch_engine.decoder import load_decoder
-from trinity.common.models.torch_engine.settings import engine_settings
+from trinity.engine.settings import engine_settings
+from trinity.engine.torch.decoder import load_decoder
 from trinity.trainer.batch import collate
 from trinity.trainer.verl.critic import Critic
 from trinity.trainer.verl.worker import ActorWorker

@@ -26,7 +26,7 @@ from tests.trainer.test_update import TERMS, assert_same
 from tests.trainer.test_update import worker as one_worker
 from trinity.common.config import Config
 from trinity.common.errors import ConfigError
-from trinity.trainer.verl.ranks import Ranks
+from trinity.trainer.verl.parallel.ranks import Ranks
 
 Maker = Callable[..., Config]
 

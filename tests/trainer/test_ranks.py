@@ -27,7 +27,7 @@ from tests.trainer.test_update import MODES, TERMS, assert_same
 from tests.trainer.test_update import worker as one_worker
 from trinity.common.config import Config
 from trinity.trainer.batch import collate, micro_batches
-from trinity.trainer.verl.balance import share_rows, split_work
+from trinity.trainer.verl.parallel.balance import share_rows, split_work
 
 Maker = Callable[..., Config]
 BY_ROWS = {"max_rows": 2, "max_tokens": None}

@@ -20,7 +20,7 @@ from trinity.common.config import Config
 from trinity.common.errors import ConfigError
 from trinity.trainer.verl.decoder import make_decoder
 from trinity.trainer.verl.loading import load_model
-from trinity.trainer.verl.ranks import ShardOptions, blocks_of
+from trinity.trainer.verl.parallel.ranks import ShardOptions, blocks_of
 from trinity.trainer.verl.shard_settings import actor_options
 
 Maker = Callable[..., Config]

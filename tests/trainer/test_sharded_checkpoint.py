@@ -24,7 +24,7 @@ from tests.trainer.test_together import _experiences as experiences_of_everythin
 from tests.trainer.test_update import worker as one_worker
 from trinity.common.config import Config
 from trinity.common.errors import CheckpointError
-from trinity.trainer.verl.resharding import read_parts
+from trinity.trainer.verl.parallel.resharding import read_parts
 
 Maker = Callable[..., Config]
 SGD = {"optimizer": {"optimizer_type": "sgd", "lr": 0.3}}
@@ -76,7 +76,7 @@ def test_a_loaded_checkpoint_is_bit_equal_at_every_world_size(
 
 
 def _moments(folder: Path, world: int) -> dict[str, Tensor]:
-    from trinity.trainer.verl.resharding import joined
+    from trinity.trainer.verl.parallel.resharding import joined
 
     parts = read_parts(folder / "actor", "optim", world)
     return {

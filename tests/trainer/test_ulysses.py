@@ -20,7 +20,7 @@ from tests.trainer.test_update import worker as one_worker
 from trinity.common.config import Config
 from trinity.common.errors import ConfigError
 from trinity.trainer.batch import collate
-from trinity.trainer.verl.ulysses import check_heads
+from trinity.trainer.verl.parallel.ulysses import check_heads
 
 Maker = Callable[..., Config]
 TWO = {"ulysses_sequence_parallel_size": 2}

@@ -16,7 +16,7 @@ from trinity.common.config.buffer import FormatConfig
 from trinity.common.errors import ConfigError, DataError
 from trinity.common.models.answers import AnswerRenderer
 from trinity.common.models.chat_template import encode_text
-from trinity.common.models.local_model import stop_token_ids
+from trinity.engine.local_model import stop_token_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -15,7 +15,7 @@ from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE
 from trinity.algorithm.sample_strategy.mix import as_one_batch
 from trinity.common.config import Config
 from trinity.common.experience import EID, CustomField, Experience
-from trinity.preflight.division import FAMILIES
+from trinity.common.models.families import OWN
 
 SMALL_BYTES = 16 << 20  # a model up to this size is probed as it is
 NUM_TASKS = 4
@@ -66,7 +66,7 @@ def _tiny_config(path: str) -> PreTrainedConfig:
     if not path or not (Path(path) / "config.json").is_file():
         return LlamaConfig(**TINY)
     found = AutoConfig.from_pretrained(path)
-    if found.model_type not in FAMILIES:
+    if found.model_type not in OWN:
         return LlamaConfig(**TINY)
     return type(found)(**TINY)
 

@@ -55,7 +55,7 @@ class BenchSide:
         Raises:
             TrinityError: a model or a dataset cannot be used, or there is nothing to evaluate.
         """
-        from trinity.common.models import create_auxiliary_models, create_inference_model
+        from trinity.engine.create import create_auxiliary_models, create_inference_model
         from trinity.explorer.assembly import build_eval_tasksets, build_scheduler, runner_place
         from trinity.explorer.evaluator import Evaluator
 

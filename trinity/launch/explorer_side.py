@@ -42,7 +42,7 @@ class ExplorerSide(Side):
     def load(cls) -> None:
         """Import what preparation needs."""
         import trinity.buffer.buffer
-        import trinity.common.models
+        import trinity.engine.create
         import trinity.explorer.explorer  # noqa: F401
 
     @property
@@ -61,7 +61,7 @@ class ExplorerSide(Side):
             TrinityError: a model, a dataset or the store cannot be used.
         """
         from trinity.buffer.buffer import open_store
-        from trinity.common.models import create_auxiliary_models, create_inference_model
+        from trinity.engine.create import create_auxiliary_models, create_inference_model
         from trinity.explorer.assembly import runner_place
         from trinity.explorer.explorer import Explorer
 

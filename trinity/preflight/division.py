@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity.common.config.problems import Finding
-from trinity.common.models.families import families
+from trinity.common.models.families import OWN, families
 from trinity.preflight.model_files import Unreadable, read_mapping
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ SEQUENCE = "trainer.ulysses_sequence_parallel_size"
 TENSOR = "trainer.megatron.tensor_model_parallel_size"
 PIPELINE = "trainer.megatron.pipeline_model_parallel_size"
 STRATEGY = "trainer.trainer_strategy"
-# Model types whose layers the trainer computes itself: it knows which of their matrices can be divided.
-FAMILIES = ("llama", "qwen2", "qwen3")
 
 
 def sequence_problem(config: Mapping[str, Any], size: int) -> str | None:
@@ -82,7 +80,7 @@ def pipeline_problem(config: Mapping[str, Any], size: int) -> str | None:
 def family_problem(kind: str) -> str:
     """Return why the matrices of a model of type `kind` are not divided."""
     return (
-        f"trainer.trainer_strategy megatron divides the matrices of plain {', '.join(FAMILIES)} models, and this one "
+        f"trainer.trainer_strategy megatron divides the matrices of plain {', '.join(OWN)} models, and this one "
         f"is computed otherwise (model_type {kind}); write trainer_strategy: fsdp2, which fits any model"
     )
 
@@ -133,7 +131,7 @@ def _problems(
     family = families().get(kind)
     if sequence_size > 1 and family is not None and family.trainer == "padded":
         yield "E1836", SEQUENCE, row_problem(kind, sequence_size)
-    if max(tensor_size, num_stages) > 1 and kind not in FAMILIES:
+    if max(tensor_size, num_stages) > 1 and kind not in OWN:
         yield "E1856", STRATEGY, family_problem(kind)
         return
     problem = tensor_problem(config, tensor_size)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from trinity.common.config.problems import Finding
 from trinity.common.models.experts import experts_problem
-from trinity.common.models.families import critic_problem, trainer_problem
-from trinity.common.models.vllm_families import family_problem, is_cpu_build
+from trinity.common.models.families import critic_problem, trainer_problem, vllm_problem
+from trinity.preflight.devices import is_cpu_build
 from trinity.preflight.heads import CRITIC
 from trinity.preflight.loading import check_loading
 from trinity.preflight.model_dir import POLICY
@@ -78,7 +78,7 @@ def _of_vllm(config: Config) -> Iterator[Finding]:
     """Yield why vLLM cannot sample for the policy."""
     if config.explorer.rollout_model.engine_type in ("vllm", "vllm_async"):
         is_cpu = not config.cluster.total_gpu_num and is_cpu_build()
-        problem = family_problem(_model_type(config.model.model_path), is_cpu=is_cpu)
+        problem = vllm_problem(_model_type(config.model.model_path), is_cpu=is_cpu)
         if problem is not None:
             yield Finding("E3227", "explorer.rollout_model.engine_type", problem)
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from trinity.common.config.problems import Finding
-from trinity.common.models.engine_families import engine_refusal, rotary_refusal
+from trinity.common.models.families import engine_problem
+from trinity.common.models.rotary_lengths import rotary_refusal
 from trinity.preflight.model_dir import POLICY
 from trinity.preflight.model_files import Unreadable, read_mapping
 
@@ -70,6 +71,6 @@ def check_loading(
                 "give a model of text only",
             )
         ]
-    refusals = [("E5604", engine_refusal(config) if is_served else None)]
+    refusals = [("E5604", engine_problem(config) if is_served else None)]
     refusals.append(("E1895", rotary_refusal(config, max_model_len)))
     return [Finding(code, key, refusal) for code, refusal in refusals if refusal]

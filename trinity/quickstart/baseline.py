@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from trinity.common.models import create_inference_model
+from trinity.engine.create import create_inference_model
 from trinity.explorer.assembly import build_eval_tasksets, build_scheduler
 from trinity.explorer.evaluator import Evaluator
 from trinity.monitor import headline

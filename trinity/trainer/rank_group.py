@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from trinity.common.config import Config
 from trinity.common.constants import Mode
 from trinity.common.experience import Experience
-from trinity.common.models.create import SHARE_OF_ENGINES
+from trinity.engine.create import SHARE_OF_ENGINES
 from trinity.runtime.base import ActorDiedError, Resources
 from trinity.trainer.backend import LocalBackend, TrainerBackend
 from trinity.trainer.rank_worker import TIMEOUT_KEY, RankError, RankWorker

@@ -17,7 +17,7 @@ from trinity.common.errors import TrinityError
 from trinity.common.experience import Experience
 from trinity.common.models.chat_template import load_tokenizer
 from trinity.trainer.verl.checkpoint import full_weights
-from trinity.trainer.verl.ranks import Ranks
+from trinity.trainer.verl.parallel.ranks import Ranks
 from trinity.trainer.verl.settings import num_stages, tensor_size
 from trinity.trainer.verl.worker import ActorWorker
 from trinity.utils.log import get_logger

@@ -11,16 +11,16 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.common.models.engines import engine, recomputed, response, run
 from tests.common.models.families import TEMPLATES
+from tests.engine.engines import engine, recomputed, response, run
 from tests.tiny import CHARACTERS, tiny_model
 from trinity.common.config import Config
 from trinity.common.config.model import ModelConfig
 from trinity.common.errors import DataError, DeadlineError, EngineError, NotAvailableError
 from trinity.common.experience import Experience
 from trinity.common.models import ModelWrapper, load_tokenizer
-from trinity.common.models.torch_engine.engine import TorchEngine
-from trinity.common.models.torch_engine.settings import EngineSettings
+from trinity.engine.settings import EngineSettings
+from trinity.engine.torch.engine import TorchEngine
 
 Made = tuple[Path, PreTrainedModel]
 R = TypeVar("R")

@@ -19,7 +19,7 @@ from trinity.common.models.utils import (
     load_fsdp_state_dict_from_verl_checkpoint,
     load_state_dict,
 )
-from trinity.trainer.verl.resharding import read_parts
+from trinity.trainer.verl.parallel.resharding import read_parts
 
 # Each rank distributes the same weights over a mesh, as FSDP2 (one dimension) or HSDP (two) lays them out.
 WRITER = """

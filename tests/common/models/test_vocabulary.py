@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from tests.common.models.engines import engine, run
+from tests.engine.engines import engine, run
 from tests.tiny import EOS, tiny_model
 from trinity.common.models.vocabulary import drawable, known_ids
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.common.models.engines import engine, run
+from tests.engine.engines import engine, run
 from trinity.common.config.buffer import FormatConfig, GenerationConfig
 from trinity.common.experience import Experience
 from trinity.common.models.model import ModelWrapper

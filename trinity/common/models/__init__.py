@@ -1,4 +1,7 @@
-"""Models that answer: the engine protocol, the wrapper that workflows hold, tokenizers and chat templates."""
+"""Models that answer: the engine protocol, the wrapper that workflows hold, tokenizers and chat templates.
+
+The engines themselves are in `trinity.engine`; the functions that create them are published here.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trinity.common.models.chat_template import load_tokenizer
-    from trinity.common.models.create import create_auxiliary_models, create_inference_model
     from trinity.common.models.model import InferenceModel, ModelWrapper
+    from trinity.engine.create import create_auxiliary_models, create_inference_model
 
 _HOMES = {
     "InferenceModel": "trinity.common.models.model",
     "ModelWrapper": "trinity.common.models.model",
-    "create_auxiliary_models": "trinity.common.models.create",
-    "create_inference_model": "trinity.common.models.create",
+    "create_auxiliary_models": "trinity.engine.create",
+    "create_inference_model": "trinity.engine.create",
     "load_tokenizer": "trinity.common.models.chat_template",
 }
 

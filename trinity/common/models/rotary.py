@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from trinity.common.errors import ConfigError
-from trinity.common.models.engine_families import rotary_refusal
+from trinity.common.models.rotary_lengths import rotary_refusal
 
 
 def settle_rotary(model: PreTrainedModel, *, max_model_len: int | None) -> None:

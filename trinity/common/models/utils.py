@@ -18,6 +18,7 @@ from trinity.common.models.masking import (
     tokenize_and_mask_messages_default,
     tokenize_and_mask_messages_hf,
 )
+from trinity.common.models.weights import has_safetensors, read_tensors
 from trinity.common.tensor_files import read_tensors_of
 
 __all__ = [
@@ -82,8 +83,6 @@ def load_state_dict(checkpoint_dir: str | Path) -> dict[str, Tensor]:
     folder = Path(checkpoint_dir)
     if any(folder.glob("model_world_size_*_rank_*.pt")):
         return load_fsdp_state_dict_from_verl_checkpoint(folder)
-    from trinity.common.models.torch_engine.weights import has_safetensors, read_tensors
-
     if not has_safetensors(folder):
         raise CheckpointError(
             f"{folder} holds neither model_world_size_W_rank_R.pt nor model.safetensors", code="E7003"

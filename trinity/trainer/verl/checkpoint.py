@@ -30,9 +30,9 @@ from trinity.common.constants import LORA_FOLDER
 from trinity.common.errors import CheckpointError
 from trinity.common.models.model_config import config_to_save
 from trinity.common.tensor_files import write_tensors_to
-from trinity.trainer.verl.pipeline import Stages
-from trinity.trainer.verl.ranks import ALONE, Ranks
-from trinity.trainer.verl.resharding import (
+from trinity.trainer.verl.parallel.pipeline import Stages
+from trinity.trainer.verl.parallel.ranks import ALONE, Ranks
+from trinity.trainer.verl.parallel.resharding import (
     gathered,
     joined,
     load_model_parts,

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from trinity.preflight.division import FAMILIES
+from trinity.common.models.families import OWN
 from trinity.trainer.verl.attention import attend
 from trinity.trainer.verl.hf_decoder import HFDecoder, Without
 from trinity.trainer.verl.layer_maps import LayerMaps
 from trinity.trainer.verl.layers import rms_norm, rotate, swiglu
 from trinity.trainer.verl.output_layer import OutputLayer
 from trinity.trainer.verl.packing import Packed
-from trinity.trainer.verl.pipeline import Stages
-from trinity.trainer.verl.tensor_parallel import TensorGroup, check_matrices, held
+from trinity.trainer.verl.parallel.pipeline import Stages
+from trinity.trainer.verl.parallel.tensor import TensorGroup, check_matrices, held
 from trinity.utils.log import get_logger
 
 logger = get_logger("trainer")
@@ -304,7 +304,7 @@ def is_common(model: PreTrainedModel) -> bool:
     windows = {kind for kind in getattr(config, "layer_types", None) or () if kind != "full_attention"}
     rope = getattr(config, "rope_parameters", None) or {}
     return (
-        config.model_type in FAMILIES
+        config.model_type in OWN
         and type(model).__name__.endswith(HEADS)
         and config.hidden_act == "silu"
         and not windows

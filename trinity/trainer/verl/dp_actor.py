@@ -18,7 +18,7 @@ from trinity.trainer.verl.divergence import Output
 from trinity.trainer.verl.loss import LossFn, Metrics, Shares, spread_to_rows
 from trinity.trainer.verl.optim import Schedule
 from trinity.trainer.verl.packing import Packed
-from trinity.trainer.verl.ranks import ALONE, Ranks
+from trinity.trainer.verl.parallel.ranks import ALONE, Ranks
 from trinity.trainer.verl.reference import Reference
 from trinity.trainer.verl.scorer import ActorSettings, Scorer
 from trinity.trainer.verl.stepping import Reporter, Stepper, mean_norm, passes

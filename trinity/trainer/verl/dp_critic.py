@@ -25,10 +25,10 @@ from trinity.trainer.verl.divergence import Output
 from trinity.trainer.verl.loss import Metrics, Share, spread_to_rows
 from trinity.trainer.verl.optim import Schedule
 from trinity.trainer.verl.packing import Packed
-from trinity.trainer.verl.ranks import ALONE, Ranks
+from trinity.trainer.verl.parallel.ranks import ALONE, Ranks
+from trinity.trainer.verl.parallel.tensor import held
 from trinity.trainer.verl.scorer import ActorSettings, Scorer
 from trinity.trainer.verl.stepping import Reporter, Stepper, mean_norm, passes
-from trinity.trainer.verl.tensor_parallel import held
 
 VARIANCE_EPSILON = 1e-5
 

@@ -23,8 +23,8 @@ from trinity.trainer.verl.attention import MAX_PADDING_FACTOR
 from trinity.trainer.verl.layout import choose_layout, run_packed, run_padded
 from trinity.trainer.verl.output_layer import OutputLayer
 from trinity.trainer.verl.packing import Packed
-from trinity.trainer.verl.pipeline import Stages
-from trinity.trainer.verl.tensor_parallel import TensorGroup
+from trinity.trainer.verl.parallel.pipeline import Stages
+from trinity.trainer.verl.parallel.tensor import TensorGroup
 
 Without = Callable[[], AbstractContextManager[None]]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trinity.trainer.verl.layers import FusedLinear, LowRank
-from trinity.trainer.verl.tensor_parallel import held
+from trinity.trainer.verl.parallel.tensor import held
 
 
 class LayerMaps:

@@ -21,7 +21,7 @@ from trinity.algorithm import EntropyLossFn, KLFn, PolicyLossFn
 from trinity.algorithm.policy_loss_fn.policy_loss_fn import LossPart
 from trinity.common.errors import DataError
 from trinity.trainer.batch import TrainBatch
-from trinity.trainer.verl.ranks import Ranks
+from trinity.trainer.verl.parallel.ranks import Ranks
 from trinity.utils.declaration import entry_of
 
 TOKEN_MEAN = "token-mean"

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from trinity.trainer.batch import TrainBatch
-from trinity.trainer.verl.ulysses import Slice
+from trinity.trainer.verl.parallel.ulysses import Slice
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from trinity.trainer.verl.divergence import Output
 from trinity.trainer.verl.loading import attach_adapter, load_model, model_hash, move_buffers
 from trinity.trainer.verl.offload import Offload, tell_idle_offload
 from trinity.trainer.verl.packing import Packed
-from trinity.trainer.verl.ranks import ALONE, Ranks
+from trinity.trainer.verl.parallel.ranks import ALONE, Ranks
 from trinity.trainer.verl.scorer import ActorSettings, Scorer
 from trinity.trainer.verl.shard_settings import reference_options
 

@@ -17,7 +17,7 @@ from trinity.trainer.verl.hf_attention import computing
 from trinity.trainer.verl.logprob import distribution_statistics, logprob_and_entropy
 from trinity.trainer.verl.loss import spread_to_rows
 from trinity.trainer.verl.packing import Packed, pack
-from trinity.trainer.verl.ranks import ALONE, Ranks
+from trinity.trainer.verl.parallel.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trinity.common.config import Config
 from trinity.common.config.verl_base import FsdpConfig
-from trinity.trainer.verl.ranks import ShardOptions
+from trinity.trainer.verl.parallel.ranks import ShardOptions
 from trinity.trainer.verl.settings import FLOATS
 
 

@@ -15,7 +15,7 @@ from trinity.common.errors import NumericError
 from trinity.trainer.batch import TrainBatch, mini_batches
 from trinity.trainer.verl.decoder import Decoder
 from trinity.trainer.verl.optim import Schedule, gradient_norm, scale_gradients
-from trinity.trainer.verl.ranks import ALONE, Ranks
+from trinity.trainer.verl.parallel.ranks import ALONE, Ranks
 from trinity.trainer.verl.scorer import ActorSettings
 from trinity.utils.log import get_logger
 

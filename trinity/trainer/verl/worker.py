@@ -28,12 +28,12 @@ from trinity.trainer.verl.loading import CRITIC_KEY, attach_adapter, load_model,
 from trinity.trainer.verl.logprob import STATISTICS
 from trinity.trainer.verl.offload import Offload, tell_idle_offload
 from trinity.trainer.verl.optim import make_optimizer
+from trinity.trainer.verl.parallel.ranks import ALONE, Ranks, local
+from trinity.trainer.verl.parallel.ulysses import check_heads
 from trinity.trainer.verl.plugin_state import function_states, restore_functions
-from trinity.trainer.verl.ranks import ALONE, Ranks, local
 from trinity.trainer.verl.reference import Reference, load_reference
 from trinity.trainer.verl.shard_settings import actor_options, actor_switches, critic_switches
 from trinity.trainer.verl.stepping import Stepper
-from trinity.trainer.verl.ulysses import check_heads
 from trinity.utils.device import (
     is_out_of_memory,
     num_bytes,
@@ -182,6 +182,30 @@ class ActorWorker:
         metrics |= speed_metrics(batch.num_tokens, seconds, peak_memory_bytes(self.device))
         return metrics | {"time/train_step": seconds}
 
+    def _with_logprobs(self, batch: TrainBatch) -> TrainBatch:
+        """Add `old_logprob` and, where they are read, `ref_logprob` and statistics of the policy's distributions."""
+        bypasses = self.config.algorithm.bypass_old_logprobs
+        if not bypasses or self.statistics:
+            scored = self.actor.scorer.compute_statistics(batch, self.statistics)
+            own = scored.pop("logprob")
+            batch = batch.with_columns(**scored) if bypasses else batch.with_columns(old_logprob=own, **scored)
+        if bypasses and "rollout_logprob" in batch.columns:
+            batch = batch.with_columns(old_logprob=batch.columns["rollout_logprob"])
+        of_advantage = self.advantage is not None and (self.advantage.with_kl or "ref_logprob" in self.advantage.names)
+        if self.reference is not None and (self.loss_fn.reads_ref_logprob or of_advantage):
+            batch = batch.with_columns(ref_logprob=self.reference.compute_log_prob(batch))
+        if "counted_mask" in self.loss_fn.policy_loss.select_keys:
+            batch = batch.with_columns(counted_mask=batch.action_mask)
+        return batch
+
+    def _with_advantages(
+        self, batch: TrainBatch, experiences: Sequence[Experience]
+    ) -> tuple[TrainBatch, dict[str, float]]:
+        """Add `advantages` and `returns` of the whole batch, where the trainer computes them; return metrics."""
+        if self.advantage is None:
+            return batch, {}
+        return self.advantage(batch, [exp.eid.tid for exp in experiences])
+
     def _update(self, batch: TrainBatch, step: int) -> dict[str, float]:
         """Train the critic, then the policy once the critic is warm; return metrics."""
         if self.critic is None:
@@ -278,30 +302,6 @@ class ActorWorker:
             "memory of the device": total_memory_bytes(self.device),
         }
         return {name: size for name, size in table.items() if size}
-
-    def _with_logprobs(self, batch: TrainBatch) -> TrainBatch:
-        """Add `old_logprob` and, where they are read, `ref_logprob` and statistics of the policy's distributions."""
-        bypasses = self.config.algorithm.bypass_old_logprobs
-        if not bypasses or self.statistics:
-            scored = self.actor.scorer.compute_statistics(batch, self.statistics)
-            own = scored.pop("logprob")
-            batch = batch.with_columns(**scored) if bypasses else batch.with_columns(old_logprob=own, **scored)
-        if bypasses and "rollout_logprob" in batch.columns:
-            batch = batch.with_columns(old_logprob=batch.columns["rollout_logprob"])
-        of_advantage = self.advantage is not None and (self.advantage.with_kl or "ref_logprob" in self.advantage.names)
-        if self.reference is not None and (self.loss_fn.reads_ref_logprob or of_advantage):
-            batch = batch.with_columns(ref_logprob=self.reference.compute_log_prob(batch))
-        if "counted_mask" in self.loss_fn.policy_loss.select_keys:
-            batch = batch.with_columns(counted_mask=batch.action_mask)
-        return batch
-
-    def _with_advantages(
-        self, batch: TrainBatch, experiences: Sequence[Experience]
-    ) -> tuple[TrainBatch, dict[str, float]]:
-        """Add `advantages` and `returns` of the whole batch, where the trainer computes them; return metrics."""
-        if self.advantage is None:
-            return batch, {}
-        return self.advantage(batch, [exp.eid.tid for exp in experiences])
 
     def _load_critic(self, total_steps: int | None) -> Critic:
         """Return the value model, which the advantage reads."""

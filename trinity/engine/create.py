@@ -1,0 +1,129 @@
+"""From a configuration to an inference engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trinity.common.config import Config
+from trinity.common.config.model import InferenceModelConfig
+from trinity.common.errors import ConfigError, NotAvailableError
+from trinity.common.models.model import InferenceModel, call_timeout_s
+from trinity.engine.external.model import ExternalModel, external_settings
+from trinity.engine.router.fleet import FleetSettings
+from trinity.engine.router.remote import RuntimeEngines
+from trinity.engine.router.router import EngineRouter
+from trinity.engine.router.slot import EngineSource, LocalEngines
+from trinity.engine.settings import engine_settings
+from trinity.engine.torch.engine import TorchEngine
+from trinity.engine.vllm.engine import VLLMEngine
+from trinity.engine.vllm.settings import vllm_settings
+from trinity.runtime.base import Resources, Runtime
+
+SHARE_OF_ENGINES = 0.5  # of a single GPU; the trainer has the rest
+
+
+def create_inference_model(config: Config, runtime: Runtime | None = None) -> InferenceModel:
+    """Return the engine of the rollout model, not yet prepared.
+
+    Args:
+        config: configuration of the stage. That of a script which tries a workflow is not resolved: no rule has seen
+            it, so what an engine would leave out is refused here as well.
+        runtime: starts the processes of several engines, and of engines elsewhere; None: all are in this process.
+
+    Raises:
+        NotAvailableError: an `engine_type` that is not served (E1900).
+        ConfigError: a value that the engine does not serve (E1612, E3220, E3223, E3224).
+    """
+    return _model(config, runtime, auxiliary=None)
+
+
+def create_auxiliary_models(config: Config, runtime: Runtime | None = None) -> list[InferenceModel]:
+    """Return the engines of the auxiliary models, not yet prepared.
+
+    Raises:
+        NotAvailableError: as for `create_inference_model`.
+    """
+    return [_model(config, runtime, auxiliary=index) for index in range(len(config.explorer.auxiliary_models))]
+
+
+def _model(config: Config, runtime: Runtime | None, *, auxiliary: int | None) -> InferenceModel:
+    """Return the server, the engine, or the router over the `engine_num` engines of a model.
+
+    One engine of a local run is in this process; several, and those of a cluster, have processes of their own.
+    """
+    is_rollout = auxiliary is None
+    section = config.explorer.rollout_model if auxiliary is None else config.explorer.auxiliary_models[auxiliary]
+    key = "explorer.rollout_model" if is_rollout else f"explorer.auxiliary_models[{auxiliary}]"
+    if section.engine_type == "external":
+        return ExternalModel(external_settings(config, section, key=key))
+    engine_class, settings = _engine(config, None if is_rollout else section, key=key)
+    if section.engine_num == 1 and (runtime is None or runtime.is_local):
+        return engine_class(settings)
+    source: EngineSource = LocalEngines(lambda: engine_class(settings))
+    timeout_s = call_timeout_s(config)
+    if runtime is not None:
+        source = RuntimeEngines(
+            runtime,
+            engine_class,
+            settings,
+            name=f"{config.explorer.name}_{'rollout_model' if is_rollout else f'auxiliary_model_{auxiliary}'}",
+            resources=Resources(num_gpus=gpus_of_engine(config, section), own_process=True),
+            count=section.engine_num,
+            timeout_s=timeout_s,
+            sync_timeout_s=config.synchronizer.sync_timeout,
+        )
+    return EngineRouter(
+        source,
+        fleet_settings(config, section),
+        timeout_s=timeout_s,
+        is_deterministic=config.deterministic,
+        objects=None if runtime is None else runtime.objects,
+    )
+
+
+def _engine(
+    config: Config, auxiliary: InferenceModelConfig | None, *, key: str
+) -> tuple[Callable[[Any], InferenceModel], Any]:
+    """Return the class of a model's engine, and its settings."""
+    section = auxiliary or config.explorer.rollout_model
+    if section.engine_type in ("vllm", "vllm_async"):
+        return VLLMEngine, vllm_settings(config, auxiliary, key=key)
+    _check(section, key=key)
+    return TorchEngine, engine_settings(config, auxiliary)
+
+
+def gpus_of_engine(config: Config, model: InferenceModelConfig) -> float:
+    """Return the GPUs that a scheduler reserves for one engine; a part, where the run has one GPU for all."""
+    total = config.cluster.total_gpu_num or 0
+    if total == 1:
+        engines = [config.explorer.rollout_model, *config.explorer.auxiliary_models]
+        return SHARE_OF_ENGINES / sum(each.engine_num for each in engines)
+    return float(model.tensor_parallel_size * model.pipeline_parallel_size * model.data_parallel_size) if total else 0.0
+
+
+def fleet_settings(config: Config, model: InferenceModelConfig) -> FleetSettings:
+    """Return how many engines `model` has, and how their health is kept."""
+    explorer = config.explorer
+    return FleetSettings(
+        count=model.engine_num,
+        probe_first_wait_s=explorer.engine_probe_first_wait,
+        probe_interval_s=explorer.engine_probe_interval,
+        probe_timeout_s=explorer.engine_probe_timeout,
+        recovery_timeout_s=explorer.engine_recovery_timeout,
+        sync_timeout_s=config.synchronizer.sync_timeout,
+    )
+
+
+def _check(model: InferenceModelConfig, *, key: str) -> None:
+    if model.engine_type not in ("auto", "torch"):
+        raise NotAvailableError(
+            f"{key}.engine_type: auto, torch, vllm and external are available in this version, got "
+            f"{model.engine_type!r}; use --set {key}.engine_type=torch"
+        )
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        size = model.__dict__[name]
+        if size != 1:
+            raise ConfigError(
+                f"{key}.{name}: the torch engine is on one device, got {size}; use 1 or engine_type: vllm", code="E3223"
+            )

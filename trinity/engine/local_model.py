@@ -1,0 +1,269 @@
+"""What engines that sample here have in common: prompts to tokens, lengths, identities of samples, experiences.
+
+Dimension key: N = tokens of a sequence but the first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from trinity.common.errors import EngineError
+from trinity.common.experience import Experience
+from trinity.common.models.chat_template import decode_tokens, encode_text, render_chat
+from trinity.common.models.generate_params import GenerateParams
+from trinity.common.models.masking import masked_conversation
+from trinity.common.models.weights import model_folder
+from trinity.common.weights import Ticket, update_from
+from trinity.engine.gauge import RequestGauge
+from trinity.engine.sample import Sample
+from trinity.engine.sampler import noise_key
+from trinity.engine.settings import EngineSettings
+from trinity.engine.stopping import stop_at_end
+from trinity.utils.log import get_logger
+
+
+class LocalModel(ABC):
+    """The part of `InferenceModel` that does not depend on who computes; the engines add sampling and scoring."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.settings = settings
+        self.gauge = RequestGauge()
+        self._numbers = itertools.count()
+        self._has_warned = False
+
+    @property
+    @abstractmethod
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer with its chat template."""
+
+    @property
+    @abstractmethod
+    def model_version(self) -> int:
+        """Version of the weights: 0 as loaded, then what `update_weights` was told."""
+
+    @abstractmethod
+    async def _sample(
+        self, prompt: list[int], params: GenerateParams, *, keys: list[int], ids: tuple[str, ...]
+    ) -> list[Sample]:
+        """Return `params.n` samples; `params.max_tokens` is set, `keys` are their noise."""
+
+    @abstractmethod
+    async def _score(self, tokens: list[int], temperature: float) -> Float[Tensor, "N"]:
+        """Return the logprob of each token but the first, float32."""
+
+    @abstractmethod
+    async def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
+        """Copy `weights` by Hugging Face names into the engine and set its version."""
+
+    async def pull(self, ticket: Ticket) -> None:
+        """Get the weights that a ticket leads to, check them, and take them as `update_weights` does.
+
+        Raises:
+            SyncError: they are not held, or not those that were published; the engine keeps its weights.
+            DeadlineError: they did not come within `synchronizer.sync_timeout`.
+        """
+        await update_from(ticket, self, timeout_s=self.settings.sync_timeout_s)
+
+    @property
+    def _max_model_len(self) -> int:
+        assert self.settings.model.max_model_len is not None, "engine settings carry max_model_len"
+        return self.settings.model.max_model_len
+
+    def vocabulary(self) -> Mapping[str, int]:
+        """Return the id of each token of the tokenizer."""
+        return self.tokenizer.get_vocab()
+
+    async def generate(self, prompt: str | Sequence[int], **arguments: Any) -> list[Experience]:
+        """Return `n` samples of one prompt (text or token ids).
+
+        A prompt longer than `model.max_prompt_tokens` is cut to its first tokens if `enable_prompt_truncation`, and
+        not continued: the experience is marked `prompt_truncated` and its one response token is masked.
+
+        Args:
+            prompt: text or token ids.
+            arguments: those of `GenerateParams`; None keeps the default.
+
+        Raises:
+            EngineError: bad argument, a prompt that leaves no room for a response, or the engine failed.
+            DeadlineError: no result within `explorer.max_timeout`.
+        """
+        params = self.settings.params.override(arguments)
+        tokenizer = self.tokenizer
+        tokens = encode_text(tokenizer, prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        limit = self.settings.model.max_prompt_tokens
+        if not tokens:
+            raise EngineError("a prompt needs at least one token, got none", code="E5602")
+        if limit is not None and len(tokens) > limit and self.settings.model.enable_prompt_truncation:
+            self._warn_truncated(len(tokens), limit)
+            return [self._truncated(tokens[: limit + 1]) for _ in range(params.n)]
+        allowed, ids, keys = self._resolve(tokens, params)
+        with self.gauge.request(params.n):
+            samples = await self._sample(tokens, allowed, keys=keys, ids=ids)
+        prompt_text = decode_tokens(tokenizer, tokens)
+        return [self._experience(tokens, sample, prompt_text=prompt_text) for sample in samples]
+
+    async def chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+        **arguments: Any,
+    ) -> list[Experience]:
+        """Return `n` answers to a conversation, rendered by the chat template; see `generate`.
+
+        Raises:
+            EnvironmentProblem: no chat template, or it fails.
+        """
+        tokens, _ = render_chat(self.tokenizer, messages, tools=tools, **self._rendering(template_args))
+        return await self.generate(tokens, **arguments)
+
+    async def logprobs(self, tokens: Sequence[int], *, temperature: float = 1.0) -> Float[Tensor, "N"]:
+        """Return the logprob of each token but the first under the current weights, float32.
+
+        Raises:
+            EngineError: fewer than two tokens, more than `max_model_len`, or a temperature that is not positive.
+        """
+        if not 2 <= len(tokens) <= self._max_model_len or temperature <= 0:
+            raise EngineError(
+                f"logprobs takes 2 to {self._max_model_len} tokens (model.max_model_len) and a temperature above 0, "
+                f"got {len(tokens)} tokens and temperature {temperature}",
+                code="E5602",
+            )
+        return await self._score([int(token) for token in tokens], temperature)
+
+    async def convert_messages_to_experience(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        temperature: float | None = None,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> Experience:
+        """Return a conversation through its last answer as one experience; its answers are the actions.
+
+        Tokens beyond `max_model_len` are cut and the experience is marked `response_truncated`.
+
+        Raises:
+            DataError: the chat template rewrites earlier turns, so that the conversation is not one sequence (E4021).
+            EngineError: no assistant message within `max_model_len` tokens (E5602).
+        """
+        tokens, mask, start = masked_conversation(
+            self.tokenizer,
+            messages,
+            tools=tools,
+            **self._rendering(template_args),
+            stop_ids=stop_token_ids(self.settings.model.model_path, self.tokenizer),
+        )
+        is_cut = len(tokens) > self._max_model_len
+        tokens, mask = tokens[: self._max_model_len], mask[: self._max_model_len]
+        if start == 0 or start >= len(tokens):
+            raise EngineError(
+                "a conversation becomes an experience if it has an assistant message after its first token and within "
+                f"model.max_model_len ({self._max_model_len}) tokens, got {len(tokens)} tokens and the first "
+                f"assistant token at {start}",
+                code="E5602",
+            )
+        chosen = self.settings.params.temperature if temperature is None else temperature
+        logprobs = await self.logprobs(tokens, temperature=chosen or 1.0)
+        return Experience(
+            tokens=torch.tensor(tokens),
+            prompt_length=start,
+            logprobs=logprobs[start - 1 :],
+            action_mask=torch.tensor(mask[start:], dtype=torch.bool),
+            truncate_status="response_truncated" if is_cut else None,
+            info={"model_version": self.model_version},
+            prompt_text=decode_tokens(self.tokenizer, tokens[:start]),
+            response_text=decode_tokens(self.tokenizer, tokens[start:]),
+            messages=[dict(message) for message in messages],
+            tools=tools,
+        )
+
+    async def get_message_token_len(
+        self, messages: Sequence[dict[str, Any]], template_args: Mapping[str, Any] | None = None
+    ) -> int:
+        """Return the number of tokens of a conversation as a prompt."""
+        return len(render_chat(self.tokenizer, messages, **self._rendering(template_args))[0])
+
+    def _rendering(self, template_args: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return how a conversation is rendered: as the call asks for, else as the model is configured."""
+        return {"enable_thinking": self.settings.model.enable_thinking} | dict(template_args or {})
+
+    def _warn_truncated(self, length: int, limit: int) -> None:
+        """Log the first prompt that is cut as a warning; each experience carries its own mark."""
+        level = logging.DEBUG if self._has_warned else logging.WARNING
+        self._has_warned = True
+        get_logger("explorer").log(
+            level, "prompt of %d tokens truncated to %d (model.max_prompt_tokens); its loss is masked", length, limit
+        )
+
+    def _resolve(self, tokens: list[int], params: GenerateParams) -> tuple[GenerateParams, tuple[str, ...], list[int]]:
+        """Return `params` with the tokens that the sequence length leaves, and identity and noise of each sample."""
+        left = self._max_model_len - len(tokens)
+        if left < 1:
+            raise EngineError(
+                f"a prompt of {len(tokens)} tokens leaves no room for a response within model.max_model_len "
+                f"({self._max_model_len}); shorten it, raise model.max_model_len, or set "
+                "model.enable_prompt_truncation: true",
+                code="E5608",
+            )
+        seed = self.settings.seed if params.seed is None else params.seed
+        ids = params.sample_ids
+        if ids is None:
+            # With a seed of the caller's own, the same call gives the same samples; else every call is another.
+            call = "" if params.seed is not None else f"~{next(self._numbers):012d}/"
+            ids = tuple(f"{call}{index:06d}" for index in range(params.n))
+        allowed = GenerateParams(**{**params.__dict__, "max_tokens": min(params.max_tokens or left, left)})
+        return allowed, ids, [noise_key(seed, sample_id) for sample_id in ids]
+
+    def _experience(self, prompt: list[int], sample: Sample, *, prompt_text: str) -> Experience:
+        text = decode_tokens(self.tokenizer, sample.tokens, skip_special=True)
+        if sample.stop_text is not None:
+            stop = stop_at_end(self.tokenizer, sample.tokens, [sample.stop_text])
+            assert stop is not None, "the last token completed the stop string"
+            text = text[: stop.start]
+        info: dict[str, Any] = {"model_version": sample.model_version, "finish_reason": sample.finish_reason}
+        if sample.model_versions is not None:
+            info["model_versions"] = list(sample.model_versions)
+        return Experience(
+            tokens=torch.tensor(prompt + sample.tokens),
+            prompt_length=len(prompt),
+            logprobs=sample.logprobs,
+            truncate_status="response_truncated" if sample.finish_reason == "length" else None,
+            info=info,
+            prompt_text=prompt_text,
+            response_text=text,
+        )
+
+    def _truncated(self, tokens: list[int]) -> Experience:
+        """Return the experience of a prompt that was cut: its last token stands in for a response, masked."""
+        return Experience(
+            tokens=torch.tensor(tokens),
+            prompt_length=len(tokens) - 1,
+            logprobs=torch.zeros(1),
+            action_mask=torch.zeros(1, dtype=torch.bool),
+            truncate_status="prompt_truncated",
+            info={"model_version": self.model_version, "finish_reason": "prompt_truncated"},
+            prompt_text=decode_tokens(self.tokenizer, tokens[:-1]),
+            response_text="",
+        )
+
+
+def stop_token_ids(model_path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the ids that end a response: those of `generation_config.json` and the tokenizer's end of sequence."""
+    found: set[int] = set()
+    folder = model_folder(model_path)
+    if (folder / "generation_config.json").is_file():
+        named = GenerationConfig.from_pretrained(folder).eos_token_id
+        found |= {named} if isinstance(named, int) else set(named or [])
+    if tokenizer.eos_token_id is not None:
+        found.add(int(tokenizer.eos_token_id))
+    return sorted(found)

@@ -1,0 +1,31 @@
+"""What an engine has drawn for one request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One finished sample.
+
+    Attributes:
+        tokens: response tokens, the end-of-sequence token included.
+        logprobs: of these tokens, float32.
+        finish_reason: `stop` (stop token or stop string) or `length`.
+        model_version: of the weights that sampled its first token.
+        stop_text: the stop string that ended it, if one did.
+        model_versions: version of each token where the weights changed on the way; `model_version` is then the first.
+    """
+
+    tokens: list[int]
+    logprobs: Tensor
+    finish_reason: FinishReason
+    model_version: int
+    stop_text: str | None = None
+    model_versions: tuple[int, ...] | None = None

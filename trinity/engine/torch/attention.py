@@ -1,0 +1,168 @@
+"""Attention over cached keys: of a row over its own tokens, of a group of rows over the prompt that they share.
+
+Dimension key: A = products at once, H = key-value heads, M = queries of one product (query heads of a key head, times
+the rows that share the keys), W = keys, D = head size, G = prompts, Q = query heads, P = prompt tokens,
+R = some of the A.
+
+Attention over two sets of keys is exactly the mean of both outputs, weighted by the exponentials of their log-sum-exps
+(Dao et al. 2022, "FlashAttention", section 3.1). So a prompt is multiplied once for all rows that share it, and keys
+are taken in blocks of a fixed size, so that the bits of a row do not depend on how many keys other rows have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from trinity.engine.torch.library_attention import fused_attention
+
+EXACT_KEYS = 512
+"""So many keys are multiplied in the wide number type; sums over differently many keys then round alike."""
+_BLOCK = 1024
+_TILE = 1 << 19
+"""So many keys' numbers are widened at once: they stay in the processor's cache between conversion and product."""
+_HIDDEN = -1e30  # not -inf: a block that is all hidden must give numbers, which then weigh nothing
+
+
+@dataclass(frozen=True)
+class NumberTypes:
+    """Number types of attention.
+
+    Attributes:
+        wide: of the first `EXACT_KEYS` keys, and of the sums over blocks.
+        narrow: of the further ones.
+    """
+
+    wide: torch.dtype
+    narrow: torch.dtype
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, device: torch.device) -> NumberTypes:
+        """Return those for weights of `dtype`: on a CPU float64 and float32 beside float32, else float32."""
+        if dtype == torch.float32 and device.type == "cpu":
+            return cls(torch.float64, torch.float32)
+        return cls(torch.float32, torch.float32)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Attention over some of the keys.
+
+    Attributes:
+        out: [A, H, M, D], in the wide number type.
+        lse: [A, H, M, 1], logarithm of the sum of the exponentials of the scores.
+    """
+
+    out: Tensor
+    lse: Tensor
+
+    def merged_at(self, rows: Int[Tensor, "R"], other: Part) -> Part:
+        """Return this part with further keys for the products `rows`; `other` has one product for each of them."""
+        merged = Part(self.out[rows], self.lse[rows]).merged(other)
+        return Part(self.out.index_copy(0, rows, merged.out), self.lse.index_copy(0, rows, merged.lse))
+
+    def merged(self, other: Part) -> Part:
+        """Return attention over the keys of both. A part that weighs nothing changes no bit of the other."""
+        top = torch.maximum(self.lse, other.lse)
+        own, further = (self.lse - top).exp_(), (other.lse - top).exp_()
+        total = own + further
+        out = (self.out * own).addcmul_(other.out, further).div_(total)
+        return Part(out, total.log_().add_(top))
+
+
+def hidden_after(lengths: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """Return the bias [A, 1, 1, width] that hides all but the first `lengths` [A] keys."""
+    is_hidden = torch.arange(width, device=lengths.device) >= lengths[:, None]
+    bias = torch.zeros(is_hidden.shape, dtype=dtype, device=lengths.device)
+    return bias.masked_fill_(is_hidden, _HIDDEN)[:, None, None]
+
+
+def whole_blocks(num_keys: int) -> int:
+    """Return the width up to the end of the block of the last key: wider ones give the same bits on a CPU."""
+    return EXACT_KEYS + max(0, -(-(num_keys - EXACT_KEYS) // _BLOCK)) * _BLOCK
+
+
+def attend(
+    queries: Float[Tensor, "A H M D"],
+    keys: Float[Tensor, "A H W D"],
+    values: Float[Tensor, "A H W D"],
+    *,
+    bias: Tensor | None,
+    types: NumberTypes,
+    is_merged: bool = False,
+) -> Part:
+    """Return attention over cached keys: on a CPU by two products a block, else by a fused kernel.
+
+    Args:
+        queries: in the weights' number type, not scaled yet.
+        keys: in any number type; no more than a tile of them is held as another one.
+        values: likewise.
+        bias: [A, 1, 1, W] is added to the scores, None adds nothing.
+        types: number types of the products.
+        is_merged: there are further keys elsewhere; without them `lse` may be left out (the output stands for it).
+    """
+    if queries.device.type == "cuda":
+        return Part(*fused_attention(queries, keys, values, bias))
+    queries = _scaled(queries, types.wide)
+    num_rows = max(1, _TILE // keys[0, :, :EXACT_KEYS].numel())
+    if keys.dtype == types.wide or num_rows >= len(keys):
+        return _attend(queries, keys, values, bias, types, is_merged)
+    tiles = zip(*(t.split(num_rows) for t in (queries, keys, values)), strict=True)
+    biases = [None] * len(keys) if bias is None else bias.split(num_rows)
+    parts = [_attend(q, k, v, b, types, is_merged) for (q, k, v), b in zip(tiles, biases, strict=False)]
+    return Part(torch.cat([part.out for part in parts]), torch.cat([part.lse for part in parts]))
+
+
+def _scaled(queries: Tensor, wide: torch.dtype) -> Tensor:
+    """Return the queries over the root of the head size; float32 is scaled before it is widened, as in the trainer."""
+    scale = queries.shape[-1] ** -0.5
+    return (queries * scale).to(wide) if queries.dtype == torch.float32 else queries.to(wide) * scale
+
+
+def _attend(
+    queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, types: NumberTypes, is_merged: bool
+) -> Part:
+    width = keys.shape[2]
+    done: Part | None = None
+    start, end = 0, min(EXACT_KEYS, width)
+    while start < end:
+        dtype = types.wide if start == 0 else types.narrow
+        scores = torch.matmul(queries.to(dtype), keys[:, :, start:end].to(dtype).transpose(-1, -2))
+        if bias is not None:
+            scores.add_(bias[..., start:end])
+        weights = torch.softmax(scores, -1)
+        out = torch.matmul(weights, values[:, :, start:end].to(dtype)).to(types.wide)
+        if width <= EXACT_KEYS and not is_merged:
+            return Part(out, out)
+        lse = (scores.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log_()).to(types.wide)
+        part = Part(out, lse)
+        done = part if done is None else done.merged(part)
+        start, end = end, min(end + _BLOCK, width)
+    assert done is not None, "there is a key"
+    return done
+
+
+def attend_causal(
+    queries: Float[Tensor, "G Q P D"],
+    keys: Float[Tensor, "G H P D"],
+    values: Float[Tensor, "G H P D"],
+    types: NumberTypes,
+) -> Float[Tensor, "G Q P D"]:
+    """Return causal attention in the queries' number type; memory grows with P, not with its square.
+
+    On a CPU up to `EXACT_KEYS` tokens are computed in the wide number type.
+    """
+    dtype, (length, size) = queries.dtype, queries.shape[2:]
+    scale = size**-0.5
+    if queries.device.type == "cpu" and (length <= EXACT_KEYS or dtype == torch.float32):
+        wide = types.wide if length <= EXACT_KEYS else dtype
+        queries, keys, values, scale = _scaled(queries, wide), keys.to(wide), values.to(wide), 1.0
+    is_grouped = queries.shape[1] != keys.shape[1]
+    attended = functional.scaled_dot_product_attention(
+        queries, keys, values, is_causal=length > 1, enable_gqa=is_grouped, scale=scale
+    )
+    return attended.to(dtype)

@@ -1,0 +1,300 @@
+"""The running batch: rows join by a prefill, take one token a step, and leave.
+
+Dimension key: G = prompts, P = prompt tokens, V = vocabulary, B = rows of a step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from trinity.common.errors import EngineError
+from trinity.common.models.vocabulary import drawable
+from trinity.engine.sample import FinishReason, Sample
+from trinity.engine.sampler import sample, uniforms
+from trinity.engine.stopping import completed_stop
+from trinity.engine.torch.attention import whole_blocks
+from trinity.engine.torch.captured import StaticDecoding
+from trinity.engine.torch.decoder import Decoder, Prompts
+from trinity.engine.torch.fast_decoder import FastDecoder
+from trinity.engine.torch.request import Row
+from trinity.engine.torch.slots import Slots
+from trinity.engine.torch.transfer import Download
+
+_WIDTH_STEP = 32
+_FIXED_PREFILL_TOKENS = 256
+_MAX_PREFILL_TOKENS = 4096
+
+
+@dataclass
+class Counts:
+    """What the engine has done: tokens sampled and prefilled, prefills, samples, seconds at work."""
+
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    prefix_groups: int = 0
+    samples: int = 0
+    steps: int = 0
+    busy_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Tokens of one draw: the rows that they belong to (None where a slot was idle), tokens and logprobs."""
+
+    rows: list[Row | None]
+    values: Download
+
+
+class Batch:
+    """Rows in slots over one decoder.
+
+    The device decides nothing that this machine has to wait for: where tokens are read back one step late, a row that
+    has ended takes one more token, which is dropped.
+
+    Args:
+        decoder: the model.
+        num_slots: most rows at once.
+        max_length: longest sequence in tokens.
+        stop_ids: token ids that end a response.
+        tokenizer: decodes the tail of rows that have stop strings; used by the engine's thread alone.
+        is_fixed: keep all shapes the same whatever is in the slots, so that the bits of a row depend on nothing else.
+        lag: steps, 0 or 1, that a token is read back late; None: 1 on a device that works beside this machine.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        num_slots: int,
+        *,
+        max_length: int,
+        stop_ids: Sequence[int],
+        tokenizer: PreTrainedTokenizerBase,
+        is_fixed: bool,
+        lag: int | None = None,
+    ) -> None:
+        self.decoder = decoder
+        self.num_slots = num_slots
+        self.max_length = max_length
+        self.tokenizer = tokenizer
+        self.is_fixed = is_fixed
+        self.cache = decoder.new_cache(num_slots, max_length, is_fixed=is_fixed)
+        ids = drawable(tokenizer, decoder.vocab_size, stop_ids)
+        self.stop_ids = frozenset(ids.stop_ids)
+        self.slots = Slots(num_slots, drawable=ids, device=decoder.device)
+        self.counts = Counts()
+        # With fixed shapes a prompt is copied to every slot: the bits of a row then depend on no other row.
+        self.shares_prompts = decoder.can_share_prompts and not is_fixed
+        self._decode = decoder.decode
+        if isinstance(decoder, FastDecoder) and decoder.device.type == "cuda":
+            self._decode = StaticDecoding(decoder, num_slots).decode
+        self.lag = int(decoder.device.type == "cuda") if lag is None else lag
+        self._drawn: deque[_Drawn] = deque()
+
+    @property
+    def num_active(self) -> int:
+        """Number of rows in slots."""
+        return self.slots.num_active
+
+    @property
+    def num_free(self) -> int:
+        """Number of idle slots."""
+        return self.num_slots - self.slots.num_active
+
+    def admit(self, rows: Sequence[Row], *, model_version: int) -> None:
+        """Prefill the prompts of `rows`, each distinct one once, and sample the first token of each row."""
+        started = time.perf_counter()
+        prefills = self._prefills(rows, model_version)
+        chosen = self.slots.free()[: len(rows)]
+        members: dict[tuple[int, ...], list[int]] = {}
+        for slot, row in zip(chosen, rows, strict=True):
+            row.model_version = model_version
+            row.request.num_admitted += 1
+            members.setdefault(tuple(row.request.prompt), []).append(slot)
+        for prompt, slots in members.items():
+            put = self.cache.share if self.shares_prompts else self.cache.write
+            put(slots, prefills[prompt][1])
+        for row in rows:
+            logits, prefix = prefills[tuple(row.request.prompt)]
+            has_more = row.request.num_admitted < row.request.params.n
+            row.request.prefill = (model_version, logits, prefix) if has_more else None
+        index = self.slots.place(chosen, rows)
+        self._draw(index, chosen, torch.stack([prefills[tuple(row.request.prompt)][0] for row in rows]))
+        self.counts.busy_s += time.perf_counter() - started
+
+    def step(self) -> None:
+        """Take one token for every row in a slot."""
+        started = time.perf_counter()
+        if all(row is None or row.num_drawn >= row.max_tokens for row in self.slots.rows):
+            self.drain()
+        else:
+            self._step()
+        self.counts.busy_s += time.perf_counter() - started
+
+    def _step(self) -> None:
+        rows = slice(0, self.num_slots if self.is_fixed else self.num_active)
+        width = self._width()
+        if not self.is_fixed:
+            self.cache.reserve(rows.stop, width)
+        positions = self.slots.length[rows] - 1
+        logits = self._decode(self.slots.token[rows], positions, cache=self.cache, width=width)
+        self.counts.steps += 1
+        self._draw(rows, range(rows.stop), logits)
+
+    def go_on_with(self, model_version: int) -> None:
+        """Record that newer weights sample from here on, also the rows in slots.
+
+        Their cache is kept: it is what the logprobs of the coming tokens are computed with and recorded as, so that
+        the recorded ones stay those of the tokens' sampling; to compute it again would prefill everything under way.
+        """
+        self.drain()
+        for row in self.slots.rows:
+            if row is not None:
+                row.switches.append((model_version, len(row.tokens)))
+
+    def drop_cancelled(self) -> None:
+        """Empty the slots of rows that nobody waits for."""
+        self._vacate([s for s, row in enumerate(self.slots.rows) if row is not None and row.request.is_cancelled])
+
+    def drain(self) -> None:
+        """Read all tokens that have been drawn."""
+        while self._drawn:
+            self._read(self._drawn.popleft())
+
+    def clear(self) -> None:
+        """Empty all slots and give the cache's memory back."""
+        self._drawn.clear()
+        self.slots.release([slot for slot, row in enumerate(self.slots.rows) if row is not None])
+        self.cache.clear()
+
+    def _own_length(self, row: Row) -> int:
+        """Return the positions of its slot that a row fills up to its next token."""
+        return row.num_drawn + (0 if self.shares_prompts else len(row.request.prompt))
+
+    def _width(self) -> int:
+        """Return the positions of slots that the step attends to: the longest row's, rounded up.
+
+        With fixed shapes all of them, or as many as the fast path's attention gives the same bits for.
+        """
+        if self.is_fixed and not (self.decoder.can_share_prompts and self.decoder.device.type == "cpu"):
+            return self.max_length
+        longest = max(self._own_length(row) for row in self.slots.rows if row is not None)
+        wanted = whole_blocks(longest) if self.is_fixed else -(-longest // _WIDTH_STEP) * _WIDTH_STEP
+        return min(self.max_length, wanted)
+
+    def _draw(self, where: slice | Tensor, slots: Sequence[int], logits: Tensor) -> None:
+        """Sample a token for each of `slots`, as index `where`; read what is due, and finish the rows that ended."""
+        positions = self.slots.length[where] - self.slots.prompt_length[where]
+        uniform = uniforms(self.slots.key[where], positions)
+        tokens, logprobs = sample(logits, self.slots.sampling(where), uniform=uniform)
+        self.slots.advance(where, tokens)
+        rows = [self.slots.rows[slot] for slot in slots]
+        for row in rows:
+            if row is not None:
+                row.num_drawn += 1
+        self._drawn.append(_Drawn(rows, Download(tokens, logprobs)))
+        while len(self._drawn) > self.lag:
+            self._read(self._drawn.popleft())
+
+    def _read(self, drawn: _Drawn) -> None:
+        """Add drawn tokens to their rows; finish those that ended."""
+        tokens, logprobs = drawn.values.result()
+        is_open = [row is not None and row.slot is not None for row in drawn.rows]
+        if not bool(torch.isfinite(logprobs)[torch.tensor(is_open)].all()):
+            raise EngineError(
+                "the model's logits are not finite; its weights hold NaN or infinity (see actor/grad_norm of the "
+                "training steps before)",
+                code="E5605",
+            )
+        done = []
+        for row, token, logprob in zip(drawn.rows, tokens.tolist(), logprobs.tolist(), strict=True):
+            if row is None or row.slot is None:
+                continue
+            row.tokens.append(token)
+            row.logprobs.append(logprob)
+            self.counts.generated_tokens += 1
+            stop_text = self._stop_text(row)
+            is_stop = stop_text is not None or self._is_stop(row, token)
+            if is_stop or len(row.tokens) >= row.max_tokens:
+                self._finish(row, "stop" if is_stop else "length", stop_text)
+                done.append(row.slot)
+        self._vacate(done)
+
+    def _finish(self, row: Row, reason: FinishReason, stop_text: str | None) -> None:
+        logprobs = torch.tensor(row.logprobs, dtype=torch.float32)
+        versions = row.model_versions(len(row.tokens))
+        self.counts.samples += 1
+        row.request.finish(row.index, Sample(row.tokens, logprobs, reason, row.model_version, stop_text, versions))
+
+    def _is_stop(self, row: Row, token: int) -> bool:
+        return not row.request.params.ignore_eos and token in self.stop_ids
+
+    def _stop_text(self, row: Row) -> str | None:
+        """Return the stop string that the row's last token completed."""
+        params = row.request.params
+        return completed_stop(self.tokenizer, row.tokens, params.stop, min_tokens=params.min_tokens)
+
+    def _vacate(self, slots: list[int]) -> None:
+        """Make slots idle; without fixed shapes, close the gaps with the last rows, so that a step has no idle row."""
+        if not slots:
+            return
+        before = self.num_active
+        width = max(self._own_length(row) for row in self.slots.rows if row is not None)
+        self.slots.release(slots)
+        self.cache.release(slots)
+        if self.is_fixed:
+            return
+        after = before - len(slots)
+        gaps = [slot for slot in slots if slot < after]
+        movers = [slot for slot in range(after, before) if self.slots.rows[slot] is not None]
+        self.cache.move(movers, gaps, width=width)
+        self.slots.move(movers, gaps)
+
+    def _prefills(self, rows: Sequence[Row], model_version: int) -> dict[tuple[int, ...], tuple[Tensor, Prompts]]:
+        """Return logits [V] and cache of each distinct prompt among `rows`."""
+        done: dict[tuple[int, ...], tuple[Tensor, Prompts]] = {}
+        for row in rows:
+            known = row.request.prefill
+            if known is not None and known[0] == model_version:
+                done[tuple(row.request.prompt)] = known[1:]
+        missing = [prompt for prompt in dict.fromkeys(tuple(row.request.prompt) for row in rows) if prompt not in done]
+        for chunk in self._chunks(missing):
+            done |= self._prefill(chunk)
+        self.counts.prefix_groups += len(missing)
+        self.counts.prompt_tokens += sum(len(prompt) for prompt in missing)
+        return done
+
+    def _chunks(self, prompts: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+        """Split prompts into prefills: of equal length with fixed shapes, else by similar length and total tokens."""
+        chunks: list[list[tuple[int, ...]]] = []
+        for prompt in sorted(prompts, key=len):
+            size = len(chunks[-1]) if chunks else 0
+            if self.is_fixed:
+                is_full = not chunks or len(chunks[-1][0]) != len(prompt) or size >= _fixed_rows(len(prompt))
+            else:
+                is_full = not chunks or (size + 1) * len(prompt) > _MAX_PREFILL_TOKENS
+            if is_full:
+                chunks.append([])
+            chunks[-1].append(prompt)
+        return chunks
+
+    def _prefill(self, prompts: list[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[Tensor, Prompts]]:
+        width = max(len(prompt) for prompt in prompts)
+        num_rows = _fixed_rows(width) if self.is_fixed else len(prompts)
+        padded = [list(prompt) + [0] * (width - len(prompt)) for prompt in prompts]
+        padded += [[0] * width] * (num_rows - len(prompts))
+        last = [len(prompt) - 1 for prompt in prompts] + [width - 1] * (num_rows - len(prompts))
+        device = self.decoder.device
+        logits, prefix = self.decoder.prefill(torch.tensor(padded, device=device), torch.tensor(last, device=device))
+        return {prompt: (logits[index].clone(), prefix.row(index, len(prompt))) for index, prompt in enumerate(prompts)}
+
+
+def _fixed_rows(length: int) -> int:
+    """Return the rows of a fixed-shape prefill of prompts of `length` tokens: a function of the length alone."""
+    return max(1, _FIXED_PREFILL_TOKENS // length)

@@ -1,0 +1,238 @@
+"""The torch engine: an `InferenceModel` in this process over its own copy of the weights.
+
+Dimension key: N = tokens of a sequence but the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from trinity.common.errors import EngineError, EnvironmentProblem, OutOfMemoryError
+from trinity.common.models.chat_template import load_tokenizer
+from trinity.common.models.generate_params import GenerateParams
+from trinity.common.models.model_config import import_libraries
+from trinity.common.models.weights import copy_weights
+from trinity.engine.local_model import LocalModel, stop_token_ids
+from trinity.engine.sample import Sample
+from trinity.engine.settings import EngineSettings
+from trinity.engine.torch.admission import make_admission
+from trinity.engine.torch.batch import Batch
+from trinity.engine.torch.decoder import Decoder, load_decoder
+from trinity.engine.torch.loop import EngineLoop
+from trinity.engine.torch.memory import MEMORY_KEYS, explained, weight_bytes
+from trinity.engine.torch.request import Request
+from trinity.utils.deadline import bounded
+from trinity.utils.device import compute_dtype, is_out_of_memory, select_device, total_memory_bytes
+from trinity.utils.log import get_logger
+
+_CPU_CACHE_FRAC = 0.4  # of the machine's memory, which trainer and engine share on a CPU
+
+
+class TorchEngine(LocalModel):
+    """Continuous batching over one causal language model; see `trinity.common.models.model.InferenceModel`.
+
+    Methods may be awaited on any event loop, several at once. The work is done in one thread of this process.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        super().__init__(settings)
+        self._loaded: tuple[Decoder, EngineLoop, PreTrainedTokenizerBase] | None = None
+        self._load_lock = threading.Lock()
+        self._staged: dict[asyncio.AbstractEventLoop, list[Request]] = {}
+
+    async def prepare(self) -> None:
+        """Load tokenizer and weights and start the engine's thread; does nothing the second time.
+
+        Raises:
+            EnvironmentProblem: no readable model or tokenizer, or no chat template where one is set.
+            OutOfMemoryError: the weights or a single sequence do not fit.
+        """
+        await asyncio.to_thread(self._load)
+
+    def _load(self) -> None:
+        with self._load_lock:
+            if self._loaded is not None:
+                return
+            settings, model = self.settings, self.settings.model
+            try:
+                device = select_device(settings.device)
+            except ValueError as error:
+                raise EnvironmentProblem(f"explorer.rollout_model.extra_engine_args: {error}", code="E3201") from error
+            tokenizer = load_tokenizer(model)
+            import_libraries(settings.external_lib)
+            decoder: Decoder | None = None
+            try:
+                decoder = load_decoder(
+                    model.model_path,
+                    dtype=compute_dtype(settings.dtype, device),
+                    device=device,
+                    max_model_len=self._max_model_len,
+                    trust_remote_code=model.trust_remote_code,
+                    is_fast_allowed=settings.is_fast_allowed,
+                    overrides=settings.model_overrides,
+                    rotary_len=settings.rotary_len,
+                )
+                num_slots = self._num_slots(decoder)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                slots = settings.max_num_seqs
+                raise explained(error, decoder, num_slots=slots, max_length=self._max_model_len) from error
+            batch = Batch(
+                decoder,
+                num_slots,
+                max_length=self._max_model_len,
+                stop_ids=stop_token_ids(model.model_path, tokenizer),
+                tokenizer=copy.deepcopy(tokenizer),
+                is_fixed=settings.is_deterministic,
+            )
+            loop = EngineLoop(batch, make_admission(settings.is_deterministic, settings.is_auxiliary))
+            loop.start()
+            self._loaded = decoder, loop, tokenizer
+            get_logger("explorer").info(
+                "torch engine: %s, %s path, %s on %s, %d sequences at once of %d tokens at most",
+                *(model.model_path, decoder.kind, compute_dtype(settings.dtype, device), device),
+                *(num_slots, self._max_model_len),
+            )
+
+    def _num_slots(self, decoder: Decoder) -> int:
+        """Return how many sequences of full length fit, at most `max_num_seqs`."""
+        if decoder.kv_bytes_per_token == 0:
+            probe = torch.zeros(1, 1, dtype=torch.long, device=decoder.device)
+            with torch.no_grad():
+                decoder.prefill(probe, probe[0])
+        total = total_memory_bytes(decoder.device) // self.settings.num_engines
+        weights = weight_bytes(decoder)
+        is_cpu = decoder.device.type == "cpu"
+        room = total * _CPU_CACHE_FRAC if is_cpu else total * self.settings.memory_frac - weights
+        fitting = int(room // (decoder.kv_bytes_per_token * self._max_model_len))
+        if fitting < 1:
+            raise OutOfMemoryError(
+                f"the cache of one sequence of {self._max_model_len} tokens takes "
+                f"{decoder.kv_bytes_per_token * self._max_model_len / 2**30:.2f} GiB and the engine may use "
+                f"{max(room, 0) / 2**30:.2f} GiB for it; {MEMORY_KEYS}"
+            )
+        if fitting < self.settings.max_num_seqs:
+            get_logger("explorer").warning(
+                "max_num_seqs lowered from %d to %d: so many sequences of %d tokens fit into memory",
+                *(self.settings.max_num_seqs, fitting, self._max_model_len),
+            )
+        return min(fitting, self.settings.max_num_seqs)
+
+    def _ready(self) -> tuple[Decoder, EngineLoop, PreTrainedTokenizerBase]:
+        if self._loaded is None:
+            raise EngineError("the engine is not prepared; await prepare() first", code="E5607")
+        return self._loaded
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer with its chat template."""
+        return self._ready()[2]
+
+    @property
+    def model_version(self) -> int:
+        """Version of the weights: 0 as loaded, then what `update_weights` was told."""
+        return self._loaded[1].model_version if self._loaded else 0
+
+    async def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
+        """Copy `weights` (Hugging Face names) into the engine and set its version.
+
+        Done when every sample under way is finished, so that one version made all of a sample; with
+        `synchronizer.update_in_flight` before their next token. Waiting requests get the new weights. Nothing is
+        shared with `weights` afterwards.
+
+        Raises:
+            SyncError: names or shapes differ; the engine keeps its weights.
+            DeadlineError: not idle within `synchronizer.sync_timeout`.
+        """
+        decoder, loop, _ = self._ready()
+
+        def copy_all() -> None:
+            copy_weights(
+                decoder.targets(), weights, optional=decoder.optional_names(), source=f"weights of version {version}"
+            )
+            loop.model_version = version
+            self.gauge.note_weights()
+            if self.settings.updates_in_flight:
+                loop.batch.go_on_with(version)
+
+        when = loop.between_steps if self.settings.updates_in_flight else loop.when_idle
+        await bounded(
+            asyncio.wrap_future(when(copy_all)),
+            self.settings.sync_timeout_s,
+            what="the engine to finish its samples and take the new weights",
+            setting="synchronizer.sync_timeout",
+        )
+
+    async def join_round(self, participant: str) -> None:
+        """In deterministic mode, let every round wait for a request of `participant`."""
+        self._ready()[1].join_round(participant)
+
+    async def leave_round(self, participant: str) -> None:
+        """Do not let rounds wait for `participant` any more."""
+        self._ready()[1].leave_round(participant)
+
+    async def waits_in_round(self, participant: str) -> bool:
+        """Return whether a round has yet to answer `participant`; false without rounds."""
+        return self._ready()[1].waits_in_round(participant)
+
+    async def shutdown(self) -> None:
+        """End the engine's thread; calls under way get an EngineError."""
+        if self._loaded is not None:
+            await asyncio.to_thread(self._loaded[1].stop)
+
+    async def stats(self) -> dict[str, float]:
+        """Return totals since the start (tokens, samples, prefills, seconds at work), tokens per second, slots, and
+        how it answers now (`RequestGauge.table`).
+        """
+        _, loop, _ = self._ready()
+        counts = loop.batch.counts
+        return {
+            "generated_tokens": float(counts.generated_tokens),
+            "prompt_tokens": float(counts.prompt_tokens),
+            "prefix_groups": float(counts.prefix_groups),
+            "samples": float(counts.samples),
+            "steps": float(counts.steps),
+            "busy_s": counts.busy_s,
+            "tokens_per_second": counts.generated_tokens / counts.busy_s if counts.busy_s else 0.0,
+            "num_slots": float(loop.batch.num_slots),
+        } | self.gauge.table(version=loop.model_version, num_slots=loop.batch.num_slots)
+
+    async def _score(self, tokens: list[int], temperature: float) -> Float[Tensor, "N"]:
+        """Return the logprob of each token but the first, float32."""
+        decoder, loop, _ = self._ready()
+        sequence = torch.tensor(tokens, device=decoder.device)
+        future = loop.between_steps(lambda: decoder.sequence_logprobs(sequence, temperature).to("cpu"))
+        return await bounded(
+            asyncio.wrap_future(future), self.settings.timeout_s, what="logprobs", setting="explorer.max_timeout"
+        )
+
+    async def _sample(
+        self, prompt: list[int], params: GenerateParams, *, keys: list[int], ids: tuple[str, ...]
+    ) -> list[Sample]:
+        """Hand a request to the engine's thread, together with all others of this turn of the event loop."""
+        engine = self._ready()[1]
+        caller = asyncio.get_running_loop()
+        request = Request(prompt, params, keys=keys, ids=ids, loop=caller, future=caller.create_future())
+        staged = self._staged.setdefault(request.loop, [])
+        staged.append(request)
+        if len(staged) == 1:
+            request.loop.call_soon(self._flush, request.loop)
+        try:
+            return await bounded(
+                request.future, self.settings.timeout_s, what="the engine's samples", setting="explorer.max_timeout"
+            )
+        finally:
+            if not request.is_finished:
+                engine.cancel(request)
+
+    def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._ready()[1].submit(self._staged.pop(loop))

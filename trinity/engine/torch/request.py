@@ -1,0 +1,120 @@
+"""Requests on their way through the engine: one prompt, its samples, and who waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from trinity.common.models.generate_params import GenerateParams
+from trinity.engine.sample import Sample
+from trinity.engine.torch.decoder import Prompts
+
+
+@dataclass(eq=False)
+class Request:
+    """One prompt and its `params.n` samples.
+
+    Attributes:
+        prompt: prompt tokens.
+        params: with `max_tokens` set to what the sequence length leaves, at least 1.
+        keys: noise key of each sample.
+        ids: identity of each sample, which orders the rows of a deterministic round.
+        loop: the event loop of the caller.
+        future: gets the list of samples.
+        prefill: weights' version, logits [V] and cache of the prompt while rows of it wait for a slot.
+        num_admitted: rows that have got a slot.
+        samples: what is finished.
+        is_cancelled: nobody waits any more.
+    """
+
+    prompt: list[int]
+    params: GenerateParams
+    keys: list[int]
+    ids: tuple[str, ...]
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[list[Sample]]
+    prefill: tuple[int, Tensor, Prompts] | None = None
+    num_admitted: int = 0
+    samples: dict[int, Sample] = field(default_factory=dict)
+    is_cancelled: bool = False
+
+    def rows(self) -> list[Row]:
+        """Return one row a sample."""
+        return [Row(self, index) for index in range(self.params.n)]
+
+    def finish(self, index: int, sample: Sample) -> None:
+        """Keep a finished sample; hand all of them over with the last."""
+        self.samples[index] = sample
+        if len(self.samples) == self.params.n:
+            ordered = [self.samples[number] for number in range(self.params.n)]
+            deliver(self.loop, self.future, lambda: self.future.set_result(ordered))
+
+    def fail(self, error: BaseException) -> None:
+        """Hand an error over."""
+        deliver(self.loop, self.future, lambda: self.future.set_exception(error))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all samples are there."""
+        return len(self.samples) == self.params.n
+
+
+@dataclass(eq=False)
+class Row:
+    """One sample of a request, waiting for a slot or in one.
+
+    Attributes:
+        request: it belongs to.
+        index: of the sample in the request.
+        model_version: of the weights that sampled its first token.
+        switches: each newer version that went on with it, and the response tokens that were there by then.
+        slot: it is in; None before and after.
+        num_drawn: tokens that have been drawn, those included that the device has not handed over yet.
+        tokens: response tokens so far.
+        logprobs: of these tokens.
+    """
+
+    request: Request
+    index: int
+    model_version: int = -1
+    switches: list[tuple[int, int]] = field(default_factory=list)
+    slot: int | None = None
+    num_drawn: int = 0
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def max_tokens(self) -> int:
+        """Most response tokens."""
+        return self.request.params.max_tokens or 1
+
+    def model_versions(self, num_tokens: int) -> tuple[int, ...] | None:
+        """Return the version of each of `num_tokens` response tokens; None where one version made all."""
+        if not self.switches:
+            return None
+        starts = [(self.model_version, 0), *self.switches]
+        ends = [start for _, start in self.switches] + [num_tokens]
+        parts = [[version] * (end - start) for (version, start), end in zip(starts, ends, strict=True)]
+        return tuple(version for part in parts for version in part)
+
+    @property
+    def sample_id(self) -> str:
+        """Identity of the sample."""
+        return self.request.ids[self.index]
+
+
+def deliver(loop: asyncio.AbstractEventLoop, future: asyncio.Future, action: Callable[[], None]) -> None:
+    """Run `action` on the caller's event loop unless its future is done; a closed loop waits for nothing."""
+
+    def act() -> None:
+        if not future.done():
+            action()
+
+    try:
+        loop.call_soon_threadsafe(act)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise

@@ -1,0 +1,157 @@
+"""The slow fallback: one Hugging Face cache a row, whatever it holds, and one row a call.
+
+Dimension key: B = rows of a step, G = prompts, P = prompt tokens, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from trinity.engine.torch.hf_decoder import HFModel
+from trinity.engine.torch.slot_attention import use_own_attention
+
+_STATES = ("past_key_values", "cache_params", "state")
+"""Names under which transformers' models take and return what they keep between tokens."""
+
+
+@dataclass(frozen=True)
+class RowPrefix:
+    """What the model keeps of each prompt after its prefill, as the model made it."""
+
+    states: list[Any]
+
+    def row(self, index: int, length: int) -> RowPrefix:
+        """Return that of one prompt, whose `length` it knows itself."""
+        return RowPrefix([self.states[index]])
+
+
+class RowCache:
+    """What the model keeps of up to `num_slots` rows; see `KVCache` for the interface."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.states: list[Any] = [None] * num_slots
+
+    def reserve(self, rows: int, width: int) -> None:
+        """Do nothing: rows grow by themselves."""
+
+    def write(self, slots: Sequence[int], prefix: RowPrefix) -> None:
+        """Give each of `slots` a copy of its own of the one prompt of `prefix`."""
+        for slot in slots:
+            self.states[slot] = copy.deepcopy(prefix.states[0])
+
+    def share(self, slots: Sequence[int], prefix: RowPrefix) -> None:
+        """Do as `write`: each row has all that it keeps for itself."""
+        self.write(slots, prefix)
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Forget the rows in `slots`."""
+        for slot in slots:
+            self.states[slot] = None
+
+    def move(self, sources: Sequence[int], targets: Sequence[int], *, width: int) -> None:
+        """Move the rows of `sources` to `targets`."""
+        for source, target in zip(sources, targets, strict=True):
+            self.states[target], self.states[source] = self.states[source], None
+
+    def clear(self) -> None:
+        """Give the memory back."""
+        self.states = [None] * len(self.states)
+
+
+class RowDecoder(HFModel):
+    """A model with a state of its own kind, or an attention of its own; see `Decoder`.
+
+    Args:
+        model: the model.
+        max_model_len: tokens of the longest row.
+
+    Raises:
+        EngineError: it keeps nothing between tokens that a call could be given (E5604).
+    """
+
+    kind = "hf, row by row"
+
+    def __init__(self, model: PreTrainedModel, *, max_model_len: int) -> None:
+        super().__init__(model)
+        # A family may take an attention that it does not know for a kernel that does more than attend.
+        use_own_attention(model)
+        self._check_causal()
+        self._gives_positions = self._counts_from_zero()
+        self._name = next((name for name in _STATES if name in self._accepted), None)
+        self.vocab_size, self.kv_bytes_per_token = 0, 0
+        self._probe(max_model_len)
+
+    @torch.no_grad()
+    def _probe(self, max_model_len: int) -> None:
+        """Measure vocabulary and memory, and see that a row can be continued."""
+        token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        logits, state = self._call(token, None)
+        first = state_bytes(state)
+        self._call(token, state, position=1)
+        growth = max(state_bytes(state) - first, 0)
+        self.vocab_size = logits.shape[-1]
+        self.kv_bytes_per_token = max(1, growth + -(-(first - growth) // max_model_len))
+
+    def new_cache(self, num_slots: int, max_length: int, *, is_fixed: bool) -> RowCache:
+        """Return the memory of the rows; see `Decoder`."""
+        return RowCache(num_slots)
+
+    def _call(self, tokens: Tensor, state: Any, *, position: int = 0) -> tuple[Tensor, Any]:
+        """Return the logits [V] after the last of tokens [1, P], the first at `position`, and the state after them."""
+        name = self._name
+        if name is None:
+            raise self._refusal("takes nothing that it kept of the tokens before")
+        given = {} if state is None else {name: state}
+        if state is not None and self._gives_positions:
+            given["position_ids"] = torch.tensor([[position]], device=self.device)
+        output = self.model(input_ids=tokens, use_cache=True, **given)
+        kept = output.get(name)
+        if kept is None:
+            raise self._refusal("keeps nothing of its tokens")
+        return output.logits[0, -1].float(), kept
+
+    def prefill(self, tokens: Int[Tensor, "G P"], last: Int[Tensor, "G"]) -> tuple[Float[Tensor, "G V"], RowPrefix]:
+        """Return the logits after position `last` of each prompt, and the states; see `Decoder`."""
+        prompts = [tuple(row[: end + 1]) for row, end in zip(tokens.tolist(), last.tolist(), strict=True)]
+        # Each prompt once: rows that fill a prefill up are all the same.
+        done = {prompt: self._call(torch.tensor([prompt], device=self.device), None) for prompt in set(prompts)}
+        return torch.stack([done[prompt][0] for prompt in prompts]), RowPrefix([done[prompt][1] for prompt in prompts])
+
+    def decode(
+        self, tokens: Int[Tensor, "B"], positions: Int[Tensor, "B"], *, cache: RowCache, width: int
+    ) -> Float[Tensor, "B V"]:
+        """Return the logits after one more token in slots 0 to B - 1; see `Decoder`."""
+        logits = torch.zeros(len(tokens), self.vocab_size, device=self.device)
+        for slot, position in enumerate(positions.tolist()):
+            if position == 0:  # an idle slot: a row has a prompt and a token at least
+                cache.states[slot] = None
+                continue
+            state = cache.states[slot]
+            logits[slot], cache.states[slot] = self._call(tokens[slot, None, None], state, position=position)
+        return logits
+
+
+def state_bytes(state: Any) -> int:
+    """Return the memory of all tensors that `state` holds, in bytes."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(state, set()))
+
+
+def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        yield value
+        return
+    held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    for one in (*held, *getattr(value, "__dict__", {}).values()):
+        if not isinstance(one, type):
+            yield from _tensors(one, seen)

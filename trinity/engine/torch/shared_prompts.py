@@ -1,0 +1,256 @@
+"""Prompts whose keys and values are kept once for all samples of a group.
+
+Dimension key: E = prompts of a shelf, H = key-value heads, W = positions of a prompt, D = head size,
+B = rows of a step, R = rows whose prompts are on one shelf, G = prompts of a prefill, P = prompt tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from trinity.engine.torch.attention import EXACT_KEYS, Part, hidden_after
+from trinity.engine.torch.transfer import upload
+
+_LEAST_WIDTH = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """Keys and values of prompts after their prefill.
+
+    Attributes:
+        keys: one tensor [G, H, P, D] a layer.
+        values: likewise.
+    """
+
+    keys: list[Tensor]
+    values: list[Tensor]
+
+    @property
+    def length(self) -> int:
+        """P."""
+        return self.keys[0].shape[2]
+
+    def row(self, index: int, length: int) -> Prefix:
+        """Return the prefix of one prompt, [1, H, length, D], which holds no other prompt's memory."""
+        if length == self.length and len(self.keys[0]) == 1:
+            return self
+        return Prefix(
+            [key[index : index + 1, :, :length].clone() for key in self.keys],
+            [value[index : index + 1, :, :length].clone() for value in self.values],
+        )
+
+
+@dataclass(frozen=True)
+class Group:
+    """What one step needs to attend to the prompts of a shelf: one product a prompt for all its rows.
+
+    Attributes:
+        keys: one tensor [E, H, W, D] a layer.
+        values: likewise.
+        bias: [E, 1, 1, W], hides what lies behind the end of a prompt; None if nothing does.
+        rows: rows of the step, those of a prompt in any order.
+        places: place of each of these rows among E times `num_places`.
+        num_places: most rows that share a prompt.
+        is_whole: the rows are all rows of the step, in the order of their places, and every place has one.
+    """
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    bias: Tensor | None
+    rows: Int[Tensor, "R"]
+    places: Int[Tensor, "R"]
+    num_places: int
+    is_whole: bool = False
+
+    def clone(self) -> Group:
+        """Return the group with copies of all but keys and values."""
+        bias = None if self.bias is None else self.bias.clone()
+        return Group(self.keys, self.values, bias, self.rows.clone(), self.places.clone(), self.num_places)
+
+    def copy_(self, other: Group) -> None:
+        """Take over rows, places and lengths of a group of the same shape."""
+        self.rows.copy_(other.rows)
+        self.places.copy_(other.places)
+        if self.bias is not None and other.bias is not None:
+            self.bias.copy_(other.bias)
+
+    def spread(self, queries: Float[Tensor, "B H M D"]) -> Tensor:
+        """Return the queries of the rows as [E, H, num_places * M, D], zeros where a prompt has fewer rows."""
+        num_prompts, (_, heads, size, width) = self.keys[0].shape[0], queries.shape
+        spread = queries
+        if not self.is_whole:
+            spread = queries.new_zeros(num_prompts * self.num_places, heads, size, width)
+            spread[self.places] = queries[self.rows]
+        spread = spread.view(num_prompts, self.num_places, heads, size, width).transpose(1, 2)
+        return spread.reshape(num_prompts, heads, self.num_places * size, width)
+
+    def joined(self, attended: Part, of_prompts: Part) -> Part:
+        """Return attention over the rows' own keys and over their prompts; `of_prompts` is that of `spread`."""
+        further = Part(self._collect(of_prompts.out), self._collect(of_prompts.lse))
+        return attended.merged(further) if self.is_whole else attended.merged_at(self.rows, further)
+
+    def _collect(self, values: Tensor) -> Tensor:
+        num_prompts, heads, size, width = values.shape
+        apart = values.view(num_prompts, heads, self.num_places, size // self.num_places, width).transpose(1, 2)
+        rows = apart.reshape(-1, heads, size // self.num_places, width)
+        return rows if self.is_whole else rows[self.places]
+
+
+@dataclass(eq=False)
+class _Shelf:
+    """Prompts in tensors of one width; `slots` are those that share the prompt at each place, none at a free one."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    lengths: list[int]
+    slots: list[list[int]] = field(default_factory=list)
+
+    @property
+    def width(self) -> int:
+        return self.keys[0].shape[2]
+
+    def put(self, prefix: Prefix, length: int) -> int:
+        """Copy a prompt to a free place, with twice the room where there is none; return the place."""
+        place = next((place for place, slots in enumerate(self.slots) if not slots), len(self.slots))
+        if place == len(self.slots):
+            self.slots.append([])
+            self.lengths.append(0)
+        if place >= self.keys[0].shape[0]:
+            self.keys, self.values = ([_doubled(t) for t in tensors] for tensors in (self.keys, self.values))
+        for own, new in zip(self.keys + self.values, prefix.keys + prefix.values, strict=True):
+            own[place, :, :length] = new[0]
+        self.lengths[place] = length
+        return place
+
+    def group(self, *, is_static: bool, is_only: bool) -> Group:
+        """Return what a step over all slots needs; with `is_static` its shapes are of a few sizes.
+
+        `is_only` says that there is no other shelf.
+        """
+        while not self.slots[-1]:
+            self.slots.pop()
+            self.lengths.pop()
+        device = self.keys[0].device
+        num_prompts, lengths = len(self.slots), self.lengths
+        most = max(len(slots) for slots in self.slots)
+        rows = [slot for slots in self.slots for slot in slots]
+        if is_static:
+            num_prompts = self.keys[0].shape[0]
+            lengths = lengths + [1] * (num_prompts - len(lengths))
+            most = rounded(most, least=1, an_octave=1)
+        places = [place * most + index for place, slots in enumerate(self.slots) for index in range(len(slots))]
+        if is_static:
+            # A pair that stands there twice writes the same numbers twice.
+            missing = rounded(len(rows), least=1, an_octave=1) - len(rows)
+            rows, places = rows + rows[:1] * missing, places + places[:1] * missing
+        has_bias = is_static or any(length < self.width for length in lengths)
+        return Group(
+            keys=[t[:num_prompts] for t in self.keys],
+            values=[t[:num_prompts] for t in self.values],
+            bias=hidden_after(upload(lengths, device), self.width, torch.float32) if has_bias else None,
+            rows=upload(rows, device),
+            places=upload(places, device),
+            num_places=most,
+            is_whole=is_only and not is_static and rows == places == list(range(num_prompts * most)),
+        )
+
+
+class SharedPrompts:
+    """Which slot has which prompt. A prompt is held until its last slot is released.
+
+    Prompts of up to `EXACT_KEYS` tokens stand together in tensors of a few widths, so that one product takes all of
+    one width. A longer one stays in the tensors that its prefill made.
+    """
+
+    def __init__(self) -> None:
+        self._shelves: list[_Shelf] = []
+        self._place_of: dict[int, tuple[_Shelf, int]] = {}
+        self._known: WeakKeyDictionary[Prefix, tuple[_Shelf, int]] = WeakKeyDictionary()
+        self._groups: dict[bool, list[Group]] = {}
+
+    def add(self, slots: Sequence[int], prefix: Prefix) -> None:
+        """Let `slots` have the one prompt of `prefix`, together with the slots that have it already."""
+        place = self._known.get(prefix)
+        if place is None:
+            place = self._known[prefix] = self._put(prefix)
+        shelf, index = place
+        shelf.slots[index].extend(slots)
+        self._place_of |= dict.fromkeys(slots, place)
+        self._groups.clear()
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Let the slots `targets` have what the slots `sources` have; nothing is copied."""
+        for source, target in zip(sources, targets, strict=True):
+            if source not in self._place_of:
+                continue
+            shelf, index = self._place_of[target] = self._place_of.pop(source)
+            shelf.slots[index][shelf.slots[index].index(source)] = target
+            self._groups.clear()
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Take the prompts from `slots`; one that no slot has any more gives its memory back."""
+        for slot in slots:
+            if slot not in self._place_of:
+                continue
+            place = shelf, index = self._place_of.pop(slot)
+            shelf.slots[index].remove(slot)
+            if not shelf.slots[index]:
+                for prefix in [prefix for prefix, known in self._known.items() if known == place]:
+                    del self._known[prefix]
+            self._groups.clear()
+        self._shelves = [shelf for shelf in self._shelves if any(shelf.slots)]
+
+    def groups(self, *, is_static: bool = False) -> list[Group]:
+        """Return one group a shelf; all slots up to the last used one are rows of a step.
+
+        The list stays the same until a slot changes. With `is_static` shapes are rounded up to a few sizes.
+        """
+        if is_static not in self._groups:
+            is_only = len(self._shelves) == 1
+            self._groups[is_static] = [shelf.group(is_static=is_static, is_only=is_only) for shelf in self._shelves]
+        return self._groups[is_static]
+
+    def clear(self) -> None:
+        """Give the memory back."""
+        self.release(list(self._place_of))
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held, in bytes."""
+        tensors = [tensor for shelf in self._shelves for tensor in shelf.keys + shelf.values]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def _put(self, prefix: Prefix) -> tuple[_Shelf, int]:
+        length = prefix.length
+        if length > EXACT_KEYS and prefix.keys[0].device.type == "cpu":
+            alone = _Shelf(prefix.keys, prefix.values, [length], [[]])
+            self._shelves.append(alone)
+            return alone, 0
+        width = rounded(length, least=_LEAST_WIDTH)
+        shelf = next((s for s in self._shelves if s.width == width), None)
+        if shelf is None:
+            shelf = _Shelf([_empty(t, width) for t in prefix.keys], [_empty(t, width) for t in prefix.values], [])
+            self._shelves.append(shelf)
+        return shelf, shelf.put(prefix, length)
+
+
+def rounded(size: int, *, least: int, an_octave: int = 4) -> int:
+    """Return the next of the sizes that there are: multiples of `least`, `an_octave` of them up to the double."""
+    octave = 1 << max(0, (size - 1).bit_length() - 1)
+    step = max(least, octave // an_octave)
+    return -(-size // step) * step
+
+
+def _empty(like: Tensor, width: int) -> Tensor:
+    return like.new_zeros(1, like.shape[1], width, like.shape[3])
+
+
+def _doubled(tensor: Tensor) -> Tensor:
+    return torch.cat([tensor, torch.zeros_like(tensor)])

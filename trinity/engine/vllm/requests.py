@@ -1,0 +1,106 @@
+"""What comes back from vLLM: its outputs as samples, stop strings that it must not see, versions of tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from trinity.common.errors import EngineError
+from trinity.common.models.generate_params import GenerateParams
+from trinity.engine.sample import FinishReason, Sample
+from trinity.engine.stopping import completed_stop
+
+Scored = tuple[Sample, list[float]]
+Texts = tuple[str, ...]
+
+
+class Progress:
+    """Which versions of the weights made a request's tokens.
+
+    Args:
+        version: of the weights at its start.
+    """
+
+    def __init__(self, version: int) -> None:
+        self.marks = [(0, version)]
+
+    def change(self, position: int, version: int) -> None:
+        """Note that `version` makes the tokens from `position` on."""
+        position = max(position, self.marks[-1][0])
+        if position == self.marks[-1][0]:
+            self.marks.pop()
+        self.marks.append((position, version))
+
+    def versions(self, num_tokens: int) -> list[int]:
+        """Return the version of each token."""
+        versions: list[int] = []
+        for position, version in self.marks:
+            del versions[position:]
+            versions += [version] * (num_tokens - len(versions))
+        return versions
+
+
+def stops_of(params: GenerateParams) -> tuple[str, ...]:
+    """Return the stop strings that vLLM looks for: none where a response must be longer first, see `sample_of`."""
+    return () if params.min_tokens > 1 else params.stop
+
+
+def is_early(sample: Sample, params: GenerateParams) -> bool:
+    """Return whether vLLM, which is told no minimum, ended a response with a stop string that does not count yet."""
+    return sample.stop_text is not None and len(sample.tokens) <= params.min_tokens
+
+
+def sample_of(
+    output: Any,
+    params: GenerateParams,
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    progress: Progress,
+    has_stops: bool,
+) -> Scored:
+    """Return the sample of a final output with one completion, and the logprobs of the prompt (the first is 0).
+
+    Where vLLM did not look for the stop strings (`has_stops` is false) the response is cut here.
+
+    Raises:
+        EngineError: vLLM gave the request up (E5662), or the logits are not finite (E5605).
+    """
+    completion = output.outputs[0]
+    if completion.finish_reason not in ("stop", "length"):
+        raise EngineError(f"vLLM ended a request with {completion.finish_reason!r}", code="E5662")
+    tokens = [int(token) for token in completion.token_ids]
+    logprobs = torch.tensor([entry[token].logprob for entry, token in zip(completion.logprobs, tokens, strict=True)])
+    if not bool(torch.isfinite(logprobs).all()):
+        raise EngineError(
+            "the model's logits are not finite; its weights hold NaN or infinity (see actor/grad_norm of the "
+            "training steps before)",
+            code="E5605",
+        )
+    reason: FinishReason = completion.finish_reason
+    stop_text = completion.stop_reason if isinstance(completion.stop_reason, str) else None
+    if params.stop and not has_stops:
+        length, stop_text = _cut(tokens, params, tokenizer)
+        if stop_text is not None:
+            tokens, logprobs, reason = tokens[:length], logprobs[:length], "stop"
+    versions = progress.versions(len(tokens))
+    mixed = tuple(versions) if len(set(versions)) > 1 else None
+    prompt = [0.0, *_prompt_logprobs(output)]
+    return Sample(tokens, logprobs, reason, versions[0], stop_text, mixed), prompt
+
+
+def _prompt_logprobs(output: Any) -> list[float]:
+    if not output.prompt_logprobs:
+        return []
+    pairs = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+    return [entry[token].logprob for token, entry in pairs]
+
+
+def _cut(tokens: list[int], params: GenerateParams, tokenizer: PreTrainedTokenizerBase) -> tuple[int, str | None]:
+    """Return length and stop string of a response that ends at the first one that counts."""
+    for length in range(params.min_tokens + 1, len(tokens) + 1):
+        found = completed_stop(tokenizer, tokens[:length], params.stop, min_tokens=params.min_tokens)
+        if found is not None:
+            return length, found
+    return len(tokens), None

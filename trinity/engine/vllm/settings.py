@@ -1,0 +1,240 @@
+"""What the vLLM engine needs to know, taken from the configuration; imports no vLLM.
+
+Keys of `explorer.rollout_model` become arguments of vLLM's engine; what is not honoured is refused by name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+from trinity.common.config import Config
+from trinity.common.config.engine_args import FIXED_ARGS, KEY_ARGS
+from trinity.common.config.model import InferenceModelConfig
+from trinity.common.config.rules.engines import REPLICAS
+from trinity.common.errors import ConfigError, EnvironmentProblem
+from trinity.engine.settings import EngineSettings, engine_settings
+from trinity.engine.vllm.watch import ProbeTimes
+from trinity.utils.device import total_memory_bytes
+from trinity.utils.log import get_logger
+
+OWN_ARGS = "trinity"
+"""Name of this project's part of vLLM's `additional_config` and of a request's `extra_args`."""
+
+SHARED_NAMES = "shared_names"
+"""Name of the part of `additional_config` that tells vLLM's processes how their names in shared memory begin."""
+
+MIN_VERSION, END_VERSION = (0, 32), (0, 34)
+TORCH_INSTEAD = "--set explorer.rollout_model.engine_type=torch"
+
+SAMPLER = "trinity.engine.vllm.worker:RowSampler"
+WORKER_CALLS = "trinity.engine.vllm.worker.WorkerCalls"
+
+_REFUSED = {
+    "data_parallel_size": (1, f"{REPLICAS}: use engine_num"),
+    "use_v1": (True, "vLLM has no other version: remove the key"),
+    "enable_multimodal": (False, "images and videos are not served: remove the key"),
+    "enable_return_routed_experts": (False, "chosen experts are not returned: remove the key"),
+    "nnodes": (None, "an engine stays on one node: remove the key"),
+}
+_CPU_CACHE_FRAC = 0.4
+_MIN_CACHE_BYTES = 64 << 20
+_CPU_BLOCK_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class VLLMSettings(EngineSettings):
+    """Settings of one vLLM engine.
+
+    Attributes:
+        engine_args: arguments of vLLM's engine as written, without those that depend on model and device.
+        has_request_log: log every request.
+        probes: of what computes.
+    """
+
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+    has_request_log: bool = False
+    probes: ProbeTimes = field(default_factory=ProbeTimes)
+
+
+def vllm_settings(
+    config: Config, auxiliary: InferenceModelConfig | None = None, *, key: str = "explorer.rollout_model"
+) -> VLLMSettings:
+    """Return the settings of the rollout model's engine, or of the auxiliary model's that is given.
+
+    Raises:
+        ConfigError: `deterministic` (E3220), a value that this engine does not serve (E3223), an argument of vLLM that
+            has a key of its own or is the engine's to set (E3224).
+    """
+    rollout = auxiliary or config.explorer.rollout_model
+    if config.deterministic:
+        raise ConfigError(deterministic_message(key), code="E3220")
+    for name, (served, advice) in _REFUSED.items():
+        if rollout.__dict__[name] != served:
+            raise ConfigError(f"{key}.{name} must be {served} with vLLM, got {rollout.__dict__[name]}; {advice}",
+                              code="E3223")  # fmt: skip
+    for name in rollout.extra_engine_args:
+        if name in KEY_ARGS:
+            raise ConfigError(f"{key}.extra_engine_args.{name}: write {key}.{name}", code="E3224")
+        if name in FIXED_ARGS:
+            raise ConfigError(
+                f"{key}.extra_engine_args.{name}: the engine sets {name} itself, as its samples and weight updates "
+                "depend on it; remove it",
+                code="E3224",
+            )
+    explorer, base = config.explorer, engine_settings(config, auxiliary, is_any_argument_known=True)
+    own = ("tensor_parallel_size", "pipeline_parallel_size", "enforce_eager", "enable_prefix_caching",
+           "enable_chunked_prefill", "gpu_memory_utilization", "enable_expert_parallel", "seed")  # fmt: skip
+    return VLLMSettings(
+        **{name: base.__dict__[name] for name in EngineSettings.__dataclass_fields__},
+        engine_args={name: rollout.__dict__[name] for name in own} | rollout.extra_engine_args,
+        has_request_log=rollout.enable_log_requests,
+        probes=ProbeTimes(explorer.engine_probe_interval, explorer.engine_probe_timeout, base.timeout_s),
+    )
+
+
+def deterministic_message(key: str) -> str:
+    """Return why `deterministic` and vLLM do not go together, and the way out."""
+    return (
+        f"`deterministic: true` does not fit {key}.engine_type vllm: the bits of its sums depend on which requests "
+        f"share a batch; use {TORCH_INSTEAD} or deterministic: false"
+    )
+
+
+def check_version(version: str) -> None:
+    """Verify that a version of vLLM is one that this engine is written for.
+
+    Raises:
+        EnvironmentProblem: it is not (E3221).
+    """
+    parts = version.split(".")
+    try:
+        found = int(parts[0]), int(parts[1])
+    except (ValueError, IndexError):
+        found = (0, 0)
+    if not MIN_VERSION <= found < END_VERSION:
+        raise EnvironmentProblem(
+            f'vLLM must be {version_range()}, got {version}; pip install "trinity-rft[vllm]", or {TORCH_INSTEAD}',
+            code="E3221",
+        )
+
+
+def version_range() -> str:
+    """Return the versions of vLLM that are supported, as pip writes them."""
+    return f">={MIN_VERSION[0]}.{MIN_VERSION[1]},<{END_VERSION[0]}.{END_VERSION[1]}"
+
+
+def check_device(is_cpu_build: bool, *, has_cuda: bool) -> None:
+    """Verify that vLLM's build fits the machine.
+
+    Raises:
+        EnvironmentProblem: a CUDA build without a GPU (E3201).
+    """
+    if not is_cpu_build and not has_cuda:
+        raise EnvironmentProblem(
+            f"this build of vLLM needs a GPU, and PyTorch sees none; use {TORCH_INSTEAD}, or install a CPU build of "
+            "vLLM",
+            code="E3201",
+        )
+
+
+def process_environment(is_cpu: bool, folder: str = "") -> dict[str, str]:
+    """Return the environment variables of vLLM's processes; those that the user has set are left as they are.
+
+    Their sockets and temporary files are in `folder`.
+
+    A thread of OpenMP that waits spins, so that two beside a busy process are slower than one; the first request
+    with log-probabilities would wait for a compiler; binding to cores would share them with the trainer.
+    """
+    wanted = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR" if is_cpu else "WARNING",
+    }
+    if is_cpu:
+        wanted |= {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+            "TORCHDYNAMO_DISABLE": "1",
+        }
+    places = {"VLLM_RPC_BASE_PATH": folder, "TMPDIR": folder} if folder else {}
+    return {name: os.environ.get(name, value) for name, value in wanted.items()} | places
+
+
+def engine_arguments(
+    settings: VLLMSettings,
+    text_config: Any,
+    *,
+    folder: Path,
+    dtype: torch.dtype,
+    is_cpu: bool,
+    own: Mapping[str, Any],
+    changed: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the arguments of vLLM's engine: what a CPU needs, what is configured, what the engine relies on.
+
+    Args:
+        settings: of the engine.
+        text_config: sizes of the language model.
+        folder: of the model.
+        dtype: number type of the weights; vLLM's own choice would round a float32 model to bfloat16.
+        is_cpu: vLLM computes on a CPU.
+        own: what the sampler needs to know.
+        changed: entries of the model's configuration, which vLLM replaces as a whole.
+    """
+    # Images are not served: their part of a model need not start, nor have the names of weights that vLLM knows.
+    arguments: dict[str, Any] = {"max_num_seqs": settings.max_num_seqs, "language_model_only": True}
+    arguments |= settings.engine_args
+    if is_cpu:
+        needed = _cpu_arguments(settings, text_config, element_bytes=dtype.itemsize)
+        arguments = needed | arguments | {"enforce_eager": True}
+        shown = {name: arguments[name] for name in needed}
+        get_logger("explorer").info("vLLM on a CPU: %s, environment %s", shown, process_environment(True))
+    return arguments | {
+        "model": str(folder),
+        "hf_overrides": settings.engine_args.get("hf_overrides", {}) | dict(changed or {}),
+        "dtype": str(dtype).removeprefix("torch."),
+        "max_model_len": settings.model.max_model_len,
+        "trust_remote_code": settings.model.trust_remote_code,
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logits",
+        "logits_processors": [SAMPLER],
+        "worker_extension_cls": WORKER_CALLS,
+        "additional_config": {OWN_ARGS: dict(own)},
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "enable_log_requests": settings.has_request_log,
+    }
+
+
+def _cpu_arguments(settings: VLLMSettings, text_config: Any, *, element_bytes: int) -> dict[str, Any]:
+    """Return the arguments of vLLM that a CPU needs: eager mode, a small block, a cache of known size."""
+    query_heads = getattr(text_config, "num_attention_heads", None) or 1  # a family without attention has none
+    heads = getattr(text_config, "num_key_value_heads", None) or query_heads
+    head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // query_heads
+    token_bytes = 2 * text_config.num_hidden_layers * heads * head_dim * element_bytes
+    length = -(-(settings.model.max_model_len or 1) // _CPU_BLOCK_TOKENS) * _CPU_BLOCK_TOKENS
+    room = int(total_memory_bytes(torch.device("cpu")) * _CPU_CACHE_FRAC)
+    cache = min(room, token_bytes * length * (settings.max_num_seqs + 1))
+    return {
+        "enforce_eager": True,
+        "block_size": _CPU_BLOCK_TOKENS,
+        "kv_cache_memory_bytes": max(_MIN_CACHE_BYTES, cache),
+    }
+
+
+def file_digest(path: str | Path) -> str:
+    """Return the 128-bit xxh3 of a file's bytes, in hexadecimal digits."""
+    digest = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 24):
+            digest.update(block)
+    return digest.hexdigest()

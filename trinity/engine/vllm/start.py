@@ -1,0 +1,101 @@
+"""Before vLLM serves: whether it is installed, its start, and what a trial of a weight update says."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+import torch
+
+from trinity.common.errors import ConfigError, EnvironmentProblem
+from trinity.engine.vllm.settings import (
+    SHARED_NAMES,
+    TORCH_INSTEAD,
+    check_device,
+    check_version,
+    process_environment,
+)
+from trinity.engine.vllm.state import environment, start_lock
+from trinity.engine.vllm.weights import ModelFacts
+from trinity.runtime.scratch import Scratch
+
+_FLOAT32_DIFFERENCE, _OTHER_DIFFERENCE = 1e-4, 0.1  # in nats: sums of one batch may differ in their order
+
+
+def check_installed() -> None:
+    """Verify that vLLM is there, of a supported version, and built for this machine.
+
+    Raises:
+        EnvironmentProblem: it is not (E3301, E3221, E3201).
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise EnvironmentProblem(
+            f'engine_type vllm needs the package vllm: pip install "trinity-rft[vllm]", or {TORCH_INSTEAD}',
+            code="E3301",
+        )
+    with start_lock, environment(process_environment(not torch.cuda.is_available())):
+        import vllm
+        from vllm.platforms import current_platform
+
+    check_version(vllm.__version__)
+    check_device(bool(current_platform.is_cpu()), has_cuda=torch.cuda.is_available())
+
+
+def async_llm(arguments: dict[str, Any], *, is_cpu: bool) -> tuple[Any, Scratch]:
+    """Return a started AsyncLLM and the folder of what its processes leave on the machine.
+
+    Raises:
+        ConfigError: an argument that vLLM does not know (E1612).
+        EnvironmentProblem: there is no room for the folder (E3605).
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    unknown = sorted(arguments.keys() - AsyncEngineArgs.__dataclass_fields__.keys())
+    if unknown:
+        raise ConfigError(
+            f"explorer.rollout_model.extra_engine_args: this version of vLLM has no argument {unknown[0]!r}",
+            code="E1612",
+        )
+    scratch = Scratch(os.environ.get("VLLM_RPC_BASE_PATH", ""))
+    carried = arguments["additional_config"] | {SHARED_NAMES: scratch.names}
+    variables = process_environment(is_cpu, str(scratch.path))
+    try:
+        with start_lock, environment(variables), scratch.names.given():
+            made = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments | {"additional_config": carried}))
+    except BaseException:
+        scratch.remove()
+        raise
+    return made, scratch
+
+
+def trial_of(facts: ModelFacts, dtype: torch.dtype) -> tuple[str, list[str], list[str], str]:
+    """Return what the workers need for a trial: the folder, names of trained and of other weights, the number type."""
+    names = facts.names
+    assert names is not None, "the weights of an auxiliary model stay as loaded"
+    return str(facts.folder), list(names.written), sorted(names.constant), str(dtype).removeprefix("torch.")
+
+
+def difference(before: list[float], after: list[float], *, dtype: torch.dtype) -> str | None:
+    """Return how log-probabilities differ that should not, or None.
+
+    Args:
+        before: of a sequence's tokens before a reload of the same weights.
+        after: the same after it.
+        dtype: number type of the engine's weights.
+    """
+    allowed = _FLOAT32_DIFFERENCE if dtype == torch.float32 else _OTHER_DIFFERENCE
+    found = float((torch.tensor(before) - torch.tensor(after)).abs().max()) if before else 0.0  # NaN is the largest
+    return None if found <= allowed else f"whose log-probabilities differ by {found:.2g} after a reload of the same"
+
+
+def refusal(facts: ModelFacts, reason: str) -> EnvironmentProblem:
+    """Return the error that refuses a model whose weights cannot be replaced."""
+    import vllm
+
+    return EnvironmentProblem(
+        f"vLLM {vllm.__version__} cannot take new weights of this {facts.model_type} model, {reason}; use "
+        f"{TORCH_INSTEAD}",
+        code="E3226",
+    )

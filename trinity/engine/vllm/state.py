@@ -1,0 +1,172 @@
+"""A running vLLM: the loop that it lives on, what is under way, and the environment of its processes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from trinity.engine.vllm.requests import Progress
+from trinity.engine.vllm.weights import ModelFacts
+from trinity.runtime.scratch import Scratch
+
+_GONE_S = 5.0  # what is told to end has as long
+_POLL_S = 0.01
+
+start_lock = threading.Lock()
+"""Held while environment variables, which belong to the whole process, are those of vLLM's processes."""
+
+
+@dataclass
+class Counts:
+    """What the engine has done; `busy_s` counts seconds with a request under way."""
+
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    samples: int = 0
+    busy_s: float = 0.0
+    busy_since: float = 0.0
+
+    def table(self, *, is_busy: bool, num_slots: int) -> dict[str, float]:
+        """Return the totals and tokens per second by the names of the torch engine."""
+        busy_s = self.busy_s + (time.perf_counter() - self.busy_since if is_busy else 0.0)
+        return {
+            "generated_tokens": float(self.generated_tokens),
+            "prompt_tokens": float(self.prompt_tokens),
+            "samples": float(self.samples),
+            "busy_s": busy_s,
+            "tokens_per_second": self.generated_tokens / busy_s if busy_s else 0.0,
+            "num_slots": float(num_slots),
+        }
+
+
+@dataclass
+class Started:
+    """A running AsyncLLM with the loop that it lives on.
+
+    Attributes:
+        llm: vLLM's engine.
+        scratch: what its processes leave on the machine is there.
+        loop: runs in a thread of its own.
+        tokenizer: of the model.
+        facts: names, shapes and sizes of the model.
+        dtype: number type of the engine's weights.
+        wire_dtype: number type in which weights are sent to it.
+        stop_ids: token ids that end a response.
+        slots: as many samples are with vLLM at once; the others wait here, where an update passes them.
+        gate: open unless an update waits or runs.
+        idle: set while no request is under way.
+        update_lock: one update at a time.
+        active: the requests under way by name.
+        tasks: that wait for them, or update the weights.
+        processes: vLLM's that compute.
+        watch: over vLLM's processes; None before it serves.
+    """
+
+    llm: Any
+    scratch: Scratch
+    loop: asyncio.AbstractEventLoop
+    tokenizer: PreTrainedTokenizerBase
+    facts: ModelFacts
+    dtype: torch.dtype
+    wire_dtype: torch.dtype
+    stop_ids: list[int]
+    slots: asyncio.Semaphore
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    update_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    active: dict[str, Progress] = field(default_factory=dict)
+    tasks: set[asyncio.Task] = field(default_factory=set)
+    processes: list[psutil.Process] = field(default_factory=list)
+    watch: asyncio.Task | None = None
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+        self.idle.set()
+
+    def own(self, workers: Iterable[Mapping[str, Any]]) -> None:
+        """Note the processes of `workers`, and that what they share in memory ends with the engine."""
+        for worker in workers:
+            with suppress(psutil.NoSuchProcess):
+                self.processes.append(psutil.Process(worker["pid"]))
+            if worker["shared"]:
+                self.scratch.claim(worker["shared"])
+
+    def begin(self, name: str, progress: Progress, counts: Counts) -> None:
+        """Note that the running task asks for a sample."""
+        self.active[name] = progress
+        self.tasks.add(running_task())
+        if self.idle.is_set():
+            counts.busy_since = time.perf_counter()
+        self.idle.clear()
+
+    def end(self, name: str, counts: Counts) -> None:
+        """Note that the running task has its sample or never will."""
+        self.tasks.discard(running_task())
+        del self.active[name]
+        if not self.active:
+            counts.busy_s += time.perf_counter() - counts.busy_since
+            self.idle.set()
+
+    def waiting(self) -> str:
+        """Return in words what waits for vLLM."""
+        if self.update_lock.locked():
+            return f"which takes new weights, {len(self.active)} samples under way"
+        return f"with {len(self.active)} samples under way" if self.active else "with nothing under way"
+
+    def stop(self, grace_s: float) -> None:
+        """End vLLM's processes, after `grace_s` seconds by force."""
+        llm, self.llm = self.llm, None
+        if self.watch is not None:
+            self.loop.call_soon_threadsafe(self.watch.cancel)
+        if (handler := llm.output_handler) is not None:
+            # It would take the end of the processes for a failure; until it has ended it keeps the engine.
+            self.loop.call_soon_threadsafe(handler.cancel)
+            end = time.monotonic() + _GONE_S
+            while not handler.done() and time.monotonic() < end:
+                time.sleep(_POLL_S)
+            del handler
+        llm.shutdown(grace_s)
+        llm.shutdown = _is_ended  # its finalizer calls it again, perhaps when the interpreter has dropped its modules
+        del llm
+        gc.collect()  # vLLM's objects refer to each other, and would end a second time when the interpreter does
+        psutil.wait_procs(self.processes, timeout=_GONE_S)
+        self.scratch.remove()
+
+    def cancel_others(self) -> None:
+        """Cancel what is under way, but the running task."""
+        for task in self.tasks - {asyncio.current_task()}:
+            task.cancel()
+
+
+def _is_ended() -> None:
+    """Do nothing: the engine is ended already."""
+
+
+def running_task() -> asyncio.Task:
+    """Return the task that runs."""
+    task = asyncio.current_task()
+    assert task is not None, "runs in a task"
+    return task
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the length of a block; processes started in it keep them."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
