@@ -82,16 +82,8 @@ def make_catalogue() -> Catalogue:
         "entropy_loss_fn": {name: Entry("x:E", {"entropy_coef": 0.0}) for name in ("default", "none")},
         "sample_strategy": {"default": Entry("x:D")},
     }
-    chosen = {
-        "workflow": ("simple_workflow", "math_workflow", "async_math_workflow"),
-        "reward_fn": ("math_reward", "accuracy_reward", "countdown_reward", "no_reward"),
-        "reward_model": ("sequence_classifier",),
-        "operator": ("reward_std_filter",),
-        "selector": ("sequential", "shuffle", "random"),
-        "monitor": ("tensorboard",),
-    }
-    tables |= {kind: {name: BUILT_IN.contents(kind)[name] for name in names} for kind, names in chosen.items()}
-    return Catalogue(tables)
+    ours = ("workflow", "reward_fn", "reward_model", "operator", "selector", "monitor")
+    return Catalogue(tables | {kind: BUILT_IN.contents(kind) for kind in ours})
 
 
 Examine = Callable[..., tuple[Plan, list[Finding]]]

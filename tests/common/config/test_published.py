@@ -19,9 +19,7 @@ from trinity.explain.effective_loss import effective_loss
 DATA = Path(__file__).parent / "data"
 GUIDE = {
     "data_processor.experience_pipeline.operators[0].name",
-    "data_processor.experience_pipeline.operators[1].name",
     "data_processor.task_pipeline",
-    "monitor.monitor_type",
     "service.data_juicer",
 }
 EXPLORER: set[str] = set()
@@ -133,7 +131,7 @@ LATER = {
     "service.data_juicer.auto_start=true": "service.data_juicer",
     f"{VERL_MODEL}.lora_rank=8": f"{VERL_MODEL}.lora_rank",
     f"{VERL_ACTOR}.sum_pi_squared_checkpointing=true": f"{VERL_ACTOR}.sum_pi_squared_checkpointing",
-    "monitor.monitor_type=mlflow": "monitor.monitor_type",
+    "monitor.monitor_type=swanlab": "monitor.monitor_type",
 }
 
 
