@@ -12,7 +12,7 @@ import pytest
 
 from trinity.common.config import Catalogue, Config
 from trinity.common.config.draft import Draft, opened
-from trinity.common.config.keys import ACTOR, KEYS, args_of, key_named, last_part, part_of, path_of, present
+from trinity.common.config.keys import ACTOR, KEYS, args_of, key_named, last_part, part_of, path_of, present, value_of
 from trinity.common.config.tree import Tree
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -82,6 +82,14 @@ def _draft() -> Draft:
 def test_text_is_no_key() -> None:
     with pytest.raises(TypeError, match="'buffer.batch_size' is no name of a key"):
         _draft().get("buffer.batch_size")
+
+
+def test_a_key_leads_to_an_item_of_a_list_in_what_was_read_and_in_a_draft() -> None:
+    config = Config(explorer={"auxiliary_models": [{"model_path": "m"}, {"model_path": "n"}]})
+    for values in (config, opened(config)):
+        assert value_of(values, KEYS.explorer.auxiliary_models[1].model_path) == "n"
+        with pytest.raises(KeyError, match=r"explorer.auxiliary_models\[2\]"):
+            value_of(values, KEYS.explorer.auxiliary_models[2])
 
 
 def test_what_is_derived_stands_in_the_draft_alone() -> None:

@@ -92,10 +92,10 @@ class Tree:
 
 
 def value_at(values: Any, path: Path) -> Any:
-    """Return the value at a path of nested sections, dicts and lists; raises KeyError where there is none."""
+    """Return the value at a path of nested sections, dicts, lists and tuples; raises KeyError where there is none."""
     for part in path:
         values = vars(values) if isinstance(values, Section) else values
-        is_item = isinstance(values, list) and part in range(len(values))
+        is_item = isinstance(values, list | tuple) and part in range(len(values))
         if not is_item and not (isinstance(values, dict) and part in values):
             raise KeyError(dotted(path))
         values = values[part]
