@@ -18,6 +18,7 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
+from trinity.runtime.collector import collect_seldom
 from trinity.runtime.event_loop import run_event_loop
 from trinity.runtime.failure import Failure
 from trinity.runtime.host import ComponentHost
@@ -138,6 +139,7 @@ def main() -> None:
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    collect_seldom()
     steady_output()
     child = _Child(Connection(descriptor))
     run_event_loop(child.run())
