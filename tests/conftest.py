@@ -22,6 +22,7 @@ from jaxtyping import install_import_hook
 
 from tests.loaded_plugins import forget_plugins
 from trinity.launch.process import prepare_process
+from trinity.utils.environment import environment
 from trinity.utils.log import ROOT
 
 CHECKED = ["trinity.algorithm", "trinity.trainer"]
@@ -71,9 +72,10 @@ def _process_as_before() -> Iterator[None]:
     import torch
 
     threads, dtype, precision = torch.get_num_threads(), torch.get_default_dtype(), torch.get_float32_matmul_precision()
-    environment, root = dict(os.environ), logging.getLogger(ROOT)
+    root = logging.getLogger(ROOT)
     handlers, level, propagate = list(root.handlers), root.level, root.propagate
-    yield
+    with environment({}):
+        yield
     torch.use_deterministic_algorithms(False)
     torch.set_num_threads(threads)
     torch.set_default_dtype(dtype)
@@ -81,6 +83,3 @@ def _process_as_before() -> Iterator[None]:
     root.handlers[:] = handlers
     root.setLevel(level)
     root.propagate = propagate
-    for name in os.environ.keys() - environment.keys():
-        del os.environ[name]
-    os.environ.update({name: value for name, value in environment.items() if os.environ.get(name) != value})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from tests.common.config.conftest import MINIMAL
 from trinity.cli.app import app
 from trinity.cli.later import INSTEAD
 from trinity.common.errors import ExitCode
+from trinity.runtime.collector import THRESHOLDS
 from trinity.utils.log import ROOT
 
 
@@ -101,3 +104,17 @@ def test_run_takes_both_spellings_of_the_plugin_folder(
     missing = invoke("run", "--config", "run.yaml", flag, "nowhere")
     assert "E3901" in missing.output and missing.exit_code == ExitCode.ENVIRONMENT
     assert "resume with" not in missing.output, "nothing was started"
+
+
+COMMAND = """
+import atexit, gc, sys
+atexit.register(lambda: print(gc.get_threshold()))
+sys.argv = ["trinity", "--help"]
+from trinity.cli import main
+main()
+"""
+
+
+def test_the_process_of_a_command_collects_seldom() -> None:
+    done = subprocess.run([sys.executable, "-c", COMMAND], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == str(THRESHOLDS)

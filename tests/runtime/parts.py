@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -47,6 +48,9 @@ class Part:
 
     def facts(self) -> tuple[int, str, int]:
         return os.getpid(), threading.current_thread().name, self.rank
+
+    def collector(self) -> tuple[int, int, int]:
+        return gc.get_threshold()
 
     def environment(self, name: str) -> str | None:
         return os.environ.get(name)

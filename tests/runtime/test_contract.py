@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import torch
 from tests.runtime.parts import Part, PlainlyOwnError, set_up
 from trinity.common.errors import AlreadyRunningError, CheckpointError, DeadlineError, SyncError
 from trinity.runtime.base import ActorDiedError, RemoteError, Resources, Setup
+from trinity.runtime.collector import THRESHOLDS
 from trinity.runtime.local import LocalRuntime
 from trinity.runtime.process import ProcessRuntime
 
@@ -267,6 +269,17 @@ def test_tensors_travel_in_arguments_and_results(make, kind: str) -> None:
         torch.testing.assert_close(came[name], tensor, rtol=0, atol=0, equal_nan=True)
     came["bfloat16"].add_(1.0)
     assert sent["bfloat16"][0] == 1.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_process_of_the_run_collects_seldom_and_that_of_its_caller_as_before(make, kind: str) -> None:
+    async def main() -> tuple[int, int, int]:
+        async with started(make(kind)) as runtime:
+            return await (await runtime.start(Part, name="collecting")).collector()
+
+    before = gc.get_threshold()
+    assert asyncio.run(main()) == (THRESHOLDS if kind in APART else before)
+    assert gc.get_threshold() == before != THRESHOLDS
 
 
 @pytest.mark.parametrize("kind", APART)

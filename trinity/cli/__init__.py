@@ -5,6 +5,9 @@ from __future__ import annotations
 
 def main() -> None:
     """Run the command line; ends the process with the exit status of the command."""
+    from trinity.runtime.collector import collect_seldom
+
+    collect_seldom()
     from trinity.cli.app import app
     from trinity.runtime.leaving import leave
     from trinity.utils.streams import steady_output

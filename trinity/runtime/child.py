@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import os
 import queue
@@ -18,24 +17,16 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
+from trinity.runtime.collector import collect_seldom
 from trinity.runtime.event_loop import run_event_loop
 from trinity.runtime.failure import Failure
 from trinity.runtime.host import ComponentHost
-from trinity.runtime.leaving import leave
+from trinity.runtime.leaving import die_with, leave
 from trinity.runtime.messages import from_bytes, to_bytes
 from trinity.utils.log import ROOT, RedactingFormatter
 from trinity.utils.streams import steady_output
 
-PR_SET_PDEATHSIG = 1
 EXIT_GRACE_S = 5.0
-
-
-def die_with(parent: int) -> None:
-    """Let the kernel kill this process when `parent` ends, on Linux; elsewhere the end of the socket tells it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 class _RecordSender(logging.Handler):
@@ -138,6 +129,7 @@ def main() -> None:
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    collect_seldom()
     steady_output()
     child = _Child(Connection(descriptor))
     run_event_loop(child.run())

@@ -32,6 +32,7 @@ from trinity.runtime.base import (
     Setup,
     public_name,
 )
+from trinity.runtime.collector import collect_seldom
 from trinity.runtime.failure import Failure
 from trinity.runtime.host import ActorHost
 from trinity.runtime.process import start_together
@@ -57,6 +58,7 @@ class _Actor(ActorHost):
     """What runs in an actor's process: one component."""
 
     async def prepare(self, setup: Setup | None, env: Mapping[str, str]) -> dict[str, Any]:
+        collect_seldom()
         node = ray.util.get_node_ip_address()
         await self.set_up(setup, {NODE_ENV_VAR: node, **env})
         await asyncio.to_thread(register_tensors)

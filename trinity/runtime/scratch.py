@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity.common.errors import EnvironmentProblem
+from trinity.runtime.leaving import die_with
 from trinity.utils.locks import FileLock, is_held
 from trinity.utils.log import get_logger
 
@@ -82,8 +83,9 @@ class Scratch:
 class SharedNames(dict[str, Any]):
     """A beginning of names in shared memory, on its way to the processes of vLLM inside their configuration.
 
-    A process that unpickles it gives the beginning to all that it makes in shared memory from then on. It is an empty
-    mapping to those who look, because caches of compiled code are known by the content of that configuration.
+    A process that unpickles it gives the beginning to all that it makes in shared memory from then on, and ends with
+    the process that pickled it, its parent, even while it starts or is stopped. It is an empty mapping to those who
+    look, because caches of compiled code are known by the content of that configuration.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -91,7 +93,7 @@ class SharedNames(dict[str, Any]):
         self.prefix = prefix
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (self.prefix,)
+        return _received, (self.prefix, os.getpid())
 
     def __deepcopy__(self, memo: object) -> SharedNames:
         return self
@@ -107,7 +109,8 @@ class SharedNames(dict[str, Any]):
             config["semprefix"] = before
 
 
-def _received(prefix: str) -> SharedNames:
+def _received(prefix: str, parent: int) -> SharedNames:
+    die_with(parent)
     # The standard library has no other way to say how names begin, and a child takes over the prefix of its parent.
     synchronize.SemLock._make_name = staticmethod(lambda: f"/{prefix}{os.urandom(4).hex()}")  # type: ignore[attr-defined]
     shared_memory._SHM_NAME_PREFIX = f"/{prefix}"  # type: ignore[attr-defined]

@@ -105,6 +105,23 @@ def told(process: subprocess.Popen[str]) -> list[Any]:
     return json.loads(next(line for line in process.stdout if line.startswith("[") and line.endswith("]\n")))
 
 
+def test_a_process_that_is_starting_ends_with_its_owner(owner: subprocess.Popen[str]) -> None:
+    """It would wait for ever for an answer of the owner."""
+    core = None
+    while core is None:
+        assert owner.poll() is None
+        for child in psutil.Process(owner.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # vLLM asks programs about the machine, which end at once
+                core = child if "EngineCore" in "".join(child.cmdline()) else core
+        time.sleep(0.01)
+    owner.kill()
+    try:
+        wait_until_gone(core.pid, 60)
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            core.kill()
+
+
 def test_a_process_that_stops_in_an_update_makes_the_engine_unusable_and_ends_with_its_owner(
     owner: subprocess.Popen[str], tmp_path: Path
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from trinity.engine.vllm.settings import file_digest
+from trinity.utils.environment import environment
 
 SIZE = 4
 
@@ -95,20 +95,18 @@ def weights(seed: int) -> dict[str, Tensor]:
 def made(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
     """A model of the parameter's class with the weights of seed 0, and what reloads it."""
     pytest.importorskip("vllm")
-    before = dict(os.environ)
-    from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
-    from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
+    with environment({}):
+        from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 
-    from trinity.engine.vllm.reload import Reloader
+        from trinity.engine.vllm.reload import Reloader
 
-    model = request.param()
-    record_metadata_for_reloading(model)
-    model.load_weights(weights(0).items())
-    model.has_started = True
-    with set_current_vllm_config(VllmConfig()):
-        yield model, Reloader(model, ModelConfig.__new__(ModelConfig))
-    os.environ.clear()
-    os.environ.update(before)
+        model = request.param()
+        record_metadata_for_reloading(model)
+        model.load_weights(weights(0).items())
+        model.has_started = True
+        with set_current_vllm_config(VllmConfig()):
+            yield model, Reloader(model, ModelConfig.__new__(ModelConfig))
 
 
 @pytest.mark.parametrize("made", [Model, Copying], indirect=True)

@@ -16,9 +16,10 @@ from trinity.engine.vllm.settings import (
     check_version,
     process_environment,
 )
-from trinity.engine.vllm.state import environment, start_lock
+from trinity.engine.vllm.state import start_lock
 from trinity.engine.vllm.weights import ModelFacts
 from trinity.runtime.scratch import Scratch
+from trinity.utils.environment import environment
 
 _FLOAT32_DIFFERENCE, _OTHER_DIFFERENCE = 1e-4, 0.1  # in nats: sums of one batch may differ in their order
 

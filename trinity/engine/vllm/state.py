@@ -1,14 +1,13 @@
-"""A running vLLM: the loop that it lives on, what is under way, and the environment of its processes."""
+"""A running vLLM: the loop that it lives on, and what is under way."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -158,15 +157,3 @@ def running_task() -> asyncio.Task:
     task = asyncio.current_task()
     assert task is not None, "runs in a task"
     return task
-
-
-@contextmanager
-def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the length of a block; processes started in it keep them."""
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

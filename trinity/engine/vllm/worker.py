@@ -29,7 +29,6 @@ from trinity.common.models.weights import read_tensors
 from trinity.engine.sampler import RowParams, sample, uniforms
 from trinity.engine.vllm.reload import Reloader, loaded_dtypes
 from trinity.engine.vllm.settings import OWN_ARGS, file_digest
-from trinity.runtime.child import die_with
 
 _LEAST = -1e30
 _OFF_TOP_P = 2.0
@@ -194,7 +193,6 @@ class WorkerCalls:
         model = self.get_model()  # type: ignore[attr-defined]
         _make_room_for_stage_before(self.model_runner, model)  # type: ignore[attr-defined]
         model.compute_logits = _normalised(model.compute_logits, temperature)
-        die_with(os.getppid())  # the thread below does not run while this process is stopped
         threading.Thread(target=_end_with, args=(parent, os.getppid()), name="trinity-parent", daemon=True).start()
         dtypes = {str(parameter.dtype) for parameter in model.parameters() if parameter.is_floating_point()}
         return {"pid": os.getpid(), "starter": os.getppid(), "num_threads": torch.get_num_threads(),
