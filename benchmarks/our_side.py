@@ -116,11 +116,11 @@ class Clock:
 def _watch(clock: Clock) -> None:
     from trinity.buffer.store import ExperienceStore
     from trinity.engine.torch import engine
-    from trinity.engine.torch.batch import Batch
+    from trinity.engine.torch.batch import RunningBatch
     from trinity.trainer.verl.worker import ActorWorker
 
-    clock.wrap(Batch, "admit", "generate")
-    clock.wrap(Batch, "step", "generate")
+    clock.wrap(RunningBatch, "admit", "generate")
+    clock.wrap(RunningBatch, "step", "generate")
     clock.wrap(ActorWorker, "train_step", "update")
     clock.wrap(engine, "copy_weights", "sync")
     for name in ("append", "claim", "commit_step"):

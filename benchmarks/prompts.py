@@ -151,14 +151,14 @@ def cell(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     import torch
 
-    from trinity.engine.torch.batch import Batch
+    from trinity.engine.torch.batch import RunningBatch
     from trinity.utils.memory import keep_freed_memory
 
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()
     watch = Watch()
     for name in ("admit", "step"):
-        watch.wrap(Batch, name)
+        watch.wrap(RunningBatch, name)
     return asyncio.run(_generate(arguments, watch))
 
 

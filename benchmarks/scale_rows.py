@@ -19,8 +19,8 @@ from sqlalchemy import create_engine, event, insert, text
 from sqlalchemy.engine import make_url
 
 from trinity.buffer.priority import PRIORITY_FUNC
-from trinity.buffer.store import ConsumerToken, ExperienceStore, Reuse
-from trinity.buffer.store.backlog import Pace
+from trinity.buffer.store import ConsumerToken, ExperienceStore, Replay
+from trinity.buffer.store.staleness import Pace
 from trinity.buffer.store.tables import CONSUMER, TRAIN_STEP
 from trinity.common.experience import EID, Experience
 
@@ -186,8 +186,8 @@ def history(url: str, *, rows: int, repeats: int) -> Row:
         for step in range(steps - repeats + 1, steps - kept + 1):
             with timer.of("prune"):
                 store.prune(token, step)
-    reuse = Reuse(PRIORITY_FUNC.get("linear_decay")(), cooldown_s=COOLDOWN_S, capacity=CAPACITY)
-    with ExperienceStore(url, reuse=reuse) as store:
+    replay = Replay(PRIORITY_FUNC.get("linear_decay")(), cooldown_s=COOLDOWN_S, capacity=CAPACITY)
+    with ExperienceStore(url, replay=replay) as store:
         token = store.open_consumer("exp", "trainer", run="run", cut=steps)
         _replay(store, token, timer, steps=steps, repeats=repeats)
     return {"rows": rows} | timer.medians()

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trinity.buffer.store.backlog import Backlog, Pace
+from trinity.buffer.store.staleness import Backlog, Pace
 from trinity.common.constants import SyncStyle
-from trinity.engine.router.choice import PrefixTable, choose_engine
+from trinity.engine.router.policy import PrefixTable, choose_engine
 from trinity.explorer.pacing import OverRollout
 from trinity.synchronizer.schedule import DynamicSchedule, FixedSchedule
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from trinity.catalogue import BUILT_IN
 from trinity.common.config import Config
-from trinity.common.config.draft import Draft
 from trinity.common.config.keys import ACTOR, KEYS, part_of, path_of
+from trinity.common.config.resolution import Resolution
 from trinity.common.config.resolve import RULES, resolved_values
 from trinity.common.config.rules.algorithm import FUNCTIONS
 from trinity.common.config.rules.batches import resolve_batches
@@ -26,15 +26,15 @@ def resolved(values: dict[str, Any]) -> Config:
     function is given is what `values` says, also if it has no such argument.
     """
     typed = Config.model_validate(values)
-    draft = Draft(typed, Tree(copy.deepcopy(values)), BUILT_IN, Path("/"))
+    resolution = Resolution(typed, Tree(copy.deepcopy(values)), BUILT_IN, Path("/"))
     for rule in RULES:
-        rule(draft)
+        rule(resolution)
         if rule is derive_names and typed.checkpoint_job_dir:
-            draft.put(KEYS.checkpoint_job_dir, typed.checkpoint_job_dir)
-            draft.put(KEYS.buffer.cache_dir, f"{typed.checkpoint_job_dir}/buffer")
-        if rule is resolve_batches and draft.is_given(MINI_BATCH):
-            draft.put(MINI_BATCH, value_at(typed, path_of(MINI_BATCH)))
+            resolution.put(KEYS.checkpoint_job_dir, typed.checkpoint_job_dir)
+            resolution.put(KEYS.buffer.cache_dir, f"{typed.checkpoint_job_dir}/buffer")
+        if rule is resolve_batches and resolution.is_given(MINI_BATCH):
+            resolution.put(MINI_BATCH, value_at(typed, path_of(MINI_BATCH)))
     for name in FUNCTIONS:
         arguments = part_of(KEYS.algorithm, f"{name}_args")
-        draft.put(arguments, (draft.get(arguments) or {}) | (value_at(typed, path_of(arguments)) or {}))
-    return resolved_values(draft)
+        resolution.put(arguments, (resolution.get(arguments) or {}) | (value_at(typed, path_of(arguments)) or {}))
+    return resolved_values(resolution)

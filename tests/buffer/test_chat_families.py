@@ -10,7 +10,7 @@ import pytest
 
 from tests.common.models.families import FAMILIES, family_tokenizer, marked_tokens, stop_ids
 from tests.common.models.family_cases import ASKED_LAST, LLAMA, QWEN, THOUGHT_LAST, TOOLS, TURNS, answer, user
-from trinity.buffer.formatter import Sample, make_formatter
+from trinity.buffer.formatter import TokenizedRow, make_formatter
 from trinity.common.config.buffer import FormatConfig
 from trinity.common.errors import DataError
 from trinity.common.models.chat_template import render_chat
@@ -43,7 +43,9 @@ ALL_ANSWERS = {
 }
 
 
-def formatted(family: str, folder: Path, messages: list[dict[str, Any]], *, schema: str = "sft", **fmt: Any) -> Sample:
+def formatted(
+    family: str, folder: Path, messages: list[dict[str, Any]], *, schema: str = "sft", **fmt: Any
+) -> TokenizedRow:
     """Return the sample of a row, by a tokenizer whose folder says what the model stops at."""
     tokenizer = family_tokenizer(family)
     tokenizer.save_pretrained(folder)
@@ -64,7 +66,7 @@ def test_the_last_answer_is_learnt_with_its_end_after_the_engines_prompt(family:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_answers_are_learnt_or_the_row_is_refused(family: str, tmp_path: Path) -> None:
-    def read() -> Sample:
+    def read() -> TokenizedRow:
         return formatted(family, tmp_path, TURNS, enable_concatenated_multi_turn=True)
 
     if family not in ALL_ANSWERS:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from trinity.engine.vllm.watch import CoreWatch, ProbeTimes
+from trinity.engine.vllm.core_watch import CoreWatch, ProbeTimes
 
 COMPUTE, SLEEP = "while True: pass", "import time; time.sleep(600)"
 COMPUTE_BELOW = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {COMPUTE!r}])"

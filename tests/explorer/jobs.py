@@ -22,7 +22,7 @@ from trinity.explorer.steps import ExploreSummary
 from trinity.monitor.monitor import Monitor
 from trinity.synchronizer.local import LocalSynchronizer
 from trinity.synchronizer.publisher import Publisher
-from trinity.synchronizer.schedule import schedule_of
+from trinity.synchronizer.schedule import sync_schedule
 from trinity.synchronizer.transport import MemoryTransport
 
 QUESTIONS = ["1+1=", "12+34=", "abc", "9*9=", "hello", "x", "5-4=?", "zz"]
@@ -94,7 +94,7 @@ class Job:
 
     async def _run(self, resume: Path | None) -> ExploreSummary:
         config = self.config()
-        synchronizer = LocalSynchronizer(schedule_of(config), timeout_s=config.synchronizer.sync_timeout)
+        synchronizer = LocalSynchronizer(sync_schedule(config), timeout_s=config.synchronizer.sync_timeout)
         monitor = Monitor(self.folder, project="p", name="n", actor="explorer", monitor_type=None)
         engine = create_inference_model(config)
         with ExperienceStore(f"sqlite:///{self.folder}/experience.db") as store:

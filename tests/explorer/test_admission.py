@@ -17,7 +17,7 @@ from trinity.explorer.admission import PacedAdmission
 from trinity.explorer.assembly import experience_buffer, store_scope
 from trinity.explorer.producer import Producer
 from trinity.synchronizer.local import LocalSynchronizer
-from trinity.synchronizer.schedule import DynamicSchedule, schedule_of
+from trinity.synchronizer.schedule import DynamicSchedule, sync_schedule
 from trinity.synchronizer.served import ServedWeights
 
 
@@ -40,7 +40,7 @@ async def admitted(config: Config, store: ExperienceStore) -> bool | None:
     async def call(function: Any, *args: Any, **kwargs: Any) -> Any:
         return await asyncio.to_thread(function, *args, **kwargs)
 
-    schedule = schedule_of(config)
+    schedule = sync_schedule(config)
     assert isinstance(schedule, DynamicSchedule)
     meeting: Any = LocalSynchronizer(schedule, timeout_s=5.0)
     engine: Any = WeightHolder()

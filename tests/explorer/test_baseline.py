@@ -12,7 +12,7 @@ from tests.explorer.rollouts import Rollouts
 from tests.explorer.scripted import Chatting, Repeating, make
 from trinity.common.rewards import REWARD_FUNCTIONS
 from trinity.common.workflows import WORKFLOWS, Task
-from trinity.explorer.baseline import attach_baselines, run_reward
+from trinity.explorer.advantage_inputs import attach_baselines, run_reward
 from trinity.explorer.metrics import rollout_metrics
 from trinity.explorer.outcome import BatchResult
 from trinity.trainer.batch import collate

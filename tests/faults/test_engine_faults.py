@@ -17,7 +17,7 @@ import torch
 
 from tests.tiny import tiny_model
 from trinity.common.config.model import ModelConfig
-from trinity.engine.router.fleet import FleetSettings
+from trinity.engine.router.engine_pool import EnginePoolSettings
 from trinity.engine.router.remote import RemoteEngine, RuntimeEngines
 from trinity.engine.router.router import EngineRouter
 from trinity.engine.settings import EngineSettings
@@ -46,7 +46,7 @@ async def engines(folder: Path) -> AsyncIterator[tuple[EngineRouter, dict[str, t
         timeout_s=60.0,
         sync_timeout_s=60.0,
     )
-    router = EngineRouter(source, FleetSettings(2, recovery_timeout_s=60.0, **PROBES), timeout_s=60.0)
+    router = EngineRouter(source, EnginePoolSettings(2, recovery_timeout_s=60.0, **PROBES), timeout_s=60.0)
     await router.prepare()
     try:
         yield router, {name: tensor * 0.5 for name, tensor in model.state_dict().items()}
@@ -56,13 +56,13 @@ async def engines(folder: Path) -> AsyncIterator[tuple[EngineRouter, dict[str, t
 
 
 def pid_of(router: EngineRouter, index: int) -> int:
-    engine = router._fleet.slots[index].engine
+    engine = router._pool.slots[index].engine
     assert isinstance(engine, RemoteEngine)
     return engine.handle.pid
 
 
 async def until_both_serve(router: EngineRouter) -> None:
-    while len(router._fleet.serving()) < 2:
+    while len(router._pool.serving()) < 2:
         await asyncio.sleep(0.02)
 
 

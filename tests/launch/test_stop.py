@@ -19,7 +19,7 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SECOND = """
 import os, signal, sys, time
 from trinity.launch.stop import StopSignal
-from trinity.runtime.leaving import last_words
+from trinity.runtime.process_exit import last_words
 with StopSignal(grace_s=float(sys.argv[1])), last_words(lambda status: print(f"last word {status}")):
     for name in sys.argv[2:]:
         os.kill(os.getpid(), getattr(signal, name))

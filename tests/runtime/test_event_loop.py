@@ -12,7 +12,7 @@ import pytest
 
 from trinity.common.errors import ExitCode
 from trinity.runtime.event_loop import LoopWatch, run_event_loop
-from trinity.runtime.leaving import left_behind, lingering_threads
+from trinity.runtime.process_exit import left_behind, lingering_threads
 
 
 def test_the_result_and_the_error_of_the_main_coroutine_come_through():

@@ -81,7 +81,7 @@ def test_nothing_is_there_before_the_first_version(meeting: Meeting) -> None:
     async def run() -> None:
         assert await meeting.explorer.newest() == (0, "")
         assert not await meeting.explorer.is_trainer_finished()
-        assert not await meeting.trainer.is_asked() and not await meeting.trainer.is_explorer_expected()
+        assert not await meeting.trainer.is_requested() and not await meeting.trainer.is_explorer_expected()
         await meeting.served.take_newest()
         assert meeting.served.engine.model_version == 0
         with pytest.raises(SyncError, match="E5502.*versions at hand: none"):
@@ -98,7 +98,7 @@ def test_the_trainers_end_ends_every_wait_with_its_last_version(meeting: Meeting
         await meeting.publisher.publish(4, weights(4))
         waits = (
             meeting.explorer.wait_for_version(100, explorer=NAME),
-            meeting.explorer.ask(100, explorer=NAME),
+            meeting.explorer.request(100, explorer=NAME),
             meeting.explorer.wait_for_trainer(),
         )
         ended, _ = await asyncio.gather(asyncio.gather(*waits), meeting.trainer.finish_trainer())

@@ -12,7 +12,7 @@ from tests.trainer.test_update import worker
 from trinity.common.config import Config
 from trinity.common.errors import ConfigError
 from trinity.trainer.verl.optim import Schedule, gradient_norm, make_optimizer, scale_gradients, warmup_steps
-from trinity.trainer.verl.settings import schedule_of
+from trinity.trainer.verl.settings import policy_lr_schedule
 
 
 def test_warm_up_learns_from_the_first_step_and_reaches_the_peak() -> None:
@@ -96,8 +96,8 @@ def test_schedule_over_an_unknown_number_of_steps_is_refused(
 ) -> None:
     config = make_config(algorithm={"optimizer": optimizer})
     with pytest.raises(ConfigError, match=f"{words} follows the number of all.*write trainer.total_steps") as caught:
-        schedule_of(config, None)
+        policy_lr_schedule(config, None)
     assert caught.value.code == "E1873"
-    assert schedule_of(config, 10).total_steps == 10
+    assert policy_lr_schedule(config, 10).total_steps == 10
     fixed = make_config(algorithm={"optimizer": {"lr_warmup_steps": 3, "lr_warmup_steps_ratio": 0.1, "lr": 1.0}})
-    assert schedule_of(fixed, None).at(1) == pytest.approx(1 / 3)
+    assert policy_lr_schedule(fixed, None).at(1) == pytest.approx(1 / 3)

@@ -20,7 +20,7 @@ from trinity.common.errors import CheckpointError, StarvedError
 from trinity.monitor.monitor import Monitor
 from trinity.runtime.local import LocalRuntime
 from trinity.synchronizer.local import LocalSynchronizer
-from trinity.synchronizer.schedule import schedule_of
+from trinity.synchronizer.schedule import sync_schedule
 from trinity.trainer.backend import LocalBackend
 from trinity.trainer.state import read_served_weights, read_trainer_state
 from trinity.trainer.trainer import Trainer, TrainSummary
@@ -38,7 +38,7 @@ class Run:
         self.job = Path(config.checkpoint_job_dir)
         self.job.mkdir(parents=True, exist_ok=True)
         self.store = ExperienceStore(f"sqlite:///{self.job / 'experience.db'}").open()
-        self.synchronizer = LocalSynchronizer(schedule_of(config), timeout_s=10.0)
+        self.synchronizer = LocalSynchronizer(sync_schedule(config), timeout_s=10.0)
         self.monitor = Monitor(self.job, project="p", name="n", actor="trainer", monitor_type=None)
         self.runtime = LocalRuntime()
         self.trainer = Trainer(

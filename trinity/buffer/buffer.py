@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.buffer.dataset_reader import DatasetReader
 from trinity.buffer.priority import PRIORITY_FUNC, PriorityFunction
-from trinity.buffer.store import AppendResult, ConsumerToken, ExperienceStore, JSONBackup, Reuse
+from trinity.buffer.store import AppendResult, ConsumerToken, ExperienceStore, JSONBackup, Replay
 from trinity.buffer.task_reader import TaskReader
 from trinity.common.config.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity.common.config.config import Config
@@ -86,11 +86,11 @@ def open_store(config: Config) -> ExperienceStore:
         output = JSONBackup(buffer.backup_path) if buffer.backup_path else None
         return ExperienceStore(own, backup=output).open()
     is_queue = buffer.storage_type != "sql"
-    reuse = reuse_of(config) if is_queue and buffer.replay_buffer.enable else None
-    return _store(buffer, own=own, capacity=buffer.capacity if is_queue else None, reuse=reuse)
+    replay = replay_of(config) if is_queue and buffer.replay_buffer.enable else None
+    return _store(buffer, own=own, capacity=buffer.capacity if is_queue else None, replay=replay)
 
 
-def reuse_of(config: Config) -> Reuse | None:
+def replay_of(config: Config) -> Replay | None:
     """Return how the rollouts of the run's queue are used again; None where they are not.
 
     Raises:
@@ -107,7 +107,7 @@ def reuse_of(config: Config) -> Reuse | None:
         place = "buffer.trainer_input.experience_buffer.replay_buffer.priority_fn_args"
         raise ConfigError(f"{place} of {replay.priority_fn}: {error}", code="E1866") from error
     priority.seed = config.seed
-    return Reuse(
+    return Replay(
         priority,
         cooldown_s=buffer.replay_buffer.reuse_cooldown_time,
         capacity=buffer.capacity,
@@ -117,14 +117,14 @@ def reuse_of(config: Config) -> Reuse | None:
 
 
 def _store(
-    buffer: ExperienceBufferConfig, *, own: str, capacity: int | None = None, reuse: Reuse | None = None
+    buffer: ExperienceBufferConfig, *, own: str, capacity: int | None = None, replay: Replay | None = None
 ) -> ExperienceStore:
     path, copy = buffer.path or own, buffer.backup_path
     if "://" not in path and path.lower().endswith((".json", ".jsonl")):
         path, copy = own, path
     is_kept = path != own or buffer.storage_type == "sql"
     backup = JSONBackup(copy) if copy else None
-    return ExperienceStore(path, keep_payloads=is_kept, backup=backup, capacity=capacity, reuse=reuse).open()
+    return ExperienceStore(path, keep_payloads=is_kept, backup=backup, capacity=capacity, replay=replay).open()
 
 
 def get_buffer_reader(

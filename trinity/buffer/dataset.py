@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import xxhash
 
 from trinity.buffer.data_files import data_files, is_saved_dataset
-from trinity.buffer.rows import BadRow, Row, read_rows
+from trinity.buffer.rows import BadRow, DataRow, read_rows
 from trinity.common.errors import DataError
 
 _FINGERPRINT_ROWS = 256
@@ -23,7 +23,7 @@ class Table(Protocol):
 
     def __len__(self) -> int: ...
 
-    def row(self, number: int) -> Row:
+    def row(self, number: int) -> DataRow:
         """Return row `number`, 0-based."""
         ...
 
@@ -35,15 +35,15 @@ class ListTable:
         rows: readable and unreadable rows in file order.
     """
 
-    def __init__(self, rows: Sequence[Row | BadRow]) -> None:
-        self._rows = [row for row in rows if isinstance(row, Row)]
+    def __init__(self, rows: Sequence[DataRow | BadRow]) -> None:
+        self._rows = [row for row in rows if isinstance(row, DataRow)]
         self.bad = [row for row in rows if isinstance(row, BadRow)]
         self.columns = list(dict.fromkeys(key for row in self._rows for key in row.values))
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def row(self, number: int) -> Row:
+    def row(self, number: int) -> DataRow:
         """Return row `number`, 0-based."""
         return self._rows[number]
 
@@ -65,9 +65,9 @@ class ArrowTable:
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def row(self, number: int) -> Row:
+    def row(self, number: int) -> DataRow:
         """Return row `number`, 0-based; its `line` is 1-based."""
-        return Row(self._name, number + 1, dict(self._dataset[number]))
+        return DataRow(self._name, number + 1, dict(self._dataset[number]))
 
 
 def load_table(path: str | None, *, split: str = "train", subset_name: str | None = None) -> Table:

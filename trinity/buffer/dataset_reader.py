@@ -11,7 +11,7 @@ import torch
 
 from trinity.buffer.checks import missing_columns
 from trinity.buffer.dataset import Table, fingerprint, load_table
-from trinity.buffer.formatter import Formatter, Sample, make_formatter
+from trinity.buffer.formatter import Formatter, TokenizedRow, make_formatter
 from trinity.buffer.quarantine import MAX_BAD_ROW_RATIO, admit, write_quarantine
 from trinity.buffer.recorded import RecordedFormatter
 from trinity.buffer.rows import BadRow
@@ -191,7 +191,7 @@ class DatasetReader:
         self.fingerprint = fingerprint(table)
         self.selector = self._make_selector(*self._order)
         self._refused: dict[int, BadRow] = {}
-        self._cache: dict[int, Sample | None] = {}
+        self._cache: dict[int, TokenizedRow | None] = {}
         self._cached_tokens = 0
 
     def _make_formatter(self) -> Formatter:
@@ -233,7 +233,7 @@ class DatasetReader:
         selector: BaseSelector = SELECTORS.get(settings.selector_type)(self, settings)
         return selector
 
-    def _sample(self, number: int) -> Sample | None:
+    def _sample(self, number: int) -> TokenizedRow | None:
         """Return the sample of usable row `number`; None if it is too long or turned out to be unusable."""
         if number in self._cache:
             sample = self._cache[number]
@@ -248,7 +248,7 @@ class DatasetReader:
         self.num_overlong += 1
         return self._shorten(sample, number, self.max_length)
 
-    def _format(self, number: int) -> Sample | None:
+    def _format(self, number: int) -> TokenizedRow | None:
         row = self.table.row(self._rows[number])
         try:
             return self.formatter(decoded(self.config.format, row.values, kind=self.formatter.kind))
@@ -265,7 +265,7 @@ class DatasetReader:
         self.quarantined.append(row)
         self._cache[number] = None
 
-    def _shorten(self, sample: Sample, number: int, limit: int) -> Sample | None:
+    def _shorten(self, sample: TokenizedRow, number: int, limit: int) -> TokenizedRow | None:
         row = self.table.row(self._rows[number])
         text = f"{row.file}:{row.line}: the sample has {sample.num_tokens} tokens, more than {limit}"
         if self.overlong == "error":
@@ -274,7 +274,7 @@ class DatasetReader:
             _logger.warning("buffer %r: %s; policy: %s", self.config.name, text, self.overlong)
         return None if self.overlong == "drop" else sample.shortened(limit)
 
-    def _experience(self, sample: Sample, number: int, *, epoch: int) -> Experience:
+    def _experience(self, sample: TokenizedRow, number: int, *, epoch: int) -> Experience:
         prompt, response = sample.tokens[: sample.prompt_length], sample.tokens[sample.prompt_length :]
         is_pair = sample.rejected is not None
         return Experience(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Sample:
+class TokenizedRow:
     """A row as tokens.
 
     Attributes:
@@ -45,7 +45,7 @@ class Sample:
         """Tokens of the longest sequence: prompt and response."""
         return max(len(self.tokens), self.prompt_length + len(self.rejected or ()))
 
-    def shortened(self, limit: int) -> Sample | None:
+    def shortened(self, limit: int) -> TokenizedRow | None:
         """Return it with responses cut so that no sequence has more than `limit` tokens; None if nothing is left.
 
         Of a pair nothing is left, too, where the cut makes both responses equal.
@@ -56,7 +56,7 @@ class Sample:
         tokens, rejected = self.tokens[:limit], None if self.rejected is None else self.rejected[:room]
         if rejected is not None and tokens[self.prompt_length :] == rejected:
             return None
-        return Sample(tokens, self.prompt_length, self.action_mask[:room], rejected, is_truncated=True)
+        return TokenizedRow(tokens, self.prompt_length, self.action_mask[:room], rejected, is_truncated=True)
 
 
 class Formatter(Protocol):
@@ -64,7 +64,7 @@ class Formatter(Protocol):
 
     kind: str
 
-    def __call__(self, values: Mapping[str, Any]) -> Sample:
+    def __call__(self, values: Mapping[str, Any]) -> TokenizedRow:
         """Return the sample of a row that `sample_faults` finds nothing wrong with.
 
         Raises:
@@ -138,7 +138,7 @@ class SFTFormatter(_ChatFormatter):
         kind: `plaintext` or `messages`.
     """
 
-    def __call__(self, values: Mapping[str, Any]) -> Sample:
+    def __call__(self, values: Mapping[str, Any]) -> TokenizedRow:
         """Return the sample of a row: the last answer, or all answers with `enable_concatenated_multi_turn`.
 
         Raises:
@@ -155,9 +155,9 @@ class SFTFormatter(_ChatFormatter):
         if self.kind == "messages" and self.fmt.enable_concatenated_multi_turn:
             return self._all_answers(messages[: answers[-1] + 1], tools)
         prompt, response = self.last_answer(messages[: answers[-1] + 1], tools)
-        return Sample(prompt + response, len(prompt), [True] * len(response))
+        return TokenizedRow(prompt + response, len(prompt), [True] * len(response))
 
-    def _all_answers(self, messages: list[Message], tools: list[Message] | None) -> Sample:
+    def _all_answers(self, messages: list[Message], tools: list[Message] | None) -> TokenizedRow:
         tokens, spans = self.answers.all(
             messages, tools, as_said=False, way_out="set format.enable_concatenated_multi_turn to false"
         )
@@ -168,7 +168,7 @@ class SFTFormatter(_ChatFormatter):
         mask = [False] * (len(tokens) - start)
         for begin, end in spans:
             mask[begin - start : end - start] = [True] * (end - begin)
-        return Sample(tokens, start, mask)
+        return TokenizedRow(tokens, start, mask)
 
 
 class DPOFormatter(_ChatFormatter):
@@ -180,7 +180,7 @@ class DPOFormatter(_ChatFormatter):
         kind: `plaintext` or `messages`.
     """
 
-    def __call__(self, values: Mapping[str, Any]) -> Sample:
+    def __call__(self, values: Mapping[str, Any]) -> TokenizedRow:
         """Return the pair of a row.
 
         Raises:
@@ -196,7 +196,7 @@ class DPOFormatter(_ChatFormatter):
         _, rejected = self.last_answer([*pair.prompt, pair.rejected], tools)
         if chosen == rejected:
             raise DataError("chosen and rejected have the same tokens, so that nothing is preferred", code="E4022")
-        return Sample(prompt + chosen, len(prompt), [True] * len(chosen), rejected)
+        return TokenizedRow(prompt + chosen, len(prompt), [True] * len(chosen), rejected)
 
 
 class CPTFormatter:
@@ -213,7 +213,7 @@ class CPTFormatter:
         self.tokenizer = tokenizer
         self.kind = kind
 
-    def __call__(self, values: Mapping[str, Any]) -> Sample:
+    def __call__(self, values: Mapping[str, Any]) -> TokenizedRow:
         """Return the sample of a row.
 
         Raises:
@@ -225,4 +225,4 @@ class CPTFormatter:
             tokens = [*tokens, eos]
         if len(tokens) < 2:
             raise DataError(f"a text needs two tokens to learn from, got {len(tokens)}", code="E4024")
-        return Sample(tokens, 1, [True] * (len(tokens) - 1))
+        return TokenizedRow(tokens, 1, [True] * (len(tokens) - 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from trinity.buffer.formatter import Sample
+from trinity.buffer.formatter import TokenizedRow
 from trinity.buffer.sql_tables import ExperienceTable
 from trinity.common.errors import DataError
 from trinity.common.experience import Experience
@@ -37,7 +37,7 @@ class RecordedFormatter:
         rows = (table.row(number).values for number in range(min(len(table), NUM_COMPARED)))
         check_vocabulary((self._experience(row) for row in rows if row["size"]), tokenizer, name=name)
 
-    def __call__(self, values: Mapping[str, Any]) -> Sample:
+    def __call__(self, values: Mapping[str, Any]) -> TokenizedRow:
         """Return the sample of a row.
 
         Raises:
@@ -49,7 +49,7 @@ class RecordedFormatter:
         return Experience.deserialize(self.table.payload(values["id"]))
 
 
-def sample_of(experience: Experience, tokenizer: PreTrainedTokenizerBase) -> Sample:
+def sample_of(experience: Experience, tokenizer: PreTrainedTokenizerBase) -> TokenizedRow:
     """Return the tokens of an experience, and which of them are learnt: those that its policy produced.
 
     Raises:
@@ -68,7 +68,7 @@ def sample_of(experience: Experience, tokenizer: PreTrainedTokenizerBase) -> Sam
         reason = f"it has the token {max(tokens)}, and the tokenizer knows {len(tokenizer)}"
     if reason is not None:
         raise DataError(f"experience {experience.eid.uid} cannot be imitated: {reason}", code="E4025")
-    return Sample(tokens, experience.prompt_length, mask)
+    return TokenizedRow(tokens, experience.prompt_length, mask)
 
 
 def check_vocabulary(experiences: Iterable[Experience], tokenizer: PreTrainedTokenizerBase, *, name: str) -> None:

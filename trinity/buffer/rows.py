@@ -42,7 +42,7 @@ class BadRow:
 
 
 @dataclass(frozen=True)
-class Row:
+class DataRow:
     """A row and where it came from.
 
     Attributes:
@@ -81,7 +81,7 @@ def _begins(part: str, split: str) -> bool:
     return part == split or part.startswith(tuple(split + mark for mark in "-_."))
 
 
-def read_rows(file: Path) -> Iterator[Row | BadRow]:
+def read_rows(file: Path) -> Iterator[DataRow | BadRow]:
     """Yield the rows of a data file; a JSON or CSV row that cannot be read is yielded as `BadRow`.
 
     Raises:
@@ -101,7 +101,7 @@ def _first_byte(file: Path) -> bytes:
         return stream.read(4096).lstrip()[:1]
 
 
-def _read_lines(file: Path) -> Iterator[Row | BadRow]:
+def _read_lines(file: Path) -> Iterator[DataRow | BadRow]:
     with file.open("rb") as stream:
         line = 0
         while data := stream.readline(MAX_ROW_BYTES + 1):
@@ -118,7 +118,7 @@ def _skip_line(stream: BinaryIO, data: bytes) -> None:
         data = stream.readline(MAX_ROW_BYTES)
 
 
-def _parse(file: Path, line: int, data: bytes) -> Row | BadRow:
+def _parse(file: Path, line: int, data: bytes) -> DataRow | BadRow:
     try:
         value = json.loads(data.decode("utf-8-sig" if line == 1 else "utf-8"))
     except UnicodeDecodeError as error:
@@ -127,22 +127,22 @@ def _parse(file: Path, line: int, data: bytes) -> Row | BadRow:
         return BadRow(str(file), line, "", f"malformed JSON: {error}")
     if not isinstance(value, dict):
         return BadRow(str(file), line, "", f"a row must be a JSON object, got {type(value).__name__}")
-    return Row(str(file), line, value)
+    return DataRow(str(file), line, value)
 
 
-def _read_json_array(file: Path) -> Iterator[Row | BadRow]:
+def _read_json_array(file: Path) -> Iterator[DataRow | BadRow]:
     try:
         values = json.loads(file.read_bytes().decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file}: malformed JSON: {error}", code="E4010") from error
     for number, value in enumerate(values, 1):
         if isinstance(value, dict):
-            yield Row(str(file), number, value)
+            yield DataRow(str(file), number, value)
         else:
             yield BadRow(str(file), number, "", f"a row must be a JSON object, got {type(value).__name__}")
 
 
-def _read_csv(file: Path) -> Iterator[Row | BadRow]:
+def _read_csv(file: Path) -> Iterator[DataRow | BadRow]:
     with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
         reader = csv.DictReader(stream, strict=True)
         try:
@@ -150,12 +150,12 @@ def _read_csv(file: Path) -> Iterator[Row | BadRow]:
                 if None in row or any(value is None for value in row.values()):
                     yield BadRow(str(file), reader.line_num, "", "the row has not as many cells as the header")
                 else:
-                    yield Row(str(file), reader.line_num, dict(row))
+                    yield DataRow(str(file), reader.line_num, dict(row))
         except csv.Error as error:
             raise DataError(f"{file}:{reader.line_num}: malformed CSV: {error}", code="E4010") from error
 
 
-def _read_parquet(file: Path) -> Iterator[Row | BadRow]:
+def _read_parquet(file: Path) -> Iterator[DataRow | BadRow]:
     # Imported late: `trinity validate` reads parquet only where pyarrow is installed.
     import pyarrow
     import pyarrow.parquet
@@ -166,7 +166,7 @@ def _read_parquet(file: Path) -> Iterator[Row | BadRow]:
             for batch in parquet.iter_batches(batch_size=1000):
                 for values in batch.to_pylist():
                     number += 1
-                    yield Row(str(file), number, values)
+                    yield DataRow(str(file), number, values)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(
             f"{file}: not a readable parquet file ({str(error).splitlines()[0]}); copy it again", code="E4060"

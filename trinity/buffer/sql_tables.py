@@ -14,7 +14,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from trinity.buffer.dataset import ListTable
-from trinity.buffer.rows import Row
+from trinity.buffer.rows import DataRow
 from trinity.common.errors import DataError, EnvironmentProblem
 from trinity.utils.log import redact
 from trinity.utils.packages import install_hint, postgresql_driver
@@ -31,7 +31,7 @@ class SQLTable(ListTable):
         rows: in that order.
     """
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[DataRow]) -> None:
         super().__init__(rows)
 
     def first(self, number: int) -> Self:
@@ -49,7 +49,7 @@ class ExperienceTable(SQLTable):
         engine: of the database, for the payloads, which are read one by one.
     """
 
-    def __init__(self, rows: Sequence[Row], engine: Engine) -> None:
+    def __init__(self, rows: Sequence[DataRow], engine: Engine) -> None:
         super().__init__(rows)
         self._engine = engine
 
@@ -128,7 +128,7 @@ def _experiences(engine: Engine, inspector: Inspector, *, name: str, shown: str)
     statement = select(_LOG.c.id, _LOG.c.uid, size).where(_LOG.c.buffer == name).order_by(_LOG.c.id)
     with engine.connect() as connection:
         place = f"{shown}, buffer {name}"
-        rows = [Row(place, int(row.id), dict(row._mapping)) for row in connection.execute(statement)]
+        rows = [DataRow(place, int(row.id), dict(row._mapping)) for row in connection.execute(statement)]
         if not rows:
             others = connection.execute(select(_LOG.c.buffer, func.count()).group_by(_LOG.c.buffer)).all()
             known = _listed([f"{other} ({count})" for other, count in others])
@@ -160,7 +160,7 @@ def _conversations(engine: Engine, inspector: Inspector, *, name: str, shown: st
     if not found:
         raise DataError(f"table `{chosen}` of {shown} has no rows", code="E4002")
     place = f"{shown}, table {chosen}"
-    return SQLTable([Row(place, number, dict(zip(names, row, strict=True))) for number, row in enumerate(found, 1)])
+    return SQLTable([DataRow(place, number, dict(zip(names, row, strict=True))) for number, row in enumerate(found, 1)])
 
 
 def _if_conversations(inspector: Inspector, name: str) -> str:

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from trinity.buffer.dataset import ListTable
-from trinity.buffer.rows import BadRow, Row
+from trinity.buffer.rows import BadRow, DataRow
 from trinity.common.errors import DataError
 from trinity.common.schema.sql_schema import TaskModel
 from trinity.utils.log import redact
@@ -26,10 +26,10 @@ def load_sql_tasks(url: str) -> ListTable:
             models = session.scalars(select(TaskModel).order_by(TaskModel.id)).all()
     except SQLAlchemyError as error:
         raise DataError(f"cannot read table `task` of {name}: {error}", code="E4001") from error
-    rows: list[Row | BadRow] = []
+    rows: list[DataRow | BadRow] = []
     for model in models:
         if isinstance(model.raw_task, dict):
-            rows.append(Row(name, model.id, model.raw_task))
+            rows.append(DataRow(name, model.id, model.raw_task))
         else:
             rows.append(BadRow(name, model.id, "raw_task", "must be a JSON object"))
     if not rows:

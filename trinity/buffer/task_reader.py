@@ -8,7 +8,7 @@ from typing import Any
 from trinity.buffer.checks import Fault, control_token, missing_columns, prompt_type, row_faults
 from trinity.buffer.dataset import Table, fingerprint, load_table
 from trinity.buffer.quarantine import MAX_BAD_ROW_RATIO, admit, write_quarantine
-from trinity.buffer.rows import BadRow, Row
+from trinity.buffer.rows import BadRow, DataRow
 from trinity.buffer.samples import tools_fault
 from trinity.buffer.selector import SELECTORS, BaseSelector
 from trinity.common.config.buffer import DataSelectorConfig, TasksetConfig
@@ -180,7 +180,7 @@ class TaskReader:
             _logger.warning("[W4030] taskset %r: %d prompts contain control tokens", self.config.name, num_control)
         return good
 
-    def _name_fault(self, row: Row) -> Fault | None:
+    def _name_fault(self, row: DataRow) -> Fault | None:
         fmt = self.config.format
         for key, registry in ((fmt.workflow_key, WORKFLOWS), (fmt.reward_fn_key, REWARD_FUNCTIONS)):
             name = row.values.get(key) if key else None
@@ -190,11 +190,11 @@ class TaskReader:
             return Fault(str(fmt.workflow_key), "names no workflow, and default_workflow_type is not set", "E4050")
         return None
 
-    def _tools_fault(self, row: Row) -> Fault | None:
+    def _tools_fault(self, row: DataRow) -> Fault | None:
         key = self.config.format.tools_key
         return tools_fault(key, as_written(row.values.get(key)))
 
-    def _named(self, row: Row, format_key: str, registry: Any) -> Any:
+    def _named(self, row: DataRow, format_key: str, registry: Any) -> Any:
         column = self.config.format.workflow_key if format_key == "workflow_key" else self.config.format.reward_fn_key
         return registry.get(row.values.get(column)) if column else None
 

@@ -9,7 +9,7 @@ def main() -> None:
 
     collect_seldom()
     from trinity.cli.app import app
-    from trinity.runtime.leaving import leave
+    from trinity.runtime.process_exit import leave
     from trinity.utils.streams import steady_output
 
     steady_output()

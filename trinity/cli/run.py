@@ -37,7 +37,7 @@ def run(
 ) -> None:
     """Run the stages of a YAML file; a run that was interrupted continues from its last checkpoint."""
     from trinity.launch.run import RunOptions
-    from trinity.runtime.leaving import flush_output
+    from trinity.runtime.process_exit import flush_output
 
     options = RunOptions(
         overrides=tuple(set_ or ()),
@@ -68,7 +68,7 @@ def run_config(path: Path, options: RunOptions) -> RunResult:
     """
     from trinity.launch.run import RunResult, plan_run
     from trinity.preflight.machine import refuse_unfit_machine
-    from trinity.runtime.leaving import last_words
+    from trinity.runtime.process_exit import last_words
 
     log_to_console(is_quiet=options.is_quiet)
     try:

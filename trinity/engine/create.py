@@ -10,7 +10,7 @@ from trinity.common.config.model import InferenceModelConfig
 from trinity.common.errors import ConfigError, NotAvailableError
 from trinity.common.models.model import InferenceModel, call_timeout_s
 from trinity.engine.external.model import ExternalModel, external_settings
-from trinity.engine.router.fleet import FleetSettings
+from trinity.engine.router.engine_pool import EnginePoolSettings
 from trinity.engine.router.remote import RuntimeEngines
 from trinity.engine.router.router import EngineRouter
 from trinity.engine.router.slot import EngineSource, LocalEngines
@@ -75,7 +75,7 @@ def _model(config: Config, runtime: Runtime | None, *, auxiliary: int | None) ->
         )
     return EngineRouter(
         source,
-        fleet_settings(config, section),
+        pool_settings(config, section),
         timeout_s=timeout_s,
         is_deterministic=config.deterministic,
         objects=None if runtime is None else runtime.objects,
@@ -102,10 +102,10 @@ def gpus_of_engine(config: Config, model: InferenceModelConfig) -> float:
     return float(model.tensor_parallel_size * model.pipeline_parallel_size * model.data_parallel_size) if total else 0.0
 
 
-def fleet_settings(config: Config, model: InferenceModelConfig) -> FleetSettings:
+def pool_settings(config: Config, model: InferenceModelConfig) -> EnginePoolSettings:
     """Return how many engines `model` has, and how their health is kept."""
     explorer = config.explorer
-    return FleetSettings(
+    return EnginePoolSettings(
         count=model.engine_num,
         probe_first_wait_s=explorer.engine_probe_first_wait,
         probe_interval_s=explorer.engine_probe_interval,

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from trinity.buffer.store.backlog import Backlog, Pace
+from trinity.buffer.store.staleness import Backlog, Pace
 from trinity.common.config.resolved import filled, num_rollouts
 from trinity.common.constants import SyncStyle
 from trinity.common.errors import SyncError
@@ -152,7 +152,7 @@ class PacedAdmission:
                 ever begin under the bound (E5510).
         """
         started, synchronizer = time.perf_counter(), self._served.synchronizer
-        asks = self._schedule.is_asked_before(step)
+        asks = self._schedule.is_requested_before(step)
         if asks:
             await self._ask(0)
         if asks or self._is_first or self._schedule.style != SyncStyle.DYNAMIC_BY_EXPLORER:
@@ -177,7 +177,7 @@ class PacedAdmission:
 
     async def _ask(self, version: int) -> None:
         """Let the trainer publish `version` or a newer one; 0: what it has."""
-        await self._served.synchronizer.ask(version, timeout_s=self._timeout_s, explorer=self._served.explorer)
+        await self._served.synchronizer.request(version, timeout_s=self._timeout_s, explorer=self._served.explorer)
 
     async def take_newest(self) -> None:
         """Let the engine load the newest version, unless it serves it already.

@@ -16,12 +16,11 @@ from trinity.buffer.task_reader import TaskReader
 from trinity.common.errors import ConfigError
 from trinity.common.models.model import ModelWrapper
 from trinity.common.models.reward_models import REWARD_MODELS
+from trinity.explorer.advantage_inputs import NeededInputs, input_completer, needed_inputs
 from trinity.explorer.evaluator import EvalTaskset, Evaluator
 from trinity.explorer.isolation.place import RunnerPlace
-from trinity.explorer.needs import Needs, needs_of
 from trinity.explorer.pacing import DynamicTimeout, OverRollout
 from trinity.explorer.scheduler import Scheduler, SchedulerSettings
-from trinity.explorer.supply import supply_of
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class ExplorerParts:
     scheduler: Scheduler
     evaluator: Evaluator
     pipeline: ExperiencePipeline
-    needs: Needs = Needs()
+    needs: NeededInputs = NeededInputs()
 
 
 def build_parts(
@@ -66,7 +65,7 @@ def build_parts(
         ConfigError: a name that no registry knows, or arguments that do not fit.
         DataError: a dataset that cannot be used.
     """
-    needs = needs_of(config)
+    needs = needed_inputs(config)
     scheduler = build_scheduler(config, engine, auxiliary=auxiliary, needs=needs, place=place)
     evaluator = Evaluator(build_eval_tasksets(config), scheduler)
     pipeline = build_pipeline(config)
@@ -88,7 +87,7 @@ def build_scheduler(
     engine: InferenceModel,
     *,
     auxiliary: Sequence[InferenceModel] = (),
-    needs: Needs | None = None,
+    needs: NeededInputs | None = None,
     place: RunnerPlace | None = None,
 ) -> Scheduler:
     """Return the scheduler with `engine_num` times `runner_per_model` runners: threads, or in processes of `place`.
@@ -109,8 +108,8 @@ def build_scheduler(
         report_interval_s=explorer.runner_state_report_interval,
     )
     model, others = ModelWrapper(engine, config=config), auxiliary_wrappers(config, auxiliary)
-    supply = supply_of(config, needs or Needs(), student=model, others=others)
-    return Scheduler(engine, model, settings=settings, auxiliary_models=others, supply=supply, place=place)
+    completer = input_completer(config, needs or NeededInputs(), student=model, others=others)
+    return Scheduler(engine, model, settings=settings, auxiliary_models=others, completer=completer, place=place)
 
 
 def num_runners(config: Config) -> int:

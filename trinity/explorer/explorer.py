@@ -18,7 +18,7 @@ from trinity.explorer.state import ExplorerState
 from trinity.explorer.step_tasks import TASKSET, StepTasks
 from trinity.explorer.steps import ExploreSteps, ExploreSummary
 from trinity.runtime.worker_thread import WorkerThread
-from trinity.synchronizer.schedule import DynamicSchedule, Schedule, schedule_of
+from trinity.synchronizer.schedule import DynamicSchedule, Schedule, sync_schedule
 from trinity.synchronizer.served import ServedWeights
 from trinity.utils.log import get_logger
 
@@ -70,7 +70,7 @@ class Explorer:
         self._producer = Producer(store, self._io.call, buffer=buffer, name=name, scope=store_scope(config))
         self._served = ServedWeights(synchronizer, model, explorer=name)
         self._is_apart = config.mode == Mode.EXPLORE
-        self._explore_all = self._loop(schedule_of(config))
+        self._explore_all = self._loop(sync_schedule(config))
         self._parts: ExplorerParts | None = None
         self._steps: ExploreSteps | None = None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trinity.common.workflows.task import Task
     from trinity.explorer.admission import Admission, PacedAdmission
-    from trinity.explorer.steps import ExploreSteps, Rollout
+    from trinity.explorer.steps import ExploredBatch, ExploreSteps
 
 START_POLL_S = 0.1  # between two looks at whether the next batch may begin
 
@@ -18,7 +18,7 @@ START_POLL_S = 0.1  # between two looks at whether the next batch may begin
 @dataclass
 class _Flight:
     step: int
-    rollout: asyncio.Task[Rollout | None]
+    rollout: asyncio.Task[ExploredBatch | None]
 
 
 async def explore_in_turn(steps: ExploreSteps, *, admission: Admission) -> None:

@@ -58,7 +58,7 @@ Outcome = Completed | Failed | TimedOut | Rejected
 
 
 @dataclass(frozen=True)
-class RunResult:
+class RolloutResult:
     """Final outcome of one run of one task.
 
     Attributes:
@@ -92,8 +92,8 @@ class BatchResult:
     """
 
     task_count: int
-    results: list[RunResult] = field(default_factory=list)
-    baselines: dict[int, RunResult] | None = None
+    results: list[RolloutResult] = field(default_factory=list)
+    baselines: dict[int, RolloutResult] | None = None
     retry_count: int = 0
     abandoned_count: int = 0
     restart_count: int = 0
@@ -102,7 +102,7 @@ class BatchResult:
     wall_s: float = 0.0
 
     @property
-    def completed(self) -> list[tuple[RunResult, list[Experience]]]:
+    def completed(self) -> list[tuple[RolloutResult, list[Experience]]]:
         """The completed runs with their experiences."""
         return [
             (r, r.outcome.experiences)

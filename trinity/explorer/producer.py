@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trinity.buffer.store import AppendResult, ExperienceStore
-    from trinity.buffer.store.backlog import Backlog, Pace
+    from trinity.buffer.store.staleness import Backlog, Pace
     from trinity.common.experience import Experience
 
 Call = Callable[..., Coroutine[Any, Any, Any]]

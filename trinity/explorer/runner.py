@@ -21,7 +21,7 @@ from trinity.runtime.worker_thread import WorkerThread
 
 if TYPE_CHECKING:
     from trinity.common.models.model import ModelWrapper
-    from trinity.explorer.supply import Supply
+    from trinity.explorer.advantage_inputs import InputCompleter
 
 _NOT_USER_CODE = (
     str(Path(trinity.__file__).parent),
@@ -54,7 +54,7 @@ class WorkflowRunner(Runner):
         name: see `Runner`.
         model: wrapper of the rollout model; every attempt gets its own clone.
         auxiliary_models: wrappers of further models; every attempt gets its own clones.
-        supply: adds to the experiences of a run what the advantage function asks for.
+        completer: adds to the experiences of a run what the advantage function asks for.
         deadlines: further arguments of `Runner`.
     """
 
@@ -64,13 +64,13 @@ class WorkflowRunner(Runner):
         model: ModelWrapper,
         *,
         auxiliary_models: Sequence[ModelWrapper] = (),
-        supply: Supply | None = None,
+        completer: InputCompleter | None = None,
         **deadlines: Any,
     ) -> None:
         super().__init__(name, **deadlines)
         self._model = model
         self._auxiliary_models = tuple(auxiliary_models)
-        self._supply = supply
+        self._completer = completer
         self._worker = WorkerThread(name)
         self._workflows: dict[type[Workflow], Workflow] = {}
 
@@ -124,9 +124,9 @@ class WorkflowRunner(Runner):
             model_version=self._model.model_version,
             dropped=dropped,
         )
-        if self._supply is None or task.is_eval or is_greedy:
+        if self._completer is None or task.is_eval or is_greedy:
             return outcomes
-        return [await self._supply.complete(outcome, task) for outcome in outcomes]
+        return [await self._completer.complete(outcome, task) for outcome in outcomes]
 
     def _prepare(self, task: Task, model: ModelWrapper, others: list[ModelWrapper]) -> Workflow:
         workflow = self._workflows.pop(task.workflow, None)

@@ -18,7 +18,7 @@ from trinity.explorer.acceptance import of_batch
 from trinity.explorer.attempts import Runner
 from trinity.explorer.isolation.parent import ProcessRunner
 from trinity.explorer.isolation.place import RunnerPlace
-from trinity.explorer.outcome import BatchResult, Completed, RunResult, is_retried
+from trinity.explorer.outcome import BatchResult, Completed, RolloutResult, is_retried
 from trinity.explorer.pacing import AttemptTimes, BatchProgress, DynamicTimeout, OverRollout
 from trinity.explorer.pool import RunnerPool
 from trinity.explorer.runner import WorkflowRunner
@@ -26,7 +26,7 @@ from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
     from trinity.common.models.model import InferenceModel, ModelWrapper
-    from trinity.explorer.supply import Supply
+    from trinity.explorer.advantage_inputs import InputCompleter
 
 logger = get_logger("explorer")
 
@@ -79,7 +79,7 @@ class Scheduler:
         model: wrapper of the engine that runners clone.
         settings: how tasks are attempted.
         auxiliary_models: wrappers of further models for the workflows.
-        supply: adds to the experiences of a run what the advantage function asks for.
+        completer: adds to the experiences of a run what the advantage function asks for.
         place: where runners with processes of their own are started; None: runners are threads of this one.
     """
 
@@ -90,13 +90,13 @@ class Scheduler:
         *,
         settings: SchedulerSettings,
         auxiliary_models: Sequence[ModelWrapper] = (),
-        supply: Supply | None = None,
+        completer: InputCompleter | None = None,
         place: RunnerPlace | None = None,
     ) -> None:
         self._engine = engine
         self._model = model
         self._auxiliary_models = tuple(auxiliary_models)
-        self._supply = supply
+        self._completer = completer
         self._place = place
         self._settings = settings
         self.times = AttemptTimes(settings.max_timeout, settings.dynamic_timeout)
@@ -261,7 +261,7 @@ class Scheduler:
                 break
         if not part.task.is_eval and any(isinstance(outcome, Completed) for outcome in outcomes):
             self.times.note(seconds)
-        done = [RunResult(part.index, run, outcome, seconds) for run, outcome in zip(runs, outcomes, strict=True)]
+        done = [RolloutResult(part.index, run, outcome, seconds) for run, outcome in zip(runs, outcomes, strict=True)]
         if part.is_baseline and result.baselines is not None:
             result.baselines[part.index] = done[0]
         else:
@@ -280,9 +280,9 @@ class Scheduler:
             "max_wait_s": self._model.timeout_s,
         }
         if self._place is not None:
-            return ProcessRunner(name, self._place, supply=self._supply, **deadlines)
+            return ProcessRunner(name, self._place, completer=self._completer, **deadlines)
         return WorkflowRunner(
-            name, self._model, auxiliary_models=self._auxiliary_models, supply=self._supply, **deadlines
+            name, self._model, auxiliary_models=self._auxiliary_models, completer=self._completer, **deadlines
         )
 
     @contextmanager

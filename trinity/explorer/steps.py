@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trinity.common.constants import Mode
+from trinity.explorer.advantage_inputs import attach_baselines
 from trinity.explorer.assembly import ExplorerParts
-from trinity.explorer.baseline import attach_baselines
+from trinity.explorer.backpressure import wait_for_room
 from trinity.explorer.metrics import prefixed, rollout_metrics
 from trinity.explorer.outcome import BatchResult
-from trinity.explorer.room import wait_for_room
 from trinity.explorer.state import ExplorerState
 from trinity.explorer.step_tasks import StepTasks
 from trinity.utils.failpoints import failpoint
@@ -46,7 +46,7 @@ class ExploreSummary:
 
 
 @dataclass(frozen=True)
-class Rollout:
+class ExploredBatch:
     """What came of the tasks of an explore step.
 
     Attributes:
@@ -105,7 +105,7 @@ class ExploreSteps:
             return []
         return await self._tasks.read(step)
 
-    async def roll_out(self, step: int, tasks: list[Task]) -> Rollout | None:
+    async def roll_out(self, step: int, tasks: list[Task]) -> ExploredBatch | None:
         """Let the model attempt the tasks of explore step `step`; `finish_step` takes what came of it.
 
         Tasks of which no run is completed are replaced by the next ones; None if they were the last.
@@ -120,13 +120,13 @@ class ExploreSteps:
                 tasks, batch=self._batch(step), with_baseline=self._parts.needs.baseline
             )
             if result.finished_tasks:
-                return Rollout(result, version, started, times | {"rollout/empty_batch_count": num_empty})
+                return ExploredBatch(result, version, started, times | {"rollout/empty_batch_count": num_empty})
             num_empty, is_first = num_empty + 1, not self.state.explore_step
             tasks = await self._tasks.replace(step, result, num_empty=num_empty, is_first=is_first)
             if not tasks:
                 return None
 
-    async def finish_step(self, step: int, rollout: Rollout) -> None:
+    async def finish_step(self, step: int, rollout: ExploredBatch) -> None:
         """Process and store the experiences of explore step `step`, log it, and report it as finished."""
         result = rollout.result
         metrics = rollout_metrics(result) | attach_baselines(result)

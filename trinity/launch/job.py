@@ -13,7 +13,7 @@ import yaml
 
 from trinity.common.constants import TRAINER
 from trinity.common.errors import AlreadyRunningError, CheckpointError, EnvironmentProblem, ExitCode, TrinityError
-from trinity.runtime.leaving import last_words
+from trinity.runtime.process_exit import last_words
 from trinity.utils.disk import write_atomically
 from trinity.utils.locks import FileLock, holder_of, is_held, part_lock
 from trinity.utils.log import redact

@@ -19,11 +19,11 @@ from trinity.launch.process_setup import process_setup
 from trinity.launch.side import MetricsListener, Side
 from trinity.runtime.base import ActorDiedError, Handle, Resources, Runtime
 from trinity.runtime.cluster import ClusterRequest
-from trinity.runtime.head import ClusterLostError, HeadWatch, lost
+from trinity.runtime.head_watch import ClusterLostError, HeadWatch, lost
 from trinity.runtime.local import LocalRuntime
 from trinity.runtime.scratch import Scratch
 from trinity.synchronizer.local import LocalSynchronizer
-from trinity.synchronizer.schedule import schedule_of
+from trinity.synchronizer.schedule import sync_schedule
 from trinity.utils.deadline import within
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 def make_synchronizer(config: Config) -> LocalSynchronizer:
     """Return the synchronizer of a stage."""
-    return LocalSynchronizer(schedule_of(config), timeout_s=config.synchronizer.sync_timeout)
+    return LocalSynchronizer(sync_schedule(config), timeout_s=config.synchronizer.sync_timeout)
 
 
 class LocalPlacement:

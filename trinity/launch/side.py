@@ -14,7 +14,7 @@ from trinity.launch.process import hide_progress_bars
 from trinity.monitor.headline import TOTAL_STEPS
 from trinity.monitor.monitor import Monitor
 from trinity.synchronizer.folder import FolderSynchronizer, TrainerNews
-from trinity.synchronizer.schedule import schedule_of
+from trinity.synchronizer.schedule import sync_schedule
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def folder_synchronizer(config: Config, store: ExperienceStore, *, trainer: str 
     from trinity.common.config.resolved import num_rollouts
     from trinity.explorer.assembly import experience_buffer, store_scope
 
-    schedule = schedule_of(config)
+    schedule = sync_schedule(config)
     news = TrainerNews(
         name=trainer,
         interval=schedule.trainer_interval,

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 from trinity.common.errors import ExitCode
-from trinity.runtime.leaving import leave_at_once
+from trinity.runtime.process_exit import leave_at_once
 from trinity.utils.log import get_logger
 
 logger = get_logger("launch")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.common.constants import Mode, StorageType
 from trinity.common.errors import StarvedError
+from trinity.launch.explorer_liveness import watch_explorers
 from trinity.launch.side import ProcessSpec, Side, end_all, folder_synchronizer, open_monitor
-from trinity.launch.watch import watch_explorers
 from trinity.synchronizer.local import LocalSynchronizer
-from trinity.synchronizer.schedule import schedule_of
+from trinity.synchronizer.schedule import sync_schedule
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class TrainerSide(Side):
         """Return where this trainer meets explorers that run apart; one that trains on a dataset meets nobody."""
         config = self.config
         if not self._is_apart or self._store is None:
-            return LocalSynchronizer(schedule_of(config), timeout_s=config.synchronizer.sync_timeout)
+            return LocalSynchronizer(sync_schedule(config), timeout_s=config.synchronizer.sync_timeout)
         return folder_synchronizer(config, self._store, trainer=config.trainer.name)
 
     async def run(self) -> TrainSummary:

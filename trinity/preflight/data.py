@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trinity.buffer.checks import Fault, control_token, missing_columns, prompt_type, row_faults
 from trinity.buffer.data_files import data_files
-from trinity.buffer.rows import BadRow, Row, read_rows
+from trinity.buffer.rows import BadRow, DataRow, read_rows
 from trinity.buffer.samples import NEEDED, decoded, form_of, sample_faults
 from trinity.common.config.buffer import ExperienceBufferConfig, FormatConfig, TasksetConfig
 from trinity.common.config.problems import Finding
@@ -149,9 +149,9 @@ def check_table(path: str | None, *, name: str, fmt: FormatConfig, schema: str, 
 
 
 def _check_rows(
-    rows: list[Row | BadRow], fmt: FormatConfig, *, where: str, needs: set[str], schema: str | None = None
+    rows: list[DataRow | BadRow], fmt: FormatConfig, *, where: str, needs: set[str], schema: str | None = None
 ) -> list[Finding]:
-    good = [row for row in rows if isinstance(row, Row)]
+    good = [row for row in rows if isinstance(row, DataRow)]
     bad: list[tuple[str, str]] = [(row.code, str(row)) for row in rows if isinstance(row, BadRow)]
     columns = list(dict.fromkeys(key for row in good for key in row.values))
     faults = missing_columns(fmt, columns, needs=needs) if good else []

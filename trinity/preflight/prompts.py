@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.buffer.checks import prompt_type
 from trinity.buffer.data_files import data_files
-from trinity.buffer.rows import Row, read_rows
+from trinity.buffer.rows import DataRow, read_rows
 from trinity.buffer.samples import decoded
 from trinity.common.config.buffer import FormatConfig, TasksetConfig
 from trinity.common.config.problems import Finding
@@ -74,7 +74,7 @@ def long_prompts(taskset: TasksetConfig, *, model: Path, limit: int) -> LongProm
         tokenizer = tokenizers.Tokenizer.from_file(str(file))
     except Exception:  # noqa: BLE001  the library has no error of its own; files that are wrong are told elsewhere
         return None
-    values = [row.values for row in rows if isinstance(row, Row)]
+    values = [row.values for row in rows if isinstance(row, DataRow)]
     kind = prompt_type(taskset.format, {column for row in values for column in row})
     texts = ["\n".join(_texts(row, taskset.format, kind=kind)) for row in values]
     lengths = [len(encoding.ids) for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]

@@ -21,8 +21,8 @@ from trinity.runtime.collector import collect_seldom
 from trinity.runtime.event_loop import run_event_loop
 from trinity.runtime.failure import Failure
 from trinity.runtime.host import ComponentHost
-from trinity.runtime.leaving import die_with, leave
 from trinity.runtime.messages import from_bytes, to_bytes
+from trinity.runtime.process_exit import die_with, leave
 from trinity.utils.log import ROOT, RedactingFormatter
 from trinity.utils.streams import steady_output
 

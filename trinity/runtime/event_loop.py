@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import trinity
 from trinity.common.errors import ExitCode
-from trinity.runtime.leaving import flush_output, leave_at_once, left_behind
+from trinity.runtime.process_exit import flush_output, leave_at_once, left_behind
 from trinity.utils.log import get_logger
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from trinity.common.errors import EnvironmentProblem
-from trinity.runtime import cluster, head
+from trinity.runtime import cluster, head_watch
 from trinity.runtime.base import (
     CLOSE_GRACE_S,
     NODE_ENV_VAR,
@@ -62,7 +62,7 @@ class _Actor(ActorHost):
         node = ray.util.get_node_ip_address()
         await self.set_up(setup, {NODE_ENV_VAR: node, **env})
         await asyncio.to_thread(register_tensors)
-        head.leave_with(ray.get_runtime_context().gcs_address, repr(self))
+        head_watch.leave_with(ray.get_runtime_context().gcs_address, repr(self))
         return {"node": node, "node_id": this_node(), **cluster.process_facts()}
 
 
@@ -335,7 +335,7 @@ def connect(request: cluster.ClusterRequest) -> str:
     cluster.prepare_environment(request)
     address = cluster.found_address(request.address)
     cluster.check_found(request, address)
-    with cluster.signals_kept(), head.own_sessions(services):
+    with cluster.signals_kept(), head_watch.own_sessions(services):
         try:
             _token.follow(address)
             ray.init(
@@ -360,11 +360,11 @@ def disconnect(timeline: Path | None = None, *, is_lost: bool = False) -> None:
     """Leave the cluster, and end it if `connect` started it; write Ray's timeline to `timeline` before."""
     if not ray.is_initialized():
         return _token.restore()
-    left = head.below_raylet() if is_lost else []
+    left = head_watch.below_raylet() if is_lost else []
     if timeline is not None and not is_lost:
         timeline.parent.mkdir(parents=True, exist_ok=True)
         logging.getLogger("ray._private.state").setLevel(logging.ERROR)  # it warns of where events will be kept
         ray.timeline(str(timeline))
     ray.shutdown()
     _token.restore()
-    head.end_processes(left)
+    head_watch.end_processes(left)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity.common.errors import EnvironmentProblem
-from trinity.runtime.leaving import die_with
+from trinity.runtime.process_exit import die_with
 from trinity.utils.locks import FileLock, is_held
 from trinity.utils.log import get_logger
 

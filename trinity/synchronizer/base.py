@@ -22,16 +22,16 @@ class Synchronizer(Protocol):
     async def is_awaited(self, version: int) -> bool:
         """Return whether an explorer waits for `version` and may copy from the live tensors."""
 
-    async def publish(self, ticket: Ticket, *, is_lent: bool = False) -> int | None:
-        """Make a version available; return the oldest that is still needed, None where nobody took a lent one."""
+    async def publish(self, ticket: Ticket, *, is_live: bool = False) -> int | None:
+        """Make a version available; return the oldest that is still needed, None where nobody took live tensors."""
 
-    async def wait_for_question(self, *, timeout_s: float) -> bool:
+    async def wait_for_request(self, *, timeout_s: float) -> bool:
         """Wait until an explorer asks for weights; return whether one did in time."""
 
-    async def is_asked(self) -> bool:
-        """Return whether an explorer waits for an answer."""
+    async def is_requested(self) -> bool:
+        """Return whether an explorer waits for its request to be acknowledged."""
 
-    async def answer(self) -> None:
+    async def acknowledge(self) -> None:
         """Say that the newest version is what the trainer has."""
 
     async def finish_trainer(self) -> None:
@@ -63,7 +63,7 @@ class Synchronizer(Protocol):
     async def wait_for_version(self, version: int, *, timeout_s: float | None = None, explorer: str) -> int:
         """Wait until `version` or a newer one is published, or the trainer has finished; return the newest."""
 
-    async def ask(self, version: int = 0, *, timeout_s: float | None = None, explorer: str) -> int:
+    async def request(self, version: int = 0, *, timeout_s: float | None = None, explorer: str) -> int:
         """Ask for `version` or a newer one, 0 for what there is; return the newest when the trainer has answered."""
 
     async def wait_for_trainer(self, *, timeout_s: float | None = None) -> int:

@@ -109,7 +109,7 @@ class FolderSynchronizer:
         """Return false: nobody can copy from the tensors of another process."""
         return False
 
-    async def publish(self, ticket: Ticket, *, is_lent: bool = False) -> int | None:
+    async def publish(self, ticket: Ticket, *, is_live: bool = False) -> int | None:
         """Announce a version; return the one before, which an explorer may still be about to read.
 
         Raises:
@@ -119,12 +119,12 @@ class FolderSynchronizer:
         await self._say(version=ticket.version, fingerprint=ticket.fingerprint)
         return before
 
-    async def wait_for_question(self, *, timeout_s: float) -> bool:
+    async def wait_for_request(self, *, timeout_s: float) -> bool:
         """Return false after the time: explorers that run apart take what there is."""
         await asyncio.sleep(timeout_s)
         return False
 
-    async def answer(self) -> None:
+    async def acknowledge(self) -> None:
         """Nothing to say: nobody has asked."""
 
     async def finish_trainer(self) -> None:
@@ -172,7 +172,7 @@ class FolderSynchronizer:
         )
         return self._news().version
 
-    async def ask(self, version: int = 0, *, timeout_s: float | None = None, explorer: str) -> int:
+    async def request(self, version: int = 0, *, timeout_s: float | None = None, explorer: str) -> int:
         """Wait for `version` or a newer one: the trainer publishes in its own rhythm; return the newest.
 
         Raises:
@@ -254,7 +254,7 @@ class FolderSynchronizer:
                 code="E7041",
             ) from error
 
-    async def is_asked(self) -> bool:
+    async def is_requested(self) -> bool:
         """Return false: an explorer that runs apart takes what there is."""
         return False
 

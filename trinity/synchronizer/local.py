@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Seat:
+class ExplorerEntry:
     """What is known of one explorer.
 
     Attributes:
         state: its snapshot after its last finished step, None before the first.
         awaited: version that it waits for.
-        asked: version, or a newer one, that it asks the trainer to publish; 0 for whatever there is.
-        is_heard: the trainer knows of the question.
+        requested: version, or a newer one, that it asks the trainer to publish; 0 for whatever there is.
+        is_acknowledged: the trainer knows of the request.
         reading: versions that its engines are taking, and how many of them.
         is_done: it will ask for no further version.
     """
 
     state: dict[str, Any] | None = None
     awaited: int | None = None
-    asked: int | None = None
-    is_heard: bool = False
+    requested: int | None = None
+    is_acknowledged: bool = False
     reading: Counter[int] = field(default_factory=Counter)
     is_done: bool = False
 
@@ -50,8 +50,8 @@ class LocalSynchronizer:
         self.timeout_s = timeout_s
         self._version = 0
         self._tickets: dict[int, Ticket] = {}
-        self._seats: dict[str, Seat] = {}
-        self._borrowed: int | None = None
+        self._explorers: dict[str, ExplorerEntry] = {}
+        self._live_version: int | None = None
         self._trainer_done = False
         self._changed = asyncio.Condition()
 
@@ -61,57 +61,57 @@ class LocalSynchronizer:
 
         It can then copy from the live tensors while the trainer waits.
         """
-        return self._may_lend(version)
+        return self._may_publish_live(version)
 
-    async def publish(self, ticket: Ticket, *, is_lent: bool = False) -> int | None:
+    async def publish(self, ticket: Ticket, *, is_live: bool = False) -> int | None:
         """Make a version available.
 
         Args:
             ticket: of the version.
-            is_lent: the ticket leads to the live tensors: wait until the explorer has copied them.
+            is_live: the ticket leads to the live tensors: wait until the explorer has copied them.
 
         Returns:
-            The oldest version that somebody can still ask for; None where a lent version found nobody waiting, who
+            The oldest version that somebody can still ask for; None where live tensors found nobody waiting, who
             has gone meanwhile: nothing was published.
 
         Raises:
-            SyncError: the explorer did not take a lent version before the deadline.
+            SyncError: the explorer did not take the live tensors before the deadline.
         """
         version = ticket.version
         async with self._changed:
-            if is_lent and not self._may_lend(version):
+            if is_live and not self._may_publish_live(version):
                 return None
             self._tickets[version] = ticket
             self._version = max(self._version, version)
-            self._borrowed = version if is_lent else None
-            self._settle_questions()
+            self._live_version = version if is_live else None
+            self._settle_requests()
             self._changed.notify_all()
-            if is_lent:
-                await self._until(lambda: self._borrowed is None, f"the explorer to load version {version}")
+            if is_live:
+                await self._until(lambda: self._live_version is None, f"the explorer to load version {version}")
                 # Nobody asks for older ones either, wherever the explorer was when it last reported.
                 self._tickets = {newer: kept for newer, kept in self._tickets.items() if newer > version}
                 return version + 1
             return self._drop()
 
-    async def wait_for_question(self, *, timeout_s: float) -> bool:
+    async def wait_for_request(self, *, timeout_s: float) -> bool:
         """Wait until an explorer asks for weights that the trainer was not told of; return whether one did in time."""
         async with self._changed:
             try:
-                await within(self._changed.wait_for(self._unheard), timeout_s)
+                await within(self._changed.wait_for(self._unacknowledged), timeout_s)
             except TimeoutError:
                 return False
-            for seat in self._unheard():
-                seat.is_heard = True
+            for entry in self._unacknowledged():
+                entry.is_acknowledged = True
             return True
 
-    async def is_asked(self) -> bool:
-        """Return whether an explorer waits for an answer."""
-        return any(seat.asked is not None for seat in self._seats.values())
+    async def is_requested(self) -> bool:
+        """Return whether an explorer waits for its request to be acknowledged."""
+        return any(entry.requested is not None for entry in self._explorers.values())
 
-    async def answer(self) -> None:
+    async def acknowledge(self) -> None:
         """Say that the newest version is what the trainer has; whoever needs a newer one goes on waiting."""
         async with self._changed:
-            self._settle_questions()
+            self._settle_requests()
             self._changed.notify_all()
 
     async def finish_trainer(self) -> None:
@@ -122,7 +122,7 @@ class LocalSynchronizer:
 
     async def explorer_state(self, explorer: str) -> dict[str, Any] | None:
         """Return an explorer's snapshot after its last finished step, for a checkpoint."""
-        return self._seats[explorer].state if explorer in self._seats else None
+        return self._explorers[explorer].state if explorer in self._explorers else None
 
     async def needed_versions(self, training_step: int) -> list[int]:
         """Return the published versions that an explorer can still ask for and that are not that of `training_step`.
@@ -151,8 +151,8 @@ class LocalSynchronizer:
             SyncError: neither happened before the deadline (`synchronizer.sync_timeout`).
         """
         async with self._changed:
-            seat = self._seat(explorer)
-            seat.awaited = version
+            entry = self._entry(explorer)
+            entry.awaited = version
             self._changed.notify_all()
             try:
                 await self._until(
@@ -160,11 +160,11 @@ class LocalSynchronizer:
                     f"version {version} (the trainer's newest is {self._version})",
                     timeout_s=timeout_s,
                 )
-            finally:  # also when this wait is cancelled: nobody would take weights lent to it
-                seat.awaited = None
+            finally:  # also when this wait is cancelled: nobody would take live tensors published for it
+                entry.awaited = None
             return self._version
 
-    async def ask(self, version: int = 0, *, timeout_s: float | None = None, explorer: str) -> int:
+    async def request(self, version: int = 0, *, timeout_s: float | None = None, explorer: str) -> int:
         """Ask the trainer for its weights, `version` or newer; return the newest when it has answered, or has finished.
 
         It answers between two training steps, also while it waits for experiences.
@@ -173,15 +173,15 @@ class LocalSynchronizer:
             SyncError: no answer before the deadline (`synchronizer.sync_timeout`).
         """
         async with self._changed:
-            seat = self._seat(explorer)
+            entry = self._entry(explorer)
             if self._version < version or not version:
-                seat.asked, seat.is_heard = version, False
+                entry.requested, entry.is_acknowledged = version, False
             self._changed.notify_all()
             try:
                 what = f"the trainer to answer with version {version or self._version} or a newer one"
-                await self._until(lambda: seat.asked is None or self._trainer_done, what, timeout_s=timeout_s)
+                await self._until(lambda: entry.requested is None or self._trainer_done, what, timeout_s=timeout_s)
             finally:
-                seat.asked = None
+                entry.requested = None
             return self._version
 
     async def wait_for_trainer(self, *, timeout_s: float | None = None) -> int:
@@ -207,29 +207,29 @@ class LocalSynchronizer:
                     f"weights of version {version} are not held; versions at hand: {sorted(self._tickets) or 'none'}",
                     code="E5502",
                 )
-            self._seat(explorer).reading[version] += 1
+            self._entry(explorer).reading[version] += 1
             return self._tickets[version]
 
     async def release(self, version: int, *, explorer: str) -> None:
         """Say that the engines hold their own copy of `version`, or gave up taking it."""
         async with self._changed:
-            reading = self._seat(explorer).reading
+            reading = self._entry(explorer).reading
             reading[version] -= 1
             if reading[version] <= 0:
                 del reading[version]
-            self._borrowed = None
+            self._live_version = None
             self._changed.notify_all()
 
     async def report_explorer(self, state: dict[str, Any], *, explorer: str) -> None:
         """Keep an explorer's snapshot (JSON-able, with key `explore_step`) after a finished step."""
         async with self._changed:
-            self._seat(explorer).state = state
+            self._entry(explorer).state = state
 
     async def finish_explorer(self, *, explorer: str) -> None:
         """Say that an explorer will ask for no further version."""
         async with self._changed:
-            self._seat(explorer).is_done = True
-            self._borrowed = None
+            self._entry(explorer).is_done = True
+            self._live_version = None
             self._changed.notify_all()
 
     # ------------------------------------------------------------------- either
@@ -251,7 +251,7 @@ class LocalSynchronizer:
         """
         async with self._changed:
             self._version = version
-            self._seat(explorer).state = explorer_state
+            self._entry(explorer).state = explorer_state
             self._tickets |= {ticket.version: ticket for ticket in tickets}
             self._changed.notify_all()
 
@@ -267,32 +267,34 @@ class LocalSynchronizer:
         """Return whether the trainer will publish no further version."""
         return self._trainer_done
 
-    def _seat(self, explorer: str) -> Seat:
-        return self._seats.setdefault(explorer, Seat())
+    def _entry(self, explorer: str) -> ExplorerEntry:
+        return self._explorers.setdefault(explorer, ExplorerEntry())
 
-    def _unheard(self) -> list[Seat]:
-        return [seat for seat in self._seats.values() if seat.asked is not None and not seat.is_heard]
+    def _unacknowledged(self) -> list[ExplorerEntry]:
+        return [
+            entry for entry in self._explorers.values() if entry.requested is not None and not entry.is_acknowledged
+        ]
 
-    def _settle_questions(self) -> None:
-        for seat in self._seats.values():
-            if seat.asked is not None and seat.asked <= self._version:
-                seat.asked = None
+    def _settle_requests(self) -> None:
+        for entry in self._explorers.values():
+            if entry.requested is not None and entry.requested <= self._version:
+                entry.requested = None
 
-    def _may_lend(self, version: int) -> bool:
-        if self.schedule.keeps_history or len(self._seats) != 1:
+    def _may_publish_live(self, version: int) -> bool:
+        if self.schedule.keeps_history or len(self._explorers) != 1:
             return False
-        awaited = next(iter(self._seats.values())).awaited
+        awaited = next(iter(self._explorers.values())).awaited
         return awaited is not None and awaited <= version
 
     def _is_newer_than(self, version: int) -> Callable[[], bool]:
         return lambda: self._trainer_done or self._version > version
 
     def _oldest_needed(self) -> int:
-        return min([self._next_of(seat) for seat in self._seats.values()] or [0])
+        return min([self._next_of(entry) for entry in self._explorers.values()] or [0])
 
-    def _next_of(self, seat: Seat) -> int:
-        done = seat.state["explore_step"] if seat.state else 0
-        return min([self.schedule.oldest_needed(done + 1, newest=self._version), *seat.reading])
+    def _next_of(self, entry: ExplorerEntry) -> int:
+        done = entry.state["explore_step"] if entry.state else 0
+        return min([self.schedule.oldest_needed(done + 1, newest=self._version), *entry.reading])
 
     def _drop(self) -> int:
         oldest = self._oldest_needed()

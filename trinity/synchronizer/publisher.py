@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trinity.synchronizer.base import Synchronizer
     from trinity.synchronizer.transport import Transport
 
-QUESTION_WAIT_S = 60.0  # of one wait for a question; the next one begins at once
+REQUEST_WAIT_S = 60.0  # of one wait for a request; the next one begins at once
 
 
 class Publisher:
@@ -47,9 +47,9 @@ class Publisher:
             SyncError: the explorer did not take the weights before the deadline.
         """
         start = time.perf_counter()
-        is_lent = self.transport.can_lend and await self.synchronizer.is_awaited(version)
-        ticket = await asyncio.to_thread(self.transport.put, version, weights, copy=not is_lent)
-        oldest = await self.synchronizer.publish(ticket, is_lent=is_lent)
+        is_live = self.transport.can_publish_live and await self.synchronizer.is_awaited(version)
+        ticket = await asyncio.to_thread(self.transport.put, version, weights, copy=not is_live)
+        oldest = await self.synchronizer.publish(ticket, is_live=is_live)
         if oldest is None:  # whoever waited has gone; the version must outlive the next step
             ticket = await asyncio.to_thread(self.transport.put, version, weights, copy=True)
             oldest = await self.synchronizer.publish(ticket)
@@ -70,11 +70,11 @@ class Publisher:
             SyncError: a version could not be published.
         """
         while True:
-            if await self.synchronizer.wait_for_question(timeout_s=QUESTION_WAIT_S):
+            if await self.synchronizer.wait_for_request(timeout_s=REQUEST_WAIT_S):
                 async with lock:
                     if step() > await self.synchronizer.newest_version():
                         await self.publish(step(), await weights())
-                    await self.synchronizer.answer()
+                    await self.synchronizer.acknowledge()
 
     async def served_weights(self, training_step: int) -> dict[int, Mapping[str, Tensor]]:
         """Return the published weights that an explorer can still ask for and that are not those of `training_step`."""

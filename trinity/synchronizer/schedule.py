@@ -73,7 +73,7 @@ class DynamicSchedule:
             what there is before each step), or `fully_async` (also while rollouts are under way).
         explorer_interval: explore steps between two questions, >= 1.
         trainer_interval: training steps between two versions that nobody has asked for, >= 1.
-        offset: explore steps before the first question, >= 0.
+        offset: explore steps before the first request, >= 0.
         is_apart: explorer and trainer meet in files, where nobody can ask: versions come every `trainer_interval`.
     """
 
@@ -83,9 +83,9 @@ class DynamicSchedule:
     offset: int = 0
     is_apart: bool = False
 
-    keeps_history = True  # nobody waits for a version by its number, so none is lent
+    keeps_history = True  # nobody waits for a version by its number, so no live tensors are published
 
-    def is_asked_before(self, explore_step: int) -> bool:
+    def is_requested_before(self, explore_step: int) -> bool:
         """Return whether the explorer asks the trainer for its weights before explore step `explore_step`."""
         ahead = explore_step - 1 - self.offset
         is_asking = self.style == SyncStyle.DYNAMIC_BY_EXPLORER
@@ -108,7 +108,7 @@ class DynamicSchedule:
 Schedule = FixedSchedule | DynamicSchedule
 
 
-def schedule_of(config: Config) -> Schedule:
+def sync_schedule(config: Config) -> Schedule:
     """Return the synchronization schedule that a resolved configuration describes."""
     if _meets_no_trainer(config):
         return FixedSchedule(offset=sys.maxsize)

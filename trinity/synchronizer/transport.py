@@ -50,10 +50,10 @@ class Transport(Protocol):
     """Keeps published weights by version, where the trained model is.
 
     Attributes:
-        can_lend: a version may be handed over as the live tensors, which nobody has to copy.
+        can_publish_live: a version may be handed over as the live tensors, which nobody has to copy.
     """
 
-    can_lend: bool
+    can_publish_live: bool
 
     def put(self, version: int, weights: Mapping[str, Tensor], *, copy: bool) -> Ticket:
         """Hold `weights` as `version`; with `copy`, later changes of the tensors do not matter. Return its ticket."""
@@ -76,12 +76,13 @@ class MemoryTransport:
 
     Args:
         objects: where they are held; this process, if nothing else is given.
-        can_lend: whether a version may be lent; not where an engine that comes back asks for it once more.
+        can_publish_live: whether a version may be published as the live tensors; not where an engine that comes back
+            asks for it once more.
     """
 
-    def __init__(self, objects: Objects | None = None, *, can_lend: bool = True) -> None:
+    def __init__(self, objects: Objects | None = None, *, can_publish_live: bool = True) -> None:
         self.objects = objects or LocalObjects()
-        self.can_lend = can_lend and self.objects.is_local
+        self.can_publish_live = can_publish_live and self.objects.is_local
         self._held: dict[int, Ticket] = {}
 
     def put(self, version: int, weights: Mapping[str, Tensor], *, copy: bool) -> Ticket:
@@ -134,7 +135,7 @@ class CheckpointTransport:
             `FULL_EVERY` versions, and where the version before is gone.
     """
 
-    can_lend = False
+    can_publish_live = False
 
     def __init__(self, job_dir: Path, *, is_delta: bool = False) -> None:
         self.job_dir = job_dir
@@ -246,7 +247,7 @@ def transport_of(config: Config, *, objects: Objects | None = None) -> Transport
     if config.synchronizer.sync_method == SyncMethod.CHECKPOINT:
         job_dir = Path(config.checkpoint_job_dir)
         return CheckpointTransport(job_dir, is_delta=config.synchronizer.checkpoint_delta)
-    return MemoryTransport(objects, can_lend=not has_engines_apart(config))
+    return MemoryTransport(objects, can_publish_live=not has_engines_apart(config))
 
 
 def _flush(path: Path) -> None:

@@ -82,7 +82,7 @@ class BufferSource:
         Of a replay buffer also `sample/evicted_count`: the experiences that it let go, being full, since the last call.
         """
         metrics = {"sample/incomplete_batch_count": float(not self._is_complete)}
-        if self.store.reuse is not None:
+        if self.store.replay is not None:
             metrics["sample/evicted_count"] = float(self._evicted)
             self._evicted = 0
         return metrics

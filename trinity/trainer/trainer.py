@@ -26,7 +26,7 @@ from trinity.monitor.monitor import Monitor
 from trinity.runtime.worker_thread import WorkerThread
 from trinity.synchronizer.base import Synchronizer
 from trinity.synchronizer.publisher import Publisher
-from trinity.synchronizer.schedule import FixedSchedule, schedule_of
+from trinity.synchronizer.schedule import FixedSchedule, sync_schedule
 from trinity.synchronizer.transport import transport_of
 from trinity.trainer.auxiliary import open_auxiliary
 from trinity.trainer.backend import TrainerBackend, run_on
@@ -97,7 +97,7 @@ class Trainer:
         self.config = config
         self.store = store
         self.synchronizer = synchronizer
-        self.schedule = schedule_of(config)
+        self.schedule = sync_schedule(config)
         self.publisher = Publisher(
             synchronizer, transport_of(config, objects=None if runtime is None else runtime.objects)
         )
@@ -335,7 +335,7 @@ class Trainer:
         self.step = step
         # A read for the next step may be under way when a checkpoint is written: it holds what this step left.
         self._positions = self._strategy.state_dict(), self._source.state_dict()
-        if self._publishes() and (self.schedule.is_published(step) or await self.synchronizer.is_asked()):
+        if self._publishes() and (self.schedule.is_published(step) or await self.synchronizer.is_requested()):
             metrics |= await self._publish()
         self._metrics, self._pending = metrics | self._pending, {}
         self.monitor.log(self._metrics, step=step)

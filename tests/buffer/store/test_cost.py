@@ -16,8 +16,8 @@ from sqlalchemy import event
 
 from tests.buffer.store.oracle import BUFFER, RUN, experience, uids
 from trinity.buffer.priority import PRIORITY_FUNC
-from trinity.buffer.store import ConsumerToken, ExperienceStore, Reuse
-from trinity.buffer.store.backlog import Pace
+from trinity.buffer.store import ConsumerToken, ExperienceStore, Replay
+from trinity.buffer.store.staleness import Pace
 
 BATCH, CONSUMER, PRODUCER = 64, "trainer", "explorer"
 SHORT, LONG = 10, 200
@@ -117,8 +117,8 @@ def use_as_queue(url: str, steps: int) -> Meter:
 
 def use_as_replay(url: str, steps: int) -> Meter:
     """Make the calls of a trainer whose experiences are used again."""
-    reuse = Reuse(PRIORITY_FUNC.get("linear_decay")(), cooldown_s=1e6, capacity=5)
-    with ExperienceStore(url, reuse=reuse, clock=lambda: 1e9) as store:
+    replay = Replay(PRIORITY_FUNC.get("linear_decay")(), cooldown_s=1e6, capacity=5)
+    with ExperienceStore(url, replay=replay, clock=lambda: 1e9) as store:
         meter = Meter(store)
         token = store.open_consumer(BUFFER, CONSUMER, run=RUN, cut=steps + 2)
         add(store, steps + 3, 8)

@@ -11,8 +11,8 @@ from tests.common.config.conftest import MINIMAL, Examine
 from trinity.common.config import Catalogue
 from trinity.common.config.base import LATER, Facts, Support, facts_of
 from trinity.common.config.config import Config
-from trinity.common.config.draft import Draft
 from trinity.common.config.keys import key_named, path_of
+from trinity.common.config.resolution import Resolution
 from trinity.common.config.schema_index import annotation_at, facts_at, fields_of
 from trinity.common.config.tree import dotted
 
@@ -78,11 +78,11 @@ def test_the_key_that_was_written_with_an_idle_value_is_named(
 PPO = "algorithm: {algorithm_type: ppo}\n"
 
 
-def _resolved(examined: Examine, *overrides: str) -> Draft:
+def _resolved(examined: Examine, *overrides: str) -> Resolution:
     plan, problems = examined(MINIMAL + PPO, *overrides)
     assert not [p.render() for p in problems if p.is_error]
     stage = plan.stages[0]
-    return Draft(stage.config, stage.tree, Catalogue(), Path())
+    return Resolution(stage.config, stage.tree, Catalogue(), Path())
 
 
 def _said() -> list[tuple[str, Facts]]:
@@ -97,13 +97,13 @@ def test_what_a_key_follows_is_a_key() -> None:
 
 
 def test_a_key_that_was_left_out_has_the_value_of_the_one_that_it_follows(examined: Examine) -> None:
-    draft = _resolved(examined)
+    resolution = _resolved(examined)
     follows = [(key, facts.default_from, facts) for key, facts in _said() if facts.default_from]
     assert len(follows) > 40
     unused = f"{VERL}.critic.fsdp."
     others = [(key, facts, source) for key, source, facts in follows if not key.startswith(unused)]
-    values = {key: draft.get(key_named(key)) for key, _, _ in others}
-    assert values == {key: facts.value_from(draft.get(key_named(source))) for key, facts, source in others}
+    values = {key: resolution.get(key_named(key)) for key, _, _ in others}
+    assert values == {key: facts.value_from(resolution.get(key_named(source))) for key, facts, source in others}
 
 
 def test_what_a_key_has_of_another_may_be_what_that_means_for_it(examined: Examine) -> None:

@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 
 from trinity.common.config import Catalogue, Config
-from trinity.common.config.draft import Draft, opened
 from trinity.common.config.keys import ACTOR, KEYS, args_of, key_named, last_part, part_of, path_of, present, value_of
+from trinity.common.config.resolution import Resolution, opened
 from trinity.common.config.tree import Tree
 
 ROOT = Path(__file__).resolve().parents[3]
 RULE = """
-from trinity.common.config.draft import Draft
+from trinity.common.config.resolution import Resolution
 from trinity.common.config.keys import KEYS
 
 
-def rule(draft: Draft) -> int:
-    draft.get(KEYS.buffer.train_batchsize)
-    if draft.get(KEYS.synchronizer.sync_style) == "fixd" or draft.config.mode == "trains":
-        return draft.get(KEYS.buffer.tokenizer_path)
-    return draft.get(KEYS.buffer.train_batch_size) + draft.filled(KEYS.trainer.total_steps)
+def rule(resolution: Resolution) -> int:
+    resolution.get(KEYS.buffer.train_batchsize)
+    if resolution.get(KEYS.synchronizer.sync_style) == "fixd" or resolution.config.mode == "trains":
+        return resolution.get(KEYS.buffer.tokenizer_path)
+    return resolution.get(KEYS.buffer.train_batch_size) + resolution.filled(KEYS.trainer.total_steps)
 """
 FOUND = (
     'rule.py:7: error: "BufferConfig" has no attribute "train_batchsize"',
@@ -75,16 +75,16 @@ def test_a_key_is_not_taken_for_its_value(misuse: Any) -> None:
         misuse(KEYS.buffer.batch_size)
 
 
-def _draft() -> Draft:
-    return Draft(Config(model={"model_path": "m"}), Tree(), Catalogue(), Path("/"))
+def _resolution() -> Resolution:
+    return Resolution(Config(model={"model_path": "m"}), Tree(), Catalogue(), Path("/"))
 
 
 def test_text_is_no_key() -> None:
     with pytest.raises(TypeError, match="'buffer.batch_size' is no name of a key"):
-        _draft().get("buffer.batch_size")
+        _resolution().get("buffer.batch_size")
 
 
-def test_a_key_leads_to_an_item_of_a_list_in_what_was_read_and_in_a_draft() -> None:
+def test_a_key_leads_to_an_item_of_a_list_in_what_was_read_and_in_a_resolution() -> None:
     config = Config(explorer={"auxiliary_models": [{"model_path": "m"}, {"model_path": "n"}]})
     for values in (config, opened(config)):
         assert value_of(values, KEYS.explorer.auxiliary_models[1].model_path) == "n"
@@ -92,13 +92,13 @@ def test_a_key_leads_to_an_item_of_a_list_in_what_was_read_and_in_a_draft() -> N
             value_of(values, KEYS.explorer.auxiliary_models[2])
 
 
-def test_what_is_derived_stands_in_the_draft_alone() -> None:
-    draft = _draft()
-    draft.derive(KEYS.buffer.batch_size, 8, KEYS.model.model_path)
-    draft.follow(KEYS.buffer.tokenizer_path, KEYS.model.model_path)
-    assert draft.config.buffer.batch_size == draft.get(KEYS.buffer.batch_size) == 8
-    assert draft.config.buffer.tokenizer_path == "m" and draft.typed.buffer.batch_size == 1
-    assert [(d.key, d.reason, d.is_copy) for d in draft.derived] == [
+def test_what_is_derived_stands_in_the_resolution_alone() -> None:
+    resolution = _resolution()
+    resolution.derive(KEYS.buffer.batch_size, 8, KEYS.model.model_path)
+    resolution.follow(KEYS.buffer.tokenizer_path, KEYS.model.model_path)
+    assert resolution.config.buffer.batch_size == resolution.get(KEYS.buffer.batch_size) == 8
+    assert resolution.config.buffer.tokenizer_path == "m" and resolution.typed.buffer.batch_size == 1
+    assert [(d.key, d.reason, d.is_copy) for d in resolution.derived] == [
         ("buffer.batch_size", "model.model_path", True),
         ("buffer.tokenizer_path", "model.model_path", True),
     ]

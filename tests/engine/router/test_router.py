@@ -17,8 +17,8 @@ from tests.engine.engines import response, run
 from trinity.common.config.model import ModelConfig
 from trinity.common.errors import EngineError, EnginesLostError, SyncError
 from trinity.common.experience import Experience
-from trinity.engine.router.choice import PrefixTable, choose_engine, fixed_engine, group_of
-from trinity.engine.router.fleet import FleetSettings
+from trinity.engine.router.engine_pool import EnginePoolSettings
+from trinity.engine.router.policy import PrefixTable, choose_engine, fixed_engine, group_of
 from trinity.engine.router.router import EngineRouter
 from trinity.engine.settings import EngineSettings
 from trinity.engine.torch.engine import TorchEngine
@@ -56,12 +56,12 @@ class Engines:
 
 @contextlib.asynccontextmanager
 async def router(
-    path: Path, count: int = 2, *, source: Engines | None = None, is_deterministic: bool = False, **fleet: float
+    path: Path, count: int = 2, *, source: Engines | None = None, is_deterministic: bool = False, **pool: float
 ) -> AsyncIterator[EngineRouter]:
     """Yield a prepared router over `count` engines."""
     made = EngineRouter(
         source or Engines(path, is_deterministic=is_deterministic),
-        FleetSettings(count, **{"sync_timeout_s": 30.0} | fleet),
+        EnginePoolSettings(count, **{"sync_timeout_s": 30.0} | pool),
         timeout_s=30.0,
         is_deterministic=is_deterministic,
     )
@@ -175,8 +175,8 @@ def test_each_engine_tells_how_it_answers_and_a_lost_one_is_in_no_figure_of_the_
             calls = [made.generate(f"{i}+", n=20, max_tokens=4, ignore_eos=True) for i in range(2)]
             await asyncio.gather(*calls)
             tables.append(await made.stats())
-            made._fleet.lose(made._fleet.slots[0], EngineError("its process is gone", code="E5701"))
-            while len(made._fleet.serving()) < 2:
+            made._pool.lose(made._pool.slots[0], EngineError("its process is gone", code="E5701"))
+            while len(made._pool.serving()) < 2:
                 await asyncio.sleep(0.01)
             await made.update_weights(weights_of(llama[1], 0.6), version=8)
             tables.append(await made.stats())
@@ -209,7 +209,7 @@ def test_requests_of_a_lost_engine_are_answered_by_another_and_it_returns_with_t
                 await asyncio.sleep(0.001)
             await source.made[0][0].shutdown()
             answers = await asyncio.gather(*calls)
-            while len(made._fleet.serving()) < 2:
+            while len(made._pool.serving()) < 2:
                 await asyncio.sleep(0.01)
             again = source.made[0][1]
             stats = await made.stats()
@@ -243,7 +243,7 @@ def test_an_engine_that_could_not_take_the_weights_gets_no_request(llama: Made) 
                 await asyncio.sleep(0.01)
             stale = source.made[0][1]
             await asyncio.gather(*(ask(made, task) for task in range(4)))
-            while len(made._fleet.serving()) < 2:
+            while len(made._pool.serving()) < 2:
                 await asyncio.sleep(0.01)
             return stale.model_version, len(source.made[0]), await made.stats()
 

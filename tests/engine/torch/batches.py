@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from trinity.common.models.generate_params import GenerateParams
 from trinity.engine.sample import Sample
 from trinity.engine.sampler import noise_key
-from trinity.engine.torch.batch import Batch
+from trinity.engine.torch.batch import RunningBatch
 from trinity.engine.torch.decoder import Decoder, load_decoder
 from trinity.engine.torch.request import Request
 
@@ -27,11 +27,11 @@ def make_decoder(path: Path, *, max_model_len: int, dtype: torch.dtype = torch.f
     return decoder
 
 
-def make_batch(path: Path, decoder: Decoder, num_slots: int, *, max_length: int, **settings: Any) -> Batch:
-    """Return an empty batch; `settings` as those of `Batch`."""
+def make_batch(path: Path, decoder: Decoder, num_slots: int, *, max_length: int, **settings: Any) -> RunningBatch:
+    """Return an empty batch; `settings` as those of `RunningBatch`."""
     tokenizer = AutoTokenizer.from_pretrained(path)
     kept = {"stop_ids": [1], "is_fixed": False} | settings
-    return Batch(decoder, num_slots, max_length=max_length, tokenizer=tokenizer, **kept)
+    return RunningBatch(decoder, num_slots, max_length=max_length, tokenizer=tokenizer, **kept)
 
 
 def make_requests(prompts: Sequence[Sequence[int]], params: Sequence[GenerateParams]) -> list[Request]:
@@ -48,7 +48,9 @@ def make_requests(prompts: Sequence[Sequence[int]], params: Sequence[GeneratePar
 
 
 @torch.no_grad()
-def run_all(batch: Batch, requests: Sequence[Request], *, watch: Callable[[], None] = lambda: None) -> list[Sample]:
+def run_all(
+    batch: RunningBatch, requests: Sequence[Request], *, watch: Callable[[], None] = lambda: None
+) -> list[Sample]:
     """Return all samples; rows are admitted as slots get free, `watch` is called after each admission and step."""
     waiting = [row for request in requests for row in request.rows()]
     while waiting or batch.num_active:

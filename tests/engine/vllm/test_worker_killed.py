@@ -17,8 +17,8 @@ from tests.engine.engines import run
 from tests.engine.vllm.conftest import settings
 from tests.runtime.test_contract import gone_soon
 from trinity.common.errors import EngineError
+from trinity.engine.vllm.core_watch import ProbeTimes
 from trinity.engine.vllm.engine import VLLMEngine
-from trinity.engine.vllm.watch import ProbeTimes
 
 pytestmark = pytest.mark.slow
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from trinity.buffer.store import backlog, ledger
-from trinity.buffer.store.backlog import Backlog, Pace
+from trinity.buffer.store import ledger, staleness
 from trinity.buffer.store.database import Database
 from trinity.buffer.store.ledger import Scope
+from trinity.buffer.store.staleness import Backlog, Pace
 from trinity.buffer.store.tables import NO_ROOM, PRODUCER, SNAPSHOT
 
 POLL_S = 0.2
@@ -79,7 +79,7 @@ class ProducerBoard:
         """
         place: dict[str, Any] = {"producer": producer, "version": version, "pace": pace, "in_flight": in_flight}
         with self._database.write() as connection:
-            found = backlog.enter_batch(connection, Scope(run, stage, buffer), **place)
+            found = staleness.enter_batch(connection, Scope(run, stage, buffer), **place)
         self._notify()
         return found
 

@@ -8,17 +8,17 @@ from typing import Any, Self
 
 from sqlalchemy import insert, select, update
 
-from trinity.buffer.store import claims, ledger, reuse
+from trinity.buffer.store import claims, ledger, replay
 from trinity.buffer.store.backup import JSONBackup
 from trinity.buffer.store.claims import Limits
 from trinity.buffer.store.database import Database
-from trinity.buffer.store.door import prepare
 from trinity.buffer.store.ledger import Scope
-from trinity.buffer.store.outlook import outlook
 from trinity.buffer.store.producers import POLL_S, ProducerBoard
-from trinity.buffer.store.reuse import Reuse
+from trinity.buffer.store.read_decision import decide_read
+from trinity.buffer.store.replay import Replay
 from trinity.buffer.store.tables import EXPERIENCE, TRAIN_STEP
 from trinity.buffer.store.types import AppendResult, Batch, ConsumerToken, Counts, num_rollouts
+from trinity.buffer.store.validation import prepare
 from trinity.common.errors import DataError, StarvedError, StoreError
 from trinity.common.experience import Experience
 from trinity.common.payload import MAX_EXPERIENCE_BYTES
@@ -41,7 +41,7 @@ class ExperienceStore(ProducerBoard):
         max_experience_bytes: larger experiences are recorded as dropped (`oversize`).
         busy_timeout_s: how long a transaction waits for another process.
         capacity: experiences that wait to be trained, beyond which `wait_for_room` waits; None: any number.
-        reuse: how trained experiences are used again; None: each is trained once.
+        replay: how trained experiences are used again; None: each is trained once.
         clock: seconds since 1970, for leases and pauses; None: the clock of the database.
     """
 
@@ -54,7 +54,7 @@ class ExperienceStore(ProducerBoard):
         max_experience_bytes: int = MAX_EXPERIENCE_BYTES,
         busy_timeout_s: float = 30.0,
         capacity: int | None = None,
-        reuse: Reuse | None = None,
+        replay: Replay | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         super().__init__(Database(url, busy_timeout_s=busy_timeout_s, clock=clock), capacity=capacity)
@@ -62,7 +62,7 @@ class ExperienceStore(ProducerBoard):
         self.keep_payloads = keep_payloads
         self.backup = backup
         self.max_experience_bytes = max_experience_bytes
-        self.reuse = reuse
+        self.replay = replay
 
     def open(self) -> ExperienceStore:
         """Open or create the database; return the store. A second call does nothing.
@@ -211,11 +211,11 @@ class ExperienceStore(ProducerBoard):
         """Return what was claimed, and how many experiences left a full replay buffer."""
         with self._database.write() as connection:
             ledger.verify_token(connection, token)
-            if self.reuse is None or not limits.whole_rollouts:
+            if self.replay is None or not limits.whole_rollouts:
                 claimed: list[Any] = list(claims.claim(connection, token, limits, lease_s=lease_s))
                 evicted = 0
             else:
-                claimed, evicted = reuse.claim(connection, token, limits, reuse=self.reuse, lease_s=lease_s)
+                claimed, evicted = replay.claim(connection, token, limits, replay=self.replay, lease_s=lease_s)
         failpoint("store.claim.after_commit")
         experiences = []
         for row in claimed:
@@ -266,7 +266,7 @@ class ExperienceStore(ProducerBoard):
         with self._database.write() as connection:
             ledger.verify_token(connection, token)
             step = ledger.last_step(connection, token) + 1
-            new = uids if self.reuse is None else reuse.retire(connection, token, uids=uids)
+            new = uids if self.replay is None else replay.retire(connection, token, uids=uids)
             values = {"state": DROPPED, "drop_reason": reason, "trained_step": step, "lease_until": None}
             ledger.end_claims(connection, token, uids=new, values=values, what="drop")
         self._notify()
@@ -286,7 +286,7 @@ class ExperienceStore(ProducerBoard):
             return 0
         with self._database.write() as connection:
             ledger.verify_token(connection, token)
-            return ledger.prune(connection, token, up_to_step=up_to_step, is_reused=self.reuse is not None)
+            return ledger.prune(connection, token, up_to_step=up_to_step, is_reused=self.replay is not None)
 
     def counts(self, buffer: str, run: str, stage: str = "") -> Counts:
         """Return the number of experiences by state; their sum is what was generated."""
@@ -329,7 +329,7 @@ class ExperienceStore(ProducerBoard):
                     self._changed.wait(min(POLL_S, max(deadline - time.monotonic(), 0.0)))
 
     def _try_read(self, token: ConsumerToken, n: int, *, is_last: bool, trained_version: int | None) -> Batch | None:
-        found = outlook(self._database, token, n, version=trained_version, is_last=is_last, reuse=self.reuse)
+        found = decide_read(self._database, token, n, version=trained_version, is_last=is_last, replay=self.replay)
         if found.is_over:
             return Batch([], is_complete=False, is_closed=True)
         if not found.is_due:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from trinity.common.config.base import Idle, Support
-from trinity.common.config.draft import Draft, plain_value
 from trinity.common.config.keys import CRITIC, REWARD_MODEL, Key, key_at, key_named, path_of
 from trinity.common.config.problems import shown_value
+from trinity.common.config.resolution import Resolution, plain_value
 from trinity.common.config.rules.critic import may_read_values
 from trinity.common.config.schema_index import default_at, facts_at, holds_section
 from trinity.common.config.tree import Path, value_at
@@ -37,41 +37,41 @@ LATER_NAMES: dict[str, tuple[str, ...]] = {
 _SAID = {"E1886": "is refused", "E1857": "is not done here"}
 
 
-def check_available(draft: Draft) -> None:
+def check_available(resolution: Resolution) -> None:
     """Note each written value that is not served, or that changes nothing, once."""
     told: set[Path | str] = set()
-    for path in dict.fromkeys(_value_path(leaf) for leaf in draft.tree.leaves()):
+    for path in dict.fromkeys(_value_path(leaf) for leaf in resolution.tree.leaves()):
         place, facts = facts_at(path)
-        if facts.idle is not None and facts.idle.why not in told and _value(draft, path) is facts.idle.value:
-            _warn(draft, key_at(path), facts.idle)
+        if facts.idle is not None and facts.idle.why not in told and _value(resolution, path) is facts.idle.value:
+            _warn(resolution, key_at(path), facts.idle)
             told.add(facts.idle.why)
         at = place if holds_section(place) or (facts.support and facts.support.why) else path
-        if facts.support is None or at in told or _is_unused(draft, path):
+        if facts.support is None or at in told or _is_unused(resolution, path):
             continue
-        if _is_refused(draft, at, facts.support):
-            _refuse(draft, at, facts.support)
+        if _is_refused(resolution, at, facts.support):
+            _refuse(resolution, at, facts.support)
             told.add(at)
 
 
-def _warn(draft: Draft, key: Key[object], idle: Idle) -> None:
+def _warn(resolution: Resolution, key: Key[object], idle: Idle) -> None:
     said = f"`{key}: {str(idle.value).lower()}` has no effect: {idle.why}"
-    draft.problem("W1902", key, said, suggestion="remove it")
+    resolution.problem("W1902", key, said, suggestion="remove it")
 
 
-def _is_refused(draft: Draft, path: Path, support: Support) -> bool:
+def _is_refused(resolution: Resolution, path: Path, support: Support) -> bool:
     if holds_section(path):
-        return draft.is_given(key_at(path)) and draft.tree.get(path) not in ({}, [], "None")
-    value = _value(draft, path)
-    return not (_matches(value, support.only) or _is_default(path, value) or _is_repeated(draft, path, value))
+        return resolution.is_given(key_at(path)) and resolution.tree.get(path) not in ({}, [], "None")
+    value = _value(resolution, path)
+    return not (_matches(value, support.only) or _is_default(path, value) or _is_repeated(resolution, path, value))
 
 
-def _refuse(draft: Draft, path: Path, support: Support) -> None:
+def _refuse(resolution: Resolution, path: Path, support: Support) -> None:
     key = key_at(path)
     if holds_section(path):
         way_out = support.instead or f"remove `{key}`"
-        draft.problem("E1900", key, f"`{key}` is not available yet in this version", suggestion=way_out)
+        resolution.problem("E1900", key, f"`{key}` is not available yet in this version", suggestion=way_out)
         return
-    value = _value(draft, path)
+    value = _value(resolution, path)
     if support.why:
         said, rule = f"`{key}: {value}` {_SAID[support.code]}: {support.why}", "the default"
         if support.code == "E1886":
@@ -80,7 +80,7 @@ def _refuse(draft: Draft, path: Path, support: Support) -> None:
     else:
         said = f"`{key}: {shown_value(str(key), value)}` is not available yet in this version"
         rule = f"one of {', '.join(str(v) for v in support.only)}" if support.only else "the default"
-    draft.problem(support.code, key, said, suggestion=support.instead or _hint(path, support.only), rule=rule)
+    resolution.problem(support.code, key, said, suggestion=support.instead or _hint(path, support.only), rule=rule)
 
 
 def _value_path(leaf: Path) -> Path:
@@ -90,31 +90,31 @@ def _value_path(leaf: Path) -> Path:
     return leaf
 
 
-def _is_unused(draft: Draft, path: Path) -> bool:
+def _is_unused(resolution: Resolution, path: Path) -> bool:
     """Return whether a section is not used: the explorer's in mode train, the critic's without one."""
-    trainer = draft.config.trainer
-    if path[:3] == path_of(CRITIC) and not may_read_values(draft):
+    trainer = resolution.config.trainer
+    if path[:3] == path_of(CRITIC) and not may_read_values(resolution):
         return True
     if path[:3] == path_of(REWARD_MODEL) and not trainer.trainer_config.reward_model.enable:
         return True
     if "megatron" in path and trainer.trainer_strategy != "megatron":
         return True
-    return not draft.explores and (path[0] == "explorer" or path[:2] == ("buffer", "explorer_input"))
+    return not resolution.explores and (path[0] == "explorer" or path[:2] == ("buffer", "explorer_input"))
 
 
-def _value(draft: Draft, path: Path) -> Any:
+def _value(resolution: Resolution, path: Path) -> Any:
     """Return the written value as the schema reads it: `no` is false, `None` is null."""
     try:
-        return plain_value(value_at(draft.typed, path))
+        return plain_value(value_at(resolution.typed, path))
     except KeyError:
-        return draft.tree.get(path)
+        return resolution.tree.get(path)
 
 
-def _is_repeated(draft: Draft, path: Path, value: Any) -> bool:
+def _is_repeated(resolution: Resolution, path: Path, value: Any) -> bool:
     """Return whether a key only repeats the value that it would have from another key."""
     facts = facts_at(path)[1]
     other = facts.mirrors or facts.default_from
-    return other is not None and bool(facts.value_from(draft.get(key_named(other))) == value)
+    return other is not None and bool(facts.value_from(resolution.get(key_named(other))) == value)
 
 
 def _matches(value: Any, allowed: tuple[Any, ...]) -> bool:

@@ -1,8 +1,8 @@
 """Names of keys that the type checker follows: `KEYS.buffer.batch_size` stands for the key `buffer.batch_size`.
 
 To the type checker such a name is the value that it leads to, so that it finds a key that does not exist, knows what
-`draft.get` returns for it, and an editor finds the field. When the program runs it is the way to the value and nothing
-else: it prints as the dotted key, and using it as if it were the value is an error.
+`resolution.get` returns for it, and an editor finds the field. When the program runs it is the way to the value and
+nothing else: it prints as the dotted key, and using it as if it were the value is an error.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Key:
         return self._misuse()
 
     def _misuse(self) -> NoReturn:
-        raise TypeError(f"{self} is the name of a value; `draft.get` returns the value")
+        raise TypeError(f"{self} is the name of a value; `resolution.get` returns the value")
 
 
 KEYS = cast(Config, _Key(()))

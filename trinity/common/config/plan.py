@@ -10,13 +10,13 @@ from typing import Any
 from trinity.common.config.catalogue import Catalogue
 from trinity.common.config.checking import check_schema
 from trinity.common.config.config import Config
-from trinity.common.config.draft import Derived
 from trinity.common.config.interpolation import resolve_interpolations
 from trinity.common.config.keys import key_named, path_of
 from trinity.common.config.overrides import apply_overrides
 from trinity.common.config.problems import ConfigErrors, Finding, unique
 from trinity.common.config.reading import read_file
 from trinity.common.config.renames import check_older_names
+from trinity.common.config.resolution import Derived
 from trinity.common.config.resolve import resolve, soften
 from trinity.common.config.stages import split_stages
 from trinity.common.config.tree import Tree

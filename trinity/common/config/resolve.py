@@ -14,10 +14,10 @@ from trinity.common.config.available import check_available
 from trinity.common.config.base import Section
 from trinity.common.config.catalogue import Catalogue
 from trinity.common.config.config import Config
-from trinity.common.config.draft import Derived, Draft, plain_value
 from trinity.common.config.explorer import ExplorerConfig
 from trinity.common.config.keys import KEYS
 from trinity.common.config.problems import Finding
+from trinity.common.config.resolution import Derived, Resolution, plain_value
 from trinity.common.config.rules.algorithm import resolve_algorithm
 from trinity.common.config.rules.batches import (
     check_groups,
@@ -48,7 +48,7 @@ from trinity.common.config.schema_index import variants
 from trinity.common.config.tree import Path, Tree
 from trinity.utils.log import is_secret_name
 
-RULES: tuple[Callable[[Draft], None], ...]
+RULES: tuple[Callable[[Resolution], None], ...]
 
 
 def resolve(
@@ -72,19 +72,19 @@ def resolve(
         broken: paths whose values were refused by the schema.
         looks_at_machine: what this machine has decides what the file leaves open.
     """
-    draft = Draft(config, tree, catalogue, cwd, stage_name, looks_at_machine, set(broken))
+    resolution = Resolution(config, tree, catalogue, cwd, stage_name, looks_at_machine, set(broken))
     for rule in RULES:
-        rule(draft)
+        rule(resolution)
     # What is not available yet is a warning where only the file is looked at, which then is shown complete.
-    errors = [problem for problem in draft.problems if problem.is_error and problem.code != "E1900"]
-    if errors or draft.broken:
-        return config, draft.derived, draft.problems
-    return resolved_values(draft), draft.derived, draft.problems
+    errors = [problem for problem in resolution.problems if problem.is_error and problem.code != "E1900"]
+    if errors or resolution.broken:
+        return config, resolution.derived, resolution.problems
+    return resolved_values(resolution), resolution.derived, resolution.problems
 
 
-def resolved_values(draft: Draft) -> Config:
-    """Return the configuration that a draft has become."""
-    return Config.model_validate(_meant(plain_value(draft.config), Config, draft.tree.values))
+def resolved_values(resolution: Resolution) -> Config:
+    """Return the configuration that a resolution has become."""
+    return Config.model_validate(_meant(plain_value(resolution.config), Config, resolution.tree.values))
 
 
 def _meant(values: dict[str, Any], model: type[Section], written: Any) -> dict[str, Any]:
@@ -108,29 +108,31 @@ def soften(problems: Iterable[Finding]) -> list[Finding]:
     return [replace(p, severity="warning") if p.code == "E1900" else p for p in problems]
 
 
-def _check_names(draft: Draft) -> None:
-    check_name(draft, KEYS.monitor.monitor_type, "monitor", draft.config.monitor.monitor_type, unknown="E1301")
-    for index, operator in enumerate(draft.config.data_processor.experience_pipeline.operators):
+def _check_names(resolution: Resolution) -> None:
+    check_name(
+        resolution, KEYS.monitor.monitor_type, "monitor", resolution.config.monitor.monitor_type, unknown="E1301"
+    )
+    for index, operator in enumerate(resolution.config.data_processor.experience_pipeline.operators):
         key = KEYS.data_processor.experience_pipeline.operators[index]
-        if check_name(draft, key.name, "operator", operator.name or "(none)"):
-            check_arguments(draft, key.args, "operator", operator.name, chosen=key.name)
+        if check_name(resolution, key.name, "operator", operator.name or "(none)"):
+            check_arguments(resolution, key.args, "operator", operator.name, chosen=key.name)
 
 
-def _check_secrets(draft: Draft) -> None:
+def _check_secrets(resolution: Resolution) -> None:
     """Warn about secrets that stand in the file as they are."""
-    for path in draft.tree.leaves():
-        value = draft.tree.get(path)
+    for path in resolution.tree.leaves():
+        value = resolution.tree.get(path)
         words = [str(part) for part in path if isinstance(part, str)]
         if not words or not is_secret_name(words[-1]) or not isinstance(value, str) or value in ("", "EMPTY", "None"):
             continue
-        chain = draft.tree.origins.get(path, ())
+        chain = resolution.tree.origins.get(path, ())
         if any(origin.kind == "env" for origin in chain):
             continue
-        owner = f"{draft.config.monitor.monitor_type}_" if words[0] == "monitor" else ""
+        owner = f"{resolution.config.monitor.monitor_type}_" if words[0] == "monitor" else ""
         name = f"{owner}{words[-1]}".upper()
         key = ".".join(words)
-        draft.problems.append(
-            draft.tree.problem(
+        resolution.problems.append(
+            resolution.tree.problem(
                 "W1501",
                 path,
                 f"`{key}` holds a secret in plain text",
@@ -139,20 +141,20 @@ def _check_secrets(draft: Draft) -> None:
         )
 
 
-def _check_unused(draft: Draft) -> None:
+def _check_unused(resolution: Resolution) -> None:
     """Warn about sections that were written for this very run and that nothing reads."""
-    is_idle = draft.mode == "train" and draft.is_own(KEYS.explorer)
-    if is_idle and draft.typed.explorer != ExplorerConfig():
-        draft.problem("W1902", KEYS.explorer, "`explorer` has no effect in mode train")
+    is_idle = resolution.mode == "train" and resolution.is_own(KEYS.explorer)
+    if is_idle and resolution.typed.explorer != ExplorerConfig():
+        resolution.problem("W1902", KEYS.explorer, "`explorer` has no effect in mode train")
 
 
-def _check_config_path(draft: Draft) -> None:
-    if draft.is_given(KEYS.trainer.trainer_config_path) and draft.is_given(KEYS.trainer.trainer_config):
-        origin = draft.origin(KEYS.trainer.trainer_config)
-        written = draft.config.trainer.trainer_config_path
-        if origin is None or origin.file == str(written) or draft.tree.get(("trainer", "trainer_config")) == {}:
+def _check_config_path(resolution: Resolution) -> None:
+    if resolution.is_given(KEYS.trainer.trainer_config_path) and resolution.is_given(KEYS.trainer.trainer_config):
+        origin = resolution.origin(KEYS.trainer.trainer_config)
+        written = resolution.config.trainer.trainer_config_path
+        if origin is None or origin.file == str(written) or resolution.tree.get(("trainer", "trainer_config")) == {}:
             return
-        draft.problem(
+        resolution.problem(
             "E1806",
             KEYS.trainer.trainer_config_path,
             "`trainer.trainer_config_path` and trainer_config exclude each other",

@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from trinity.common.config.config import Config
-from trinity.common.config.draft import Derived
 from trinity.common.config.problems import shown_value
+from trinity.common.config.resolution import Derived
 from trinity.common.config.tree import Path, Tree, dotted
 from trinity.utils.log import REDACTED, is_secret_name, redact
 
@@ -74,6 +74,6 @@ def leaves(value: Any, path: Path = ()) -> list[tuple[Path, Any]]:
 def json_schema() -> dict[str, Any]:
     """Return the JSON schema of the configuration file, stages included."""
     schema = Config.model_json_schema()
-    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["$schema"] = "https://json-schema.org/resolution/2020-12/schema"
     schema["title"] = "Trinity configuration"
     return schema

@@ -16,7 +16,7 @@ from trinity.common.errors import EngineError, TrinityError
 from trinity.common.experience import Experience
 from trinity.common.models.model import InferenceModel, Messages
 from trinity.common.weights import Ticket
-from trinity.engine.router.fleet import PREPARE_TIMEOUT_S
+from trinity.engine.router.engine_pool import PREPARE_TIMEOUT_S
 from trinity.runtime.base import Handle, ObjectRef, Resources, Runtime
 from trinity.runtime.batched import BatchedCalls, BatchedHost, Call, Result
 from trinity.runtime.objects import LocalRef

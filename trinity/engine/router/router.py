@@ -19,8 +19,8 @@ from trinity.common.experience import Experience
 from trinity.common.models.model import InferenceModel, Messages
 from trinity.common.weights import Ticket, receive, shared_by
 from trinity.engine.gauge import NOW
-from trinity.engine.router.choice import PrefixTable, choose_engine, fixed_engine, group_of
-from trinity.engine.router.fleet import EngineFleet, FleetSettings
+from trinity.engine.router.engine_pool import EnginePool, EnginePoolSettings
+from trinity.engine.router.policy import PrefixTable, choose_engine, fixed_engine, group_of
 from trinity.engine.router.remote import RemoteEngine
 from trinity.engine.router.slot import EngineGone, EngineSlot, EngineSource
 from trinity.runtime.base import ObjectRef, Objects
@@ -51,7 +51,7 @@ class EngineRouter:
     def __init__(
         self,
         source: EngineSource,
-        settings: FleetSettings,
+        settings: EnginePoolSettings,
         *,
         timeout_s: float,
         is_deterministic: bool = False,
@@ -67,7 +67,7 @@ class EngineRouter:
         self._calls = itertools.count()
         self._kept: ObjectRef | None = None
         self._objects = objects or LocalObjects()
-        self._running: tuple[EngineFleet, asyncio.AbstractEventLoop] | None = None
+        self._running: tuple[EnginePool, asyncio.AbstractEventLoop] | None = None
 
     # --------------------------------------------------------------------- life
     async def prepare(self) -> None:
@@ -78,10 +78,10 @@ class EngineRouter:
         """
         if self._running is not None:
             return
-        fleet = EngineFleet(self._source, self._settings, on_start=self._join_again)
-        self._running = fleet, asyncio.get_running_loop()
+        pool = EnginePool(self._source, self._settings, on_start=self._join_again)
+        self._running = pool, asyncio.get_running_loop()
         try:
-            await fleet.start()
+            await pool.start()
         except BaseException:
             self._running = None
             raise
@@ -89,13 +89,13 @@ class EngineRouter:
     async def shutdown(self) -> None:
         """End all engines; calls under way fail."""
         if self._running is not None:
-            await self._here(self._fleet.close())
+            await self._here(self._pool.close())
         if self._kept is not None:
             self._kept.drop()
 
     async def add_engine(self) -> int:
         """Start one more engine; return its number. It serves once it has taken the current weights."""
-        return await self._here(self._fleet.add())
+        return await self._here(self._pool.add())
 
     async def remove_engine(self, index: int) -> None:
         """End engine `index` once its requests are answered.
@@ -103,10 +103,10 @@ class EngineRouter:
         Raises:
             EngineError: no such engine, or it is the last one (E5633).
         """
-        await self._here(self._fleet.remove(index, timeout_s=self._timeout_s))
+        await self._here(self._pool.remove(index, timeout_s=self._timeout_s))
 
     @property
-    def _fleet(self) -> EngineFleet:
+    def _pool(self) -> EnginePool:
         if self._running is None:
             raise EngineError("the engines are not prepared; await prepare() first", code="E5607")
         return self._running[0]
@@ -158,7 +158,7 @@ class EngineRouter:
         Raises:
             EngineError: no engine is up (E5630).
         """
-        for slot in self._fleet.slots.values():
+        for slot in self._pool.slots.values():
             return slot.engine.vocabulary()
         raise EngineError("no inference engine is up, so the vocabulary is not known", code="E5630")
 
@@ -192,15 +192,15 @@ class EngineRouter:
             try:
                 return await slot.answer(ask(slot.engine), samples=samples)
             except EngineGone as error:
-                self._fleet.lose(slot, error.cause or error)
+                self._pool.lose(slot, error.cause or error)
                 self._prefixes.forget(slot.index)
                 self.rerouted_count += 1
 
     async def _slot(self, identity: str, group: str | None) -> EngineSlot:
-        fleet = self._fleet
+        pool = self._pool
         while True:
-            serving = fleet.serving()
-            members = fleet.members
+            serving = pool.serving()
+            members = pool.members
             if self._is_deterministic:
                 if self._joined.get(identity, members[0]) not in members:
                     await self._join(identity)  # its engine was removed
@@ -214,7 +214,7 @@ class EngineRouter:
                 chosen = None
             if chosen is not None:
                 return serving[chosen]
-            await fleet.wait(members)
+            await pool.wait(members)
 
     async def _here(self, work: Coroutine[Any, Any, R]) -> R:
         """Run `work` on the event loop of the engines."""
@@ -248,7 +248,7 @@ class EngineRouter:
                 await engine.update_weights(copies, version=version)
 
         previous, self._kept = self._kept, kept
-        await self._here(self._fleet.update(give, version=version))
+        await self._here(self._pool.update(give, version=version))
         if previous is not None:
             previous.drop()
 
@@ -262,12 +262,12 @@ class EngineRouter:
             await self.update_weights(weights, version=ticket.version)
             return
 
-        shares = iter(shared_by(ticket, len(self._fleet.slots)))  # an engine that comes later gets one of its own
+        shares = iter(shared_by(ticket, len(self._pool.slots)))  # an engine that comes later gets one of its own
 
         async def give(engine: InferenceModel) -> None:
             await engine.pull(next(shares, ticket))
 
-        await self._here(self._fleet.update(give, version=ticket.version))
+        await self._here(self._pool.update(give, version=ticket.version))
 
     # ------------------------------------------------------------------- rounds
     async def join_round(self, participant: str) -> None:
@@ -278,7 +278,7 @@ class EngineRouter:
     async def leave_round(self, participant: str) -> None:
         """Do not let rounds wait for `participant` any more."""
         index = self._joined.pop(participant, None)
-        slot = self._fleet.slots.get(index) if index is not None else None
+        slot = self._pool.slots.get(index) if index is not None else None
         if slot is not None:
             await self._here(self._told(slot, slot.engine.leave_round(participant)))
 
@@ -287,7 +287,7 @@ class EngineRouter:
         index = self._joined.get(participant)
         if index is None:
             return False
-        slot = self._fleet.slots.get(index)
+        slot = self._pool.slots.get(index)
         if slot is None:
             return True
         try:
@@ -297,12 +297,12 @@ class EngineRouter:
 
     def _place_of(self, identity: str) -> int:
         """Return the engine of who asks: where it joined the rounds, else the one of its name."""
-        joined, members = self._joined.get(identity), self._fleet.members
+        joined, members = self._joined.get(identity), self._pool.members
         return joined if joined in members else fixed_engine(identity, members)
 
     async def _join(self, participant: str) -> None:
         index = self._joined[participant] = self._place_of(participant)
-        slot = self._fleet.slots.get(index)
+        slot = self._pool.slots.get(index)
         if slot is not None:
             await self._told(slot, slot.engine.join_round(participant))
 
@@ -317,7 +317,7 @@ class EngineRouter:
         try:
             await slot.answer(call, samples=0.0)
         except EngineGone as error:
-            self._fleet.lose(slot, error.cause or error)
+            self._pool.lose(slot, error.cause or error)
 
     # ------------------------------------------------------------------- counts
     async def stats(self) -> dict[str, float]:
@@ -327,24 +327,24 @@ class EngineRouter:
         return await self._here(self._stats())
 
     async def _stats(self) -> dict[str, float]:
-        fleet = self._fleet
-        slots = [slot for _, slot in sorted(fleet.slots.items())]
-        await asyncio.gather(*(fleet.probe(slot) for slot in slots))
-        totals = dict(fleet.past)
+        pool = self._pool
+        slots = [slot for _, slot in sorted(pool.slots.items())]
+        await asyncio.gather(*(pool.probe(slot) for slot in slots))
+        totals = dict(pool.past)
         for slot in slots:
             for name, value in slot.stats.items():
                 if name not in NOW:
                     totals[name] = totals.get(name, 0.0) + value
         totals |= {
-            "engines": float(len(fleet.members)),
-            "engines_serving": float(len(fleet.serving())),
-            "engine_restarts": float(fleet.restart_count),
+            "engines": float(len(pool.members)),
+            "engines_serving": float(len(pool.serving())),
+            "engine_restarts": float(pool.restart_count),
             "rerouted_requests": float(self.rerouted_count),
         }
         for slot in slots[:MAX_SHOWN_ENGINES]:
             totals[f"{slot.index}/load"] = slot.load
             totals[f"{slot.index}/answered_requests"] = float(slot.answered)
             totals |= {f"{slot.index}/{name}": slot.stats[name] for name in _SHOWN if name in slot.stats}
-        for index in fleet.members[:MAX_SHOWN_ENGINES]:
-            totals[f"{index}/restarts"] = float(fleet.restarts[index])
+        for index in pool.members[:MAX_SHOWN_ENGINES]:
+            totals[f"{index}/restarts"] = float(pool.restarts[index])
         return totals

@@ -11,17 +11,17 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
-from trinity.engine.torch.request import Request, Row
+from trinity.engine.torch.request import Request, RunningRow
 
 
 @runtime_checkable
-class Admission(Protocol):
+class SlotAdmission(Protocol):
     """The rows that wait for a slot. Called under the engine's lock."""
 
     def add(self, requests: Iterable[Request]) -> None:
         """Queue the rows of new requests."""
 
-    def take(self, free: int, *, num_active: int, is_held: bool) -> list[Row]:
+    def take(self, free: int, *, num_active: int, is_held: bool) -> list[RunningRow]:
         """Return the rows that get a slot now, at most `free`; with `is_held` no new work is begun."""
 
     def close(self, request: Request) -> None:
@@ -47,14 +47,14 @@ class FirstCome:
     """Rows in the order of arrival."""
 
     def __init__(self) -> None:
-        self.queue: deque[Row] = deque()
+        self.queue: deque[RunningRow] = deque()
 
     def add(self, requests: Iterable[Request]) -> None:
         """Queue the rows of new requests."""
         for request in requests:
             self.queue.extend(request.rows())
 
-    def take(self, free: int, *, num_active: int, is_held: bool) -> list[Row]:
+    def take(self, free: int, *, num_active: int, is_held: bool) -> list[RunningRow]:
         """Return the next rows, at most `free`; none with `is_held`."""
         return [] if is_held else [self.queue.popleft() for _ in range(min(free, len(self.queue)))]
 
@@ -94,12 +94,12 @@ class OneByOne(FirstCome):
         super().__init__()
         self.current: Request | None = None
 
-    def take(self, free: int, *, num_active: int, is_held: bool) -> list[Row]:
+    def take(self, free: int, *, num_active: int, is_held: bool) -> list[RunningRow]:
         """Return the next rows of the request under way; with none active, begin the next request."""
         if is_held or not self.is_ready(num_active=num_active):
             return []
         self.current = self.queue[0].request
-        rows: list[Row] = []
+        rows: list[RunningRow] = []
         while self.queue and self.queue[0].request is self.current and len(rows) < free:
             rows.append(self.queue.popleft())
         return rows
@@ -114,7 +114,7 @@ class Rounds:
 
     def __init__(self) -> None:
         self.waiting: list[Request] = []
-        self.round: deque[Row] = deque()
+        self.round: deque[RunningRow] = deque()
         self.participants: set[str] = set()
         self.open: Counter[str | None] = Counter()
 
@@ -124,7 +124,7 @@ class Rounds:
             self.waiting.append(request)
             self.open[request.params.participant] += 1
 
-    def take(self, free: int, *, num_active: int, is_held: bool) -> list[Row]:
+    def take(self, free: int, *, num_active: int, is_held: bool) -> list[RunningRow]:
         """Return the next rows of the round; begin a round if none is under way and all participants have asked."""
         if not self.round and num_active == 0 and not is_held and self._can_start():
             rows = [row for request in self.waiting for row in request.rows()]
@@ -167,7 +167,7 @@ class Rounds:
         return bool(self.waiting) and all(self.open[name] > 0 for name in self.participants)
 
 
-def make_admission(is_deterministic: bool, is_auxiliary: bool) -> Admission:
+def make_admission(is_deterministic: bool, is_auxiliary: bool) -> SlotAdmission:
     """Return who decides for the rollout model's engine, or for an auxiliary model's."""
     if not is_deterministic:
         return FirstCome()

@@ -23,7 +23,7 @@ from trinity.engine.torch.attention import whole_blocks
 from trinity.engine.torch.captured import StaticDecoding
 from trinity.engine.torch.decoder import Decoder, Prompts
 from trinity.engine.torch.fast_decoder import FastDecoder
-from trinity.engine.torch.request import Row
+from trinity.engine.torch.request import RunningRow
 from trinity.engine.torch.slots import Slots
 from trinity.engine.torch.transfer import Download
 
@@ -48,11 +48,11 @@ class Counts:
 class _Drawn:
     """Tokens of one draw: the rows that they belong to (None where a slot was idle), tokens and logprobs."""
 
-    rows: list[Row | None]
+    rows: list[RunningRow | None]
     values: Download
 
 
-class Batch:
+class RunningBatch:
     """Rows in slots over one decoder.
 
     The device decides nothing that this machine has to wait for: where tokens are read back one step late, a row that
@@ -107,7 +107,7 @@ class Batch:
         """Number of idle slots."""
         return self.num_slots - self.slots.num_active
 
-    def admit(self, rows: Sequence[Row], *, model_version: int) -> None:
+    def admit(self, rows: Sequence[RunningRow], *, model_version: int) -> None:
         """Prefill the prompts of `rows`, each distinct one once, and sample the first token of each row."""
         started = time.perf_counter()
         prefills = self._prefills(rows, model_version)
@@ -173,7 +173,7 @@ class Batch:
         self.slots.release([slot for slot, row in enumerate(self.slots.rows) if row is not None])
         self.cache.clear()
 
-    def _own_length(self, row: Row) -> int:
+    def _own_length(self, row: RunningRow) -> int:
         """Return the positions of its slot that a row fills up to its next token."""
         return row.num_drawn + (0 if self.shares_prompts else len(row.request.prompt))
 
@@ -226,16 +226,16 @@ class Batch:
                 done.append(row.slot)
         self._vacate(done)
 
-    def _finish(self, row: Row, reason: FinishReason, stop_text: str | None) -> None:
+    def _finish(self, row: RunningRow, reason: FinishReason, stop_text: str | None) -> None:
         logprobs = torch.tensor(row.logprobs, dtype=torch.float32)
         versions = row.model_versions(len(row.tokens))
         self.counts.samples += 1
         row.request.finish(row.index, Sample(row.tokens, logprobs, reason, row.model_version, stop_text, versions))
 
-    def _is_stop(self, row: Row, token: int) -> bool:
+    def _is_stop(self, row: RunningRow, token: int) -> bool:
         return not row.request.params.ignore_eos and token in self.stop_ids
 
-    def _stop_text(self, row: Row) -> str | None:
+    def _stop_text(self, row: RunningRow) -> str | None:
         """Return the stop string that the row's last token completed."""
         params = row.request.params
         return completed_stop(self.tokenizer, row.tokens, params.stop, min_tokens=params.min_tokens)
@@ -256,7 +256,9 @@ class Batch:
         self.cache.move(movers, gaps, width=width)
         self.slots.move(movers, gaps)
 
-    def _prefills(self, rows: Sequence[Row], model_version: int) -> dict[tuple[int, ...], tuple[Tensor, Prompts]]:
+    def _prefills(
+        self, rows: Sequence[RunningRow], model_version: int
+    ) -> dict[tuple[int, ...], tuple[Tensor, Prompts]]:
         """Return logits [V] and cache of each distinct prompt among `rows`."""
         done: dict[tuple[int, ...], tuple[Tensor, Prompts]] = {}
         for row in rows:

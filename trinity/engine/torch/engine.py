@@ -24,7 +24,7 @@ from trinity.engine.local_model import LocalModel, stop_token_ids
 from trinity.engine.sample import Sample
 from trinity.engine.settings import EngineSettings
 from trinity.engine.torch.admission import make_admission
-from trinity.engine.torch.batch import Batch
+from trinity.engine.torch.batch import RunningBatch
 from trinity.engine.torch.decoder import Decoder, load_decoder
 from trinity.engine.torch.loop import EngineLoop
 from trinity.engine.torch.memory import MEMORY_KEYS, explained, weight_bytes
@@ -86,7 +86,7 @@ class TorchEngine(LocalModel):
                     raise
                 slots = settings.max_num_seqs
                 raise explained(error, decoder, num_slots=slots, max_length=self._max_model_len) from error
-            batch = Batch(
+            batch = RunningBatch(
                 decoder,
                 num_slots,
                 max_length=self._max_model_len,

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from trinity.common.errors import EngineError, OutOfMemoryError
-from trinity.engine.torch.admission import Admission
-from trinity.engine.torch.batch import Batch
+from trinity.engine.torch.admission import SlotAdmission
+from trinity.engine.torch.batch import RunningBatch
 from trinity.engine.torch.memory import explained
 from trinity.engine.torch.request import Request
 from trinity.utils.log import get_logger
@@ -25,7 +25,7 @@ _Job = tuple[Callable[[], Any], "Future[Any]"]
 class EngineLoop:
     """One daemon thread over one batch. All methods may be called from any thread."""
 
-    def __init__(self, batch: Batch, admission: Admission) -> None:
+    def __init__(self, batch: RunningBatch, admission: SlotAdmission) -> None:
         self.batch = batch
         self.admission = admission
         self.model_version = 0

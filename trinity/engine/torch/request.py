@@ -41,9 +41,9 @@ class Request:
     samples: dict[int, Sample] = field(default_factory=dict)
     is_cancelled: bool = False
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[RunningRow]:
         """Return one row a sample."""
-        return [Row(self, index) for index in range(self.params.n)]
+        return [RunningRow(self, index) for index in range(self.params.n)]
 
     def finish(self, index: int, sample: Sample) -> None:
         """Keep a finished sample; hand all of them over with the last."""
@@ -63,7 +63,7 @@ class Request:
 
 
 @dataclass(eq=False)
-class Row:
+class RunningRow:
     """One sample of a request, waiting for a slot or in one.
 
     Attributes:

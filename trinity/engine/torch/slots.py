@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trinity.common.models.vocabulary import Drawable
 from trinity.engine.sampler import RowParams
-from trinity.engine.torch.request import Row
+from trinity.engine.torch.request import RunningRow
 from trinity.engine.torch.transfer import upload
 
 _OFF_TOP_P = 2.0
@@ -32,7 +32,7 @@ class Slots:
         def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.rows: list[Row | None] = [None] * num_slots
+        self.rows: list[RunningRow | None] = [None] * num_slots
         self.num_tokens = drawable.num_tokens
         self.stop_ids = torch.tensor(drawable.stop_ids, dtype=torch.long, device=device)
         self.unknown_ids = torch.tensor(drawable.unknown_ids, dtype=torch.long, device=device)
@@ -56,7 +56,7 @@ class Slots:
         """Return the idle slots in ascending order."""
         return [slot for slot, row in enumerate(self.rows) if row is None]
 
-    def place(self, slots: Sequence[int], rows: Sequence[Row]) -> Tensor:
+    def place(self, slots: Sequence[int], rows: Sequence[RunningRow]) -> Tensor:
         """Put `rows` with their prompts into `slots`; return the slots as an index tensor."""
         device = self.token.device
         index = upload(slots, device)

@@ -28,6 +28,7 @@ from trinity.common.models.model_config import import_libraries
 from trinity.common.models.vocabulary import drawable
 from trinity.engine.local_model import LocalModel, stop_token_ids
 from trinity.engine.sample import Sample
+from trinity.engine.vllm.core_watch import watch_over
 from trinity.engine.vllm.requests import Progress, Scored, Texts, is_early, sample_of, stops_of
 from trinity.engine.vllm.settings import (
     OWN_ARGS,
@@ -37,7 +38,6 @@ from trinity.engine.vllm.settings import (
 )
 from trinity.engine.vllm.start import async_llm, check_installed, difference, refusal, trial_of
 from trinity.engine.vllm.state import Counts, Started, running_task
-from trinity.engine.vllm.watch import watch_over
 from trinity.engine.vllm.weights import read_facts, written_weights
 from trinity.utils.deadline import bounded
 from trinity.utils.device import compute_dtype, select_device

@@ -20,7 +20,7 @@ from trinity.common.config.model import InferenceModelConfig
 from trinity.common.config.rules.engines import REPLICAS
 from trinity.common.errors import ConfigError, EnvironmentProblem
 from trinity.engine.settings import EngineSettings, engine_settings
-from trinity.engine.vllm.watch import ProbeTimes
+from trinity.engine.vllm.core_watch import ProbeTimes
 from trinity.utils.device import total_memory_bytes
 from trinity.utils.log import get_logger
 

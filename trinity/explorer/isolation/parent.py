@@ -15,7 +15,7 @@ from trinity.runtime.base import ActorDiedError
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
-    from trinity.explorer.supply import Supply
+    from trinity.explorer.advantage_inputs import InputCompleter
 
 logger = get_logger("explorer")
 
@@ -35,7 +35,7 @@ class ProcessRunner(Runner):
     Args:
         name: see `Runner`.
         place: where the processes are.
-        supply: adds to the experiences of a run what the advantage function asks for.
+        completer: adds to the experiences of a run what the advantage function asks for.
         deadlines: further arguments of `Runner`.
     """
 
@@ -47,11 +47,11 @@ class ProcessRunner(Runner):
         max_timeout: float,
         is_waiting: Callable[[str], Awaitable[bool]] | None = None,
         max_wait_s: float = 0.0,
-        supply: Supply | None = None,
+        completer: InputCompleter | None = None,
     ) -> None:
         super().__init__(name, max_timeout=max_timeout, is_waiting=is_waiting, max_wait_s=max_wait_s)
         self._place = place
-        self._supply = supply
+        self._completer = completer
         self._slot = place.assign()
         self._own: SharedProcess | None = None
         self._process = place.process(self._slot)
@@ -102,9 +102,9 @@ class ProcessRunner(Runner):
             self._log("travel", f"{task.workflow.__name__} on {called(task, runs)}: {message}", error)
             return [Failed(message)] * len(runs)
         self._come_back()
-        if self._supply is None or task.is_eval or is_greedy:
+        if self._completer is None or task.is_eval or is_greedy:
             return outcomes
-        return [await self._supply.complete(outcome, task) for outcome in outcomes]
+        return [await self._completer.complete(outcome, task) for outcome in outcomes]
 
     def abandon(self, *, is_overdue: bool) -> None:
         """Retire the process if the attempt is late, whatever it does; otherwise leave a thread in it behind."""

@@ -70,10 +70,10 @@ class Critic:
                 code="E3121",
             )
         critic, optimizer = critic_of(config), config.algorithm.optimizer
-        schedule = schedule_of(config, total_steps)
+        schedule = critic_lr_schedule(config, total_steps)
         self.warmup = critic_warmup(config)
         recompute = critic.model.enable_gradient_checkpointing
-        decoder = make_decoder(self.model, dtype=dtype_of(config, device), recompute=recompute)
+        decoder = make_decoder(self.model, dtype=critic_dtype(config, device), recompute=recompute)
         ranks.shard(decoder, critic_options(config))
         move_buffers(self.model, device)
         self.optimizer = make_optimizer(
@@ -173,14 +173,14 @@ def fsdp_of(config: Config) -> FsdpConfig:
     return critic.model.fsdp_config if critic.fsdp is None else critic.fsdp
 
 
-def dtype_of(config: Config, device: torch.device) -> torch.dtype:
+def critic_dtype(config: Config, device: torch.device) -> torch.dtype:
     """Return the number type of matrix products: what the critic's section writes, else as the actor."""
     fsdp = fsdp_of(config)
     is_written = settings.writes_products(fsdp) or "dtype" in fsdp.model_fields_set
     return settings.dtype_of(fsdp, device) if is_written else settings.products_dtype(config, device)
 
 
-def schedule_of(config: Config, total_steps: int | None) -> Schedule:
+def critic_lr_schedule(config: Config, total_steps: int | None) -> Schedule:
     """Return the learning rate of each training step.
 
     Raises:

@@ -165,7 +165,7 @@ def _rows(config: Config, size: int) -> int:
     return 2 * size if schema_of(config) == "dpo" else size
 
 
-def schedule_of(config: Config, total_steps: int | None, *, start: int = 0) -> Schedule:
+def policy_lr_schedule(config: Config, total_steps: int | None, *, start: int = 0) -> Schedule:
     """Return the learning rate of each training step; the first `start` steps leave the policy as it is.
 
     Raises:

@@ -110,7 +110,7 @@ class ActorWorker:
         decoder = make_decoder(self.model, dtype=self.dtype, recompute=recompute)
         self.ranks.shard(decoder, actor_options(config))
         move_buffers(self.model, self.device)
-        schedule, wanted = settings.schedule_of(config, total_steps, start=start), config.algorithm.optimizer
+        schedule, wanted = settings.policy_lr_schedule(config, total_steps, start=start), config.algorithm.optimizer
         optimizer = make_optimizer(
             (parameter for parameter in self.model.parameters() if parameter.requires_grad),
             wanted.optimizer_type,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from trinity.common.config.algorithm import LossAggMode
-from trinity.common.config.draft import Draft
 from trinity.common.config.keys import KEYS, args_of, part_of, path_of
+from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.components import check_name, merge_arguments, resolve_arguments
 from trinity.common.config.rules.rollout_correction import check_correction, recompute, resolve_correction
 from trinity.common.config.schema_index import default_at
@@ -29,69 +29,69 @@ OF_DISTRIBUTIONS = frozenset({"sum_pi_squared", "entropys", "necs"})
 SHARED_AGG_MODES = get_args(LossAggMode)
 
 
-def resolve_algorithm(draft: Draft) -> None:
+def resolve_algorithm(resolution: Resolution) -> None:
     """Fill what the algorithm type decides, and check names and arguments."""
-    algorithm = draft.get(TYPE)
-    known = check_name(draft, TYPE, "algorithm_type", algorithm, unknown="E1301")
-    entry = draft.catalogue.entry("algorithm_type", algorithm)
+    algorithm = resolution.get(TYPE)
+    known = check_name(resolution, TYPE, "algorithm_type", algorithm, unknown="E1301")
+    entry = resolution.catalogue.entry("algorithm_type", algorithm)
     defaults = dict(entry.args) if entry is not None else {}
     if known:
-        _fill_type(draft, algorithm, defaults)
+        _fill_type(resolution, algorithm, defaults)
     if entry is not None:
-        check_type(draft, algorithm, entry)
-    resolve_correction(draft, defaults.get("policy_loss_fn_args") or {})
+        check_type(resolution, algorithm, entry)
+    resolve_correction(resolution, defaults.get("policy_loss_fn_args") or {})
     for name, registry in FUNCTIONS.items():
-        _resolve_function(draft, name, registry, defaults)
-    _resolve_aggregation(draft)
-    _check_rollouts(draft, algorithm)
-    check_correction(draft)
-    _check_kl_penalty(draft)
-    _resolve_optimizer(draft)
+        _resolve_function(resolution, name, registry, defaults)
+    _resolve_aggregation(resolution)
+    _check_rollouts(resolution, algorithm)
+    check_correction(resolution)
+    _check_kl_penalty(resolution)
+    _resolve_optimizer(resolution)
 
 
-def _fill_type(draft: Draft, algorithm: str, defaults: dict[str, Any]) -> None:
+def _fill_type(resolution: Resolution, algorithm: str, defaults: dict[str, Any]) -> None:
     reason = f"default of algorithm_type {algorithm}"
     repeat = defaults.get("repeat_times", 1)
-    if draft.config.algorithm.repeat_times is None:
-        draft.derive(ALGORITHM.repeat_times, repeat, reason)
+    if resolution.config.algorithm.repeat_times is None:
+        resolution.derive(ALGORITHM.repeat_times, repeat, reason)
     for name in FUNCTIONS:
-        if draft.get(part_of(ALGORITHM, name)) is None and name in defaults:
-            draft.derive(part_of(ALGORITHM, name), defaults[name], reason)
+        if resolution.get(part_of(ALGORITHM, name)) is None and name in defaults:
+            resolution.derive(part_of(ALGORITHM, name), defaults[name], reason)
 
 
-def _resolve_function(draft: Draft, name: str, registry: str, defaults: dict[str, Any]) -> None:
+def _resolve_function(resolution: Resolution, name: str, registry: str, defaults: dict[str, Any]) -> None:
     key = part_of(ALGORITHM, name)
-    chosen = draft.get(key)
+    chosen = resolution.get(key)
     if chosen is None:
         fallback = "default" if name == "sample_strategy" else "none"
-        chosen = fallback if draft.catalogue.knows(registry, fallback) else None
-        draft.derive(key, chosen, "not used by this algorithm")
-    if chosen is None or (chosen == "none" and not draft.catalogue.knows(registry, chosen)):
-        draft.derive(key, None, "not used by this algorithm")
-        draft.derive(args_of(key), draft.get(args_of(key)) or {}, "not used by this algorithm")
+        chosen = fallback if resolution.catalogue.knows(registry, fallback) else None
+        resolution.derive(key, chosen, "not used by this algorithm")
+    if chosen is None or (chosen == "none" and not resolution.catalogue.knows(registry, chosen)):
+        resolution.derive(key, None, "not used by this algorithm")
+        resolution.derive(args_of(key), resolution.get(args_of(key)) or {}, "not used by this algorithm")
         return
-    if not check_name(draft, key, registry, chosen):
+    if not check_name(resolution, key, registry, chosen):
         return
-    entry = draft.catalogue.entry(registry, chosen)
+    entry = resolution.catalogue.entry(registry, chosen)
     if entry is None:
-        merge_arguments(draft, key, chosen, {})
+        merge_arguments(resolution, key, chosen, {})
         return
     if entry.reads & OF_DISTRIBUTIONS:
-        recompute(draft, key, "reads whole distributions of the weights before the step")
+        recompute(resolution, key, "reads whole distributions of the weights before the step")
     of_type = dict(defaults.get(f"{name}_args") or {}) if defaults.get(name) == chosen else {}
-    resolve_arguments(draft, key, registry, chosen, entry=entry, of_type=of_type)
+    resolve_arguments(resolution, key, registry, chosen, entry=entry, of_type=of_type)
 
 
-def _resolve_aggregation(draft: Draft) -> None:
-    arguments = draft.config.algorithm.policy_loss_fn_args or {}
-    mode = draft.config.algorithm.loss_agg_mode
-    inner = draft.is_given(args_of(ALGORITHM.policy_loss_fn)["loss_agg_mode"])
+def _resolve_aggregation(resolution: Resolution) -> None:
+    arguments = resolution.config.algorithm.policy_loss_fn_args or {}
+    mode = resolution.config.algorithm.loss_agg_mode
+    inner = resolution.is_given(args_of(ALGORITHM.policy_loss_fn)["loss_agg_mode"])
     own = arguments.get("loss_agg_mode")
     if mode is None:
         shared = own if own in SHARED_AGG_MODES else "token-mean"
-        draft.derive(ALGORITHM.loss_agg_mode, shared, "default of the policy loss")
+        resolution.derive(ALGORITHM.loss_agg_mode, shared, "default of the policy loss")
     elif inner and own != mode:
-        draft.problem(
+        resolution.problem(
             "E1815",
             ALGORITHM.loss_agg_mode,
             f"`algorithm.loss_agg_mode` is {mode}, but algorithm.policy_loss_fn_args.loss_agg_mode is {own}",
@@ -99,17 +99,17 @@ def _resolve_aggregation(draft: Draft) -> None:
         )
     elif "loss_agg_mode" in arguments and own != mode:
         arguments = {**arguments, "loss_agg_mode": mode}
-        draft.derive(ALGORITHM.policy_loss_fn_args, arguments, ALGORITHM.loss_agg_mode)
-    elif "loss_agg_mode" not in arguments and draft.is_own(ALGORITHM.loss_agg_mode):
-        _note_fixed_aggregation(draft, mode)
+        resolution.derive(ALGORITHM.policy_loss_fn_args, arguments, ALGORITHM.loss_agg_mode)
+    elif "loss_agg_mode" not in arguments and resolution.is_own(ALGORITHM.loss_agg_mode):
+        _note_fixed_aggregation(resolution, mode)
 
 
-def _note_fixed_aggregation(draft: Draft, mode: str) -> None:
+def _note_fixed_aggregation(resolution: Resolution, mode: str) -> None:
     """Warn that a policy loss aggregates in its own way, whatever was written."""
-    loss = draft.config.algorithm.policy_loss_fn
-    entry = draft.catalogue.entry("policy_loss_fn", loss)
+    loss = resolution.config.algorithm.policy_loss_fn
+    entry = resolution.catalogue.entry("policy_loss_fn", loss)
     if entry is not None:
-        draft.problem(
+        resolution.problem(
             "W1902",
             ALGORITHM.loss_agg_mode,
             f"`algorithm.loss_agg_mode: {mode}` has no effect on the policy loss {loss}, which is aggregated in "
@@ -119,12 +119,12 @@ def _note_fixed_aggregation(draft: Draft, mode: str) -> None:
         )
 
 
-def _check_rollouts(draft: Draft, algorithm: str) -> None:
-    repeat = draft.config.algorithm.repeat_times or 1
-    advantage = draft.config.algorithm.advantage_fn
-    of_advantage = draft.catalogue.entry("advantage_fn", advantage)
+def _check_rollouts(resolution: Resolution, algorithm: str) -> None:
+    repeat = resolution.config.algorithm.repeat_times or 1
+    advantage = resolution.config.algorithm.advantage_fn
+    of_advantage = resolution.catalogue.entry("advantage_fn", advantage)
     if of_advantage is not None and of_advantage.compares and repeat < 2:
-        draft.problem(
+        resolution.problem(
             "E1801",
             ALGORITHM.repeat_times,
             f"`algorithm.repeat_times` must be >= 2 for {algorithm}, got {repeat}: advantage_fn {advantage} compares "
@@ -132,10 +132,10 @@ def _check_rollouts(draft: Draft, algorithm: str) -> None:
             rule=">= 2",
             suggestion="write `repeat_times: 8`",
         )
-    of_type = draft.catalogue.entry("algorithm_type", algorithm)
+    of_type = resolution.catalogue.entry("algorithm_type", algorithm)
     needs_operators = of_type is not None and of_type.needs_operators
-    if needs_operators and draft.explores and not draft.config.data_processor.experience_pipeline.operators:
-        draft.problem(
+    if needs_operators and resolution.explores and not resolution.config.data_processor.experience_pipeline.operators:
+        resolution.problem(
             "E1832",
             KEYS.data_processor.experience_pipeline.operators,
             f"`data_processor.experience_pipeline.operators` is empty: {algorithm} fine-tunes on the rollouts that "
@@ -143,16 +143,16 @@ def _check_rollouts(draft: Draft, algorithm: str) -> None:
             involves=(TYPE,),
             suggestion="write `operators: [{name: reward_filter, args: {threshold: 1.0}}]`",
         )
-    if draft.trains_on_dataset and draft.explores:
-        draft.problem(
+    if resolution.trains_on_dataset and resolution.explores:
+        resolution.problem(
             "E1807",
             KEYS.mode,
-            f"`mode: {draft.mode}` does not fit algorithm_type {algorithm}, which trains on a dataset",
+            f"`mode: {resolution.mode}` does not fit algorithm_type {algorithm}, which trains on a dataset",
             involves=(TYPE,),
             suggestion="write `mode: train`",
         )
-    if draft.trains_on_dataset and advantage is not None and draft.is_own(ALGORITHM.advantage_fn):
-        draft.problem(
+    if resolution.trains_on_dataset and advantage is not None and resolution.is_own(ALGORITHM.advantage_fn):
+        resolution.problem(
             "E1807",
             ALGORITHM.advantage_fn,
             f"`algorithm.advantage_fn: {advantage}` does not fit algorithm_type {algorithm}, which trains on a dataset "
@@ -160,22 +160,22 @@ def _check_rollouts(draft: Draft, algorithm: str) -> None:
             involves=(TYPE,),
             suggestion="remove it",
         )
-    if draft.schema == "dpo" and draft.is_given(ALGORITHM.repeat_times) and repeat != 2:
-        draft.problem(
+    if resolution.schema == "dpo" and resolution.is_given(ALGORITHM.repeat_times) and repeat != 2:
+        resolution.problem(
             "E1807",
             ALGORITHM.repeat_times,
             f"`algorithm.repeat_times` must be 2 for {algorithm}, got {repeat}",
             rule="2",
             suggestion="remove it",
         )
-    _check_pairs(draft, algorithm)
+    _check_pairs(resolution, algorithm)
 
 
-def _check_pairs(draft: Draft, algorithm: str) -> None:
+def _check_pairs(resolution: Resolution, algorithm: str) -> None:
     """Check that a loss over pairs gets pairs, and that pairs get one; of a plugin only its author knows."""
-    loss, kl = draft.config.algorithm.policy_loss_fn, draft.config.algorithm.kl_loss_fn
-    if draft.schema == "dpo" and kl != "none" and draft.is_own(ALGORITHM.kl_loss_fn):
-        draft.problem(
+    loss, kl = resolution.config.algorithm.policy_loss_fn, resolution.config.algorithm.kl_loss_fn
+    if resolution.schema == "dpo" and kl != "none" and resolution.is_own(ALGORITHM.kl_loss_fn):
+        resolution.problem(
             "W1835",
             ALGORITHM.kl_loss_fn,
             f"`algorithm.kl_loss_fn: {kl}` is a second pull to the reference on top of DPO's own, whose strength is "
@@ -183,12 +183,12 @@ def _check_pairs(draft: Draft, algorithm: str) -> None:
             involves=(TYPE,),
             suggestion="write `kl_loss_fn: none`",
         )
-    entry, is_of_pairs = draft.catalogue.entry("policy_loss_fn", loss), draft.schema == "dpo"
-    is_built_in = draft.catalogue.is_built_in("policy_loss_fn", loss)
+    entry, is_of_pairs = resolution.catalogue.entry("policy_loss_fn", loss), resolution.schema == "dpo"
+    is_built_in = resolution.catalogue.is_built_in("policy_loss_fn", loss)
     if entry is None or entry.of_pairs == is_of_pairs or not (is_built_in or entry.of_pairs):
         return
     needs = "a loss over pairs" if is_of_pairs else "algorithm_type dpo, whose rows are pairs"
-    draft.problem(
+    resolution.problem(
         "E1833",
         ALGORITHM.policy_loss_fn,
         f"`algorithm.policy_loss_fn: {loss}` does not fit algorithm_type {algorithm}: it needs {needs}",
@@ -197,18 +197,18 @@ def _check_pairs(draft: Draft, algorithm: str) -> None:
     )
 
 
-def _check_kl_penalty(draft: Draft) -> None:
+def _check_kl_penalty(resolution: Resolution) -> None:
     """Check that a KL penalty in the reward reaches an advantage that is computed from it."""
-    if draft.config.algorithm.kl_penalty_fn == "full":
-        draft.problem(
+    if resolution.config.algorithm.kl_penalty_fn == "full":
+        resolution.problem(
             "E1854",
             ALGORITHM.kl_penalty_fn,
             "`algorithm.kl_penalty_fn: full` compares whole distributions, and a reward is lowered by the "
             "log-probability of its token",
             suggestion="write `kl_loss_fn: full`, or another kl_penalty_fn such as k3",
         )
-    penalty, advantage = draft.config.algorithm.kl_penalty_fn, draft.config.algorithm.advantage_fn
-    entry = draft.catalogue.entry("advantage_fn", advantage)
+    penalty, advantage = resolution.config.algorithm.kl_penalty_fn, resolution.config.algorithm.advantage_fn
+    entry = resolution.catalogue.entry("advantage_fn", advantage)
     is_known = entry is not None or advantage is None
     is_of_trainer = entry is not None and entry.scope == "trainer"
     reason = (
@@ -218,7 +218,7 @@ def _check_kl_penalty(draft: Draft) -> None:
     )
     reads_rewards = is_of_trainer and entry is not None and "token_level_rewards" in entry.reads
     if penalty not in (None, "none") and is_known and not reads_rewards:
-        draft.problem(
+        resolution.problem(
             "E1831",
             ALGORITHM.kl_penalty_fn,
             f"`algorithm.kl_penalty_fn: {penalty}` has no effect with advantage_fn {advantage or 'none'}, {reason}",
@@ -227,21 +227,21 @@ def _check_kl_penalty(draft: Draft) -> None:
         )
 
 
-def _resolve_optimizer(draft: Draft) -> None:
-    optimizer, values = ALGORITHM.optimizer, draft.config.algorithm.optimizer
+def _resolve_optimizer(resolution: Resolution) -> None:
+    optimizer, values = ALGORITHM.optimizer, resolution.config.algorithm.optimizer
     style, kind = values.warmup_style, values.lr_scheduler_type
     if style is not None:
-        if draft.is_given(optimizer.lr_scheduler_type) and kind != style:
-            draft.problem(
+        if resolution.is_given(optimizer.lr_scheduler_type) and kind != style:
+            resolution.problem(
                 "E1815",
                 optimizer.warmup_style,
                 f"`{optimizer.warmup_style}` is {style}, but lr_scheduler_type is {kind}",
                 suggestion="keep lr_scheduler_type",
             )
         else:
-            draft.derive(optimizer.lr_scheduler_type, style, "warmup_style, its older name")
+            resolution.derive(optimizer.lr_scheduler_type, style, "warmup_style, its older name")
     if values.lr > 0.1:
-        draft.problem(
+        resolution.problem(
             "W1303",
             optimizer.lr,
             f"`{optimizer.lr}` is {values.lr:g}, which is unusually high",
@@ -249,7 +249,7 @@ def _resolve_optimizer(draft: Draft) -> None:
         )
     is_default = values.min_lr_ratio == default_at(path_of(optimizer.min_lr_ratio))[1]
     if not is_default and values.lr_scheduler_type == "constant":
-        draft.problem(
+        resolution.problem(
             "W1902",
             optimizer.min_lr_ratio,
             f"`{optimizer.min_lr_ratio}` has no effect with a constant schedule",
@@ -257,14 +257,14 @@ def _resolve_optimizer(draft: Draft) -> None:
         )
 
 
-def check_type(draft: Draft, algorithm: str, entry: Entry) -> None:
+def check_type(resolution: Resolution, algorithm: str, entry: Entry) -> None:
     """Check that what an algorithm type claims holds, and keep its rows in order where it asks for that."""
     for name, claimed in entry.claims.items():
-        holds = _holds(draft, name, entry)
+        holds = _holds(resolution, name, entry)
         if holds is None or holds == claimed:
             continue
         if name == "use_reference" and claimed:
-            draft.problem(
+            resolution.problem(
                 "W3909",
                 TYPE,
                 f"`use_reference = True` of algorithm_type {algorithm} has no effect: none of its functions reads "
@@ -272,7 +272,7 @@ def check_type(draft: Draft, algorithm: str, entry: Entry) -> None:
                 suggestion="remove it",
             )
             continue
-        draft.problem(
+        resolution.problem(
             "E3908",
             TYPE,
             f"algorithm_type {algorithm} declares `{name} = {claimed}`, but {_why(name, entry)}",
@@ -280,16 +280,16 @@ def check_type(draft: Draft, algorithm: str, entry: Entry) -> None:
             suggestion=f"write `{name} = {holds}` in its class, or choose other functions in `default_config`",
         )
     if not entry.can_balance_batch and entry.schema != "dpo":  # pairs stay together without it
-        _keep_order(draft, algorithm)
+        _keep_order(resolution, algorithm)
 
 
-def _holds(draft: Draft, name: str, entry: Entry) -> bool | None:
+def _holds(resolution: Resolution, name: str, entry: Entry) -> bool | None:
     """Return whether a claim holds for the functions of the type; None where one of them says nothing of itself."""
     if name == "use_rollout":
         return entry.schema == "experience"
     chosen = {role: entry.args.get(role) for role in ("advantage_fn", "policy_loss_fn", "kl_loss_fn", "kl_penalty_fn")}
     registries = {"kl_loss_fn": "kl_fn", "kl_penalty_fn": "kl_fn"}
-    found = {role: draft.catalogue.entry(registries.get(role, role), each) for role, each in chosen.items()}
+    found = {role: resolution.catalogue.entry(registries.get(role, role), each) for role, each in chosen.items()}
     roles = ("advantage_fn",) if name != "use_reference" else ("policy_loss_fn", "kl_loss_fn", "kl_penalty_fn")
     if any(chosen[role] is not None and found[role] is None for role in roles):
         return None
@@ -312,10 +312,10 @@ def _why(name: str, entry: Entry) -> str:
     return f"whether its advantage_fn {args.get('advantage_fn')} reads {reads} says otherwise"
 
 
-def _keep_order(draft: Draft, algorithm: str) -> None:
+def _keep_order(resolution: Resolution, algorithm: str) -> None:
     for key in BALANCE:
-        if draft.is_own(key) and draft.get(key):
-            draft.problem(
+        if resolution.is_own(key) and resolution.get(key):
+            resolution.problem(
                 "E1888",
                 key,
                 f"`{key}: true` moves rows between workers, and algorithm_type {algorithm} declares "
@@ -325,4 +325,4 @@ def _keep_order(draft: Draft, algorithm: str) -> None:
                 suggestion="remove it",
             )
         else:
-            draft.derive(key, False, f"algorithm_type {algorithm}: can_balance_batch is False")
+            resolution.derive(key, False, f"algorithm_type {algorithm}: can_balance_batch is False")

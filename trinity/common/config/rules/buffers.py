@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from trinity.common.config.buffer import ExperienceBufferConfig
-from trinity.common.config.draft import Draft
 from trinity.common.config.following import set_from
 from trinity.common.config.keys import AUXILIARY, EXPERIENCES, KEYS, Key, args_of, path_of
+from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.batches import num_trained
 from trinity.common.config.rules.components import check_arguments, check_name
 from trinity.common.config.rules.tasksets import check_format, check_multi_turn, resolve_format, tasksets
@@ -20,13 +20,13 @@ COOLDOWN = REPLAY.reuse_cooldown_time
 _BACKUP_SUFFIXES = (".json", ".jsonl")
 
 
-def resolve_experience_buffer(draft: Draft) -> None:
+def resolve_experience_buffer(resolution: Resolution) -> None:
     """Fill storage type and place of the experience buffer, and check that the mode can use it."""
-    algorithm = draft.config.algorithm.algorithm_type
-    trains_on_data = draft.trains_on_dataset
-    if draft.config.buffer.trainer_input.experience_buffer is None:
-        if draft.mode == "train" and trains_on_data:
-            draft.problem(
+    algorithm = resolution.config.algorithm.algorithm_type
+    trains_on_data = resolution.trains_on_dataset
+    if resolution.config.buffer.trainer_input.experience_buffer is None:
+        if resolution.mode == "train" and trains_on_data:
+            resolution.problem(
                 "E1809",
                 EXPERIENCES,
                 f"`{EXPERIENCES}` is missing: {algorithm} trains on a dataset",
@@ -34,36 +34,36 @@ def resolve_experience_buffer(draft: Draft) -> None:
                 suggestion="write `buffer: {trainer_input: {experience_buffer: {path: data.jsonl}}}`",
             )
             return
-        draft.put(EXPERIENCES, ExperienceBufferConfig())
-    if draft.get(EXPERIENCES.storage_type) is None:
-        draft.derive(
+        resolution.put(EXPERIENCES, ExperienceBufferConfig())
+    if resolution.get(EXPERIENCES.storage_type) is None:
+        resolution.derive(
             EXPERIENCES.storage_type,
             "file" if trains_on_data else "queue",
             f"{algorithm} trains on a dataset" if trains_on_data else "experiences come from an explorer",
         )
-    kind = draft.filled(EXPERIENCES.storage_type)
-    _check_storage(draft, kind, trains_on_data=trains_on_data)
-    _resolve_place(draft, kind)
-    resolve_format(draft, EXPERIENCES.format)
+    kind = resolution.filled(EXPERIENCES.storage_type)
+    _check_storage(resolution, kind, trains_on_data=trains_on_data)
+    _resolve_place(resolution, kind)
+    resolve_format(resolution, EXPERIENCES.format)
     if trains_on_data:
-        check_format(draft, EXPERIENCES.format, draft.schema)
+        check_format(resolution, EXPERIENCES.format, resolution.schema)
     else:
-        check_multi_turn(draft, EXPERIENCES.format)
+        check_multi_turn(resolution, EXPERIENCES.format)
     selector = EXPERIENCES.data_selector.selector_type
-    check_name(draft, selector, "selector", draft.get(selector))
-    values = draft.config
-    set_from(draft, EXPERIENCES.schema_type, draft.schema, "algorithm_type")
-    set_from(draft, EXPERIENCES.tokenizer_path, values.model.model_path, KEYS.model.model_path)
-    set_from(draft, EXPERIENCES.total_epochs, values.buffer.total_epochs, KEYS.buffer.total_epochs)
-    set_from(draft, EXPERIENCES.total_steps, values.trainer.total_steps, KEYS.trainer.total_steps)
-    set_from(draft, EXPERIENCES.batch_size, values.buffer.train_batch_size, KEYS.buffer.train_batch_size)
+    check_name(resolution, selector, "selector", resolution.get(selector))
+    values = resolution.config
+    set_from(resolution, EXPERIENCES.schema_type, resolution.schema, "algorithm_type")
+    set_from(resolution, EXPERIENCES.tokenizer_path, values.model.model_path, KEYS.model.model_path)
+    set_from(resolution, EXPERIENCES.total_epochs, values.buffer.total_epochs, KEYS.buffer.total_epochs)
+    set_from(resolution, EXPERIENCES.total_steps, values.trainer.total_steps, KEYS.trainer.total_steps)
+    set_from(resolution, EXPERIENCES.batch_size, values.buffer.train_batch_size, KEYS.buffer.train_batch_size)
 
 
-def _check_storage(draft: Draft, kind: str, *, trains_on_data: bool) -> None:
+def _check_storage(resolution: Resolution, kind: str, *, trains_on_data: bool) -> None:
     key = EXPERIENCES.storage_type
     involves = (KEYS.mode, KEYS.algorithm.algorithm_type)
-    if kind == "file" and draft.mode == "both" and not trains_on_data:
-        draft.problem(
+    if kind == "file" and resolution.mode == "both" and not trains_on_data:
+        resolution.problem(
             "E1811",
             key,
             f"`{key}: file` cannot feed a trainer while an explorer writes it",
@@ -71,25 +71,25 @@ def _check_storage(draft: Draft, kind: str, *, trains_on_data: bool) -> None:
             involves=involves,
             suggestion="write `storage_type: queue`",
         )
-    elif kind == "file" and draft.mode == "train" and not trains_on_data:
-        draft.problem(
+    elif kind == "file" and resolution.mode == "train" and not trains_on_data:
+        resolution.problem(
             "E1811",
             key,
-            f"`{key}: file` is a dataset, and {draft.config.algorithm.algorithm_type} trains on experiences",
+            f"`{key}: file` is a dataset, and {resolution.config.algorithm.algorithm_type} trains on experiences",
             rule="queue or sql",
             involves=involves,
             suggestion="write `storage_type: queue`",
         )
     elif kind != "file" and trains_on_data:
-        draft.problem(
+        resolution.problem(
             "E1900",
             key,
-            f"`{key}: {kind}` for {draft.config.algorithm.algorithm_type} is not available yet in this version",
+            f"`{key}: {kind}` for {resolution.config.algorithm.algorithm_type} is not available yet in this version",
             involves=involves,
             suggestion="write `storage_type: file`",
         )
-    if kind == "file" and trains_on_data and not draft.get(EXPERIENCES.path):
-        draft.problem(
+    if kind == "file" and trains_on_data and not resolution.get(EXPERIENCES.path):
+        resolution.problem(
             "E1826",
             EXPERIENCES.path,
             f"`{EXPERIENCES.path}` is missing: a file buffer is a dataset",
@@ -97,24 +97,26 @@ def _check_storage(draft: Draft, kind: str, *, trains_on_data: bool) -> None:
         )
 
 
-def _resolve_place(draft: Draft, kind: str) -> None:
+def _resolve_place(resolution: Resolution, kind: str) -> None:
     """Make the path of a store an absolute database URL, and that of a file that is written an absolute path."""
     if kind == "file":
-        if draft.mode == "explore":
-            _resolve_output_file(draft)
+        if resolution.mode == "explore":
+            _resolve_output_file(resolution)
         return
-    path, folder = draft.get(EXPERIENCES.path), Path(draft.filled(KEYS.buffer.cache_dir))
+    path, folder = resolution.get(EXPERIENCES.path), Path(resolution.filled(KEYS.buffer.cache_dir))
     own = f"sqlite:///{folder / 'experience.db'}"
     if not path:
-        draft.derive(EXPERIENCES.path, own, "the run's own store")
+        resolution.derive(EXPERIENCES.path, own, "the run's own store")
         return
     if "://" not in path and path.lower().endswith(_BACKUP_SUFFIXES):
-        draft.derive(EXPERIENCES.backup_path, str(_absolute(draft, path)), "path is a JSON file: a backup of the queue")
-        draft.derive(EXPERIENCES.path, own, "the run's own store; the written path is its backup")
+        resolution.derive(
+            EXPERIENCES.backup_path, str(_absolute(resolution, path)), "path is a JSON file: a backup of the queue"
+        )
+        resolution.derive(EXPERIENCES.path, own, "the run's own store; the written path is its backup")
         return
-    url = absolute_url(path, draft.cwd)
+    url = absolute_url(path, resolution.cwd)
     if not is_database(url):
-        draft.problem(
+        resolution.problem(
             "E1829",
             EXPERIENCES.path,
             f"`{EXPERIENCES.path}` is no database that experiences can be stored in",
@@ -122,14 +124,14 @@ def _resolve_place(draft: Draft, kind: str) -> None:
             suggestion="write `path: sqlite:///experience.db`",
         )
         return
-    draft.derive(EXPERIENCES.path, url, "a relative database is relative to the working directory")
+    resolution.derive(EXPERIENCES.path, url, "a relative database is relative to the working directory")
 
 
-def _resolve_output_file(draft: Draft) -> None:
+def _resolve_output_file(resolution: Resolution) -> None:
     """Fill the file that the explorer writes: as named, in the folder that is named, or in the job's own."""
-    path = draft.get(EXPERIENCES.path)
+    path = resolution.get(EXPERIENCES.path)
     if path and "://" in path:
-        draft.problem(
+        resolution.problem(
             "E1890",
             EXPERIENCES.path,
             f"`{EXPERIENCES.path}` is a database, and storage_type file writes JSON lines",
@@ -138,10 +140,10 @@ def _resolve_output_file(draft: Draft) -> None:
             suggestion="write `storage_type: sql`",
         )
         return
-    file = _absolute(draft, path or draft.filled(KEYS.buffer.cache_dir))
+    file = _absolute(resolution, path or resolution.filled(KEYS.buffer.cache_dir))
     if file.suffix.lower() not in _BACKUP_SUFFIXES:
-        file /= f"{draft.get(EXPERIENCES.name)}.jsonl"
-    draft.derive(EXPERIENCES.backup_path, str(file), "what the explorer writes")
+        file /= f"{resolution.get(EXPERIENCES.name)}.jsonl"
+    resolution.derive(EXPERIENCES.backup_path, str(file), "what the explorer writes")
 
 
 def absolute_url(path: str, cwd: Path) -> str:
@@ -170,28 +172,28 @@ def sqlite_file(url: str | None) -> str | None:
     return url.partition("://")[2][1:].partition("?")[0] or None
 
 
-def _absolute(draft: Draft, path: str) -> Path:
-    return Path(os.path.normpath(draft.cwd / Path(path).expanduser()))
+def _absolute(resolution: Resolution, path: str) -> Path:
+    return Path(os.path.normpath(resolution.cwd / Path(path).expanduser()))
 
 
-def check_unique_names(draft: Draft) -> None:
+def check_unique_names(resolution: Resolution) -> None:
     """Refuse one name for two tasksets, buffers or components."""
     keys = [KEYS.trainer.name]
-    if draft.explores:
-        keys = [KEYS.explorer.name, KEYS.trainer.name, *(key.name for key in tasksets(draft))]
-    if draft.config.buffer.trainer_input.experience_buffer:
+    if resolution.explores:
+        keys = [KEYS.explorer.name, KEYS.trainer.name, *(key.name for key in tasksets(resolution))]
+    if resolution.config.buffer.trainer_input.experience_buffer:
         keys.append(EXPERIENCES.name)
-    keys += [AUXILIARY[name].name for name in draft.get(AUXILIARY) if _shares_names(draft, AUXILIARY[name])]
+    keys += [AUXILIARY[name].name for name in resolution.get(AUXILIARY) if _shares_names(resolution, AUXILIARY[name])]
     seen: dict[str, Key[str]] = {}
-    _check_place(draft)
+    _check_place(resolution)
     for key in keys:
-        name = draft.get(key)
+        name = resolution.get(key)
         if name not in seen:
             seen[name] = key
             continue
-        origin = draft.origin(seen[name])
+        origin = resolution.origin(seen[name])
         place = f" ({origin.describe()})" if origin else ""
-        draft.problem(
+        resolution.problem(
             "E1305",
             key,
             f"`{key}` is {name}, and so is `{seen[name]}`{place}",
@@ -201,23 +203,23 @@ def check_unique_names(draft: Draft) -> None:
         )
 
 
-def _shares_names(draft: Draft, key: Key[ExperienceBufferConfig]) -> bool:
+def _shares_names(resolution: Resolution, key: Key[ExperienceBufferConfig]) -> bool:
     """Return whether an auxiliary buffer needs a name of its own: in another database it is that of the rows there.
 
     One that nothing reads, such as in a stage of another algorithm, was not resolved, and needs none.
     """
-    if not draft.is_given(key.name) or not draft.get(key.tokenizer_path):
+    if not resolution.is_given(key.name) or not resolution.get(key.tokenizer_path):
         return False
-    shared = draft.config.buffer.trainer_input.experience_buffer
-    is_elsewhere = shared is None or draft.get(key.path) != shared.path
-    return draft.get(key.storage_type) == "file" or not is_elsewhere
+    shared = resolution.config.buffer.trainer_input.experience_buffer
+    is_elsewhere = shared is None or resolution.get(key.path) != shared.path
+    return resolution.get(key.storage_type) == "file" or not is_elsewhere
 
 
-def _check_place(draft: Draft) -> None:
+def _check_place(resolution: Resolution) -> None:
     """Refuse an explorer apart whose name is the place of another component in the folder of the job."""
-    name = draft.config.explorer.name
-    if draft.mode == "explore" and name in {TRAINER, BENCH} - {draft.config.trainer.name}:
-        draft.problem(
+    name = resolution.config.explorer.name
+    if resolution.mode == "explore" and name in {TRAINER, BENCH} - {resolution.config.trainer.name}:
+        resolution.problem(
             "E1305",
             KEYS.explorer.name,
             f"`explorer.name` is {name}, which is the place of another component in the folder of the job",
@@ -227,22 +229,24 @@ def _check_place(draft: Draft) -> None:
         )
 
 
-def check_replay(draft: Draft) -> None:
+def check_replay(resolution: Resolution) -> None:
     """Check name and arguments of the priority function, and that a queue of this capacity can feed the trainer."""
-    if draft.config.buffer.trainer_input.experience_buffer is None:
+    if resolution.config.buffer.trainer_input.experience_buffer is None:
         return
-    if draft.get(REPLAY.enable):
-        _check_replay(draft)
-    elif draft.is_own(REPLAY) and any(map(draft.is_given, (FUNCTION, args_of(FUNCTION)))):
-        draft.problem("W1902", REPLAY, f"`{REPLAY}` has no effect: enable is false", suggestion="write `enable: true`")
-    if not draft.trains_on_dataset:
-        _check_capacity(draft)
+    if resolution.get(REPLAY.enable):
+        _check_replay(resolution)
+    elif resolution.is_own(REPLAY) and any(map(resolution.is_given, (FUNCTION, args_of(FUNCTION)))):
+        resolution.problem(
+            "W1902", REPLAY, f"`{REPLAY}` has no effect: enable is false", suggestion="write `enable: true`"
+        )
+    if not resolution.trains_on_dataset:
+        _check_capacity(resolution)
 
 
-def _check_replay(draft: Draft) -> None:
-    kind = draft.get(EXPERIENCES.storage_type)
+def _check_replay(resolution: Resolution) -> None:
+    kind = resolution.get(EXPERIENCES.storage_type)
     if kind != "queue":
-        draft.problem(
+        resolution.problem(
             "E1867",
             REPLAY.enable,
             f"`{REPLAY}` uses the experiences of a queue again, and storage_type is {kind}",
@@ -251,20 +255,20 @@ def _check_replay(draft: Draft) -> None:
             suggestion="write `storage_type: queue`",
         )
         return
-    function = draft.get(FUNCTION)
-    if check_name(draft, FUNCTION, "priority_fn", function):
-        arguments = check_arguments(draft, args_of(FUNCTION), "priority_fn", function, chosen=FUNCTION)
-        draft.derive(args_of(FUNCTION), arguments, f"defaults of {function}")
-    cooldown = draft.get(COOLDOWN)
-    if cooldown is None and path_of(COOLDOWN) not in draft.broken:
-        draft.problem(
+    function = resolution.get(FUNCTION)
+    if check_name(resolution, FUNCTION, "priority_fn", function):
+        arguments = check_arguments(resolution, args_of(FUNCTION), "priority_fn", function, chosen=FUNCTION)
+        resolution.derive(args_of(FUNCTION), arguments, f"defaults of {function}")
+    cooldown = resolution.get(COOLDOWN)
+    if cooldown is None and path_of(COOLDOWN) not in resolution.broken:
+        resolution.problem(
             "W1902",
             REPLAY.enable,
             f"`{REPLAY.enable}` has no effect: without reuse_cooldown_time no experience is used again",
             suggestion="write `reuse_cooldown_time: 0`, or the pause in seconds",
         )
-    elif cooldown and draft.config.deterministic:
-        draft.problem(
+    elif cooldown and resolution.config.deterministic:
+        resolution.problem(
             "E1868",
             COOLDOWN,
             f"`{COOLDOWN}` is {cooldown:g} s: a pause depends on the machine's speed, a deterministic run does not",
@@ -274,18 +278,18 @@ def _check_replay(draft: Draft) -> None:
         )
 
 
-def _check_capacity(draft: Draft) -> None:
+def _check_capacity(resolution: Resolution) -> None:
     """A queue that cannot hold what the trainer waits for would give it incomplete batches only."""
-    capacity, size = draft.get(EXPERIENCES.capacity), num_trained(draft)
-    if draft.get(EXPERIENCES.storage_type) != "queue":
-        if draft.is_own(EXPERIENCES.capacity):
-            draft.problem(
+    capacity, size = resolution.get(EXPERIENCES.capacity), num_trained(resolution)
+    if resolution.get(EXPERIENCES.storage_type) != "queue":
+        if resolution.is_own(EXPERIENCES.capacity):
+            resolution.problem(
                 "W1902", EXPERIENCES.capacity, f"`{EXPERIENCES.capacity}` has no effect: only a queue has one"
             )
         return
     if capacity >= size:
         return
-    draft.problem(
+    resolution.problem(
         "E1865",
         EXPERIENCES.capacity,
         f"`{EXPERIENCES.capacity}` ({capacity} experiences) is less than the {size} rollouts of a training step",

@@ -7,10 +7,10 @@ from typing import Any, get_args
 
 from trinity.common.config.algorithm import LossAggMode
 from trinity.common.config.available import LATER_NAMES
-from trinity.common.config.draft import Draft
 from trinity.common.config.keys import KEYS, Key, args_of, last_part
 from trinity.common.config.mixture import DERIVED_ARGUMENTS
 from trinity.common.config.nearest import nearest
+from trinity.common.config.resolution import Resolution
 from trinity.utils.entry import Entry
 
 CHECKED_ELSEWHERE = (*DERIVED_ARGUMENTS, "expert_data_ratio", "rollout_is_threshold")
@@ -23,15 +23,17 @@ _ADAPTIVE = ("target_kl", "horizon")
 _MAY_BE_NULL = (*_CLIPS, "drop")
 
 
-def check_name(draft: Draft, key: Key[object], registry: str, name: str | None, *, unknown: str = "E1701") -> bool:
+def check_name(
+    resolution: Resolution, key: Key[object], registry: str, name: str | None, *, unknown: str = "E1701"
+) -> bool:
     """Return whether a name exists and can be used now; otherwise note why not."""
-    catalogue = draft.catalogue
+    catalogue = resolution.catalogue
     available = list(catalogue.names(registry))
     if name is None or name in available:
         return True
     later = LATER_NAMES.get(registry, ())
     if name in later:
-        draft.problem(
+        resolution.problem(
             "E1900",
             key,
             f"`{key}: {name}` is not available yet in this version",
@@ -40,12 +42,14 @@ def check_name(draft: Draft, key: Key[object], registry: str, name: str | None, 
         return False
     names = [*available, *later]
     if catalogue.has_unknown_plugins:
-        draft.problem("W1701", key, f"`{key}: {name}` is not known here; a plugin may register it when the run starts")
+        resolution.problem(
+            "W1701", key, f"`{key}: {name}` is not known here; a plugin may register it when the run starts"
+        )
         return False
     near = nearest(name, names)
     own = "a name of your own needs --plugin-dir (or `plugin_dirs`) with the folder of the file that registers it"
     hint = f"did you mean `{near}`? {own}" if near else f"known: {', '.join(available)}; {own}"
-    draft.problem(
+    resolution.problem(
         unknown,
         key,
         f"unknown {registry} `{name}` in `{key}`; known: {', '.join(available)}",
@@ -56,12 +60,18 @@ def check_name(draft: Draft, key: Key[object], registry: str, name: str | None, 
 
 
 def resolve_arguments(
-    draft: Draft, key: Key[str | None], registry: str, function: str, *, entry: Entry, of_type: Mapping[str, Any]
+    resolution: Resolution,
+    key: Key[str | None],
+    registry: str,
+    function: str,
+    *,
+    entry: Entry,
+    of_type: Mapping[str, Any],
 ) -> None:
     """Fill the arguments of a function, and check them; those of a plugin as far as it declares them.
 
     Args:
-        draft: the configuration.
+        resolution: the configuration.
         key: where the function is chosen.
         registry: of the function.
         function: its name.
@@ -70,66 +80,66 @@ def resolve_arguments(
     """
     stray = sorted(of_type.keys() - entry.args.keys() - entry.required)
     if stray and not entry.is_open:
-        draft.problem(
+        resolution.problem(
             "E1703",
             key,
-            f"the defaults of algorithm_type {draft.config.algorithm.algorithm_type} give `{function}` an argument "
-            f"`{stray[0]}`, which it does not have; known: {', '.join(_names(entry)) or 'none'}",
+            f"the defaults of algorithm_type {resolution.config.algorithm.algorithm_type} give `{function}` an "
+            f"argument `{stray[0]}`, which it does not have; known: {', '.join(_names(entry)) or 'none'}",
             involves=(KEYS.algorithm.algorithm_type,),
             suggestion=f"mend `{last_part(args_of(key))}` in its `default_config`",
         )
     known = {**entry.args, **of_type}
-    written = draft.get(args_of(key)) or {}
-    merge_arguments(draft, key, function, known, entry=entry)
-    is_built_in = draft.catalogue.is_built_in(registry, function)
+    written = resolution.get(args_of(key)) or {}
+    merge_arguments(resolution, key, function, known, entry=entry)
+    is_built_in = resolution.catalogue.is_built_in(registry, function)
     checked = {n: v for n, v in known.items() if is_built_in or n in entry.ranges or n == "loss_agg_mode"}
-    check_kinds(draft, args_of(key), function, checked, written=written, modes=AGG_MODES[entry.convention])
-    arguments = draft.get(args_of(key)) or {}
-    _check_ranges(draft, args_of(key), function, checked, entry=entry, arguments=arguments, chosen=key)
+    check_kinds(resolution, args_of(key), function, checked, written=written, modes=AGG_MODES[entry.convention])
+    arguments = resolution.get(args_of(key)) or {}
+    _check_ranges(resolution, args_of(key), function, checked, entry=entry, arguments=arguments, chosen=key)
 
 
 def check_arguments(
-    draft: Draft, key: Key[dict[str, Any]], registry: str, name: str, *, chosen: Key[object]
+    resolution: Resolution, key: Key[dict[str, Any]], registry: str, name: str, *, chosen: Key[object]
 ) -> dict[str, Any]:
     """Return the arguments of what is no part of an algorithm over their defaults; note what the class would refuse.
 
     Args:
-        draft: the configuration.
+        resolution: the configuration.
         key: of the arguments.
         registry: of the class.
         name: its name.
         chosen: where the name is written.
     """
-    entry = draft.catalogue.entry(registry, name)
+    entry = resolution.catalogue.entry(registry, name)
     if entry is None:
-        return dict(draft.get(key) or {})
-    written = _known_arguments(draft, key, name, entry.args, entry=entry, chosen=chosen)
+        return dict(resolution.get(key) or {})
+    written = _known_arguments(resolution, key, name, entry.args, entry=entry, chosen=chosen)
     arguments = {**entry.args, **written}
-    is_built_in = draft.catalogue.is_built_in(registry, name)
+    is_built_in = resolution.catalogue.is_built_in(registry, name)
     checked = {n: v for n, v in entry.args.items() if is_built_in or n in entry.ranges}
-    check_kinds(draft, key, name, checked, written=written)
-    _check_ranges(draft, key, name, checked, entry=entry, arguments=arguments, chosen=chosen)
+    check_kinds(resolution, key, name, checked, written=written)
+    _check_ranges(resolution, key, name, checked, entry=entry, arguments=arguments, chosen=chosen)
     return arguments
 
 
 def merge_arguments(
-    draft: Draft, key: Key[str | None], function: str, known: Mapping[str, Any], *, entry: Entry | None = None
+    resolution: Resolution, key: Key[str | None], function: str, known: Mapping[str, Any], *, entry: Entry | None = None
 ) -> None:
     """Put the written arguments over the defaults; refuse unknown ones, and ask for those that have no default.
 
     Args:
-        draft: the configuration.
+        resolution: the configuration.
         key: where the function is chosen.
         function: its name.
         known: arguments with their defaults.
         entry: what its class says of itself; None for a plugin that says nothing.
     """
-    written = _known_arguments(draft, args_of(key), function, known, entry=entry, chosen=key)
-    draft.derive(args_of(key), {**known, **written}, f"defaults of {function}")
+    written = _known_arguments(resolution, args_of(key), function, known, entry=entry, chosen=key)
+    resolution.derive(args_of(key), {**known, **written}, f"defaults of {function}")
 
 
 def _known_arguments(
-    draft: Draft,
+    resolution: Resolution,
     key: Key[dict[str, Any]],
     function: str,
     known: Mapping[str, Any],
@@ -138,13 +148,13 @@ def _known_arguments(
     chosen: Key[object],
 ) -> dict[str, Any]:
     """Return the written arguments that there are; note unknown ones, and missing ones that have no default."""
-    written = draft.get(key) or {}
+    written = resolution.get(key) or {}
     if entry is not None and not entry.is_open:
         names = _names(entry)
         for name in [n for n in written if n not in names]:
             near = nearest(name, names)
             hint = f"did you mean `{near}`?" if near else f"known: {', '.join(names) or 'none'}"
-            draft.problem(
+            resolution.problem(
                 "E1703",
                 key[name],
                 f"`{function}` has no argument `{name}`; known: {', '.join(names) or 'none'}",
@@ -152,7 +162,7 @@ def _known_arguments(
             )
         written = {name: value for name, value in written.items() if name in names}
     for name in sorted((entry.required if entry is not None else frozenset()) - {*known, *written}):
-        draft.problem(
+        resolution.problem(
             "E1302",
             key,
             f"`{key[name]}` of {function} must be given: its constructor has no default for it",
@@ -167,7 +177,7 @@ def _names(entry: Entry) -> list[str]:
 
 
 def check_kinds(
-    draft: Draft,
+    resolution: Resolution,
     key: Key[dict[str, Any]],
     function: str,
     known: Mapping[str, Any],
@@ -190,7 +200,7 @@ def check_kinds(
             continue
         rule = f"one of {', '.join(choices)}" if choices else KINDS[kind or str]
         near = nearest(str(value), choices) if choices else None
-        draft.problem(
+        resolution.problem(
             "E1704",
             key[name],
             f"`{key[name]}` of {function} must be {rule}, got {value!r}",
@@ -200,7 +210,7 @@ def check_kinds(
 
 
 def _check_ranges(
-    draft: Draft,
+    resolution: Resolution,
     key: Key[dict[str, Any]],
     function: str,
     known: Mapping[str, Any],
@@ -210,10 +220,10 @@ def _check_ranges(
     chosen: Key[object],
 ) -> None:
     """Note each argument that the function would refuse when the run starts; one of the wrong kind is told already."""
-    told = {problem.key for problem in draft.problems}
+    told = {problem.key for problem in resolution.problems}
     for name, rule, way_out in range_faults(entry.ranges, known, arguments):
         if str(key[name]) not in told and name not in CHECKED_ELSEWHERE:
-            draft.problem(
+            resolution.problem(
                 "E1302",
                 key[name],
                 f"`{key[name]}` of {function} must be {rule}, got {arguments[name]!r}",

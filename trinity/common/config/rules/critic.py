@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from trinity.common.config.draft import Draft
 from trinity.common.config.following import fill_defaults, note_overridden, override
 from trinity.common.config.keys import ACTOR, CRITIC, KEYS, VERL_TRAINER, Key, present
+from trinity.common.config.resolution import Resolution
 from trinity.common.config.verl_base import FsdpConfig
 from trinity.common.config.verl_critic import CriticConfig
 
@@ -14,68 +14,70 @@ PATH = KEYS.model.critic_model_path
 _BOTH = "a checkpoint holds policy and critic"
 
 
-def reads_values(draft: Draft) -> bool:
+def reads_values(resolution: Resolution) -> bool:
     """Return whether the run has a critic: the advantage asks for `values`, or is a plugin beside `enable: true`."""
-    name = draft.config.algorithm.advantage_fn
-    entry = draft.catalogue.entry("advantage_fn", name)
+    name = resolution.config.algorithm.advantage_fn
+    entry = resolution.catalogue.entry("advantage_fn", name)
     if entry is None:
-        return name is not None and draft.get(CRITIC.enable) is True
+        return name is not None and resolution.get(CRITIC.enable) is True
     return "values" in entry.reads
 
 
-def may_read_values(draft: Draft) -> bool:
+def may_read_values(resolution: Resolution) -> bool:
     """Return whether the run may have a critic: what the advantage of a plugin reads is known when the run starts."""
-    name = draft.config.algorithm.advantage_fn
-    is_plugin = name is not None and draft.catalogue.entry("advantage_fn", name) is None
-    return is_plugin or reads_values(draft)
+    name = resolution.config.algorithm.advantage_fn
+    is_plugin = name is not None and resolution.catalogue.entry("advantage_fn", name) is None
+    return is_plugin or reads_values(resolution)
 
 
-def sharding(draft: Draft) -> Key[FsdpConfig]:
+def sharding(resolution: Resolution) -> Key[FsdpConfig]:
     """Return the section of the critic's sharding and number types: of its two places the one that is used."""
-    return CRITIC.model.fsdp_config if draft.get(CRITIC.fsdp) is None else present(CRITIC.fsdp)
+    return CRITIC.model.fsdp_config if resolution.get(CRITIC.fsdp) is None else present(CRITIC.fsdp)
 
 
-def resolve_critic(draft: Draft) -> None:
+def resolve_critic(resolution: Resolution) -> None:
     """Turn the critic on where the advantage reads values, and fill what its section leaves out from the actor."""
-    _resolve_path(draft)
-    name, is_on = draft.config.algorithm.advantage_fn, reads_values(draft)
-    written = draft.get(CRITIC.enable)
+    _resolve_path(resolution)
+    name, is_on = resolution.config.algorithm.advantage_fn, reads_values(resolution)
+    written = resolution.get(CRITIC.enable)
     if written is not None and written != is_on:
-        draft.problem(
+        resolution.problem(
             "E1816",
             CRITIC.enable,
             f"`{CRITIC.enable}` is set from algorithm.advantage_fn: {name} {'reads' if is_on else 'reads no'} values",
             involves=(KEYS.algorithm.advantage_fn, KEYS.algorithm.algorithm_type),
             suggestion="remove it" if is_on else "write `algorithm.advantage_fn: ppo`, or remove it",
         )
-    if not may_read_values(draft):
+    if not may_read_values(resolution):
         return
-    if draft.trains_on_dataset:
+    if resolution.trains_on_dataset:
         return  # no advantage fits a dataset, and the algorithm's rules say so
     if is_on:
-        draft.derive(CRITIC.enable, True, f"advantage_fn {name} reads values")
-    _fill(draft)
+        resolution.derive(CRITIC.enable, True, f"advantage_fn {name} reads values")
+    _fill(resolution)
 
 
-def check_unused_critic(draft: Draft) -> None:
+def check_unused_critic(resolution: Resolution) -> None:
     """Warn about what was written for a critic that this run does not have."""
-    if may_read_values(draft):
+    if may_read_values(resolution):
         return
-    if draft.is_given(PATH) and draft.get(PATH) != draft.config.model.model_path:
-        draft.problem("W1813", PATH, f"`{PATH}` has no effect: this algorithm has no critic", suggestion="remove it")
-    written = draft.typed.trainer.trainer_config.critic
-    if draft.is_own(CRITIC) and written.model_copy(update={"enable": None}) != CriticConfig():
-        draft.problem("W1902", CRITIC, f"`{CRITIC}` has no effect: this algorithm has no critic")
+    if resolution.is_given(PATH) and resolution.get(PATH) != resolution.config.model.model_path:
+        resolution.problem(
+            "W1813", PATH, f"`{PATH}` has no effect: this algorithm has no critic", suggestion="remove it"
+        )
+    written = resolution.typed.trainer.trainer_config.critic
+    if resolution.is_own(CRITIC) and written.model_copy(update={"enable": None}) != CriticConfig():
+        resolution.problem("W1902", CRITIC, f"`{CRITIC}` has no effect: this algorithm has no critic")
     for key in (KEYS.trainer.critic_warmup, VERL_TRAINER.critic_warmup):
-        if draft.is_own(key) and draft.get(key):
-            draft.problem("W1902", key, f"`{key}` has no effect: this algorithm has no critic")
+        if resolution.is_own(key) and resolution.get(key):
+            resolution.problem("W1902", key, f"`{key}` has no effect: this algorithm has no critic")
 
 
-def _resolve_path(draft: Draft) -> None:
+def _resolve_path(resolution: Resolution) -> None:
     other = CRITIC.model.path
-    path, theirs = draft.get(PATH), draft.get(other)
+    path, theirs = resolution.get(PATH), resolution.get(other)
     if theirs is not None and path is not None and path != theirs:
-        draft.problem(
+        resolution.problem(
             "E1815",
             other,
             f"`{other}` is {theirs}, but {PATH} is {path}",
@@ -83,67 +85,73 @@ def _resolve_path(draft: Draft) -> None:
             suggestion=f"keep `{PATH}`",
         )
     elif theirs is not None and path is None:
-        draft.derive(PATH, theirs, f"{other}, its veRL name")
+        resolution.derive(PATH, theirs, f"{other}, its veRL name")
     elif path is None:
-        draft.follow(PATH, KEYS.model.model_path)
+        resolution.follow(PATH, KEYS.model.model_path)
 
 
-def _fill(draft: Draft) -> None:
-    _resolve_schedule(draft)
-    _resolve_places(draft)
-    _resolve_retention(draft)
-    override(draft, CRITIC.ppo_mini_batch_size, by=KEYS.buffer.train_batch_size)
-    _default(draft, CRITIC.optim.lr, 1e-5, "default of the guide")
-    budget, older = draft.get(ACTOR.ppo_max_token_len_per_gpu), draft.get(CRITIC.ppo_micro_batch_size)
-    _default(draft, CRITIC.ppo_max_token_len_per_gpu, budget and 2 * budget, "twice the actor's")
+def _fill(resolution: Resolution) -> None:
+    _resolve_schedule(resolution)
+    _resolve_places(resolution)
+    _resolve_retention(resolution)
+    override(resolution, CRITIC.ppo_mini_batch_size, by=KEYS.buffer.train_batch_size)
+    _default(resolution, CRITIC.optim.lr, 1e-5, "default of the guide")
+    budget, older = resolution.get(ACTOR.ppo_max_token_len_per_gpu), resolution.get(CRITIC.ppo_micro_batch_size)
+    _default(resolution, CRITIC.ppo_max_token_len_per_gpu, budget and 2 * budget, "twice the actor's")
     reason = "ppo_micro_batch_size" if older else "default of the guide"
-    _default(draft, CRITIC.ppo_micro_batch_size_per_gpu, older or 8, reason)
+    _default(resolution, CRITIC.ppo_micro_batch_size_per_gpu, older or 8, reason)
     other = CRITIC.forward_micro_batch_size
-    _default(draft, CRITIC.forward_micro_batch_size_per_gpu, draft.get(other), other)
-    idle = CRITIC.fsdp if draft.get(CRITIC.fsdp) is None else CRITIC.model.fsdp_config
-    fill_defaults(draft, CRITIC, but=(idle,), also=(-1,))
-    longest = draft.config.model.max_model_len
+    _default(resolution, CRITIC.forward_micro_batch_size_per_gpu, resolution.get(other), other)
+    idle = CRITIC.fsdp if resolution.get(CRITIC.fsdp) is None else CRITIC.model.fsdp_config
+    fill_defaults(resolution, CRITIC, but=(idle,), also=(-1,))
+    longest = resolution.config.model.max_model_len
     for key in (CRITIC.ppo_max_token_len_per_gpu, CRITIC.forward_max_token_len_per_gpu):
-        value = draft.get(key)
+        value = resolution.get(key)
         if longest and value is not None and value < longest:
-            draft.derive(key, longest, f"raised from {value}: one sequence may have max_model_len ({longest}) tokens")
+            resolution.derive(
+                key, longest, f"raised from {value}: one sequence may have max_model_len ({longest}) tokens"
+            )
 
 
-def _default(draft: Draft, key: Key[object], value: Any, reason: object) -> None:
-    if draft.get(key) in (None, -1) and value is not None:
-        draft.derive(key, value, reason)
+def _default(resolution: Resolution, key: Key[object], value: Any, reason: object) -> None:
+    if resolution.get(key) in (None, -1) and value is not None:
+        resolution.derive(key, value, reason)
 
 
-def _resolve_schedule(draft: Draft) -> None:
+def _resolve_schedule(resolution: Resolution) -> None:
     """Give the schedule one value, whichever of its names was written."""
     style, kind = CRITIC.optim.warmup_style, CRITIC.optim.lr_scheduler_type
-    if draft.get(style) is not None and draft.get(kind) is not None and draft.get(style) != draft.get(kind):
-        draft.problem(
-            "E1815", style, f"`{style}` is {draft.get(style)}, but lr_scheduler_type is {draft.get(kind)}",
+    if (
+        resolution.get(style) is not None
+        and resolution.get(kind) is not None
+        and resolution.get(style) != resolution.get(kind)
+    ):
+        resolution.problem(
+            "E1815", style, f"`{style}` is {resolution.get(style)}, but lr_scheduler_type is {resolution.get(kind)}",
             suggestion="keep lr_scheduler_type",
         )  # fmt: skip
-    _default(draft, kind, draft.get(style), "warmup_style, its older name")
+    _default(resolution, kind, resolution.get(style), "warmup_style, its older name")
 
 
-def _resolve_retention(draft: Draft) -> None:
+def _resolve_retention(resolution: Resolution) -> None:
     """Keep the larger number where those of policies and critics differ: a checkpoint holds one of each."""
     key, own = KEYS.trainer.max_checkpoints_to_keep, VERL_TRAINER.max_critic_ckpt_to_keep
-    kept, asked = draft.get(key), draft.get(own)
-    if asked is None or asked == draft.get(VERL_TRAINER.max_actor_ckpt_to_keep):
+    kept, asked = resolution.get(key), resolution.get(own)
+    if asked is None or asked == resolution.get(VERL_TRAINER.max_actor_ckpt_to_keep):
         return
-    if not draft.is_given(key) and 0 < kept < asked:
+    if not resolution.is_given(key) and 0 < kept < asked:
         policies = VERL_TRAINER.max_actor_ckpt_to_keep
-        note_overridden(draft, policies, f"overridden by {own} ({asked}): {_BOTH}", value=asked, involves=own)
-        draft.derive(key, asked, f"{own}: {_BOTH}")
+        note_overridden(resolution, policies, f"overridden by {own} ({asked}): {_BOTH}", value=asked, involves=own)
+        resolution.derive(key, asked, f"{own}: {_BOTH}")
         return
-    note_overridden(draft, own, f"overridden by {key} ({kept or 'all'}): {_BOTH}", value=kept, involves=key)
+    note_overridden(resolution, own, f"overridden by {key} ({kept or 'all'}): {_BOTH}", value=kept, involves=key)
 
 
-def _resolve_places(draft: Draft) -> None:
+def _resolve_places(resolution: Resolution) -> None:
     """Refuse two places of the number types: `fsdp` is the newer one of `model.fsdp_config`."""
     newer, older = CRITIC.fsdp, CRITIC.model.fsdp_config
-    if draft.is_given(newer) and draft.is_given(older):
-        draft.problem(
+    if resolution.is_given(newer) and resolution.is_given(older):
+        resolution.problem(
             "E1815", newer, f"`{newer}` and {older} are two places of one thing", involves=(older,),
             suggestion=f"keep `{older}`",
         )  # fmt: skip

@@ -6,9 +6,9 @@ import math
 import re
 from pathlib import Path, PurePath
 
-from trinity.common.config.draft import Draft
 from trinity.common.config.keys import AUXILIARY, KEYS, Key
 from trinity.common.config.model import InferenceModelConfig
+from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.engines import EXTERNAL, engines
 from trinity.common.config.rules.tasksets import tasksets
 
@@ -23,42 +23,46 @@ TIMELINE = KEYS.monitor.enable_ray_timeline
 UNNAMED = ("auto", "")
 
 
-def derive_names(draft: Draft) -> None:
+def derive_names(resolution: Resolution) -> None:
     """Fill the experiment's name, the job folder, the namespace and the folders below the job."""
-    if draft.stage_name:
-        name = f"{draft.config.name}/{draft.stage_name}"
-        draft.derive(KEYS.name, name, "the stage's name is the suffix of the experiment's name")
-    root = str(draft.config.checkpoint_root_dir or "checkpoints")
+    if resolution.stage_name:
+        name = f"{resolution.config.name}/{resolution.stage_name}"
+        resolution.derive(KEYS.name, name, "the stage's name is the suffix of the experiment's name")
+    root = str(resolution.config.checkpoint_root_dir or "checkpoints")
     absolute = Path(root).expanduser()
     if not absolute.is_absolute():
-        absolute = draft.cwd / absolute
-    draft.derive(KEYS.checkpoint_root_dir, str(absolute), "absolute, from the working directory")
-    parts = [draft.config.project, *([draft.config.group] if draft.config.group else []), draft.config.name]
+        absolute = resolution.cwd / absolute
+    resolution.derive(KEYS.checkpoint_root_dir, str(absolute), "absolute, from the working directory")
+    parts = [
+        resolution.config.project,
+        *([resolution.config.group] if resolution.config.group else []),
+        resolution.config.name,
+    ]
     job = absolute.joinpath(*parts)
-    draft.derive(KEYS.checkpoint_job_dir, str(job), "<checkpoint_root_dir>/<project>[/<group>]/<name>")
-    if not draft.config.ray_namespace:
-        draft.derive(KEYS.ray_namespace, "/".join(parts), "<project>[/<group>]/<name>")
-    draft.derive(KEYS.buffer.cache_dir, str(job / "buffer"), "<job>/buffer")
-    draft.derive(KEYS.monitor.cache_dir, str(job / "monitor"), "<job>/monitor")
-    draft.derive(KEYS.buffer.tokenizer_path, draft.config.model.model_path, KEYS.model.model_path)
+    resolution.derive(KEYS.checkpoint_job_dir, str(job), "<checkpoint_root_dir>/<project>[/<group>]/<name>")
+    if not resolution.config.ray_namespace:
+        resolution.derive(KEYS.ray_namespace, "/".join(parts), "<project>[/<group>]/<name>")
+    resolution.derive(KEYS.buffer.cache_dir, str(job / "buffer"), "<job>/buffer")
+    resolution.derive(KEYS.monitor.cache_dir, str(job / "monitor"), "<job>/monitor")
+    resolution.derive(KEYS.buffer.tokenizer_path, resolution.config.model.model_path, KEYS.model.model_path)
 
 
-def check_addresses(draft: Draft) -> None:
+def check_addresses(resolution: Resolution) -> None:
     """Refuse addresses such as `hdfs://...` where a folder or a file of this machine is meant."""
-    auxiliary = draft.get(AUXILIARY).items()
+    auxiliary = resolution.get(AUXILIARY).items()
     keys: list[Key[str | None]] = [
         KEYS.checkpoint_root_dir,
         KEYS.model.model_path,
         KEYS.model.critic_model_path,
         PATH,
-        *(key.path for key in tasksets(draft)),
+        *(key.path for key in tasksets(resolution)),
         *(AUXILIARY[name].path for name, each in auxiliary if each.storage_type in (None, "file")),
     ]
     for key in keys:
-        written = draft.get(key) if draft.is_given(key) else None
+        written = resolution.get(key) if resolution.is_given(key) else None
         scheme, mark, rest = written.partition("://") if isinstance(written, str) else ("", "", "")
         if mark and scheme.partition("+")[0] not in DATABASES:
-            draft.problem(
+            resolution.problem(
                 "E1896",
                 key,
                 f"`{key}` is an address of {scheme}; read and written are folders and files of this machine",
@@ -68,14 +72,14 @@ def check_addresses(draft: Draft) -> None:
             )
 
 
-def resolve_resume(draft: Draft) -> None:
+def resolve_resume(resolution: Resolution) -> None:
     """Bring `resume_mode` and `continue_from_checkpoint` together, and check the path that is asked for."""
-    mode, path = draft.get(MODE), draft.get(PATH)
-    continues = draft.get(CONTINUE)
-    if mode == "disable" and not draft.is_given(CONTINUE):
-        draft.derive(CONTINUE, False, "resume_mode: disable")
+    mode, path = resolution.get(MODE), resolution.get(PATH)
+    continues = resolution.get(CONTINUE)
+    if mode == "disable" and not resolution.is_given(CONTINUE):
+        resolution.derive(CONTINUE, False, "resume_mode: disable")
     elif (mode == "disable" and continues) or (mode == "resume_path" and not continues):
-        draft.problem(
+        resolution.problem(
             "E1846",
             MODE,
             f"`{MODE}: {mode}` contradicts {CONTINUE}: {str(continues).lower()}",
@@ -83,7 +87,7 @@ def resolve_resume(draft: Draft) -> None:
             suggestion=f"remove one of them, or write `{CONTINUE}: {str(not continues).lower()}`",
         )
     if mode != "resume_path" and path:
-        draft.problem(
+        resolution.problem(
             "E1847",
             PATH,
             f"`{PATH}` has an effect only with resume_mode resume_path, got {mode}",
@@ -91,7 +95,7 @@ def resolve_resume(draft: Draft) -> None:
             suggestion="write `resume_mode: resume_path`, or remove the path",
         )
     if mode == "resume_path" and (not path or not re.fullmatch(r"global_step_\d+", PurePath(path).name)):
-        draft.problem(
+        resolution.problem(
             "E1847",
             PATH,
             f"`{PATH}` must name a checkpoint, got {path or 'nothing'}",
@@ -101,23 +105,23 @@ def resolve_resume(draft: Draft) -> None:
         )
 
 
-def resolve_runtime(draft: Draft) -> None:
+def resolve_runtime(resolution: Resolution) -> None:
     """Fill the runtime: Ray where a cluster is named, or several machines or GPUs are asked for."""
-    nodes, gpus = draft.get(CLUSTER.node_num), draft.get(CLUSTER.gpu_per_node)
-    wanted = draft.get(RUNTIME)
+    nodes, gpus = resolution.get(CLUSTER.node_num), resolution.get(CLUSTER.gpu_per_node)
+    wanted = resolution.get(RUNTIME)
     if wanted == "auto":
-        if draft.get(ADDRESS) not in UNNAMED:
-            draft.derive(RUNTIME, "ray", "cluster.ray_address names a cluster")
+        if resolution.get(ADDRESS) not in UNNAMED:
+            resolution.derive(RUNTIME, "ray", "cluster.ray_address names a cluster")
         elif nodes > 1:
-            draft.derive(RUNTIME, "ray", "several machines need a cluster")
+            resolution.derive(RUNTIME, "ray", "several machines need a cluster")
         elif gpus > 1:
-            draft.derive(RUNTIME, "ray", "Ray gives each component its GPUs")
+            resolution.derive(RUNTIME, "ray", "Ray gives each component its GPUs")
         else:
-            draft.derive(RUNTIME, "local", "the processes of one machine need no cluster")
+            resolution.derive(RUNTIME, "local", "the processes of one machine need no cluster")
     elif wanted == "local":
-        _check_local(draft, nodes=nodes, gpus=gpus)
-    if draft.get(TIMELINE) and draft.get(RUNTIME) != "ray":
-        draft.problem(
+        _check_local(resolution, nodes=nodes, gpus=gpus)
+    if resolution.get(TIMELINE) and resolution.get(RUNTIME) != "ray":
+        resolution.problem(
             "W3407",
             TIMELINE,
             f"`{TIMELINE}` has no effect: this run has no Ray",
@@ -126,17 +130,17 @@ def resolve_runtime(draft: Draft) -> None:
         )
 
 
-def _check_local(draft: Draft, *, nodes: int, gpus: int) -> None:
+def _check_local(resolution: Resolution, *, nodes: int, gpus: int) -> None:
     if nodes > 1 or gpus > 1:
-        draft.problem(
+        resolution.problem(
             "E3406",
             RUNTIME,
             f"`{RUNTIME}: local` has one machine and one GPU for all, asked for are {max(nodes, 1)} x {gpus}",
             involves=(CLUSTER.node_num, CLUSTER.gpu_per_node),
             suggestion="write `runtime: ray`, or `gpu_per_node: 1`",
         )
-    elif draft.get(ADDRESS) not in UNNAMED:
-        draft.problem(
+    elif resolution.get(ADDRESS) not in UNNAMED:
+        resolution.problem(
             "E3406",
             ADDRESS,
             f"`{ADDRESS}` names a cluster, and `{RUNTIME}: local` uses none",
@@ -145,42 +149,44 @@ def _check_local(draft: Draft, *, nodes: int, gpus: int) -> None:
         )
 
 
-def resolve_cluster(draft: Draft) -> None:
+def resolve_cluster(resolution: Resolution) -> None:
     """Fill the GPU accounts and check that the engines fit."""
-    if draft.config.cluster.node_num == 0:
-        draft.derive(CLUSTER.node_num, 1, "one process runs on one node")
-    nodes, per_node = draft.config.cluster.node_num, draft.config.cluster.gpu_per_node
+    if resolution.config.cluster.node_num == 0:
+        resolution.derive(CLUSTER.node_num, 1, "one process runs on one node")
+    nodes, per_node = resolution.config.cluster.node_num, resolution.config.cluster.gpu_per_node
     if per_node == 0:
         return
     total = nodes * per_node
-    rollout, *others = [_devices(draft, engine) for engine in engines(draft.config)] if draft.explores else [0]
+    rollout, *others = (
+        [_devices(resolution, engine) for engine in engines(resolution.config)] if resolution.explores else [0]
+    )
     auxiliary, count = sum(others), len(others)
     asked = rollout + auxiliary
-    has_trainer = draft.mode in ("both", "train")
+    has_trainer = resolution.mode in ("both", "train")
     # Engines of one device each share a single one with each other and with the trainer.
     is_shared = total == 1
     has_room = asked <= total or (is_shared and rollout <= 1 and auxiliary <= count)
-    if not has_room or (has_trainer and draft.explores and not is_shared and asked >= total):
-        draft.problem(
+    if not has_room or (has_trainer and resolution.explores and not is_shared and asked >= total):
+        resolution.problem(
             "E1808",
             KEYS.explorer.rollout_model.engine_num if rollout else CLUSTER.gpu_per_node,
             f"engines ask for {asked} GPUs (rollout {rollout}, auxiliary {auxiliary}) and the cluster has {total}"
-            + (", of which the trainer needs at least 1" if has_trainer and draft.explores else ""),
+            + (", of which the trainer needs at least 1" if has_trainer and resolution.explores else ""),
             rule="rollout + auxiliary < total",
             involves=(CLUSTER.gpu_per_node, CLUSTER.node_num),
             suggestion=f"use at most {max(1, total - 1)} for the engines",
         )
         return
-    draft.derive(CLUSTER.total_gpu_num, total, "node_num x gpu_per_node")
-    draft.derive(CLUSTER.rollout_gpu_num, rollout, "engine_num x parallel sizes")
-    draft.derive(CLUSTER.auxiliary_model_gpu_num, auxiliary, "engine_num x parallel sizes")
-    draft.derive(CLUSTER.explorer_gpu_num, asked, "rollout + auxiliary")
+    resolution.derive(CLUSTER.total_gpu_num, total, "node_num x gpu_per_node")
+    resolution.derive(CLUSTER.rollout_gpu_num, rollout, "engine_num x parallel sizes")
+    resolution.derive(CLUSTER.auxiliary_model_gpu_num, auxiliary, "engine_num x parallel sizes")
+    resolution.derive(CLUSTER.explorer_gpu_num, asked, "rollout + auxiliary")
     trainer = (1 if is_shared else total - asked) if has_trainer else 0
-    draft.derive(CLUSTER.trainer_gpu_num, trainer, "the rest, or the one GPU that explorer and trainer share")
+    resolution.derive(CLUSTER.trainer_gpu_num, trainer, "the rest, or the one GPU that explorer and trainer share")
 
 
-def _devices(draft: Draft, engine: Key[InferenceModelConfig]) -> int:
+def _devices(resolution: Resolution, engine: Key[InferenceModelConfig]) -> int:
     """Return the GPUs that the instances of an engine ask for."""
-    values = draft.get(engine)
+    values = resolution.get(engine)
     sizes = (values.tensor_parallel_size, values.data_parallel_size, values.pipeline_parallel_size)
     return 0 if values.engine_type == EXTERNAL else values.engine_num * math.prod(sizes)

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from trinity.common.config.buffer import ExperienceBufferConfig
-from trinity.common.config.draft import Draft
 from trinity.common.config.following import set_from
 from trinity.common.config.keys import ACTOR, AUXILIARY, KEYS, Key, args_of, last_part
 from trinity.common.config.mixture import DERIVED_ARGUMENTS, num_expert_rows
 from trinity.common.config.nearest import nearest
+from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.batches import SIZE, expert_ratio, is_built_in, num_experts
 from trinity.common.config.rules.buffers import absolute_url, is_database
 from trinity.common.config.rules.components import check_name
@@ -27,25 +27,25 @@ _DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 SCHEMAS: dict[str, tuple[str, ...]] = {"file": ("sft",), "sql": ("experience", "sft"), "queue": ("experience",)}
 
 
-def check_sampling(draft: Draft) -> None:
+def check_sampling(resolution: Resolution) -> None:
     """Check the arguments of the built-in strategies, and that strategy, loss and algorithm fit together."""
-    if is_built_in(draft, "warmup"):
-        draft.problem(
+    if is_built_in(resolution, "warmup"):
+        resolution.problem(
             "W1301", STRATEGY, f"`{STRATEGY}: warmup` is deprecated", suggestion=f"write `{STRATEGY}: default`"
         )
-    _check_arguments(draft)
-    _check_parts(draft)
+    _check_arguments(resolution)
+    _check_parts(resolution)
 
 
-def _check_arguments(draft: Draft) -> None:
-    arguments = draft.get(ARGS) or {}
-    if is_built_in(draft, "mix"):
+def _check_arguments(resolution: Resolution) -> None:
+    arguments = resolution.get(ARGS) or {}
+    if is_built_in(resolution, "mix"):
         ratio: Any = arguments.get("expert_data_ratio")
         try:
-            num_expert_rows(ratio, draft.get(SIZE))
+            num_expert_rows(ratio, resolution.get(SIZE))
         except (TypeError, ValueError) as error:
             text = str(error) if isinstance(error, ValueError) else f"expert_data_ratio must be a number, got {ratio!r}"
-            draft.problem(
+            resolution.problem(
                 "E1844",
                 ARGS["expert_data_ratio"],
                 f"`{ARGS}`: {text}",
@@ -53,11 +53,11 @@ def _check_arguments(draft: Draft) -> None:
                 involves=(SIZE, STRATEGY),
                 suggestion="write `expert_data_ratio: 0.5`; to imitate only, use `algorithm_type: sft`",
             )
-    if is_built_in(draft, "staleness_control"):
+    if is_built_in(resolution, "staleness_control"):
         limit = arguments.get("max_staleness")
         is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
         if limit is not None and not (is_number and limit >= 0):
-            draft.problem(
+            resolution.problem(
                 "E1844",
                 ARGS["max_staleness"],
                 f"`{ARGS['max_staleness']}` is an age in training steps, got {limit!r}",
@@ -66,74 +66,74 @@ def _check_arguments(draft: Draft) -> None:
             )
 
 
-def _check_parts(draft: Draft) -> None:
-    algorithm, strategy = draft.config.algorithm.algorithm_type, draft.get(STRATEGY)
-    is_known = draft.catalogue.is_built_in("sample_strategy", strategy)
-    if draft.trains_on_dataset and strategy in ("mix", "staleness_control"):
+def _check_parts(resolution: Resolution) -> None:
+    algorithm, strategy = resolution.config.algorithm.algorithm_type, resolution.get(STRATEGY)
+    is_known = resolution.catalogue.is_built_in("sample_strategy", strategy)
+    if resolution.trains_on_dataset and strategy in ("mix", "staleness_control"):
         _misfit(
-            draft,
+            resolution,
             STRATEGY,
             f"`{STRATEGY}: {strategy}` chooses among rollouts, and {algorithm} trains on a dataset",
             "remove it",
         )
         return
     for key, registry in ((LOSS, "policy_loss_fn"), (KEYS.algorithm.entropy_loss_fn, "entropy_loss_fn")):
-        entry = draft.catalogue.entry(registry, draft.get(key))
+        entry = resolution.catalogue.entry(registry, resolution.get(key))
         if entry is not None and "expert_mask" in entry.reads and is_known and strategy != "mix":
             _misfit(
-                draft,
+                resolution,
                 key,
-                f"`{key}: {draft.get(key)}` treats an expert's rows apart, and {STRATEGY} {strategy} has none",
+                f"`{key}: {resolution.get(key)}` treats an expert's rows apart, and {STRATEGY} {strategy} has none",
                 f"write `{last_part(STRATEGY)}: mix`",
             )
-    if not is_built_in(draft, "mix"):
+    if not is_built_in(resolution, "mix"):
         return
-    loss = draft.catalogue.entry("policy_loss_fn", draft.get(LOSS))
-    if not draft.catalogue.is_built_in("policy_loss_fn", draft.get(LOSS)):
+    loss = resolution.catalogue.entry("policy_loss_fn", resolution.get(LOSS))
+    if not resolution.catalogue.is_built_in("policy_loss_fn", resolution.get(LOSS)):
         loss = None  # of a plugin only its author knows what it does with rows of an expert
     if loss is not None and "advantages" in loss.needs and "expert_mask" not in loss.needs:
         _misfit(
-            draft,
+            resolution,
             STRATEGY,
-            f"`{STRATEGY}: mix` has rows of an expert, which have no advantage, and policy_loss_fn {draft.get(LOSS)} "
-            "would learn nothing from them",
+            f"`{STRATEGY}: mix` has rows of an expert, which have no advantage, and policy_loss_fn "
+            f"{resolution.get(LOSS)} would learn nothing from them",
             "write `policy_loss_fn: mix`",
         )
-    advantage = draft.catalogue.entry("advantage_fn", draft.config.algorithm.advantage_fn)
+    advantage = resolution.catalogue.entry("advantage_fn", resolution.config.algorithm.advantage_fn)
     if advantage is not None and "values" in advantage.reads:
         _misfit(
-            draft,
+            resolution,
             KEYS.algorithm.advantage_fn,
-            f"`algorithm.advantage_fn: {draft.config.algorithm.advantage_fn}` needs a critic, which cannot learn from "
-            f"rows of an expert: they have no reward ({STRATEGY} mix)",
+            f"`algorithm.advantage_fn: {resolution.config.algorithm.advantage_fn}` needs a critic, which cannot learn "
+            f"from rows of an expert: they have no reward ({STRATEGY} mix)",
             "write `advantage_fn: grpo`",
         )
 
 
-def _misfit(draft: Draft, key: Key[object], message: str, suggestion: str) -> None:
-    draft.problem("E1842", key, message, involves=(STRATEGY, KEYS.algorithm.algorithm_type), suggestion=suggestion)
+def _misfit(resolution: Resolution, key: Key[object], message: str, suggestion: str) -> None:
+    resolution.problem("E1842", key, message, involves=(STRATEGY, KEYS.algorithm.algorithm_type), suggestion=suggestion)
 
 
-def resolve_mixed_loss(draft: Draft) -> None:
+def resolve_mixed_loss(resolution: Resolution) -> None:
     """Fill the sizes that the mixed losses know as arguments; one that was written must be the true one."""
-    loss = draft.catalogue.entry("policy_loss_fn", draft.get(LOSS))
+    loss = resolution.catalogue.entry("policy_loss_fn", resolution.get(LOSS))
     is_mixed = loss is not None and loss.args.keys() >= set(DERIVED_ARGUMENTS)
-    if not is_mixed or draft.mode not in ("both", "train") or not is_world_known(draft):
+    if not is_mixed or resolution.mode not in ("both", "train") or not is_world_known(resolution):
         return
-    size, num_expert, key = draft.get(SIZE), num_experts(draft), args_of(LOSS)
-    arguments, micro = dict(draft.get(key) or {}), ACTOR.ppo_micro_batch_size_per_gpu
+    size, num_expert, key = resolution.get(SIZE), num_experts(resolution), args_of(LOSS)
+    arguments, micro = dict(resolution.get(key) or {}), ACTOR.ppo_micro_batch_size_per_gpu
     true: tuple[tuple[Any, object], ...] = (
-        (draft.get(ACTOR.use_dynamic_bsz), KEYS.trainer.use_dynamic_bsz),
-        (draft.get(ACTOR.ppo_mini_batch_size), SIZE),
-        (draft.get(micro), micro),
-        (num_workers(draft), "the number of trainer workers"),
+        (resolution.get(ACTOR.use_dynamic_bsz), KEYS.trainer.use_dynamic_bsz),
+        (resolution.get(ACTOR.ppo_mini_batch_size), SIZE),
+        (resolution.get(micro), micro),
+        (num_workers(resolution), "the number of trainer workers"),
         (size - num_expert, f"{SIZE} ({size}) less the {num_expert} expert rows"),
         (num_expert, f"expert_data_ratio of {SIZE} ({size}), rounded up"),
     )
     for name, (value, source) in zip(DERIVED_ARGUMENTS, true, strict=True):
         same = arguments[name] == value and isinstance(arguments[name], bool) == isinstance(value, bool)
-        if draft.is_given(key[name]) and not same:
-            draft.problem(
+        if resolution.is_given(key[name]) and not same:
+            resolution.problem(
                 "E1841",
                 key[name],
                 f"`{key[name]}` is {arguments[name]}, but it follows from {source}: {value}",
@@ -142,21 +142,21 @@ def resolve_mixed_loss(draft: Draft) -> None:
                 suggestion="remove it",
             )
         arguments[name] = value
-    draft.derive(key, arguments, f"sizes from {SIZE}, {STRATEGY}_args and section trainer")
+    resolution.derive(key, arguments, f"sizes from {SIZE}, {STRATEGY}_args and section trainer")
 
 
-def resolve_auxiliary_buffers(draft: Draft) -> None:
+def resolve_auxiliary_buffers(resolution: Resolution) -> None:
     """Fill the auxiliary buffers, and check that the one that the strategy reads is there."""
-    buffers = draft.get(AUXILIARY)
-    mixes = is_built_in(draft, "mix") and not draft.trains_on_dataset
-    named = (draft.get(ARGS) or {}).get("sft_dataset_name") if mixes else None
-    read = named if expert_ratio(draft) > 0 else None
+    buffers = resolution.get(AUXILIARY)
+    mixes = is_built_in(resolution, "mix") and not resolution.trains_on_dataset
+    named = (resolution.get(ARGS) or {}).get("sft_dataset_name") if mixes else None
+    read = named if expert_ratio(resolution) > 0 else None
     if read is not None and read not in buffers:
-        _note_missing(draft, str(read), buffers)
-    is_plugin = draft.get(STRATEGY) in draft.catalogue.plugins.get("sample_strategy", ())
+        _note_missing(resolution, str(read), buffers)
+    is_plugin = resolution.get(STRATEGY) in resolution.catalogue.plugins.get("sample_strategy", ())
     for index, name in enumerate(buffers):
         if not _NAME.fullmatch(name):
-            draft.problem(
+            resolution.problem(
                 "E1304",
                 AUXILIARY,
                 f"`{AUXILIARY}` has the name {name!r}",
@@ -164,16 +164,16 @@ def resolve_auxiliary_buffers(draft: Draft) -> None:
                 suggestion="choose another name",
             )
         elif name == read or is_plugin:
-            _resolve_auxiliary(draft, name, index)
-        elif draft.is_own(AUXILIARY[name]):
-            _note_unread(draft, name, named=named, has_other=read in buffers)
+            _resolve_auxiliary(resolution, name, index)
+        elif resolution.is_own(AUXILIARY[name]):
+            _note_unread(resolution, name, named=named, has_other=read in buffers)
 
 
-def _note_missing(draft: Draft, read: str, buffers: Iterable[str]) -> None:
+def _note_missing(resolution: Resolution, read: str, buffers: Iterable[str]) -> None:
     near, name = nearest(read, buffers), ARGS["sft_dataset_name"]
-    draft.problem(
+    resolution.problem(
         "E1843",
-        name if draft.is_given(name) else AUXILIARY,
+        name if resolution.is_given(name) else AUXILIARY,
         f"`{STRATEGY}: mix` reads the demonstrations of `{AUXILIARY[read]}`, which is missing; there: "
         f"{', '.join(buffers) or 'none'}",
         involves=(STRATEGY, ARGS),
@@ -183,32 +183,32 @@ def _note_missing(draft: Draft, read: str, buffers: Iterable[str]) -> None:
     )
 
 
-def _note_unread(draft: Draft, name: str, *, named: str | None, has_other: bool) -> None:
+def _note_unread(resolution: Resolution, name: str, *, named: str | None, has_other: bool) -> None:
     """Warn about a dataset that nothing reads, unless an error says already what it was meant for."""
     key, ratio = AUXILIARY[name], ARGS["expert_data_ratio"]
     if named is None:
         why, way_out = "nothing reads it", "remove it, or write `algorithm_type: mix`"
     elif named == name:
         why, way_out = f"`{ratio}` is 0", "remove it, or raise `expert_data_ratio`"
-        if (draft.get(ARGS) or {}).get("expert_data_ratio") != 0:
+        if (resolution.get(ARGS) or {}).get("expert_data_ratio") != 0:
             return
     elif has_other:
         why, way_out = f"`{STRATEGY}: mix` reads `{named}`", f"remove it, or write `sft_dataset_name: {name}`"
     else:
         return
-    draft.problem("W1902", key, f"`{key}` has no effect: {why}", suggestion=way_out)
+    resolution.problem("W1902", key, f"`{key}` has no effect: {why}", suggestion=way_out)
 
 
-def _resolve_auxiliary(draft: Draft, name: str, index: int) -> None:
+def _resolve_auxiliary(resolution: Resolution, name: str, index: int) -> None:
     key = AUXILIARY[name]
-    if not draft.is_given(key.name):
-        draft.derive(key.name, name, "its key in auxiliary_buffers")
-    if draft.get(key.storage_type) is None:
-        draft.derive(key.storage_type, "file", "an auxiliary buffer is a dataset")
-    kind = draft.filled(key.storage_type)
-    if not draft.get(key.path):
+    if not resolution.is_given(key.name):
+        resolution.derive(key.name, name, "its key in auxiliary_buffers")
+    if resolution.get(key.storage_type) is None:
+        resolution.derive(key.storage_type, "file", "an auxiliary buffer is a dataset")
+    kind = resolution.filled(key.storage_type)
+    if not resolution.get(key.path):
         what = "a dataset" if kind == "file" else f"a database ({kind})"
-        draft.problem(
+        resolution.problem(
             "E1826",
             key.path,
             f"`{key.path}` is missing: an auxiliary buffer is {what}",
@@ -217,17 +217,17 @@ def _resolve_auxiliary(draft: Draft, name: str, index: int) -> None:
             else "write `path: sqlite:///experts.db`",
         )
     elif kind != "file":
-        _resolve_database(draft, key)
-    _note_idle(draft, key, kind)
-    _resolve_schema(draft, key, kind)
+        _resolve_database(resolution, key)
+    _note_idle(resolution, key, kind)
+    _resolve_schema(resolution, key, kind)
     selector = key.data_selector.selector_type
-    check_name(draft, selector, "selector", draft.get(selector))
-    set_from(draft, key.index, index, "place among the auxiliary buffers")
-    set_from(draft, key.batch_size, num_experts(draft), "expert rows of a training batch")
-    set_from(draft, key.tokenizer_path, draft.config.model.model_path, KEYS.model.model_path)
+    check_name(resolution, selector, "selector", resolution.get(selector))
+    set_from(resolution, key.index, index, "place among the auxiliary buffers")
+    set_from(resolution, key.batch_size, num_experts(resolution), "expert rows of a training batch")
+    set_from(resolution, key.tokenizer_path, resolution.config.model.model_path, KEYS.model.model_path)
 
 
-def _note_idle(draft: Draft, key: Key[ExperienceBufferConfig], kind: str) -> None:
+def _note_idle(resolution: Resolution, key: Key[ExperienceBufferConfig], kind: str) -> None:
     """Warn about keys of other storages."""
     read_with: dict[Key[object], tuple[str, ...]] = {
         key.split: ("file",),
@@ -237,8 +237,8 @@ def _note_idle(draft: Draft, key: Key[ExperienceBufferConfig], kind: str) -> Non
         key.capacity: (),  # of a queue it is that of the run that fills it
     }
     for name, storages in read_with.items():
-        if kind not in storages and draft.is_own(name):
-            draft.problem(
+        if kind not in storages and resolution.is_own(name):
+            resolution.problem(
                 "W1902",
                 name,
                 f"`{name}` has no effect with storage_type {kind}",
@@ -247,14 +247,14 @@ def _note_idle(draft: Draft, key: Key[ExperienceBufferConfig], kind: str) -> Non
             )
 
 
-def _resolve_database(draft: Draft, key: Key[ExperienceBufferConfig]) -> None:
+def _resolve_database(resolution: Resolution, key: Key[ExperienceBufferConfig]) -> None:
     """Make the path of a buffer in a database an absolute URL."""
-    path = str(draft.get(key.path))
-    url = absolute_url(path, draft.cwd)
+    path = str(resolution.get(key.path))
+    url = absolute_url(path, resolution.cwd)
     if is_database(url) and not path.lower().endswith(_DATA_SUFFIXES):
-        draft.derive(key.path, url, "a relative database is relative to the working directory")
+        resolution.derive(key.path, url, "a relative database is relative to the working directory")
         return
-    draft.problem(
+    resolution.problem(
         "E1829",
         key.path,
         f"`{key.path}` is no database",
@@ -263,12 +263,12 @@ def _resolve_database(draft: Draft, key: Key[ExperienceBufferConfig]) -> None:
     )
 
 
-def _resolve_schema(draft: Draft, key: Key[ExperienceBufferConfig], kind: str) -> None:
+def _resolve_schema(resolution: Resolution, key: Key[ExperienceBufferConfig], kind: str) -> None:
     """Fill what the rows are, and check the columns that are named."""
     schemas = SCHEMAS[kind]
-    written = draft.get(key.schema_type) if draft.is_given(key.schema_type) else None
+    written = resolution.get(key.schema_type) if resolution.is_given(key.schema_type) else None
     if written is not None and written not in schemas:
-        draft.problem(
+        resolution.problem(
             "E1816",
             key.schema_type,
             f"`{key.schema_type}` is {' or '.join(schemas)} with storage_type {kind}, got {written}",
@@ -277,14 +277,14 @@ def _resolve_schema(draft: Draft, key: Key[ExperienceBufferConfig], kind: str) -
             suggestion=f"write `schema_type: {schemas[0]}`, or remove it",
         )
     columns = (key.format.messages_key, key.format.prompt_key, key.format.response_key)
-    has_columns = any(map(draft.is_given, columns))
+    has_columns = any(map(resolution.is_given, columns))
     schema = "sft" if has_columns and kind == "sql" else schemas[0]
     schema = written if written in schemas else schema
     reason = "demonstrations are conversations to imitate" if schema == "sft" else "what a run has stored is imitated"
-    draft.derive(key.schema_type, schema, reason)
+    resolution.derive(key.schema_type, schema, reason)
     if schema == "sft" and kind == "sql" and not has_columns:
-        draft.derive(columns[0], "message_list", "the column of a table of conversations")
-        draft.derive(key.format.prompt_type, "messages", "the column of a table of conversations")
+        resolution.derive(columns[0], "message_list", "the column of a table of conversations")
+        resolution.derive(key.format.prompt_type, "messages", "the column of a table of conversations")
     if schema == "sft":
-        resolve_format(draft, key.format)
-    check_format(draft, key.format, schema)
+        resolve_format(resolution, key.format)
+    check_format(resolution, key.format, schema)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from trinity.common.config.buffer import GenerationConfig
-from trinity.common.config.draft import Draft
 from trinity.common.config.following import fill_defaults
 from trinity.common.config.keys import KEYS, Key, present
+from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.engines import engines
 from trinity.common.config.rules.tasksets import tasksets
 
@@ -15,10 +15,10 @@ ADAPTER = LORA[0]
 _OF_ADAPTER = (ADAPTER.lora_rank, ADAPTER.lora_alpha, ADAPTER.target_modules, ADAPTER.exclude_modules)
 
 
-def check_model_paths(draft: Draft) -> None:
+def check_model_paths(resolution: Resolution) -> None:
     """Refuse a run without a model."""
-    if not draft.config.model.model_path:
-        draft.problem(
+    if not resolution.config.model.model_path:
+        resolution.problem(
             "E1821",
             MODEL.model_path,
             "`model.model_path` is missing",
@@ -26,13 +26,13 @@ def check_model_paths(draft: Draft) -> None:
         )
 
 
-def resolve_adapter(draft: Draft) -> None:
+def resolve_adapter(resolution: Resolution) -> None:
     """Check `model.lora_configs`, and say whether the adapter is made by the run."""
-    configs = draft.config.model.lora_configs
+    configs = resolution.config.model.lora_configs
     if not configs:
         return
     if len(configs) > 1:
-        draft.problem(
+        resolution.problem(
             "E1870",
             LORA,
             f"`{LORA}` has {len(configs)} entries, and a run trains one adapter",
@@ -42,10 +42,10 @@ def resolve_adapter(draft: Draft) -> None:
         return
     path = configs[0].path
     if path is None:
-        draft.derive(ADAPTER.is_dummy, True, "no path: the run makes the adapter, which adds nothing at first")
+        resolution.derive(ADAPTER.is_dummy, True, "no path: the run makes the adapter, which adds nothing at first")
         return
     if configs[0].is_dummy:
-        draft.problem(
+        resolution.problem(
             "E1872",
             ADAPTER.is_dummy,
             f"`{ADAPTER.is_dummy}: true` means an adapter that the run makes, but path names {path}",
@@ -53,17 +53,17 @@ def resolve_adapter(draft: Draft) -> None:
             suggestion="remove `is_dummy`, which is filled in",
         )
     for key in _OF_ADAPTER:
-        if draft.is_own(key):
-            draft.problem("W1902", key, f"`{key}` has no effect: the adapter of path has its own")
+        if resolution.is_own(key):
+            resolution.problem("W1902", key, f"`{key}` has no effect: the adapter of path has its own")
 
 
-def resolve_lengths(draft: Draft) -> None:
+def resolve_lengths(resolution: Resolution) -> None:
     """Fill max_model_len, max_prompt_tokens, max_response_tokens and min_response_tokens."""
-    model = draft.config.model
+    model = resolution.config.model
     total, prompt, response = model.max_model_len, model.max_prompt_tokens, model.max_response_tokens
     if total is None:
         if prompt is None or response is None:
-            draft.problem(
+            resolution.problem(
                 "E1820",
                 MODEL.max_model_len,
                 "`model.max_model_len` is missing",
@@ -73,20 +73,20 @@ def resolve_lengths(draft: Draft) -> None:
             )
             return
         total = prompt + response
-        draft.derive(MODEL.max_model_len, total, "max_prompt_tokens + max_response_tokens")
-    if not _fits(draft, total, prompt=prompt, response=response):
+        resolution.derive(MODEL.max_model_len, total, "max_prompt_tokens + max_response_tokens")
+    if not _fits(resolution, total, prompt=prompt, response=response):
         return
     if prompt is None:
         prompt = max(1, total // 2) if response is None else total - response
         reason = "half of max_model_len" if response is None else "max_model_len - max_response_tokens"
-        draft.derive(MODEL.max_prompt_tokens, prompt, reason)
+        resolution.derive(MODEL.max_prompt_tokens, prompt, reason)
     if response is None:
         response = total - prompt
-        draft.derive(MODEL.max_response_tokens, response, "max_model_len - max_prompt_tokens")
-    _resolve_minimum(draft, response)
+        resolution.derive(MODEL.max_response_tokens, response, "max_model_len - max_prompt_tokens")
+    _resolve_minimum(resolution, response)
 
 
-def _fits(draft: Draft, total: int, *, prompt: int | None, response: int | None) -> bool:
+def _fits(resolution: Resolution, total: int, *, prompt: int | None, response: int | None) -> bool:
     """Note a problem and return false if the parts are longer than the whole."""
     asked = (prompt or 1) + (response or 1)
     if asked <= total:
@@ -99,7 +99,7 @@ def _fits(draft: Draft, total: int, *, prompt: int | None, response: int | None)
         if value is not None
     )
     left = "" if prompt is not None and response is not None else ", which leaves no token for the rest"
-    draft.problem(
+    resolution.problem(
         "E1802",
         key,
         f"`{key}`: {parts} does not fit into max_model_len ({total}){left}",
@@ -110,38 +110,38 @@ def _fits(draft: Draft, total: int, *, prompt: int | None, response: int | None)
     return False
 
 
-def _resolve_minimum(draft: Draft, response: int) -> None:
-    minimum = draft.config.model.min_response_tokens
+def _resolve_minimum(resolution: Resolution, response: int) -> None:
+    minimum = resolution.config.model.min_response_tokens
     if minimum < response:
         return
-    if draft.is_given(MODEL.min_response_tokens):
-        draft.problem(
+    if resolution.is_given(MODEL.min_response_tokens):
+        resolution.problem(
             "W1823",
             MODEL.min_response_tokens,
             f"`model.min_response_tokens` ({minimum}) is lowered to "
             f"{response - 1}: it must be below max_response_tokens ({response})",
         )
-    draft.derive(MODEL.min_response_tokens, response - 1, "below max_response_tokens")
+    resolution.derive(MODEL.min_response_tokens, response - 1, "below max_response_tokens")
 
 
-def hand_down(draft: Draft) -> None:
+def hand_down(resolution: Resolution) -> None:
     """Fill what engines and tasksets inherit from section `model`."""
-    if not draft.explores:
+    if not resolution.explores:
         return
-    for engine in engines(draft.config):
-        fill_defaults(draft, engine)
-    for taskset in tasksets(draft):
-        _hand_to_taskset(draft, taskset.rollout_args)
+    for engine in engines(resolution.config):
+        fill_defaults(resolution, engine)
+    for taskset in tasksets(resolution):
+        _hand_to_taskset(resolution, taskset.rollout_args)
 
 
-def _hand_to_taskset(draft: Draft, key: Key[GenerationConfig]) -> None:
-    fill_defaults(draft, key)
-    longest = draft.config.model.max_response_tokens
-    asked = draft.get(key.max_tokens)
+def _hand_to_taskset(resolution: Resolution, key: Key[GenerationConfig]) -> None:
+    fill_defaults(resolution, key)
+    longest = resolution.config.model.max_response_tokens
+    asked = resolution.get(key.max_tokens)
     if asked is None:
-        draft.follow(key.max_tokens, MODEL.max_response_tokens)
+        resolution.follow(key.max_tokens, MODEL.max_response_tokens)
     elif longest is not None and asked > longest:
-        draft.problem(
+        resolution.problem(
             "E1802",
             key.max_tokens,
             f"`{key.max_tokens}` ({asked}) is more than model.max_response_tokens ({longest})",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trinity.common.config.draft import Draft
 from trinity.common.config.keys import ACTOR, CRITIC, KEYS, REFERENCE, Key, last_part, part_of, path_of
+from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.critic import sharding
 from trinity.common.config.schema_index import default_at
 from trinity.common.config.verl_base import CheckpointContents
@@ -37,27 +37,27 @@ _RECOMPUTES = {
 }
 
 
-def num_workers(draft: Draft) -> int:
+def num_workers(resolution: Resolution) -> int:
     """Return the processes that train the model: as written, else one a GPU of the trainer."""
-    return int(draft.get(WORKERS) or draft.config.cluster.trainer_gpu_num or 1)
+    return int(resolution.get(WORKERS) or resolution.config.cluster.trainer_gpu_num or 1)
 
 
-def is_world_known(draft: Draft) -> bool:
+def is_world_known(resolution: Resolution) -> bool:
     """Return whether it is known how many processes train: written, or the GPUs of the cluster are shared out."""
-    is_open = draft.config.cluster.gpu_per_node > 0 and draft.config.cluster.trainer_gpu_num is None
-    return bool(draft.get(WORKERS)) or not is_open
+    is_open = resolution.config.cluster.gpu_per_node > 0 and resolution.config.cluster.trainer_gpu_num is None
+    return bool(resolution.get(WORKERS)) or not is_open
 
 
-def check_ranks(draft: Draft) -> None:
+def check_ranks(resolution: Resolution) -> None:
     """Check that the training processes can be divided as the configuration says, where there are any."""
-    if draft.mode not in ("both", "train"):
+    if resolution.mode not in ("both", "train"):
         return
-    if is_world_known(draft):
-        _check_world(draft, num_workers(draft))
+    if is_world_known(resolution):
+        _check_world(resolution, num_workers(resolution))
     for key in (REFERENCE.ulysses_sequence_parallel_size, CRITIC.ulysses_sequence_parallel_size):
-        value, wanted = draft.get(key), draft.get(SEQUENCE)
-        if draft.is_given(key) and value not in (None, wanted):
-            draft.problem(
+        value, wanted = resolution.get(key), resolution.get(SEQUENCE)
+        if resolution.is_given(key) and value not in (None, wanted):
+            resolution.problem(
                 "E1837",
                 key,
                 f"`{key}` is {value}, but {SEQUENCE} is {wanted}: all models of a run share sequences alike",
@@ -66,26 +66,26 @@ def check_ranks(draft: Draft) -> None:
                 suggestion="remove it",
             )
     for section in (ACTOR.checkpoint, CRITIC.checkpoint):
-        _check_contents(draft, section)
+        _check_contents(resolution, section)
 
 
-def _check_world(draft: Draft, world: int) -> None:
-    _check_gpus(draft, world)
-    check_model_parallel(draft, world)
-    _check_divisor(draft, SEQUENCE, world, "E1835", "the ranks that share a sequence are part of all ranks")
-    copies = max(1, world // model_parallel_size(draft))
+def _check_world(resolution: Resolution, world: int) -> None:
+    _check_gpus(resolution, world)
+    check_model_parallel(resolution, world)
+    _check_divisor(resolution, SEQUENCE, world, "E1835", "the ranks that share a sequence are part of all ranks")
+    copies = max(1, world // model_parallel_size(resolution))
     for key in _GROUPS:
-        if 0 < draft.get(key) < copies:
-            _check_divisor(draft, key, copies, "E1838", "groups of equal size hold a copy of the weights each")
+        if 0 < resolution.get(key) < copies:
+            _check_divisor(resolution, key, copies, "E1838", "groups of equal size hold a copy of the weights each")
 
 
-def _check_gpus(draft: Draft, world: int) -> None:
+def _check_gpus(resolution: Resolution, world: int) -> None:
     """Where there are GPUs each process that trains has one of its own."""
-    gpus = draft.config.cluster.trainer_gpu_num
+    gpus = resolution.config.cluster.trainer_gpu_num
     if not gpus or world == gpus:
         return
     if world < gpus:
-        draft.problem(
+        resolution.problem(
             "W1902",
             WORKERS,
             f"`{WORKERS}` is {world} and the trainer has {gpus} GPUs: {gpus - world} of them idle",
@@ -93,26 +93,26 @@ def _check_gpus(draft: Draft, world: int) -> None:
             suggestion=f"remove it, which means {gpus}, or ask for fewer GPUs",
         )
         return
-    cluster = draft.config.cluster
+    cluster = resolution.config.cluster
     engines = {"engines": cluster.rollout_gpu_num, "auxiliary": cluster.auxiliary_model_gpu_num}
     asked = {name: count for name, count in engines.items() if count} | {str(WORKERS): world}
-    draft.problem(
+    resolution.problem(
         "E1808",
         WORKERS,
         f"`{WORKERS}` is {world} and the trainer has {gpus} GPU{'s' * (gpus > 1)}, one for each worker:\n"
-        + gpu_table(asked, draft.filled(KEYS.cluster.total_gpu_num)),
+        + gpu_table(asked, resolution.filled(KEYS.cluster.total_gpu_num)),
         rule=f"at most {gpus}",
         involves=(KEYS.cluster.gpu_per_node, KEYS.cluster.node_num, KEYS.explorer.rollout_model.engine_num),
         suggestion=f"use {gpus}, fewer engines, or more GPUs",
     )
 
 
-def _check_divisor(draft: Draft, key: Key[int], world: int, code: str, why: str) -> None:
-    value = draft.get(key) or 1
+def _check_divisor(resolution: Resolution, key: Key[int], world: int, code: str, why: str) -> None:
+    value = resolution.get(key) or 1
     if world % value == 0:
         return
     fine = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
-    draft.problem(
+    resolution.problem(
         code,
         key,
         f"`{key}` ({value}) does not divide the {world} processes that train the model: {why}",
@@ -122,11 +122,11 @@ def _check_divisor(draft: Draft, key: Key[int], world: int, code: str, why: str)
     )
 
 
-def _check_contents(draft: Draft, section: Key[CheckpointContents]) -> None:
+def _check_contents(resolution: Resolution, section: Key[CheckpointContents]) -> None:
     """What is loaded must have been saved, or no run could be continued."""
-    missing = sorted({*draft.get(section.load_contents)} - {*draft.get(section.save_contents)} - {"hf_model"})
+    missing = sorted({*resolution.get(section.load_contents)} - {*resolution.get(section.save_contents)} - {"hf_model"})
     if missing:
-        draft.problem(
+        resolution.problem(
             "E1839",
             section.save_contents,
             f"`{section.load_contents}` asks for {', '.join(missing)}, which save_contents leaves out: no checkpoint "
@@ -137,112 +137,113 @@ def _check_contents(draft: Draft, section: Key[CheckpointContents]) -> None:
         )
 
 
-def model_parallel_size(draft: Draft) -> int:
+def model_parallel_size(resolution: Resolution) -> int:
     """Return how many processes hold one copy of the model before its weights are sharded."""
-    if draft.get(STRATEGY) != MEGATRON:
+    if resolution.get(STRATEGY) != MEGATRON:
         return 1
-    return draft.get(TENSOR) * draft.get(PIPELINE)
+    return resolution.get(TENSOR) * resolution.get(PIPELINE)
 
 
-def resolve_megatron(draft: Draft) -> None:
+def resolve_megatron(resolution: Resolution) -> None:
     """Give each size one value, whichever of its names was written, and check what goes together."""
-    _check_strategies(draft)
-    if draft.get(STRATEGY) != MEGATRON:
-        _refuse_without_effect(draft)
+    _check_strategies(resolution)
+    if resolution.get(STRATEGY) != MEGATRON:
+        _refuse_without_effect(resolution)
         return
-    _join(draft)
-    for key in _written(draft):
+    _join(resolution)
+    for key in _written(resolution):
         if last_part(key) == "override_transformer_config":
-            _check_transformer(draft, key)
-    if model_parallel_size(draft) > 1:
-        _check_company(draft)
+            _check_transformer(resolution, key)
+    if model_parallel_size(resolution) > 1:
+        _check_company(resolution)
 
 
-def resolve_megatron_offload(draft: Draft) -> None:
+def resolve_megatron_offload(resolution: Resolution) -> None:
     """Give the policy's offload switches the value of Megatron's section, before others are filled from them."""
-    if MEGATRON in (draft.get(STRATEGY), draft.get(ACTOR.strategy)):
+    if MEGATRON in (resolution.get(STRATEGY), resolution.get(ACTOR.strategy)):
         for name in OFFLOADS:
             others = (part_of(section, name) for section in (ACTOR.fsdp_config, KEYS.trainer))
-            _join_offload(draft, part_of(ACTOR.megatron, name), *others)
+            _join_offload(resolution, part_of(ACTOR.megatron, name), *others)
 
 
-def _join_offload(draft: Draft, key: Key[object], *others: Key[object]) -> None:
+def _join_offload(resolution: Resolution, key: Key[object], *others: Key[object]) -> None:
     """Give `others` the value of `key`; a different one that was written is an error."""
-    if not draft.is_given(key):
+    if not resolution.is_given(key):
         return
     for other in others:
-        is_other = draft.get(other) != draft.get(key)
+        is_other = resolution.get(other) != resolution.get(key)
         # A switch that is off cannot take back what was filled in from the policy.
-        if is_other and (draft.is_given(other) or not draft.get(key)):
-            draft.problem(
+        if is_other and (resolution.is_given(other) or not resolution.get(key)):
+            resolution.problem(
                 "E1815",
                 key,
-                f"`{key}` is {draft.get(key)}, but {other} is {draft.get(other)}",
+                f"`{key}` is {resolution.get(key)}, but {other} is {resolution.get(other)}",
                 involves=(other,),
                 suggestion=f"keep `{other}`",
             )
         elif is_other:
-            draft.follow(other, key)
+            resolution.follow(other, key)
 
 
-def _refuse_without_effect(draft: Draft) -> None:
-    for key in _written(draft):
-        if draft.is_own(key) and draft.get(key) != default_at(path_of(key))[1]:
-            draft.problem(
+def _refuse_without_effect(resolution: Resolution) -> None:
+    for key in _written(resolution):
+        if resolution.is_own(key) and resolution.get(key) != default_at(path_of(key))[1]:
+            resolution.problem(
                 "E1859",
                 key,
-                f"`{key}` has no effect with {STRATEGY} {draft.get(STRATEGY)}",
+                f"`{key}` has no effect with {STRATEGY} {resolution.get(STRATEGY)}",
                 involves=(STRATEGY,),
                 suggestion=f"write `{STRATEGY}: megatron`, or remove it",
             )
 
 
-def _written(draft: Draft) -> Iterator[Key[Any]]:
+def _written(resolution: Resolution) -> Iterator[Key[Any]]:
     """Yield the keys of Megatron's sections that were written; below a free mapping, the mapping."""
     for section in (SECTION, ACTOR.megatron, REFERENCE.megatron, CRITIC.megatron):
-        if draft.is_given(section) and isinstance(draft.tree.get(path_of(section)), dict):
-            keys = (part_of(section, name) for name, _ in draft.get(section))
-            yield from filter(draft.is_given, keys)
+        if resolution.is_given(section) and isinstance(resolution.tree.get(path_of(section)), dict):
+            keys = (part_of(section, name) for name, _ in resolution.get(section))
+            yield from filter(resolution.is_given, keys)
 
 
-def _check_strategies(draft: Draft) -> None:
+def _check_strategies(resolution: Resolution) -> None:
     for key in (REFERENCE.strategy, CRITIC.strategy):
-        written = draft.get(key)
-        if written is not None and (written == MEGATRON) != (draft.get(STRATEGY) == MEGATRON):
-            _differs(draft, key, STRATEGY)
+        written = resolution.get(key)
+        if written is not None and (written == MEGATRON) != (resolution.get(STRATEGY) == MEGATRON):
+            _differs(resolution, key, STRATEGY)
 
 
-def _differs(draft: Draft, key: Key[object], other: Key[object]) -> None:
-    draft.problem(
+def _differs(resolution: Resolution, key: Key[object], other: Key[object]) -> None:
+    resolution.problem(
         "E1858",
         key,
-        f"`{key}` is {draft.get(key)}, but {other} is {draft.get(other)}: all models of a run are divided alike",
-        rule=f"{draft.get(other)}",
+        f"`{key}` is {resolution.get(key)}, but {other} is {resolution.get(other)}: all models of a run are "
+        "divided alike",
+        rule=f"{resolution.get(other)}",
         involves=(other,),
         suggestion="remove it",
     )
 
 
-def _join(draft: Draft) -> None:
+def _join(resolution: Resolution) -> None:
     """What the policy's section says wins; the others may only repeat it."""
-    for name, _ in draft.get(SECTION):
+    for name, _ in resolution.get(SECTION):
         plain, own = part_of(SECTION, name), part_of(ACTOR.megatron, name)
-        if draft.is_given(own):
-            draft.derive(plain, draft.get(own), f"{own} wins")
+        if resolution.is_given(own):
+            resolution.derive(plain, resolution.get(own), f"{own} wins")
         for key in (part_of(REFERENCE.megatron, name), part_of(CRITIC.megatron, name)):
-            if draft.is_given(key) and draft.get(key) != draft.get(plain):
-                _differs(draft, key, plain)
-    _join_offload(draft, REFERENCE.megatron.param_offload, REFERENCE.fsdp_config.param_offload)
+            if resolution.is_given(key) and resolution.get(key) != resolution.get(plain):
+                _differs(resolution, key, plain)
+    _join_offload(resolution, REFERENCE.megatron.param_offload, REFERENCE.fsdp_config.param_offload)
     for name in OFFLOADS:
-        _join_offload(draft, part_of(CRITIC.megatron, name), part_of(sharding(draft), name))
+        _join_offload(resolution, part_of(CRITIC.megatron, name), part_of(sharding(resolution), name))
 
 
-def _check_transformer(draft: Draft, key: Key[dict[str, Any]]) -> None:
+def _check_transformer(resolution: Resolution, key: Key[dict[str, Any]]) -> None:
     """Take what means the recomputation of every layer, which has a key of its own; refuse what is not done."""
-    values = draft.get(key)
+    values = resolution.get(key)
     for name, value in values.items():
         if value not in _TRANSFORMER.get(name, ()):
-            draft.problem(
+            resolution.problem(
                 "E1857",
                 key[name],
                 f"`{key[name]}: {value}` is not done here: layers are computed by this trainer, not by Megatron's "
@@ -253,8 +254,8 @@ def _check_transformer(draft: Draft, key: Key[dict[str, Any]]) -> None:
     other = next((own for section, own in _RECOMPUTES.items() if key == section.override_transformer_config), None)
     if other is None or values.get("recompute_granularity") != "full":
         return
-    if draft.is_given(other) and not draft.get(other):
-        draft.problem(
+    if resolution.is_given(other) and not resolution.get(other):
+        resolution.problem(
             "E1815",
             key["recompute_granularity"],
             f"`{key['recompute_granularity']}` is full, but {other} is false",
@@ -262,40 +263,41 @@ def _check_transformer(draft: Draft, key: Key[dict[str, Any]]) -> None:
             suggestion=f"keep `{other}`",
         )
     else:
-        draft.derive(other, True, f"{key['recompute_granularity']} is full")
+        resolution.derive(other, True, f"{key['recompute_granularity']} is full")
 
 
-def check_model_parallel(draft: Draft, world: int) -> None:
+def check_model_parallel(resolution: Resolution, world: int) -> None:
     """Check that the processes that train the model are whole copies of it."""
-    size = model_parallel_size(draft)
+    size = model_parallel_size(resolution)
     if world % size == 0:
         return
-    plain = TENSOR if draft.get(TENSOR) > 1 else PIPELINE
+    plain = TENSOR if resolution.get(TENSOR) > 1 else PIPELINE
     own = part_of(ACTOR.megatron, last_part(plain))
-    key = own if draft.is_given(own) else plain
-    draft.problem(
+    key = own if resolution.is_given(own) else plain
+    resolution.problem(
         "E1848",
         key,
-        f"`{key}` ({draft.get(key)}): {last_part(TENSOR)} times {last_part(PIPELINE)} is {size}, which does not divide "
-        f"the {world} processes that train the model",
+        f"`{key}` ({resolution.get(key)}): {last_part(TENSOR)} times {last_part(PIPELINE)} is {size}, which does not "
+        f"divide the {world} processes that train the model",
         rule=f"a divisor of {world}",
         involves=(WORKERS,),
         suggestion=f"write `{WORKERS}: {size}`, or a multiple of it",
     )
 
 
-def _check_company(draft: Draft) -> None:
+def _check_company(resolution: Resolution) -> None:
     """What does not go with divided layers or matrices."""
-    if draft.get(SEQUENCE) > 1:
-        draft.problem(
+    if resolution.get(SEQUENCE) > 1:
+        resolution.problem(
             "E1857",
             SEQUENCE,
-            f"`{SEQUENCE}` ({draft.get(SEQUENCE)}) is not done together with {SECTION}: one of them divides the heads",
+            f"`{SEQUENCE}` ({resolution.get(SEQUENCE)}) is not done together with {SECTION}: one of them "
+            "divides the heads",
             involves=(TENSOR, PIPELINE),
             suggestion="keep one of the two",
         )
-    if draft.config.model.lora_configs:
-        draft.problem(
+    if resolution.config.model.lora_configs:
+        resolution.problem(
             "E1857",
             KEYS.model.lora_configs,
             f"`model.lora_configs` is not done together with {SECTION}: adapters of divided matrices are not trained",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trinity.common.config.draft import Draft
 from trinity.common.config.keys import ACTOR, KEYS, REWARD_MODEL, Key, args_of
+from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.components import check_name
 from trinity.utils.entry import Entry
 
@@ -17,34 +17,34 @@ TAKEN = {
 }
 
 
-def has_reward_model(draft: Draft) -> bool:
+def has_reward_model(resolution: Resolution) -> bool:
     """Return whether a model scores the rollouts of this run."""
-    return draft.explores and draft.get(REWARD_MODEL.enable)
+    return resolution.explores and resolution.get(REWARD_MODEL.enable)
 
 
-def resolve_reward_model(draft: Draft) -> None:
+def resolve_reward_model(resolution: Resolution) -> None:
     """Fill what the section leaves out, and check what a classifier needs."""
-    if not has_reward_model(draft):
-        if draft.is_own(REWARD_MODEL.enable) and draft.get(REWARD_MODEL.enable):
+    if not has_reward_model(resolution):
+        if resolution.is_own(REWARD_MODEL.enable) and resolution.get(REWARD_MODEL.enable):
             message = f"`{REWARD_MODEL.enable}` has no effect in mode train"
-            draft.problem("W1902", REWARD_MODEL.enable, message, involves=(KEYS.mode,))
+            resolution.problem("W1902", REWARD_MODEL.enable, message, involves=(KEYS.mode,))
         return
-    worker = draft.get(REWARD_MODEL.worker)
-    check_name(draft, REWARD_MODEL.worker, "reward_model", worker)
-    entry = draft.catalogue.entry("reward_model", worker)
+    worker = resolution.get(REWARD_MODEL.worker)
+    check_name(resolution, REWARD_MODEL.worker, "reward_model", worker)
+    entry = resolution.catalogue.entry("reward_model", worker)
     if entry is not None:
-        _check_worker(draft, worker, entry)
-    older, rows = draft.get(REWARD_MODEL.micro_batch_size), REWARD_MODEL.micro_batch_size_per_gpu
-    if draft.get(rows) is None:
-        draft.derive(rows, older or 64, "micro_batch_size over one worker" if older else "default of the guide")
+        _check_worker(resolution, worker, entry)
+    older, rows = resolution.get(REWARD_MODEL.micro_batch_size), REWARD_MODEL.micro_batch_size_per_gpu
+    if resolution.get(rows) is None:
+        resolution.derive(rows, older or 64, "micro_batch_size over one worker" if older else "default of the guide")
     tokens = REWARD_MODEL.forward_max_token_len_per_gpu
-    if draft.get(tokens) is None and draft.get(REWARD_MODEL.use_dynamic_bsz):
-        draft.follow(tokens, ACTOR.ppo_max_token_len_per_gpu)
+    if resolution.get(tokens) is None and resolution.get(REWARD_MODEL.use_dynamic_bsz):
+        resolution.follow(tokens, ACTOR.ppo_max_token_len_per_gpu)
 
 
-def _check_worker(draft: Draft, worker: str, entry: Entry) -> None:
-    if entry.is_classifier and not draft.get(REWARD_MODEL.model.path):
-        draft.problem(
+def _check_worker(resolution: Resolution, worker: str, entry: Entry) -> None:
+    if entry.is_classifier and not resolution.get(REWARD_MODEL.model.path):
+        resolution.problem(
             "E1860",
             REWARD_MODEL.model.path,
             f"`{REWARD_MODEL.model.path}` is missing: `enable: true` needs a reward model",
@@ -52,9 +52,9 @@ def _check_worker(draft: Draft, worker: str, entry: Entry) -> None:
             suggestion="write the folder of a sequence classifier with one label",
         )
     known = entry.args.keys() | entry.required
-    unknown = sorted((draft.get(REWARD_MODEL.worker_args) or {}).keys() - known)
+    unknown = sorted((resolution.get(REWARD_MODEL.worker_args) or {}).keys() - known)
     if unknown and not entry.is_open:
-        draft.problem(
+        resolution.problem(
             "E1861",
             REWARD_MODEL.worker_args,
             f"`{REWARD_MODEL.worker_args}` of {worker}: it has no argument `{unknown[0]}`",
@@ -63,15 +63,15 @@ def _check_worker(draft: Draft, worker: str, entry: Entry) -> None:
         )
 
 
-def check_components(draft: Draft) -> None:
+def check_components(resolution: Resolution) -> None:
     """Check that the components of the reward are named, each with at most one weight."""
-    if "reward_components" not in _needs(draft):
+    if "reward_components" not in _needs(resolution):
         return
-    arguments = draft.get(args_of(ADVANTAGE)) or {}
+    arguments = resolution.get(args_of(ADVANTAGE)) or {}
     keys, weights = arguments.get("gdpo_reward_keys"), arguments.get("gdpo_reward_weights")
     of_keys, of_weights = (args_of(ADVANTAGE)[name] for name in ("gdpo_reward_keys", "gdpo_reward_weights"))
     if not isinstance(keys, list | tuple) or not keys or not all(isinstance(key, str) for key in keys):
-        draft.problem(
+        resolution.problem(
             "E1883",
             of_keys,
             f"`{of_keys}` must be a list of metrics, such as the scores of the reward function, got {keys}",
@@ -79,7 +79,7 @@ def check_components(draft: Draft) -> None:
             suggestion="write `gdpo_reward_keys: [accuracy, format_score]`",
         )
     elif weights is not None and (not isinstance(weights, list | tuple) or len(weights) != len(keys)):
-        draft.problem(
+        resolution.problem(
             "E1883",
             of_weights,
             f"`{of_weights}` must be a list of {len(keys)} numbers, one for each of gdpo_reward_keys, got {weights}",
@@ -88,31 +88,31 @@ def check_components(draft: Draft) -> None:
         )
 
 
-def check_reshaping(draft: Draft) -> None:
+def check_reshaping(resolution: Resolution) -> None:
     """Refuse what would change the reward and leave its baseline, its components or its steps as they were."""
-    advantage = draft.get(ADVANTAGE)
-    taken = sorted(_needs(draft) & TAKEN.keys())
-    if not taken or not draft.explores:
+    advantage = resolution.get(ADVANTAGE)
+    taken = sorted(_needs(resolution) & TAKEN.keys())
+    if not taken or not resolution.explores:
         return
-    names = [OPERATORS[index].name for index in range(len(draft.get(OPERATORS)))]
-    entries = [draft.catalogue.entry("operator", draft.get(name)) for name in names]
+    names = [OPERATORS[index].name for index in range(len(resolution.get(OPERATORS)))]
+    entries = [resolution.catalogue.entry("operator", resolution.get(name)) for name in names]
     found: list[Key[object]] = [
         name for name, entry in zip(names, entries, strict=True) if entry is not None and entry.changes_rewards
     ]
-    if has_reward_model(draft):
+    if has_reward_model(resolution):
         found.append(REWARD_MODEL.enable)
     for key in found:
-        draft.problem(
+        resolution.problem(
             "E1884",
             key,
-            f"`{key}: {str(draft.get(key)).lower()}` changes the reward, but advantage_fn {advantage} also reads "
+            f"`{key}: {str(resolution.get(key)).lower()}` changes the reward, but advantage_fn {advantage} also reads "
             f"{TAKEN[taken[0]]}, which would stay as they were",
             involves=(ADVANTAGE, KEYS.algorithm.algorithm_type),
             suggestion="give the reward its final form in the reward function",
         )
 
 
-def _needs(draft: Draft) -> frozenset[str]:
+def _needs(resolution: Resolution) -> frozenset[str]:
     """Return what the advantage function needs; nothing is known of a plugin's."""
-    entry = draft.catalogue.entry("advantage_fn", draft.get(ADVANTAGE))
-    return entry.reads if entry is not None and draft.explores else frozenset()
+    entry = resolution.catalogue.entry("advantage_fn", resolution.get(ADVANTAGE))
+    return entry.reads if entry is not None and resolution.explores else frozenset()

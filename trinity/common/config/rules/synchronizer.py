@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trinity.common.config.draft import Draft
 from trinity.common.config.keys import EXPERIENCES, KEYS, ROLLOUT_MODEL, Key, path_of
+from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.batches import SIZE, num_explored, num_trained
 
 SECTION = KEYS.synchronizer
@@ -17,18 +17,18 @@ IN_FLIGHT = SECTION.update_in_flight
 BATCHES = KEYS.explorer.max_inflight_batches
 
 
-def resolve_synchronizer(draft: Draft) -> None:
+def resolve_synchronizer(resolution: Resolution) -> None:
     """Fill the transport and the intervals."""
     for key in (SECTION.explorer_sync_interval, SECTION.trainer_sync_interval):
-        if draft.get(key) is None:
-            draft.derive(key, draft.config.synchronizer.sync_interval, "sync_interval")
-    _resolve_method(draft)
-    if draft.get(DELTA) and draft.get(METHOD) != "checkpoint":
-        method = draft.get(METHOD)
-        draft.problem("W1902", DELTA, f"`{DELTA}` has no effect with sync_method {method}", suggestion="remove it")
-    written = draft.tree.get(path_of(METHOD)) if draft.is_given(METHOD) else None
-    if draft.config.model.lora_configs and written in ("nccl", "online"):
-        draft.problem(
+        if resolution.get(key) is None:
+            resolution.derive(key, resolution.config.synchronizer.sync_interval, "sync_interval")
+    _resolve_method(resolution)
+    if resolution.get(DELTA) and resolution.get(METHOD) != "checkpoint":
+        method = resolution.get(METHOD)
+        resolution.problem("W1902", DELTA, f"`{DELTA}` has no effect with sync_method {method}", suggestion="remove it")
+    written = resolution.tree.get(path_of(METHOD)) if resolution.is_given(METHOD) else None
+    if resolution.config.model.lora_configs and written in ("nccl", "online"):
+        resolution.problem(
             "E1812",
             METHOD,
             f"`{METHOD}: nccl` sends the trained tensors to engines on other devices, and with model.lora_configs "
@@ -36,24 +36,24 @@ def resolve_synchronizer(draft: Draft) -> None:
             involves=(KEYS.model.lora_configs,),
             suggestion="write `sync_method: auto` or `sync_method: checkpoint`",
         )
-    _check_pacing(draft)
+    _check_pacing(resolution)
 
 
-def _check_pacing(draft: Draft) -> None:
+def _check_pacing(resolution: Resolution) -> None:
     """Check that nobody goes on without tasks that somebody waits for, and that timing decides nothing it may not."""
-    leaves_tasks = draft.config.explorer.over_rollout.ratio > 0
-    if leaves_tasks and draft.config.synchronizer.sync_style == "fixed":
-        draft.problem(
+    leaves_tasks = resolution.config.explorer.over_rollout.ratio > 0
+    if leaves_tasks and resolution.config.synchronizer.sync_style == "fixed":
+        resolution.problem(
             "E1805",
             KEYS.explorer.over_rollout.ratio,
             "`explorer.over_rollout.ratio` > 0 does not fit sync_style fixed, which waits for every task",
             involves=(KEYS.synchronizer.sync_style,),
             suggestion="write `ratio: 0` or another sync_style",
         )
-    timed: dict[Key[object], bool] = {RATIO: leaves_tasks, DYNAMIC: draft.get(DYNAMIC)}
+    timed: dict[Key[object], bool] = {RATIO: leaves_tasks, DYNAMIC: resolution.get(DYNAMIC)}
     for key, is_used in timed.items():
-        if is_used and draft.config.deterministic and draft.explores:
-            draft.problem(
+        if is_used and resolution.config.deterministic and resolution.explores:
+            resolution.problem(
                 "E1805",
                 key,
                 f"with `deterministic: true` no rollout may depend on how long others took, as it does with {key}",
@@ -62,11 +62,11 @@ def _check_pacing(draft: Draft) -> None:
             )
 
 
-def _resolve_method(draft: Draft) -> None:
-    method = draft.get(METHOD)
-    if draft.mode == "both":
-        if method == "auto" or (method == "nccl" and not _has_engines_apart(draft)):
-            draft.derive(
+def _resolve_method(resolution: Resolution) -> None:
+    method = resolution.get(METHOD)
+    if resolution.mode == "both":
+        if method == "auto" or (method == "nccl" and not _has_engines_apart(resolution)):
+            resolution.derive(
                 METHOD,
                 "memory",
                 "the memory of the run's processes"
@@ -74,66 +74,66 @@ def _resolve_method(draft: Draft) -> None:
                 else "nccl between parts of one process is a copy in memory",
             )
         return
-    if method in ("nccl", "memory") and draft.is_own(METHOD) and _mode_is_written_with(draft):
-        draft.problem(
+    if method in ("nccl", "memory") and resolution.is_own(METHOD) and _mode_is_written_with(resolution):
+        resolution.problem(
             "E1804",
             METHOD,
-            f"`{METHOD}: {method}` needs explorer and trainer in one run, but mode is {draft.mode}",
+            f"`{METHOD}: {method}` needs explorer and trainer in one run, but mode is {resolution.mode}",
             rule="checkpoint",
             suggestion="write `sync_method: checkpoint`",
         )
     elif method != "checkpoint":
-        draft.derive(METHOD, "checkpoint", f"mode {draft.mode} meets the other side in checkpoints")
+        resolution.derive(METHOD, "checkpoint", f"mode {resolution.mode} meets the other side in checkpoints")
 
 
-def _has_engines_apart(draft: Draft) -> bool:
+def _has_engines_apart(resolution: Resolution) -> bool:
     """Return whether engines have processes of their own."""
-    engine = draft.get(ROLLOUT_MODEL)
-    return engine.engine_type != "torch" or engine.engine_num != 1 or draft.config.cluster.runtime != "local"
+    engine = resolution.get(ROLLOUT_MODEL)
+    return engine.engine_type != "torch" or engine.engine_num != 1 or resolution.config.cluster.runtime != "local"
 
 
-def _mode_is_written_with(draft: Draft) -> bool:
+def _mode_is_written_with(resolution: Resolution) -> bool:
     """Return whether the transport was written for this mode: in the same file, or in this very stage."""
-    return draft.stage_name is None or draft.is_own(METHOD)
+    return resolution.stage_name is None or resolution.is_own(METHOD)
 
 
-def resolve_evaluation(draft: Draft) -> None:
+def resolve_evaluation(resolution: Resolution) -> None:
     """Round eval_interval to the synchronisation rhythm, at which the weights change."""
-    interval = draft.config.explorer.eval_interval
-    rhythm = draft.filled(SECTION.explorer_sync_interval)
-    if interval is None or not draft.explores or interval % rhythm == 0:
+    interval = resolution.config.explorer.eval_interval
+    rhythm = resolution.filled(SECTION.explorer_sync_interval)
+    if interval is None or not resolution.explores or interval % rhythm == 0:
         return
     rounded = max(rhythm, interval // rhythm * rhythm)
-    draft.derive(KEYS.explorer.eval_interval, rounded, f"a multiple of explorer_sync_interval ({rhythm})")
+    resolution.derive(KEYS.explorer.eval_interval, rounded, f"a multiple of explorer_sync_interval ({rhythm})")
 
 
-def resolve_staleness(draft: Draft) -> None:
+def resolve_staleness(resolution: Resolution) -> None:
     """Fill the bound of `fully_async`, and check that the keys of a style fit it."""
-    if not draft.explores:
+    if not resolution.explores:
         return
-    style = draft.get(STYLE)
-    _check_style(draft, style)
+    style = resolution.get(STYLE)
+    _check_style(resolution, style)
     if style == "fixed":
         return
-    explored, limit = num_explored(draft), draft.get(LIMIT)
-    least = -(-explored // max(1, num_trained(draft))) - 1
+    explored, limit = num_explored(resolution), resolution.get(LIMIT)
+    least = -(-explored // max(1, num_trained(resolution))) - 1
     if limit is None:
         if style == "fully_async":
             reason = "one more than the least, so that explorer and trainer work at the same time"
-            draft.derive(LIMIT, least + 1, reason)
+            resolution.derive(LIMIT, least + 1, reason)
         return
     if limit < least:
-        draft.problem(
+        resolution.problem(
             "E1805",
             LIMIT,
-            f"a batch of {explored} rollouts is trained in steps of {draft.get(SIZE)}, so that its last are "
+            f"a batch of {explored} rollouts is trained in steps of {resolution.get(SIZE)}, so that its last are "
             f"{least} versions old; `{LIMIT}` is {limit}",
             rule=f"at least {least}",
             involves=(SIZE, KEYS.buffer.batch_size, KEYS.algorithm.repeat_times),
             suggestion=f"write `max_staleness: {least}`",
         )
-    if draft.get(EXPERIENCES.replay_buffer.enable):
-        draft.problem(
+    if resolution.get(EXPERIENCES.replay_buffer.enable):
+        resolution.problem(
             "E1805",
             LIMIT,
             f"`{LIMIT}` bounds the age of experiences that are trained once; replay_buffer trains them again later",
@@ -142,23 +142,25 @@ def resolve_staleness(draft: Draft) -> None:
         )
 
 
-def _check_style(draft: Draft, style: str) -> None:
-    if style == "fixed" and draft.get(LIMIT) is not None:
-        draft.problem(
+def _check_style(resolution: Resolution, style: str) -> None:
+    if style == "fixed" and resolution.get(LIMIT) is not None:
+        resolution.problem(
             "E1805",
             LIMIT,
             f"`{LIMIT}` does not fit sync_style fixed, whose schedule says how old experiences are",
             involves=(STYLE,),
             suggestion="use sync_offset, or another sync_style",
         )
-    if style != "fully_async" and draft.is_given(BATCHES):
-        draft.problem("W1902", BATCHES, f"`{BATCHES}` has no effect with sync_style {style}", suggestion="remove it")
-    elif draft.is_given(BATCHES) and draft.config.deterministic and draft.get(BATCHES) > 1:
+    if style != "fully_async" and resolution.is_given(BATCHES):
+        resolution.problem(
+            "W1902", BATCHES, f"`{BATCHES}` has no effect with sync_style {style}", suggestion="remove it"
+        )
+    elif resolution.is_given(BATCHES) and resolution.config.deterministic and resolution.get(BATCHES) > 1:
         why = "with deterministic: true one batch is under way at a time"
-        draft.problem("W1902", BATCHES, f"`{BATCHES}` has no effect: {why}", suggestion="remove it")
-    if draft.get(IN_FLIGHT) and (style != "fully_async" or draft.config.deterministic):
+        resolution.problem("W1902", BATCHES, f"`{BATCHES}` has no effect: {why}", suggestion="remove it")
+    if resolution.get(IN_FLIGHT) and (style != "fully_async" or resolution.config.deterministic):
         why = "deterministic: true" if style == "fully_async" else f"sync_style {style}"
-        draft.problem(
+        resolution.problem(
             "E1805",
             IN_FLIGHT,
             f"`{IN_FLIGHT}` does not fit {why}: the weights may change at any token",

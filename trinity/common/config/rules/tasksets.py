@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from trinity.common.config.buffer import FormatConfig, TasksetConfig
-from trinity.common.config.draft import Draft
 from trinity.common.config.following import set_from
 from trinity.common.config.keys import KEYS, REWARD_MODEL, TASKSET, Key, part_of, path_of
+from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.components import check_arguments, check_name
 from trinity.common.config.rules.rewards import has_reward_model
 
@@ -29,128 +29,128 @@ _NOT_CHECKED = ("prompt_type", "image_key", "video_key")
 MULTI_TURN = "enable_concatenated_multi_turn"
 
 
-def tasksets(draft: Draft) -> list[Key[TasksetConfig]]:
+def tasksets(resolution: Resolution) -> list[Key[TasksetConfig]]:
     """Return the keys of all tasksets, the training one first."""
-    section = draft.config.buffer.explorer_input
+    section = resolution.config.buffer.explorer_input
     keys = [TASKSET] if section.taskset else []
     keys += [INPUT.tasksets[index] for index in range(len(section.tasksets))]
     return keys + [INPUT.eval_tasksets[index] for index in range(len(section.eval_tasksets))]
 
 
-def resolve_tasksets(draft: Draft) -> None:
+def resolve_tasksets(resolution: Resolution) -> None:
     """Fill what tasksets inherit, and check that the explorer has tasks."""
-    explorer_input = draft.config.buffer.explorer_input
+    explorer_input = resolution.config.buffer.explorer_input
     if explorer_input.taskset and explorer_input.tasksets:
-        draft.problem(
+        resolution.problem(
             "E1806",
             INPUT.tasksets,
             "`buffer.explorer_input.tasksets` and taskset exclude each other",
             suggestion="keep one of them",
         )
     has_tasks = explorer_input.taskset or explorer_input.tasksets
-    is_misfit = draft.trains_on_dataset  # E1807 says that the mode is train
-    if draft.mode in ("both", "explore") and not has_tasks and not is_misfit:
-        draft.problem(
+    is_misfit = resolution.trains_on_dataset  # E1807 says that the mode is train
+    if resolution.mode in ("both", "explore") and not has_tasks and not is_misfit:
+        resolution.problem(
             "E1809",
             TASKSET,
-            f"mode {draft.mode} needs `{TASKSET}`",
+            f"mode {resolution.mode} needs `{TASKSET}`",
             involves=(KEYS.mode,),
             suggestion="write `buffer: {explorer_input: {taskset: {name: train, path: data.jsonl}}}`",
         )
-    if draft.mode == "bench" and not explorer_input.eval_tasksets:
-        draft.problem(
+    if resolution.mode == "bench" and not explorer_input.eval_tasksets:
+        resolution.problem(
             "E1845",
             INPUT.eval_tasksets,
             f"mode bench needs `{INPUT.eval_tasksets}`",
             involves=(KEYS.mode,),
             suggestion="write `buffer: {explorer_input: {eval_tasksets: [{name: test, path: test.jsonl}]}}`",
         )
-    if not draft.explores:
+    if not resolution.explores:
         return
-    for index, key in enumerate(tasksets(draft)):
-        _resolve_taskset(draft, key, index)
+    for index, key in enumerate(tasksets(resolution)):
+        _resolve_taskset(resolution, key, index)
 
 
-def _resolve_taskset(draft: Draft, key: Key[TasksetConfig], index: int) -> None:
+def _resolve_taskset(resolution: Resolution, key: Key[TasksetConfig], index: int) -> None:
     is_eval = "eval_tasksets" in path_of(key)
-    if not draft.is_given(key.name) and is_eval:
-        draft.derive(key.name, f"eval_taskset_{path_of(key)[-1]}", "place in eval_tasksets")
-    if not draft.get(key.path):
-        draft.problem("E1827", key.path, f"`{key.path}` is missing", suggestion="write where the tasks are")
-    _resolve_repeats(draft, key, is_eval=is_eval)
-    _resolve_workflow(draft, key, is_eval=is_eval)
-    resolve_format(draft, key.format)
-    check_multi_turn(draft, key.format)
-    if draft.is_given(key.task_selector):
-        draft.problem(
+    if not resolution.is_given(key.name) and is_eval:
+        resolution.derive(key.name, f"eval_taskset_{path_of(key)[-1]}", "place in eval_tasksets")
+    if not resolution.get(key.path):
+        resolution.problem("E1827", key.path, f"`{key.path}` is missing", suggestion="write where the tasks are")
+    _resolve_repeats(resolution, key, is_eval=is_eval)
+    _resolve_workflow(resolution, key, is_eval=is_eval)
+    resolve_format(resolution, key.format)
+    check_multi_turn(resolution, key.format)
+    if resolution.is_given(key.task_selector):
+        resolution.problem(
             "W1301",
             key.task_selector,
             f"`{key.task_selector}` is deprecated since Trinity-RFT 0.6",
             suggestion="write `data_selector`",
         )
-        draft.derive(key.data_selector, draft.get(key.task_selector), "task_selector, its older name")
+        resolution.derive(key.data_selector, resolution.get(key.task_selector), "task_selector, its older name")
     selector = key.data_selector.selector_type
-    check_name(draft, selector, "selector", draft.get(selector))
-    values = draft.config.buffer
-    set_from(draft, key.index, index, "place among the tasksets")
-    set_from(draft, key.is_eval, is_eval, "listed in eval_tasksets")
-    set_from(draft, key.batch_size, values.batch_size, KEYS.buffer.batch_size)
-    set_from(draft, key.total_epochs, 1 if is_eval else values.total_epochs, KEYS.buffer.total_epochs)
-    set_from(draft, key.total_steps, None if is_eval else values.total_steps, KEYS.buffer.total_steps)
-    set_from(draft, key.ray_namespace, draft.config.ray_namespace, KEYS.ray_namespace)
+    check_name(resolution, selector, "selector", resolution.get(selector))
+    values = resolution.config.buffer
+    set_from(resolution, key.index, index, "place among the tasksets")
+    set_from(resolution, key.is_eval, is_eval, "listed in eval_tasksets")
+    set_from(resolution, key.batch_size, values.batch_size, KEYS.buffer.batch_size)
+    set_from(resolution, key.total_epochs, 1 if is_eval else values.total_epochs, KEYS.buffer.total_epochs)
+    set_from(resolution, key.total_steps, None if is_eval else values.total_steps, KEYS.buffer.total_steps)
+    set_from(resolution, key.ray_namespace, resolution.config.ray_namespace, KEYS.ray_namespace)
 
 
-def _resolve_repeats(draft: Draft, key: Key[TasksetConfig], *, is_eval: bool) -> None:
-    if draft.get(key.repeat_times) is not None:
+def _resolve_repeats(resolution: Resolution, key: Key[TasksetConfig], *, is_eval: bool) -> None:
+    if resolution.get(key.repeat_times) is not None:
         return
     if is_eval:
-        draft.derive(key.repeat_times, 1, "evaluation tasksets are run once")
+        resolution.derive(key.repeat_times, 1, "evaluation tasksets are run once")
     else:
-        draft.derive(key.repeat_times, draft.config.algorithm.repeat_times or 1, KEYS.algorithm.repeat_times)
+        resolution.derive(key.repeat_times, resolution.config.algorithm.repeat_times or 1, KEYS.algorithm.repeat_times)
 
 
-def _resolve_workflow(draft: Draft, key: Key[TasksetConfig], *, is_eval: bool) -> None:
+def _resolve_workflow(resolution: Resolution, key: Key[TasksetConfig], *, is_eval: bool) -> None:
     workflow, reward = key.default_workflow_type, key.default_reward_fn_type
     shared = (INPUT.default_eval_workflow_type,) * is_eval + (INPUT.default_workflow_type,)
     for name, sources in ((workflow, shared), (reward, (INPUT.default_reward_fn_type,))):
-        source = next((source for source in sources if draft.get(source) is not None), None)
-        if draft.get(name) is None and source is not None:
-            draft.follow(name, source)
-    if draft.get(workflow) is None and not draft.get(key.format.workflow_key):
-        draft.problem(
+        source = next((source for source in sources if resolution.get(source) is not None), None)
+        if resolution.get(name) is None and source is not None:
+            resolution.follow(name, source)
+    if resolution.get(workflow) is None and not resolution.get(key.format.workflow_key):
+        resolution.problem(
             "E1828",
             workflow,
-            f"`{workflow}` is missing; known: {', '.join(draft.catalogue.names('workflow'))}",
+            f"`{workflow}` is missing; known: {', '.join(resolution.catalogue.names('workflow'))}",
             involves=(INPUT,),
             suggestion="write `default_workflow_type: math_workflow`",
         )
-    check_name(draft, _home(draft, workflow, *shared), "workflow", draft.get(workflow))
-    check_name(draft, _home(draft, reward, INPUT.default_reward_fn_type), "reward_fn", draft.get(reward))
+    check_name(resolution, _home(resolution, workflow, *shared), "workflow", resolution.get(workflow))
+    check_name(resolution, _home(resolution, reward, INPUT.default_reward_fn_type), "reward_fn", resolution.get(reward))
 
 
-def _home(draft: Draft, *places: Key[object]) -> Key[object]:
+def _home(resolution: Resolution, *places: Key[object]) -> Key[object]:
     """Return the key where a workflow or reward name was written: the taskset's, which is first, or a shared one."""
-    return next((place for place in places if draft.is_given(place)), places[0])
+    return next((place for place in places if resolution.is_given(place)), places[0])
 
 
-def resolve_format(draft: Draft, key: Key[FormatConfig]) -> None:
+def resolve_format(resolution: Resolution, key: Key[FormatConfig]) -> None:
     """Fill the form of the rows from the columns that are named; if that is open, the reader looks at the rows."""
-    if draft.get(key.prompt_type) is not None:
+    if resolution.get(key.prompt_type) is not None:
         return
-    has_messages = draft.is_given(key.messages_key) or draft.get(key.enable_concatenated_multi_turn)
-    has_text = draft.is_given(key.prompt_key) or draft.is_given(key.response_key)
+    has_messages = resolution.is_given(key.messages_key) or resolution.get(key.enable_concatenated_multi_turn)
+    has_text = resolution.is_given(key.prompt_key) or resolution.is_given(key.response_key)
     if has_messages and not has_text:
-        draft.derive(key.prompt_type, "messages", "messages_key or several turns are given")
+        resolution.derive(key.prompt_type, "messages", "messages_key or several turns are given")
     elif has_text and not has_messages:
-        draft.derive(key.prompt_type, "plaintext", "prompt_key or response_key is given")
+        resolution.derive(key.prompt_type, "plaintext", "prompt_key or response_key is given")
 
 
-def check_format(draft: Draft, section: Key[FormatConfig], algorithm: str) -> None:
+def check_format(resolution: Resolution, section: Key[FormatConfig], algorithm: str) -> None:
     """Note a form that the algorithm cannot read, and keys that have no effect with it (E1834)."""
     forms = FORMS[algorithm]
-    kind = draft.get(section.prompt_type)
+    kind = resolution.get(section.prompt_type)
     if kind is not None and kind not in forms:
-        draft.problem(
+        resolution.problem(
             "E1834",
             section.prompt_type,
             f"`{section.prompt_type}: {kind}` does not fit algorithm_type {algorithm}",
@@ -160,38 +160,40 @@ def check_format(draft: Draft, section: Key[FormatConfig], algorithm: str) -> No
         )
         return
     read = forms[kind] if kind is not None else frozenset().union(*forms.values())
-    written = [name for name in FormatConfig.model_fields if name not in _NOT_CHECKED and _is_set(draft, section, name)]
+    written = [
+        name for name in FormatConfig.model_fields if name not in _NOT_CHECKED and _is_set(resolution, section, name)
+    ]
     for name in written:
         if name not in read:
-            _note_unread(draft, section, name, algorithm)
+            _note_unread(resolution, section, name, algorithm)
     if kind is None:
-        _check_mixture(draft, section, [name for name in written if name in read], forms)
-    _check_distinct(draft, section, written, [forms[kind]] if kind is not None else list(forms.values()))
+        _check_mixture(resolution, section, [name for name in written if name in read], forms)
+    _check_distinct(resolution, section, written, [forms[kind]] if kind is not None else list(forms.values()))
 
 
-def check_multi_turn(draft: Draft, section: Key[FormatConfig]) -> None:
+def check_multi_turn(resolution: Resolution, section: Key[FormatConfig]) -> None:
     """Refuse `enable_concatenated_multi_turn` where no conversations are imitated (E1834)."""
-    if _is_set(draft, section, MULTI_TURN):
-        _note_unread(draft, section, MULTI_TURN, draft.config.algorithm.algorithm_type)
+    if _is_set(resolution, section, MULTI_TURN):
+        _note_unread(resolution, section, MULTI_TURN, resolution.config.algorithm.algorithm_type)
 
 
-def _is_set(draft: Draft, section: Key[FormatConfig], name: str) -> bool:
+def _is_set(resolution: Resolution, section: Key[FormatConfig], name: str) -> bool:
     key = part_of(section, name)
-    return draft.is_own(key) and draft.get(key) is not False
+    return resolution.is_own(key) and resolution.get(key) is not False
 
 
-def _note_unread(draft: Draft, section: Key[FormatConfig], name: str, algorithm: str) -> None:
+def _note_unread(resolution: Resolution, section: Key[FormatConfig], name: str, algorithm: str) -> None:
     form = next((form for form, keys in FORMS.get(algorithm, {}).items() if name in keys), None)
     readers = [other for other, forms in FORMS.items() if any(name in keys for keys in forms.values())]
     if form is not None:
-        why = f"is read with prompt_type {form}, and prompt_type is {draft.get(section.prompt_type)}"
+        why = f"is read with prompt_type {form}, and prompt_type is {resolution.get(section.prompt_type)}"
     elif readers:
-        is_other = algorithm in FORMS and draft.config.algorithm.algorithm_type != algorithm
+        is_other = algorithm in FORMS and resolution.config.algorithm.algorithm_type != algorithm
         own = "demonstrations" if is_other else algorithm
         why = f"is read for algorithm_type {' and '.join(readers)}, not for {own}"
     else:
         why = "belongs to tasks, not to a dataset that is trained on"
-    draft.problem(
+    resolution.problem(
         "E1834",
         part_of(section, name),
         f"`{part_of(section, name)}` has no effect: it {why}",
@@ -200,15 +202,17 @@ def _note_unread(draft: Draft, section: Key[FormatConfig], name: str, algorithm:
     )
 
 
-def _check_distinct(draft: Draft, section: Key[FormatConfig], written: list[str], forms: list[frozenset[str]]) -> None:
+def _check_distinct(
+    resolution: Resolution, section: Key[FormatConfig], written: list[str], forms: list[frozenset[str]]
+) -> None:
     """Refuse one column for two purposes, such as the prompt and the answer."""
     for name in (name for name in _CONTENT if name in written):
         beside = {other for keys in forms if name in keys for other in keys} - {name}
-        column = draft.get(part_of(section, name))
-        same = [other for other in _CONTENT if other in beside and draft.get(part_of(section, other)) == column]
+        column = resolution.get(part_of(section, name))
+        same = [other for other in _CONTENT if other in beside and resolution.get(part_of(section, other)) == column]
         if not same or (same[0] in written and _CONTENT.index(same[0]) > _CONTENT.index(name)):
             continue
-        draft.problem(
+        resolution.problem(
             "E1834",
             part_of(section, name),
             f"`{part_of(section, name)}` is the column {column}, and so is {same[0]}",
@@ -219,7 +223,7 @@ def _check_distinct(draft: Draft, section: Key[FormatConfig], written: list[str]
 
 
 def _check_mixture(
-    draft: Draft, section: Key[FormatConfig], written: list[str], forms: dict[str, frozenset[str]]
+    resolution: Resolution, section: Key[FormatConfig], written: list[str], forms: dict[str, frozenset[str]]
 ) -> None:
     """Note keys of both forms where none is chosen."""
     own = {
@@ -229,7 +233,7 @@ def _check_mixture(
     if len(forms) < 2 or not all(own.values()):
         return
     texts, messages = own["plaintext"][0], own["messages"][0]
-    draft.problem(
+    resolution.problem(
         "E1834",
         part_of(section, messages),
         f"`{part_of(section, messages)}` is for rows of messages, and {texts} for rows of texts",
@@ -238,26 +242,26 @@ def _check_mixture(
     )
 
 
-def check_rewards(draft: Draft) -> None:
+def check_rewards(resolution: Resolution) -> None:
     """Refuse rollouts that nothing scores, and a workflow without the reward function that it needs."""
-    if not draft.explores:
+    if not resolution.explores:
         return
-    for key in tasksets(draft):
+    for key in tasksets(resolution):
         if "tasksets" not in path_of(key):  # several tasksets come in a later version
-            is_scored = has_reward_model(draft) and key == TASKSET
-            _check_no_reward(draft, key, is_scored=is_scored)
-            _check_reward_function(draft, key, is_scored=is_scored)
+            is_scored = has_reward_model(resolution) and key == TASKSET
+            _check_no_reward(resolution, key, is_scored=is_scored)
+            _check_reward_function(resolution, key, is_scored=is_scored)
 
 
-def _check_no_reward(draft: Draft, key: Key[TasksetConfig], *, is_scored: bool) -> None:
+def _check_no_reward(resolution: Resolution, key: Key[TasksetConfig], *, is_scored: bool) -> None:
     """Refuse a function that gives no scores where no model does instead; evaluations never pass one."""
-    name = draft.get(key.default_reward_fn_type)
-    reward = draft.catalogue.entry("reward_fn", name)
+    name = resolution.get(key.default_reward_fn_type)
+    reward = resolution.catalogue.entry("reward_fn", name)
     if is_scored or reward is None or reward.gives_scores:
         return
     is_eval = key != TASKSET
     why = "a reward model scores no evaluations" if is_eval else "no reward model is enabled"
-    draft.problem(
+    resolution.problem(
         "E1862",
         key.default_reward_fn_type,
         f"`{key.default_reward_fn_type}: {name}` leaves every reward at 0: {why}",
@@ -266,23 +270,23 @@ def _check_no_reward(draft: Draft, key: Key[TasksetConfig], *, is_scored: bool) 
     )
 
 
-def _check_reward_function(draft: Draft, key: Key[TasksetConfig], *, is_scored: bool) -> None:
+def _check_reward_function(resolution: Resolution, key: Key[TasksetConfig], *, is_scored: bool) -> None:
     """Refuse a workflow without the reward function that it needs, and arguments that the function does not take.
 
     Each of the rollouts would fail.
     """
-    taskset = draft.get(key)
+    taskset = resolution.get(key)
     name = taskset.default_workflow_type
-    entry = draft.catalogue.entry("workflow", name)
+    entry = resolution.catalogue.entry("workflow", name)
     if entry is None or taskset.format.reward_fn_key:
         return
     needs_function = "reward_fn" in entry.needs
     function = taskset.default_reward_fn_type or entry.default_reward_fn
-    if function and (needs_function or draft.catalogue.is_built_in("workflow", name)):
-        check_arguments(draft, key.reward_fn_args, "reward_fn", function, chosen=key.default_reward_fn_type)
+    if function and (needs_function or resolution.catalogue.is_built_in("workflow", name)):
+        check_arguments(resolution, key.reward_fn_args, "reward_fn", function, chosen=key.default_reward_fn_type)
     if function or not needs_function:
         return
-    draft.problem(
+    resolution.problem(
         "E1864",
         key.default_reward_fn_type,
         f"`{key.default_reward_fn_type}` is missing: workflow {name} needs a reward function, got none",

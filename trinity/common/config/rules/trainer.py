@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trinity.common.config.draft import Draft
 from trinity.common.config.following import fill_defaults, join_mirrors, mirrors, note_overridden
 from trinity.common.config.keys import (
     ACTOR,
@@ -20,6 +19,7 @@ from trinity.common.config.keys import (
     part_of,
 )
 from trinity.common.config.noise import is_noise
+from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.critic import reads_values, sharding
 from trinity.common.config.schema_index import default_at, facts_at
 
@@ -42,132 +42,137 @@ _ROUTER_LOSS = (
 LOSS_OF_EXPERTS = "the trainer minimises the loss of the algorithm alone"
 
 
-def resolve_trainer(draft: Draft) -> None:
+def resolve_trainer(resolution: Resolution) -> None:
     """Give each setting of the trainer one value, whichever of its names was written."""
-    _resolve_clip(draft)
-    _resolve_budget(draft)
-    join_mirrors(draft, VERL_TRAINER)
-    join_mirrors(draft, MODEL)
-    join_mirrors(draft, ACTOR, but=(ACTOR.optim,))
-    _raise_budget(draft)
-    _resolve_optimizer(draft)
-    older = draft.get(ACTOR.ppo_micro_batch_size)
+    _resolve_clip(resolution)
+    _resolve_budget(resolution)
+    join_mirrors(resolution, VERL_TRAINER)
+    join_mirrors(resolution, MODEL)
+    join_mirrors(resolution, ACTOR, but=(ACTOR.optim,))
+    _raise_budget(resolution)
+    _resolve_optimizer(resolution)
+    older = resolution.get(ACTOR.ppo_micro_batch_size)
     micro = ACTOR.ppo_micro_batch_size_per_gpu
-    if draft.get(micro) is None:
-        draft.derive(micro, older or 4, "ppo_micro_batch_size over one worker" if older else "default of the guide")
-    older = draft.get(REFERENCE.log_prob_micro_batch_size)
-    if older and draft.get(REFERENCE.log_prob_micro_batch_size_per_gpu) is None:
-        draft.derive(REFERENCE.log_prob_micro_batch_size_per_gpu, older, "log_prob_micro_batch_size over one worker")
+    if resolution.get(micro) is None:
+        resolution.derive(
+            micro, older or 4, "ppo_micro_batch_size over one worker" if older else "default of the guide"
+        )
+    older = resolution.get(REFERENCE.log_prob_micro_batch_size)
+    if older and resolution.get(REFERENCE.log_prob_micro_batch_size_per_gpu) is None:
+        resolution.derive(
+            REFERENCE.log_prob_micro_batch_size_per_gpu, older, "log_prob_micro_batch_size over one worker"
+        )
     for section in (ACTOR, MODEL, REFERENCE):
-        fill_defaults(draft, section)
+        fill_defaults(resolution, section)
     steps = KEYS.trainer.total_steps
-    if draft.get(steps) is not None and draft.get(ACTOR.optim.total_training_steps) == -1:
-        draft.follow(ACTOR.optim.total_training_steps, steps)
-    _resolve_retention(draft)
+    if resolution.get(steps) is not None and resolution.get(ACTOR.optim.total_training_steps) == -1:
+        resolution.follow(ACTOR.optim.total_training_steps, steps)
+    _resolve_retention(resolution)
 
 
-def _resolve_clip(draft: Draft) -> None:
-    other = draft.config.algorithm.optimizer.clip_grad
+def _resolve_clip(resolution: Resolution) -> None:
+    other = resolution.config.algorithm.optimizer.clip_grad
     if other is None:
         return
-    if draft.is_given(KEYS.trainer.grad_clip) and draft.config.trainer.grad_clip != other:
-        draft.problem(
+    if resolution.is_given(KEYS.trainer.grad_clip) and resolution.config.trainer.grad_clip != other:
+        resolution.problem(
             "E1815",
             KEYS.algorithm.optimizer.clip_grad,
-            f"`algorithm.optimizer.clip_grad` is {other:g}, but trainer.grad_clip is {draft.config.trainer.grad_clip}",
+            f"`algorithm.optimizer.clip_grad` is {other:g}, but trainer.grad_clip is "
+            f"{resolution.config.trainer.grad_clip}",
             suggestion="keep trainer.grad_clip",
         )
     else:
-        draft.derive(KEYS.trainer.grad_clip, other, "algorithm.optimizer.clip_grad, its other name")
+        resolution.derive(KEYS.trainer.grad_clip, other, "algorithm.optimizer.clip_grad, its other name")
 
 
-def _resolve_budget(draft: Draft) -> None:
-    longest, parallel = draft.config.model.max_model_len, draft.config.trainer.ulysses_sequence_parallel_size
+def _resolve_budget(resolution: Resolution) -> None:
+    longest, parallel = resolution.config.model.max_model_len, resolution.config.trainer.ulysses_sequence_parallel_size
     key = KEYS.trainer.max_token_len_per_gpu
-    if draft.get(key) is None and draft.get(ACTOR.ppo_max_token_len_per_gpu) is None and longest:
-        draft.derive(key, -(-2 * longest // parallel), "twice max_model_len over ulysses_sequence_parallel_size")
+    if resolution.get(key) is None and resolution.get(ACTOR.ppo_max_token_len_per_gpu) is None and longest:
+        resolution.derive(key, -(-2 * longest // parallel), "twice max_model_len over ulysses_sequence_parallel_size")
 
 
-def _raise_budget(draft: Draft) -> None:
-    longest = draft.config.model.max_model_len
+def _raise_budget(resolution: Resolution) -> None:
+    longest = resolution.config.model.max_model_len
     if not longest:
         return
-    is_pair = draft.schema == "dpo"
-    least = -(-longest * (2 if is_pair else 1) // draft.config.trainer.ulysses_sequence_parallel_size)
+    is_pair = resolution.schema == "dpo"
+    least = -(-longest * (2 if is_pair else 1) // resolution.config.trainer.ulysses_sequence_parallel_size)
     why = "a pair may have twice" if is_pair else "one sequence may have"
     for key in (
         KEYS.trainer.max_token_len_per_gpu,
         ACTOR.ppo_max_token_len_per_gpu,
         REFERENCE.log_prob_max_token_len_per_gpu,
     ):
-        value = draft.get(key)
+        value = resolution.get(key)
         if value is not None and value < least:
-            draft.derive(key, least, f"raised from {value}: {why} max_model_len ({longest}) tokens")
+            resolution.derive(key, least, f"raised from {value}: {why} max_model_len ({longest}) tokens")
 
 
-def _resolve_optimizer(draft: Draft) -> None:
+def _resolve_optimizer(resolution: Resolution) -> None:
     optim = ACTOR.optim
-    style = draft.get(optim.warmup_style)
-    if style is not None and draft.get(optim.lr_scheduler_type) is None:
-        draft.derive(optim.lr_scheduler_type, style, "warmup_style, its older name")
+    style = resolution.get(optim.warmup_style)
+    if style is not None and resolution.get(optim.lr_scheduler_type) is None:
+        resolution.derive(optim.lr_scheduler_type, style, "warmup_style, its older name")
     for theirs, ours in mirrors(optim):
-        value, is_schedule = draft.get(theirs), last_part(theirs) == "lr_scheduler_type"
-        is_ours = draft.is_given(ours) or (is_schedule and draft.is_given(OPTIMIZER.warmup_style))
+        value, is_schedule = resolution.get(theirs), last_part(theirs) == "lr_scheduler_type"
+        is_ours = resolution.is_given(ours) or (is_schedule and resolution.is_given(OPTIMIZER.warmup_style))
         if value is None:
-            draft.follow(theirs, ours)
-        elif value != draft.get(ours) and is_ours:
+            resolution.follow(theirs, ours)
+        elif value != resolution.get(ours) and is_ours:
             where = optim.warmup_style if is_schedule and style is not None else theirs
-            draft.problem(
+            resolution.problem(
                 "E1815",
                 where,
-                f"`{where}` is {value}, but {ours} is {draft.get(ours)}",
+                f"`{where}` is {value}, but {ours} is {resolution.get(ours)}",
                 involves=(ours,),
                 suggestion=f"keep `{ours}`",
             )
-        elif value != draft.get(ours):
-            draft.follow(ours, theirs)
+        elif value != resolution.get(ours):
+            resolution.follow(ours, theirs)
 
 
-def _resolve_retention(draft: Draft) -> None:
+def _resolve_retention(resolution: Resolution) -> None:
     key, other = KEYS.trainer.max_checkpoints_to_keep, VERL_TRAINER.max_actor_ckpt_to_keep
-    if draft.get(VERL_TRAINER.remove_previous_ckpt_in_save) and not draft.is_given(key):
-        draft.derive(key, 2, "remove_previous_ckpt_in_save; the newest two are kept")
-    if draft.get(other) is not None:
-        if draft.is_given(key) and draft.get(key) != 0:
-            why = f"overridden by {key} ({draft.get(key)})"
-            note_overridden(draft, other, why, value=draft.get(key), involves=key)
+    if resolution.get(VERL_TRAINER.remove_previous_ckpt_in_save) and not resolution.is_given(key):
+        resolution.derive(key, 2, "remove_previous_ckpt_in_save; the newest two are kept")
+    if resolution.get(other) is not None:
+        if resolution.is_given(key) and resolution.get(key) != 0:
+            why = f"overridden by {key} ({resolution.get(key)})"
+            note_overridden(resolution, other, why, value=resolution.get(key), involves=key)
         else:
-            draft.derive(key, draft.get(other), "max_actor_ckpt_to_keep, its veRL name")
-    if draft.get(key) == 1:
-        written = key if draft.is_given(key) else other
-        draft.problem(
+            resolution.derive(key, resolution.get(other), "max_actor_ckpt_to_keep, its veRL name")
+    if resolution.get(key) == 1:
+        written = key if resolution.is_given(key) else other
+        resolution.problem(
             "W7030",
             written,
             f"`{written}: 1` keeps 2 until a newer checkpoint is complete",
             suggestion="write 2 or more",
         )
-        draft.derive(key, 2, "a checkpoint is removed only when two newer ones are complete")
+        resolution.derive(key, 2, "a checkpoint is removed only when two newer ones are complete")
 
 
-def check_schedule(draft: Draft) -> None:
+def check_schedule(resolution: Resolution) -> None:
     """Refuse a learning rate that follows the number of all steps where nobody knows it: a queue trained alone."""
-    buffer = draft.config.buffer.trainer_input.experience_buffer
+    buffer = resolution.config.buffer.trainer_input.experience_buffer
     if (
-        draft.mode != "train"
+        resolution.mode != "train"
         or (buffer and buffer.storage_type == "file")
-        or draft.config.trainer.total_steps is not None
+        or resolution.config.trainer.total_steps is not None
     ):
         return
-    values = draft.config.algorithm.optimizer
+    values = resolution.config.algorithm.optimizer
     schedule = OPTIMIZER.lr_scheduler_type if values.warmup_style is None else OPTIMIZER.warmup_style
     by_ratio = values.lr_warmup_steps_ratio if values.lr_warmup_steps < 0 else 0
     checks: tuple[tuple[Key[object], object], ...] = (
-        (schedule, draft.get(schedule)),
+        (schedule, resolution.get(schedule)),
         (OPTIMIZER.lr_warmup_steps_ratio, by_ratio),
     )
     for key, value in checks:
         if value not in ("constant", 0):
-            draft.problem(
+            resolution.problem(
                 "E1873",
                 key,
                 f"`{key}: {value}` follows the number of all training steps, which nobody knows when a buffer of "
@@ -177,54 +182,54 @@ def check_schedule(draft: Draft) -> None:
             )
 
 
-def check_derived_keys(draft: Draft) -> None:
+def check_derived_keys(resolution: Resolution) -> None:
     """Refuse veRL keys that are set from other keys, if they were written with another value."""
-    for path in draft.tree.leaves():
+    for path in resolution.tree.leaves():
         place, facts = facts_at(path)
         source = facts.set_from if place == path else None
-        value = draft.tree.get(path)
+        value = resolution.tree.get(path)
         if source is None or value is None or value == default_at(path)[1] or value == -1:
             continue
         key = key_at(path)
         try:
-            same = draft.get(key_named(source)) == value
+            same = resolution.get(key_named(source)) == value
         except (KeyError, TypeError):
             same = False
         if not same:
-            draft.problem("E1816", key, f"`{key}` is set from {source}", suggestion=f"write `{source}`")
+            resolution.problem("E1816", key, f"`{key}` is set from {source}", suggestion=f"write `{source}`")
 
 
-def check_refusals(draft: Draft) -> None:
+def check_refusals(resolution: Resolution) -> None:
     """Refuse entries of a model's configuration and parts of checkpoints, and warn where one switch idles another."""
-    _check_overrides(draft, MODEL.override_config)
-    if reads_values(draft):
-        _check_overrides(draft, CRITIC.model.override_config)
-    _check_loaded(draft)
-    _check_host(draft)
+    _check_overrides(resolution, MODEL.override_config)
+    if reads_values(resolution):
+        _check_overrides(resolution, CRITIC.model.override_config)
+    _check_loaded(resolution)
+    _check_host(resolution)
 
 
-def _check_overrides(draft: Draft, key: Key[dict[str, Any]]) -> None:
+def _check_overrides(resolution: Resolution, key: Key[dict[str, Any]]) -> None:
     """Refuse entries of the model's configuration that the trainer would undo."""
-    for name, value in (draft.get(key) or {}).items():
+    for name, value in (resolution.get(key) or {}).items():
         reason, way_out = NOT_OVERRIDDEN.get(str(name), (None, "remove it"))
         if reason is None and is_noise(str(name)) and value not in (0, None):
             reason = "with dropout, the log-probabilities of one policy would differ from pass to pass"
         if reason is None and str(name).endswith(_ROUTER_LOSS) and value not in (0, False, None):
             reason, way_out = f"{LOSS_OF_EXPERTS}, and adds none of the model's own", "remove it, or write 0"
         if isinstance(value, Mapping):
-            _check_overrides(draft, key[name])
+            _check_overrides(resolution, key[name])
         if reason is not None:
             message = f"`{key[name]}` is not overridden: {reason}"
-            draft.problem("E1885", key[name], message, suggestion=way_out)
+            resolution.problem("E1885", key[name], message, suggestion=way_out)
 
 
-def _check_loaded(draft: Draft) -> None:
+def _check_loaded(resolution: Resolution) -> None:
     """Refuse to load weights from what is written for others to read."""
-    sections = (ACTOR, CRITIC) if reads_values(draft) else (ACTOR,)
+    sections = (ACTOR, CRITIC) if reads_values(resolution) else (ACTOR,)
     for section in sections:
         key = section.checkpoint.load_contents
-        if "hf_model" in (draft.get(key) or ()):
-            draft.problem(
+        if "hf_model" in (resolution.get(key) or ()):
+            resolution.problem(
                 "E1887",
                 key,
                 f"`{key}` names hf_model, which is written for others to read: a run continues from the part `model`, "
@@ -233,18 +238,18 @@ def _check_loaded(draft: Draft) -> None:
             )
 
 
-def _check_host(draft: Draft) -> None:
+def _check_host(resolution: Resolution) -> None:
     """Warn where one way to keep weights in host memory makes another one idle."""
     sections = [ACTOR.fsdp_config, REFERENCE.fsdp_config]
-    sections += [sharding(draft)] if reads_values(draft) else []
+    sections += [sharding(resolution)] if reads_values(resolution) else []
     for section in sections:
-        if not draft.get(section.offload_policy):
+        if not resolution.get(section.offload_policy):
             continue
         for name in ("param_offload", "optimizer_offload"):
             names = (part_of(section, name), part_of(KEYS.trainer, name))
-            written = [key for key in names if draft.is_given(key) and draft.get(key)]
-            if written and draft.get(part_of(section, name)):
-                draft.problem(
+            written = [key for key in names if resolution.is_given(key) and resolution.get(key)]
+            if written and resolution.get(part_of(section, name)):
+                resolution.problem(
                     "W1902",
                     written[0],
                     f"`{written[0]}` has no effect: {section.offload_policy} keeps weights and optimizer state in host "

@@ -21,7 +21,7 @@ EVICTED = "evicted"
 
 
 @dataclass(frozen=True)
-class Reuse:
+class Replay:
     """How trained rollouts are used again.
 
     Attributes:
@@ -42,7 +42,7 @@ class Reuse:
 
 
 @dataclass
-class Rollout:
+class BufferedRollout:
     """The rows of a rollout that the buffer holds.
 
     Attributes:
@@ -75,22 +75,24 @@ class Held:
         spent: used as often as the priority function lets them.
     """
 
-    kept: list[Rollout] = field(default_factory=list)
-    evicted: list[Rollout] = field(default_factory=list)
-    spent: list[Rollout] = field(default_factory=list)
+    kept: list[BufferedRollout] = field(default_factory=list)
+    evicted: list[BufferedRollout] = field(default_factory=list)
+    spent: list[BufferedRollout] = field(default_factory=list)
 
     @property
-    def claimable(self) -> list[Rollout]:
+    def claimable(self) -> list[BufferedRollout]:
         """What may be trained now, best first."""
         return [rollout for rollout in self.kept if rollout.is_claimable]
 
 
-def held(connection: Connection, scope: Scope, *, consumer: str, reuse: Reuse, max_version: int | None = None) -> Held:
+def held(
+    connection: Connection, scope: Scope, *, consumer: str, replay: Replay, max_version: int | None = None
+) -> Held:
     """Return what the buffer holds for `consumer`, by priority; of equal priority the older rollout comes first.
 
     Rollouts of weights newer than `max_version` are not counted.
     """
-    last_cool = _last_cool(connection, scope, consumer=consumer, reuse=reuse)
+    last_cool = _last_cool(connection, scope, consumer=consumer, replay=replay)
     columns = EXPERIENCE.c
     statement = select(
         columns.id, columns.task_id, columns.run_id, columns.model_version, columns.use_count
@@ -101,7 +103,7 @@ def held(connection: Connection, scope: Scope, *, consumer: str, reuse: Reuse, m
         for conditions in (*new, _used(scope, consumer=consumer))
         for row in connection.execute(statement.where(*conditions, columns.experience_bytes.is_not(None)))
     ]
-    rollouts: dict[tuple[Any, Any], Rollout] = {}
+    rollouts: dict[tuple[Any, Any], BufferedRollout] = {}
     for number, task, run, version, use_count, reward, trained_step, state in sorted(rows):
         if max_version is not None and version is not None and version > max_version:
             continue  # of a run that was rewound: it comes again, and takes no room before
@@ -110,11 +112,11 @@ def held(connection: Connection, scope: Scope, *, consumer: str, reuse: Reuse, m
             rollouts[key].ids.append(number)
             continue
         item = ReplayItem(task, run, version or 0, use_count, reward)
-        rollouts[key] = Rollout([number], item, is_claimable=state != TRAINED or trained_step <= last_cool)
-    return ranked(rollouts.values(), reuse)
+        rollouts[key] = BufferedRollout([number], item, is_claimable=state != TRAINED or trained_step <= last_cool)
+    return ranked(rollouts.values(), replay)
 
 
-def most_claimable(connection: Connection, token: ConsumerToken, limits: Limits, *, reuse: Reuse) -> int:
+def most_claimable(connection: Connection, token: ConsumerToken, limits: Limits, *, replay: Replay) -> int:
     """Return how many rollouts are new or have cooled down, at most `limits.n`: no more can be claimable.
 
     A reader that waits asks again and again, and the priorities of all that is held cost more.
@@ -122,7 +124,7 @@ def most_claimable(connection: Connection, token: ConsumerToken, limits: Limits,
     scope, n, consumer = Scope.of(token), limits.n, token.consumer
     new = claims.num_claimable(connection, scope, n=n, consumer=consumer, max_version=limits.max_version)
     columns, seen = EXPERIENCE.c, set[tuple[Any, Any]]()
-    last_cool = _last_cool(connection, scope, consumer=consumer, reuse=reuse)
+    last_cool = _last_cool(connection, scope, consumer=consumer, replay=replay)
     cooled = (*_used(scope, consumer=consumer), columns.trained_step <= last_cool)
     statement = select(columns.id, columns.task_id, columns.run_id).where(*cooled)
     with connection.execute(statement.execution_options(yield_per=ledger.CHUNK)) as rows:
@@ -141,23 +143,23 @@ def _used(scope: Scope, *, consumer: str) -> list[ColumnElement[bool]]:
     return [*mine, columns.retired_step.is_(None), *held]
 
 
-def _last_cool(connection: Connection, scope: Scope, *, consumer: str, reuse: Reuse) -> int:
+def _last_cool(connection: Connection, scope: Scope, *, consumer: str, replay: Replay) -> int:
     """Return the last training step whose rollouts have cooled down, 0 without any."""
     own_steps = and_(scope.where(TRAIN_STEP), TRAIN_STEP.c.consumer == consumer)
-    is_cool = TRAIN_STEP.c.committed_at <= clock(connection) - reuse.cooldown_s
+    is_cool = TRAIN_STEP.c.committed_at <= clock(connection) - replay.cooldown_s
     newest = select(TRAIN_STEP.c.step).where(own_steps, is_cool).order_by(TRAIN_STEP.c.step.desc()).limit(1)
     return connection.scalar(newest) or 0
 
 
-def ranked(rollouts: Iterable[Rollout], reuse: Reuse) -> Held:
+def ranked(rollouts: Iterable[BufferedRollout], replay: Replay) -> Held:
     """Return the rollouts by priority, those beyond the capacity, and those that are not used again."""
     result = Held()
-    staying: list[Rollout] = []
+    staying: list[BufferedRollout] = []
     for rollout in rollouts:
-        rollout.priority, stays = reuse.priority(rollout.item)
+        rollout.priority, stays = replay.priority(rollout.item)
         rollout.stays = rollout.is_new or stays
         (staying if rollout.stays else result.spent).append(rollout)
-    room = reuse.capacity
+    room = replay.capacity
     for rollout in sorted(staying, key=lambda one: (-one.priority, one.ids[0])):
         room -= len(rollout.ids)
         (result.kept if room >= 0 else result.evicted).append(rollout)
@@ -165,7 +167,7 @@ def ranked(rollouts: Iterable[Rollout], reuse: Reuse) -> Held:
 
 
 def claim(
-    connection: Connection, token: ConsumerToken, limits: Limits, *, reuse: Reuse, lease_s: float
+    connection: Connection, token: ConsumerToken, limits: Limits, *, replay: Replay, lease_s: float
 ) -> tuple[list[Any], int]:
     """Claim the best rollouts within `limits`, and let go what is spent or beyond the capacity.
 
@@ -173,7 +175,7 @@ def claim(
         (id, uid, payload) of the rows in the order of their use, and the number of experiences evicted; nothing
         happens if fewer rollouts are there than `limits.at_least`.
     """
-    have = held(connection, Scope.of(token), consumer=token.consumer, reuse=reuse, max_version=limits.max_version)
+    have = held(connection, Scope.of(token), consumer=token.consumer, replay=replay, max_version=limits.max_version)
     chosen = have.claimable[: limits.n]
     if len(chosen) < max(limits.at_least, 1):
         return [], 0

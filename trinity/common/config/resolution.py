@@ -39,7 +39,7 @@ class Derived:
 
 
 @dataclass
-class Draft:
+class Resolution:
     """The working copy that rules read and fill.
 
     A value is read from `config`; where its key matters too, a key is named (see `keys`), and `get` returns the value.

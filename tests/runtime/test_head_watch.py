@@ -7,7 +7,7 @@ import threading
 import time
 
 from trinity.common.errors import ExitCode
-from trinity.runtime.head import HeadWatch, lost
+from trinity.runtime.head_watch import HeadWatch, lost
 
 
 def listen(port: int = 0) -> socket.socket:

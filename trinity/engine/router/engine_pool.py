@@ -35,7 +35,7 @@ Give = Callable[[InferenceModel], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class FleetSettings:
+class EnginePoolSettings:
     """How many engines there are and how their health is kept; times in seconds.
 
     Attributes:
@@ -55,7 +55,7 @@ class FleetSettings:
     sync_timeout_s: float = 3600.0
 
 
-class EngineFleet:
+class EnginePool:
     """Engines that serve the current weights, and those that are on their way to.
 
     An engine that fails, or does not answer a probe in time, is ended and started again; it serves once it has taken
@@ -68,7 +68,7 @@ class EngineFleet:
     """
 
     def __init__(
-        self, source: EngineSource, settings: FleetSettings, *, on_start: Callable[[EngineSlot], Awaitable[None]]
+        self, source: EngineSource, settings: EnginePoolSettings, *, on_start: Callable[[EngineSlot], Awaitable[None]]
     ) -> None:
         self.settings = settings
         self.members: list[int] = []

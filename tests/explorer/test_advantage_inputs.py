@@ -20,8 +20,8 @@ from trinity.common.errors import ConfigError, WorkflowError
 from trinity.common.experience import Experience
 from trinity.common.models import create_auxiliary_models, create_inference_model
 from trinity.common.workflows import WORKFLOWS, Task, Workflow
+from trinity.explorer.advantage_inputs import needed_inputs
 from trinity.explorer.assembly import build_scheduler
-from trinity.explorer.needs import needs_of
 from trinity.explorer.outcome import BatchResult, Failed, Rejected
 from trinity.trainer.batch import collate
 
@@ -62,7 +62,7 @@ def _run(config: Config, *tasks: Task) -> BatchResult:
         try:
             for engine in engines:
                 await engine.prepare()
-            scheduler = build_scheduler(config, engines[0], auxiliary=engines[1:], needs=needs_of(config))
+            scheduler = build_scheduler(config, engines[0], auxiliary=engines[1:], needs=needed_inputs(config))
             return await scheduler.schedule(tasks, batch=1)
         finally:
             for engine in engines:

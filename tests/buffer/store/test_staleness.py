@@ -8,7 +8,7 @@ import pytest
 
 from tests.trainer.conftest import make_experiences
 from trinity.buffer.store import ExperienceStore
-from trinity.buffer.store.backlog import Backlog, Pace
+from trinity.buffer.store.staleness import Backlog, Pace
 
 SCOPE = {"run": "p/n"}
 

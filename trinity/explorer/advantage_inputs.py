@@ -1,27 +1,68 @@
-"""What an advantage function asks for beyond tokens and rewards, added to the experiences of a completed run."""
+"""What an advantage function asks for beyond tokens and rewards, and what adds it to the experiences.
+
+There are three such inputs: the reward of a greedy run of the task (ReMax), the teacher's log-probabilities, and the
+components of the reward as one row. `needed_inputs` says which of them a run needs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from trinity.algorithm import ADVANTAGE_FN
 from trinity.common.errors import ConfigError
 from trinity.common.experience import CustomField, Experience
 from trinity.common.workflows.task import Task, read_option
-from trinity.explorer.needs import Needs
-from trinity.explorer.outcome import Completed, Outcome, Rejected
+from trinity.explorer.metrics import mean, summary
+from trinity.explorer.outcome import BatchResult, Completed, Outcome, Rejected
 
 if TYPE_CHECKING:
     from trinity.common.config import Config
     from trinity.common.models.model import ModelWrapper
 
+BASELINE_KEY = "reward_baseline"
+BASELINE = CustomField(BASELINE_KEY, "reward_baselines")
 COMPONENTS_KEY = "reward_components"
 COMPONENTS = CustomField(COMPONENTS_KEY, COMPONENTS_KEY)
 
 
-class Supply:
+@dataclass(frozen=True)
+class NeededInputs:
+    """Which tensors the explorer has to make possible.
+
+    Attributes:
+        baseline: `reward_baselines`: a greedy run of each task.
+        teacher: `teacher_logprobs`: the log-probabilities of the first auxiliary model.
+        components: `reward_components`: names of the metrics that are the columns; None where it is not asked for.
+    """
+
+    baseline: bool = False
+    teacher: bool = False
+    components: tuple[str, ...] | None = None
+
+
+def needed_inputs(config: Config) -> NeededInputs:
+    """Return what the advantage function names in its call; nothing where the experience pipeline computes it.
+
+    Raises:
+        ConfigError: an unknown advantage function.
+    """
+    function = ADVANTAGE_FN.get(config.algorithm.advantage_fn)
+    if function is None or not function.compute_in_trainer():
+        return NeededInputs()
+    names = ADVANTAGE_FN.contents[str(config.algorithm.advantage_fn)].reads
+    keys = tuple((config.algorithm.advantage_fn_args or {}).get("gdpo_reward_keys") or ())
+    return NeededInputs(
+        baseline="reward_baselines" in names,
+        teacher="teacher_logprobs" in names,
+        components=keys if "reward_components" in names else None,
+    )
+
+
+class InputCompleter:
     """Adds the teacher's log-probabilities, and the components of the reward as one row.
 
     Args:
@@ -82,7 +123,9 @@ class Supply:
         return ""
 
 
-def supply_of(config: Config, needs: Needs, *, student: ModelWrapper, others: Sequence[ModelWrapper]) -> Supply | None:
+def input_completer(
+    config: Config, needs: NeededInputs, *, student: ModelWrapper, others: Sequence[ModelWrapper]
+) -> InputCompleter | None:
     """Return what adds the tensors that `needs` names; None where there is nothing to add.
 
     Raises:
@@ -106,7 +149,7 @@ def supply_of(config: Config, needs: Needs, *, student: ModelWrapper, others: Se
     if needs.teacher:
         check_vocabulary(student, others[0])
     teacher = others[0] if needs.teacher else None
-    return Supply(teacher, temperature=student.temperature, components=needs.components)
+    return InputCompleter(teacher, temperature=student.temperature, components=needs.components)
 
 
 def check_vocabulary(student: ModelWrapper, teacher: ModelWrapper) -> None:
@@ -125,3 +168,33 @@ def check_vocabulary(student: ModelWrapper, teacher: ModelWrapper) -> None:
         f"{other.get(differing)}, student {own.get(differing)}); use a teacher of the same family",
         code="E1882",
     )
+
+
+def attach_baselines(result: BatchResult) -> dict[str, float]:
+    """Give every sampled experience the reward of its task's greedy run, as the batch value `reward_baselines`.
+
+    Returns:
+        `rollout/baseline_reward/{mean,max,min}` over the tasks, and `rollout/failed_baseline_count`; nothing where the
+        batch was run without greedy runs.
+    """
+    if result.baselines is None:
+        return {}
+    rewards = {task: run_reward(experiences) for task, experiences in result.completed_baselines.items()}
+    for run, experiences in result.completed:
+        for experience in experiences:
+            experience.info[BASELINE_KEY] = rewards[run.task]
+            experience.custom_fields = [*experience.custom_fields, BASELINE]
+    failed = float(len(result.baselines) - len(rewards))
+    return summary("rollout/baseline_reward", list(rewards.values())) | {"rollout/failed_baseline_count": failed}
+
+
+def run_reward(experiences: Sequence[Experience]) -> float:
+    """Return the reward of a run: the mean over its experiences, each with the sum of its token rewards if any."""
+    return mean([_reward(experience) for experience in experiences])
+
+
+def _reward(experience: Experience) -> float:
+    if experience.token_level_reward is not None:
+        return float(experience.token_level_reward.sum())
+    assert experience.reward is not None, "a completed run has rewards"
+    return float(experience.reward)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.buffer.store.oracle import BUFFER, CONSUMER, PRODUCER, RUN, experience, generated, uids
 from trinity.buffer.priority import PRIORITY_FUNC, ReplayItem
-from trinity.buffer.store import ConsumerToken, ExperienceStore, Reuse
+from trinity.buffer.store import ConsumerToken, ExperienceStore, Replay
 
 
 class Clock:
@@ -37,9 +37,9 @@ def make(tmp_path: Path, clock: Clock) -> Make:
     def opened(function: str = "linear_decay", *, cut: int = 0, keep: bool = False, **options: object):
         arguments = {name: options.pop(name) for name in ("decay", "use_count_limit", "sigma") if name in options}
         settings = {"cooldown_s": 0.0, "capacity": 100, "is_bounded": True} | options
-        reuse = Reuse(PRIORITY_FUNC.get(function)(**arguments), **settings)
+        replay = Replay(PRIORITY_FUNC.get(function)(**arguments), **settings)
         url = f"sqlite:///{tmp_path}/experience.db"
-        store = ExperienceStore(url, reuse=reuse, clock=clock, keep_payloads=keep).open()
+        store = ExperienceStore(url, replay=replay, clock=clock, keep_payloads=keep).open()
         store.open_producer(BUFFER, PRODUCER, run=RUN)
         return store, store.open_consumer(BUFFER, CONSUMER, run=RUN, cut=cut)
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trinity.buffer.store import claims, ledger
-from trinity.buffer.store import reuse as replay
 from trinity.buffer.store.claims import Limits
 from trinity.buffer.store.database import Database
 from trinity.buffer.store.ledger import Scope
-from trinity.buffer.store.reuse import Reuse
+from trinity.buffer.store.replay import Held, Replay, held, most_claimable
 from trinity.buffer.store.types import ConsumerToken
 
 
 @dataclass(frozen=True)
-class Outlook:
+class ReadDecision:
     """What a read does.
 
     Attributes:
@@ -32,9 +31,9 @@ class Outlook:
     is_over: bool = False
 
 
-def outlook(
-    database: Database, token: ConsumerToken, n: int, *, version: int | None, is_last: bool, reuse: Reuse | None
-) -> Outlook:
+def decide_read(
+    database: Database, token: ConsumerToken, n: int, *, version: int | None, is_last: bool, replay: Replay | None
+) -> ReadDecision:
     """Return what a read of `n` rollouts does by a trainer that has published `version`.
 
     Raises:
@@ -47,23 +46,23 @@ def outlook(
         ledger.verify_token(connection, token)
     takes_less = is_last or state.is_idle
     with database.read() as connection:
-        if reuse is None:
+        if replay is None:
             ready = claims.num_claimable(connection, scope, n=n, consumer=token.consumer, max_version=version)
-            return Outlook(ready >= n or takes_less, takes_less, state.is_idle, state.is_closed)
+            return ReadDecision(ready >= n or takes_less, takes_less, state.is_idle, state.is_closed)
         if not state.is_closed:
             limits = Limits(n, max_version=version)
             is_due = takes_less or (
-                not reuse.is_patient and replay.most_claimable(connection, token, limits, reuse=reuse) >= n
+                not replay.is_patient and most_claimable(connection, token, limits, replay=replay) >= n
             )
-            return Outlook(is_due, takes_less, state.is_idle, False)
-        held = replay.held(connection, scope, consumer=token.consumer, reuse=reuse, max_version=version)
-    return _at_the_end(held, is_last=is_last, reuse=reuse)
+            return ReadDecision(is_due, takes_less, state.is_idle, False)
+        have = held(connection, scope, consumer=token.consumer, replay=replay, max_version=version)
+    return _at_the_end(have, is_last=is_last, replay=replay)
 
 
-def _at_the_end(held: replay.Held, *, is_last: bool, reuse: Reuse) -> Outlook:
+def _at_the_end(held: Held, *, is_last: bool, replay: Replay) -> ReadDecision:
     """Return what a read of a replay buffer does at the end: only a bounded trainer uses its rollouts again."""
     ready = held.claimable
-    if not reuse.is_bounded:
-        return Outlook(True, True, True, True, is_over=not any(rollout.is_new for rollout in ready))
+    if not replay.is_bounded:
+        return ReadDecision(True, True, True, True, is_over=not any(rollout.is_new for rollout in ready))
     cools_down = bool(held.kept) and not ready
-    return Outlook(is_last or not cools_down, True, True, True)
+    return ReadDecision(is_last or not cools_down, True, True, True)

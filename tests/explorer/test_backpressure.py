@@ -11,8 +11,8 @@ import pytest
 from tests.buffer.store.oracle import BUFFER, CONSUMER, PRODUCER, RUN, experience, uids
 from trinity.buffer.store import ExperienceStore
 from trinity.common.errors import DeadlineError
+from trinity.explorer.backpressure import wait_for_room
 from trinity.explorer.producer import Producer
-from trinity.explorer.room import wait_for_room
 from trinity.runtime.worker_thread import WorkerThread
 from trinity.synchronizer.local import LocalSynchronizer
 from trinity.synchronizer.schedule import FixedSchedule
