@@ -11,8 +11,8 @@ BIN := $(VENV)/bin
 QUICKSTART ?= quickstart
 PYTEST_ARGS ?=
 GPU_ARGS ?=
-# Processes that share the tests, file by file; each starts engines and clusters of its own.
-TEST_WORKERS ?= logical
+# Processes that share the tests, file by file: one more than there are cores, since tests often wait for processes.
+TEST_WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 
 # libgomp's threads spin while they wait, which is ruinous on a machine that does anything else.
 export OMP_WAIT_POLICY ?= PASSIVE

@@ -123,7 +123,7 @@ def effects(config: Config) -> str:
             shard_settings.actor_options(config), shard_settings.reference_options(config),
             shard_settings.critic_options(config), shard_settings.actor_switches(config),
             shard_settings.critic_switches(config), tree.actor_rollout_ref.ref.fsdp_config.param_offload,
-            settings.sync_schedule(config, 9), critic.sync_schedule(config, 9), critic.critic_warmup(config),
+            settings.policy_lr_schedule(config, 9), critic.critic_lr_schedule(config, 9), critic.critic_warmup(config),
             is_balanced(config), config.trainer.ulysses_sequence_parallel_size, actor_of(config).checkpoint,
             config.continue_from_checkpoint, config.trainer.max_checkpoints_to_keep,
             [(each.enable_gradient_checkpointing, each.external_lib, each.override_config)

@@ -23,9 +23,11 @@ def mirrors(section: Key[object], *, but: tuple[Key[object], ...] = ()) -> Itera
 
 
 def join_mirrors(resolution: Resolution, section: Key[object], *, but: tuple[Key[object], ...] = ()) -> None:
-    """Give both names of a value the one of `section` if it was written there, else the other one."""
+    """Give both names of a value the one of `section` if written there, else the other; warn of two values (W1816)."""
     for key, other in mirrors(section, but=but):
         if not _is_left_out(resolution, key):
+            value = resolution.get(key)
+            note_overridden(resolution, other, f"overridden by {key} ({value})", value=value, involves=key)
             resolution.derive(other, resolution.get(key), f"{key} wins")
         else:
             resolution.follow(key, other)

@@ -1,0 +1,121 @@
+"""A key is one field and a rule is one function: nothing else is edited for what all of the program makes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import trinity
+
+KEY_FILE, KEY_BEFORE = "verl_policy.py", '    data_loader_seed: Int | None = key(None, "Seed of the shuffle.", '
+KEYS = """\
+    own_seed: Int | None = key(None, "Seed of what is ours.", VERL, default_from="seed")
+    own_ceiling: NonNegative | None = key(None, "Largest gradient norm.", VERL, mirrors="trainer.grad_clip")
+    own_mode: str = key("fast", "How it is done.", VERL, support=only("exact"))
+"""
+RULE_FILE, NOUN = "rules/batches.py", "def check_intervals(resolution: Resolution) -> None:\n"
+RULE = """\
+def _check_own_seed(resolution: Resolution) -> None:
+    if resolution.get(ACTOR.own_seed) == 13:
+        resolution.problem("E1899", ACTOR.own_seed, f"`{ACTOR.own_seed}` is 13, which is not done", suggestion="12")
+
+
+"""
+ASK = """
+import json, sys
+from typer.testing import CliRunner
+from trinity.cli.app import app
+for command in json.loads(sys.argv[1]):
+    done = CliRunner().invoke(app, command)
+    print(json.dumps([done.exit_code, done.output if done.exit_code in (0, 2) else repr(done.exception)]))
+"""
+
+
+def edited(text: str, before: str, new: str) -> str:
+    """Return `text` with `new` in front of the one place where `before` stands."""
+    assert text.count(before) == 1, before
+    return text.replace(before, new + before)
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """The package with three new keys in one file and a new rule in another one."""
+    source = Path(trinity.__file__).parent
+    copy = tmp_path / "edited" / "trinity"
+    shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    config = copy / "common" / "config"
+    (config / KEY_FILE).write_text(
+        edited((config / KEY_FILE).read_text(encoding="utf-8"), KEY_BEFORE, KEYS), encoding="utf-8"
+    )
+    rule = edited((config / RULE_FILE).read_text(encoding="utf-8"), NOUN, RULE)
+    docstring = rule.index('"""', rule.index(NOUN))
+    body = rule.index("\n", rule.index('"""', docstring + 3)) + 1
+    rule = rule[:body] + "    _check_own_seed(resolution)\n" + rule[body:]
+    (config / RULE_FILE).write_text(rule, encoding="utf-8")
+    return copy.parent
+
+
+def asked(package: Path, *commands: list[str]) -> list[tuple[int, str]]:
+    """Return exit code and output of each command of the edited package."""
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, json.dumps(commands)],
+        cwd=package,
+        env={**os.environ, "PYTHONPATH": str(package)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [(code, output) for code, output in map(json.loads, done.stdout.splitlines())]
+
+
+def file_with(folder: Path, name: str, **actor: Any) -> str:
+    """Write a file with keys of the actor; return its path."""
+    tree = {
+        "project": "own",
+        "name": "key",
+        "mode": "both",
+        "checkpoint_root_dir": str(folder),
+        "seed": 5,
+        "model": {"model_path": str(folder), "max_model_len": 32},
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 2},
+        "buffer": {
+            "batch_size": 2,
+            "total_steps": 1,
+            "explorer_input": {"default_workflow_type": "math_workflow", "taskset": {"path": str(folder)}},
+        },
+        "trainer": {"grad_clip": 0.5, "trainer_config": {"actor_rollout_ref": {"actor": actor}}},
+    }
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    return str(path)
+
+
+def test_a_key_is_one_field_and_a_rule_is_one_function(package: Path, tmp_path: Path) -> None:
+    here = "trainer.trainer_config.actor_rollout_ref.actor"
+    plain = file_with(tmp_path, "plain")
+    wrong = file_with(tmp_path, "wrong", own_seed=13, own_ceiling=0.7, own_mode="odd")
+    schema, shown, refused = asked(
+        package,
+        ["config", "schema"],
+        ["config", "show", "--config", plain, "--json", "--origin"],
+        ["validate", "--config", wrong],
+    )
+    assert schema[0] == 0, schema[1]
+    assert all(name in schema[1] for name in ("own_seed", "own_ceiling", "own_mode"))
+    values = {row["key"]: row for row in json.loads(shown[1])[0]["values"]}
+    assert values[f"{here}.own_seed"]["value"] == 5 and values[f"{here}.own_seed"]["origin"] == ["derived: seed"]
+    assert values[f"{here}.own_ceiling"]["value"] == 0.5
+    assert values[f"{here}.own_mode"]["value"] == "fast"
+    assert refused[0] == 2, refused[1]
+    for code, key in (("E1899", "own_seed"), ("E1900", "own_mode"), ("W1816", "own_ceiling")):
+        assert any(code in line and f"{here}.{key}" in line for line in refused[1].splitlines()), refused[1]
