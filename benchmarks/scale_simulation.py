@@ -179,7 +179,7 @@ class Simulation:
             wanted = self._schedule.version_for(step)
             return wanted if self._published >= wanted else None
         if plan.style == "dynamic_by_explorer":
-            if self._answered == step or not self._asking.is_asked_before(step):
+            if self._answered == step or not self._asking.is_requested_before(step):
                 return self._published if self._answered == step else self._version
             self._is_asked = True
             if self._is_training:
