@@ -45,11 +45,11 @@ logger = get_logger("trainer.auxiliary")
 def open_auxiliary(
     config: Config, names: Iterable[str], *, tokenizer: PreTrainedTokenizerBase, cut: int = 0
 ) -> dict[str, AuxiliaryReader]:
-    """Open endless datasets and queues for the named auxiliary buffers.
+    """Open a reader of each named auxiliary buffer: a dataset or a queue.
 
     Args:
         config: resolved configuration.
-        names: keys of `buffer.trainer_input.auxiliary_buffers`.
+        names: keys of `buffer.trainer_input.auxiliary_buffers`; a dataset begins again after its last row.
         tokenizer: with its chat template.
         cut: training step from which the run continues; what later steps took from a queue is read again.
 
@@ -203,8 +203,8 @@ class QueueReader:
             runs = [self._run] if self._run is not None else self._store.runs(self.config.name)
             if len(runs) > 1:
                 raise StoreError(
-                    f"{self._place} has experiences of {len(runs)} runs ({', '.join(run for run, _ in runs)}), and a "
-                    "queue is that of one; give each run a database, or a name, of its own",
+                    f"{self._place} has experiences of {len(runs)} runs ({', '.join(run for run, _ in runs)}), but a "
+                    "queue belongs to one run; give each run its own database, or its own name",
                     code="E5211",
                 )
             if runs:

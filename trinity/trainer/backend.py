@@ -24,7 +24,10 @@ class TrainerBackend(Protocol):
         """Return path and hash of the reference model; empty if none is loaded."""
 
     def is_healthy(self) -> bool:
-        """Return false if a last step was skipped for a non-finite gradient."""
+        """Return whether the last optimizer steps were taken, none skipped.
+
+        A step is skipped if its gradient is not finite.
+        """
 
     async def prepare(self, total_steps: int | None) -> None:
         """Load the model for a run of `total_steps` training steps.
@@ -48,7 +51,10 @@ class TrainerBackend(Protocol):
         """Return the weights by Hugging Face name; the next step may change them."""
 
     async def save(self, folder: Path, *, hf: bool) -> None:
-        """Write a part of the checkpoint; with `hf`, also weights as safetensors."""
+        """Write the back end's part of a checkpoint into `folder`.
+
+        With `hf`, also write the weights as safetensors.
+        """
 
     async def load(self, folder: Path) -> None:
         """Restore the state that `save` wrote into `folder`.

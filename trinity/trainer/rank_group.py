@@ -214,7 +214,10 @@ class RankGroup:
 
 
 def has_ranks(config: Config) -> bool:
-    """Return whether training needs rank processes, even one: `needs_group`."""
+    """Return whether training runs in rank processes, even in a single one.
+
+    A single one is needed on a GPU if `needs_group` says so.
+    """
     if num_workers(config) > 1:
         return True
     return needs_group(config) and (bool(config.cluster.trainer_gpu_num) or torch.cuda.is_available())

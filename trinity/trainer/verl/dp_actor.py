@@ -136,7 +136,7 @@ class DataParallelPPOActor:
             return mini
         tensors = {"action_mask": mini.action_mask, "logprob": self.scorer.compute_log_prob(mini)} | mini.columns
         if self.loss_fn.required - tensors.keys():
-            return mini  # the loss says what is missing
+            return mini  # the loss raises the error that names what is missing
         return mini.with_columns(selected=select(**tensors))
 
     def _reference_of(self, packed: Packed) -> Output | None:

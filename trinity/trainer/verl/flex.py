@@ -128,7 +128,7 @@ def _flex(
     wanted = flex.AuxRequest(lse=True)
     is_grouped = queries.shape[1] != keys.shape[1]
     out, extra = compute(q, k, v, score_mod=score, block_mask=mask, scale=1.0, enable_gqa=is_grouped, return_aux=wanted)
-    if sinks is not None:  # the weights sum to 1 with the sink's: what the others have shrinks
+    if sinks is not None:  # the weights sum to 1 with the sink's, so those of the keys shrink
         share = torch.sigmoid(extra.lse - sinks.float()[None, :, None])
         out = out * share[..., None].to(out.dtype)
     return out[0].transpose(0, 1)[:total]

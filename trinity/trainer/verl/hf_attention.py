@@ -20,7 +20,7 @@ from trinity.trainer.verl.packing import Packed
 
 NAME = "trinity_packed"
 
-# Functions of transformers that make masks which say no more than causal, or causal in a window.
+# Functions of transformers whose masks are plainly causal, or causal in a window.
 _PLAIN_MASKS = {"create_causal_mask", "create_sliding_window_causal_mask"}
 _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 # Others that modeling files import for uses that never occur here: generation, images.

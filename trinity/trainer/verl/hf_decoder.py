@@ -78,7 +78,10 @@ class HFDecoder(nn.Module):
         self.is_sharded = True
 
     def hidden(self, packed: Packed) -> Float[Tensor, "m d"]:
-        """Return last hidden states; stay in `computing` for the backward pass."""
+        """Return the last hidden states; see `Decoder`.
+
+        The caller stays inside `computing` for the backward pass.
+        """
         hidden: Tensor = self(packed)
         return hidden
 

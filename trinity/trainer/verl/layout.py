@@ -53,7 +53,7 @@ class Layout:
 
     @property
     def text(self) -> str:
-        """One phrase for the log."""
+        """Short description for the log."""
         return "rows packed" if self.kind == "packed" else f"rows padded ({self.attention} attention)"
 
 
@@ -80,8 +80,8 @@ def choose_layout(model: PreTrainedModel, *, has_logits: bool, may_pack: bool | 
             if found is not None and all(_is_close(a, b) for a, b in zip(found, alone, strict=True)):
                 return layout
     raise EnvironmentProblem(
-        f"{_name(model)} computes a row otherwise when other rows stand beside it, so that it cannot be trained in "
-        "batches; use a model of another family",
+        f"{_name(model)} computes a row differently when it is batched with other rows, so that it cannot be trained "
+        "in batches; use a model of another family",
         code="E3130",
     )
 
@@ -105,7 +105,7 @@ def run_padded(
 
 
 def run_packed(model: PreTrainedModel, tokens: Int[Tensor, "N"], positions: Int[Tensor, "N"]) -> Float[Tensor, "N d"]:
-    """Return the last hidden states of the packed list being computed."""
+    """Return the last hidden states of the packed list in `computing`."""
     output = body(model)(input_ids=tokens[None], position_ids=positions[None], use_cache=False, return_dict=True)
     hidden: Tensor = output.last_hidden_state[0]
     return hidden

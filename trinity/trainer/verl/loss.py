@@ -199,7 +199,7 @@ class LossFn:
 
     @property
     def with_kl(self) -> bool:
-        """Whether a nonzero coefficient reads the reference's log-probabilities."""
+        """Whether the KL term has a nonzero coefficient."""
         return self.kl.is_in_force
 
     @property
@@ -339,7 +339,7 @@ class LossFn:
 
     @staticmethod
     def _note(metrics: Metrics, values: dict[str, Any], share: Share, factor: float, *, by_rows: bool = False) -> None:
-        """Record losses as sums with their factor, other values as means."""
+        """Record losses as weighted sums, other values as token or row means."""
         weight = share.rows if by_rows else share.tokens
         losses = {name: float(value) * factor for name, value in values.items() if name.endswith("loss")}
         metrics.add_sum(losses)

@@ -86,7 +86,7 @@ def make_schedule(
     if total_steps is None and (kind != "constant" or (steps < 0 and ratio > 0)):
         what = f"lr_warmup_steps_ratio {ratio:g}" if kind == "constant" else f"schedule {kind}"
         raise ConfigError(
-            f"{section}: {what} follows the number of all training steps, which nobody knows in this run; "
+            f"{section}: {what} follows the number of all training steps, which is unknown in this run; "
             "write trainer.total_steps",
             code="E1873",
         )

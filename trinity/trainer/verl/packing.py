@@ -36,7 +36,7 @@ class Block:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all sequences."""
+        """Number of tokens in all sequences."""
         return sum(self.lengths)
 
     def to(self, device: torch.device) -> Block:

@@ -74,7 +74,7 @@ class Reference:
         """Return hidden states and output layer for the scored positions."""
         with self.offload.loaded():
             hidden = self.scorer.decoder.hidden(packed)
-            # Detached, it stays in device memory when the parameters go back to the host.
+            # Detached, the weight stays in device memory when the parameters go back to the host.
             return Output(hidden, self.scorer.decoder.head().detached())
 
 

@@ -129,7 +129,7 @@ class Scorer:
         for work in self.ranks.split(batch, counted, max_tokens=settings.max_tokens, max_rows=settings.max_rows):
             packed = self.pack(batch.select(work.rows))
             if stages is not None and not stages.is_last:
-                self.decoder.hidden(packed)  # goes to the next stage, which has the output layer
+                self.decoder.hidden(packed)  # sends the stream on; only the last stage has the output layer
                 continue
             with computing(packed):
                 found = function(packed)

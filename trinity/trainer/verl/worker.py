@@ -265,7 +265,7 @@ class ActorWorker:
 
     def load(self, folder: Path) -> None:
         """Restore `actor/` and `critic/` of `folder`; see `TrainerBackend.load`."""
-        with self.offload.loaded():  # an optimizer takes its state to where its parameters are
+        with self.offload.loaded():  # an optimizer loads its state onto the device of its parameters
             extra = load_trained(
                 folder / "actor",
                 self.model,
@@ -295,7 +295,7 @@ class ActorWorker:
         table = {
             "parameters": num_bytes(map(local, parameters)),
             "gradients": num_bytes(local(p.grad) for p in parameters if p.grad is not None),
-            # AdamW's two moments are made in the first step: before it, what they will take.
+            # AdamW allocates its two moments in the first step: before it, count what they will take.
             "optimizer state": num_bytes(map(local, state))
             or 2 * num_bytes(local(p) for p in parameters if p.requires_grad),
             "reference model": 0 if reference is None else num_bytes(map(local, reference.parameters())),
@@ -345,6 +345,6 @@ class ActorWorker:
             f"out of memory on {self.device} in training step {step}: {batch.num_experiences} experiences, "
             f"{batch.num_tokens} tokens, the longest {int(batch.lengths.max())}; micro-batches of at most "
             f"{split.max_tokens} tokens and {split.max_rows} rows\n{rows}\nlower one of {', '.join(OOM_KEYS)} under "
-            "trainer.trainer_config.actor_rollout_ref.actor (the third is to be raised), or set "
+            "trainer.trainer_config.actor_rollout_ref.actor (raise the third instead), or set "
             f"enable_gradient_checkpointing: true{CRITIC_OOM if self.critic else ''}"
         )

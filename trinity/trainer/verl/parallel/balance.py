@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from trinity.trainer.batch import TrainBatch, micro_batches, units_of
 
-LINEAR_COST = 24576  # products over attention, per token of a sequence, as the published trainer weighs them
+LINEAR_COST = 24576  # cost of products relative to attention, per token, as the published trainer weighs them
 
 
 @dataclass(frozen=True)

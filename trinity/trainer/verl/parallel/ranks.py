@@ -298,7 +298,10 @@ ALONE = Ranks()
 
 
 def counts(tensor: Tensor) -> bool:
-    """Return whether this rank's part counts among ranks with the same part."""
+    """Return whether this rank's part of a tensor of any shape counts.
+
+    Of the ranks that hold the same part, only the first one's counts.
+    """
     mesh: Any = getattr(tensor, "device_mesh", None)
     if mesh is None:
         return True
@@ -308,13 +311,19 @@ def counts(tensor: Tensor) -> bool:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part, or an unsharded tensor, sharing its memory."""
+    """Return this rank's part of a tensor, sharing its memory.
+
+    An unsharded tensor, of any shape, is its own part.
+    """
     part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part.detach()
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the whole tensor; all ranks call this unless it is unsharded."""
+    """Return the tensor gathered from all ranks, which all call this.
+
+    An unsharded tensor, of any shape, is returned as it is.
+    """
     full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return full.detach()
 

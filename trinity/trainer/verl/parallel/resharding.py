@@ -25,7 +25,7 @@ _NAME = re.compile(r"\w+_world_size_(\d+)_rank_\d+\.pt")
 
 
 def suffix(rank: int, world: int) -> str:
-    """Return the end of the names of a rank's files."""
+    """Return how the names of a rank's files end."""
     return f"world_size_{world}_rank_{rank}.pt"
 
 
@@ -93,7 +93,7 @@ def own_part(full: Tensor, like: Tensor) -> Tensor:
     spread: Any = like
     placement, place = spread.placements[-1], dict(zip(mesh.mesh_dim_names, mesh.get_coordinate(), strict=True))
     size = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
-    if TENSOR in size and placement.is_shard():  # what is divided then is the part of a matrix
+    if TENSOR in size and placement.is_shard():  # FSDP divides this rank's part of the matrix
         full = _chunk(full, size[TENSOR], place[TENSOR], placement.dim)
     return _chunk(full, size["fsdp"], place["fsdp"], 0)
 
@@ -105,7 +105,7 @@ def _chunk(full: Tensor, size: int, index: int, dim: int) -> Tensor:
 
 
 def gathered(named: Mapping[str, Tensor], name: str, *, stages: Stages | None) -> Tensor:
-    """Return the whole tensor `name`, also one that another stage holds.
+    """Return the whole tensor `name` on every rank, whichever stage has it.
 
     Args:
         named: the tensors of this rank's stage.

@@ -77,7 +77,7 @@ class TensorGroup:
         return exchange(x, self._all_rows, self._own_total)[:num_tokens]
 
     def leave(self, x: Float[Tensor, "N d"], *, is_whole: bool) -> Float[Tensor, "n d"]:
-        """Sum a product cut by inputs over the ranks; return all tokens, or own."""
+        """Sum a product that is cut by inputs; return all tokens, or this rank's."""
         if is_whole or not self.is_by_tokens:
             return exchange(x, self._total, as_it_is)
         return exchange(x, self._own_total, self._all_rows)
@@ -128,7 +128,7 @@ class TensorGroup:
         return rows
 
     def _own_total(self, x: Tensor) -> Tensor:
-        """Return the sum over the ranks at this rank's rows."""
+        """Return this rank's rows of the sum over the ranks."""
         padded = _padded(x, self.size).contiguous()
         total = padded.new_empty(len(padded) // self.size, *padded.shape[1:])
         distributed.reduce_scatter_tensor(total, padded, group=self.group)
