@@ -66,7 +66,7 @@ class TensorGroup:
         return exchange(x, self._all_rows, self._own_rows)[:num_tokens] if self.is_by_tokens else x
 
     def enter(self, x: Float[Tensor, "n d"], num_tokens: int | None) -> Float[Tensor, "N d"]:
-        """Return the input of a product cut by outputs; gradients are summed.
+        """Return the input of a product cut by outputs; ranks sum its gradients.
 
         Args:
             x: of this rank's tokens, or of all tokens.

@@ -90,13 +90,13 @@ class Slice:
         return received
 
     def _to_heads(self, x: Tensor) -> Tensor:
-        """Turn [n, heads, D] into all tokens of [ranks * n, heads / ranks, D]."""
+        """Exchange [n, heads, D] for all tokens: [ranks * n, heads / ranks, D]."""
         length, heads, width = x.shape
         parts = x.view(length, self.size, heads // self.size, width).transpose(0, 1)
         return self._swap(parts.contiguous()).reshape(self.size * length, heads // self.size, width)
 
     def _to_tokens(self, x: Tensor) -> Tensor:
-        """Turn [ranks * n, heads / ranks, D] into all heads of [n, heads, D]."""
+        """Exchange [ranks * n, heads / ranks, D] for all heads: [n, heads, D]."""
         total, heads, width = x.shape
         parts = self._swap(x.reshape(self.size, total // self.size, heads, width))
         return parts.transpose(0, 1).reshape(total // self.size, self.size * heads, width)
