@@ -1,4 +1,15 @@
-"""Learning: the training loop and its back ends."""
+"""The training loop and its back ends.
+
+One step of the loop (`trainer.py`):
+
+    sample ----> train ----> commit ----> publish -----> save
+    (source)   (backend)    (ledger)   (synchronizer)  (checkpoint)
+       ^                                                  |
+       +------------------- next step <-------------------+
+
+Publish and save run only at their intervals. The loop ends after the planned steps, at the end of
+the data, or after a stop request, and then saves a last checkpoint.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advantages that the trainer computes from the token rewards of a whole training batch.
+"""Advantages computed in the trainer from the rewards of a whole batch.
 
 Dimension key: B = rows (experiences), T = longest response.
 """
@@ -25,12 +25,12 @@ _VARIABLE = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
 class BatchAdvantage:
-    """Token rewards, the KL penalty in them, and the advantage function, over a whole training batch.
+    """Computes token rewards, their KL penalty, and advantages of a batch.
 
     Args:
-        function: called with the tensors that it names; see `TokenAdvantage`.
+        function: called with the tensors that its parameters name; see `TokenAdvantage`.
         kl: divergence from the reference that lowers the rewards.
-        group_size: rollouts of a task, to count the groups that lack some.
+        group_size: rollouts of a task, to count incomplete groups.
     """
 
     def __init__(self, function: AdvantageFn, kl: KLFn, *, group_size: int) -> None:
@@ -43,13 +43,13 @@ class BatchAdvantage:
 
     @property
     def with_kl(self) -> bool:
-        """Whether a nonzero coefficient lowers the rewards by a divergence from the reference."""
+        """Whether a KL penalty with a nonzero coefficient lowers the rewards."""
         return self.kl.is_in_force
 
     def __call__(self, batch: TrainBatch, groups: Sequence[str]) -> tuple[TrainBatch, dict[str, float]]:
-        """Return the batch with `advantages` and `returns`, and metrics; move an adaptive coefficient.
+        """Return the batch with `advantages` and `returns` [B, T], and metrics.
 
-        Expert rows have no reward: they take no part, and get advantages and returns of 0.
+        An adaptive KL coefficient is updated. Expert rows, which have no reward, are left out and get 0 for both.
 
         Args:
             batch: rows with rewards, and with `old_logprob` and `ref_logprob` where there is a penalty.
@@ -75,7 +75,7 @@ class BatchAdvantage:
         metrics: dict[str, float] = {}
         if self.with_kl:
             rewards, metrics = self._penalised(rewards, batch)
-        # With a critic no row is the baseline of another: one that is not trained on stays out of the whitening.
+        # With a critic no row is the baseline of another: rows that are not trained on stay out of the whitening.
         counted = batch.action_mask if "values" in batch.columns else mask
         known: dict[str, Any] = batch.columns | batch.values | {"action_mask": counted, "uid": list(groups)}
         known |= {"token_level_rewards": rewards, "response_mask": counted}
@@ -110,7 +110,7 @@ class BatchAdvantage:
             action_mask=batch.action_mask,
         )
         metrics = {"actor/reward_kl_penalty": values["kl"], "actor/reward_kl_penalty_coeff": values["kl_coef"]}
-        # A row without counted tokens holds its reward outside the mask: nothing is taken from it.
+        # A row without counted tokens holds its reward outside the mask, where no penalty applies.
         result = torch.where(batch.action_mask, lowered, rewards)
         return result, metrics | spread_metrics("critic/rewards", result.sum(-1))
 
@@ -120,9 +120,10 @@ def _call_of(function: AdvantageFn) -> Any:
 
 
 def reward_mask(action_mask: Bool[Tensor, "B T"], lengths: Tensor) -> Bool[Tensor, "B T"]:
-    """Return `action_mask`, with the last token of a row that has no counted one.
+    """Return `action_mask` plus the last token of rows that it leaves empty.
 
-    Such a row is not trained on, but its reward counts in the baseline of its task as it does in the pipeline.
+    Such a row is not trained on, but its reward counts in the baseline of its task, as in the pipeline. `lengths` [B]
+    are the tokens of each response.
     """
     last = torch.zeros_like(action_mask)
     last[torch.arange(len(last)), lengths.clamp(min=1) - 1] = True
@@ -130,10 +131,11 @@ def reward_mask(action_mask: Bool[Tensor, "B T"], lengths: Tensor) -> Bool[Tenso
 
 
 def token_rewards(batch: TrainBatch, mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Return the rewards of the tokens: those that the workflow set, else the row's reward on its last counted token.
+    """Return the workflow's token rewards, or else those of whole rows.
 
-    The reward of a token that does not count, because the policy did not say it or because it was rejected, goes to the
-    counted token before it, or else to the first one, so that the reward of a response stays what it was.
+    The reward of a whole row lies on its last counted token. The token reward of a token that does not count, because
+    the policy did not produce it or because it was rejected, moves to the counted token before it, or else to the first
+    one, so that the sum over the response stays the same.
 
     Raises:
         DataError: a row has no reward (E4601).
@@ -157,7 +159,9 @@ def token_rewards(batch: TrainBatch, mask: Bool[Tensor, "B T"]) -> Float[Tensor,
 
 
 def batch_advantage_of(config: Config) -> BatchAdvantage | None:
-    """Return what computes the advantages in the trainer; None if the pipeline does, or nothing.
+    """Return the trainer's advantage computation, or None.
+
+    None: the pipeline computes the advantages, or the algorithm has none.
 
     Raises:
         ConfigError: arguments that a function does not take (E1302), a penalty that nothing would read (E1831), or

@@ -1,4 +1,7 @@
-"""Demonstrations that a sample strategy reads beside the experience buffer: from datasets, and from queues."""
+"""Readers of demonstrations in auxiliary datasets and queues.
+
+A sample strategy reads them in addition to the experience buffer.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +45,13 @@ logger = get_logger("trainer.auxiliary")
 def open_auxiliary(
     config: Config, names: Iterable[str], *, tokenizer: PreTrainedTokenizerBase, cut: int = 0
 ) -> dict[str, AuxiliaryReader]:
-    """Return a reader for each named auxiliary buffer: of a dataset without end, or of a queue.
+    """Open a reader of each named auxiliary buffer: a dataset or a queue.
 
     Args:
         config: resolved configuration.
-        names: keys of `buffer.trainer_input.auxiliary_buffers`.
+        names: keys of `buffer.trainer_input.auxiliary_buffers`; a dataset begins again after its last row.
         tokenizer: with its chat template.
-        cut: training step from which the run continues; what later steps took from a queue comes again.
+        cut: training step from which the run continues; what later steps took from a queue is read again.
 
     Raises:
         ConfigError: no auxiliary buffer of that name (E1843).
@@ -77,15 +80,20 @@ def open_auxiliary(
 
 
 class QueueReader:
-    """Experiences that another run appends to a queue, as demonstrations; each is used once, in the order of the log.
+    """Demonstrations from a queue to which another run appends.
 
-    What a training step used is in the ledger of the queue's database, under the name of this job. So a run that
-    continues from a checkpoint gets again what later steps had used, and another job gets the rest.
+        appended --read--> claimed --commit(step)--> used by `step`
+                     |
+                     +--> dropped: unusable or overlong
+
+    Each experience is used once, in the order of the log. The ledger of the queue's database records under the name of
+    this job which step used what. A run that continues from a checkpoint therefore reads again what later steps had
+    used, and another job gets the rest.
 
     Args:
         config: the queue: `path` and `name` are those of the experience buffer that the other run fills.
         key: its name under `auxiliary_buffers`.
-        job: of this run, `project/name`.
+        job: `project/name` of this run.
         tokenizer: of the model that is trained.
         max_length: longest experience in tokens; longer ones are dropped and counted.
         cut: training step from which this run continues.
@@ -122,7 +130,9 @@ class QueueReader:
         self._store = self._opened(config.path)
 
     def read(self, n: int) -> list[Experience]:
-        """Return the experiences of the next `n` rollouts, of fewer at the end or at the deadline.
+        """Return the experiences of the next `n` rollouts.
+
+        There are fewer at the end of the queue and at the deadline.
 
         Raises:
             StarvedError: nothing came before the deadline (E5400), or all of it was used and no more comes (E5402).
@@ -143,29 +153,29 @@ class QueueReader:
         return experiences
 
     def commit(self, step: int, uids: Sequence[str]) -> None:
-        """Record that training step `step` used those of `uids` that came from here."""
+        """Record that step `step` used those of `uids` that were read here."""
         if self._token is not None:
             own = [self._claimed.pop(uid) for uid in uids if uid in self._claimed]
             self._store.commit_step(self._token, step, own)
 
     def close(self) -> None:
-        """Close the database; a read that waits ends with an error."""
+        """Close the database; a read that is waiting fails."""
         self._is_closed.set()
         self._store.close()
 
     def metrics(self) -> dict[str, float]:
-        """Return how many experiences were dropped because they cannot be imitated, or are too long, so far."""
+        """Return how many unusable and overlong experiences were dropped so far."""
         return {
             "sample/quarantined_row_count": float(self.num_dropped["unusable"]),
             "sample/overlong_count": float(self.num_dropped["overlong"]),
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return whose queue it is, and the counts; the position is in the ledger."""
+        """Return the queue's run and the counts; the ledger holds the position."""
         return {"run": list(self._run or ()), "num_dropped": dict(self.num_dropped)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`.
+        """Restore what `state_dict` returned.
 
         Raises:
             CheckpointError: the checkpoint was written with a dataset in place of the queue (E7005).
@@ -183,18 +193,18 @@ class QueueReader:
         try:
             return ExperienceStore(url, keep_payloads=True).open()
         except (StoreError, EnvironmentProblem) as error:
-            # What the store says of the path is of this one.
+            # The store's message names the experience buffer; the path is of this setting.
             text = str(error.args[0]).replace("buffer.trainer_input.experience_buffer", self.setting)
             raise type(error)(text, code=error.code) from error
 
     def _joined(self, deadline: float) -> ConsumerToken:
-        """Return the right to claim, as soon as a run has opened the queue."""
+        """Return the token to claim rows, once a run has opened the queue."""
         while self._token is None:
             runs = [self._run] if self._run is not None else self._store.runs(self.config.name)
             if len(runs) > 1:
                 raise StoreError(
-                    f"{self._place} has experiences of {len(runs)} runs ({', '.join(run for run, _ in runs)}), and a "
-                    "queue is that of one; give each run a database, or a name, of its own",
+                    f"{self._place} has experiences of {len(runs)} runs ({', '.join(run for run, _ in runs)}), but a "
+                    "queue belongs to one run; give each run its own database, or its own name",
                     code="E5211",
                 )
             if runs:
@@ -210,11 +220,11 @@ class QueueReader:
         return self._token
 
     def _next(self, token: ConsumerToken, n: int, deadline: float) -> Batch:
-        """Return up to `n` rollouts; none at the end and at the deadline."""
+        """Return up to `n` rollouts; none at the end or at the deadline."""
         while True:
             left_s = max(deadline - time.monotonic(), 0.0)
             try:
-                # Weights that the other run waits for come from its own trainer; a full queue waits for this one.
+                # The other run's trainer publishes the weights it waits for; a full queue waits for this reader.
                 batch = self._store.read_batch(token, n, timeout_s=left_s, trained_version=NO_ROOM - 1)
             except StarvedError:
                 return Batch([], is_complete=False, is_closed=False)
@@ -222,7 +232,7 @@ class QueueReader:
                 return batch
 
     def _usable(self, token: ConsumerToken, found: list[Experience]) -> list[Experience]:
-        """Return what can be imitated; the rest is dropped in the ledger."""
+        """Return the usable experiences; drop the others in the ledger."""
         if found and not self._is_of_this_vocabulary:
             check_vocabulary(found, self.tokenizer, name=self.config.name)
             self._is_of_this_vocabulary = True
@@ -248,7 +258,7 @@ class QueueReader:
         return usable
 
     def _demonstration(self, experience: Experience) -> Experience:
-        """Return the tokens to imitate, under an identity that no rollout of this run has."""
+        """Return a demonstration with an ID that no rollout of this run has."""
         sample, eid = sample_of(experience, self.tokenizer), experience.eid
         return Experience(
             eid=EID(f"{self.config.name}/{eid.batch}", eid.task, eid.run, eid.step, eid.suffix),
@@ -283,7 +293,7 @@ class QueueReader:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Say from time to time what the block waits for."""
+        """Log at intervals what the block is waiting for."""
         done, begun = threading.Event(), time.monotonic()
 
         def tell() -> None:

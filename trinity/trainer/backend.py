@@ -1,4 +1,4 @@
-"""What the training loop asks of a back end, and the back end of one worker."""
+"""The interface of a trainer back end, and the back end of one worker."""
 
 from __future__ import annotations
 
@@ -18,16 +18,21 @@ from trinity.trainer.verl.worker import ActorWorker
 
 @runtime_checkable
 class TrainerBackend(Protocol):
-    """Holds the model and the optimizer, here or in other processes; one call at a time."""
+    """Model and optimizer, here or in other processes; one call at a time."""
 
     def reference(self) -> dict[str, str]:
-        """Return path and hash of the reference model; empty where none is loaded."""
+        """Return path and hash of the reference model; empty if none is loaded."""
 
     def is_healthy(self) -> bool:
-        """Return whether the last optimizer steps were taken; false after a gradient that was not finite."""
+        """Return whether the last optimizer steps were taken, none skipped.
+
+        A step is skipped if its gradient is not finite.
+        """
 
     async def prepare(self, total_steps: int | None) -> None:
-        """Load the model for a run of `total_steps` training steps; None where only the data know.
+        """Load the model for a run of `total_steps` training steps.
+
+        `total_steps` is None if only the data determine it.
 
         Raises:
             EnvironmentProblem: the model cannot be loaded.
@@ -46,21 +51,24 @@ class TrainerBackend(Protocol):
         """Return the weights by Hugging Face name; the next step may change them."""
 
     async def save(self, folder: Path, *, hf: bool) -> None:
-        """Write the back end's part of a checkpoint into `folder`; with `hf` also the weights as safetensors."""
+        """Write the back end's part of a checkpoint into `folder`.
+
+        With `hf`, also write the weights as safetensors.
+        """
 
     async def load(self, folder: Path) -> None:
-        """Continue from what `save` wrote.
+        """Restore the state that `save` wrote into `folder`.
 
         Raises:
-            CheckpointError: it does not fit the model or the configuration.
+            CheckpointError: the state does not fit the model or the configuration.
         """
 
     async def close(self) -> None:
-        """Release threads and processes; a call under way is waited for, or ended."""
+        """Release threads and processes; wait for a running call, or end it."""
 
 
 class LocalBackend:
-    """One worker in a thread of this process.
+    """Back end of one worker in a thread of this process.
 
     Args:
         config: resolved configuration of the stage.
@@ -75,7 +83,7 @@ class LocalBackend:
 
     @property
     def worker(self) -> ActorWorker:
-        """The worker; there after `prepare`."""
+        """The worker, available after `prepare`."""
         assert self._worker is not None, "prepare() comes first"
         return self._worker
 
@@ -84,7 +92,7 @@ class LocalBackend:
         return self.worker.reference_facts()
 
     def is_healthy(self) -> bool:
-        """Return whether the last optimizer steps were taken."""
+        """Return whether the last steps were taken; see `TrainerBackend`."""
         return self.worker.is_healthy
 
     async def prepare(self, total_steps: int | None) -> None:
@@ -92,7 +100,7 @@ class LocalBackend:
         self._worker = await self._call(ActorWorker, self.config, tokenizer=self.tokenizer, total_steps=total_steps)
 
     async def train_step(self, experiences: Sequence[Experience], step: int) -> dict[str, float]:
-        """Train; see `TrainerBackend`."""
+        """Train in the worker's thread; see `TrainerBackend`."""
         metrics: dict[str, float] = await self._call(self.worker.train_step, experiences, step)
         return metrics
 
@@ -101,15 +109,15 @@ class LocalBackend:
         return self.worker.weights()
 
     async def save(self, folder: Path, *, hf: bool) -> None:
-        """Write a checkpoint's part; see `TrainerBackend`."""
+        """Write the worker's part of a checkpoint; see `TrainerBackend`."""
         await self._call(self.worker.save, folder, hf=hf)
 
     async def load(self, folder: Path) -> None:
-        """Continue; see `TrainerBackend`."""
+        """Restore the worker from a checkpoint; see `TrainerBackend`."""
         await self._call(self.worker.load, folder)
 
     async def close(self) -> None:
-        """Release the thread; see `TrainerBackend`."""
+        """End the worker's thread; see `TrainerBackend`."""
         await self._thread.end()
 
     async def _call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -117,5 +125,8 @@ class LocalBackend:
 
 
 def run_on(loop: asyncio.AbstractEventLoop, work: Any) -> Any:
-    """Return what a coroutine returns that runs on `loop`, awaited in another thread; its own deadlines end it."""
+    """Run a coroutine on `loop` from another thread and return its result.
+
+    The wait has no deadline of its own; those inside the coroutine end it.
+    """
     return asyncio.run_coroutine_threadsafe(work, loop).result()

@@ -33,11 +33,11 @@ class TrainBatch:
         lengths: tokens of each row, prompt and response.
         prompt_lengths: tokens of each prompt, at least 1.
         action_mask: true on response tokens that the policy produced.
-        columns: per-token values [B, T] by the name a loss asks for (`rollout_logprob`, `advantages`, ...).
+        columns: per-token values [B, T] by the name that losses use (`rollout_logprob`, `advantages`, ...).
         values: per-row values [B] (custom fields).
         model_versions: version of the weights that sampled each row; -1 where unknown.
         rewards: reward of each row; NaN where there is none.
-        rows_per_experience: rows that lie side by side and are never parted: 2 for pairs (chosen, rejected), else 1.
+        rows_per_experience: adjacent rows of one experience, never separated: 2 for pairs (chosen, rejected), else 1.
     """
 
     uids: tuple[str, ...]
@@ -56,21 +56,21 @@ class TrainBatch:
 
     @property
     def num_experiences(self) -> int:
-        """Experiences of all rows: a pair is one."""
+        """Number of experiences; a pair counts as one."""
         return len(self) // self.rows_per_experience
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all rows, padding excluded."""
+        """Number of tokens in all rows, without padding."""
         return int(self.lengths.sum())
 
     @property
     def num_action_tokens(self) -> int:
-        """Tokens that losses count."""
+        """Number of tokens that losses count."""
         return int(self.action_mask.sum())
 
     def select(self, rows: Sequence[int]) -> TrainBatch:
-        """Return the batch of `rows`, in that order, padded to its own longest row."""
+        """Return the batch of `rows`, in that order, padded to its longest row."""
         index = torch.tensor(list(rows), dtype=torch.long)
         lengths, prompt_lengths = self.lengths[index], self.prompt_lengths[index]
         width = int((lengths - prompt_lengths).max()) if len(rows) else 0
@@ -93,14 +93,14 @@ class TrainBatch:
 
 
 def collate(experiences: Sequence[Experience]) -> TrainBatch:
-    """Return the batch of at least one experience; a pair is two rows, the chosen response first.
+    """Collate at least one experience into a batch.
 
-    A column is present if every experience has it.
+    A pair becomes two rows, the chosen response first. A column is present if every experience has it.
 
     Raises:
-        DataError: an experience has no response token, or a value that is not finite (E4603); pairs among
-            experiences that are none (E4609).
-        ValueError: no experience.
+        DataError: an experience has no response token, or a value that is not finite (E4603); pairs are mixed with
+            other experiences (E4609).
+        ValueError: `experiences` is empty.
     """
     if not experiences:
         raise ValueError("cannot collate an empty list of experiences")
@@ -129,7 +129,7 @@ def collate(experiences: Sequence[Experience]) -> TrainBatch:
 
 
 def _rows(experiences: Sequence[Experience]) -> tuple[list[Experience], int]:
-    """Return the rows of the experiences, and how many each has."""
+    """Return the rows of all experiences, and the rows per experience."""
     rows = [rows_of(exp) for exp in experiences]
     sizes = sorted({len(of_one) for of_one in rows})
     if len(sizes) > 1:
@@ -164,7 +164,7 @@ def mini_batches(
         num_experiences: experiences of the batch.
         size: experiences of a mini-batch; the last may be smaller; None means all.
         generator: shuffles the experiences first, if given.
-        rows_per_experience: rows that each of them has, side by side.
+        rows_per_experience: adjacent rows of each experience.
     """
     total, each = num_experiences, rows_per_experience
     order = list(range(total)) if generator is None else torch.randperm(total, generator=generator).tolist()
@@ -174,13 +174,13 @@ def mini_batches(
 
 
 def rows_of_policy(batch: TrainBatch) -> list[int]:
-    """Return the rows that are no expert data: all of them where nobody marked any."""
+    """Return the rows that are not expert data; all without `expert_mask`."""
     is_expert = batch.values.get("expert_mask")
     return list(range(len(batch))) if is_expert is None else torch.nonzero(~is_expert).flatten().tolist()
 
 
 def counted_rows(batch: TrainBatch, counted: Bool[Tensor, "B T"]) -> list[int]:
-    """Return the rows of the experiences of which any row has a counted token."""
+    """Return the rows of experiences that have at least one counted token."""
     each = batch.rows_per_experience
     has_token = counted.any(1).view(-1, each).any(1).repeat_interleave(each)
     return torch.nonzero(has_token).squeeze(-1).tolist()
@@ -189,10 +189,10 @@ def counted_rows(batch: TrainBatch, counted: Bool[Tensor, "B T"]) -> list[int]:
 def micro_batches(
     batch: TrainBatch, rows: Iterable[int], *, max_tokens: int | None, max_rows: int | None
 ) -> list[list[int]]:
-    """Return `rows` in groups that are computed at once.
+    """Split `rows` into groups that are each computed in one pass.
 
-    Rows of equal prompt stay together as far as the limits allow, and rows of like length meet, so that little is
-    padded. The rows of an experience are never parted; one that is over a limit by itself is a group of its own.
+    Rows with the same prompt stay together as far as the limits allow, and rows of similar length share a group, which
+    saves padding. The rows of an experience are never separated; one that exceeds a limit is a group of its own.
 
     Args:
         batch: gives lengths, prompts and the rows of an experience.
@@ -220,7 +220,7 @@ def micro_batches(
 
 
 def units_of(rows: list[int], size: int) -> list[list[int]]:
-    """Return the rows of each experience, of `size` rows each."""
+    """Group `rows` by experience, `size` rows each."""
     units = [rows[start : start + size] for start in range(0, len(rows), size)]
     is_whole = all(unit == list(range(unit[0], unit[0] + size)) and unit[0] % size == 0 for unit in units)
     assert is_whole, f"rows of whole experiences ({size} rows each) are split, got {rows}"
@@ -228,7 +228,10 @@ def units_of(rows: list[int], size: int) -> list[list[int]]:
 
 
 def _by_prompt(batch: TrainBatch, units: list[list[int]]) -> list[list[int]]:
-    """Return `units` sorted by the length of the longest row with the same prompt, units of a prompt side by side."""
+    """Sort `units` by length, with units of the same prompt side by side.
+
+    The key of a unit is the length of the longest row with its prompt.
+    """
     tokens, prompts, lengths = batch.tokens.numpy(), batch.prompt_lengths.tolist(), batch.lengths.tolist()
     keys = {unit[0]: tokens[unit[0], : prompts[unit[0]]].tobytes() for unit in units}
     longest: dict[bytes, int] = {}

@@ -1,4 +1,6 @@
-"""What is done about rollouts that another policy sampled, between the log-probabilities and the advantages.
+"""Correction for rollouts that another policy sampled.
+
+It follows the log-probabilities and precedes the advantages.
 
 Dimension key: B = rows (experiences), T = longest response.
 """
@@ -20,13 +22,15 @@ from trinity.trainer.verl.loss import LossFn
 
 @dataclass(frozen=True)
 class Correction:
-    """Importance weights, rejection and metrics of a training batch whose old log-probabilities were computed again.
+    """Importance weights, rejection and mismatch metrics of a batch.
+
+    It needs old log-probabilities that the trainer has recomputed.
 
     Attributes:
         rollout_is: see `compute_rollout_correction`, also for the next four.
         rollout_is_threshold: bound of the weights.
         rollout_is_batch_normalize: divide the weights by their mean over the training batch.
-        rollout_rs: what rejects tokens or responses.
+        rollout_rs: criterion that rejects tokens or responses.
         rollout_rs_threshold: bounds of the rejection.
     """
 
@@ -37,12 +41,11 @@ class Correction:
     rollout_rs_threshold: str | None = None
 
     def __call__(self, batch: TrainBatch) -> tuple[TrainBatch, dict[str, float]]:
-        """Return the batch with the column `rollout_is_weights` and without rejected tokens, and metrics.
+        """Return the corrected batch, and metrics.
 
-        Where tokens are rejected, `action_mask` loses them and the column `counted_mask` [B, T] keeps what was counted
-        before: losses are still divided by its tokens or rows, so that a rejected token has a loss of 0.
-
-        Rows of an expert are left as they are, without metrics: no policy sampled them.
+        The batch gets the column `rollout_is_weights` [B, T]. If tokens are rejected, `action_mask` loses them, and the
+        column `counted_mask` [B, T] keeps what was counted before: losses are still divided by its tokens or rows, so
+        that a rejected token has a loss of 0. Expert rows, which no policy sampled, do not change and have no metrics.
 
         Raises:
             DataError: there is a correction and an experience has no log-probabilities of its rollout (E4620).
@@ -72,7 +75,9 @@ class Correction:
 
 
 def correction_of(config: Config, loss_fn: LossFn) -> Correction | None:
-    """Return what follows the old log-probabilities; None where they are those of the rollout.
+    """Return the correction of a run.
+
+    None: the old log-probabilities are those of the rollout, so that there is nothing to correct.
 
     Raises:
         ConfigError: the policy loss, which a plugin may bring, takes no weights (E1852).

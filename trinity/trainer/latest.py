@@ -1,4 +1,4 @@
-"""The Hugging Face weights that a job left last."""
+"""The newest Hugging Face weights of a job."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from trinity.common.errors import CheckpointError
 
 
 def get_latest_hf_checkpoint_path(config: Config) -> str:
-    """Return the folder `global_step_N/actor/huggingface` of the newest whole checkpoint that has weights in it.
+    """Return the folder with the newest Hugging Face weights of a job.
+
+    It is `global_step_N/actor/huggingface` of the newest whole checkpoint that contains weights.
 
     Args:
         config: resolved configuration; its `checkpoint_job_dir` is the job's folder.
 
     Raises:
-        CheckpointError: no checkpoint of the job has Hugging Face weights (E7003), or one that has is damaged.
+        CheckpointError: no checkpoint of the job has Hugging Face weights (E7003), or the newest that has is damaged.
     """
     job_dir = Path(config.checkpoint_job_dir)
     for step in reversed(CheckpointStore(job_dir).steps()):

@@ -11,7 +11,10 @@ from trinity.trainer.batch import TrainBatch
 
 
 def spread_metrics(name: str, values: Tensor) -> dict[str, float]:
-    """Return `<name>/{mean,max,min}` of the finite `values`; nothing where there is none."""
+    """Return `<name>/{mean,max,min}` over the finite entries of `values`.
+
+    `values` has any shape. The result is empty if no entry is finite.
+    """
     finite = values[torch.isfinite(values)].double()
     if not finite.numel():
         return {}
@@ -38,7 +41,7 @@ def batch_metrics(batch: TrainBatch, truncated: Sequence[bool]) -> dict[str, flo
     metrics |= spread_metrics("critic/rewards", batch.rewards)
     counted = batch.action_mask
     if "expert_mask" in batch.values:
-        counted = counted & ~batch.values["expert_mask"][:, None]  # an expert's rows have none
+        counted = counted & ~batch.values["expert_mask"][:, None]  # expert rows have no such values
     for name in ("advantages", "returns", "values"):
         if name in batch.columns:
             metrics |= spread_metrics(f"critic/{name}", batch.columns[name][counted])
@@ -46,7 +49,7 @@ def batch_metrics(batch: TrainBatch, truncated: Sequence[bool]) -> dict[str, flo
 
 
 def speed_metrics(num_tokens: int, seconds: float, peak_bytes: int) -> dict[str, float]:
-    """Return `perf/...`: tokens, seconds a step, tokens a second, and peak memory of a CUDA device in GiB."""
+    """Return `perf/...`: tokens, seconds, tokens per second, peak GiB (CUDA)."""
     metrics = {
         "perf/total_num_tokens": float(num_tokens),
         "perf/time_per_step": seconds,

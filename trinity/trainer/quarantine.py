@@ -1,11 +1,11 @@
-"""Batches whose gradient is not finite, written down for inspection.
+"""Batches whose gradient was not finite, saved for inspection.
 
 ```
 quarantine/step_<N>_<M>.safetensors   tensors of mini-batch M of training step N; of the critic `critic_step_<N>_<M>`
            step_<N>_<M>.json          what was wrong, and the rows
 ```
 
-The JSON file is written last: where it is, both are whole.
+The JSON file is written last: if it exists, both files are complete.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ MAX_NAMES = 20
 
 
 class Quarantine:
-    """The newest batches that were not trained on because their gradient was not finite.
+    """Files of the newest batches skipped because of a non-finite gradient.
 
     Args:
-        folder: made with the first batch.
-        prefix: of the names of the files.
-        max_batches: older ones are removed.
+        folder: created with the first batch.
+        prefix: prefix of the file names.
+        max_batches: number of batches to keep; older ones are removed.
     """
 
     def __init__(self, folder: Path, *, prefix: str = "step", max_batches: int = MAX_BATCHES) -> None:
@@ -54,7 +54,9 @@ class Quarantine:
         parameters: Sequence[str],
         computed: dict[str, Float[Tensor, "B T"]],
     ) -> Path | None:
-        """Write a mini-batch; return the JSON file, or None, with a warning, where it cannot be written.
+        """Write a mini-batch and return the path of its JSON file.
+
+        Return None, with a warning, if the files cannot be written.
 
         Args:
             mini: the rows.
@@ -62,7 +64,7 @@ class Quarantine:
             mini_batch: number of the optimizer step within it, from 1.
             norm: norm of the gradient.
             parameters: names of the parameters whose gradient is not finite.
-            computed: what the model says of the rows at the weights that were kept: the policy's `logprob` (nats).
+            computed: values [B, T] of the rows at the current weights, such as the policy's `logprob` (nats).
         """
         name = f"{self.prefix}_{step}_{mini_batch}"
         tensors = _tensors(mini) | computed
@@ -110,7 +112,7 @@ def _tensors(mini: TrainBatch) -> dict[str, Tensor]:
 
 
 def _row(mini: TrainBatch, index: int, tensors: dict[str, Tensor], computed: Iterable[str]) -> dict[str, Any]:
-    """Return what a reader wants to know first of a row; `not_finite` names its tensors with such values."""
+    """Return a summary of one row; `not_finite` names its bad tensors."""
     bad = [
         name
         for name, tensor in tensors.items()
@@ -135,12 +137,12 @@ def _row(mini: TrainBatch, index: int, tensors: dict[str, Tensor], computed: Ite
 
 
 def _number(value: float) -> float | str:
-    """Return a number as JSON can hold it."""
+    """Return a finite number unchanged and any other as text, for JSON."""
     return value if math.isfinite(value) else str(value)
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Replace `path` so that it is never seen half written."""
+    """Replace `path` atomically, so that no reader sees a partial file."""
     aside = path.with_name(f".{path.name}.tmp")
     with aside.open("wb") as file:
         file.write(data)

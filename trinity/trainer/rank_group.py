@@ -1,4 +1,4 @@
-"""The back end of several ranks: what is asked of it is asked of all of them, and one that is lost ends the call."""
+"""The back end of several ranks: every call goes to all of them."""
 
 from __future__ import annotations
 
@@ -30,13 +30,19 @@ if TYPE_CHECKING:
 logger = get_logger("trainer")
 
 PING_EVERY_S = 5.0
-OTHERS_GRACE_S = 3.0  # for the other ranks' own errors, of which one is the cause
+OTHERS_GRACE_S = 3.0  # for the errors of the other ranks, one of which is the cause
 DIAGNOSIS_S = 2.0
 LEAVE_S = 5.0
 
 
 class RankGroup:
-    """`world` ranks, each with a process of its own; see `TrainerBackend`.
+    """`world` ranks, each in its own process; see `TrainerBackend`.
+
+        call --> all ranks --> all return ------------------------------> results
+                     |
+                     +------> one fails, or does not answer a ping --> kill all ranks, raise the cause
+
+    After a failure every further call raises the same cause.
 
     Args:
         config: resolved configuration of the stage.
@@ -61,11 +67,11 @@ class RankGroup:
         return self._facts[0]
 
     def is_healthy(self) -> bool:
-        """Return whether the last optimizer steps were taken."""
+        """Return whether the last steps were taken; see `TrainerBackend`."""
         return self._facts[1]
 
     async def prepare(self, total_steps: int | None) -> None:
-        """Start the ranks, let them meet and load the model; see `TrainerBackend`.
+        """Start and connect the ranks, and load the model on each of them.
 
         Raises:
             ActorDiedError: a rank's process ended.
@@ -102,7 +108,7 @@ class RankGroup:
         return metrics
 
     async def weights(self) -> Mapping[str, Tensor]:
-        """Return the whole weights as they are now, in memory that the first rank has written."""
+        """Return a copy of the full weights, in memory that the first rank wrote."""
         ref = (await self._all("share_weights", self.runtime.objects))[0]
         weights: Mapping[str, Tensor] = await asyncio.to_thread(ref.load)
         return weights
@@ -112,12 +118,12 @@ class RankGroup:
         await self._all("save", folder, hf=hf)
 
     async def load(self, folder: Path) -> None:
-        """Continue on all ranks; see `TrainerBackend`."""
+        """Restore all ranks from a checkpoint; see `TrainerBackend`."""
         await self._all("load", folder)
         self._facts = (await self._all("facts"))[0]
 
     async def close(self) -> None:
-        """End the ranks; one that computes is killed."""
+        """End the ranks' processes; kill those that are still computing."""
         handles, self.handles = self.handles, []
         if not handles:
             return
@@ -130,9 +136,10 @@ class RankGroup:
 
     # ------------------------------------------------------------------- calls
     async def _all(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Return what `method` returns on every rank; the first failure ends the group.
+        """Call `method` on every rank; return the results in rank order.
 
-        A wait that is cancelled leaves the call to its end: ranks that were interrupted apart could not go on together.
+        The first failure ends the group. If the caller is cancelled, the call still runs to its end: ranks that were
+        interrupted at different points could not continue together.
         """
         work = asyncio.ensure_future(self._all_now(method, args, kwargs))
         work.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -164,7 +171,10 @@ class RankGroup:
                 await asyncio.gather(*(handle.kill() for handle in self.handles), return_exceptions=True)
 
     async def _cause(self, errors: list[BaseException]) -> BaseException:
-        """Return the error that explains the others: a death, then a rank's own error, then what its loss caused."""
+        """Return the error that explains the others.
+
+        Prefer the death of a process, then an error other than `RankError`, then a rank that does not answer.
+        """
         for kind in (ActorDiedError, None):
             for error in errors:
                 if isinstance(error, kind) if kind else not isinstance(error, RankError):
@@ -180,10 +190,10 @@ class RankGroup:
         return errors[0]
 
     async def _watch(self) -> None:
-        """Ask the ranks whether they live, until one does not answer.
+        """Ping the ranks until one does not answer in time.
 
         Raises:
-            RankError: see above.
+            RankError: a rank did not answer within `trainer.rank_timeout` seconds.
         """
         while True:
             await asyncio.sleep(min(PING_EVERY_S, self.timeout_s / 4))
@@ -204,14 +214,20 @@ class RankGroup:
 
 
 def has_ranks(config: Config) -> bool:
-    """Return whether the model is trained in processes of their own, even in one: see `needs_group`."""
+    """Return whether training runs in rank processes, even in a single one.
+
+    A single one is needed on a GPU if `needs_group` says so.
+    """
     if num_workers(config) > 1:
         return True
     return needs_group(config) and (bool(config.cluster.trainer_gpu_num) or torch.cuda.is_available())
 
 
 def gpus_of_rank(config: Config, world: int) -> float:
-    """Return the GPUs that a scheduler reserves for one of `world` ranks; a part, where the run has one for all."""
+    """Return the number of GPUs that a scheduler reserves for one rank.
+
+    It is a fraction if the whole run shares one GPU, and 0 if the trainer has fewer GPUs than ranks.
+    """
     cluster = config.cluster
     if world == 1 and cluster.total_gpu_num == 1 and config.mode == Mode.BOTH:
         return 1 - SHARE_OF_ENGINES
@@ -219,9 +235,10 @@ def gpus_of_rank(config: Config, world: int) -> float:
 
 
 def backend_of(config: Config, *, tokenizer: PreTrainedTokenizerBase | None, runtime: Runtime | None) -> TrainerBackend:
-    """Return the back end of a run, not yet prepared: one worker in this process, or several ranks by `runtime`.
+    """Return the back end of a run, not yet prepared.
 
-    One worker on a GPU whose weights wait in host memory during a step is a rank, too.
+    It is one worker in this process, or ranks that `runtime` starts. A single worker on a GPU that keeps its weights in
+    host memory during a step is a rank, too.
     """
     world = num_workers(config)
     if not has_ranks(config):
@@ -231,7 +248,7 @@ def backend_of(config: Config, *, tokenizer: PreTrainedTokenizerBase | None, run
 
 
 async def _within(limit_s: float, works: list[Any]) -> None:
-    """Wait for `works`, at most `limit_s` seconds; what they raise is nobody's business any more."""
+    """Wait at most `limit_s` seconds, then cancel `works`; ignore errors."""
     tasks = [asyncio.ensure_future(work) for work in works]
     await asyncio.wait(tasks, timeout=limit_s)
     for task in tasks:

@@ -1,4 +1,4 @@
-"""One rank of the trainer, a component with a process of its own."""
+"""One rank of the trainer, which runs in its own process."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 logger = get_logger("trainer")
 
 TIMEOUT_KEY = "trainer.rank_timeout"
-# What gloo, NCCL and the store of torch.distributed say when a peer is silent or gone.
+# Words in the errors of gloo, NCCL and torch.distributed's store when a peer is silent or gone.
 LOST = ("gloo", "nccl", "timed out", "timeout", "connection reset", "connection closed", "broken pipe", "socket")
 
 
 class RankError(TrinityError):
-    """Ranks of the trainer lost each other: one died, hangs, or cannot be reached."""
+    """A rank lost another one, which died, hangs or cannot be reached."""
 
     default_code = "E5682"
 
 
 class RankWorker:
-    """Part of the model and of the optimizer; computes its rows of every batch. Arguments are plain values.
+    """Holds one rank's part of the model and trains on its rows.
 
     Args:
-        config: what is written of the resolved configuration of the stage.
+        config: the keys that are set in the resolved configuration of the stage, as plain values.
         rank: 0-based.
         world: number of ranks.
         patience_s: longest wait for the other ranks, in seconds.
@@ -73,20 +73,23 @@ class RankWorker:
         self._held: ObjectRef | None = None
 
     async def ping(self) -> int:
-        """Return the rank; answered while a step computes."""
+        """Return the rank, also while a training step is running."""
         return self.rank
 
     # ------------------------------------------------------------------- set-up
     def open_meeting(self, host: str) -> str:
-        """Return the address `host:port` where the ranks meet; called on one of them."""
+        """Open the rendezvous store on this rank; return its `host:port`.
+
+        Only one of the ranks opens it.
+        """
         self._store = open_store(host, timeout=timedelta(seconds=self.patience_s))
         return f"{host}:{self._store.port}"
 
     def join(self, address: str) -> None:
-        """Meet the other ranks.
+        """Join the process group whose store listens at `address`.
 
         Raises:
-            RankError: they did not come in time (E5682).
+            RankError: the other ranks did not join in time (E5682).
         """
         timeout = timedelta(seconds=self.patience_s)
         backend = "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl"
@@ -121,19 +124,20 @@ class RankWorker:
     # --------------------------------------------------------------------- work
     @property
     def worker(self) -> ActorWorker:
-        """What trains; there after `prepare`."""
+        """The worker of this rank, available after `prepare`."""
         assert self._worker is not None, "prepare() comes first"
         return self._worker
 
     def train_step(self, experiences: Sequence[Experience], step: int) -> dict[str, float]:
-        """Train; see `TrainerBackend.train_step`."""
+        """Train on this rank's rows; see `TrainerBackend.train_step`."""
         with self._together(f"training step {step}"):
             return self.worker.train_step(experiences, step)
 
     def share_weights(self, objects: Objects) -> ObjectRef | None:
-        """Put the whole weights, with an adapter merged, into `objects` on the first rank; it returns the reference.
+        """Gather the full weights; store them in `objects` on the first rank.
 
-        The reference of the call before is dropped.
+        Every rank calls this. An adapter is merged. The first rank returns the reference and drops that of the previous
+        call; the others return None.
         """
         with self._together("gathering the weights"):
             worker = self.worker
@@ -156,20 +160,23 @@ class RankWorker:
             self.worker.save(folder, hf=hf)
 
     def load(self, folder: Path) -> None:
-        """Continue from a checkpoint of any number of ranks; see `TrainerBackend.load`."""
+        """Restore this rank from a checkpoint; see `TrainerBackend.load`.
+
+        Any number of ranks may have written the checkpoint.
+        """
         with self._together(f"reading {folder}"):
             self.worker.load(folder)
 
     def facts(self) -> tuple[dict[str, str], bool]:
-        """Return path and hash of the reference, and whether the last optimizer steps were taken."""
+        """Return path and hash of the reference, and the worker's health."""
         return self.worker.reference_facts(), self.worker.is_healthy
 
     def memory_table(self) -> dict[str, int]:
-        """Return bytes of this rank by what holds them."""
+        """Return the memory of this rank in bytes, by its use."""
         return self.worker.memory_table()
 
     def leave(self) -> None:
-        """Give up the connections to the other ranks, without waiting for them."""
+        """Close the connections to the other ranks without waiting for them."""
         if self._held is not None:
             self._held.drop()
         if distributed.is_initialized():
@@ -177,7 +184,7 @@ class RankWorker:
 
     @contextmanager
     def _together(self, what: str) -> Iterator[None]:
-        """Tell a rank that is lost from other errors of the work inside.
+        """Turn errors caused by a lost rank into `RankError`; pass on others.
 
         Raises:
             RankError: the other ranks did not answer (E5682).
@@ -198,5 +205,5 @@ class RankWorker:
 
 
 def is_balanced(config: Config) -> bool:
-    """Return whether the ranks get equal work."""
+    """Return whether rows are divided so that ranks have equal work."""
     return config.trainer.balance_batch

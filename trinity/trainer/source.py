@@ -1,4 +1,4 @@
-"""Where the trainer's experiences come from: the experience buffer, or a dataset."""
+"""The sources of the trainer's experiences: a buffer or a dataset."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from trinity.common.experience import Experience
 
 
 class BufferSource:
-    """Claims experiences of the store; a step's rows are committed by `commit`.
+    """Claims experiences from the store and records their use.
+
+        stored --read--> claimed --commit(step)--> used by `step`
+                            |
+                            +------drop----------> dropped by the next committed step
 
     Args:
         store: an open store.
@@ -20,7 +24,7 @@ class BufferSource:
         timeout_s: deadline of a read (`max_read_timeout`).
 
     Attributes:
-        is_closed: nothing is left, nothing will come, and no dropped row waits for its step to be recorded.
+        is_closed: no row is left or will be written, and every dropped row is recorded with a step.
     """
 
     def __init__(self, store: ExperienceStore, token: ConsumerToken, *, timeout_s: float) -> None:
@@ -34,12 +38,12 @@ class BufferSource:
         self._evicted = 0
 
     async def read(self, num_experiences: int, *, trained_version: int) -> list[Experience]:
-        """Claim the next `num_experiences` rollouts with all of their experiences.
+        """Claim the next `num_experiences` rollouts with all their experiences.
 
-        Fewer come where no more can come before newer weights, none at the end.
+        Return fewer if no more can come before newer weights, and none at the end.
 
         Raises:
-            StarvedError: nothing at the deadline although producers are open.
+            StarvedError: nothing came before the deadline although producers are open.
         """
         self._is_complete = False
         batch = await asyncio.to_thread(
@@ -56,30 +60,33 @@ class BufferSource:
         return batch.experiences
 
     async def drop(self, uids: list[str], *, reason: str) -> None:
-        """Record claimed rows as dropped in the step under way; a resume before it reads them again."""
+        """Record claimed rows as dropped by the current step.
+
+        A run that resumes before that step reads them again.
+        """
         await asyncio.to_thread(self.store.drop, self.token, uids, reason)
         self._claimed.difference_update(uids)
         self._has_dropped = True
 
     async def commit(self, step: int, uids: list[str]) -> None:
-        """Record that training step `step` used those of the rows `uids` that came from here."""
+        """Record that step `step` used those of `uids` that were claimed here."""
         own = [uid for uid in uids if uid in self._claimed]
         await asyncio.to_thread(self.store.commit_step, self.token, step, own)
         self._claimed.difference_update(own)
         self._has_dropped = False
 
     async def prune(self, up_to_step: int) -> None:
-        """Drop payloads of rows that no retained checkpoint can ask for again."""
+        """Delete payloads of rows that no kept checkpoint can need again."""
         await asyncio.to_thread(self.store.prune, self.token, up_to_step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the ledger holds the position."""
+        """Return an empty dict: the ledger holds the position."""
         return {}
 
     def metrics(self) -> dict[str, float]:
-        """Return whether the last batch had fewer rollouts than asked for: 1, else 0.
+        """Return 1 if the last batch had fewer rollouts than requested, else 0.
 
-        Of a replay buffer also `sample/evicted_count`: the experiences that it let go, being full, since the last call.
+        A replay buffer adds `sample/evicted_count`: experiences evicted since the last call, because it was full.
         """
         metrics = {"sample/incomplete_batch_count": float(not self._is_complete)}
         if self.store.replay is not None:
@@ -89,7 +96,9 @@ class BufferSource:
 
 
 class DatasetSource:
-    """Demonstrations, pairs or texts of a dataset; its cursor is part of the checkpoint.
+    """Reads demonstrations, pairs or texts from a dataset.
+
+    The position of the reader is part of the checkpoint.
 
     Args:
         reader: the dataset.
@@ -106,7 +115,7 @@ class DatasetSource:
         self._num_written = 0
 
     async def read(self, num_experiences: int, *, trained_version: int) -> list[Experience]:
-        """Return the next experiences, fewer at the end of the last epoch, none after it."""
+        """Return the next experiences; fewer, then none, after the last epoch."""
         experiences = await asyncio.to_thread(self.reader.read, num_experiences)
         self.is_closed = not experiences
         number = len(self.reader.quarantined)
@@ -116,18 +125,18 @@ class DatasetSource:
         return experiences
 
     async def drop(self, uids: list[str], *, reason: str) -> None:
-        """Nothing to record: the cursor has passed them."""
+        """Do nothing: the reader has already passed these rows."""
 
     async def commit(self, step: int, uids: list[str]) -> None:
-        """Nothing to record: the checkpoint holds the cursor."""
+        """Do nothing: the checkpoint holds the position of the reader."""
 
     async def prune(self, up_to_step: int) -> None:
-        """Nothing to drop."""
+        """Do nothing: a dataset keeps no payloads to delete."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the data."""
         return self.reader.state_dict()
 
     def metrics(self) -> dict[str, float]:
-        """Return how many rows were left out."""
+        """Return the counts of rows that were left out."""
         return self.reader.metrics()

@@ -1,10 +1,12 @@
-"""The trainer's part of a checkpoint beside the back end's, and what other components read from it.
+"""The trainer's own files in a checkpoint.
 
 ```
 global_step_N/trainer.json      step, sampler and data position, monitor position, reference
               explorer.json     the explorer's snapshot, null where there is no explorer
-              explorer/version_<v>.safetensors   weights that the explorer can still ask for, other than this step's
+              explorer/version_<v>.safetensors   weights that the explorer may still request, except this step's
 ```
+
+The back end writes its files beside them. Other components read the explorer's part.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class TrainerState:
-    """Where the trainer stands after a training step.
+    """Position of the trainer after a training step.
 
     Attributes:
         step: the last training step.
@@ -50,7 +52,7 @@ class TrainerState:
     served_versions: tuple[int, ...] = ()
 
     def write(self, folder: Path) -> None:
-        """Write `trainer.json`."""
+        """Write the state into `folder` as `trainer.json`."""
         document = {"schema": SCHEMA} | dataclasses.asdict(self)
         (folder / TRAINER_FILE).write_text(json.dumps(document, indent=1, sort_keys=True), encoding="utf-8")
 
@@ -72,10 +74,10 @@ def read_trainer_state(checkpoint: Path) -> TrainerState:
 
 
 def check_reference(state: TrainerState, own: Mapping[str, str], checkpoint: Path) -> None:
-    """Compare the reference model of a run with that of the checkpoint from which it continues.
+    """Check that a run's reference model is the one of its checkpoint.
 
     Raises:
-        CheckpointError: another model, or the model's files changed (E7011).
+        CheckpointError: it is another model, or its files changed (E7011).
     """
     if own.get("hash") != state.reference.get("hash"):
         raise CheckpointError(
@@ -87,7 +89,7 @@ def check_reference(state: TrainerState, own: Mapping[str, str], checkpoint: Pat
 
 
 def write_explorer_part(folder: Path, state: dict[str, Any] | None, served: Mapping[int, Mapping[str, Tensor]]) -> None:
-    """Write the explorer's snapshot, and the published weights that it can still ask for, by version."""
+    """Write the explorer's snapshot, and weights it may request by version."""
     (folder / EXPLORER_FILE).write_text(json.dumps(state, indent=1, sort_keys=True), encoding="utf-8")
     for version, weights in served.items():
         target = _served_file(folder, version)
@@ -96,7 +98,9 @@ def write_explorer_part(folder: Path, state: dict[str, Any] | None, served: Mapp
 
 
 def read_served_weights(checkpoint: Path) -> dict[int, dict[str, Tensor]]:
-    """Return the published weights that the explorer can still ask for, by version, other than the checkpoint's own.
+    """Return the weights that the explorer may still request, by version.
+
+    The checkpoint's own version is not among them.
 
     Raises:
         CheckpointError: the state cannot be read.

@@ -55,7 +55,7 @@ JOIN_POLL_S = 0.5
 
 @dataclass(frozen=True)
 class TrainSummary:
-    """What the training loop did.
+    """Result of the training loop.
 
     Attributes:
         step: last training step.
@@ -71,16 +71,16 @@ class TrainSummary:
 
 
 class Trainer:
-    """Learns from experiences.
+    """The training loop over a source, a back end and a synchronizer.
 
     Args:
         config: resolved configuration of the stage.
-        store: the open experience store; None where the trainer reads a dataset.
-        synchronizer: takes new weights to the explorer.
+        store: the open experience store; None if the trainer reads a dataset.
+        synchronizer: passes new weights to the explorer.
         monitor: records the metrics of the trainer.
-        tokenizer: for datasets and for checkpoints; loaded from the model where it is not given.
+        tokenizer: for datasets and for checkpoints; loaded from the model if not given.
         resume: checkpoint directory to continue from.
-        runtime: starts the processes of several ranks, and holds weights for engines elsewhere; None: all is here.
+        runtime: starts the processes of several ranks, and holds weights for remote engines; None: all is local.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Trainer:
         if state is not None and self.resume is not None:
             check_reference(state, self.backend.reference(), self.resume)
             await self._backend.load(self.resume)
-        # Without a checkpoint the cut is step 0: what a killed process logged of it is logged again.
+        # Without a checkpoint the run starts at step 0 and logs again what a killed process had logged.
         self.monitor.truncate({"lines": 0, "samples": 0} if state is None else state.monitor)
 
     def _prepare(self, state: TrainerState | None, explore_steps: int | None) -> None:
@@ -172,7 +172,7 @@ class Trainer:
         if not settings.is_supervised(config):
             assert self.store is not None, "an algorithm that learns from rollouts needs the experience store"
             name = "experience_buffer" if buffer is None else buffer.name
-            # Not by its own name: one that comes back under another name continues what it trained under the first.
+            # Not the trainer's current name: after a rename it continues under the name that it began with.
             consumer = self.store.last_trainer(name, run=self.run_name) or TRAINER
             token = self.store.open_consumer(name, consumer, run=self.run_name, cut=self.step)
             timeout_s = 1800.0 if buffer is None else buffer.max_read_timeout
@@ -199,7 +199,7 @@ class Trainer:
 
     # --------------------------------------------------------------------- loop
     async def train(self) -> TrainSummary:
-        """Train until the planned steps are done, the experiences end, or a stop is requested; save; return a summary.
+        """Train until steps or data run out or a stop is requested; then save.
 
         Raises:
             StarvedError: no experience came before `max_read_timeout`.
@@ -239,11 +239,11 @@ class Trainer:
         if self.step:
             await self._save(is_last=not self._stop.is_set())
         if self.config.mode == Mode.BOTH or self.is_complete:
-            await self.synchronizer.finish_trainer()  # explorers that run apart wait for one that will go on
+            await self.synchronizer.finish_trainer()  # separate explorers wait for a trainer that will continue
         return TrainSummary(self.step, self._checkpoint, self._stop.is_set(), self._metrics)
 
     async def restore_versions(self, explorer_state: dict[str, Any]) -> None:
-        """Publish again the versions of the checkpoint that the explorer of `explorer_state` can ask for."""
+        """Publish again the checkpoint's versions that the explorer may request."""
         assert self.resume is not None, "a run that begins has published nothing"
         weights: dict[int, Mapping[str, Tensor]] = dict(read_served_weights(self.resume))
         newest = self.schedule.newest_at(self.step)
@@ -252,11 +252,11 @@ class Trainer:
         await self.publisher.restore(newest, explorer_state, explorer=self.config.explorer.name, weights=weights)
 
     def request_stop(self) -> None:
-        """End after the step under way; a wait for experiences ends at once."""
+        """End the loop after the current step; end a wait for experiences now."""
         self._stop.set()
 
     async def close(self) -> None:
-        """Release the threads and the ranks, after the checkpoint under way; see `WorkerThread.end`."""
+        """Release threads and ranks after a checkpoint that is being written."""
         await self._thread.end()
         if self._strategy is not None:
             self._strategy.close()
@@ -265,18 +265,18 @@ class Trainer:
 
     @property
     def backend(self) -> TrainerBackend:
-        """The back end; there after `prepare`."""
+        """The back end, available after `prepare`."""
         assert self._backend is not None, "prepare() comes first"
         return self._backend
 
     @property
     def total_steps(self) -> int | None:
-        """Training steps of the run; None where only the data know."""
+        """Training steps of the run; None if only the data determine it."""
         return self._total_steps
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run was not stopped, and all of its planned steps are trained."""
+        """Whether all planned steps are trained and no stop was requested."""
         return not self._stop.is_set() and (self._total_steps is None or self.step >= self._total_steps)
 
     async def weights(self) -> Mapping[str, Tensor]:
@@ -298,7 +298,7 @@ class Trainer:
             await asyncio.sleep(JOIN_POLL_S)
 
     async def _publish(self) -> dict[str, float]:
-        """Publish the weights of the current step; return metrics. A stopped run has nobody who would take them."""
+        """Publish the current weights and return metrics; give up at a stop."""
 
         async def publish() -> dict[str, float]:
             return await self.publisher.publish(self.step, await self.weights())
@@ -320,7 +320,7 @@ class Trainer:
     async def _train_step(
         self, experiences: list[Experience], metrics: dict[str, float], shown: list[dict[str, Any]]
     ) -> None:
-        """Train, commit the rows to the ledger, publish the weights, log."""
+        """Train, commit the rows to the ledger, publish the weights, and log."""
         assert self._strategy is not None and self._source is not None, "prepare() comes first"
         step = self.step + 1
         failpoint("train.before_step")
@@ -333,7 +333,7 @@ class Trainer:
         await self._source.commit(step, [exp.eid.uid for exp in experiences])
         await self._strategy.commit(step, experiences)
         self.step = step
-        # A read for the next step may be under way when a checkpoint is written: it holds what this step left.
+        # A read for the next step may be running when a checkpoint is written: save the positions of this step.
         self._positions = self._strategy.state_dict(), self._source.state_dict()
         if self._publishes() and (self.schedule.is_published(step) or await self.synchronizer.is_requested()):
             metrics |= await self._publish()
@@ -353,14 +353,14 @@ class Trainer:
         return bool(interval) and self.step % interval == 0 and not self._is_done()
 
     async def _save(self, *, is_last: bool) -> None:
-        """Write the checkpoint of the current step, unless it is there already."""
+        """Write the checkpoint of the current step unless it exists already."""
         assert self._source is not None, "prepare() comes first"
         choice = self.config.trainer.save_hf_checkpoint
         hf = choice == "always" or (choice == "last" and is_last)
         if self._is_saved(hf):
             return
         start = time.perf_counter()
-        # The weights first: an explorer that goes on in between needs fewer of them, never others.
+        # The weights first: an explorer that continues in between needs fewer of them, never others.
         served = await self.publisher.served_weights(self.step)
         explorer_state = await self.synchronizer.explorer_state(self.config.explorer.name)
         state = self._state(tuple(sorted(served)))
@@ -380,7 +380,7 @@ class Trainer:
         logger.info("checkpoint of step %d: %s", self.step, self._checkpoint)
 
     def _is_saved(self, hf: bool) -> bool:
-        """Return whether the current step has a checkpoint, with Hugging Face weights if they are asked for."""
+        """Return whether this step is saved, with Hugging Face weights if `hf`."""
         if self._saved is None and self.resume is not None:
             manifest = self.checkpoints.manifest(self.resume)
             self._saved = (manifest["step"], bool(manifest["meta"].get("has_hf_weights")))

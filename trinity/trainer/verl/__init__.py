@@ -1,1 +1,1 @@
-"""Our own PyTorch trainer: reads the settings of veRL and writes its checkpoint layout."""
+"""A PyTorch trainer with the settings and checkpoint layout of veRL."""

@@ -1,4 +1,7 @@
-"""The gradient of a mini-batch's loss, micro-batch by micro-batch, also where stages share the layers."""
+"""The gradient of a mini-batch's loss, summed over its micro-batches.
+
+Dimension key: m = scored positions of this rank, d = hidden size.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class MicroStep(Generic[S]):
-    """A micro-batch with its share of the mini-batch's loss; a filler counts nothing."""
+    """A micro-batch with its share of the loss; a filler counts nothing."""
 
     micro: TrainBatch
     share: S
@@ -42,7 +45,7 @@ def accumulate(
         scorer: packs a micro-batch.
         steps: the micro-batches; one at a time is held, unless stages share the layers.
         loss: makes the summand () of one of them from its last hidden states (m, d), its packing and its reference.
-        reference_of: what the loss compares the policy's distributions with.
+        reference_of: the output with whose distributions the loss compares the policy's.
     """
     stages = decoder.stages
     if stages is None:
@@ -54,7 +57,7 @@ def accumulate(
         return
     assert isinstance(decoder, FastDecoder), "only its layers are shared by stages"
     held = [(step, scorer.pack(step.micro)) for step in steps]
-    references = [reference_of(packed) for _, packed in held]  # passes of all stages, before theirs are busy
+    references = [reference_of(packed) for _, packed in held]  # uses all stages, so it runs before the policy's passes
 
     def loss_of(number: int, hidden: Tensor) -> Tensor:
         step, packed = held[number]

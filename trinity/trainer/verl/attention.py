@@ -27,7 +27,7 @@ _ALIGNMENT = 8  # of head sizes, for the library's kernels on CUDA
 
 
 def is_blockwise(device: torch.device, longest: int) -> bool:
-    """Return whether plain products beat the library's attention: short sequences on a CPU."""
+    """Return whether plain products are fastest: short sequences on a CPU."""
     return device.type == "cpu" and longest <= BLOCKWISE_MAX_LENGTH
 
 
@@ -38,7 +38,7 @@ def attend(
     packed: Packed,
     rule: Rule = PLAIN,
 ) -> Float[Tensor, "N Q*E"]:
-    """Return the attention output of each packed token over the earlier tokens of its own row."""
+    """Return each packed token's attention over its row's earlier tokens."""
     scale = queries.shape[-1] ** -0.5 if rule.scale is None else rule.scale
     queries = queries * scale
     piece = packed.piece
@@ -63,7 +63,7 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, packed: Packed, rule:
 
 
 def _with_prompts(queries: Tensor, keys: Tensor, values: Tensor, packed: Packed, rule: Rule) -> Tensor:
-    """Return the outputs of prompts and rows where rows share prompts."""
+    """Return the outputs of prompts and rows if rows share prompts."""
     prefix, of_row = packed.prefix, packed.prefix_of_row
     assert prefix is not None and of_row is not None and rule.window is None, "plain layers share prompts"
     cut = packed.rows.start
@@ -94,7 +94,7 @@ Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def _by_padding(queries: Tensor, keys: Tensor, values: Tensor, block: Block, kernel: Kernel) -> Tensor:
-    """Return a kernel's outputs: of all sequences padded at once where lengths are alike, else of one after another."""
+    """Run a kernel on all sequences at once if lengths are alike, or singly."""
     padded_work = len(block.lengths) * block.width**2
     if block.slots is None or padded_work <= MAX_PADDING_FACTOR * sum(n * n for n in block.lengths):
         return _collected(kernel(*(_padded(t, block) for t in (queries, keys, values))), block)
@@ -102,7 +102,7 @@ def _by_padding(queries: Tensor, keys: Tensor, values: Tensor, block: Block, ker
 
 
 def _one_by_one(queries: Tensor, keys: Tensor, values: Tensor, block: Block, kernel: Kernel) -> Tensor:
-    """Return a kernel's outputs of one sequence after another."""
+    """Return a kernel's outputs, computed one sequence after another."""
     parts: Sequence[Sequence[Tensor]] = [t.split(block.lengths) for t in (queries, keys, values)]
     pieces = [kernel(q[None], k[None], v[None])[0] for q, k, v in zip(*parts, strict=True)]
     return torch.cat(pieces).flatten(1)
@@ -113,10 +113,10 @@ def _blockwise(q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
 
 
 def _library(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
-    """Return PyTorch's causal attention [B, L, Q, E] of padded sequences [B, L, heads, size].
+    """Return PyTorch's causal attention [B, L, Q, E] of padded sequences.
 
-    A sink is one more position in front that every query sees: its score is the queries' last entry, its value zero.
-    Its own output is left out.
+    Queries, keys and values are [B, L, heads, size]. A sink is one more position in front that every query sees: its
+    score is the queries' last entry, its value zero. Its own output is left out.
     """
     if sinks is None:
         return _scaled_dot_product(q, k, v, is_causal=True)
@@ -127,7 +127,7 @@ def _library(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def _windowed(q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
-    """Return attention [1, L, Q, E] of one sequence to the last positions of each query, in steps."""
+    """Return windowed attention [1, L, Q, E] of one sequence, in steps."""
     window, size, pieces = rule.window, v.shape[-1], []
     assert window is not None, "asked for with a window"
     masks: dict[tuple[int, int], Tensor] = {}
@@ -143,7 +143,10 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
 
 
 def _window_mask(queries: int, before: int, *, window: int, has_sink: bool, device: torch.device) -> Tensor:
-    """Return [queries, keys]: whether a query sees a key, where `before` keys lie before the first query's own."""
+    """Return [queries, keys]: whether a query sees a key.
+
+    `before` keys lie before the first query's own.
+    """
     distance = torch.arange(before, before + queries, device=device)[:, None] - torch.arange(
         before + queries, device=device
     )
@@ -152,7 +155,7 @@ def _window_mask(queries: int, before: int, *, window: int, has_sink: bool, devi
 
 
 def _with_sink(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values with a position in front that takes the weight of the sinks."""
+    """Prepend a position that takes the weight of the sinks."""
     width = max(q.shape[-1] + 1, v.shape[-1])
     width = -(-width // _ALIGNMENT) * _ALIGNMENT
     score = sinks.to(q.dtype).view(1, 1, -1, 1).expand(*q.shape[:3], 1)

@@ -1,4 +1,4 @@
-"""What a layer's attention does beside causal softmax.
+"""Additions of a layer to causal softmax attention.
 
 Dimension key: D = size of queries and keys, Q = query heads.
 """
@@ -13,13 +13,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rule:
-    """What a layer's attention does beside causal softmax.
+    """Additions of a layer to causal softmax attention.
 
     Attributes:
         scale: factor of the scores; None: 1 / sqrt(D).
-        window: a query sees so many positions, its own included; None: all before it.
+        window: number of positions that a query sees, its own included; None: all before it.
         softcap: scores s become softcap * tanh(s / softcap); None: they stay.
-        sinks: a score of each query head that takes weight and gives nothing, or None.
+        sinks: score of each query head that takes weight but has no value, or None.
     """
 
     scale: float | None = None
@@ -28,7 +28,7 @@ class Rule:
     sinks: Float[Tensor, "Q"] | None = None
 
     def of_share(self, index: int, size: int) -> Rule:
-        """Return the rule for part `index` of the query heads, of `size` equal parts."""
+        """Return the rule for part `index` of `size` equal parts of the heads."""
         return self if self.sinks is None else replace(self, sinks=self.sinks.chunk(size)[index])
 
 

@@ -1,11 +1,12 @@
-"""Causal attention by two products and a softmax, block after block: no more than one block of weights exists at once.
+"""Causal attention in blocks, written out as products and a softmax.
 
 Dimension key: B = sequences, P = positions of a shared prompt, L = positions of a sequence after it, W = P + L,
 Q = query heads, H = key heads, R = Q / H, D = size of queries and keys, E = size of values, b, l, w = those of a block.
 
-Written out because the library's kernels know neither soft caps nor prompts that several sequences share. The weights
-are computed again in the backward pass, so that memory is linear in the length. Float32 is widened to float64, as in
-the engine: sums over different numbers of keys then round alike.
+At most one block of weights exists at a time. The code is written out because the library's kernels support neither
+soft caps nor prompts that several sequences share. The backward pass computes the weights again, so that memory is
+linear in the length. Float32 is widened to float64, as in the engine: sums over different numbers of keys then round
+alike.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ QUERY_BLOCK = 256
 
 @dataclass(frozen=True)
 class _Pattern:
-    """Who sees whom.
+    """Which keys each query sees.
 
     Attributes:
         past: P.
-        window: a query sees so many positions, its own included; None: all before it.
+        window: number of positions that a query sees, its own included; None: all before it.
         softcap: scores s become softcap * tanh(s / softcap); None: they stay.
     """
 
@@ -54,13 +55,13 @@ class _Pattern:
 
 
 class _Block:
-    """The products of some sequences and queries.
+    """Attention of one block of sequences and queries.
 
     Args:
         q: queries [b, l, Q, D].
         k: keys [b, w, H, D].
         v: values [b, w, H, E].
-        sinks: a score of each query head that takes weight and gives nothing, or None.
+        sinks: score [Q] of each query head that takes weight but has no value, or None.
         bias: [l, w], added to the scores.
         hidden: [b, w] bias of each sequence's keys, or None.
         softcap: see `_Pattern`.
@@ -99,7 +100,7 @@ class _Block:
         return parts.reshape(self.rows * self.heads, self.repeat * self.length, -1)
 
     def _ungrouped(self, x: Tensor) -> Tensor:
-        """Return what `_grouped` was made of."""
+        """Undo `_grouped`: return [b, l, Q, size]."""
         parts = x.view(self.rows, self.heads, self.repeat, self.length, -1).permute(0, 3, 1, 2, 4)
         return parts.reshape(self.rows, self.length, self.heads * self.repeat, -1)
 
@@ -111,7 +112,7 @@ class _Block:
         return x.view(self.rows, self.heads, self.width, -1).transpose(1, 2)
 
     def _of_keys(self, x: Tensor) -> Tensor:
-        """Return [b H, R l, w] of [b, Q, l, w or one more], in the number type of the products."""
+        """Return [b H, R l, w] of [b, Q, l, w (+ 1)] in the type of the products."""
         kept = x[..., : self.width].to(self.v.dtype)
         return kept.reshape(self.rows * self.heads, self.repeat * self.length, self.width)
 
@@ -120,7 +121,10 @@ class _Block:
         return self._ungrouped(torch.bmm(self._of_keys(self.weights), self.v))
 
     def gradients(self, grad: Tensor, *, with_sinks: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return the gradients of queries, keys, values and sinks from that of the output [b, l, Q, E]."""
+        """Return the gradients of queries, keys, values and sinks.
+
+        `grad` [b, l, Q, E] is that of the output.
+        """
         of_output, weights = self._grouped(grad), self.weights
         of_weights = torch.bmm(of_output, self.v.transpose(1, 2)).to(weights.dtype)
         of_weights = of_weights.view(self.rows, -1, self.length, self.width)
@@ -138,7 +142,7 @@ class _Block:
 
 
 def _blocks(queries: Tensor, pattern: _Pattern) -> Iterator[tuple[slice, slice, slice]]:
-    """Yield sequences, queries and keys of each block."""
+    """Yield the slices of sequences, queries and keys of each block."""
     batch, length, heads, _ = queries.shape
     for first in range(0, length, QUERY_BLOCK):
         last = min(length, first + QUERY_BLOCK)
@@ -206,16 +210,20 @@ def blockwise(
     softcap: float | None = None,
     sinks: Float[Tensor, "Q"] | None = None,
 ) -> Float[Tensor, "B L Q E"]:
-    """Return causal attention; padding lies on the right, where no query looks.
+    """Return causal attention over sequences that are padded on the right.
+
+        out[i] = sum over j of softmax_j(q[i] . k[j]) v[j],  j <= P + i
+
+    Padding lies on the right, where no query looks.
 
     Args:
         queries: scaled.
         keys: the first P = W - L positions are a shared prompt, which every query sees.
         values: likewise.
-        past_lengths: of each sequence's prompt, where some are padded on the right.
-        window: a query sees so many positions, its own included; None: all. Not with a prompt.
+        past_lengths: length of each sequence's prompt, if some prompts are padded on the right.
+        window: number of positions that a query sees, its own included; None: all. Not with a prompt.
         softcap: scores s become softcap * tanh(s / softcap) (arXiv:2408.00118, section 2).
-        sinks: a score of each query head that takes weight and gives nothing (arXiv:2309.17453, as in gpt-oss).
+        sinks: score of each query head that takes weight but has no value (arXiv:2309.17453, as in gpt-oss).
     """
     past = keys.shape[1] - queries.shape[1]
     assert not (past and window), "windows are not counted across a shared prompt"

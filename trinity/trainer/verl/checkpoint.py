@@ -1,4 +1,4 @@
-"""A trained model's part of a checkpoint, in veRL's layout: `actor/`, and `critic/` where there is one.
+"""A trained model's part of a checkpoint, in veRL's layout.
 
 ```
 actor/model_world_size_W_rank_r.pt        weights by Hugging Face name; of W > 1 ranks each one's part, as DTensors
@@ -7,6 +7,7 @@ actor/model_world_size_W_rank_r.pt        weights by Hugging Face name; of W > 1
       lora_adapter/                       with an adapter, in the place of model_...: see `lora`
       fsdp_config.json                    world size
       huggingface/                        config and tokenizer; model.safetensors on request
+critic/                                   the same, if there is a critic
 ```
 """
 
@@ -69,7 +70,9 @@ def save_trained(
     contents: Sequence[str] = PARTS,
     stages: Stages | None = None,
 ) -> None:
-    """Write the files of a trained model into the new folder `folder`; every rank calls it.
+    """Write the files of a trained model into the new folder `folder`.
+
+    Every rank calls this.
 
     Args:
         folder: `global_step_N/actor` or `global_step_N/critic`.
@@ -78,10 +81,10 @@ def save_trained(
         extra: schedule and other plain state; the random generators are added.
         tokenizer: saved beside the configuration.
         hf: write the weights as safetensors too, in their own number type and with the adapter merged.
-        adapter: what is trained of the model, if that is an adapter.
+        adapter: the trained part of the model, if that is an adapter.
         ranks: the processes that hold the model.
-        strategy: who may write at the same time (`trainer.save_strategy`).
-        contents: what is written (`checkpoint.save_contents`); `hf_model` means as `hf`.
+        strategy: which ranks may write at the same time (`trainer.save_strategy`).
+        contents: parts to write (`checkpoint.save_contents`); `hf_model` means as `hf`.
         stages: the stages of the model, if it has several.
     """
     end = suffix(ranks.rank, ranks.world)
@@ -121,7 +124,7 @@ def _own_parts(
     ranks: Ranks,
     stages: Stages | None,
 ) -> dict[str, Any]:
-    """Return this rank's weights and optimizer state, as far as they are wanted, by the names of their files."""
+    """Return the wanted parts of this rank by the names of their files."""
     parts: dict[str, Any] = {}
     if "model" in contents:
         parts["model"] = own_weights(model, ranks, stages=stages)
@@ -132,7 +135,7 @@ def _own_parts(
 
 
 def in_turns(write: Callable[[], None], ranks: Ranks, strategy: str) -> None:
-    """Call `write` on every rank: all at once, node after node, or rank after rank."""
+    """Call `write` on all ranks: at once, node by node, or rank by rank."""
     if ranks.is_alone or strategy == "unrestricted":
         write()
         return
@@ -151,7 +154,9 @@ def full_weights(
     only_trained_names: bool = False,
     stages: Stages | None = None,
 ) -> dict[str, Tensor]:
-    """Return the whole weights on the first rank, on the CPU; other ranks gather one tensor at a time and keep none.
+    """Return the whole weights on the first rank, on the CPU.
+
+    The other ranks gather one tensor at a time and keep none.
 
     Args:
         model: the model; every rank calls this.
@@ -178,7 +183,7 @@ def full_weights(
 def _save_huggingface(
     folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, weights: dict[str, Tensor] | None
 ) -> None:
-    """Write configuration and tokenizer, and `weights` if there are any; None stands for those of the model."""
+    """Write configuration, tokenizer, `weights` if any; None: the model's."""
     config_to_save(model).save_pretrained(folder)
     generation_config = getattr(model, "generation_config", None)  # a value model has none
     if generation_config is not None:
@@ -199,9 +204,10 @@ def load_trained(
     contents: Sequence[str] = PARTS,
     stages: Stages | None = None,
 ) -> dict[str, Any]:
-    """Restore weights (those of `adapter`, if there is one), optimizer and random generators; return the extra state.
+    """Restore weights, optimizer and random generators; return extra state.
 
-    Any number of ranks may have written it. Of `contents` (`checkpoint.load_contents`) the rest begins anew.
+    With an adapter, its weights are restored. Any number of ranks may have written the files. Parts that are not in
+    `contents` (`checkpoint.load_contents`) start anew.
 
     Raises:
         CheckpointError: a file cannot be read, is of another model, or holds an adapter where whole weights are
@@ -237,7 +243,7 @@ def load_trained(
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Return the weights in the folder of a trained model by Hugging Face name, on the CPU.
+    """Return a trained model's saved weights by Hugging Face name, on CPU.
 
     Raises:
         OSError, RuntimeError, ValueError: the file is missing or cannot be read.
@@ -259,7 +265,7 @@ def _check_kind(folder: Path, *, has_adapter: bool) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """Return the state of every random generator of this process, as tensors, integers and lists."""
+    """Return the state of all random generators: tensors, numbers and lists."""
     version, numbers, gauss = random.getstate()
     legacy = np.random.get_state(legacy=False)
     state: dict[str, Any] = {
@@ -277,7 +283,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Continue every random generator from `random_state`."""
+    """Restore every random generator from `random_state`."""
     torch.set_rng_state(state["cpu"])
     own = state["random"]
     random.setstate((own["version"], tuple(own["state"].tolist()), own["gauss"]))

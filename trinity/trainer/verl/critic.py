@@ -1,4 +1,4 @@
-"""The critic of a run with one worker: value model, optimizer, its values in a batch, its part of a checkpoint."""
+"""The critic of one worker: value model, optimizer and checkpoint."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Critic:
         config: resolved configuration of the stage.
         device: where it computes.
         total_steps: training steps of the run, for the learning-rate schedule.
-        num_tokens: tokens that the policy's embedding knows; the value model must know as many.
+        num_tokens: size of the policy's vocabulary; the value model's must be at least as large.
         ranks: the processes that train together.
 
     Raises:
@@ -95,15 +95,15 @@ class Critic:
         )
 
     def with_values(self, batch: TrainBatch) -> TrainBatch:
-        """Return the batch with `values`, as the weights are before the update."""
+        """Return the batch with `values` [B, T], from the current weights."""
         return batch.with_columns(values=self.trained.compute_values(batch))
 
     def update(self, batch: TrainBatch, *, step: int) -> dict[str, float]:
-        """Train on a batch with `values` and `returns`; see `DataParallelPPOCritic.update_critic`."""
+        """Train on a batch with `values` and `returns`; return metrics."""
         return self.trained.update_critic(batch, step=step)
 
     def is_warming_up(self, step: int) -> bool:
-        """Return whether training step `step` (1-based) leaves the policy as it is."""
+        """Return whether training step `step` (1-based) skips the policy."""
         return step <= self.warmup
 
     def save(self, folder: Path, *, tokenizer: PreTrainedTokenizerBase | None, hf: bool) -> None:
@@ -123,7 +123,7 @@ class Critic:
         )
 
     def load(self, folder: Path) -> None:
-        """Continue from `critic/` in `folder`.
+        """Restore `critic/` of `folder`.
 
         Raises:
             CheckpointError: it is missing, or of another model.
@@ -142,7 +142,7 @@ class Critic:
             self.trained.stepper.restore(extra)
 
     def memory_table(self) -> dict[str, int]:
-        """Return bytes by what holds them."""
+        """Return memory in bytes by its use."""
         parameters = list(self.model.parameters())
         state = (t for values in self.optimizer.state.values() for t in values.values() if isinstance(t, Tensor))
         return {
@@ -153,7 +153,7 @@ class Critic:
 
 
 def reads_values(advantage: BatchAdvantage, config: Config) -> bool:
-    """Return whether an advantage function needs a critic: it asks for `values`, or takes those of an enabled one."""
+    """Return whether a function needs `values`, or takes an enabled critic's."""
     return "values" in advantage.required or ("values" in advantage.names and bool(critic_of(config).enable))
 
 
@@ -163,18 +163,18 @@ def critic_of(config: Config) -> CriticConfig:
 
 
 def critic_warmup(config: Config) -> int:
-    """Return how many training steps at the start leave the policy as it is."""
+    """Return how many training steps at the start skip the policy."""
     return config.trainer.critic_warmup
 
 
 def fsdp_of(config: Config) -> FsdpConfig:
-    """Return the number types of the critic, at their newer place or the older one."""
+    """Return the critic's FSDP section, at its newer or older place."""
     critic = critic_of(config)
     return critic.model.fsdp_config if critic.fsdp is None else critic.fsdp
 
 
 def critic_dtype(config: Config, device: torch.device) -> torch.dtype:
-    """Return the number type of matrix products: what the critic's section writes, else as the actor."""
+    """Return the number type of the critic's products, by default the actor's."""
     fsdp = fsdp_of(config)
     is_written = settings.writes_products(fsdp) or "dtype" in fsdp.model_fields_set
     return settings.dtype_of(fsdp, device) if is_written else settings.products_dtype(config, device)
@@ -184,7 +184,7 @@ def critic_lr_schedule(config: Config, total_steps: int | None) -> Schedule:
     """Return the learning rate of each training step.
 
     Raises:
-        ConfigError: the rate follows the number of all steps, and `total_steps` is None.
+        ConfigError: the rate depends on the number of all steps, and `total_steps` is None.
     """
     own = critic_of(config).optim
     return make_schedule(

@@ -1,6 +1,9 @@
-"""Forward passes from packed tokens to hidden states: our own for the common families, Hugging Face's for the rest.
+"""Decoders: forward passes from packed tokens to hidden states.
 
-Dimension key: m = scored positions of this rank (all, unless ranks share a sequence), d = hidden size, V = vocabulary.
+Our own serves the common families, Hugging Face's forward the rest.
+
+Dimension key: N = packed tokens of this rank, n = those of which it holds the residual stream, m = its scored positions
+(all, unless ranks share a sequence), d = hidden size, D = head size, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from trinity.utils.log import get_logger
 
 logger = get_logger("trainer")
 
-HEADS = ("ForCausalLM", "ForTokenClassification")  # what lies on top of the same layers
+HEADS = ("ForCausalLM", "ForTokenClassification")  # heads on top of the same layers
 
 
 @runtime_checkable
@@ -39,36 +42,39 @@ class Decoder(Protocol):
     stages: Stages | None
 
     def hidden(self, packed: Packed) -> Float[Tensor, "m d"]:
-        """Return the last hidden states of the scored positions, normalised, in the number type of the products."""
+        """Return the normalised last hidden states of the scored positions.
+
+        They have the number type of the products.
+        """
         ...
 
     def head(self) -> OutputLayer:
-        """Return the output layer in that number type."""
+        """Return the output layer in the number type of the products."""
         ...
 
     def refresh(self) -> None:
-        """Forget copies of the parameters; call it whenever they have changed."""
+        """Drop copies of the parameters; call this whenever they change."""
         ...
 
     def blocks(self) -> list[nn.Module]:
-        """Return the modules of which each is gathered and freed on its own where the parameters are sharded."""
+        """Return the modules that sharding gathers and frees one at a time."""
         ...
 
     def shard(self, group: TensorGroup | None = None, stages: Stages | None = None) -> None:
-        """Keep no copies of parameters and read them anew in each call, since they are about to be sharded.
+        """Prepare for sharding: keep no copies, read parameters in each call.
 
         Args:
             group: the ranks that share the matrices of a layer, of which this one keeps its part; None: no others.
             stages: the ranks that share the layers, of which this one keeps its own; None: no others.
 
         Raises:
-            ConfigError: the model cannot be shared so (E1849, E1855, E1856).
+            ConfigError: the model cannot be shared in this way (E1849, E1855, E1856).
         """
         ...
 
 
 class _Layer(nn.Module):
-    """One decoder layer over the parameters of a Hugging Face layer, which it holds, so that both are sharded."""
+    """One decoder layer over a Hugging Face layer, which is its child module."""
 
     def __init__(
         self, layer: nn.Module, *, head_size: int, eps: float, dtype: torch.dtype, is_adapted: bool = True
@@ -82,7 +88,7 @@ class _Layer(nn.Module):
         self.num_queries, self.num_keys = (w.shape[0] // head_size for w in self.maps.qkv.weights[:2])
 
     def shard(self, group: TensorGroup | None) -> None:
-        """Read the parameters anew in each call: between calls there are only parts of them."""
+        """Read the parameters in each call: in between, only parts are held."""
         self.is_sharded = True
         del self.maps
         if group is not None:
@@ -93,7 +99,10 @@ class _Layer(nn.Module):
     def forward(
         self, hidden: Tensor, cos: Tensor, sin: Tensor, packed: Packed, is_last: bool, recompute: bool
     ) -> Tensor:
-        """Return the residual stream after the layer; of the last layer at the scored positions only."""
+        """Return the residual stream [n, d] after the layer.
+
+        The last layer returns the scored positions only. `hidden` is [n, d], `cos` and `sin` are [N, 1, D].
+        """
         if not recompute:
             return self._compute(hidden, cos, sin, packed, is_last)
         result: Tensor = checkpoint(self._compute, hidden, cos, sin, packed, is_last, use_reentrant=False)
@@ -128,7 +137,7 @@ class _Layer(nn.Module):
         return LayerMaps(self.wrapped, dtype=self.dtype, is_adapted=self.is_adapted, is_shared=self.group is not None)
 
     def _norm(self, weight: Tensor, *, is_whole: bool) -> Tensor:
-        """Return the weight of a norm of all tokens (`is_whole`), or of those that this rank keeps."""
+        """Return a norm's weight for all tokens, or for those of this rank."""
         group = self.group
         return weight if group is None or is_whole or not group.is_by_tokens else group.shared(weight)
 
@@ -143,7 +152,7 @@ class _Layer(nn.Module):
 class FastDecoder(nn.Module):
     """Llama, Qwen2 and Qwen3 over the parameters of the Hugging Face model.
 
-    The residual stream is float32, products are in `dtype`. The last layer goes on after its attention with the scored
+    The residual stream is float32, products are in `dtype`. After its attention, the last layer computes the scored
     positions only.
 
     Args:
@@ -175,11 +184,11 @@ class FastDecoder(nn.Module):
         self._head: Tensor | None = None
 
     def blocks(self) -> list[nn.Module]:
-        """Return what is sharded on its own; see `Decoder`."""
+        """Return the modules that are sharded separately; see `Decoder`."""
         return list(self.layers)
 
     def shard(self, group: TensorGroup | None = None, stages: Stages | None = None) -> None:
-        """Keep no copies; see `Decoder`."""
+        """Prepare for sharding, keep this rank's layers; see `Decoder`."""
         self.is_sharded, self.group, self.stages = True, group, stages
         if group is not None:
             check_matrices(self._outside["model"], group.size)
@@ -200,7 +209,7 @@ class FastDecoder(nn.Module):
         return hidden
 
     def stream_shape(self, packed: Packed) -> tuple[int, int]:
-        """Return the shape of the residual stream that this rank holds between two layers."""
+        """Return the shape [n, d] of this rank's stream between two layers."""
         size = self.group.size if self.group is not None and self.group.is_by_tokens else 1
         return -(-len(packed.tokens) // size), self.width
 
@@ -209,14 +218,13 @@ class FastDecoder(nn.Module):
         return [p for name, p in self.named_parameters() if not name.startswith("layers.")]
 
     def forward(self, packed: Packed, incoming: Tensor | None = None) -> Float[Tensor, "m d"]:
-        """Return the last hidden states; a call of the module, so that sharded parameters are gathered.
+        """Return the last hidden states, or the stream [n, d] of an earlier stage.
+
+        Call the module, not this method, so that sharded parameters are gathered.
 
         Args:
             packed: the micro-batch.
-            incoming: the residual stream of the stage before; None: this one begins with the tokens.
-
-        Returns:
-            Of a stage that is not the last, the residual stream.
+            incoming: residual stream [n, d] of the previous stage; None: this stage begins with the tokens.
         """
         tokens, positions = packed.own_tokens
         is_first = incoming is None
@@ -242,14 +250,14 @@ class FastDecoder(nn.Module):
         return OutputLayer(self._head, None, parameter)
 
     def refresh(self) -> None:
-        """Forget copies; see `Decoder`."""
+        """Drop copies of the parameters; see `Decoder`."""
         self._head = None
         for layer in self._own if not self.is_sharded else ():
             layer.maps.refresh()
 
     @contextmanager
     def without_adapter(self) -> Iterator[None]:
-        """Leave the adapter out while entered; only where the parameters are sharded, so that nothing is copied."""
+        """Leave the adapter out in the context; parameters must be sharded."""
         for layer in self._own:
             layer.is_adapted = False
         try:
@@ -260,10 +268,10 @@ class FastDecoder(nn.Module):
 
 
 class WithoutAdapter:
-    """A decoder of sharded parameters that leaves the adapter out; it shares everything with the one it is made of.
+    """A view of a sharded decoder that leaves the adapter out.
 
     Args:
-        decoder: computes with the adapter.
+        decoder: computes with the adapter, and shares everything with the view.
     """
 
     def __init__(self, decoder: FastDecoder) -> None:
@@ -281,7 +289,7 @@ class WithoutAdapter:
 def make_decoder(
     model: PreTrainedModel, *, dtype: torch.dtype, recompute: bool, without: Without | None = None
 ) -> Decoder:
-    """Return our own decoder where it computes the same as the model's forward, else Hugging Face's.
+    """Return our own decoder if it supports the model, else Hugging Face's.
 
     Args:
         model: parameters in float32.
@@ -299,7 +307,10 @@ def make_decoder(
 
 
 def is_common(model: PreTrainedModel) -> bool:
-    """Return whether the model is a plain Llama, Qwen2 or Qwen3: SiLU, rotary positions, no window, no dropout."""
+    """Return whether the model is a plain Llama, Qwen2 or Qwen3.
+
+    Plain means: SiLU, rotary positions, no window, no dropout.
+    """
     config = model.config
     windows = {kind for kind in getattr(config, "layer_types", None) or () if kind != "full_attention"}
     rope = getattr(config, "rope_parameters", None) or {}

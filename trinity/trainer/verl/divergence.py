@@ -1,7 +1,10 @@
-"""The divergence of the policy from the reference over the whole vocabulary, in pieces, with its gradient.
+"""The divergence from the reference over the whole vocabulary, in chunks.
 
-Dimension key: M = scored tokens, d = hidden size, V = vocabulary. For p = softmax(z) and the reference's q,
-KL = sum of p (ln p - ln q), and its derivative by z_j is p_j (ln p_j - ln q_j - KL).
+    KL = sum of p (ln p - ln q),    d KL / d z_j = p_j (ln p_j - ln q_j - KL)
+
+with p = softmax(z) of the policy and q of the reference.
+
+Dimension key: M = scored tokens, d = hidden size, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from trinity.trainer.verl.output_layer import OutputLayer
 
 @dataclass(frozen=True)
 class Output:
-    """What gives the logits of a model.
+    """The hidden states and output layer that give a model's logits.
 
     Attributes:
         hidden: last hidden states of the scored positions.
@@ -68,16 +71,18 @@ class _ChunkedDivergence(torch.autograd.Function):
 
 
 def _difference(logp: Tensor, reference: Output, temperature: float, part: slice) -> Tensor:
-    """Return ln p - ln q of a piece."""
+    """Return ln p - ln q [m, V] of a chunk."""
     return logp - reference.layer.log_softmax(reference.hidden[part], temperature)
 
 
 def full_divergence(policy: Output, reference: Output, *, temperature: float = 1.0) -> Float[Tensor, "M"]:
-    """Return KL(policy, reference) in nats at each scored token, in float32; the logits never exist at once.
+    """Return KL(policy, reference) (nats, float32) at each scored token.
+
+    The logits of all tokens never exist at once.
 
     Args:
         policy: its hidden states, and the parameters of its layer, get the gradient.
-        reference: held.
+        reference: gets no gradient.
         temperature: divides both logits.
     """
     layer = policy.layer

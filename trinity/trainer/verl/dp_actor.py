@@ -1,4 +1,7 @@
-"""The policy's update: mini-batches, micro-batches, loss, backward, optimizer step."""
+"""The policy's update, from mini-batches to optimizer steps.
+
+Dimension key: B = rows, T = response positions, m = scored positions of this rank, d = hidden size.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ class DataParallelPPOActor:
 
     # ------------------------------------------------------------------ update
     def update_policy(self, batch: TrainBatch, *, step: int) -> dict[str, float]:
-        """Train on `batch` as training step `step` (1-based); return the metrics `actor/...` and `training/...`.
+        """Train on `batch` as step `step` (1-based); return its metrics.
 
         Raises:
             NumericError: the gradient norm was not finite in three optimizer steps in a row.
@@ -120,24 +123,24 @@ class DataParallelPPOActor:
         accumulate(self.decoder, self.scorer, steps(), loss=loss, reference_of=self._reference_of)
 
     def _rows_with_signal(self, mini: TrainBatch) -> list[int]:
-        """Return the rows whose forward pass can change the gradient; the others still count in every mean."""
+        """Return the rows that can change the gradient; all count in the means."""
         counted = mini.action_mask
         if self.loss_fn.ignores_zero_advantage and "advantages" in mini.columns:
             counted = counted & (mini.columns["advantages"] != 0)
         return counted_rows(mini, counted)
 
     def _with_selection(self, mini: TrainBatch) -> TrainBatch:
-        """Add what the loss selects among all tokens of the mini-batch, at the weights before its step."""
+        """Add `selected`, which the loss chooses at the weights before its step."""
         select = self.loss_fn.policy_loss.select_tokens
         if select is None:
             return mini
         tensors = {"action_mask": mini.action_mask, "logprob": self.scorer.compute_log_prob(mini)} | mini.columns
         if self.loss_fn.required - tensors.keys():
-            return mini  # the loss says what is missing
+            return mini  # the loss raises the error that names what is missing
         return mini.with_columns(selected=select(**tensors))
 
     def _reference_of(self, packed: Packed) -> Output | None:
-        """Return the reference's distributions, where the loss compares the policy's with them."""
+        """Return the reference's output if the loss compares distributions."""
         if not self.loss_fn.with_full_kl:
             return None
         assert self.reference is not None, "the worker loads what the loss reads"
@@ -153,7 +156,7 @@ class DataParallelPPOActor:
         metrics: Metrics,
         difference: _Mismatch | None,
     ) -> Float[Tensor, ""]:
-        """Return a micro-batch's summand of the loss from its last hidden states, and note what is measured."""
+        """Return a micro-batch's summand of the loss and record its metrics."""
         micro = step.micro
         scored, entropy = self.scorer.score_hidden(hidden, packed, with_entropy=self.loss_fn.with_entropy)
         size = {"num_rows": packed.num_rows, "width": packed.width}
@@ -172,7 +175,7 @@ class DataParallelPPOActor:
         return loss
 
     def _reporter(self, mini: TrainBatch, step: int, number: int) -> Reporter | None:
-        """Return what writes a mini-batch down if its optimizer step, number `number` of `step`, is skipped."""
+        """Return the report of a skipped optimizer step, `number` within `step`."""
         quarantine = self.quarantine
         if quarantine is None:
             return None
@@ -188,7 +191,7 @@ class DataParallelPPOActor:
         return report
 
     def compute_log_prob(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
-        """Return the log-probability (nats) of the counted response tokens, 0 elsewhere, on the CPU."""
+        """Return log-probabilities (nats) of counted tokens, 0 elsewhere, on CPU."""
         return self.scorer.compute_log_prob(batch)
 
 
@@ -198,7 +201,7 @@ def _full(name: str) -> str:
 
 
 class _Mismatch:
-    """Difference between the engine's log-probabilities and the trainer's, for rows sampled by the same weights."""
+    """Difference of log-probabilities, engine to trainer, at equal weights."""
 
     def __init__(self, trained_version: int) -> None:
         self.trained_version = trained_version
@@ -216,7 +219,7 @@ class _Mismatch:
         self.largest = max(self.largest, float(difference.max()))
 
     def of_all(self, ranks: Ranks) -> _Mismatch:
-        """Return what all ranks have compared together."""
+        """Return the differences of all ranks combined."""
         if ranks.is_alone:
             return self
         together = _Mismatch(self.trained_version)
@@ -226,7 +229,7 @@ class _Mismatch:
         return together
 
     def metrics(self) -> dict[str, float]:
-        """Return `training/rollout_logprobs_diff_{max,mean}`, or nothing where no row could be compared."""
+        """Return `training/rollout_logprobs_diff_{max,mean}`, if rows compared."""
         if not self.count:
             return {}
         return {

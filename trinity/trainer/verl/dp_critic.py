@@ -1,6 +1,6 @@
-"""The value model's update: mini-batches, micro-batches, clipped value loss, backward, optimizer step.
+"""The value model's update, from mini-batches to optimizer steps.
 
-Dimension key: B = rows, T = response positions, M = scored positions.
+Dimension key: B = rows, T = response positions, M = scored positions, m = those of this rank, d = hidden size.
 """
 
 from __future__ import annotations
@@ -96,13 +96,13 @@ class DataParallelPPOCritic:
         )
 
     def compute_values(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
-        """Return the value of every counted response token, 0 elsewhere, on the CPU, without gradient."""
+        """Return values of counted tokens, 0 elsewhere, on CPU, no gradient."""
         return self.scorer.compute(batch, self._values)
 
     def update_critic(self, batch: TrainBatch, *, step: int) -> dict[str, float]:
-        """Train on `batch`, which has `values` and `returns`, as training step `step`; return metrics `critic/...`.
+        """Train on `batch` as step `step`; return the metrics `critic/...`.
 
-        Rows of an expert, whose reward nobody knows, are left out.
+        `batch` has the columns `values` and `returns`. Expert rows, whose reward is unknown, are left out.
 
         Raises:
             NumericError: the gradient norm was not finite in three optimizer steps in a row.
@@ -125,7 +125,7 @@ class DataParallelPPOCritic:
         return {f"critic/{name}": value for name, value in values.items()}
 
     def _reporter(self, mini: TrainBatch, step: int, number: int) -> Reporter | None:
-        """Return what writes a mini-batch down if its optimizer step, number `number` of `step`, is skipped."""
+        """Return the report of a skipped optimizer step, `number` within `step`."""
         quarantine = self.quarantine
         if quarantine is None:
             return None
@@ -145,7 +145,7 @@ class DataParallelPPOCritic:
         return self._values_of(self.decoder.hidden(packed), packed)
 
     def _values_of(self, hidden: Float[Tensor, "m d"], packed: Packed) -> Float[Tensor, "M"]:
-        """Return the values of the scored positions, computed in float32 from the hidden states."""
+        """Return the values of the scored positions, computed in float32."""
         bias = None if self.head.bias is None else held(self.head.bias)
         return packed.collect(nn.functional.linear(hidden.float(), held(self.head.weight), bias).squeeze(-1))
 
@@ -170,7 +170,7 @@ class DataParallelPPOCritic:
         *,
         metrics: Metrics,
     ) -> Float[Tensor, ""]:
-        """Return a micro-batch's summand of the loss from its last hidden states, and note what is measured."""
+        """Return a micro-batch's summand of the loss and record its metrics."""
         micro, share = step.micro, step.share
         device, mode = self.scorer.device, self.settings.loss_agg_mode
         mask = micro.action_mask.to(device)
@@ -192,6 +192,11 @@ class DataParallelPPOCritic:
 def explained_variance(
     values: Float[Tensor, "B T"], returns: Float[Tensor, "B T"], *, mask: Bool[Tensor, "B T"]
 ) -> float:
-    """Return 1 - var(returns - values) / (var(returns) + 1e-5) over the counted tokens; 1 is a perfect critic."""
+    """Return the explained variance of the returns; 1 is a perfect critic.
+
+        1 - var(returns - values) / (var(returns) + 1e-5)
+
+    Both variances are over the counted tokens.
+    """
     left, whole = masked_var(returns - values, mask), masked_var(returns, mask)
     return float(1.0 - left / (whole + VARIANCE_EPSILON))

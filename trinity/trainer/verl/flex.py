@@ -1,8 +1,9 @@
-"""Attention over packed sequences by kernels that read them as one list: PyTorch's flash and flex attention on CUDA.
+"""Attention over packed sequences by PyTorch's kernels on CUDA.
 
 Dimension key: N = packed tokens, Q = query heads, H = key heads, D = size of queries and keys, E = size of values.
-Both need memory linear in the tokens, and neither pads. Flash attention takes plain layers and windows in 16 bits; flex
-attention, which compiles a kernel for the rule of the layer, takes the rest.
+Flash and flex attention read the sequences as one list. Both need memory linear in the tokens, and neither pads. Flash
+attention takes plain layers and windows in 16 bits; flex attention, which compiles a kernel for the rule of the layer,
+takes the rest.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ _FLASH_ARGUMENTS = {"window_size", "enable_gqa", "scale"}
 
 
 def has_kernel(queries: Tensor, values: Tensor, rule: Rule) -> bool:
-    """Return whether attention of such tensors is computed here: on CUDA, by a kernel that works there."""
+    """Return whether a CUDA kernel computes attention of these tensors.
+
+    Only shapes, number types and devices of `queries` [N, Q, D] and `values` [N, H, E] matter.
+    """
     if queries.device.type != "cuda":
         return False
     return _takes_flash(queries, values, rule) or flex_works(queries.device, queries.dtype)
@@ -40,7 +44,7 @@ def has_kernel(queries: Tensor, values: Tensor, rule: Rule) -> bool:
 
 @cache
 def flex_works(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether flex attention can be compiled and differentiated; tried once, and told where it fails."""
+    """Return whether flex attention works here; try once, log a failure."""
     shape, reason = (BLOCK, 2, 32), "triton is not installed"
     if importlib.util.find_spec("triton") is not None:
         try:
@@ -62,7 +66,7 @@ def flex_attend(
     lengths: tuple[int, ...],
     rule: Rule,
 ) -> Float[Tensor, "N Q*E"]:
-    """Return the attention of sequences of `lengths` that lie one after another; the queries are scaled."""
+    """Return attention in packed sequences of `lengths`; queries are scaled."""
     if _takes_flash(queries, values, rule):
         return _flash(queries, keys, values, lengths, rule.window).flatten(1)
     return _flex(queries, keys, values, lengths, rule, compute=_compiled()).flatten(1)
@@ -78,7 +82,7 @@ def _takes_flash(queries: Tensor, values: Tensor, rule: Rule) -> bool:
 
 @cache
 def _flash_kernel() -> Callable[..., Any] | None:
-    """Return PyTorch's attention over lists of sequences, where it knows windows and grouped heads."""
+    """Return PyTorch's varlen kernel if it knows windows and grouped heads."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -99,7 +103,7 @@ def _flash(queries: Tensor, keys: Tensor, values: Tensor, lengths: tuple[int, ..
 
 @lru_cache(maxsize=4)
 def _ends(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return where each sequence begins, and the end of the last."""
+    """Return the start of each sequence and the end of the last: int32."""
     return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
 
 
@@ -112,7 +116,7 @@ def _flex(
     *,
     compute: Callable[..., Any],
 ) -> Tensor:
-    """Return [N, Q, E]; no rule is a plain one. The list is padded to whole blocks: few shapes are compiled."""
+    """Return flex attention [N, Q, E], padded to whole blocks for few shapes."""
     window, softcap, sinks = (None, None, None) if rule is None else (rule.window, rule.softcap, rule.sinks)
     total = sum(lengths)
     padded = -(-total // BLOCK) * BLOCK
@@ -124,7 +128,7 @@ def _flex(
     wanted = flex.AuxRequest(lse=True)
     is_grouped = queries.shape[1] != keys.shape[1]
     out, extra = compute(q, k, v, score_mod=score, block_mask=mask, scale=1.0, enable_gqa=is_grouped, return_aux=wanted)
-    if sinks is not None:  # the weights sum to 1 with the sink's: what the others have shrinks
+    if sinks is not None:  # the weights sum to 1 with the sink's, so those of the keys shrink
         share = torch.sigmoid(extra.lse - sinks.float()[None, :, None])
         out = out * share[..., None].to(out.dtype)
     return out[0].transpose(0, 1)[:total]
@@ -137,9 +141,10 @@ def _capped(cap: float) -> Callable[..., Tensor]:
 
 @lru_cache(maxsize=8)
 def _mask(lengths: tuple[int, ...], padded: int, window: int | None, device: torch.device) -> flex.BlockMask:
-    """Return who sees whom: earlier tokens of the same sequence, within the window; padding sees itself.
+    """Return which key each query sees; padding sees itself.
 
-    A lambda, since flex attention counts the arguments of what it is given, which wrappers of functions hide.
+    A query sees earlier tokens of its own sequence, within the window. A lambda, since flex attention counts the
+    arguments of what it is given, which wrappers of functions hide.
     """
     row = torch.repeat_interleave(torch.tensor([*lengths, padded - sum(lengths)]))
     row = row.to(device) if row.device != device else row

@@ -1,8 +1,8 @@
-"""Our attention over packed sequences as an implementation that Hugging Face models can be told to use.
+"""Our attention over packed sequences, registered with Hugging Face.
 
 A model makes its masks through one function and computes each layer's attention through another. Ours make no mask:
-what a layer's mask would say (causal, in a window) goes along as the rule of the layer. Whatever else a family wants of
-its attention is refused here, and the family is then computed otherwise (see `layout.py`).
+the rule of the layer carries what its mask would say (causal, in a window). Any other demand of a family on its
+attention is refused here, and the family is then computed in another way (see `layout.py`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from trinity.trainer.verl.packing import Packed
 
 NAME = "trinity_packed"
 
-# Functions of transformers that make masks which say no more than causal, or causal in a window.
+# Functions of transformers whose masks are plainly causal, or causal in a window.
 _PLAIN_MASKS = {"create_causal_mask", "create_sliding_window_causal_mask"}
 _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
-# Others that modeling files import for what is never called here: generation, images.
+# Others that modeling files import for uses that never occur here: generation, images.
 _UNUSED_MASKS = {"create_masks_for_generate", "create_masks_for_vision_model", "create_bidirectional_mask"}
-# What attention functions are told besides, without a meaning for the result.
+# Further arguments of attention functions that do not change the result.
 _IDLE = {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states", "return_dict"}
 _IDLE |= {"is_causal", "sliding_window", "position_embeddings", "logits_to_keep", "past_key_values", "layer_idx"}
 
@@ -33,11 +33,11 @@ _computed: list[Packed] = []  # not a context variable: a backward pass on CUDA 
 
 
 class NotPackable(Exception):
-    """The attention of a model is not one that our own computes; the message says what it wants."""
+    """Our own attention cannot compute a model's; the message says why."""
 
 
 class computing:
-    """While entered, models that use our attention attend within the sequences of `packed`."""
+    """Context in which our attention attends within `packed`'s sequences."""
 
     def __init__(self, packed: Packed) -> None:
         self.packed = packed
@@ -50,7 +50,7 @@ class computing:
 
 
 class _Seen(Tensor):
-    """Stands for a mask, of which it says the window only; it has no entries."""
+    """A stand-in for a mask that holds the window only; it has no entries."""
 
     window: int | None
 
@@ -58,7 +58,9 @@ class _Seen(Tensor):
 def packed_mask(
     *args: Any, local_size: int | None = None, use_vmap: bool = False, device: torch.device | None = None, **_: Any
 ) -> Tensor:
-    """Mask function for Hugging Face models: return what carries the window to `packed_attention`.
+    """Return a stand-in mask that tells `packed_attention` the window.
+
+    This is the mask function for Hugging Face models.
 
     Raises:
         NotPackable: the model changes the mask by functions of its own.
@@ -73,7 +75,9 @@ def packed_mask(
 def packed_attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Attention function for Hugging Face models: tensors are [1, heads, N, size], of the packed list being computed.
+    """Return the attention of the current packed list [1, N, heads, size].
+
+    This is the attention function for Hugging Face models; its tensors are [1, heads, N, size].
 
     Raises:
         NotPackable: the layer wants more than a window, a soft cap, sinks and a scale.
@@ -109,9 +113,10 @@ def register() -> str:
 
 
 def packing_problem(model: PreTrainedModel) -> str | None:
-    """Return what of the model our attention does not know by its name; None if there is nothing.
+    """Return the names of the model's masks and layers that ours cannot do.
 
-    Some rules show on long rows only (chunks, blocks that are chosen), so that trying on short ones is not enough.
+    Return None if there are none. Some rules show on long rows only (chunks, blocks that are chosen), so that trying on
+    short ones is not enough.
     """
     module = sys.modules[type(model).__module__]
     made = {name for name in vars(module) if name.startswith("create_") and "mask" in name}

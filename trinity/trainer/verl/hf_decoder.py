@@ -1,4 +1,6 @@
-"""Hidden states of packed tokens through Hugging Face's own forward, for families that ours does not know.
+"""Hidden states of packed tokens through Hugging Face's own forward.
+
+It serves the families that our own decoder does not implement.
 
 Dimension key: m = scored positions of this rank (all, unless ranks share a sequence), d = hidden size, B = rows,
 L = padded length.
@@ -30,7 +32,9 @@ Without = Callable[[], AbstractContextManager[None]]
 
 
 class HFDecoder(nn.Module):
-    """Any causal language model through Hugging Face's own forward, each row as if it were alone; see `layout.py`.
+    """Any causal language model through Hugging Face's own forward.
+
+    Each row is computed as if it were alone; see `layout.py`.
 
     Args:
         model: parameters in float32; its attention function is replaced.
@@ -51,7 +55,7 @@ class HFDecoder(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.dtype, self.context = model, dtype, without or nullcontext
-        if without is None:  # else the model is another decoder's, too, which may recompute its layers
+        if without is None:  # else another decoder shares the model and may recompute its layers
             model.eval()
         self.layout = choose_layout(model, has_logits=model.get_output_embeddings() is not None)
         self.is_sharded = False
@@ -59,23 +63,30 @@ class HFDecoder(nn.Module):
             recompute_layers(model)
 
     def blocks(self) -> list[nn.Module]:
-        """Return what is sharded on its own; see `Decoder`."""
+        """Return the modules that are sharded separately; see `Decoder`."""
         names = set(self.model._no_split_modules or ())
         return [module for module in self.model.modules() if type(module).__name__ in names]
 
     def shard(self, group: TensorGroup | None = None, stages: Stages | None = None) -> None:
-        """Nothing is copied; neither its matrices nor its layers can be shared."""
+        """Prepare for sharded weights; refuse to share matrices or layers.
+
+        Raises:
+            ConfigError: `group` or `stages` is given (E1856).
+        """
         if group is not None or stages is not None:
             raise ConfigError(family_problem(str(self.model.config.model_type)), code="E1856")
         self.is_sharded = True
 
     def hidden(self, packed: Packed) -> Float[Tensor, "m d"]:
-        """Return the last hidden states; see `Decoder`. The caller stays inside `computing` for the backward pass."""
+        """Return the last hidden states; see `Decoder`.
+
+        The caller stays inside `computing` for the backward pass.
+        """
         hidden: Tensor = self(packed)
         return hidden
 
     def forward(self, packed: Packed) -> Float[Tensor, "m d"]:
-        """Return the last hidden states; a call of the module, so that sharded parameters are gathered."""
+        """Return last hidden states; call the module, so that shards are gathered."""
         device = packed.tokens.device
         with self.context(), torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32):
             hidden = self._packed(packed) if self.layout.kind == "packed" else self._padded(packed)
@@ -85,7 +96,7 @@ class HFDecoder(nn.Module):
         return run_packed(self.model, *packed.own_tokens)
 
     def _padded(self, packed: Packed) -> Tensor:
-        """Return the hidden states of all packed tokens, computed as rows that are padded on the right."""
+        """Return all hidden states, computed as rows padded on the right."""
         if packed.piece is not None:
             raise ConfigError(row_problem(str(self.model.config.model_type), packed.piece.size), code="E1836")
         lengths = packed.rows.lengths
@@ -105,11 +116,11 @@ class HFDecoder(nn.Module):
         return OutputLayer(layer.weight.detach().to(self.dtype), layer.bias, layer.weight, self.layout.logits)
 
     def refresh(self) -> None:
-        """Nothing is copied."""
+        """Do nothing: the decoder holds no copies of parameters."""
 
 
 def alike(lengths: Sequence[int]) -> list[list[int]]:
-    """Return groups of rows, each at most half larger when it is padded."""
+    """Group rows of similar length: padding adds at most half to a group."""
     groups: list[list[int]] = []
     total = 0
     for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
@@ -122,10 +133,10 @@ def alike(lengths: Sequence[int]) -> list[list[int]]:
 
 
 def recompute_layers(model: PreTrainedModel) -> None:
-    """Let each layer be computed again in the backward pass.
+    """Enable recomputation of each layer in the backward pass.
 
-    Hugging Face does so in training mode only. The layers alone are put into it, not what is in them, so that nothing
-    that differs between training and evaluation (routers, noise) is switched on.
+    Hugging Face recomputes in training mode only. Only the layers themselves are put into that mode, not their
+    submodules, so that nothing that differs between training and evaluation (routers, noise) is switched on.
     """
     model.gradient_checkpointing_enable({"use_reentrant": False})
     for module in model.modules():

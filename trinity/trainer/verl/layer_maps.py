@@ -13,7 +13,7 @@ from trinity.trainer.verl.parallel.tensor import held
 
 
 class LayerMaps:
-    """The linear maps and norms of a decoder layer over the parameters that it has at this moment.
+    """The linear maps and norms of a decoder layer's current parameters.
 
     Args:
         layer: a layer of Hugging Face.
@@ -51,13 +51,13 @@ class LayerMaps:
             self.head_norms = (tensors["self_attn.q_norm.weight"], tensors["self_attn.k_norm.weight"])
 
     def refresh(self) -> None:
-        """Forget copies of the parameters."""
+        """Drop copies of the parameters."""
         for linear in (self.qkv, self.out, self.gate_up, self.down):
             linear.refresh()
 
 
 def _addition(layer: nn.Module, name: str, tensors: Mapping[str, Tensor]) -> LowRank | None:
-    """Return what an adapter adds to the linear map `name`; None where it has none."""
+    """Return the adapter's addition to the linear map `name`, or None."""
     down = tensors.get(f"{name}.lora_A.default.weight")
     if down is None:
         return None

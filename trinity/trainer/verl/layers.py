@@ -1,7 +1,7 @@
 """Building blocks of the decoder with their backward passes.
 
-Dimension key: N = packed tokens, I = inputs, O = outputs, r = rank, H = heads, D = head size. Written out because the
-general implementations save and copy more: on a CPU these are memory-bound.
+Dimension key: N = packed tokens, I = inputs, O = outputs, r = rank, H = heads, D = head size. They are written out
+because the general implementations save and copy more: on a CPU these operations are memory-bound.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trinity.utils.products import linear, matmul
 
 
 class _Linear(torch.autograd.Function):
-    """x W^T + b with the gradient of several stacked parameters; W is a copy of them in the number type of x."""
+    """x W^T + b [N, O] with a copy W of parameters, which get the gradient."""
 
     @staticmethod
     def forward(
@@ -46,7 +46,11 @@ class _Linear(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class LowRank:
-    """The addition `scale * up @ down` to a frozen weight [O, I] (arXiv:2106.09685, section 4.1: s B A).
+    """A low-rank addition to a frozen weight.
+
+        W = W0 + s B A
+
+    W0 is [O, I] (arXiv:2106.09685, section 4.1).
 
     Attributes:
         down: parameter A [r, I] in float32.
@@ -64,7 +68,10 @@ class LowRank:
 
 
 class _LowRankLinear(torch.autograd.Function):
-    """x W^T + b with W = W0 + s B A; the gradient goes to A and B and needs no product of the size of W."""
+    """y = x W^T + b with W = W0 + s B A and gradients of A and B, x [N, I].
+
+    The backward pass needs no product of the size of W.
+    """
 
     @staticmethod
     def forward(
@@ -121,7 +128,7 @@ class FusedLinear:
         self._bias: Tensor | None = None
 
     def refresh(self) -> None:
-        """Forget the copy of the parameters; call it whenever they have changed."""
+        """Drop the copy of the parameters; call this whenever they change."""
         self._weight = self._bias = None
 
     def __call__(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N O"]:
@@ -146,7 +153,7 @@ def _stacked(parameters: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 class _RMSNorm(torch.autograd.Function):
-    """x / rms(x) * weight in float32, returned in another number type."""
+    """x / rms(x) * weight over [..., I] in float32, cast to another type."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
@@ -173,12 +180,12 @@ class _RMSNorm(torch.autograd.Function):
 def rms_norm(
     x: Float[Tensor, "*shape I"], weight: Float[Tensor, "I"], *, eps: float, dtype: torch.dtype
 ) -> Float[Tensor, "*shape I"]:
-    """Return `x` divided by its root mean square (computed in float32), times `weight`, as `dtype`."""
+    """Return x / sqrt(mean(x^2) + eps) * weight, computed in float32."""
     return _RMSNorm.apply(x, weight, eps, dtype)
 
 
 class _SwiGLU(torch.autograd.Function):
-    """silu(gate) * up of a fused [gate, up]."""
+    """silu(gate) * up [N, I], from gate and up side by side [N, 2 I]."""
 
     @staticmethod
     def forward(ctx: Any, fused: Tensor) -> Tensor:
@@ -204,7 +211,7 @@ def swiglu(fused: Float[Tensor, "N two_I"]) -> Float[Tensor, "N I"]:
 
 
 class _Rotate(torch.autograd.Function):
-    """Rotary embedding; `sin` has its first half negated."""
+    """Rotary embedding of [N, H, D]; `sin` has its first half negated."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -221,12 +228,17 @@ class _Rotate(torch.autograd.Function):
 def rotate(
     x: Float[Tensor, "N H D"], cos: Float[Tensor, "N 1 D"], sin: Float[Tensor, "N 1 D"]
 ) -> Float[Tensor, "N H D"]:
-    """Return `x` rotated by its position (arXiv:2104.09864); `sin` has its first half negated."""
+    """Return `x` rotated by its position (arXiv:2104.09864).
+
+        x * cos + roll(x, D / 2) * sin
+
+    `sin` has its first half negated.
+    """
     return _Rotate.apply(x, cos, sin)
 
 
 class _Spread(torch.autograd.Function):
-    """Rows to their slots in a zeroed tensor; the gradient comes back from there."""
+    """Rows [n, ...] copied to their slots in zeros [size, ...]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, slots: Tensor, size: int) -> Tensor:
@@ -240,7 +252,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Collect(torch.autograd.Function):
-    """Rows from distinct slots; the gradient goes back there, zero elsewhere."""
+    """Rows [n, ...] read from distinct slots of [size, ...]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, slots: Tensor) -> Tensor:
@@ -255,10 +267,10 @@ class _Collect(torch.autograd.Function):
 
 
 def spread(x: Float[Tensor, "n *rest"], slots: Int[Tensor, "n"] | None, size: int) -> Float[Tensor, "size *rest"]:
-    """Return a zeroed tensor of `size` rows with `x` at the distinct `slots`; `x` itself where `slots` is None."""
+    """Return zeros of `size` rows with `x` at `slots`; `x` if slots is None."""
     return x if slots is None else _Spread.apply(x, slots, size)
 
 
 def collect(x: Float[Tensor, "size *rest"], slots: Int[Tensor, "n"] | None) -> Float[Tensor, "n *rest"]:
-    """Return the rows of `x` at the distinct `slots`; `x` itself where `slots` is None."""
+    """Return the rows of `x` at the distinct `slots`; without them, `x`."""
     return x if slots is None else _Collect.apply(x, slots)

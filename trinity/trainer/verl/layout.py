@@ -1,9 +1,9 @@
-"""How Hugging Face's own forward is given rows so that each is computed as if it were alone.
+"""How rows are given to Hugging Face's forward without mixing them.
 
-Packed into one list with our attention, where that is all that lets a family's tokens see each other; else padded on
-the right, where no causal layer looks (recurrences, convolutions, positions in the scores). Which one is found by
-trying on a few short rows of the model itself, in float32: the result must be that of each row alone. What fits neither
-is refused.
+Rows are packed into one list with our attention if only attention lets a family's tokens see each other. Else they are
+padded on the right, where no causal layer looks (recurrences, convolutions, positions in the scores). The choice is
+made by trying a few short rows on the model itself, in float32: the result must be that of each row alone. A model
+that fits neither is refused.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from trinity.utils.log import get_logger
 logger = get_logger("trainer")
 
 _LENGTHS = (13, 5, 9)
-_KEPT = 7  # of the first row, computed again without what follows
-_TOLERANCE = 2e-4  # of the largest value; what is wrong is off by tenths
+_KEPT = 7  # tokens of the first row, computed again without those after them
+_TOLERANCE = 2e-4  # of the largest value; wrong results are off by tenths
 _FACTORS = ("logit_scale", "lm_head_multiplier", "logits_scaling", "logits_mup_width_multiplier")
 _SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 _FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, NotImplementedError)
@@ -44,7 +44,7 @@ class Layout:
     Attributes:
         kind: `packed` into one list, or `padded` into a rectangle.
         attention: name of the attention function in transformers.
-        logits: what the model does to the products of its output layer.
+        logits: scale and bound that the model applies to the products of its output layer.
     """
 
     kind: Literal["packed", "padded"]
@@ -53,21 +53,21 @@ class Layout:
 
     @property
     def text(self) -> str:
-        """One phrase for the log."""
+        """Short description for the log."""
         return "rows packed" if self.kind == "packed" else f"rows padded ({self.attention} attention)"
 
 
 def choose_layout(model: PreTrainedModel, *, has_logits: bool, may_pack: bool | None = None) -> Layout:
-    """Return how `model` is given rows, and tell it to use the attention function that goes with it.
+    """Return how `model` is given rows, and set its attention function.
 
     Args:
         model: in evaluation mode, but for layers that are recomputed.
         has_logits: it is a language model, whose output layer is checked, too.
-        may_pack: try to pack; None: where the table of families says that it is right for long rows, too.
+        may_pack: try to pack; None: if the table of families says that it is right for long rows, too.
 
     Raises:
-        EnvironmentProblem: the model sees later tokens or cannot be computed so (E3130), or its logits are not those of
-            a linear map with a scale and a bound (E3131).
+        EnvironmentProblem: the model sees later tokens or cannot be computed in either way (E3130), or its logits are
+            not those of a linear map with a scale and a bound (E3131).
     """
     rows = _rows(model)
     register()
@@ -80,14 +80,14 @@ def choose_layout(model: PreTrainedModel, *, has_logits: bool, may_pack: bool | 
             if found is not None and all(_is_close(a, b) for a, b in zip(found, alone, strict=True)):
                 return layout
     raise EnvironmentProblem(
-        f"{_name(model)} computes a row otherwise when other rows stand beside it, so that it cannot be trained in "
-        "batches; use a model of another family",
+        f"{_name(model)} computes a row differently when it is batched with other rows, so that it cannot be trained "
+        "in batches; use a model of another family",
         code="E3130",
     )
 
 
 def body(model: PreTrainedModel) -> Any:
-    """Return what computes the hidden states of a model with an output layer."""
+    """Return the module that computes the hidden states of a model."""
     base: Any = model.base_model
     if base is not model:
         return base
@@ -105,20 +105,20 @@ def run_padded(
 
 
 def run_packed(model: PreTrainedModel, tokens: Int[Tensor, "N"], positions: Int[Tensor, "N"]) -> Float[Tensor, "N d"]:
-    """Return the last hidden states of the packed list being computed."""
+    """Return the last hidden states of the packed list in `computing`."""
     output = body(model)(input_ids=tokens[None], position_ids=positions[None], use_cache=False, return_dict=True)
     hidden: Tensor = output.last_hidden_state[0]
     return hidden
 
 
 def _may_pack(model: PreTrainedModel) -> bool:
-    """Return whether a model's family has been found right when packed, with all that it does on long rows."""
+    """Return whether a family is known to be right when packed at any length."""
     kinds = {str(model.config.model_type), str(model.config.get_text_config().model_type)}
     return any(family.is_packed for kind in kinds if (family := families().get(kind)) is not None)
 
 
 def _layouts(model: PreTrainedModel, logits: LogitRule, *, may_pack: bool) -> Iterator[Layout]:
-    """Yield what is tried, the best first."""
+    """Yield the layouts to try, the best first."""
     if may_pack and packing_problem(model) is None:
         yield Layout("packed", NAME, logits)
     yield Layout("padded", "sdpa", logits)
@@ -126,7 +126,7 @@ def _layouts(model: PreTrainedModel, logits: LogitRule, *, may_pack: bool) -> It
 
 
 def _rows(model: PreTrainedModel) -> list[Tensor]:
-    """Return rows of unlike lengths that begin alike, of tokens that are no special ones."""
+    """Return rows of different lengths, alike at the start, of plain tokens."""
     table = model.get_input_embeddings().weight
     assert isinstance(table, Tensor), "token embeddings are a table"
     first = len(table) // 2
@@ -135,7 +135,7 @@ def _rows(model: PreTrainedModel) -> list[Tensor]:
 
 
 def _alone(model: PreTrainedModel, rows: Sequence[Tensor]) -> list[Tensor]:
-    """Return the hidden states of each row by itself, by the model's own eager attention.
+    """Return the hidden states of each row alone, with eager attention.
 
     Raises:
         EnvironmentProblem: the model cannot be computed, or a token's state depends on later tokens (E3130).
@@ -162,7 +162,7 @@ def _alone(model: PreTrainedModel, rows: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _tried(model: PreTrainedModel, rows: Sequence[Tensor], layout: Layout) -> list[Tensor] | None:
-    """Return the hidden states of each row, computed together; None where the model cannot be computed so."""
+    """Return the hidden states of rows computed together; None if it fails."""
     lengths = [len(row) for row in rows]
     try:
         model.set_attn_implementation(layout.attention)
@@ -183,7 +183,7 @@ def _tried(model: PreTrainedModel, rows: Sequence[Tensor], layout: Layout) -> li
 
 
 def _packed(rows: Sequence[Tensor]) -> Packed:
-    """Return rows as one list, of which nothing is scored."""
+    """Return rows as one list without scored positions."""
     lengths, device = tuple(len(row) for row in rows), rows[0].device
     width, none = max(lengths), torch.empty(0, dtype=torch.long, device=device)
     positions = [torch.arange(length, device=device) for length in lengths]
@@ -203,10 +203,10 @@ def _packed(rows: Sequence[Tensor]) -> Packed:
 
 
 def _logit_rule(model: PreTrainedModel, row: Tensor, hidden: Float[Tensor, "T d"]) -> LogitRule:
-    """Return what makes the model's logits of the products of its output layer.
+    """Return the rule that turns the output layer's products into logits.
 
     Raises:
-        EnvironmentProblem: nothing that is known does (E3131).
+        EnvironmentProblem: no known rule does (E3131).
     """
     layer: Any = model.get_output_embeddings()
     try:
@@ -221,7 +221,7 @@ def _logit_rule(model: PreTrainedModel, row: Tensor, hidden: Float[Tensor, "T d"
 
 
 def _logit_rules(config: PreTrainedConfig) -> Iterator[LogitRule]:
-    """Yield the rules that a configuration may mean: families use one name for several things."""
+    """Yield the rules a configuration may mean: its names are ambiguous."""
     values = config.to_dict()
     factors = [float(values[name]) for name in _FACTORS if values.get(name)]
     if values.get("dim_model_base"):

@@ -1,4 +1,4 @@
-"""Models for the trainer: the causal language model, and the value model with its head."""
+"""Models of the trainer: the language model, and the value model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ HEAD_STD = 0.02  # initializer_range of the common families
 
 
 def load_model(path: str, device: torch.device, *, config: Config) -> PreTrainedModel:
-    """Return the model of the folder `path` in float32 on `device`, made as `model.override_config` says.
+    """Return the model of the folder `path` in float32 on `device`.
+
+    `model.override_config` changes its configuration.
 
     Raises:
         ConfigError: `override_config` names what the model's configuration does not have (E1885), `external_lib` a
@@ -70,10 +72,10 @@ def load_model(path: str, device: torch.device, *, config: Config) -> PreTrained
 
 
 def attach_adapter(model: PreTrainedModel, config: Config) -> Adapter | None:
-    """Put the adapter of `model.lora_configs` into `model` and return it; None where there is none to train.
+    """Put the adapter of `model.lora_configs`, if any, into `model`.
 
     Raises:
-        ConfigError: it names modules that the model has not.
+        ConfigError: it names modules that the model does not have.
         EnvironmentProblem: an existing adapter cannot be read or does not fit.
     """
     if not config.model.lora_configs:
@@ -85,7 +87,7 @@ def attach_adapter(model: PreTrainedModel, config: Config) -> Adapter | None:
 
 
 def initial_weights(config: Config) -> Mapping[str, Tensor]:
-    """Return the weights from which the training of the adapter starts, on the CPU.
+    """Return the merged weights at the start of an adapter's training, on CPU.
 
     Raises:
         EnvironmentProblem: model or adapter cannot be loaded.
@@ -97,7 +99,9 @@ def initial_weights(config: Config) -> Mapping[str, Tensor]:
 
 
 def checkpoint_weights(checkpoint: Path, config: Config) -> Mapping[str, Tensor]:
-    """Return the weights of the policy in a checkpoint by Hugging Face name, on the CPU, an adapter merged.
+    """Return the policy's weights in a checkpoint, on the CPU.
+
+    They are listed by Hugging Face name, with an adapter merged.
 
     Raises:
         CheckpointError: they cannot be read (E7043).
@@ -117,16 +121,16 @@ def checkpoint_weights(checkpoint: Path, config: Config) -> Mapping[str, Tensor]
 
 
 def model_hash(path: str) -> str:
-    """Return the hash of the files of a model's folder; empty where `path` is a hub id."""
+    """Return the hash of the files in a model's folder; empty for a hub id."""
     return hash_tree(Path(path)) if Path(path).is_dir() else ""
 
 
 def load_value_model(path: str, device: torch.device, *, config: Config) -> PreTrainedModel:
-    """Return the model of the folder `path` with one number a token on top, in float32 on `device`.
+    """Return the value model of the folder `path` in float32 on `device`.
 
-    The head of a token or sequence classifier with one label is taken as it is. Another model, such as a causal
-    language model, gets a head that depends on `seed` alone; its bias is 0. `critic.model.override_config` changes the
-    model's configuration.
+    It has one number per token on top. The head of a token or sequence classifier with one label is taken as it is.
+    Another model, such as a causal language model, gets a head that depends on `seed` alone; its bias is 0.
+    `critic.model.override_config` changes the model's configuration.
 
     Raises:
         ConfigError: as for `load_model`.
@@ -138,7 +142,7 @@ def load_value_model(path: str, device: torch.device, *, config: Config) -> PreT
         with torch.random.fork_rng(devices=[]), _without_report():
             model, info, noise = _classifier(path, config, names={})
             if "score.weight" in info["unexpected_keys"] and not hasattr(model, "score"):
-                # The families disagree in the head's name between token and sequence classifiers.
+                # Token and sequence classifiers of a family name their heads differently.
                 model, info, noise = _classifier(path, config, names={r"^score\.": "classifier."})
     except (OSError, ValueError) as error:
         raise EnvironmentProblem(f"cannot load model.critic_model_path {path}: {error}", code="E3101") from error
@@ -186,14 +190,14 @@ def value_head(model: PreTrainedModel) -> nn.Linear:
 
 
 def num_embeddings(model: PreTrainedModel) -> int:
-    """Return how many tokens a model's embedding knows."""
+    """Return the number of tokens in a model's embedding table."""
     table = model.get_input_embeddings().weight
     assert isinstance(table, Tensor), "token embeddings are a table"
     return len(table)
 
 
 def _is_of_head(key: str | tuple[Any, ...]) -> bool:
-    """Return whether a tensor that was not loaded as it is belongs to a head, which may be new."""
+    """Return whether a tensor not loaded as it is belongs to a head."""
     name = key if isinstance(key, str) else str(key[0])
     return name.split(".")[0] in (*HEAD_NAMES, "lm_head")
 
@@ -219,7 +223,7 @@ def _classifier(
 
 @contextmanager
 def _without_report() -> Iterator[None]:
-    """Keep transformers from telling that a head is new: it is meant to be."""
+    """Suppress transformers' report of a new head, which is intended."""
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
@@ -229,14 +233,14 @@ def _without_report() -> Iterator[None]:
 
 
 def move_buffers(model: PreTrainedModel, device: torch.device) -> None:
-    """Bring what is no parameter to `device`, where sharding has brought the parameters."""
+    """Move buffers to `device`; sharding has moved the parameters there."""
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)
 
 
 def _ready(model: PreTrainedModel, device: torch.device, noise: dict[str, float]) -> PreTrainedModel:
-    """Return the model on `device`, without dropout; `noise` is what its configuration has said of it."""
+    """Record the configured `noise`, turn dropout off, and move to `device`."""
     setattr(model, NOISE, noise)
     for module in model.modules():
         if isinstance(module, nn.Dropout):

@@ -1,4 +1,6 @@
-"""Log-probabilities and entropy from hidden states, in pieces: the logits of a batch never exist at once.
+"""Log-probabilities and entropy from hidden states, in chunks.
+
+The logits of a batch never exist at once.
 
 Dimension key: M = scored tokens, d = hidden size, V = vocabulary.
 """
@@ -16,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from trinity.trainer.verl.output_layer import OutputLayer
 from trinity.utils.products import matmul
 
-# What an advantage may ask for beside the log-probability, from the log-probabilities [M V] of the vocabulary.
+# Statistics that an advantage may need, from the log-probabilities [M V] of the vocabulary.
 STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum_pi_squared": lambda logp: (2.0 * logp).exp().sum(1),
     "entropys": lambda logp: -(logp.exp() * logp).sum(1),
@@ -26,7 +28,7 @@ CHUNK_BYTES = {"cpu": 32 * 2**20, "cuda": 512 * 2**20}
 
 
 def chunk_rows(vocabulary: int, device: torch.device) -> int:
-    """Return how many rows of float32 logits one piece holds."""
+    """Return how many rows of float32 logits one chunk holds."""
     return max(1, CHUNK_BYTES.get(device.type, CHUNK_BYTES["cuda"]) // (4 * vocabulary))
 
 
@@ -74,12 +76,12 @@ class _ChunkedLogprob(torch.autograd.Function):
 
 
 class LayerGradients:
-    """Sums up the gradients of an output layer over pieces of its input.
+    """Sums the gradients of an output layer over chunks of its input.
 
     Args:
         layer: the layer.
         inputs: its inputs [M, d].
-        of_bias: whether the bias wants a gradient.
+        of_bias: whether the bias needs a gradient.
         of_weight: whether the weight does; both are frozen where only an adapter is trained.
 
     Attributes:
@@ -97,7 +99,10 @@ class LayerGradients:
         self.bias = torch.zeros(layer.num_tokens, dtype=torch.float32, device=device) if has_bias else None
 
     def add(self, part: slice, grad: Float[Tensor, "m V"], logits: Float[Tensor, "m V"] | None) -> None:
-        """Add what the inputs `part` give, from the gradient by their logits; it is overwritten."""
+        """Add the gradients of the inputs `part`.
+
+        `grad` is the gradient by their logits; it is overwritten.
+        """
         products = self.layer.rule.backward(grad, logits)
         if self.bias is not None:
             self.bias += products.sum(0)
@@ -108,7 +113,7 @@ class LayerGradients:
 
 
 def _grad_logits(logp: Tensor, labels: Tensor, grad_logprob: Tensor, entropy: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Return d / d logits: g (onehot - p), and for the entropy H: -h p (log p + H)."""
+    """Return g (onehot - p) - h p (log p + H), the gradient by logits [m, V]."""
     probability = logp.exp()
     grad = probability * -grad_logprob[:, None]
     if entropy is not None:
@@ -125,7 +130,10 @@ def logprob_and_entropy(
     temperature: float = 1.0,
     with_entropy: bool = False,
 ) -> tuple[Float[Tensor, "M"], Float[Tensor, "M"]]:
-    """Return the log-probability (nats) of each label and the entropy (nats) of its distribution, in float32.
+    """Return log-probability and entropy (nats, float32) of each label.
+
+        z = logits / temperature,  p = softmax(z)
+        logprob = log p[label],    entropy = -sum of p log p
 
     Args:
         hidden: last hidden states.
@@ -141,7 +149,7 @@ def logprob_and_entropy(
 def distribution_statistics(
     hidden: Float[Tensor, "M d"], layer: OutputLayer, names: Iterable[str], *, temperature: float = 1.0
 ) -> dict[str, Float[Tensor, "M"]]:
-    """Return `STATISTICS` of the distribution that each hidden state predicts, in float32 and without a gradient."""
+    """Return `STATISTICS` of each predicted distribution (float32, no grad)."""
     result = {name: hidden.new_empty(len(hidden), dtype=torch.float32) for name in names}
     rows = chunk_rows(layer.num_tokens, hidden.device)
     for start in range(0, len(hidden), rows):

@@ -1,7 +1,9 @@
-"""Low-rank adapters through PEFT: made from the seed or read from a folder, merged for the rollouts, saved.
+"""Low-rank adapters through PEFT: made or read, merged, and saved.
 
-An adapter adds `scale * B A` to the weight of a linear map (arXiv:2106.09685, section 4.1). The model's own weights are
-frozen; everybody but the trainer sees merged weights under the model's own names.
+    W = W0 + scale * B A
+
+is the weight of an adapted linear map (arXiv:2106.09685, section 4.1). The model's own weights W0 are frozen; other
+components see merged weights under the model's own names. A new adapter is made from the seed.
 
 ```
 actor/lora_adapter/adapter_config.json         as PEFT writes it
@@ -46,7 +48,7 @@ META = "lora_train_meta.json"
 CONFIG, WEIGHTS = ADAPTER_FILES
 ADAPTER = "default"
 
-# What an adapter may have that is more than `scale * B A` in linear maps, and the value that means it has not.
+# Options of an adapter beyond `scale * B A` in linear maps, each with the value that turns it off.
 _PLAIN: dict[str, Any] = {
     "bias": "none", "use_dora": False, "lora_bias": False, "modules_to_save": None, "layer_replication": None,
     "target_parameters": None, "trainable_token_indices": None,
@@ -55,7 +57,9 @@ _PLAIN_INITS = (True, False, None, "gaussian", "orthogonal", "eva")  # the other
 
 
 class MergedWeights(Mapping[str, Tensor]):
-    """The weights by Hugging Face name, each merged with the adapter when it is read; the next step changes them.
+    """The weights by Hugging Face name, merged with the adapter when read.
+
+    The next step changes them.
 
     Args:
         model: a model with an adapter in its linear maps.
@@ -81,7 +85,7 @@ class MergedWeights(Mapping[str, Tensor]):
 
     @staticmethod
     def _delta(module: Any) -> Tensor:
-        """Return what the adapter adds to a weight."""
+        """Return what the adapter adds to a weight [O, I]."""
         down, up = (layer[ADAPTER].weight for layer in (module.lora_A, module.lora_B))
         if not hasattr(down, "device_mesh"):
             added: Tensor = module.get_delta_weight(ADAPTER)
@@ -128,19 +132,22 @@ class Adapter:
         return MergedWeights(self.model)
 
     def disabled(self) -> AbstractContextManager[None]:
-        """Return a context in which the model's own forward pass leaves the adapter out."""
+        """Return a context in which the model's forward omits the adapter."""
         context: AbstractContextManager[None] = self.wrapped.disable_adapter()
         return context
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return A and B of each linear map under PEFT's names, whole and on the CPU; every rank calls it."""
+        """Return A [r, I] and B [O, r] of each linear map under PEFT's names.
+
+        They are whole and on the CPU; every rank calls this.
+        """
         state = get_peft_model_state_dict(self.wrapped, save_embedding_layers=False)
         return {name: whole(tensor).cpu().contiguous() for name, tensor in state.items()}
 
     def save(self, folder: Path, *, is_writer: bool = True) -> None:
-        """Write the adapter into the actor's folder of a checkpoint; `PeftModel.from_pretrained` reads it.
+        """Write the adapter into the actor's folder of a checkpoint.
 
-        Every rank calls it, one of them as the writer.
+        `PeftModel.from_pretrained` reads it. Every rank calls this, one of them as the writer.
         """
         target, tensors = folder / LORA_FOLDER, self.tensors()
         if not is_writer:
@@ -188,7 +195,7 @@ def is_adapter_tensor(name: str) -> bool:
 
 
 def attach(model: PreTrainedModel, settings: LoraConfig, *, seed: int, base_hash: str) -> Adapter:
-    """Freeze `model` and put an adapter into its linear maps; return the adapter.
+    """Freeze `model`, put an adapter into its linear maps, and return it.
 
     Args:
         model: weights in float32; its linear maps are replaced in place.
@@ -197,7 +204,7 @@ def attach(model: PreTrainedModel, settings: LoraConfig, *, seed: int, base_hash
         base_hash: hash of the model's files.
 
     Raises:
-        ConfigError: `target_modules` or `exclude_modules` names what is no linear map of the model.
+        ConfigError: `target_modules` or `exclude_modules` names no linear map of the model.
         EnvironmentProblem: the adapter of `path` cannot be read or does not fit.
     """
     path = None if settings.path is None else Path(settings.path).expanduser()
@@ -280,7 +287,7 @@ def _fill(wrapped: peft.PeftModel, tensors: dict[str, Tensor], path: str) -> Non
 
 
 def _check_targets(model: PreTrainedModel, config: peft.LoraConfig) -> bool:
-    """Check the names of target and excluded modules; return whether the linear maps hold transposed weights."""
+    """Check the module names; return whether weights are transposed."""
     output = model.get_output_embeddings()
     linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not output}
     others = [n for n, m in model.named_modules() if n and not isinstance(m, nn.Linear | Conv1D) or m is output]
@@ -302,7 +309,7 @@ def _check_targets(model: PreTrainedModel, config: peft.LoraConfig) -> bool:
 
 
 def _matches(pattern: str, name: str, *, is_whole: bool, key: str) -> bool:
-    """Return whether a module is meant, by PEFT's rule: a string is a regular expression, a list holds last parts."""
+    """Match a name by PEFT's rule: a regular expression, or a list of ends."""
     try:
         return is_meant(pattern, name, is_whole=is_whole)
     except re.error as error:

@@ -1,9 +1,11 @@
-"""The loss of a micro-batch: policy loss, KL and entropy, each scaled by its share of the mini-batch.
+"""The loss of a micro-batch, scaled by its share of the mini-batch.
 
-Summed over the micro-batches of a mini-batch this is the loss of the whole mini-batch, however it was split. A policy
-loss of several parts, each over rows of its own, has a share for each.
+    loss = share * policy loss - share * entropy term + share * KL term
 
-Dimension key: B = rows, T = response positions, M = scored tokens.
+Summed over the micro-batches this is the loss of the whole mini-batch, however it was split. Each term has its own
+share, and so has each part of a policy loss over several parts of the rows.
+
+Dimension key: B = rows, b = rows of a micro-batch, T = response positions, M = scored tokens.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ class Share:
         normalizer: float,
         among: tuple[Bool[Tensor, "b"], Bool[Tensor, "B"]] | None = None,
     ) -> Share:
-        """Return the share that the rows of `micro` have in their mini-batch; rejected tokens count in the latter.
+        """Return the share that the rows of `micro` have in their mini-batch.
+
+        Rejected tokens count in the mini-batch.
 
         Args:
             micro: some rows of `mini`.
@@ -78,7 +82,7 @@ class Share:
         return cls(tokens, rows, counted_rows, width, all_tokens, all_rows, all_counted_rows, normalizer)
 
     def of(self, loss_agg_mode: str, *, counts_empty_rows: bool = True) -> float:
-        """Return the factor that makes a micro-batch's loss a summand of its mini-batch's.
+        """Return the factor that turns a micro-batch's loss into its summand.
 
         Args:
             loss_agg_mode: how the loss was aggregated.
@@ -125,7 +129,7 @@ class Metrics:
         self._extremes: dict[str, float] = {}
 
     def add(self, values: Mapping[str, float], weight: float) -> None:
-        """Add the values of a micro-batch to weighted means; of `..._max` and `..._min` the extremes are kept."""
+        """Add a micro-batch's values to weighted means, `..._max` and `..._min`."""
         for name, value in values.items():
             if name.endswith(("_max", "_min")):
                 self._extremes[name] = _extreme(name, value, self._extremes.get(name, value))
@@ -149,7 +153,7 @@ class Metrics:
             self._extremes[name] = _extreme(name, value, self._extremes.get(name, value))
 
     def of_all(self, ranks: Ranks) -> Metrics:
-        """Return what all ranks have measured together."""
+        """Return the metrics of all ranks combined."""
         if ranks.is_alone:
             return self
         together = Metrics()
@@ -195,12 +199,12 @@ class LossFn:
 
     @property
     def with_kl(self) -> bool:
-        """Whether a nonzero coefficient reads the reference's log-probabilities."""
+        """Whether the KL term has a nonzero coefficient."""
         return self.kl.is_in_force
 
     @property
     def with_full_kl(self) -> bool:
-        """Whether the divergence from the reference is that of whole distributions."""
+        """Whether the KL term compares whole distributions."""
         return self.with_kl and self.kl.of_distributions
 
     @property
@@ -210,7 +214,7 @@ class LossFn:
 
     @property
     def reads_ref_logprob(self) -> bool:
-        """Whether a term reads the reference's log-probabilities of the sampled tokens, not its distributions."""
+        """Whether a term reads the reference's log-probabilities of the tokens."""
         return "ref_logprob" in self.policy_loss.select_keys or (self.with_kl and not self.with_full_kl)
 
     @property
@@ -228,8 +232,8 @@ class LossFn:
             micro: some rows of `mini`.
             mini: the mini-batch.
             normalizer: see `Share`.
-            measured: the rows that the entropy is averaged over, all of `mini` by default: where it has no coefficient
-                and rows are left out, those that are computed.
+            measured: the rows over which entropy is averaged, by default all of `mini`: if it has no coefficient and
+                rows are left out, those that are computed.
 
         Raises:
             DataError: the loss needs a tensor that the experiences do not have (E4604).
@@ -295,7 +299,7 @@ class LossFn:
     def _policy(
         self, logprob: Float[Tensor, "B T"], tensors: dict[str, Tensor], shares: Shares, metrics: Metrics
     ) -> Float[Tensor, ""]:
-        """Return the policy loss's summand, and note its metrics."""
+        """Return the policy loss's summand, and record its metrics."""
         parts = self.policy_loss.parts(tensors)
         if parts:
             return self._sum_of_parts(parts, tensors | {"logprob": logprob}, shares, metrics)
@@ -335,7 +339,7 @@ class LossFn:
 
     @staticmethod
     def _note(metrics: Metrics, values: dict[str, Any], share: Share, factor: float, *, by_rows: bool = False) -> None:
-        """Losses add up with the factor of their mode; all else is a mean over tokens, or over rows."""
+        """Record losses as weighted sums, other values as token or row means."""
         weight = share.rows if by_rows else share.tokens
         losses = {name: float(value) * factor for name, value in values.items() if name.endswith("loss")}
         metrics.add_sum(losses)
@@ -343,7 +347,7 @@ class LossFn:
 
 
 def _sampled_logprob(logprob: Float[Tensor, "B T"], tensors: dict[str, Tensor]) -> Float[Tensor, "B T"] | None:
-    """Return the log-probabilities under the policy that sampled; expert rows, which none did, have ratio 1."""
+    """Return the sampling policy's log-probabilities; experts have ratio 1."""
     old, is_expert = tensors.get("old_logprob"), tensors.get("expert_mask")
     if old is None or is_expert is None:
         return old
@@ -354,6 +358,6 @@ _VARIABLE = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
 def spread_to_rows(values: Float[Tensor, "M"], targets: Tensor, *, num_rows: int, width: int) -> Float[Tensor, "B T"]:
-    """Return [B, T] with `values` at the flat places `targets` and 0 elsewhere; differentiable."""
+    """Return `values` at flat `targets` [M], 0 elsewhere; differentiable."""
     flat = torch.zeros(num_rows * width, dtype=values.dtype, device=values.device)
     return flat.scatter(0, targets, values).view(num_rows, width)

@@ -1,4 +1,4 @@
-"""Parameters and optimizer state in host memory while nothing is computed with them."""
+"""Parameters and optimizer state that wait in host memory."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ HOST = torch.device("cpu")
 
 
 class Offload:
-    """Brings tensors to the device for a computation and back to host memory after it; on a CPU it does nothing.
+    """Moves tensors to the device for a computation, and back afterwards.
+
+    On a CPU it does nothing.
 
     Args:
-        device: where is computed.
+        device: where the computation runs.
         models: their parameters are moved.
         optimizers: their state is moved.
         decoders: their copies of the parameters are dropped when these are moved.
@@ -43,7 +45,7 @@ class Offload:
 
     @contextmanager
     def loaded(self) -> Iterator[None]:
-        """Hold the tensors on the device inside of the context."""
+        """Hold the tensors on the device inside the context."""
         self._move(self.device)
         try:
             yield
@@ -68,11 +70,11 @@ class Offload:
 
 
 def tell_idle_offload(key: str, device: torch.device, *, is_shared: bool = False) -> None:
-    """Warn where an offload switch that is on does nothing.
+    """Warn if an offload switch that is on has no effect.
 
     Args:
         key: the switch.
-        device: where is computed.
+        device: where the computation runs.
         is_shared: the parameters are those of another model.
     """
     if is_shared:

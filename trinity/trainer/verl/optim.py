@@ -20,16 +20,21 @@ Scheduler = Literal["constant", "linear", "cosine"]
 class Schedule:
     """Learning rate of each training step (1-based).
 
-    During the warm-up of w steps, step s has lr * s / w: the first step already learns, and step w has the peak.
-    Afterwards `constant` stays; `linear` and `cosine` fall to lr * min_lr_ratio, which step `total_steps` has.
+        s < w       lr s / w
+        constant    lr
+        linear      lr (r + (1 - r) (1 - x))
+        cosine      lr (r + (1 - r) (1 + cos(pi x)) / 2)
+
+    s = training steps since `start`, w = `warmup_steps`, r = `min_lr_ratio`, x = (s - w) / (`total_steps` - w). The
+    first step already learns, step w has the peak, and step `total_steps` has lr r.
 
     Attributes:
         lr: peak learning rate.
-        kind: what follows the warm-up.
+        kind: shape of the schedule after the warm-up.
         warmup_steps: w.
         total_steps: training steps that follow the schedule; needed by linear and cosine.
         min_lr_ratio: final learning rate as a share of the peak.
-        start: training steps of the run before the first that follows it.
+        start: training steps of the run before the schedule begins.
     """
 
     lr: float
@@ -67,21 +72,21 @@ def make_schedule(
 
     Args:
         section: the configuration's section, for the message.
-        total_steps: training steps of the run; None where nobody knows them.
+        total_steps: training steps of the run; None if unknown.
         lr: peak learning rate.
-        kind: what follows the warm-up.
+        kind: shape of the schedule after the warm-up.
         steps: warm-up in training steps; negative: the share `ratio` of all steps.
         ratio: warm-up as a share of all training steps.
         min_lr_ratio: final learning rate as a share of the peak.
-        start: training steps before the first that follows the schedule; warm-up and fall share the others.
+        start: training steps before the schedule begins; warm-up and fall share the others.
 
     Raises:
-        ConfigError: the rate follows the number of all steps, and nobody knows it (E1873).
+        ConfigError: the rate depends on the number of all steps, which is unknown (E1873).
     """
     if total_steps is None and (kind != "constant" or (steps < 0 and ratio > 0)):
         what = f"lr_warmup_steps_ratio {ratio:g}" if kind == "constant" else f"schedule {kind}"
         raise ConfigError(
-            f"{section}: {what} follows the number of all training steps, which nobody knows in this run; "
+            f"{section}: {what} follows the number of all training steps, which is unknown in this run; "
             "write trainer.total_steps",
             code="E1873",
         )
@@ -97,7 +102,7 @@ def make_schedule(
 
 
 def warmup_steps(steps: int, ratio: float, total_steps: int | None) -> int:
-    """Return the warm-up in training steps: `steps`, or the share `ratio` of all steps where `steps` is negative."""
+    """Return `steps`, or the share `ratio` of all steps if it is negative."""
     return steps if steps >= 0 else int(ratio * (total_steps or 0))
 
 

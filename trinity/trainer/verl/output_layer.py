@@ -1,4 +1,4 @@
-"""From the last hidden states to logits: the linear map, and what some families do after it.
+"""The output layer, from the last hidden states to logits.
 
 Dimension key: M = scored tokens, d = hidden size, V = vocabulary.
 """
@@ -16,7 +16,9 @@ from trinity.utils.products import matmul
 
 @dataclass(frozen=True)
 class LogitRule:
-    """What becomes of the products: `softcap * tanh(scale * x / softcap)`.
+    """Scale and bound that some families apply after the linear map.
+
+        logits = softcap * tanh(scale * products / softcap)
 
     Attributes:
         scale: factor (Cohere's logit_scale, one over Granite's logits_scaling).
@@ -35,7 +37,7 @@ class LogitRule:
         return products.div_(self.softcap).tanh_().mul_(self.softcap)
 
     def backward(self, grad: Float[Tensor, "M V"], logits: Float[Tensor, "M V"] | None) -> Float[Tensor, "M V"]:
-        """Return the gradient by the products from that by the logits; `grad` is overwritten."""
+        """Turn the gradient by the logits into that by the products, in place."""
         if self.softcap is not None:
             assert logits is not None, "a bounded logit's slope depends on the logit"
             grad = grad.mul_(1.0 - (logits / self.softcap).square_())
@@ -47,13 +49,13 @@ PLAIN = LogitRule()
 
 @dataclass(frozen=True)
 class OutputLayer:
-    """The output layer at this moment.
+    """The current weights of the output layer.
 
     Attributes:
         weight: in the number type of the products.
         bias: float32, if there is one.
         parameter: the float32 parameter that `weight` is a copy of; it gets the gradient.
-        rule: what becomes of the products.
+        rule: scale and bound of the products.
     """
 
     weight: Float[Tensor, "V d"]
@@ -63,7 +65,7 @@ class OutputLayer:
 
     @property
     def num_tokens(self) -> int:
-        """V."""
+        """Size of the vocabulary, V."""
         return self.weight.shape[0]
 
     def logits(self, hidden: Float[Tensor, "M d"]) -> Float[Tensor, "M V"]:
@@ -74,11 +76,11 @@ class OutputLayer:
         return self.rule.apply(products)
 
     def log_softmax(self, hidden: Float[Tensor, "M d"], temperature: float) -> Float[Tensor, "M V"]:
-        """Return the log-probabilities (nats, float32) of the vocabulary; `temperature` divides the logits."""
+        """Return log-probabilities (nats, float32) at a softmax temperature."""
         logits = self.logits(hidden)
         return torch.log_softmax(logits if temperature == 1.0 else logits.div_(temperature), 1)
 
     def detached(self) -> OutputLayer:
-        """Return it without a way back for gradients."""
+        """Return the layer detached from the graph: no gradient reaches it."""
         bias = None if self.bias is None else self.bias.detach()
         return replace(self, weight=self.weight.detach(), bias=bias, parameter=self.parameter.detach())

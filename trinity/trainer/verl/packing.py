@@ -1,7 +1,9 @@
-"""Rows without padding: all tokens in one list, a prompt that several rows share only once.
+"""Rows packed into one list of tokens, without padding.
 
-Dimension key: N = packed tokens, G = shared prompts, B = rows, M = positions whose next token is scored.
-The last token of a row predicts nothing and is left out.
+A prompt that several rows share is in the list once. The last token of a row predicts nothing and is left out.
+
+Dimension key: N = packed tokens, n = those of a block or of this rank, G = shared prompts, B = rows, T = longest
+response, M = positions whose next token is scored, m = those of this rank.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ class Block:
     """Sequences that lie one after another in a packed list.
 
     Attributes:
-        start: place of the first token in the packed list.
+        start: index of the first token in the packed list.
         lengths: tokens of each sequence.
         width: the longest.
-        slots: place of each token in the padded form [sequences x width]; None if nothing is padded.
+        slots: index of each token in the padded form [sequences x width]; None if nothing is padded.
     """
 
     start: int
@@ -34,7 +36,7 @@ class Block:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all sequences."""
+        """Number of tokens in all sequences."""
         return sum(self.lengths)
 
     def to(self, device: torch.device) -> Block:
@@ -49,16 +51,16 @@ class Packed:
 
     Attributes:
         tokens: the prompts of `prefix`, then the rows.
-        positions: place of each token in its sequence.
+        positions: position of each token in its sequence.
         prefix: shared prompts, or None.
         rows: the rows, without their prompt where it is shared.
         prefix_of_row: shared prompt of each row, or None.
-        sources: packed place whose output predicts each scored token.
+        sources: index of the packed token whose output predicts each scored token.
         labels: the scored tokens.
-        targets: place of each scored token in the padded responses [B x T].
+        targets: index of each scored token in the padded responses [B x T].
         num_rows: B.
         width: T.
-        piece: this rank's part where several share the list, else None.
+        piece: this rank's part if several share the list, else None.
     """
 
     tokens: Int[Tensor, "N"]
@@ -82,7 +84,7 @@ class Packed:
 
     @property
     def own_sources(self) -> Int[Tensor, "m"]:
-        """Places of this rank's scored positions among `own_tokens`."""
+        """Indices of this rank's scored positions in `own_tokens`."""
         return self.sources if self.piece is None else self.sources[self.piece.scored] - self.piece.start
 
     @property
@@ -91,11 +93,11 @@ class Packed:
         return self.labels if self.piece is None else self.labels[self.piece.scored]
 
     def collect(self, values: Float[Tensor, "m"]) -> Float[Tensor, "M"]:
-        """Return the values of all scored positions from those of this rank's."""
+        """Return the values of all scored positions from those of this rank."""
         return values if self.piece is None else self.piece.collect(values, len(self.sources))
 
     def to(self, device: torch.device) -> Packed:
-        """Return it with all tensors on `device`."""
+        """Return the micro-batch with all tensors on `device`."""
         if device.type == "cpu":
             return self
         return Packed(
@@ -113,7 +115,7 @@ class Packed:
 
 
 def pack(batch: TrainBatch, *, share_prompts: bool) -> Packed:
-    """Return the packed form of `batch`; the scored tokens are those of `action_mask`.
+    """Pack `batch`; the scored tokens are those of `action_mask`.
 
     Args:
         batch: at least one row.
@@ -150,7 +152,10 @@ def pack(batch: TrainBatch, *, share_prompts: bool) -> Packed:
 
 
 def _shared_prompts(batch: TrainBatch) -> tuple[Tensor, Tensor] | None:
-    """Return the prompt of each row and the first row of each prompt; None if sharing saves nothing."""
+    """Return each row's prompt [B] and the first row of each prompt [G].
+
+    Return None if sharing saves nothing.
+    """
     tokens, lengths = batch.tokens.numpy(), batch.prompt_lengths.tolist()
     known: dict[bytes, int] = {}
     of_row: list[int] = []
@@ -167,7 +172,7 @@ def _shared_prompts(batch: TrainBatch) -> tuple[Tensor, Tensor] | None:
 
 
 def _block(tokens: Tensor, starts: Tensor, ends: Tensor, *, at: int) -> tuple[Block, Tensor, Tensor]:
-    """Return the block of `tokens[i, starts[i]:ends[i]]`, its tokens and their positions."""
+    """Return a block of `tokens[i, starts[i]:ends[i]]`, its tokens, positions."""
     lengths = ends - starts
     width = int(lengths.max())
     columns = torch.arange(width).expand(len(lengths), width)

@@ -1,4 +1,4 @@
-"""What loss and advantage functions of plugins remember: their part of a checkpoint."""
+"""States of loss and advantage functions in a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ logger = get_logger("trainer")
 
 
 def function_states(loss_fn: LossFn, advantage: BatchAdvantage | None) -> dict[str, dict[str, Any]]:
-    """Return the state of each function that has one, by its key under `algorithm`, and below `type` its class.
+    """Return class and state of each function with a state.
+
+    The keys are those under `algorithm`; `type` is the name of the class.
 
     Raises:
-        WorkflowError: a state holds something else than tensors, numbers, texts, lists and dicts (E5141).
+        WorkflowError: a state holds anything but tensors, numbers, texts, lists and dicts (E5141).
     """
     found = {}
     for role, function in _functions(loss_fn, advantage).items():
@@ -41,7 +43,9 @@ def function_states(loss_fn: LossFn, advantage: BatchAdvantage | None) -> dict[s
 def restore_functions(
     states: Mapping[str, Mapping[str, Any]], loss_fn: LossFn, advantage: BatchAdvantage | None
 ) -> None:
-    """Give each function what `function_states` returned of it; what is of another function is left out.
+    """Restore the functions from `function_states`.
+
+    States of functions that this run does not use are left out.
 
     Raises:
         CheckpointError: a function cannot continue from its state (E7023).

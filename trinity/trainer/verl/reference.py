@@ -33,9 +33,9 @@ class Reference:
         path: folder of the model, never changed by the run.
         decoder: computes its hidden states.
         settings: temperature and size of micro-batches.
-        device: where it is computed.
+        device: where it computes.
         fingerprint: hash of the model's files.
-        model: parameters of its own, frozen here; None where the decoder leaves out the policy's adapter.
+        model: its own parameters, frozen here; None if the decoder runs the policy without its adapter.
         is_offloaded: keep the model's parameters in host memory between two batches.
         ranks: the processes that score together.
     """
@@ -62,19 +62,19 @@ class Reference:
 
     @torch.no_grad()
     def compute_log_prob(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
-        """Return the log-probability (nats) of the counted response tokens, 0 elsewhere, on the CPU."""
+        """Return log-probabilities (nats) of counted tokens, 0 elsewhere, on CPU."""
         with self.offload.loaded():
             result = self.scorer.compute_log_prob(batch)
         if self.model is None:
-            self.scorer.decoder.refresh()  # copies of weights that the policy's own decoder has, too
+            self.scorer.decoder.refresh()  # drops copies of weights that the policy's own decoder holds, too
         return result
 
     @torch.no_grad()
     def output(self, packed: Packed) -> Output:
-        """Return what gives the reference's logits at the scored positions."""
+        """Return hidden states and output layer for the scored positions."""
         with self.offload.loaded():
             hidden = self.scorer.decoder.hidden(packed)
-            # Detached, it keeps the device's memory when the parameters go back to the host.
+            # Detached, the weight stays in device memory when the parameters go back to the host.
             return Output(hidden, self.scorer.decoder.head().detached())
 
 
@@ -89,17 +89,17 @@ def load_reference(
     ranks: Ranks = ALONE,
     decoder: Decoder | None = None,
 ) -> Reference:
-    """Return the policy as it is before the stage.
+    """Load the reference: the policy as it is before the stage.
 
     Args:
         config: resolved configuration of the stage.
         policy: the trained model; without its adapter it is the reference, if the adapter starts at zero.
-        adapter: what is trained of the policy, if that is an adapter.
+        adapter: the trained part of the policy, if that is an adapter.
         settings: temperature and size of micro-batches.
-        device: where it is computed.
+        device: where it computes.
         dtype: number type of the products.
         ranks: the processes that score together.
-        decoder: of the policy, whose sharded parameters nobody else can read.
+        decoder: of the policy; only it can read the sharded parameters.
     """
     path = str(config.model.model_path)
     fingerprint, model = model_hash(path), None

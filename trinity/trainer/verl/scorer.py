@@ -1,4 +1,7 @@
-"""Log-probabilities of a batch, micro-batch by micro-batch."""
+"""Log-probabilities of a batch, micro-batch by micro-batch.
+
+Dimension key: B = rows, T = response positions, M = scored positions, m = those of this rank, d = hidden size.
+"""
 
 from __future__ import annotations
 
@@ -69,11 +72,14 @@ class Scorer:
         return self.ranks.cut(pack(micro, share_prompts=shares).to(self.device))
 
     def score(self, packed: Packed, *, with_entropy: bool) -> tuple[Float[Tensor, "M"], Float[Tensor, "M"]]:
-        """Return log-probability and entropy (nats) of the scored tokens; see `logprob_and_entropy`."""
+        """Return log-probability and entropy (nats) of the scored tokens."""
         return self.score_hidden(self.decoder.hidden(packed), packed, with_entropy=with_entropy)
 
     def divergence(self, hidden: Float[Tensor, "m d"], reference: Output, packed: Packed) -> Float[Tensor, "M"]:
-        """Return KL(policy, reference) (nats) at the scored tokens, from this rank's `hidden` states of them."""
+        """Return KL(policy, reference) (nats) at the scored tokens.
+
+        `hidden` are this rank's states of them.
+        """
         policy = Output(hidden, self.decoder.head())
         divergence = full_divergence(policy, reference, temperature=self.settings.temperature)
         return packed.collect(divergence)
@@ -92,15 +98,15 @@ class Scorer:
         return packed.collect(logprob), packed.collect(entropy)
 
     def compute_log_prob(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
-        """Return the log-probability (nats) of the counted response tokens, 0 elsewhere, on the CPU."""
+        """Return log-probabilities (nats) of counted tokens, 0 elsewhere, on CPU."""
         return self.compute(batch, lambda packed: self.score(packed, with_entropy=False)[0])
 
     def compute(self, batch: TrainBatch, function: Callable[[Packed], Float[Tensor, "M"]]) -> Float[Tensor, "B T"]:
-        """Return what `function` gives the counted response tokens, 0 elsewhere, on the CPU, without gradient."""
+        """Return `function` of counted tokens, 0 elsewhere, on CPU, no gradient."""
         return self._compute_all(batch, lambda packed: {"": function(packed)})[""]
 
     def compute_statistics(self, batch: TrainBatch, names: Iterable[str]) -> dict[str, Float[Tensor, "B T"]]:
-        """Return `logprob` (nats) and the `STATISTICS` in `names` of the counted response tokens, as `compute` does."""
+        """Return `logprob` (nats) and the `STATISTICS` in `names`; see `compute`."""
         wanted = sorted(names)
 
         def of(packed: Packed) -> dict[str, Tensor]:
@@ -123,7 +129,7 @@ class Scorer:
         for work in self.ranks.split(batch, counted, max_tokens=settings.max_tokens, max_rows=settings.max_rows):
             packed = self.pack(batch.select(work.rows))
             if stages is not None and not stages.is_last:
-                self.decoder.hidden(packed)  # goes to the next stage, which has the output layer
+                self.decoder.hidden(packed)  # sends the stream on; only the last stage has the output layer
                 continue
             with computing(packed):
                 found = function(packed)

@@ -1,4 +1,4 @@
-"""From a configuration to the values that the trainer computes with."""
+"""The trainer's values, derived from a configuration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FLOATS = {
 
 
 def num_workers(config: Config) -> int:
-    """Return the processes that train the model: as written, else one a GPU of the trainer."""
+    """Return the number of training processes, by default one per trainer GPU."""
     return int(config.trainer.num_workers or config.cluster.trainer_gpu_num or 1)
 
 
@@ -39,23 +39,23 @@ def tensor_size(config: Config) -> int:
 
 
 def num_stages(config: Config) -> int:
-    """Return how many workers, or groups of them that share matrices, share the layers."""
+    """Return the number of pipeline stages, which share the layers."""
     trainer = config.trainer
     return trainer.megatron.pipeline_model_parallel_size if trainer.trainer_strategy == "megatron" else 1
 
 
 def schema_of(config: Config) -> str:
-    """Return the kind of experiences that the algorithm trains on: `sft`, `cpt`, `dpo` or `experience`."""
+    """Return the kind of experiences: `sft`, `cpt`, `dpo` or `experience`."""
     return ALGORITHM_TYPE.contents[config.algorithm.algorithm_type].schema
 
 
 def is_supervised(config: Config) -> bool:
-    """Return whether the algorithm trains on a dataset, not on rollouts."""
+    """Return whether the algorithm trains on a dataset instead of rollouts."""
     return schema_of(config) != "experience"
 
 
 def planned_steps(config: Config, explore_steps: int | None = None) -> int | None:
-    """Return the number of training steps of the run, or None where only the data know.
+    """Return the training steps of the run; None if only the data tell.
 
     Args:
         config: resolved configuration.
@@ -87,15 +87,16 @@ def _uses_again(config: Config) -> bool:
 
 
 def mini_batch_size(config: Config, written: int | None) -> int | None:
-    """Return the experiences of an optimizer step; None, all of a step's, where `written` is `train_batch_size`.
+    """Return the experiences per optimizer step; None means all of a step.
 
-    A rollout may have several experiences, and a step of `train_batch_size` rollouts is one mini-batch.
+    It is None if `written` is `train_batch_size`: a rollout may have several experiences, and a training step of
+    `train_batch_size` rollouts is one mini-batch.
     """
     return None if written == config.buffer.train_batch_size else written
 
 
 def temperature(config: Config) -> float:
-    """Return the divisor of the logits: that under which the engine reports log-probabilities; 1 for greedy."""
+    """Return the engine's temperature, which divides the logits; 1 if greedy."""
     if is_supervised(config):
         return 1.0
     taskset = config.buffer.explorer_input.taskset
@@ -118,7 +119,7 @@ def products_dtype(config: Config, device: torch.device) -> torch.dtype:
 
 
 def dtype_of(fsdp: FsdpConfig, device: torch.device) -> torch.dtype:
-    """Return the number type that a model's section asks for on `device`; see `products_dtype`."""
+    """Return the type of products in a model's section; see `products_dtype`."""
     if writes_products(fsdp):
         assert fsdp.mixed_precision is not None, "it writes the type"
         return FLOATS[fsdp.mixed_precision.param_dtype]
@@ -134,7 +135,7 @@ def writes_products(fsdp: FsdpConfig) -> bool:
 
 
 def actor_settings(config: Config) -> ActorSettings:
-    """Return how a batch is split and stepped."""
+    """Return how a batch of the policy is split and stepped."""
     actor = actor_of(config)
     by_tokens = filled(actor.use_dynamic_bsz, "actor.use_dynamic_bsz")
     tokens, size = actor.ppo_max_token_len_per_gpu, actor.ppo_micro_batch_size_per_gpu
@@ -151,7 +152,7 @@ def actor_settings(config: Config) -> ActorSettings:
 
 
 def reference_settings(config: Config) -> ActorSettings:
-    """Return how a batch is split where the reference scores it."""
+    """Return how a batch is split when the reference scores it."""
     ref, own = config.trainer.trainer_config.actor_rollout_ref.ref, actor_settings(config)
     if filled(ref.log_prob_use_dynamic_bsz, "ref.log_prob_use_dynamic_bsz"):
         limit = filled(ref.log_prob_max_token_len_per_gpu, "ref.log_prob_max_token_len_per_gpu")
@@ -161,15 +162,15 @@ def reference_settings(config: Config) -> ActorSettings:
 
 
 def _rows(config: Config, size: int) -> int:
-    """Return the rows of `size` experiences: a pair is one of two."""
+    """Return the rows of `size` experiences; a pair has two."""
     return 2 * size if schema_of(config) == "dpo" else size
 
 
 def policy_lr_schedule(config: Config, total_steps: int | None, *, start: int = 0) -> Schedule:
-    """Return the learning rate of each training step; the first `start` steps leave the policy as it is.
+    """Return the policy's learning rate per step; the first `start` skip it.
 
     Raises:
-        ConfigError: the rate follows the number of all steps, and `total_steps` is None.
+        ConfigError: the rate depends on the number of all steps, and `total_steps` is None.
     """
     optimizer = config.algorithm.optimizer
     return make_schedule(
@@ -185,7 +186,7 @@ def policy_lr_schedule(config: Config, total_steps: int | None, *, start: int = 
 
 
 def loss_of(config: Config) -> LossFn:
-    """Return the loss that the algorithm section describes; what it leaves out is the default of its type."""
+    """Return the loss of the algorithm section, with its type's defaults."""
     algorithm = config.algorithm
     defaults = ALGORITHM_TYPE.contents[algorithm.algorithm_type].args
 
@@ -206,6 +207,6 @@ def loss_of(config: Config) -> LossFn:
 
 
 def _shared_mode(policy_loss: PolicyLossFn) -> str:
-    """Return the policy loss's own aggregation where KL and entropy have it too, else the mean over tokens."""
+    """Return the policy loss's mode if KL and entropy have it, or token mean."""
     own = policy_loss.loss_agg_mode
     return own if own in LOSS_AGG_MODES else TOKEN_MEAN

@@ -1,4 +1,4 @@
-"""From a configuration to how each model is sharded, and what of it waits in host memory."""
+"""How each model is sharded, and which parts stay in host memory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from trinity.trainer.verl.settings import FLOATS
 
 @dataclass(frozen=True)
 class HostSwitches:
-    """What of a model is in host memory.
+    """Which parts of a model are kept in host memory.
 
     Attributes:
         params: its parameters, between two steps.
         optimizer: the state of its optimizer, between two steps.
-        in_steps: both, also during a step (`offload_policy`); what is computed with comes to the device layer by layer.
+        in_steps: both, also during a step (`offload_policy`); computation brings them to the device layer by layer.
     """
 
     params: bool
@@ -26,12 +26,12 @@ class HostSwitches:
 
 
 def actor_switches(config: Config) -> HostSwitches:
-    """Return what of the policy is in host memory."""
+    """Return which parts of the policy are kept in host memory."""
     return _switches(config.trainer.trainer_config.actor_rollout_ref.actor.fsdp_config)
 
 
 def critic_switches(config: Config) -> HostSwitches:
-    """Return what of the value model is in host memory."""
+    """Return which parts of the value model are kept in host memory."""
     return _switches(_of_critic(config))
 
 
@@ -51,7 +51,7 @@ def reference_options(config: Config) -> ShardOptions:
 
 
 def critic_options(config: Config) -> ShardOptions:
-    """Return how the value model is sharded: what the newer place of its section says, else the older one."""
+    """Return how the value model is sharded; `critic.fsdp` takes precedence."""
     return _options(_of_critic(config))
 
 

@@ -1,4 +1,4 @@
-"""What policy and critic share in an update: the passes over a batch, and the optimizer step with its guard."""
+"""Passes over a batch and guarded optimizer steps, for both models."""
 
 from __future__ import annotations
 
@@ -23,20 +23,23 @@ logger = get_logger("trainer")
 
 MAX_SKIPPED_IN_A_ROW = 3
 
-# Writes the rows of a skipped step down, given the norm and the names of the parameters; returns the file.
+# Saves the rows of a skipped step, given the norm and the names of the parameters; returns the file.
 Reporter = Callable[[float, list[str]], Path | None]
 
 
 class Stepper:
     """Optimizer steps over the parameters of one model.
 
+        finite norm ---------> clip, step ----> skipped_in_a_row = 0
+        norm not finite -----> report, skip --> skipped_in_a_row + 1; at 3: NumericError
+
     Args:
         model: parameters in float32.
-        decoder: forgets its copies of the parameters when they change.
+        decoder: drops its copies of the parameters when they change.
         optimizer: over the model's parameters.
         schedule: learning rate of each training step.
         grad_clip: largest gradient norm; None or 0 means no clipping.
-        keys: the settings to lower where gradients are not finite.
+        keys: the settings to lower if gradients are not finite.
         ranks: the processes that step together.
     """
 
@@ -71,7 +74,9 @@ class Stepper:
         return lr
 
     def step(self, step: int, *, report: Reporter | None = None) -> float:
-        """Clip, step and clear the gradients; return their norm. A norm that is not finite skips the step.
+        """Clip, step and clear the gradients; return their norm.
+
+        A norm that is not finite skips the step.
 
         Args:
             step: training step, 1-based.
@@ -96,7 +101,7 @@ class Stepper:
         return norm
 
     def refresh(self) -> None:
-        """Forget what was gathered or copied of the parameters; call it whenever they have changed."""
+        """Drop gathered parameters and copies; call this whenever they change."""
         self.ranks.free(self.decoder)
         self.decoder.refresh()
 
@@ -108,7 +113,7 @@ class Stepper:
         return self.ranks.total_norm([p.grad for p in counted if p.grad is not None])
 
     def check_weights(self) -> None:
-        """Check that every weight of the model is finite, before they are saved.
+        """Check that every weight of the model is finite, before saving.
 
         Raises:
             NumericError: one is not (E6002).
@@ -123,7 +128,7 @@ class Stepper:
             )
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds beside the optimizer: the schedule, and the count of skipped steps."""
+        """Return the state to save: schedule and counts of skipped steps."""
         return {
             "lr_scheduler": {"base_lr": self.schedule.lr, "last_lr": self.optimizer.param_groups[0]["lr"]},
             "num_skipped": self.num_skipped,
@@ -131,7 +136,7 @@ class Stepper:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue the count of skipped steps of `state`."""
+        """Restore the counts of skipped steps from `state`."""
         self.num_skipped = state["num_skipped"]
         self.skipped_in_a_row = state["skipped_in_a_row"]
 
@@ -154,7 +159,7 @@ class Stepper:
 
 
 def passes(batch: TrainBatch, settings: ActorSettings, *, step: int) -> Iterator[list[int]]:
-    """Yield the rows of each mini-batch of training step `step`, pass by pass over `batch`; pairs stay whole."""
+    """Yield the rows of each mini-batch, pass by pass; pairs stay together."""
     for epoch in range(settings.epochs):
         generator = None
         if settings.shuffle_seed is not None:

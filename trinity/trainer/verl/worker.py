@@ -1,4 +1,4 @@
-"""The back end of one worker: policy, optimizer, reference and critic on one device."""
+"""Policy, optimizer, reference and critic of one worker."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ CRITIC_OOM = (
 
 
 class ActorWorker:
-    """Policy, optimizer, reference and critic of a run with one worker; see `TrainerBackend`.
+    """One worker's policy, optimizer, reference and critic.
+
+    See `TrainerBackend`.
 
     Args:
         config: resolved configuration of the stage.
@@ -104,7 +106,7 @@ class ActorWorker:
         self.offload = self._offload()
 
     def _make_actor(self, total_steps: int | None, *, start: int) -> tuple[torch.optim.Optimizer, DataParallelPPOActor]:
-        """Return the optimizer of the policy and what trains it, from training step `start` + 1 on."""
+        """Return the policy's optimizer and trainer, for steps after `start`."""
         config = self.config
         recompute = config.trainer.trainer_config.actor_rollout_ref.model.enable_gradient_checkpointing
         decoder = make_decoder(self.model, dtype=self.dtype, recompute=recompute)
@@ -130,7 +132,7 @@ class ActorWorker:
         )
 
     def _load_reference(self) -> Reference | None:
-        """Return the policy as it is before the stage, where something reads it."""
+        """Load the policy as it is before the stage, if something reads it."""
         penalises = self.advantage is not None and self.advantage.with_kl
         if not self.loss_fn.needs_reference and not penalises:
             return None
@@ -183,7 +185,7 @@ class ActorWorker:
         return metrics | {"time/train_step": seconds}
 
     def _with_logprobs(self, batch: TrainBatch) -> TrainBatch:
-        """Add `old_logprob` and, where they are read, `ref_logprob` and statistics of the policy's distributions."""
+        """Add `old_logprob`, and `ref_logprob` and statistics if they are read."""
         bypasses = self.config.algorithm.bypass_old_logprobs
         if not bypasses or self.statistics:
             scored = self.actor.scorer.compute_statistics(batch, self.statistics)
@@ -201,13 +203,13 @@ class ActorWorker:
     def _with_advantages(
         self, batch: TrainBatch, experiences: Sequence[Experience]
     ) -> tuple[TrainBatch, dict[str, float]]:
-        """Add `advantages` and `returns` of the whole batch, where the trainer computes them; return metrics."""
+        """Add `advantages` and `returns` if the trainer computes them."""
         if self.advantage is None:
             return batch, {}
         return self.advantage(batch, [exp.eid.tid for exp in experiences])
 
     def _update(self, batch: TrainBatch, step: int) -> dict[str, float]:
-        """Train the critic, then the policy once the critic is warm; return metrics."""
+        """Train the critic, and the policy once the critic is warm."""
         if self.critic is None:
             return self.actor.update_policy(batch, step=step)
         metrics = self.critic.update(batch, step=step)
@@ -217,16 +219,16 @@ class ActorWorker:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the last optimizer steps were taken; false after a gradient that was not finite."""
+        """Whether the last step of every optimizer was taken, none skipped."""
         return all(stepper.skipped_in_a_row == 0 for stepper in self._steppers())
 
     def _steppers(self) -> list[Stepper]:
         return [self.actor.stepper, *([self.critic.trained.stepper] if self.critic else [])]
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return the live weights, with an adapter merged; see `TrainerBackend.weights`.
+        """Return the live weights; an adapter is merged.
 
-        A tied output layer is listed once.
+        A tied output layer is listed once. See `TrainerBackend.weights`.
         """
         if self.adapter is not None:
             return self.adapter.weights()
@@ -234,7 +236,7 @@ class ActorWorker:
         return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
 
     def save(self, folder: Path, *, hf: bool) -> None:
-        """Write `actor/`, and `critic/` where there is one, into `folder`; see `TrainerBackend.save`.
+        """Write `actor/` and, with a critic, `critic/` into `folder`.
 
         Raises:
             NumericError: a weight is not finite; nothing is written.
@@ -262,8 +264,8 @@ class ActorWorker:
             self.critic.save(folder, tokenizer=self.tokenizer, hf=hf)
 
     def load(self, folder: Path) -> None:
-        """Continue from `actor/` and `critic/` in `folder`; see `TrainerBackend.load`."""
-        with self.offload.loaded():  # an optimizer takes its state to where its parameters are
+        """Restore `actor/` and `critic/` of `folder`; see `TrainerBackend.load`."""
+        with self.offload.loaded():  # an optimizer loads its state onto the device of its parameters
             extra = load_trained(
                 folder / "actor",
                 self.model,
@@ -281,19 +283,19 @@ class ActorWorker:
             restore_functions(extra["functions"], self.loss_fn, self.advantage)
 
     def reference_facts(self) -> dict[str, str]:
-        """Return path and hash of the reference model; nothing where none is loaded."""
+        """Return path and hash of the reference model; empty if none is loaded."""
         reference = self.reference
         return {} if reference is None else {"path": reference.path, "hash": reference.fingerprint}
 
     def memory_table(self) -> dict[str, int]:
-        """Return bytes by what holds them, and the memory of the device."""
+        """Return memory in bytes by its use, and that of the device."""
         parameters = list(self.model.parameters())
         reference = None if self.reference is None else self.reference.model
         state = (t for values in self.optimizer.state.values() for t in values.values() if isinstance(t, Tensor))
         table = {
             "parameters": num_bytes(map(local, parameters)),
             "gradients": num_bytes(local(p.grad) for p in parameters if p.grad is not None),
-            # AdamW's two moments are made in the first step: before it, what they will take.
+            # AdamW allocates its two moments in the first step: before it, count what they will take.
             "optimizer state": num_bytes(map(local, state))
             or 2 * num_bytes(local(p) for p in parameters if p.requires_grad),
             "reference model": 0 if reference is None else num_bytes(map(local, reference.parameters())),
@@ -304,7 +306,7 @@ class ActorWorker:
         return {name: size for name, size in table.items() if size}
 
     def _load_critic(self, total_steps: int | None) -> Critic:
-        """Return the value model, which the advantage reads."""
+        """Load the value model, whose values the advantage function reads."""
         num_tokens = num_embeddings(self.model) if self.tokenizer is None else max(known_ids(self.tokenizer)) + 1
         critic = Critic(
             self.config, device=self.device, total_steps=total_steps, num_tokens=num_tokens, ranks=self.ranks
@@ -313,7 +315,7 @@ class ActorWorker:
         return critic
 
     def _offload(self) -> Offload:
-        """Return what holds parameters and optimizer state of policy and critic between two steps."""
+        """Return the offload of policy and critic between two steps."""
         critic, is_alone = self.critic, self.ranks.is_alone
         parts = [("trainer", actor_switches(self.config), self.model, self.optimizer, self.actor.decoder)]
         if critic is not None:
@@ -327,7 +329,7 @@ class ActorWorker:
                 tell_idle_offload(f"{section}.{key}", self.device)
             decoders.append(decoder)
             if on.in_steps and not is_alone:
-                continue  # it never comes to the device as a whole
+                continue  # it is never on the device as a whole
             if on.params:  # a sharded one is moved through the module that knows which part is where
                 models.append(decoder if isinstance(decoder, nn.Module) and not is_alone else model)
             if on.optimizer:
@@ -343,6 +345,6 @@ class ActorWorker:
             f"out of memory on {self.device} in training step {step}: {batch.num_experiences} experiences, "
             f"{batch.num_tokens} tokens, the longest {int(batch.lengths.max())}; micro-batches of at most "
             f"{split.max_tokens} tokens and {split.max_rows} rows\n{rows}\nlower one of {', '.join(OOM_KEYS)} under "
-            "trainer.trainer_config.actor_rollout_ref.actor (the third is to be raised), or set "
+            "trainer.trainer_config.actor_rollout_ref.actor (raise the third instead), or set "
             f"enable_gradient_checkpointing: true{CRITIC_OOM if self.critic else ''}"
         )

@@ -1,1 +1,4 @@
-"""How several processes train one model: rows, matrices, layers, sequences and checkpoints, divided over ranks."""
+"""Ranks that share the training of one model.
+
+Rows, sequences, matrices, layers and checkpoints are divided over them.
+"""

@@ -1,4 +1,7 @@
-"""Which rows of a mini-batch each rank computes: every rank knows the shares of all, without asking them."""
+"""Division of a mini-batch's rows into shares for the ranks.
+
+Every rank computes the shares of all, without communication.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import dataclass
 
 from trinity.trainer.batch import TrainBatch, micro_batches, units_of
 
-LINEAR_COST = 24576  # products over attention, per token of a sequence, as the published trainer weighs them
+LINEAR_COST = 24576  # cost of products relative to attention, per token, as the published trainer weighs them
 
 
 @dataclass(frozen=True)
@@ -17,8 +20,8 @@ class Work:
 
     Attributes:
         rows: its rows.
-        is_filler: computed only because another rank has one more, since all ranks take part in gathering weights; it
-            counts nothing.
+        is_filler: computed only because another rank has one more and all ranks gather weights together; it does not
+            count.
     """
 
     rows: list[int]
@@ -35,14 +38,14 @@ def split_work(
     max_tokens: int | None,
     max_rows: int | None,
 ) -> list[Work]:
-    """Return the micro-batches of share `index`; every share has as many.
+    """Return the micro-batches of share `index`; all have the same number.
 
     Args:
         batch: gives lengths and the rows of an experience.
         rows: rows to compute, whole experiences.
         index: 0-based.
-        num_shares: into how many shares the rows go.
-        is_balanced: give the shares equal work; else each one piece of the rows as they come.
+        num_shares: number of shares.
+        is_balanced: give the shares equal work; else each gets one contiguous piece of the rows.
         max_tokens: most tokens of a micro-batch.
         max_rows: most rows of a micro-batch.
     """
@@ -63,17 +66,19 @@ def split_work(
 def share_rows(
     batch: TrainBatch, rows: Sequence[int], *, num_shares: int, is_balanced: bool, has_equal_sizes: bool
 ) -> list[list[int]]:
-    """Return the rows of each share, in the order of `rows`; the rows of an experience stay together.
+    """Divide `rows` into shares; the rows of an experience stay together.
+
+        work = 24576 L + L^2 for a row of L tokens
 
     The largest first, each experience goes to the share with the least work so far (Graham, 1969, "Bounds on
-    multiprocessing timing anomalies": at most 4/3 of the best). Work is 24576 L + L^2 for L tokens.
+    multiprocessing timing anomalies": at most 4/3 of the best). Each share keeps the order of `rows`.
 
     Args:
         batch: gives lengths and the rows of an experience.
         rows: rows to share, whole experiences.
-        num_shares: how many.
-        is_balanced: as above; else each share is one piece of the rows as they come.
-        has_equal_sizes: no share has over one experience more than another.
+        num_shares: number of shares.
+        is_balanced: as above; else each share is one contiguous piece of the rows.
+        has_equal_sizes: the shares differ by at most one experience.
     """
     units = units_of(list(rows), batch.rows_per_experience)
     most = -(-len(units) // num_shares)

@@ -1,4 +1,4 @@
-"""Exchanges between ranks through which gradients find their way back."""
+"""Exchanges of tensors between ranks, with their gradients."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ Move = Callable[[Tensor], Tensor]
 
 
 def exchange(x: Tensor, there: Move, back: Move) -> Tensor:
-    """Return `there(x)`; the gradient by `x` is `back` of the gradient by the result, cut to the rows of `x`."""
+    """Return `there(x)`; the gradient by `x` is `back` of the result's.
+
+    The gradient is cut to the rows of `x` [rows, ...].
+    """
     result: Tensor = _Exchange.apply(x, there, back)
     return result
 
 
 def as_it_is(x: Tensor) -> Tensor:
-    """Return `x` as another tensor."""
+    """Return a view of `x` of any shape: a move that changes nothing."""
     return x.view_as(x)
 
 

@@ -1,7 +1,10 @@
-"""Pipeline parallelism (arXiv:1811.06965): stages of layers, between which the residual stream travels.
+"""Pipeline parallelism: stages of layers (arXiv:1811.06965).
 
-Dimension key: d = hidden size, M = scored positions. Every stage has embedding, last norm and output layer, which the
-first and the last one use; their gradients are summed over the stages.
+    tokens -> [embedding, layers] -stream-> [layers] -stream-> [layers, norm, output layer] -> loss
+               first stage                                      last stage
+
+Dimension key: d = hidden size, M = scored positions, n = positions of a rank's residual stream. Every stage has
+embedding, last norm and output layer, which the first and the last one use; their gradients are summed over the stages.
 """
 
 from __future__ import annotations
@@ -31,23 +34,23 @@ LossOf = Callable[[int, Tensor], Tensor]
 
 @runtime_checkable
 class StagedDecoder(Protocol):
-    """What a stage asks of the decoder whose layers it shares; a sharded module."""
+    """A sharded decoder whose layers are divided into stages."""
 
     width: int
     stages: Stages | None
 
     def stream_shape(self, packed: Packed) -> tuple[int, int]:
-        """Return the shape of the residual stream that this rank holds between two layers."""
+        """Return the shape [n, d] of this rank's stream between two layers."""
 
     def outer(self) -> list[nn.Parameter]:
         """Return the parameters outside of the layers, which every stage has."""
 
     def __call__(self, packed: Packed, incoming: Tensor | None = None) -> Any:
-        """Return the last hidden states, or the residual stream of a stage that is not the last."""
+        """Return the last hidden states [M, d], or an earlier stage's stream."""
 
 
 class Stages:
-    """The stages of one model, of which this rank is one.
+    """The stages of one model, one of which this rank computes.
 
     Args:
         mesh: the ranks of the stages, in one dimension.
@@ -74,7 +77,9 @@ class Stages:
         return self.index == self.size - 1
 
     def take(self, model: Any) -> range:
-        """Keep of a Hugging Face model the layers of this stage, and remember the names of all; return their numbers.
+        """Keep only this stage's layers of a Hugging Face model.
+
+        Record the names of all tensors; return the numbers of the layers that are kept.
 
         Raises:
             ConfigError: there are more stages than layers (E1849).
@@ -93,7 +98,7 @@ class Stages:
         return range(own[0], own[-1] + 1)
 
     def stage_of(self, name: str) -> int | None:
-        """Return the stage that has the tensor `name` of the model; None: all have it."""
+        """Return the stage that holds the model's tensor `name`; None: all do."""
         found = _LAYER.search(name)
         if found is None:
             return None
@@ -106,7 +111,7 @@ class Stages:
     # ------------------------------------------------------------- computation
     @torch.no_grad()
     def forward(self, decoder: StagedDecoder, packed: Packed) -> Float[Tensor, "M d"] | None:
-        """Return the last hidden states on the last stage; the others pass on what they have and return None."""
+        """Return the last stage's hidden states; other stages send theirs on."""
         incoming = None
         if not self.is_first:
             incoming = torch.empty(decoder.stream_shape(packed), device=self.device)
@@ -118,7 +123,9 @@ class Stages:
         return None
 
     def accumulate(self, decoder: StagedDecoder, packs: Sequence[Packed], *, loss_of: LossOf) -> None:
-        """Add the gradient of the micro-batches to the parameters; at most as many as stages are under way at once.
+        """Add the gradient of the micro-batches to the parameters.
+
+        At most as many micro-batches are in flight as there are stages.
 
         Args:
             decoder: of this stage.
@@ -155,14 +162,14 @@ class Stages:
         try:
             schedule.step(*arguments, target=numbers if self.is_last else None, return_outputs=False, number=numbers)
         except RuntimeError as error:
-            # What happened in a layer is wrapped, and a text without it would not say that memory was short.
+            # The schedule wraps an error of a layer, and its own text would not say that memory ran out.
             raise error.__cause__ if isinstance(error.__cause__, Exception) else error from None
         decoder.set_reshard_after_backward(True, recurse=False)
         decoder.reshard()
         self._sum_outer(decoder)
 
     def _sum_outer(self, decoder: StagedDecoder) -> None:
-        """Sum the gradients of what every stage has."""
+        """Sum the gradients of the parameters that every stage has."""
         from trinity.trainer.verl.parallel.ranks import local
 
         for parameter in decoder.outer():
@@ -174,7 +181,7 @@ class Stages:
 
     # ---------------------------------------------------------------- exchange
     def broadcast(self, tensor: Tensor | None, stage: int) -> Tensor:
-        """Return the whole tensor of `stage` on every stage; the others give None."""
+        """Return the whole tensor of `stage` on every stage; others pass None."""
         facts: list[Any] = [None if tensor is None else (tensor.shape, tensor.dtype, tensor.device.type)]
         distributed.broadcast_object_list(facts, src=self.ranks[stage], group=self.group)
         if tensor is None:
@@ -185,14 +192,14 @@ class Stages:
         return tensor
 
     def of_all(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the plain values by name of all stages."""
+        """Return the plain values of all stages by name."""
         together: list[Any] = [None] * self.size
         distributed.all_gather_object(together, dict(own), group=self.group)
         return {name: value for values in together for name, value in values.items()}
 
 
 class _Stage(nn.Module):
-    """What PyTorch's schedule calls: the layers of this stage for micro-batch `number`, its stream padded."""
+    """This stage's layers for micro-batch `number`, with a padded stream."""
 
     def __init__(self, decoder: StagedDecoder, packs: Sequence[Packed], length: int) -> None:
         super().__init__()

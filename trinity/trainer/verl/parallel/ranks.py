@@ -1,7 +1,7 @@
-"""The processes that train one model together: who computes what, what they tell each other, how weights are sharded.
+"""The ranks that train one model: work, communication, sharding.
 
 Every rank holds the whole batch, so that advantages, corrections and every divisor are computed alike everywhere and
-without a word. A rank computes its own rows; columns are summed, gradients are summed by FSDP2's reduce-scatter.
+without communication. A rank computes its own rows; columns are summed, gradients are summed by FSDP2's reduce-scatter.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ShardOptions:
 
 
 class Ranks:
-    """One of `world` processes of the default process group of torch.distributed; alone, it needs no group.
+    """One of `world` processes of torch.distributed's group, or one alone.
 
     Args:
         rank: 0-based.
@@ -70,7 +70,7 @@ class Ranks:
         tensor_size: ranks that share the matrices of a layer; divides `world`, and excludes `sequence_size`.
         is_by_tokens: those ranks also share the tokens between the matrices (`sequence_parallel`).
         num_stages: ranks, or groups of `tensor_size`, that share the layers; excludes `sequence_size`.
-        is_grouped: one process alone is a process group, too, so that its model is sharded.
+        is_grouped: one process alone forms a group, too, so that its model is sharded.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Ranks:
 
     @property
     def share_size(self) -> int:
-        """How many ranks compute the same rows together."""
+        """Number of ranks that compute the same rows together."""
         return self.sequence_size * self.tensor_size * self.num_stages
 
     @property
@@ -115,27 +115,27 @@ class Ranks:
 
     @property
     def speaker(self) -> int:
-        """Which rank of a share speaks for it: the first of the last stage."""
+        """Rank in a share that gives its results: the first of the last stage."""
         return (self.num_stages - 1) * self.tensor_size
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank speaks for all: it writes what all of them know."""
+        """Whether this rank writes what all ranks know."""
         return self.rank == 0
 
     def device_of(self, model: nn.Module) -> torch.device:
-        """Return where `model` is computed; of a sharded one, the parameters may be elsewhere."""
+        """Return the device that computes `model`; its shards may be elsewhere."""
         return next(model.parameters()).device if self.is_alone else self.device
 
     def loading_device(self, device: torch.device) -> torch.device:
-        """Return where a model is loaded that then computes on `device`: sharded, it goes there layer by layer."""
+        """Return where to load a model for `device`: the CPU, if it is sharded."""
         return device if self.is_alone else torch.device("cpu")
 
     # --------------------------------------------------------------------- work
     def split(
         self, batch: TrainBatch, rows: Iterable[int], *, max_tokens: int | None, max_rows: int | None
     ) -> list[Work]:
-        """Return the micro-batches of this rank; every rank has as many."""
+        """Return the micro-batches of this rank; every rank has the same number."""
         rows = list(rows)
         if self.is_alone:
             return [Work(group) for group in micro_batches(batch, rows, max_tokens=max_tokens, max_rows=max_rows)]
@@ -152,7 +152,7 @@ class Ranks:
         )
 
     def cut(self, packed: Packed) -> Packed:
-        """Return the packed list with this rank's part of it, where several ranks share one."""
+        """Return `packed` with this rank's slice, if ranks share sequences."""
         if self.sequence_size == 1:
             return packed
         from torch.distributed.device_mesh import init_device_mesh
@@ -169,7 +169,10 @@ class Ranks:
 
     # ------------------------------------------------------------ communication
     def add_up(self, tensors: Iterable[Tensor]) -> None:
-        """Replace each tensor of the CPU by its sum over the shares; the ranks of a share hold the same."""
+        """Replace each CPU tensor of any shape by its sum over the shares.
+
+        The ranks of a share hold the same tensors.
+        """
         if self.is_alone:
             return
         for tensor in tensors:
@@ -178,7 +181,7 @@ class Ranks:
             distributed.all_reduce(tensor)
 
     def gather_shares(self, value: T) -> list[T]:
-        """Return the plain `value` of every share; the ranks of a share measure the same."""
+        """Return the plain `value` of every share; its ranks have the same one."""
         return self.gather(value)[self.speaker :: self.share_size]
 
     def gather(self, value: T) -> list[T]:
@@ -190,17 +193,17 @@ class Ranks:
         return values
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has reached this call."""
         self.gather(None)
 
     # ----------------------------------------------------------------- sharding
     def mesh(self, fsdp_size: int) -> DeviceMesh:
-        """Return the mesh of shard groups of `fsdp_size` ranks; one dimension more where there are several groups.
+        """Return the mesh of shard groups of `fsdp_size` ranks.
 
-        Those of stages and of ranks that share matrices come last, where there are such.
+        Several groups are one more dimension. Dimensions of stages and of ranks that share matrices come last, if any.
 
         Raises:
-            ConfigError: the ranks cannot be divided so (E5680).
+            ConfigError: the ranks cannot be divided in this way (E5680).
         """
         whole = self.world // (self.tensor_size * self.num_stages)
         size = whole if fsdp_size < 1 or fsdp_size >= whole else fsdp_size
@@ -218,7 +221,7 @@ class Ranks:
         return self._mesh_of(shape, names)
 
     def flat_mesh(self) -> DeviceMesh:
-        """Return the mesh of all ranks in one dimension, as checkpoints know it."""
+        """Return the mesh of all ranks in one dimension, as checkpoints use it."""
         return self._mesh_of((self.world,), MESH_NAMES[1:])
 
     def _mesh_of(self, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
@@ -230,7 +233,7 @@ class Ranks:
         return self._meshes[key]
 
     def shard(self, decoder: Decoder, options: ShardOptions) -> None:
-        """Spread the parameters of `decoder` over the ranks, layer by layer; alone, leave them as they are.
+        """Shard the parameters of `decoder` layer by layer; alone, keep them.
 
         Raises:
             ConfigError: a class of the wrap policy is no layer of the model (E5681), or E5680.
@@ -267,7 +270,7 @@ class Ranks:
                 block.set_modules_to_forward_prefetch([following])
 
     def free(self, decoder: Decoder) -> None:
-        """Keep only this rank's part of the parameters, also of those that the last forward pass has gathered."""
+        """Keep only this rank's shards; free what a forward pass has gathered."""
         if self.is_alone:
             return
         from torch.distributed.fsdp import FSDPModule
@@ -276,16 +279,16 @@ class Ranks:
             decoder.reshard()
 
     def total_norm(self, tensors: Sequence[Tensor]) -> float:
-        """Return the Euclidean norm of sharded tensors, the same on every rank; not finite if a number is not.
+        """Return the Euclidean norm of sharded tensors, equal on every rank.
 
-        Of what all stages of a pipeline have, one of them gives the tensors.
+        It is not finite if a number is not. Tensors that all stages of a pipeline hold are given by one stage.
         """
         counted = [local(tensor) for tensor in tensors if counts(tensor)]
         own = torch.nn.utils.get_total_norm(counted) if counted else torch.zeros(())
         return math.sqrt(sum(self.gather(float(own.double().square()))))
 
     def not_finite(self, tensors: Mapping[str, Tensor]) -> list[str]:
-        """Return the names of the tensors of which any rank's part is not finite, in order."""
+        """Return, in order, the names of tensors that are not finite on any rank."""
         own = {name for name, tensor in tensors.items() if not bool(local(tensor).isfinite().all())}
         bad = set().union(*self.gather(own))
         return [name for name in tensors if name in bad] + sorted(bad - tensors.keys())  # those of other stages last
@@ -295,7 +298,10 @@ ALONE = Ranks()
 
 
 def counts(tensor: Tensor) -> bool:
-    """Return whether this rank's part of a tensor is the one that counts, among ranks that hold the same part."""
+    """Return whether this rank's part of a tensor of any shape counts.
+
+    Of the ranks that hold the same part, only the first one's counts.
+    """
     mesh: Any = getattr(tensor, "device_mesh", None)
     if mesh is None:
         return True
@@ -305,19 +311,25 @@ def counts(tensor: Tensor) -> bool:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor, sharing its memory; the tensor itself where it is not sharded."""
+    """Return this rank's part of a tensor, sharing its memory.
+
+    An unsharded tensor, of any shape, is its own part.
+    """
     part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part.detach()
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the tensor gathered from all ranks, which all call this; the tensor itself where it is not sharded."""
+    """Return the tensor gathered from all ranks, which all call this.
+
+    An unsharded tensor, of any shape, is returned as it is.
+    """
     full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return full.detach()
 
 
 def blocks_of(decoder: Decoder, options: ShardOptions) -> list[nn.Module]:
-    """Return the layers that are gathered on their own.
+    """Return the layers that are gathered one at a time.
 
     Raises:
         ConfigError: a class of the wrap policy is no layer of the model (E5681).

@@ -1,7 +1,7 @@
 """Checkpoint files of any number of ranks, read by any number of ranks.
 
-Each rank's file holds its parts as DTensors on a mesh (veRL's layout); one worker's holds plain tensors. One tensor
-after another is put together from the files and cut anew, so that no rank ever holds a second model.
+Each rank's file holds its parts as DTensors on a mesh (veRL's layout); one worker's holds plain tensors. Tensors are
+joined from the files and cut again one at a time, so that no rank ever holds a second model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAME = re.compile(r"\w+_world_size_(\d+)_rank_\d+\.pt")
 
 
 def suffix(rank: int, world: int) -> str:
-    """Return the end of the names of a rank's files."""
+    """Return how the names of a rank's files end."""
     return f"world_size_{world}_rank_{rank}.pt"
 
 
@@ -33,9 +33,9 @@ def saved_world(folder: Path) -> int:
     """Return how many ranks wrote the part of a checkpoint in `folder`.
 
     Raises:
-        OSError: nothing there says it.
-        ValueError: `fsdp_config.json` is no JSON.
-        KeyError: it does not say it.
+        OSError: no file there tells it.
+        ValueError: `fsdp_config.json` is not JSON.
+        KeyError: `fsdp_config.json` does not tell it.
     """
     file = folder / "fsdp_config.json"
     if file.is_file():
@@ -47,20 +47,20 @@ def saved_world(folder: Path) -> int:
 
 
 def read_parts(folder: Path, kind: str, world: int) -> list[Any]:
-    """Return what each rank wrote as `kind`, its tensors mapped from the files.
+    """Return what each rank wrote as `kind`, with tensors mapped from files.
 
     Raises:
         OSError: a file is missing.
-        UnpicklingError: a file holds something else than tensors and plain values.
+        UnpicklingError: a file holds anything but tensors and plain values.
     """
     return [read_tensors_of(folder / f"{kind}_{suffix(rank, world)}", is_mapped=True) for rank in range(world)]
 
 
 def joined(parts: list[Any]) -> Tensor:
-    """Return the whole tensor of which `parts` are those of all ranks, in the order of ranks.
+    """Join the parts of all ranks, in rank order, into the whole tensor.
 
     Raises:
-        ValueError: they are no parts of one tensor along one dimension.
+        ValueError: they are not parts of one tensor along one dimension.
     """
     first = parts[0]
     if not hasattr(first, "device_mesh"):
@@ -78,7 +78,9 @@ def joined(parts: list[Any]) -> Tensor:
 
 
 def own_part(full: Tensor, like: Tensor) -> Tensor:
-    """Return of a whole tensor what this rank holds of `like`.
+    """Return the part of `full` that this rank holds of `like`.
+
+    `like` is a parameter, of any shape, and `full` a whole tensor of the same shape.
 
     Raises:
         ValueError: the shapes differ.
@@ -91,19 +93,19 @@ def own_part(full: Tensor, like: Tensor) -> Tensor:
     spread: Any = like
     placement, place = spread.placements[-1], dict(zip(mesh.mesh_dim_names, mesh.get_coordinate(), strict=True))
     size = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
-    if TENSOR in size and placement.is_shard():  # what is divided then is the part of a matrix
+    if TENSOR in size and placement.is_shard():  # FSDP divides this rank's part of the matrix
         full = _chunk(full, size[TENSOR], place[TENSOR], placement.dim)
     return _chunk(full, size["fsdp"], place["fsdp"], 0)
 
 
 def _chunk(full: Tensor, size: int, index: int, dim: int) -> Tensor:
-    """Return piece `index` of `size`, as PyTorch divides a tensor; the last ones may be empty."""
+    """Return piece `index` of `torch.chunk`; the last ones may be empty."""
     pieces = torch.chunk(full, size, dim)
     return pieces[index] if index < len(pieces) else full.narrow(dim, 0, 0)
 
 
 def gathered(named: Mapping[str, Tensor], name: str, *, stages: Stages | None) -> Tensor:
-    """Return the whole tensor `name` on every rank, also where another stage of the model has it.
+    """Return the whole tensor `name` on every rank, whichever stage has it.
 
     Args:
         named: the tensors of this rank's stage.
@@ -117,7 +119,7 @@ def gathered(named: Mapping[str, Tensor], name: str, *, stages: Stages | None) -
 
 
 def own_weights(model: nn.Module, ranks: Ranks, *, stages: Stages | None) -> OrderedDict[str, Tensor]:
-    """Return this rank's part of every tensor of the model, as files know it; every rank calls this."""
+    """Return this rank's tensors as files store them; every rank calls this."""
     named = model.state_dict()
     if not ranks.is_divided:
         return OrderedDict((name, tensor.detach().cpu()) for name, tensor in named.items())
@@ -126,7 +128,7 @@ def own_weights(model: nn.Module, ranks: Ranks, *, stages: Stages | None) -> Ord
 
 
 def own_state(optimizer: torch.optim.Optimizer, names: Sequence[str], *, ranks: Ranks, stages: Stages | None) -> Any:
-    """Return this rank's part of the optimizer's state, as files know it; every rank calls this.
+    """Return this rank's optimizer state for its file; every rank calls this.
 
     Args:
         optimizer: over the parameters `names`.
@@ -159,7 +161,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def flattened(full: Tensor, ranks: Ranks) -> Tensor:
-    """Return of a whole tensor the piece that this rank holds where all ranks divide it, as files know it."""
+    """Return this rank's piece of `full` as files store it, cut along dim 0."""
     from torch.distributed.tensor import DTensor, Shard
 
     own = _chunk(full, ranks.world, ranks.rank, 0).clone()
@@ -170,7 +172,7 @@ def flattened(full: Tensor, ranks: Ranks) -> Tensor:
 
 @torch.no_grad()
 def load_model_parts(parts: list[Mapping[str, Tensor]], model: nn.Module, *, stages: Stages | None = None) -> None:
-    """Fill the model's tensors, or those of this rank's stage, from what all ranks wrote.
+    """Fill the model's tensors on this rank from what all ranks wrote.
 
     Raises:
         KeyError: a tensor is missing.
@@ -187,12 +189,12 @@ def load_model_parts(parts: list[Mapping[str, Tensor]], model: nn.Module, *, sta
 def optimizer_state(
     parts: list[dict[str, Any]], optimizer: torch.optim.Optimizer, *, numbers: Sequence[int] | None = None
 ) -> dict[str, Any]:
-    """Return the optimizer state of all ranks as a state for this rank's parameters.
+    """Return the saved optimizer state, cut to this rank's parameters.
 
     Args:
         parts: what the ranks wrote.
         optimizer: over this rank's parameters.
-        numbers: their places among those of the whole model; None: it has them all.
+        numbers: their indices in the whole model; None: this rank has all parameters.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Any]] = {}
@@ -205,7 +207,7 @@ def optimizer_state(
 
 
 def _cut(values: list[Any], like: Tensor) -> Any:
-    """Return this rank's part of one entry of the optimizer's state; a number is everybody's."""
+    """Return this rank's part of a state entry; a scalar is the same for all."""
     if not isinstance(values[0], Tensor) or values[0].dim() == 0:
         return values[0]
     part = own_part(joined(values), like)

@@ -1,8 +1,11 @@
-"""Tensor parallelism (arXiv:1909.08053): ranks share the matrices of each decoder layer, and with them its heads.
+"""Tensor parallelism: ranks share the matrices of each decoder layer.
+
+    n tokens --enter--> N tokens: q, k, v; heads of this rank; o --leave--> n tokens
 
 Dimension key: N = packed tokens, n = a rank's tokens, M = scored positions, d = hidden size. q, k, v, gate and up are
-cut by outputs, o and down by inputs; a rank's products are summands of the layer's. Norms, embedding and output layer
-are whole on each rank. With sequence parallelism (arXiv:2205.05198) a rank keeps n of the N tokens between them.
+cut by outputs, o and down by inputs; a rank's products are summands of the layer's (arXiv:1909.08053). Norms,
+embedding and output layer are whole on each rank. With sequence parallelism (arXiv:2205.05198) a rank keeps n of the N
+tokens between them.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ class TensorGroup:
 
     Attributes:
         mesh: of one dimension.
-        is_by_tokens: between the products each rank keeps its part of the tokens only (`sequence_parallel`).
+        is_by_tokens: between the products each rank keeps only its part of the tokens (`sequence_parallel`).
     """
 
     mesh: DeviceMesh
@@ -41,7 +44,7 @@ class TensorGroup:
 
     @property
     def group(self) -> Any:
-        """The ranks, as torch.distributed knows them."""
+        """The process group of the ranks."""
         return self.mesh.get_group()
 
     @property
@@ -51,40 +54,43 @@ class TensorGroup:
 
     @property
     def index(self) -> int:
-        """Number of this one."""
+        """Index of this rank in the group."""
         return self.mesh.get_local_rank()
 
     def cut(self, x: Float[Tensor, "N d"]) -> Float[Tensor, "n d"]:
-        """Return this rank's tokens, padded with zeros, where it keeps a part of them; `x` is alike on all ranks."""
+        """Return this rank's tokens, zero-padded, of `x` (equal on all ranks)."""
         return exchange(x, self._own_rows, self._all_rows) if self.is_by_tokens else x
 
     def join(self, x: Float[Tensor, "n d"], num_tokens: int) -> Float[Tensor, "N d"]:
-        """Return all tokens, for what each rank computes alike; undoes `cut`."""
+        """Return all tokens, for work that every rank repeats; undo `cut`."""
         return exchange(x, self._all_rows, self._own_rows)[:num_tokens] if self.is_by_tokens else x
 
     def enter(self, x: Float[Tensor, "n d"], num_tokens: int | None) -> Float[Tensor, "N d"]:
-        """Return the input of a product that is cut by outputs; its gradient is the sum over the ranks.
+        """Return the input of a product cut by outputs; ranks sum its gradients.
 
         Args:
             x: of this rank's tokens, or of all tokens.
-            num_tokens: N where `x` is of this rank's tokens; None: it is of all.
+            num_tokens: N if `x` is of this rank's tokens; None if it is of all.
         """
         if num_tokens is None or not self.is_by_tokens:
             return self.shared(x)
         return exchange(x, self._all_rows, self._own_total)[:num_tokens]
 
     def leave(self, x: Float[Tensor, "N d"], *, is_whole: bool) -> Float[Tensor, "n d"]:
-        """Return the sum over the ranks of a product that is cut by inputs, of all tokens or of this rank's."""
+        """Sum a product that is cut by inputs; return all tokens, or this rank's."""
         if is_whole or not self.is_by_tokens:
             return exchange(x, self._total, as_it_is)
         return exchange(x, self._own_total, self._all_rows)
 
     def shared(self, x: Tensor) -> Tensor:
-        """Return what is whole on each rank, as a parameter used for a part of its heads; its gradients are summed."""
+        """Return `x` of any shape unchanged, with gradients summed over the ranks.
+
+        For a tensor that is whole on each rank, such as a norm's weight that each rank uses for its heads.
+        """
         return exchange(x, as_it_is, self._total)
 
     def share(self, layer: nn.Module) -> None:
-        """Keep this rank's part of the matrices of a Hugging Face decoder layer; the rest of it stays whole."""
+        """Keep this rank's part of a layer's matrices, the rest of it whole."""
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
         plan: dict[str, Any] = {name: ColwiseParallel() for name in BY_OUTPUTS}
@@ -92,7 +98,7 @@ class TensorGroup:
         parallelize_module(layer, self.mesh, plan)
 
     def replicate(self, module: nn.Module) -> None:
-        """Hold what is not shared as whole tensors of the mesh, so that all parameters live on one."""
+        """Put unshared parameters on the mesh, too, so that all are on one."""
         from torch.distributed.tensor import DTensor, Replicate
 
         made: dict[Tensor, nn.Parameter] = {}  # a tied layer stays tied
@@ -112,7 +118,7 @@ class TensorGroup:
         return total
 
     def _own_rows(self, x: Tensor) -> Tensor:
-        """Return this rank's rows of what all have alike."""
+        """Return this rank's rows of `x`, which is equal on all ranks."""
         return _padded(x, self.size).chunk(self.size)[self.index].contiguous()
 
     def _all_rows(self, x: Tensor) -> Tensor:
@@ -122,7 +128,7 @@ class TensorGroup:
         return rows
 
     def _own_total(self, x: Tensor) -> Tensor:
-        """Return the sum over the ranks at this rank's rows."""
+        """Return this rank's rows of the sum over the ranks."""
         padded = _padded(x, self.size).contiguous()
         total = padded.new_empty(len(padded) // self.size, *padded.shape[1:])
         distributed.reduce_scatter_tensor(total, padded, group=self.group)
@@ -130,9 +136,10 @@ class TensorGroup:
 
 
 def held(parameter: Tensor) -> Tensor:
-    """Return what this rank computes with of a gathered parameter: its part of a shared one, else the parameter.
+    """Return the part of a gathered parameter that this rank computes with.
 
-    Its gradient is that of the part; ranks that compute alike with a whole parameter have the same.
+    That is its part if ranks share the matrix, else the whole parameter. The gradient is that of the part; ranks that
+    repeat a computation with a whole parameter have the same gradient.
     """
     if not hasattr(parameter, "to_local"):
         return parameter
@@ -143,7 +150,7 @@ def held(parameter: Tensor) -> Tensor:
 
 
 def _padded(x: Tensor, size: int) -> Tensor:
-    """Return `x` with rows of zeros, so that their number is a multiple of `size`."""
+    """Pad `x` with rows of zeros to a multiple of `size` rows."""
     missing = -len(x) % size
     return torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x
 

@@ -1,8 +1,10 @@
-"""Sequence parallelism (arXiv:2309.14509): ranks share the tokens of a packed list, and in attention its heads.
+"""Sequence parallelism: ranks share the tokens of a packed list.
+
+    [n, Q, D] --all-to-all--> [N, Q / ranks, D]: attention --all-to-all--> [n, Q, D]
 
 Dimension key: N = packed tokens, n = a rank's tokens, Q = query heads, H = key heads, D = head size, M = scored
 positions, m = those of a rank. A rank computes every layer for its n tokens. For attention, an all-to-all gives it all
-tokens of its share of the heads; a second one brings the outputs back.
+tokens of its share of the heads; a second one returns the outputs (arXiv:2309.14509).
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ class Slice:
     """A rank's part of a packed list.
 
     Attributes:
-        group: the ranks that share it.
+        group: the ranks that share the list.
         size: number of them.
-        index: of this one.
+        index: of this rank.
         num_tokens: N; the last rank's part is padded.
-        scored: places of this rank's scored positions among all of them.
+        scored: indices of this rank's scored positions among all of them.
     """
 
     group: Any
@@ -51,7 +53,7 @@ class Slice:
         return self.index * self.length
 
     def cut(self, x: Int[Tensor, "N"]) -> Int[Tensor, "n"]:
-        """Return this rank's part of one number a token, padded with zeros."""
+        """Return this rank's part of one number per token, padded with zeros."""
         padded = torch.nn.functional.pad(x, (0, self.length * self.size - self.num_tokens))
         return padded[self.start : self.start + self.length]
 
@@ -62,7 +64,10 @@ class Slice:
         values: Float[Tensor, "n H D"],
         whole: Callable[[Tensor, Tensor, Tensor], Tensor],
     ) -> Float[Tensor, "n Q*D"]:
-        """Return the attention outputs of this rank's tokens; `whole` computes those of all tokens for some heads."""
+        """Return the attention outputs of this rank's tokens.
+
+        `whole` computes those of all tokens for some heads.
+        """
         repeat = max(1, self.size // keys.shape[1])
         if repeat > 1:  # fewer key heads than ranks: several ranks need the same
             keys, values = keys.repeat_interleave(repeat, 1), values.repeat_interleave(repeat, 1)
@@ -74,31 +79,31 @@ class Slice:
         return own.reshape(own.shape[0], -1)
 
     def collect(self, values: Float[Tensor, "m"], num_scored: int) -> Float[Tensor, "M"]:
-        """Return the values of all scored positions, on every rank; the gradient goes to this rank's own."""
+        """Return all scored values on every rank; own ones get the gradient."""
         result: Tensor = _Collect.apply(values, self, num_scored)
         return result
 
     def _swap(self, x: Tensor) -> Tensor:
-        """Return what the ranks of the group send this one, of `x` [ranks, ...], in their order."""
+        """Send `x[r]` to rank r; return what all ranks sent here [ranks, ...]."""
         received = torch.empty_like(x)
         distributed.all_to_all_single(received, x.contiguous(), group=self.group)
         return received
 
     def _to_heads(self, x: Tensor) -> Tensor:
-        """Return all tokens of a share of the heads: [n, heads, D] becomes [ranks * n, heads / ranks, D]."""
+        """Exchange [n, heads, D] for all tokens: [ranks * n, heads / ranks, D]."""
         length, heads, width = x.shape
         parts = x.view(length, self.size, heads // self.size, width).transpose(0, 1)
         return self._swap(parts.contiguous()).reshape(self.size * length, heads // self.size, width)
 
     def _to_tokens(self, x: Tensor) -> Tensor:
-        """Return all heads of a share of the tokens: [ranks * n, heads / ranks, D] becomes [n, heads, D]."""
+        """Exchange [ranks * n, heads / ranks, D] for all heads: [n, heads, D]."""
         total, heads, width = x.shape
         parts = self._swap(x.reshape(self.size, total // self.size, heads, width))
         return parts.transpose(0, 1).reshape(total // self.size, self.size * heads, width)
 
 
 class _Collect(torch.autograd.Function):
-    """Values of all ranks; each rank has the whole loss, whose gradient by its own values is all that it owes."""
+    """Values of all ranks, with the gradient of this rank's own values."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, piece: Slice, num_scored: int) -> Tensor:
