@@ -1,1 +1,4 @@
-"""Engines: what computes the answers of a model, and how a run gets one from its configuration. Imports no torch."""
+"""Inference engines and their creation from a configuration.
+
+Imports no torch.
+"""
