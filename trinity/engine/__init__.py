@@ -1,4 +1,1 @@
-"""Inference engines and their creation from a configuration.
-
-Imports no torch.
-"""
+"""Inference engines and their creation. Imports no torch."""

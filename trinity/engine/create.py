@@ -95,10 +95,7 @@ def _engine(
 
 
 def gpus_of_engine(config: Config, model: InferenceModelConfig) -> float:
-    """Return the GPUs that a scheduler reserves for one engine.
-
-    It is a fraction if the whole run has one GPU.
-    """
+    """Return the GPUs reserved for one engine: a fraction if the run has one."""
     total = config.cluster.total_gpu_num or 0
     if total == 1:
         engines = [config.explorer.rollout_model, *config.explorer.auxiliary_models]

@@ -34,10 +34,7 @@ from trinity.utils.log import get_logger
 
 
 class LocalModel(ABC):
-    """The part of `InferenceModel` shared by our engines.
-
-    Subclasses add sampling and scoring.
-    """
+    """The shared part of our engines, which add sampling and scoring."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
@@ -211,10 +208,7 @@ class LocalModel(ABC):
         return {"enable_thinking": self.settings.model.enable_thinking} | dict(template_args or {})
 
     def _warn_truncated(self, length: int, limit: int) -> None:
-        """Log a warning for the first prompt that is cut.
-
-        Each such experience also carries a mark.
-        """
+        """Log the first cut prompt as a warning; every experience has a mark."""
         level = logging.DEBUG if self._has_warned else logging.WARNING
         self._has_warned = True
         get_logger("explorer").log(
@@ -222,10 +216,7 @@ class LocalModel(ABC):
         )
 
     def _resolve(self, tokens: list[int], params: GenerateParams) -> tuple[GenerateParams, tuple[str, ...], list[int]]:
-        """Return `params` with `max_tokens` set, and the samples' ids and noise.
-
-        The sequence length limits `max_tokens`.
-        """
+        """Return `params` with `max_tokens` set, and the samples' ids and noise."""
         left = self._max_model_len - len(tokens)
         if left < 1:
             raise EngineError(
@@ -263,10 +254,7 @@ class LocalModel(ABC):
         )
 
     def _truncated(self, tokens: list[int]) -> Experience:
-        """Return the experience of a prompt that was cut.
-
-        Its last token is used as a masked response.
-        """
+        """Return a cut prompt's experience; its last token is a masked response."""
         return Experience(
             tokens=torch.tensor(tokens),
             prompt_length=len(tokens) - 1,

@@ -24,10 +24,7 @@ MAX_FLOAT64_VOCABULARY = 8192
 
 
 def noise_key(seed: int, sample_id: str) -> int:
-    """Return the signed 64-bit noise key of a sample.
-
-    It is a hash of the seed and of the sample's identity.
-    """
+    """Return a sample's noise key: a signed 64-bit hash of seed and identity."""
     digest = hashlib.blake2b(f"{seed}\0{sample_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 

@@ -204,10 +204,7 @@ class AnswerRenderer:
 
     @cached_property
     def _special(self) -> dict[str, int]:
-        """Ids of special tokens by text, including those without a name.
-
-        `eos_token` is such a name.
-        """
+        """Ids of special tokens by text, with or without names like `eos_token`."""
         tokens = self.tokenizer.added_tokens_decoder
         return {token.content: number for number, token in tokens.items() if token.special and token.content}
 

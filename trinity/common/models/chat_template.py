@@ -26,10 +26,7 @@ _lock = threading.Lock()
 
 
 class _Generation(jinja2.ext.Extension):
-    """Jinja extension that parses `generation` tags for syntax checks.
-
-    The tags mark the assistant's part of a conversation.
-    """
+    """Jinja extension for `generation` tags, which mark the assistant's part."""
 
     tags = {"generation"}
 

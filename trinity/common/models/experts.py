@@ -1,7 +1,4 @@
-"""Load-balancing losses of mixture-of-experts models.
-
-The trainer does not add such a loss, so a model that asks for one is refused.
-"""
+"""Refusal of a mixture of experts that asks for a load-balancing loss."""
 
 from __future__ import annotations
 

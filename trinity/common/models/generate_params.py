@@ -1,7 +1,4 @@
-"""Parameters of one generation call.
-
-Defaults come from the configuration, overrides from the caller.
-"""
+"""Parameters of one generation call."""
 
 from __future__ import annotations
 

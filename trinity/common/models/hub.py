@@ -33,10 +33,7 @@ def is_offline() -> bool:
 
 
 def cached_model(hub_id: str, *, needs_weights: bool = True) -> Path | None:
-    """Return a model's folder in the local cache, without network access.
-
-    None if the model is missing or incomplete.
-    """
+    """Return a model's complete folder in the local cache, or None."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

@@ -119,10 +119,7 @@ def tokenize_and_mask_messages_default(
 
 
 def get_action_mask_method(chat_template: str | None = None) -> Callable[..., Masked]:
-    """Return the masking function for a template.
-
-    It masks by the template's `generation` tags if there are any, else by the answers of the conversation.
-    """
+    """Return a masking function: by `generation` tags if any, else by answers."""
     if chat_template is not None and _GENERATION_TAG.search(chat_template):
         return tokenize_and_mask_messages_hf
     return tokenize_and_mask_messages_default

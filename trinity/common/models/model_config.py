@@ -119,10 +119,7 @@ def silence(config: PreTrainedConfig) -> dict[str, float]:
 
 
 def config_to_save(model: PreTrainedModel) -> PreTrainedConfig:
-    """Return a copy of a model's configuration from before `silence`.
-
-    It is for saved models, which other programs read.
-    """
+    """Return a copy of the configuration from before `silence`, for saving."""
     copied = copy.deepcopy(model.config)
     for name, value in getattr(model, NOISE, {}).items():
         *outer, last = name.split(".")

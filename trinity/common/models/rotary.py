@@ -1,7 +1,4 @@
-"""Rotary frequencies that depend only on a token's position.
-
-Engine and trainer both use them.
-"""
+"""Rotary frequencies by position alone, for engine and trainer alike."""
 
 from __future__ import annotations
 

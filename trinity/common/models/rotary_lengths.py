@@ -1,7 +1,4 @@
-"""Lengths beyond which rotary frequencies depend on the row's length.
-
-They are read from `config.json` before anything is loaded.
-"""
+"""Lengths beyond which rotary frequencies vary, from `config.json`."""
 
 from __future__ import annotations
 

@@ -166,10 +166,7 @@ def join_group(
 
 
 def own_address(host: str = "192.0.2.1") -> str:
-    """Return this machine's address on its route to `host`.
-
-    Without a network, return the loopback address.
-    """
+    """Return this machine's address towards `host`, or the loopback address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, 9))  # connecting a datagram socket sends nothing

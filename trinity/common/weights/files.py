@@ -109,10 +109,7 @@ def reading(folder: Path) -> Iterator[None]:
 
 
 def remove_unless_read(folder: Path) -> bool:
-    """Remove a version's folder; return whether it was removed.
-
-    A folder that a process is reading stays.
-    """
+    """Remove a version's folder unless it is being read; return whether so."""
     try:
         with open(folder / LOCK_FILE, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -51,10 +51,7 @@ class Ticket:
 
 
 def tensor_digest(tensor: Tensor) -> str:
-    """Return the xxh3 of a tensor's bytes as hexadecimal digits.
-
-    The tensor may have any shape and device.
-    """
+    """Return the xxh3 of any tensor's bytes as hexadecimal digits."""
     plain = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
     return xxhash.xxh3_128_hexdigest(plain.numpy().data)
 

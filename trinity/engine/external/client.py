@@ -1,7 +1,4 @@
-"""HTTP client of an OpenAI-compatible server, with retries.
-
-Pauses between attempts grow; errors name the cause.
-"""
+"""HTTP client of an OpenAI-compatible server, with growing retry pauses."""
 
 from __future__ import annotations
 
@@ -104,10 +101,7 @@ class ExternalClient:
             ) from error
 
     def _client(self) -> httpx.AsyncClient:
-        """Return the client of the running event loop.
-
-        Connections belong to one loop.
-        """
+        """Return the client of the running event loop, to which it is bound."""
         if self._is_closed:
             raise EngineError(f"{self._where}: the external model was shut down", code="E5730")
         loop = asyncio.get_running_loop()
@@ -133,10 +127,7 @@ class ExternalClient:
 
 
 def _asked_pause_s(response: httpx.Response) -> float | None:
-    """Return the seconds of `Retry-After`, at most the longest pause.
-
-    None if the header is missing or not in seconds.
-    """
+    """Return the seconds of `Retry-After`, capped, or None if not given so."""
     try:
         return min(max(float(response.headers["retry-after"]), 0.0), LONGEST_PAUSE_S)
     except (KeyError, ValueError):

@@ -176,10 +176,7 @@ class EnginePool:
 
     # ------------------------------------------------------------------- choice
     def serving(self) -> dict[int, EngineSlot]:
-        """Return the slots of engines that accept requests, by engine number.
-
-        Those are up, not leaving, and have the current weights.
-        """
+        """Return the engines that are up, not leaving and have current weights."""
         return {
             index: slot
             for index, slot in self.slots.items()
@@ -334,10 +331,7 @@ class EnginePool:
             await asyncio.sleep(self.settings.probe_interval_s)
 
     def _tell_of_those_down(self) -> None:
-        """Log the engines that have not served for more than a probe timeout.
-
-        At most one line per probe timeout.
-        """
+        """Log which engines are down, at most once per probe timeout."""
         now, every_s = time.monotonic(), self.settings.probe_timeout_s
         late = {index: now - since for index, since in sorted(self._down_since.items()) if now - since > every_s}
         if not late or now - self._told_at < every_s:

@@ -50,10 +50,7 @@ def fixed_engine(identity: str, engines: Sequence[int]) -> int:
 
 
 def group_of(sample_ids: Sequence[str] | None) -> str | None:
-    """Return the group `batch/task` of samples with ids `batch/task/run/turn`.
-
-    None without such ids.
-    """
+    """Return the group `batch/task` of ids `batch/task/run/turn`, or None."""
     if not sample_ids or sample_ids[0].count("/") < 3:
         return None
     return sample_ids[0].rsplit("/", 2)[0]

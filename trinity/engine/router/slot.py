@@ -20,10 +20,7 @@ class EngineSource(Protocol):
     """Starts and ends the engines of a router."""
 
     async def start(self, index: int) -> InferenceModel:
-        """Return engine number `index`, prepared.
-
-        A later call with the same number returns its replacement.
-        """
+        """Return engine number `index`, prepared; a later call: its replacement."""
 
     async def end(self, engine: InferenceModel) -> None:
         """End an engine in whatever state it is."""

@@ -46,10 +46,7 @@ class NumberTypes:
 
     @classmethod
     def of(cls, dtype: torch.dtype, device: torch.device) -> NumberTypes:
-        """Return the types for weights of `dtype`.
-
-        On a CPU, float32 weights use float64 and float32. All others use float32.
-        """
+        """Return float64 and float32 for float32 on a CPU, else float32 for both."""
         if dtype == torch.float32 and device.type == "cpu":
             return cls(torch.float64, torch.float32)
         return cls(torch.float32, torch.float32)
@@ -97,10 +94,7 @@ def hidden_after(lengths: Tensor, width: int, dtype: torch.dtype) -> Tensor:
 
 
 def whole_blocks(num_keys: int) -> int:
-    """Return `num_keys` rounded up to a whole block of keys.
-
-    On a CPU, larger widths give the same bits.
-    """
+    """Return `num_keys` rounded up to whole blocks; on a CPU, the bits stay."""
     return EXACT_KEYS + max(0, -(-(num_keys - EXACT_KEYS) // _BLOCK)) * _BLOCK
 
 
@@ -140,10 +134,7 @@ def attend(
 
 
 def _scaled(queries: Tensor, wide: torch.dtype) -> Tensor:
-    """Return the queries over the square root of the head size.
-
-    Float32 is scaled before it is widened, as in the trainer.
-    """
+    """Return queries / sqrt(D); float32 is scaled first, as in the trainer."""
     scale = queries.shape[-1] ** -0.5
     return (queries * scale).to(wide) if queries.dtype == torch.float32 else queries.to(wide) * scale
 

@@ -249,10 +249,7 @@ class RunningBatch:
         return completed_stop(self.tokenizer, row.tokens, params.stop, min_tokens=params.min_tokens)
 
     def _vacate(self, slots: list[int]) -> None:
-        """Make slots idle and, without fixed shapes, move the last rows into them.
-
-        A step then has no idle row.
-        """
+        """Make slots idle and, without fixed shapes, move the last rows into them."""
         if not slots:
             return
         before = self.num_active

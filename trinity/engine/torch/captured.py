@@ -60,10 +60,7 @@ class StaticDecoding:
     def decode(
         self, tokens: Int[Tensor, "B"], positions: Int[Tensor, "B"], *, cache: KVCache, width: int
     ) -> Float[Tensor, "B V"]:
-        """Return what the decoder's `decode` returns.
-
-        The next call overwrites the result.
-        """
+        """Return what the decoder returns; the next call overwrites the result."""
         num_rows = len(tokens)
         if not cache.is_fixed:
             filled = min(self.num_slots, rounded(num_rows, least=1, an_octave=2))

@@ -81,10 +81,7 @@ class Decoder(Protocol):
         """
 
     def prefill(self, tokens: Int[Tensor, "G P"], last: Int[Tensor, "G"]) -> tuple[Float[Tensor, "G V"], Prompts]:
-        """Return float32 logits after position `last`, and the prompts' cache.
-
-        The prompts are padded on the right.
-        """
+        """Return float32 logits after `last` of right-padded prompts, and a cache."""
 
     def decode(
         self, tokens: Int[Tensor, "B"], positions: Int[Tensor, "B"], *, cache: Any, width: int

@@ -223,10 +223,7 @@ class TorchEngine(LocalModel):
     async def _sample(
         self, prompt: list[int], params: GenerateParams, *, keys: list[int], ids: tuple[str, ...]
     ) -> list[Sample]:
-        """Queue a request for the engine's thread and return its samples.
-
-        All requests of one turn of the event loop are submitted together.
-        """
+        """Return samples; submit all requests of an event loop's turn together."""
         engine = self._ready()[1]
         caller = asyncio.get_running_loop()
         request = Request(prompt, params, keys=keys, ids=ids, loop=caller, future=caller.create_future())

@@ -30,10 +30,7 @@ _MLP_ROWS = 512
 
 
 def is_fast(config: PreTrainedConfig, *, max_model_len: int) -> bool:
-    """Return whether the fast path computes this model correctly.
-
-    Sequences have up to `max_model_len` tokens.
-    """
+    """Return whether the fast path supports this model and length."""
     if config.model_type not in OWN or config.hidden_act != "silu":
         return False
     values = config.to_dict()
@@ -225,10 +222,7 @@ class FastDecoder:
         return KVCache(num_slots, max_length, is_fixed=is_fixed)
 
     def _mlp_by_parts(self, layer: _Layer, hidden: Tensor, attended: Tensor) -> Tensor:
-        """Return a layer's output, computed in parts.
-
-        All activations together would be the largest tensors.
-        """
+        """Return a layer's output by parts, which limits activation memory."""
         rows, inputs = hidden.flatten(0, 1), attended.flatten(0, 1)
         if len(rows) <= _MLP_ROWS:
             return self._after_attention(layer, hidden, attended)
@@ -245,10 +239,7 @@ class FastDecoder:
         return self._after_attention(layer, hidden[rows, last], self._joined(attended.out))
 
     def prefill(self, tokens: Int[Tensor, "G P"], last: Int[Tensor, "G"]) -> tuple[Float[Tensor, "G V"], Prefix]:
-        """Return the logits after position `last` of each prompt, and the cache.
-
-        See `Decoder`.
-        """
+        """Return the logits after `last` of each prompt, and the cache."""
         hidden, prefix = self._forward(tokens, last)
         return self._logits(hidden), prefix
 
@@ -261,10 +252,7 @@ class FastDecoder:
     def step(
         self, tokens: Int[Tensor, "B"], positions: Int[Tensor, "B"], *, cache: KVCache, width: int, groups: list[Group]
     ) -> Float[Tensor, "B V"]:
-        """Return the logits after one more token, without waiting for the device.
-
-        `groups` are the shared prompts. See `decode`.
-        """
+        """Return the logits after one more token, without waiting for a device."""
         num_rows = len(tokens)
         rows = torch.arange(num_rows, device=tokens.device)
         own = positions - cache.start[:num_rows]
@@ -292,10 +280,7 @@ class FastDecoder:
         return self._logits(hidden)
 
     def _grouped(self, queries: Tensor) -> Tensor:
-        """Return queries [B, Q, D] as [B, H, Q / H, D].
-
-        The queries of a key head become rows of one product.
-        """
+        """Return queries [B, Q, D] as [B, H, Q / H, D], by key head."""
         return queries.view(len(queries), self.num_kv_heads, -1, self.head_size)
 
     def _joined(self, attended: Tensor) -> Tensor:

@@ -67,10 +67,7 @@ class SlotLayer(CacheLayerMixin):
 
 
 class HFModel:
-    """The shared part of decoders over a Hugging Face model.
-
-    Weights by name, and logprobs of a single sequence.
-    """
+    """Weights by name and logprobs, for decoders over a Hugging Face model."""
 
     can_share_prompts = False
 
@@ -89,10 +86,7 @@ class HFModel:
 
     @torch.no_grad()
     def _check_causal(self) -> None:
-        """Refuse a model whose tokens attend to later tokens.
-
-        It cannot sample text.
-        """
+        """Refuse a model whose tokens attend to later ones: it cannot sample."""
         tokens = torch.zeros(2, 2, dtype=torch.long, device=self.device)
         tokens[1, 1] = 1
         one, other = (self.model(input_ids=row[None], **self._known({"use_cache": False})).logits for row in tokens)
@@ -176,10 +170,7 @@ class HFDecoder(HFModel):
             raise self._refusal("computes attention by itself")
 
     def prefill(self, tokens: Int[Tensor, "G P"], last: Int[Tensor, "G"]) -> tuple[Float[Tensor, "G V"], Prefix]:
-        """Return the logits after position `last` of each prompt, and the cache.
-
-        See `Decoder`.
-        """
+        """Return the logits after `last` of each prompt, and the cache."""
         # Without a config the cache has one kind of layer: it keeps everything, and only the mask cuts windows.
         cache = DynamicCache()
         positions = torch.arange(tokens.shape[1], device=self.device).expand_as(tokens)

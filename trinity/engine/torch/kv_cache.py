@@ -55,10 +55,7 @@ class KVCache:
             own[index, :, : prefix.length] = new.to(own.device)
 
     def share(self, slots: Sequence[int], prefix: Prefix) -> None:
-        """Let `slots` attend to one prompt, held once for all of them.
-
-        The slots hold only the tokens that follow.
-        """
+        """Let `slots` attend to one prompt, held once, and hold only what follows."""
         self._begin(slots, prefix, start=prefix.length)
         self.reserve(max(slots) + 1, 1)
         self._shared.add(slots, prefix)

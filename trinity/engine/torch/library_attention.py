@@ -77,10 +77,7 @@ def _aligned(bias: Tensor) -> Tensor:
 
 
 def _num_splits(queries: Tensor, keys: Tensor, wanted: int) -> int:
-    """Return the number of splits of the keys, a power of two.
-
-    It is 1 if the keys are part of wider tensors.
-    """
+    """Return the splits, a power of two; 1 for keys inside wider tensors."""
     batch, heads, width, size = keys.shape
     blocks = batch * heads * -(-queries.shape[2] // _TILE_QUERIES)
     splits = 1

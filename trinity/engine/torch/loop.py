@@ -66,10 +66,7 @@ class EngineLoop:
         return self._add_job(self._jobs, work)
 
     def when_idle(self, work: Callable[[], Any]) -> Future[Any]:
-        """Run `work` in the thread once no slot holds a row; return its future.
-
-        No new work is admitted before.
-        """
+        """Run `work` once no slot holds a row; admit no new work before."""
         return self._add_job(self._idle_jobs, work)
 
     def join_round(self, participant: str) -> None:

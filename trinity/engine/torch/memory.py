@@ -43,10 +43,7 @@ def engine_memory(decoder: Decoder | None, *, num_slots: int, max_length: int) -
 
 
 def explained(error: Exception, decoder: Decoder | None, *, num_slots: int, max_length: int) -> Exception:
-    """Return `error`, or one with advice if it is a lack of memory.
-
-    The advice is the memory table and the keys to change.
-    """
+    """Return `error`; for lack of memory, one with the memory table and keys."""
     if not is_out_of_memory(error) or isinstance(error, OutOfMemoryError):
         return error
     table = memory_lines(engine_memory(decoder, num_slots=num_slots, max_length=max_length))

@@ -107,10 +107,7 @@ class RowDecoder(HFModel):
         return RowCache(num_slots)
 
     def _call(self, tokens: Tensor, state: Any, *, position: int = 0) -> tuple[Tensor, Any]:
-        """Return the logits [V] after tokens [1, P], and the new state.
-
-        The first token is at `position`.
-        """
+        """Return logits [V] after tokens [1, P] from `position` on, and the state."""
         name = self._name
         if name is None:
             raise self._refusal("takes nothing that it kept of the tokens before")
@@ -124,10 +121,7 @@ class RowDecoder(HFModel):
         return output.logits[0, -1].float(), kept
 
     def prefill(self, tokens: Int[Tensor, "G P"], last: Int[Tensor, "G"]) -> tuple[Float[Tensor, "G V"], RowPrefix]:
-        """Return the logits after position `last` of each prompt, and the states.
-
-        See `Decoder`.
-        """
+        """Return the logits after `last` of each prompt, and the states."""
         prompts = [tuple(row[: end + 1]) for row, end in zip(tokens.tolist(), last.tolist(), strict=True)]
         # Each prompt once: the padding rows of a prefill are all the same.
         done = {prompt: self._call(torch.tensor([prompt], device=self.device), None) for prompt in set(prompts)}

@@ -88,10 +88,7 @@ class Group:
             self.bias.copy_(other.bias)
 
     def spread(self, queries: Float[Tensor, "B H M D"]) -> Tensor:
-        """Return the rows' queries by prompt, [E, H, num_places * M, D].
-
-        A prompt with fewer rows gets zeros.
-        """
+        """Return queries by prompt, [E, H, num_places * M, D], padded with zeros."""
         num_prompts, (_, heads, size, width) = self.keys[0].shape[0], queries.shape
         spread = queries
         if not self.is_whole:
@@ -132,10 +129,7 @@ class _Shelf:
         return self.keys[0].shape[2]
 
     def put(self, prefix: Prefix, length: int) -> int:
-        """Copy a prompt to a free place and return the place.
-
-        The room doubles if there is none.
-        """
+        """Copy a prompt to a free place, doubling the room if needed; return it."""
         place = next((place for place, slots in enumerate(self.slots) if not slots), len(self.slots))
         if place == len(self.slots):
             self.slots.append([])

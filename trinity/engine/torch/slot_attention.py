@@ -45,10 +45,7 @@ def slots_mask(mask_function: _MaskFunction, attention_mask: Bool[Tensor, "B K"]
 
 
 def _slots_of(attention_mask: Tensor | None, sizes: dict[str, Any]) -> Tensor | None:
-    """Return the rows' positions if a mask is for one query over whole slots.
-
-    Otherwise return None.
-    """
+    """Return [B, K] positions for a mask of one query over slots, else None."""
     if attention_mask is None or sizes["q_length"] > 1 or sizes.get("kv_offset", 0):
         return None
     return attention_mask if attention_mask.shape[1] == sizes["kv_length"] else None
@@ -132,10 +129,7 @@ def use_slot_attention(model: PreTrainedModel) -> None:
 
 
 def use_own_attention(model: PreTrainedModel) -> None:
-    """Make the model use the attention of transformers.
-
-    This is PyTorch's, or the family's if that computes more.
-    """
+    """Use PyTorch's attention, or the family's own where that computes more."""
     extras = any(_own_attention(_home(module))[1] for module in model.modules())
     _set(model, "sdpa" if type(model)._supports_sdpa and not extras else "eager")
 
@@ -148,10 +142,7 @@ def _set(model: PreTrainedModel, name: str) -> None:
 
 @contextmanager
 def noted_attention() -> Iterator[list[bool]]:
-    """Record for each attention in the block whether it got a full mask.
-
-    A full mask covers the attention's keys for each of its rows.
-    """
+    """Record for each attention whether its mask covers all keys and rows."""
     seen: list[bool] = []
     token = _seen.set(seen)
     try:

@@ -9,10 +9,7 @@ from torch import Tensor
 
 
 def upload(values: Sequence[int | float | bool], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
-    """Return `values` as a tensor [len(values)] on `device`.
-
-    On CUDA the copy is queued after the work in progress.
-    """
+    """Return `values` as a 1-D tensor [N]; on CUDA the copy is only queued."""
     tensor = torch.tensor(values, dtype=dtype)
     if device.type != "cuda":
         return tensor.to(device)

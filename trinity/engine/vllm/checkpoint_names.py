@@ -91,10 +91,7 @@ def _group_of(name: str) -> str:
 def _skeleton(
     folder: Path, in_files: Mapping[str, torch.Size], config: PreTrainedConfig, *, trust_remote_code: bool
 ) -> Any:
-    """Return the model of a folder on the meta device.
-
-    It knows the conversions that transformers uses for the folder.
-    """
+    """Return a folder's model without memory, for its weight conversions."""
     try:
         with torch.device("meta"):
             kind: Any = type(AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code))

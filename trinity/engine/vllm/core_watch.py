@@ -1,7 +1,4 @@
-"""Health checks of vLLM's processes.
-
-Processes that compute are probed at intervals. If one makes no progress, the engine is given up.
-"""
+"""Health checks of vLLM's processes, which detect lack of progress."""
 
 from __future__ import annotations
 
@@ -145,10 +142,7 @@ def watch_over(started: Started, workers: Iterable[Mapping[str, Any]], times: Pr
 
 
 def _used(processes: Sequence[psutil.Process]) -> dict[psutil.Process, float]:
-    """Return the processor seconds of each process and its descendants.
-
-    A process that has ended counts 0.
-    """
+    """Return processor seconds by process, descendants included; 0 if ended."""
     return {each: _seconds(each) for each in processes}
 
 

@@ -47,10 +47,7 @@ class Reloader:
 
     @torch.no_grad()
     def reload(self, weights: Weights) -> list[str]:
-        """Load `weights`; return the names of parameters that did not arrive.
-
-        `weights` has the names of a folder.
-        """
+        """Load `weights`, named as in files; return parameters that got none."""
         self._forget_kernels()
         initialize_layerwise_reload(self.model)
         layers = dict(self.model.named_modules())

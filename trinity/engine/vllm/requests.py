@@ -1,7 +1,4 @@
-"""vLLM's outputs as samples, with stop strings and token versions.
-
-Covers stop strings that vLLM must not look for.
-"""
+"""vLLM's outputs as samples, with stop strings and token versions."""
 
 from __future__ import annotations
 
@@ -46,10 +43,7 @@ class Progress:
 
 
 def stops_of(params: GenerateParams) -> tuple[str, ...]:
-    """Return the stop strings for vLLM to look for.
-
-    There are none if a minimum length applies; see `sample_of`.
-    """
+    """Return the stop strings for vLLM; none with a minimum, see `sample_of`."""
     return () if params.min_tokens > 1 else params.stop
 
 

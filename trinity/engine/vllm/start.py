@@ -72,10 +72,7 @@ def async_llm(arguments: dict[str, Any], *, is_cpu: bool) -> tuple[Any, Scratch]
 
 
 def trial_of(facts: ModelFacts, dtype: torch.dtype) -> tuple[str, list[str], list[str], str]:
-    """Return the arguments of a trial update, for the workers.
-
-    They are the folder, the names of trained and of other weights, and the number type.
-    """
+    """Return folder, trained and other weight names, and number type."""
     names = facts.names
     assert names is not None, "the weights of an auxiliary model stay as loaded"
     return str(facts.folder), list(names.written), sorted(names.constant), str(dtype).removeprefix("torch.")

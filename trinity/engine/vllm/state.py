@@ -98,10 +98,7 @@ class Started:
         self.idle.set()
 
     def own(self, workers: Iterable[Mapping[str, Any]]) -> None:
-        """Record the processes of `workers` and claim their shared memory.
-
-        The memory is removed with the engine.
-        """
+        """Record the workers' processes and claim their shared memory for cleanup."""
         for worker in workers:
             with suppress(psutil.NoSuchProcess):
                 self.processes.append(psutil.Process(worker["pid"]))

@@ -1,7 +1,4 @@
-"""Transfer of weights to vLLM's processes by a nameless file in memory.
-
-The file ends with its descriptor; a digest verifies it.
-"""
+"""Weights for vLLM's processes: a nameless file in memory, and its digest."""
 
 from __future__ import annotations
 

@@ -116,10 +116,7 @@ class RowSampler(LogitsProcessor):
         return dict(self.left) | {row.id: len(row.output) for row in self.rows.values()}
 
     def apply(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-        """Return logits [B, V] with a single entry in each of our rows.
-
-        Rows of other requests (vLLM's own warm-up) do not change.
-        """
+        """Return logits [B, V] with one entry in our rows; others do not change."""
         indices = [index for index in sorted(self.rows) if index < logits.shape[0]]
         if not indices:
             return logits
@@ -288,10 +285,7 @@ def _tensors(path: str, *, max_dims: int | None = None) -> Iterator[tuple[str, T
 
 
 def _vectors_as_sent(model: torch.nn.Module, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-    """Return the names of vectors that `model` holds as in `weights`.
-
-    No backend packs vectors.
-    """
+    """Return names of vectors, which are never packed, equal to `weights`."""
     held = dict(model.named_parameters())
     same = set()
     for name, sent in weights:
