@@ -29,7 +29,7 @@ TICKET_FILE = "ticket.json"
 
 
 _last_read: dict[str, tuple[str, dict[str, Tensor]]] = {}
-"""By folder of versions: fingerprint and tensors of what was put together last, from which the next delta goes on."""
+"""Fingerprint and tensors of the last assembled version, by folder of versions; the next delta applies to it."""
 
 
 def read_version(ticket: Ticket) -> dict[str, Tensor]:
