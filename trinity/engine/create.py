@@ -1,4 +1,4 @@
-"""From a configuration to an inference engine."""
+"""Creation of inference engines from a configuration."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def create_inference_model(config: Config, runtime: Runtime | None = None) -> In
     """Return the engine of the rollout model, not yet prepared.
 
     Args:
-        config: configuration of the stage. That of a script which tries a workflow is not resolved: no rule has seen
-            it, so what an engine would leave out is refused here as well.
-        runtime: starts the processes of several engines, and of engines elsewhere; None: all are in this process.
+        config: configuration of the stage. A script that tries a workflow passes one that is not resolved, whose rules
+            were not checked; so values that an engine would ignore are refused here as well.
+        runtime: starts the processes of several engines, and of engines on other nodes; None: all in this process.
 
     Raises:
         NotAvailableError: an `engine_type` that is not served (E1900).
@@ -42,15 +42,16 @@ def create_auxiliary_models(config: Config, runtime: Runtime | None = None) -> l
     """Return the engines of the auxiliary models, not yet prepared.
 
     Raises:
-        NotAvailableError: as for `create_inference_model`.
+        NotAvailableError: see `create_inference_model`.
     """
     return [_model(config, runtime, auxiliary=index) for index in range(len(config.explorer.auxiliary_models))]
 
 
 def _model(config: Config, runtime: Runtime | None, *, auxiliary: int | None) -> InferenceModel:
-    """Return the server, the engine, or the router over the `engine_num` engines of a model.
+    """Return a model's external server, engine, or router over its engines.
 
-    One engine of a local run is in this process; several, and those of a cluster, have processes of their own.
+    A local run with one engine has it in this process; several engines, and those of a cluster, have their own
+    processes.
     """
     is_rollout = auxiliary is None
     section = config.explorer.rollout_model if auxiliary is None else config.explorer.auxiliary_models[auxiliary]
@@ -94,7 +95,7 @@ def _engine(
 
 
 def gpus_of_engine(config: Config, model: InferenceModelConfig) -> float:
-    """Return the GPUs that a scheduler reserves for one engine; a part, where the run has one GPU for all."""
+    """Return the GPUs reserved for one engine: a fraction if the run has one."""
     total = config.cluster.total_gpu_num or 0
     if total == 1:
         engines = [config.explorer.rollout_model, *config.explorer.auxiliary_models]
@@ -103,7 +104,7 @@ def gpus_of_engine(config: Config, model: InferenceModelConfig) -> float:
 
 
 def pool_settings(config: Config, model: InferenceModelConfig) -> EnginePoolSettings:
-    """Return how many engines `model` has, and how their health is kept."""
+    """Return the number of a model's engines and their health settings."""
     explorer = config.explorer
     return EnginePoolSettings(
         count=model.engine_num,

@@ -1,4 +1,4 @@
-"""How one engine answers now: what its last requests took, what waits, and how old its weights are."""
+"""Current latency, queue and weight age of one engine."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 NUM_LAST = 100
-"""Requests that the figures are of: few enough to show what has changed, and nobody has to set them back."""
+"""Number of last requests in the figures: few enough to show recent changes, so no reset is needed."""
 
 NOW = ("latency_s", "queue", "model_version", "weight_age_s")
-"""Names of the gauge's figures; they say what is, so that they are no totals and cannot be added up."""
+"""Names of the gauge's figures. They are current values, not totals, and must not be summed over engines."""
 
 
 class RequestGauge:
-    """Watches the requests of an engine, which may come from several threads."""
+    """Measures the requests of an engine; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -26,7 +26,7 @@ class RequestGauge:
 
     @contextmanager
     def request(self, samples: int) -> Iterator[None]:
-        """Watch a request for `samples` samples; one that fails is in no figure."""
+        """Measure a request for `samples` samples, unless it fails."""
         with self._lock:
             self._load += samples
             load = self._load
@@ -39,17 +39,17 @@ class RequestGauge:
                 self._load -= samples
 
     def note_weights(self) -> None:
-        """Note that the engine has taken new weights."""
+        """Record that the engine has loaded new weights now."""
         self._since = time.monotonic()
 
     def table(self, *, version: int, num_slots: int) -> dict[str, float]:
-        """Return the figures; those of requests are there once one was answered.
+        """Return the figures; those of requests only after the first answer.
 
         `latency_s` is the mean of the last `NUM_LAST` requests, `queue` the most samples that waited for a slot when
-        one of them came, `weight_age_s` the seconds since the weights, of `model_version`, were taken.
+        one of them arrived, `weight_age_s` the seconds since the weights, of `model_version`, were loaded.
 
         Args:
-            version: of the weights.
+            version: version of the weights.
             num_slots: samples that the engine makes at once.
         """
         now = {"model_version": float(version), "weight_age_s": time.monotonic() - self._since}

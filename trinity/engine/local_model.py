@@ -1,4 +1,6 @@
-"""What engines that sample here have in common: prompts to tokens, lengths, identities of samples, experiences.
+"""The shared part of engines that sample here: prompts to experiences.
+
+It covers tokenisation, length limits, identities of samples, and experiences.
 
 Dimension key: N = tokens of a sequence but the first.
 """
@@ -32,7 +34,7 @@ from trinity.utils.log import get_logger
 
 
 class LocalModel(ABC):
-    """The part of `InferenceModel` that does not depend on who computes; the engines add sampling and scoring."""
+    """The shared part of our engines, which add sampling and scoring."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
@@ -48,13 +50,16 @@ class LocalModel(ABC):
     @property
     @abstractmethod
     def model_version(self) -> int:
-        """Version of the weights: 0 as loaded, then what `update_weights` was told."""
+        """Version of the weights: 0 as loaded, then that of the last update."""
 
     @abstractmethod
     async def _sample(
         self, prompt: list[int], params: GenerateParams, *, keys: list[int], ids: tuple[str, ...]
     ) -> list[Sample]:
-        """Return `params.n` samples; `params.max_tokens` is set, `keys` are their noise."""
+        """Return `params.n` samples for a prompt.
+
+        `params.max_tokens` is set; `keys` are the noise keys of the samples, `ids` their identities.
+        """
 
     @abstractmethod
     async def _score(self, tokens: list[int], temperature: float) -> Float[Tensor, "N"]:
@@ -62,14 +67,14 @@ class LocalModel(ABC):
 
     @abstractmethod
     async def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
-        """Copy `weights` by Hugging Face names into the engine and set its version."""
+        """Copy weights in by Hugging Face name and set their version."""
 
     async def pull(self, ticket: Ticket) -> None:
-        """Get the weights that a ticket leads to, check them, and take them as `update_weights` does.
+        """Fetch, verify and load a ticket's weights, as `update_weights` does.
 
         Raises:
-            SyncError: they are not held, or not those that were published; the engine keeps its weights.
-            DeadlineError: they did not come within `synchronizer.sync_timeout`.
+            SyncError: the weights are no longer held, or differ from what was published; the engine keeps its weights.
+            DeadlineError: they did not arrive within `synchronizer.sync_timeout`.
         """
         await update_from(ticket, self, timeout_s=self.settings.sync_timeout_s)
 
@@ -79,7 +84,7 @@ class LocalModel(ABC):
         return self.settings.model.max_model_len
 
     def vocabulary(self) -> Mapping[str, int]:
-        """Return the id of each token of the tokenizer."""
+        """Return the tokenizer's ids by token."""
         return self.tokenizer.get_vocab()
 
     async def generate(self, prompt: str | Sequence[int], **arguments: Any) -> list[Experience]:
@@ -119,7 +124,9 @@ class LocalModel(ABC):
         template_args: Mapping[str, Any] | None = None,
         **arguments: Any,
     ) -> list[Experience]:
-        """Return `n` answers to a conversation, rendered by the chat template; see `generate`.
+        """Return `n` answers to a conversation; see `generate`.
+
+        The chat template renders the conversation.
 
         Raises:
             EnvironmentProblem: no chat template, or it fails.
@@ -128,7 +135,9 @@ class LocalModel(ABC):
         return await self.generate(tokens, **arguments)
 
     async def logprobs(self, tokens: Sequence[int], *, temperature: float = 1.0) -> Float[Tensor, "N"]:
-        """Return the logprob of each token but the first under the current weights, float32.
+        """Return the logprob of each token but the first, float32.
+
+        They are those of the current weights.
 
         Raises:
             EngineError: fewer than two tokens, more than `max_model_len`, or a temperature that is not positive.
@@ -148,9 +157,10 @@ class LocalModel(ABC):
         temperature: float | None = None,
         template_args: Mapping[str, Any] | None = None,
     ) -> Experience:
-        """Return a conversation through its last answer as one experience; its answers are the actions.
+        """Return a conversation as an experience whose actions are its answers.
 
-        Tokens beyond `max_model_len` are cut and the experience is marked `response_truncated`.
+        It ends with the last answer. Tokens beyond `max_model_len` are cut and the experience is marked
+        `response_truncated`.
 
         Raises:
             DataError: the chat template rewrites earlier turns, so that the conversation is not one sequence (E4021).
@@ -194,11 +204,11 @@ class LocalModel(ABC):
         return len(render_chat(self.tokenizer, messages, **self._rendering(template_args))[0])
 
     def _rendering(self, template_args: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return how a conversation is rendered: as the call asks for, else as the model is configured."""
+        """Return how to render a conversation: the call's way, else the model's."""
         return {"enable_thinking": self.settings.model.enable_thinking} | dict(template_args or {})
 
     def _warn_truncated(self, length: int, limit: int) -> None:
-        """Log the first prompt that is cut as a warning; each experience carries its own mark."""
+        """Log the first cut prompt as a warning; every experience has a mark."""
         level = logging.DEBUG if self._has_warned else logging.WARNING
         self._has_warned = True
         get_logger("explorer").log(
@@ -206,7 +216,7 @@ class LocalModel(ABC):
         )
 
     def _resolve(self, tokens: list[int], params: GenerateParams) -> tuple[GenerateParams, tuple[str, ...], list[int]]:
-        """Return `params` with the tokens that the sequence length leaves, and identity and noise of each sample."""
+        """Return `params` with `max_tokens` set, and the samples' ids and noise."""
         left = self._max_model_len - len(tokens)
         if left < 1:
             raise EngineError(
@@ -218,7 +228,7 @@ class LocalModel(ABC):
         seed = self.settings.seed if params.seed is None else params.seed
         ids = params.sample_ids
         if ids is None:
-            # With a seed of the caller's own, the same call gives the same samples; else every call is another.
+            # With the caller's own seed, the same call gives the same samples; without it, every call differs.
             call = "" if params.seed is not None else f"~{next(self._numbers):012d}/"
             ids = tuple(f"{call}{index:06d}" for index in range(params.n))
         allowed = GenerateParams(**{**params.__dict__, "max_tokens": min(params.max_tokens or left, left)})
@@ -244,7 +254,7 @@ class LocalModel(ABC):
         )
 
     def _truncated(self, tokens: list[int]) -> Experience:
-        """Return the experience of a prompt that was cut: its last token stands in for a response, masked."""
+        """Return a cut prompt's experience; its last token is a masked response."""
         return Experience(
             tokens=torch.tensor(tokens),
             prompt_length=len(tokens) - 1,
@@ -258,7 +268,10 @@ class LocalModel(ABC):
 
 
 def stop_token_ids(model_path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the ids that end a response: those of `generation_config.json` and the tokenizer's end of sequence."""
+    """Return the ids that end a response.
+
+    They are those of `generation_config.json` and the tokenizer's end of sequence.
+    """
     found: set[int] = set()
     folder = model_folder(model_path)
     if (folder / "generation_config.json").is_file():

@@ -1,4 +1,4 @@
-"""What an engine has drawn for one request."""
+"""Samples that an engine has drawn for a request."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ class Sample:
 
     Attributes:
         tokens: response tokens, the end-of-sequence token included.
-        logprobs: of these tokens, float32.
+        logprobs: log-probabilities of these tokens, float32.
         finish_reason: `stop` (stop token or stop string) or `length`.
-        model_version: of the weights that sampled its first token.
-        stop_text: the stop string that ended it, if one did.
-        model_versions: version of each token where the weights changed on the way; `model_version` is then the first.
+        model_version: version of the weights that sampled its first token.
+        stop_text: the stop string that ended it, if any.
+        model_versions: version of each token, if the weights changed during the sample; `model_version` is then the
+            first.
     """
 
     tokens: list[int]

@@ -1,4 +1,4 @@
-"""Sampling: noise from a counter, truncation by masks, one inverse-CDF draw a row.
+"""Sampling: counter-based noise, masks, one inverse-CDF draw per row.
 
 Dimension key: B = rows, V = vocabulary.
 
@@ -20,11 +20,11 @@ _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
 MAX_FLOAT64_VOCABULARY = 8192
-"""Up to this vocabulary the cumulative sum is taken in float64; beyond it, memory traffic would dominate a step."""
+"""Largest vocabulary whose cumulative sum is taken in float64; beyond it, memory traffic would dominate a step."""
 
 
 def noise_key(seed: int, sample_id: str) -> int:
-    """Return the signed 64-bit key of a sample's noise: a hash of the seed and of the sample's identity."""
+    """Return a sample's noise key: a signed 64-bit hash of seed and identity."""
     digest = hashlib.blake2b(f"{seed}\0{sample_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
@@ -34,10 +34,13 @@ def _shift_right(value: Tensor, bits: int) -> Tensor:
 
 
 def uniforms(keys: Int[Tensor, "B"], positions: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
-    """Return one number in (0, 1) a row, float64: a pure function of the row's key and token position.
+    """Return one float64 number in (0, 1) per row.
 
-    The SplitMix64 generator (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators", figure 10)
-    at state `key + (position + 1) * gamma`; its upper 52 bits, centred, so that neither 0 nor 1 occurs.
+        z = SplitMix64 output at state key + (position + 1) * gamma
+        u = (upper 52 bits of z + 1/2) / 2^52
+
+    It is a pure function of the row's key and token position; centring excludes 0 and 1. SplitMix64: Steele, Lea, Flood
+    2014, "Fast splittable pseudorandom number generators", figure 10.
     """
     state = keys + (positions + 1) * _GOLDEN
     state = (state ^ _shift_right(state, 30)) * _MIX_1
@@ -51,15 +54,15 @@ class RowParams:
     """Sampling parameters of B rows, and which of them occur at all.
 
     Attributes:
-        temperature: [B], > 0; greedy rows hold 1.
+        temperature: [B], > 0; 1 for greedy rows.
         is_greedy: [B].
-        top_k: [B], V or more switches it off.
-        top_p: [B], 2 switches it off.
+        top_k: [B]; V or more is off.
+        top_p: [B]; 2 is off.
         no_stop: [B], true while a stop token may not be drawn (fewer than `min_tokens` so far).
         stop_ids: token ids that end a response.
         num_tokens: ids from here on (padding of the embedding) are never drawn.
         unknown_ids: smaller ids that the tokenizer does not know, which are not drawn either; mostly none.
-        has_temperature: a temperature differs from 1; likewise the other three.
+        has_temperature: a temperature differs from 1.
         has_greedy: a row is greedy.
         max_top_k: the largest top_k that is on; 0 without any.
         has_top_p: a top_p is on.
@@ -84,11 +87,11 @@ class RowParams:
 def sample(
     logits: Float[Tensor, "B V"], params: RowParams, *, uniform: Float[Tensor, "B"]
 ) -> tuple[Int[Tensor, "B"], Float[Tensor, "B"]]:
-    """Return a token a row and its logprob.
+    """Return one token and its logprob per row.
 
     The logprob is that of the whole distribution at the row's temperature, before top-k, top-p, minimum length and
-    padding take tokens away: what a forward pass at that temperature gives again. A greedy row takes the most
-    probable token, with its logprob at temperature 1.
+    padding remove tokens, so a forward pass at that temperature reproduces it. A greedy row takes the most probable
+    token, with its logprob at temperature 1.
     """
     if params.has_temperature:
         logits = logits / params.temperature[:, None]
@@ -97,7 +100,7 @@ def sample(
     probs = kept.exp()
     cdf = cumulative_sum(probs, torch.float64 if probs.shape[-1] <= MAX_FLOAT64_VOCABULARY else probs.dtype)
     total = cdf[:, -1]
-    # Strictly below the total, so that the first index whose sum exceeds the target exists and has a probability.
+    # Strictly below the total, so that a first index whose sum exceeds the target exists and has probability > 0.
     target = torch.minimum(uniform.to(cdf.dtype) * total, torch.nextafter(total, torch.zeros_like(total)))
     tokens = torch.searchsorted(cdf, target[:, None], right=True)[:, 0]
     if params.has_greedy:
@@ -107,16 +110,19 @@ def sample(
 
 
 def _only_possible(tokens: Tensor, probs: Tensor, kept: Tensor) -> Tensor:
-    """Replace a token of probability 0 by the most probable one: a parallel sum need not be monotone to the bit."""
+    """Replace tokens of probability 0 by the most probable one.
+
+    They occur because a parallel sum need not be monotone to the last bit. All tensors are [B] or [B, V].
+    """
     tokens = tokens.clamp(max=probs.shape[-1] - 1)
     is_impossible = probs.gather(1, tokens[:, None])[:, 0] <= 0
     if tokens.device.type == "cpu" and not bool(is_impossible.any()):
-        return tokens  # elsewhere to ask would be to wait
+        return tokens  # on other devices the test would have to wait
     return torch.where(is_impossible, kept.argmax(-1), tokens)
 
 
 def _keep(logprobs: Tensor, params: RowParams) -> Tensor:
-    """Return `logprobs` of the tokens that exist, with -inf at every one that must not be drawn."""
+    """Return `logprobs` [B, V] with -inf at tokens that must not be drawn."""
     kept = logprobs[:, : params.num_tokens]
     if params.unknown_ids.numel():
         kept = kept.index_fill(1, params.unknown_ids, float("-inf"))

@@ -1,4 +1,4 @@
-"""What the torch engine needs to know, taken from the configuration."""
+"""Settings of the torch engine, taken from the configuration."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class EngineSettings:
         model: model path, chat template, lengths; `max_model_len` is set.
         params: sampling defaults.
         max_num_seqs: most sequences at once.
-        seed: of the sampling noise.
-        is_deterministic: rounds and fixed shapes.
+        seed: seed of the sampling noise.
+        is_deterministic: use rounds and fixed shapes.
         dtype: auto, float32, bfloat16 or float16.
         device: auto, cpu or cuda.
         memory_frac: share of a CUDA device's memory for weights and cache.
         num_engines: engines that share the device's memory.
-        timeout_s: longest wait for one call.
-        sync_timeout_s: longest wait for an update of the weights.
-        is_fast_allowed: use the fast path where it fits.
-        is_auxiliary: beside the rollout model: it takes part in no rounds, and its weights stay as loaded.
-        updates_in_flight: samples under way go on over a weight update.
-        model_overrides: entries of the model's configuration that the trainer changes, too.
+        timeout_s: longest wait for one call in seconds.
+        sync_timeout_s: longest wait for a weight update in seconds.
+        is_fast_allowed: use the fast path if it supports the model.
+        is_auxiliary: engine of an auxiliary model, which takes part in no rounds and keeps its weights as loaded.
+        updates_in_flight: samples in progress continue across a weight update.
+        model_overrides: entries of the model's configuration that the trainer overrides, too.
         rotary_len: length by which the trainer chooses rotary frequencies; None: the engine's `max_model_len`.
-        external_lib: modules that are imported before the model is loaded.
+        external_lib: modules to import before the model is loaded.
     """
 
     model: ModelConfig
@@ -62,12 +62,12 @@ class EngineSettings:
 def engine_settings(
     config: Config, auxiliary: InferenceModelConfig | None = None, *, is_any_argument_known: bool = False
 ) -> EngineSettings:
-    """Return the settings of the rollout model's engine, or of the auxiliary model's that is given.
+    """Return the engine settings of the rollout or an auxiliary model.
 
     Args:
         config: the run's configuration.
-        auxiliary: section of an auxiliary model.
-        is_any_argument_known: leave the names in `extra_engine_args` to the engine that gets them.
+        auxiliary: section of an auxiliary model; None: the rollout model.
+        is_any_argument_known: do not check the names in `extra_engine_args`; the engine will.
 
     Raises:
         ConfigError: `max_model_len` is unknown, or an unknown key in `extra_engine_args` (E1612).
@@ -109,7 +109,7 @@ def engine_settings(
 
 
 def check_available(model: ModelConfig) -> None:
-    """Refuse what the torch engine would otherwise leave out.
+    """Refuse settings that the torch engine would otherwise ignore.
 
     Raises:
         NotAvailableError: the message names the key and the value to use.
@@ -124,7 +124,7 @@ def check_available(model: ModelConfig) -> None:
 
 
 def inherited(model: ModelConfig, rollout: InferenceModelConfig) -> ModelConfig:
-    """Return `model` with what `rollout` sets for itself; null inherits."""
+    """Return `model` with the non-null values of `rollout`."""
     names = ModelConfig.model_fields.keys() & InferenceModelConfig.model_fields.keys()
     own = {name: value for name in names if (value := rollout.__dict__[name]) is not None}
     if rollout.chat_template is not None:

@@ -1,7 +1,7 @@
 """Stop strings: which one a response ends with, and where it begins.
 
-As in vLLM a stop string counts if a token after the first `min_tokens` completes it. One that is complete before does
-not end the response, then or later. Of several the one that ends first counts, then the one that was named first.
+As in vLLM, a stop string counts if a token after the first `min_tokens` completes it. One completed earlier never ends
+the response. Of several stop strings, the one that ends first counts, then the one listed first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Stop(NamedTuple):
 
     Attributes:
         text: the stop string.
-        start: characters before it.
+        start: number of characters before it.
     """
 
     text: str
@@ -28,11 +28,14 @@ class Stop(NamedTuple):
 
 
 def stop_at_end(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], stops: Sequence[str]) -> Stop | None:
-    """Return the stop string that the last of `tokens` completes; `start` counts in the text without special tokens."""
+    """Return the stop string that the last of `tokens` completes, or None.
+
+    `start` counts characters of the text without special tokens.
+    """
     text = decode_tokens(tokenizer, tokens, skip_special=True)
     if not any(stop in text for stop in stops):
         return None
-    # Half a character is written as a mark of its own, which the whole one replaces.
+    # An incomplete character decodes to a replacement mark, which the complete one replaces.
     known = len(commonprefix([decode_tokens(tokenizer, tokens[:-1], skip_special=True), text]))
     found = [Stop(stop, text.find(stop, max(0, known + 1 - len(stop)))) for stop in stops]
     return min((stop for stop in found if stop.start >= 0), key=lambda stop: stop.start + len(stop.text), default=None)
@@ -41,13 +44,15 @@ def stop_at_end(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], stops
 def completed_stop(
     tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], stops: Sequence[str], *, min_tokens: int
 ) -> str | None:
-    """Return the stop string that the last token of a response completes, None if none or among the first tokens.
+    """Return the stop string that a response's last token completes, or None.
+
+    None also if that token is among the first `min_tokens`.
 
     Args:
         tokenizer: decodes the tokens.
         tokens: the response so far, or the end of it.
         stops: stop strings.
-        min_tokens: of the tokens given, how many come before the first that may complete one.
+        min_tokens: number of the given tokens that may not complete one.
     """
     if not stops or len(tokens) <= min_tokens:
         return None

@@ -1,4 +1,4 @@
-"""Models that answer: the engine protocol, the wrapper that workflows hold, tokenizers and chat templates.
+"""The engine protocol, the workflow's model wrapper, and chat templates.
 
 The engines themselves are in `trinity.engine`; the functions that create them are published here.
 """
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for."""
+    """Import a public name on first access."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

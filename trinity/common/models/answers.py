@@ -1,9 +1,10 @@
-"""The answers of a conversation in token space: what the engine shows the policy, and what the policy says to it.
+"""The prompts and answers of a conversation as tokens.
 
-A chat template writes text. What it writes for a conversation as a whole need not hold what was said in it: many leave
-out the thoughts of earlier turns, some move the system prompt or cut blanks. So each answer is taken where it was
-given: after its prompt, which is the conversation so far with the opening of an assistant's message. The answers of a
-conversation are one sequence only if each prompt begins with all that was shown and said before.
+A chat template writes text. Its text for a whole conversation need not contain what was said in it: many templates
+drop the thoughts of earlier turns, and some move the system prompt or strip whitespace. So each answer is taken from
+the place where it was given: after its prompt, which is the conversation so far with the opening of an assistant
+message. The answers of a conversation form one sequence only if each prompt begins with all earlier prompts and
+answers.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _ASK, _SAID, _GO_ON = "QuestionOne", "AnswerOne", "QuestionTwo"
 
 @dataclass(frozen=True)
 class Frame:
-    """What a template writes around the text of an answer.
+    """The text that a template writes around an answer.
 
     Attributes:
-        lead: between the opening and the text.
-        end: after it, as far as it does not depend on what follows, up to the token that ends the turn; "" where the
-            template writes nothing there.
+        lead: text between the opening and the answer.
+        end: text after the answer, up to the token that ends the turn, as far as it does not depend on what follows; ""
+            if the template writes none.
     """
 
     lead: str
@@ -38,14 +39,14 @@ class Frame:
 
 
 class AnswerRenderer:
-    """Renders prompts and answers with one template.
+    """Renders prompts and answers with one chat template.
 
     Args:
-        tokenizer: with its chat template.
-        chat_template: instead of the tokenizer's.
-        enable_thinking: handed to the template if not None.
-        stop_ids: token ids that end a response. Where a template writes no end of a turn, as GLM's, the next message's
-            first token is the answer's end if it is among them.
+        tokenizer: tokenizer with its chat template.
+        chat_template: replaces the tokenizer's.
+        enable_thinking: passed to the template if not None.
+        stop_ids: token ids that end a response. If a template writes no end of turn, like GLM's, the first token of the
+            next message ends the answer if it is one of these.
     """
 
     def __init__(
@@ -63,17 +64,18 @@ class AnswerRenderer:
     def last(
         self, messages: Sequence[Message], tools: list[Message] | None = None, *, as_said: bool = False
     ) -> tuple[list[int], list[int]]:
-        """Return the tokens of the prompt and of the answer, which is the last message.
+        """Return the tokens of the prompt and of the last message, the answer.
 
         Args:
             messages: the conversation.
             tools: tool descriptions for the template.
-            as_said: the answer is the message's text to the letter; else what the template makes of it after the
-                opening, which may hold more (an empty thought) or less (no blanks at the ends). What is no text alone,
-                such as tool calls, is always as the template writes it.
+            as_said: take the message's text literally. Otherwise take what the template writes after the opening, which
+                may hold more (an empty thought) or less (stripped whitespace). An answer that is more than text, such
+                as tool calls, is always taken as the template writes it.
 
         Raises:
-            DataError: the template writes nothing for the answer, or no text and not as its opening has it (E4021).
+            DataError: the template writes nothing for the answer, or an answer without text differs from its opening
+                (E4021).
         """
         prompt = self._text(messages[:-1], tools, is_prompt=True)
         answer = self._answer(messages, tools, prompt, as_said=as_said)
@@ -83,18 +85,19 @@ class AnswerRenderer:
     def all(
         self, messages: Sequence[Message], tools: list[Message] | None = None, *, as_said: bool, way_out: str
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the tokens of a conversation through its last answer, and begin and end of each answer in them.
+        """Return a conversation's tokens and the token spans of its answers.
 
-        An assistant's message before all others is no answer.
+        The tokens end with the last answer; a span is [start, end). An assistant message at the very beginning is not
+        an answer.
 
         Args:
             messages: the conversation.
             tools: tool descriptions for the template.
             as_said: see `last`.
-            way_out: what to do about a conversation that is not one sequence, for the message.
+            way_out: advice in the error for a conversation that is not one sequence.
 
         Raises:
-            DataError: as `last`, or a later turn rewrites what was shown or said before (E4021).
+            DataError: see `last`; or a later prompt rewrites earlier prompts or answers (E4021).
         """
         tokens: list[int] = []
         text = ""
@@ -131,11 +134,11 @@ class AnswerRenderer:
         return encode_text(self.tokenizer, text, is_whole=False)
 
     def _response(self, tokens: list[int], prompt: str, answer: str) -> list[int]:
-        """Return the tokens of an answer after those of its prompt.
+        """Return the tokens of an answer, given those of its prompt.
 
-        Sampled tokens never join with the prompt's. So they are those of the answer alone where the tokenizer would
-        join the two, or let a token of the prompt take in blanks of the answer; else those that it has in the whole
-        text, since some tokenizers begin every text with a blank.
+        Sampled tokens never merge with the prompt's. So the answer is tokenised alone if the tokenizer would merge the
+        two or let a prompt token absorb whitespace of the answer. Otherwise its tokens are taken from the whole text,
+        since some tokenizers begin every text with a space.
         """
         whole = self._tokens(prompt + answer)
         alone = self._tokens(answer)
@@ -146,7 +149,7 @@ class AnswerRenderer:
         return alone if is_short and decode_tokens(self.tokenizer, alone) == answer else response
 
     def _answer(self, messages: Sequence[Message], tools: list[Message] | None, prompt: str, *, as_said: bool) -> str:
-        """Return the text of the last message after its prompt, through the end of the turn."""
+        """Return the text of the last message through the end of its turn."""
         through = self._text(messages, tools, is_prompt=False)
         goes_on = through.startswith(prompt)
         written = self._through_end(through[len(prompt) :]) if goes_on else ""
@@ -169,7 +172,10 @@ class AnswerRenderer:
         return lead + said + self._frame.end
 
     def _text_alone(self, messages: Sequence[Message], tools: list[Message] | None, through: str) -> str | None:
-        """Return the last message's content if it is a text, and all that the template makes something of."""
+        """Return the last message's text, or None if it holds anything else.
+
+        Fields that the template ignores do not count.
+        """
         last = messages[-1]
         content = last.get("content")
         if not isinstance(content, str):
@@ -184,7 +190,7 @@ class AnswerRenderer:
         return content if is_all else None
 
     def _through_end(self, answer: str) -> str:
-        """Return what the template writes for an answer without what follows the end of the turn."""
+        """Return an answer's text, cut after the end of its turn."""
         end = self._frame.end
         if end and end in answer:
             return answer[: answer.rindex(end) + len(end)]
@@ -193,21 +199,22 @@ class AnswerRenderer:
 
     @cached_property
     def _added(self) -> dict[str, int]:
-        """Texts and ids of the tokens that stand apart from the tokens of text."""
+        """Ids of added tokens by text; these never merge with other text."""
         return {token.content: number for number, token in self.tokenizer.added_tokens_decoder.items() if token.content}
 
     @cached_property
     def _special(self) -> dict[str, int]:
-        """Texts and ids of the special tokens, those without a name (as `eos_token` is one) among them."""
+        """Ids of special tokens by text, with or without names like `eos_token`."""
         tokens = self.tokenizer.added_tokens_decoder
         return {token.content: number for number, token in tokens.items() if token.special and token.content}
 
     @cached_property
     def _frame(self) -> Frame:
-        """Find out what the template writes around an answer, from one that is known.
+        """Determine what the template writes around an answer.
 
-        What ends the turn is what stands after it both at the end of a conversation and before another message:
-        templates write the end of the text at the one place and the next header at the other.
+        It renders a known answer. The end of the turn is the text that follows the answer both at the end of a
+        conversation and before another message: templates write the end of the text in the first case and the next
+        header in the second.
         """
         asked = [{"role": "user", "content": _ASK}]
         answered = [*asked, {"role": "assistant", "content": _SAID}]
@@ -222,7 +229,7 @@ class AnswerRenderer:
         found = [closing.index(text) + len(text) for text in self._added if text in closing]
         if found:
             return Frame(lead, closing[: min(found)])
-        # Beginnings that an end of the text and a header happen to share, such as `<|`, are no end of a turn.
+        # A prefix that an end of text and a header happen to share, such as `<|`, does not end a turn.
         return Frame(lead, closing.rstrip() if through.endswith(_SAID + closing) else "")
 
 
@@ -231,7 +238,10 @@ def _answers(messages: Sequence[Message]) -> list[int]:
 
 
 def _without_opening(content: str, prompt: str, through: str) -> str:
-    """Return an answer without the opening that the prompt ends with, where the message repeats it (`<think>`)."""
+    """Return an answer without an opening that repeats the prompt's end.
+
+    An example of such an opening is `<think>`.
+    """
     opening = prompt[len(commonprefix([prompt, through])) :]
     if opening.strip() and content.startswith(opening.strip()):
         return (

@@ -1,7 +1,7 @@
-"""Chat templates: which one is used, and rendering in a sandbox.
+"""Chat templates: which one applies, and rendering in a sandbox.
 
-A template comes with a model or from a user's file and is a program. Hugging Face renders it in Jinja's immutable
-sandbox, in which neither attributes of Python's machinery nor files can be reached.
+A template comes with a model or from a user's file, and it is a program. Hugging Face renders it in Jinja's immutable
+sandbox, which blocks access to Python internals and files.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from trinity.common.config.model import ModelConfig
 from trinity.common.errors import EnvironmentProblem
 
 _PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
-# Rust tokenizers refuse a second thread while one changes their padding or truncation ("Already borrowed").
+# Rust tokenizers fail in one thread while another changes their padding or truncation ("Already borrowed").
 _lock = threading.Lock()
 
 
 class _Generation(jinja2.ext.Extension):
-    """Knows the tags that mark the assistant's part, so that their syntax can be checked."""
+    """Jinja extension for `generation` tags, which mark the assistant's part."""
 
     tags = {"generation"}
 
@@ -36,10 +36,10 @@ class _Generation(jinja2.ext.Extension):
 
 
 def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of `model` with the chat template that the configuration chooses.
+    """Return the tokenizer of `model` with the configured chat template.
 
-    `chat_template_path` wins over `custom_chat_template`, which wins over the tokenizer's own. A tokenizer without
-    any template is fine until a conversation is rendered.
+    `chat_template_path` has priority over `custom_chat_template`, and that over the tokenizer's own. A missing template
+    is an error only once a conversation is rendered.
 
     Raises:
         EnvironmentProblem: no tokenizer (E3102), an unreadable template file, or one with a syntax error
@@ -61,8 +61,8 @@ def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
 def _tokenizer_class(model_path: str) -> Any:
     """Return the class that reads the tokenizer as it was saved.
 
-    For some model types, Qwen2 among them, AutoTokenizer rebuilds the usual tokenizer of the family even if the
-    folder names the plain class, and drops the folder's own rules for splitting text.
+    For some model types, Qwen2 among them, AutoTokenizer rebuilds the family's usual tokenizer even if the folder names
+    the plain class, and drops the folder's own rules for splitting text.
     """
     file = Path(model_path) / "tokenizer_config.json"
     if not file.is_file():
@@ -73,7 +73,7 @@ def _tokenizer_class(model_path: str) -> Any:
 
 
 def chosen_template(model: ModelConfig) -> str | None:
-    """Return the template that the configuration sets; None for the tokenizer's own.
+    """Return the configured template, or None for the tokenizer's own.
 
     Raises:
         EnvironmentProblem: `chat_template_path` cannot be read (E3109).
@@ -113,16 +113,18 @@ def render_chat(
     chat_template: str | None = None,
     with_mask: bool = False,
 ) -> tuple[list[int], list[int]]:
-    """Return the tokens of a conversation and, with `with_mask`, 1 where the template marks the assistant's part.
+    """Return the tokens of a conversation and its assistant mask.
+
+    The mask has a 1 for each token that the template marks as the assistant's. It is empty without `with_mask`.
 
     Args:
-        tokenizer: with its chat template.
+        tokenizer: tokenizer with its chat template.
         messages: the conversation.
         tools: tool descriptions for the template.
-        is_prompt: end with the opening of an assistant's message.
-        enable_thinking: handed to the template if not None.
-        chat_template: instead of the tokenizer's.
-        with_mask: ask for the mask; the template must have `generation` tags. Without it the mask is empty.
+        is_prompt: end with the opening of an assistant message.
+        enable_thinking: passed to the template if not None.
+        chat_template: replaces the tokenizer's.
+        with_mask: return the mask; the template must have `generation` tags.
 
     Raises:
         EnvironmentProblem: no template (E3107), or the template failed (E3109, with its line).
@@ -144,7 +146,7 @@ def render_chat(
         return tokens, []
     mask, offsets = list(encoded["assistant_masks"]), encoded["offset_mapping"]
     for place in range(1, len(tokens)):
-        # Transformers marks the first of a marked part's last character's tokens only.
+        # If a marked part ends in a character of several tokens, transformers marks only the first of them.
         mask[place] |= mask[place - 1] and int(offsets[place][0] < offsets[place - 1][1])
     return tokens, mask
 
@@ -158,7 +160,7 @@ def chat_text(
     enable_thinking: bool | None = None,
     chat_template: str | None = None,
 ) -> str:
-    """Return the text that the template writes for a conversation; see `render_chat`, whose tokens are of this text."""
+    """Return the text of a conversation, whose tokens `render_chat` returns."""
     options = {
         "tools": tools,
         "chat_template": chat_template,
@@ -170,7 +172,13 @@ def chat_text(
 
 
 def _apply(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, Any]], options: dict[str, Any]) -> Any:
-    """Return what the tokenizer's `apply_chat_template` does; the template sees no `enable_thinking` that is None."""
+    """Return the result of the tokenizer's `apply_chat_template`.
+
+    An `enable_thinking` of None is not passed to the template.
+
+    Raises:
+        EnvironmentProblem: see `render_chat`.
+    """
     if not (options["chat_template"] or tokenizer.chat_template):
         raise EnvironmentProblem(
             f"the tokenizer in {tokenizer.name_or_path} has no chat template; set model.chat_template_path or "
@@ -197,19 +205,25 @@ def _apply(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, Any]
 
 
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, is_whole: bool = True) -> list[int]:
-    """Return the tokens of a text: with the special tokens that the tokenizer adds, unless it is a part of another."""
+    """Return the tokens of a text.
+
+    Args:
+        tokenizer: the tokenizer.
+        text: the text.
+        is_whole: add the tokenizer's special tokens; False for part of a longer text.
+    """
     with _lock:
         return list(tokenizer(text, add_special_tokens=is_whole)["input_ids"])
 
 
 def decode_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], *, skip_special: bool = False) -> str:
-    """Return the text of tokens, with or without special tokens."""
+    """Return the text of tokens, with special tokens unless `skip_special`."""
     with _lock:
         return str(tokenizer.decode(list(tokens), skip_special_tokens=skip_special))
 
 
 def _template_line(error: BaseException) -> int | None:
-    """Return the template's line in the traceback of `error`; None if it did not come from the template."""
+    """Return the template's line in a traceback; None if it has none."""
     line = None
     trace = error.__traceback__
     while trace is not None:

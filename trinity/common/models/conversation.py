@@ -7,7 +7,7 @@ from typing import Any
 
 
 def with_answer(messages: Sequence[dict[str, Any]], answer: str) -> list[dict[str, Any]]:
-    """Return a conversation with its answer; one that ends in the beginning of a reply is continued."""
+    """Return a conversation with its answer, or its begun reply continued."""
     own = [dict(message) for message in messages]
     if own and own[-1].get("role") == "assistant" and isinstance(own[-1].get("content"), str):
         own[-1]["content"] += answer

@@ -1,4 +1,4 @@
-"""Whether a mixture of experts asks for a loss that balances their load, which the trainer does not add."""
+"""Refusal of a mixture of experts that asks for a load-balancing loss."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _COEFFICIENT = re.compile(r"aux_loss|z_loss|moe_loss")
 
 
 def experts_problem(config: Mapping[str, Any], overrides: Mapping[str, Any], *, key: str) -> str | None:
-    """Return why a model cannot be trained as `config` asks; None if it can.
+    """Return why a model cannot be trained as `config` asks, or None.
 
-    Transformers adds the loss where the configuration returns the router's logits and a coefficient is not 0; that
-    alone counts: a coefficient beside a switch that is off is no wish.
+    Transformers adds the loss if the configuration returns the router's logits and the coefficient is not 0. Only that
+    counts: a coefficient alone does not ask for the loss.
 
     Args:
-        config: contents of its `config.json`.
+        config: contents of the model's `config.json`.
         overrides: entries that `override_config` sets.
-        key: of `override_config`, for the message.
+        key: configuration key of `override_config`, for the message.
     """
     made = {name: value for name, value in config.items() if not isinstance(value, Mapping)} | dict(overrides)
     coefficients = [value for name, value in made.items() if _COEFFICIENT.search(str(name))]

@@ -1,9 +1,9 @@
-"""What is known of each family of causal language models: how trainer, critic and engines compute it, or why not.
+"""How trainer, critic and engines compute each model family, or why not.
 
-The table is `families.json`, and no other list of families is kept. `tools/family_table.py` writes it and its page from
-tiny models of all families that the installed transformers knows, and the tests hold both to what is so. What it cannot
-find by trying it leaves as it is written there: which families the torch engine refuses, and what
-`tools/vllm_families.py` has measured of vLLM. Imports neither torch nor transformers.
+The table of causal language model families is `families.json`; no other list of families exists.
+`tools/family_table.py` writes it and its docs page from tiny models of all families that the installed transformers
+knows, and tests verify both. The tool keeps two kinds of entries that it cannot find by trying: which families the
+torch engine refuses, and what `tools/vllm_families.py` has measured of vLLM. Imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 TABLE = Path(__file__).with_name("families.json")
 OWN = ("llama", "qwen2", "qwen3")
-"""Families that trainer and torch engine compute by forward passes of their own, which know each of their weights."""
+"""Families for which trainer and torch engine have their own forward pass; it uses every weight of the family."""
 
 REFUSED = "refused"
 REFUSED_ON_CPU = "refused on a CPU"
@@ -26,20 +26,20 @@ ENGINE_WAY_OUT = "use explorer.rollout_model.engine_type: vllm, which may serve 
 
 @dataclass(frozen=True)
 class Family:
-    """What is known of one `model_type`.
+    """Support for one `model_type`.
 
     Attributes:
-        trainer: `own` (our forward), `packed` or `padded` (Hugging Face's forward over one list of rows, or over a
-            rectangle), or `refused`.
-        critic: likewise of its value model.
+        trainer: `own` (our forward), `packed` or `padded` (Hugging Face's forward over one packed list of rows, or over
+            a padded rectangle), or `refused`.
+        critic: the same for its value model.
         engine: how the torch engine computes it: `own`, `slots` or `rows` (Hugging Face's forward over rows side by
             side, or over one row a call), or `refused`.
         vllm: `right` (log-probabilities differ from transformers' by less than 2e-5 nats, before and after an update),
-            `refused` (they do not), `refused on a CPU` (they do not there, and other kernels were not measured),
-            `not started` (as vLLM says itself, E3222), `not served` (vLLM has no model of it; for some it takes
-            transformers' own instead, which was not measured), or empty for a family that was not measured.
-        is_encoder: the torch engine serves it where it was made a decoder (`is_decoder: true`).
-        reasons: of what is not served, by the name of the attribute above.
+            `refused` (they differ more), `refused on a CPU` (they differ more there; other kernels were not measured),
+            `not started` (vLLM fails to start, E3222), `not served` (vLLM has no model of it; for some families it
+            falls back to transformers', which was not measured), or empty (not measured).
+        is_encoder: the torch engine serves it only if it was made a decoder (`is_decoder: true`).
+        reasons: why it is not served, by the name of an attribute above.
     """
 
     trainer: str
@@ -51,25 +51,31 @@ class Family:
 
     @property
     def is_packed(self) -> bool:
-        """Whether Hugging Face's forward may be given rows as one list; also in forms that our own does not know."""
+        """Whether Hugging Face's forward accepts rows packed as one list.
+
+        Also true for `own` families, whose unusual forms our forward pass does not cover.
+        """
         return self.trainer in ("own", "packed")
 
 
 @cache
 def table() -> dict[str, Any]:
-    """Return what stands in the file: the families, and the versions of the packages that they were tried with."""
+    """Return the table of families, with the package versions of its making."""
     made: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
     return made
 
 
 @cache
 def families() -> Mapping[str, Family]:
-    """Return what is known of each family, by `model_type`."""
+    """Return the support for each family, by `model_type`."""
     return {name: Family(**entry) for name, entry in table()["families"].items()}
 
 
 def trainer_problem(kind: str) -> str | None:
-    """Return why models of type `kind` cannot be trained; None if they can, or if the type is newer than the table."""
+    """Return why models of type `kind` cannot be trained, or None.
+
+    None also for a type that is newer than the table.
+    """
     family = families().get(kind)
     if family is None or family.trainer != REFUSED:
         return None
@@ -80,7 +86,10 @@ def trainer_problem(kind: str) -> str | None:
 
 
 def critic_problem(kind: str) -> str | None:
-    """Return why a model of type `kind` cannot be a critic; None if it can, or if the type is newer than the table."""
+    """Return why a model of type `kind` cannot be a critic, or None.
+
+    None also for a type that is newer than the table.
+    """
     family = families().get(kind)
     if family is None or family.critic != REFUSED:
         return None
@@ -93,9 +102,12 @@ def critic_problem(kind: str) -> str | None:
 
 
 def engine_problem(config: Mapping[str, Any]) -> str | None:
-    """Return why the torch engine does not serve the model of a `config.json`; None if it may.
+    """Return why the torch engine does not serve a model, or None.
 
-    A family that the table does not name is judged by the engine when it loads the model.
+    A family missing from the table is judged by the engine when it loads the model.
+
+    Args:
+        config: contents of the model's `config.json`.
     """
     kind = str(config.get("model_type"))
     family = families().get(kind)
@@ -105,12 +117,12 @@ def engine_problem(config: Mapping[str, Any]) -> str | None:
 
 
 def vllm_problem(kind: str, *, is_cpu: bool = False) -> str | None:
-    """Return why a policy of type `kind` cannot sample with vLLM; None if nothing is known.
+    """Return why a policy of type `kind` cannot sample with vLLM, or None.
 
-    A type newer than the table is judged by the trial of an update at the engine's start.
+    A type that is newer than the table is judged by the trial update when the engine starts.
 
     Args:
-        kind: of the model.
+        kind: `model_type` of the model.
         is_cpu: vLLM computes on a CPU.
     """
     family, versions = families().get(kind), table()["vllm_measured_with"]

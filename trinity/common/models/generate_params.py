@@ -1,4 +1,4 @@
-"""Parameters of one generation call: defaults from the configuration, overrides from the caller."""
+"""Parameters of one generation call."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GenerateParams:
-    """How many samples are drawn of a prompt, and how.
+    """How many samples to draw for a prompt, and how.
 
     Attributes:
         n: number of samples, >= 1.
         temperature: >= 0; 0 takes the most probable token.
         top_p: in (0, 1]; 1 is off.
         top_k: number of candidates; -1 or 0 is off.
-        min_tokens: none of the first so many response tokens is a stop token, or completes a stop string that counts.
+        min_tokens: response tokens before which no stop token is drawn and no completed stop string counts.
         max_tokens: most response tokens; None: what the configuration and the sequence length leave.
-        stop: texts that end a response; the response text is cut before them, the tokens are kept.
-        seed: of the noise; None: the configuration's.
+        stop: strings that end a response; the response text is cut before them, the tokens are kept.
+        seed: seed of the noise; None: the configuration's.
         logprobs: 0 or 1; the logprob of the sampled token is always returned.
-        ignore_eos: go on after the end-of-sequence token.
+        ignore_eos: continue after the end-of-sequence token.
         sample_ids: identity of each sample, for the noise; None: the engine numbers them.
-        participant: who asks, for the rounds of deterministic mode.
+        participant: name of the caller, for the rounds of deterministic mode.
     """
 
     n: int = 1
@@ -46,7 +46,7 @@ class GenerateParams:
 
     @classmethod
     def of(cls, model: ModelConfig, *, ignore_eos: bool) -> GenerateParams:
-        """Return what a configuration asks for."""
+        """Return the parameters that a configuration sets."""
         return cls(
             temperature=model.temperature,
             top_p=model.top_p,
@@ -58,11 +58,13 @@ class GenerateParams:
         )
 
     def override(self, arguments: Mapping[str, Any]) -> GenerateParams:
-        """Return a copy with the caller's `arguments`; an argument that is None keeps the default.
+        """Return a copy with the caller's `arguments`.
+
+        An argument that is None keeps the default.
 
         Raises:
             EngineError: unknown name or value out of range (E5602).
-            NotAvailableError: more than the sampled token's logprob, a repetition penalty.
+            NotAvailableError: more than the sampled token's logprob, or a repetition penalty.
         """
         given = {name: value for name, value in arguments.items() if value is not None}
         penalty = given.pop("repetition_penalty", 1.0)

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub by their id: the local cache first, else a download. Imports no torch."""
+"""Hugging Face hub models by id, cached or downloaded; imports no torch."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ logger = get_logger("launch")
 
 
 def is_hub_id(path: str) -> bool:
-    """Return whether a path is `owner/name` of the hub: nothing of this name is here, nor a folder `owner`."""
+    """Return whether a path is a hub id `owner/name`.
+
+    It is not if a local path of that name, or a folder `owner`, exists.
+    """
     return bool(_HUB_ID.fullmatch(path)) and not Path(path).exists() and not Path(path).parent.exists()
 
 
 def is_offline() -> bool:
-    """Return whether the environment forbids the hub's client the network."""
+    """Return whether the environment forbids network use by the hub client."""
     from huggingface_hub import is_offline_mode
 
     return is_offline_mode()
 
 
 def cached_model(hub_id: str, *, needs_weights: bool = True) -> Path | None:
-    """Return the folder of a model in the local cache, without any network; None if it is not there whole."""
+    """Return a model's complete folder in the local cache, or None."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -42,14 +45,16 @@ def cached_model(hub_id: str, *, needs_weights: bool = True) -> Path | None:
 
 
 def fetched_model(hub_id: str, *, needs_weights: bool = True) -> Path:
-    """Return the folder of a model: that in the local cache, else it is downloaded, with progress.
+    """Return a model's folder in the local cache; download it if needed.
+
+    A download shows its progress.
 
     Args:
         hub_id: `owner/name`.
-        needs_weights: False: configuration and tokenizer are enough.
+        needs_weights: False if configuration and tokenizer are enough.
 
     Raises:
-        EnvironmentProblem: the hub does not give it, or may not be asked (E3101).
+        EnvironmentProblem: the hub does not deliver it, or network use is forbidden (E3101).
     """
     folder = cached_model(hub_id, needs_weights=needs_weights)
     if folder is not None:
@@ -64,7 +69,7 @@ def fetched_model(hub_id: str, *, needs_weights: bool = True) -> Path:
     except Exception as error:
         raise EnvironmentProblem(_refusal(hub_id, error), code="E3101") from error
     if not _is_whole(folder, needs_weights=needs_weights):
-        # Without a network the client gives a part as well.
+        # Without a network the client may also return an incomplete snapshot.
         raise EnvironmentProblem(_refusal(hub_id, FileNotFoundError("no safetensors weights in it")), code="E3101")
     logger.info("%s is %s", hub_id, folder)
     return folder
@@ -75,7 +80,7 @@ def _patterns(needs_weights: bool) -> list[str]:
 
 
 def _is_whole(folder: Path, *, needs_weights: bool) -> bool:
-    """Return whether a snapshot has a configuration and all its weights; others may have fetched a part of it."""
+    """Return whether a snapshot is complete, which a cached one need not be."""
     if not (folder / "config.json").is_file():
         return False
     if not needs_weights or (folder / SINGLE).is_file():
@@ -88,7 +93,7 @@ def _is_whole(folder: Path, *, needs_weights: bool) -> bool:
 
 
 def _refusal(hub_id: str, error: Exception) -> str:
-    """Return why the hub did not give a model, and the way out."""
+    """Return why the hub did not deliver a model, and the way out."""
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 

@@ -34,18 +34,19 @@ def masked_conversation(
     enable_thinking: bool | None = None,
     stop_ids: Collection[int] = (),
 ) -> tuple[list[int], list[int], int]:
-    """Return tokens, mask (1 = said by the policy) and the place of the first such token (0 without any).
+    """Return tokens, action mask and the index of the first action.
 
-    The tokens are what the policy was shown and said, through the end of its last answer; the mask covers each answer
-    and the token that ends its turn, less what `generation` tags of the template leave out. An assistant's message
-    before all others is no answer. Without an answer the tokens are the whole conversation.
+    The mask is 1 for tokens of the policy; the index is 0 without any. The tokens are prompts and answers through the
+    end of the last answer. The mask covers each answer and the token that ends its turn, except what the template's
+    `generation` tags leave out. An assistant message at the very beginning is not an answer. Without an answer the
+    tokens are the whole conversation.
 
     Args:
-        tokenizer: with its chat template.
+        tokenizer: tokenizer with its chat template.
         messages: the conversation.
         tools: tool descriptions for the template.
-        chat_template: instead of the tokenizer's.
-        enable_thinking: handed to the template if not None.
+        chat_template: replaces the tokenizer's.
+        enable_thinking: passed to the template if not None.
         stop_ids: token ids that end a response; see `AnswerRenderer`.
 
     Raises:
@@ -81,7 +82,7 @@ def tokenize_and_mask_messages_hf(
     chat_template: str | None = None,
     enable_thinking: bool | None = None,
 ) -> Masked:
-    """Return tokens [T], mask [T] and prompt length by the template's `generation` tags.
+    """Return tokens [T], mask [T] and prompt length by `generation` tags.
 
     The mask is all 0 if the template has no such tags.
     """
@@ -104,7 +105,9 @@ def tokenize_and_mask_messages_default(
     chat_template: str | None = None,
     enable_thinking: bool | None = None,
 ) -> Masked:
-    """Return tokens [T], mask [T] and prompt length; see `masked_conversation`.
+    """Return tokens [T], mask [T] and prompt length of a conversation.
+
+    See `masked_conversation`.
 
     Raises:
         DataError: the conversation is not one sequence, because the template rewrites earlier turns (E4021).
@@ -116,7 +119,7 @@ def tokenize_and_mask_messages_default(
 
 
 def get_action_mask_method(chat_template: str | None = None) -> Callable[..., Masked]:
-    """Return the masking function for a template: by its `generation` tags if it has them, else by its answers."""
+    """Return a masking function: by `generation` tags if any, else by answers."""
     if chat_template is not None and _GENERATION_TAG.search(chat_template):
         return tokenize_and_mask_messages_hf
     return tokenize_and_mask_messages_default

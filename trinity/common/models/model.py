@@ -1,4 +1,4 @@
-"""The protocol of inference engines, and the wrapper through which a workflow talks to one.
+"""The protocol of inference engines, and the model wrapper of workflows.
 
 Dimension key: N = tokens of a sequence but the first.
 """
@@ -27,14 +27,14 @@ _DEFAULT_TIMEOUT_S = 1800.0
 
 @runtime_checkable
 class InferenceModel(Protocol):
-    """An engine that samples from a causal language model with its own copy of the weights."""
+    """An engine that samples from its own copy of a causal language model."""
 
     @property
     def model_version(self) -> int:
-        """Version of the weights that the next sample is made with."""
+        """Version of the weights that the next sample will use."""
 
     async def prepare(self) -> None:
-        """Load what is needed; does nothing the second time."""
+        """Load model and tokenizer; a second call does nothing."""
 
     async def generate(self, prompt: str | Sequence[int], **arguments: Any) -> list[Experience]:
         """Return `n` samples of one prompt."""
@@ -44,8 +44,8 @@ class InferenceModel(Protocol):
     ) -> list[Experience]:
         """Return `n` answers to a conversation.
 
-        `template_args`, as in the next two methods, are `chat_template` and `enable_thinking` where they are not those
-        of the model.
+        `template_args`, also in the next two methods, holds `chat_template` and `enable_thinking` where they differ
+        from those of the model.
         """
 
     async def logprobs(self, tokens: Sequence[int], *, temperature: float = 1.0) -> Float[Tensor, "N"]:
@@ -58,55 +58,55 @@ class InferenceModel(Protocol):
         temperature: float | None = None,
         template_args: Mapping[str, Any] | None = None,
     ) -> Experience:
-        """Return a conversation as one experience whose actions are the assistant's tokens."""
+        """Return a conversation as an experience whose actions are its answers."""
 
     async def get_message_token_len(self, messages: Messages, template_args: Mapping[str, Any] | None = None) -> int:
         """Return the number of tokens of a conversation as a prompt."""
 
     def vocabulary(self) -> Mapping[str, int]:
-        """Return the id of each token of the tokenizer; there after `prepare`."""
+        """Return the tokenizer's ids by token; available after `prepare`."""
 
     async def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
-        """Copy `weights` by Hugging Face names into the engine and set its version."""
+        """Copy weights in by Hugging Face name and set their version."""
 
     async def pull(self, ticket: Ticket) -> None:
-        """Get the weights that a ticket leads to, check them, and take them; keep the old version where they fail."""
+        """Fetch, verify and load a ticket's weights; on failure keep the old."""
 
     async def join_round(self, participant: str) -> None:
-        """In deterministic mode, let every round wait for a request of `participant`."""
+        """In deterministic mode, make every round wait for `participant`."""
 
     async def leave_round(self, participant: str) -> None:
-        """Do not let rounds wait for `participant` any more."""
+        """Stop rounds from waiting for `participant`."""
 
     async def waits_in_round(self, participant: str) -> bool:
-        """Return whether a deterministic round has yet to answer a request of `participant`."""
+        """Return whether `participant` has an open request in a round."""
 
     async def stats(self) -> dict[str, float]:
-        """Return totals since the start, tokens per second among them."""
+        """Return totals since the start, and tokens per second."""
 
     async def shutdown(self) -> None:
-        """Give everything back; calls under way fail."""
+        """Release all resources; calls in progress fail."""
 
 
 def call_timeout_s(config: Config) -> float:
-    """Return the longest wait of one model call in seconds: `explorer.max_timeout`.
+    """Return the longest wait of one model call in seconds.
 
-    In deterministic mode a round waits for every runner, those that hang among them, so a call may take as long as the
-    explorer may be behind: `synchronizer.sync_timeout`.
+    That is `explorer.max_timeout`. In deterministic mode a round waits for every runner, including hanging ones, so a
+    call may take as long as the explorer may fall behind: `synchronizer.sync_timeout`.
     """
     timeout_s = config.explorer.max_timeout
     return max(timeout_s, config.synchronizer.sync_timeout) if config.deterministic else timeout_s
 
 
 class _SyncLoop:
-    """An event loop in a thread of its own, for synchronous calls made where no loop was running."""
+    """An event loop in its own thread, for calls made without a running loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def get(self) -> asyncio.AbstractEventLoop:
-        """Return the loop, started at the first call."""
+        """Return the loop; the first call starts it."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -118,15 +118,16 @@ _sync_loop = _SyncLoop()
 
 
 class ModelWrapper:
-    """What a workflow calls `self.model`: an engine, sampling defaults, and the identity of the rollout.
+    """The engine as a workflow sees it, as `self.model`.
 
-    Every asynchronous method has a synchronous form for workflows that run in a thread.
+    It holds the engine, the sampling defaults and the identity of the rollout. Every asynchronous method has a
+    synchronous form for workflows that run in a thread.
 
     Args:
         model: the engine.
         config: the run's configuration; None in scripts that have none.
         rollout_config: section of the engine; None: the rollout model's.
-        generate_kwargs: arguments of every generation, overridden by those of a call.
+        generate_kwargs: arguments of every generation; those of a call have priority.
         enable_history: record the experiences of every call; None: as the configuration says.
         timeout_s: longest wait of a synchronous call in seconds; None: `call_timeout_s`.
     """
@@ -167,10 +168,10 @@ class ModelWrapper:
         is_greedy: bool = False,
         template_args: Mapping[str, Any] | None = None,
     ) -> ModelWrapper:
-        """Return a clone for one rollout of a task (or for `n` of them that one call makes).
+        """Return a clone for one rollout of a task, or for `n` in one call.
 
-        Sample `i` of the call number `turn` has the identity `batch/task/(run_id_base + i)/turn`, from which its
-        noise derives: the order in which rollouts run does not change them.
+        Sample `i` of call number `turn` has the identity `batch/task/(run_id_base + i)/turn`. Its noise depends only on
+        that, not on the order in which rollouts run.
 
         Args:
             batch: explore step, or `<step>/<taskset>`.
@@ -179,7 +180,7 @@ class ModelWrapper:
             participant: name for deterministic rounds; two rollouts that wait independently need two names.
             generate_kwargs: added to the defaults.
             is_greedy: sample with temperature 0, whatever a call asks for.
-            template_args: `chat_template` and `enable_thinking` of every conversation, where not those of the model.
+            template_args: `chat_template` and `enable_thinking` of every conversation, if not those of the model.
         """
         clone = self.clone_with_isolated_history()
         clone.generate_kwargs |= generate_kwargs or {}
@@ -191,7 +192,7 @@ class ModelWrapper:
         return clone
 
     def clone_with_isolated_history(self) -> ModelWrapper:
-        """Return a wrapper of the same engine and identity with a history and a workflow state of its own."""
+        """Return a copy with its own history and workflow state."""
         clone = ModelWrapper(
             self.model,
             config=self.config,
@@ -206,7 +207,7 @@ class ModelWrapper:
         return clone
 
     async def prepare(self) -> None:
-        """Prepare the engine."""
+        """Load the engine's model and tokenizer."""
         await self.model.prepare()
 
     @property
@@ -221,17 +222,17 @@ class ModelWrapper:
 
     @property
     def model_version(self) -> int:
-        """Version of the weights that the next sample is made with."""
+        """Version of the weights that the next sample will use."""
         return self.model.model_version
 
     @property
     async def model_version_async(self) -> int:
-        """Version of the weights that the next sample is made with; awaitable."""
+        """Version of the weights that the next sample will use; awaitable."""
         return self.model.model_version
 
     @property
     def temperature(self) -> float:
-        """Temperature of a call that names none."""
+        """Temperature of a call that sets none."""
         own = self.generate_kwargs.get("temperature", self.model_config.temperature)
         shared = self.config.model.temperature if self.config else 1.0
         return float(shared if own is None else own)
@@ -242,17 +243,20 @@ class ModelWrapper:
         return self.model_config.api_key
 
     async def generate_async(self, prompts: str | Sequence[str], **kwargs: Any) -> list[Experience]:
-        """Return the samples of all prompts, `n` a prompt, in order."""
+        """Return `n` samples of each prompt, in the order of the prompts."""
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         calls = [self.model.generate(text, **self._arguments(kwargs)) for text in texts]
         return self._record([exp for experiences in await asyncio.gather(*calls) for exp in experiences])
 
     def generate(self, prompts: str | Sequence[str], **kwargs: Any) -> list[Experience]:
-        """Return the samples of all prompts, `n` a prompt, in order; blocks."""
+        """Return `n` samples of each prompt, in the order of the prompts; blocks."""
         return self._wait(self.generate_async(prompts, **kwargs))
 
     async def chat_async(self, messages: Messages, **kwargs: Any) -> list[Experience]:
-        """Return `n` answers to a conversation; where a reward model will read it, each holds the conversation."""
+        """Return `n` answers to a conversation.
+
+        With a reward model, each experience also holds the conversation.
+        """
         experiences = await self.model.chat(messages, **self._rendering(), **self._arguments(kwargs))
         if self.config is not None and self.config.trainer.trainer_config.reward_model.enable:
             for experience in experiences:
@@ -275,14 +279,14 @@ class ModelWrapper:
     async def convert_messages_to_experience_async(
         self, messages: Messages, tools: list[dict[str, Any]] | None = None, temperature: float | None = None
     ) -> Experience:
-        """Return a conversation as one experience whose actions are the assistant's tokens."""
+        """Return a conversation as an experience whose actions are its answers."""
         chosen = self._temperature(temperature)
         return await self.model.convert_messages_to_experience(messages, tools, chosen, **self._rendering())
 
     def convert_messages_to_experience(
         self, messages: Messages, tools: list[dict[str, Any]] | None = None, temperature: float | None = None
     ) -> Experience:
-        """Return a conversation as one experience whose actions are the assistant's tokens; blocks."""
+        """Return what `convert_messages_to_experience_async` returns; blocks."""
         return self._wait(self.convert_messages_to_experience_async(messages, tools, temperature))
 
     async def get_message_token_len_async(self, messages: Messages) -> int:
@@ -309,15 +313,15 @@ class ModelWrapper:
         return experiences
 
     async def set_workflow_state(self, state: Mapping[str, Any]) -> None:
-        """Add `state` to what the workflow keeps here."""
+        """Update the workflow state with the entries of `state`."""
         self.workflow_state |= state
 
     async def get_workflow_state(self) -> dict[str, Any]:
-        """Return what the workflow keeps here."""
+        """Return a copy of the workflow state."""
         return dict(self.workflow_state)
 
     async def clean_workflow_state(self) -> None:
-        """Forget what the workflow keeps here."""
+        """Clear the workflow state."""
         self.workflow_state = {}
 
     def get_openai_client(self) -> NoReturn:
@@ -340,14 +344,14 @@ class ModelWrapper:
         self.get_openai_client()
 
     def _rendering(self) -> dict[str, Any]:
-        """Return the argument that says how conversations are rendered, where the task does."""
+        """Return `template_args` for the engine, if the task sets any."""
         return {"template_args": self._template_args} if self._template_args else {}
 
     def _temperature(self, temperature: float | None) -> float | None:
         return self.generate_kwargs.get("temperature") if temperature is None else temperature
 
     def _arguments(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of the next engine call: defaults, the caller's, and the identity of its samples."""
+        """Return the arguments of the next engine call, sample ids included."""
         arguments = self.generate_kwargs | {name: value for name, value in kwargs.items() if value is not None}
         if self._is_greedy:
             arguments["temperature"] = 0.0

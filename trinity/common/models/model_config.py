@@ -1,4 +1,7 @@
-"""A model's configuration with the entries that the run changes, and modules that have to be imported before it."""
+"""A model's configuration with the entries that a run overrides.
+
+Also imports the modules that a model needs before it is loaded.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,21 @@ from trinity.common.config.noise import is_noise
 from trinity.common.errors import ConfigError, EnvironmentProblem
 from trinity.common.models.experts import experts_problem
 
-NOISE = "noise_before"  # attribute of a model: the entries of its configuration that `silence` has set to 0
+NOISE = "noise_before"  # model attribute: the configuration entries that `silence` has set to 0, with their old values
 MODEL_KEY = "trainer.trainer_config.actor_rollout_ref.model"
 
 
 def import_libraries(names: str | Iterable[str] | None, *, section: str = MODEL_KEY) -> None:
-    """Import the modules of `external_lib`, so that what they register is known when a model is loaded.
+    """Import the modules of `external_lib` before a model is loaded.
+
+    What they register, such as model types, is then known.
 
     Args:
         names: one module or several; None: none.
-        section: where `external_lib` is written, for the message.
+        section: configuration section of `external_lib`, for the message.
 
     Raises:
-        ConfigError: one cannot be imported (E1863).
+        ConfigError: a module cannot be imported (E1863).
     """
     for name in (names,) if isinstance(names, str) else names or ():
         try:
@@ -42,16 +47,17 @@ def import_libraries(names: str | Iterable[str] | None, *, section: str = MODEL_
 def read_model_config(
     path: str, overrides: Mapping[str, Any], *, trust_remote_code: bool = False, section: str = MODEL_KEY
 ) -> PreTrainedConfig:
-    """Return the configuration of the model in `path` with the entries of `override_config`.
+    """Return a model's configuration with `override_config` applied.
 
     Args:
         path: folder of the model.
-        overrides: entries to set; a mapping changes the entries of the one that is there.
+        overrides: entries to set; a mapping changes entries of the existing one.
         trust_remote_code: run Python code that comes with the model.
-        section: where `override_config` is written, for the message.
+        section: configuration section of `override_config`, for the message.
 
     Raises:
-        ConfigError: the model's configuration has no such entry, or another value than a mapping (E1885).
+        ConfigError: the model's configuration has no such entry, or has a mapping there and the override is none
+            (E1885).
         OSError, ValueError: there is no readable configuration.
     """
     config: PreTrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
@@ -62,10 +68,10 @@ def read_model_config(
 def read_trained_config(
     path: str, overrides: Mapping[str, Any], *, trust_remote_code: bool = False, section: str = MODEL_KEY
 ) -> PreTrainedConfig:
-    """Return what `read_model_config` does for a model that is to be trained.
+    """Return the configuration of a model to train; see `read_model_config`.
 
     Raises:
-        ConfigError, OSError, ValueError: as there.
+        ConfigError, OSError, ValueError: see `read_model_config`.
         EnvironmentProblem: the configuration asks for a loss that the trainer does not add (E3125).
     """
     config = read_model_config(path, overrides, trust_remote_code=trust_remote_code, section=section)
@@ -97,10 +103,10 @@ def _set(config: PreTrainedConfig, overrides: Mapping[str, Any], *, key: str) ->
 
 
 def silence(config: PreTrainedConfig) -> dict[str, float]:
-    """Set every rate of dropout in a model's configuration to 0; return what they were.
+    """Set every dropout rate in a model's configuration to 0.
 
-    Done in the configuration, since many families apply them by functions in their forward passes, where there is no
-    module to change. Names of nested configurations are joined by dots.
+    Return the old values; names in nested configurations are joined by dots. The configuration is changed rather than
+    modules, since many families call dropout functions in their forward passes.
     """
     changed: dict[str, float] = {}
     for name, value in list(vars(config).items()):
@@ -113,7 +119,7 @@ def silence(config: PreTrainedConfig) -> dict[str, float]:
 
 
 def config_to_save(model: PreTrainedModel) -> PreTrainedConfig:
-    """Return a copy of a model's configuration as it was before `silence`, for what others read."""
+    """Return a copy of the configuration from before `silence`, for saving."""
     copied = copy.deepcopy(model.config)
     for name, value in getattr(model, NOISE, {}).items():
         *outer, last = name.split(".")
@@ -125,13 +131,13 @@ def config_to_save(model: PreTrainedModel) -> PreTrainedConfig:
 
 
 def check_loaded(info: Mapping[str, Any], overrides: Mapping[str, Any], *, path: str, section: str) -> None:
-    """Verify that the weights of `path` are those of the model that `override_config` makes.
+    """Verify that the weights of `path` fit the model of `override_config`.
 
     Args:
-        info: what Transformers says about the loading.
+        info: loading information from transformers.
         overrides: entries that were set; without any, nothing is checked.
         path: folder of the model.
-        section: where they are written.
+        section: configuration section of `override_config`.
 
     Raises:
         EnvironmentProblem: weights are missing, left over, or of another shape (E3101).

@@ -1,4 +1,4 @@
-"""Rotary frequencies that depend on a token's position alone, for engine and trainer alike."""
+"""Rotary frequencies by position alone, for engine and trainer alike."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from trinity.common.models.rotary_lengths import rotary_refusal
 
 
 def settle_rotary(model: PreTrainedModel, *, max_model_len: int | None) -> None:
-    """Fix the frequencies that transformers would choose anew in each call by the longest row of the call.
+    """Fix rotary frequencies, whatever the longest row of a call.
 
-    With `longrope` all rows have the long frequencies where `max_model_len` exceeds the model's original length, and
-    the short ones otherwise, as vLLM does it: a row that crosses that length goes on with the same ones. The model's
-    configuration is left as it is.
+    Transformers would choose them anew in each call. With `longrope`, all rows get the long frequencies if
+    `max_model_len` exceeds the model's original length, and the short ones otherwise, as in vLLM. A row that crosses
+    that length keeps its frequencies. The model's configuration is not changed.
 
     Args:
         model: the loaded model, changed in place.
@@ -46,5 +46,5 @@ def _settle(module: nn.Module, layer_type: str | None, max_model_len: int | None
     old = dict(module.named_buffers(recurse=False))[f"{prefix}inv_freq"]
     long, _ = ROPE_INIT_FUNCTIONS["longrope"](config, old.device, seq_len=original + 1, **settings)
     module.register_buffer(f"{prefix}inv_freq", long, persistent=False)
-    # What transformers goes back to in calls of short rows.
+    # Transformers restores these in calls of short rows.
     setattr(module, f"{prefix}original_inv_freq", long.clone())

@@ -1,4 +1,4 @@
-"""Lengths beyond which rotary frequencies follow the row, read from `config.json` before anything is loaded."""
+"""Lengths beyond which rotary frequencies vary, from `config.json`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from typing import Any
 
 
 def rotary_refusal(config: Mapping[str, Any], max_model_len: int | None) -> str | None:
-    """Return why rows of `max_model_len` tokens (None: of any length) have no fixed rotary frequencies; None if so.
+    """Return why rows lack fixed rotary frequencies, or None if they do not.
 
-    With `dynamic` scaling the frequencies follow the length of the row beyond the model's own: the tokens sampled
-    first would have to be computed anew with each that follows. With `longrope` there is one other set of frequencies;
-    rows that may become longer have it from their start, see `settle_rotary`.
+    With `dynamic` scaling, frequencies follow the row's length once it exceeds the model's own: each new token would
+    require computing the earlier ones again. `longrope` has one other set of frequencies, and rows that may grow that
+    long use it from their start; see `settle_rotary`.
+
+    Args:
+        config: contents of the model's `config.json`.
+        max_model_len: tokens of the longest row; None: any length.
     """
     limits = [limit for limit in _limits(config) if max_model_len is None or limit < max_model_len]
     if not limits:
@@ -25,14 +29,14 @@ def rotary_refusal(config: Mapping[str, Any], max_model_len: int | None) -> str 
 
 
 def _limits(config: Mapping[str, Any]) -> Iterator[int]:
-    """Yield the lengths beyond which frequencies follow the length of the row, for each part of a model."""
+    """Yield, per part of a model, the length beyond which frequencies vary."""
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if isinstance(given, Mapping):
         for rope in (given, *(one for one in given.values() if isinstance(one, Mapping))):
             kind, own = rope.get("rope_type", rope.get("type")), config.get("max_position_embeddings")
             if kind == "dynamic" and isinstance(own, int):
                 yield own
-            # Phi-3.5-MoE switches a factor of the scores, too, and its long frequencies never come into effect.
+            # Phi-3.5-MoE also switches a factor of the scores, and its long frequencies never take effect.
             if kind == "longrope" and "long_mscale" in rope:
                 yield int(rope.get("original_max_position_embeddings") or config["original_max_position_embeddings"])
     for name, part in config.items():

@@ -1,4 +1,7 @@
-"""Checkpoints of the trainer as plain tensors; masking of conversations by its published home."""
+"""Checkpoints of the trainer as plain tensors.
+
+Also publishes the masking of conversations under its documented import path.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def get_checkpoint_dir_with_step_num(
     Args:
         checkpoint_root_path: the job's folder.
         trainer_type: only `verl` has this layout.
-        step_num: N; None means the latest, by the folders themselves where the hint file is missing or wrong.
+        step_num: N; None means the latest, found from the folders if the hint file is missing or wrong.
         raise_error: raise if there is none; else return `(None, 0)`.
 
     Raises:
@@ -75,7 +78,9 @@ def _latest_step(root: Path) -> int | None:
 
 
 def load_state_dict(checkpoint_dir: str | Path) -> dict[str, Tensor]:
-    """Return the weights of a checkpoint folder: veRL's shards, or safetensors of a Hugging Face folder.
+    """Return the weights of a checkpoint folder by name.
+
+    The folder holds veRL's shards or the safetensors files of Hugging Face. Tensors have the shapes of the model.
 
     Raises:
         CheckpointError: the folder has neither, or its shards do not fit together (E7003).
@@ -91,11 +96,11 @@ def load_state_dict(checkpoint_dir: str | Path) -> dict[str, Tensor]:
 
 
 def load_fsdp_state_dict_from_verl_checkpoint(checkpoint_path: str | Path) -> dict[str, Tensor]:
-    """Return the full weights of a veRL checkpoint by Hugging Face name, in main memory.
+    """Return the full weights of a veRL checkpoint, in main memory.
 
-    Reads `model_world_size_W_rank_R.pt` of all ranks without a process group or a GPU, and joins the shards along
-    their dimension. Only tensors, DTensors and plain containers are read from the files; anything else in them is
-    refused.
+    They are keyed by Hugging Face name. Reads `model_world_size_W_rank_R.pt` of all ranks without a process group or a
+    GPU, and joins the shards along their dimension. Only tensors, DTensors and plain containers are read from the
+    files; anything else in them is refused.
 
     Args:
         checkpoint_path: the folder `global_step_N/actor`, or `global_step_N`.
@@ -140,7 +145,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _joined(name: str, shards: Sequence[Tensor], folder: Path) -> Tensor:
-    """Return one weight from its shards of all ranks in rank order."""
+    """Return one weight, joined from its shards in rank order."""
     first = shards[0]
     if not isinstance(first, DTensor):
         return first.detach()
@@ -159,7 +164,10 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _shard_ranks(tensor: DTensor) -> tuple[list[int], int | None]:
-    """Return the ranks of the first replica in mesh order, and the dimension that is split (None: replicated)."""
+    """Return a weight's shard ranks in mesh order and the split dimension.
+
+    The ranks are those of the first replica; the dimension is None for a replicated weight.
+    """
     mesh = tensor._spec.mesh.mesh
     dims = [(axis, place.dim) for axis, place in enumerate(tensor._spec.placements) if isinstance(place, Shard)]
     if not dims:

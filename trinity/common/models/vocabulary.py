@@ -1,4 +1,4 @@
-"""Which token ids exist: those that the tokenizer knows need neither be contiguous nor end where the model's do."""
+"""Token ids that may be drawn: a tokenizer's need not be contiguous."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 @dataclass(frozen=True)
 class Drawable:
-    """The ids that may be drawn.
+    """The token ids that may be drawn.
 
     Attributes:
         num_tokens: ids from here on are never drawn.
@@ -29,12 +29,14 @@ def known_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
 
 def drawable(tokenizer: PreTrainedTokenizerBase, vocab_size: int, stop_ids: Collection[int]) -> Drawable:
-    """Return the ids that a model may draw: those of the tokenizer and the stop ids, as far as it has logits for them.
+    """Return the ids that a model may draw.
+
+    They are those of the tokenizer and the stop ids, as far as the model has logits for them.
 
     Args:
-        tokenizer: the model's.
+        tokenizer: the model's tokenizer.
         vocab_size: width of the logits.
-        stop_ids: ids that end a response; the model's files may name one that the tokenizer does not know.
+        stop_ids: ids that end a response; the model's files may name one that the tokenizer lacks.
     """
     ids = {index for index in known_ids(tokenizer) | frozenset(stop_ids) if index < vocab_size}
     num_tokens = max(ids, default=-1) + 1

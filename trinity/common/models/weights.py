@@ -1,4 +1,4 @@
-"""Weights by their Hugging Face names: reading them from a folder, copying them in place."""
+"""Weights by Hugging Face name: reading from a folder, copying in place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from trinity.common.models.hub import INDEX, SINGLE, fetched_model, is_hub_id
 
 
 def model_folder(model_path: str) -> Path:
-    """Return the folder of a model; a hub id is fetched into the local hub cache first.
+    """Return the folder of a model.
+
+    A model given by hub id is first downloaded to the local hub cache if it is not there.
 
     Raises:
         EnvironmentProblem: neither a folder nor a hub id that can be fetched (E3101).
@@ -34,7 +36,10 @@ def has_safetensors(folder: Path) -> bool:
 
 
 def read_tensors(folder: Path, *, only: Set[str] | None = None) -> Iterator[tuple[str, Tensor]]:
-    """Yield name and tensor of all weights of a folder, or of those in `only`, one at a time."""
+    """Yield name and tensor of a folder's weights, one at a time.
+
+    The tensors have any shape. With `only`, yield just the weights of those names.
+    """
     for name in _file_names(folder):
         with safe_open(folder / name, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118 (the file object is not iterable)
@@ -43,7 +48,7 @@ def read_tensors(folder: Path, *, only: Set[str] | None = None) -> Iterator[tupl
 
 
 def read_shapes(folder: Path) -> dict[str, torch.Size]:
-    """Return name and shape of all weights of a folder, from the headers of its files."""
+    """Return names and shapes of a folder's weights, from the file headers."""
     shapes: dict[str, torch.Size] = {}
     for name in _file_names(folder):
         with safe_open(folder / name, framework="pt") as file:
@@ -61,7 +66,9 @@ def _file_names(folder: Path) -> list[str]:
 def check_names(
     shapes: Mapping[str, torch.Size], weights: Mapping[str, torch.Size], *, optional: Set[str], source: str
 ) -> None:
-    """Verify that `weights` has exactly the names and shapes of `shapes`; those in `optional` may be there.
+    """Verify that `weights` has exactly the names and shapes of `shapes`.
+
+    Names in `optional` may be present as well.
 
     Raises:
         SyncError: the message counts what is missing and unexpected and names the first of each (E5501).
@@ -86,9 +93,10 @@ def check_names(
 def copy_weights(
     targets: Mapping[str, Tensor], weights: Mapping[str, Tensor], *, optional: Set[str], source: str
 ) -> None:
-    """Copy all `weights` into `targets` in place, converting number type and device; nothing is shared afterwards.
+    """Copy all `weights` into `targets` in place; share no memory.
 
-    Names and shapes are verified before the first copy, so that a refusal changes nothing.
+    Number type and device are converted. Names and shapes are verified before the first copy, so a refusal changes
+    nothing.
 
     Raises:
         SyncError: names or shapes differ (E5501).

@@ -1,4 +1,7 @@
-"""How the weights of a version reach an engine: a small ticket travels, the engine's side gets the tensors itself."""
+"""Transfer of a version's weights from the trainer to an engine.
+
+Only a small ticket travels. The engine's side fetches the tensors itself.
+"""
 
 from trinity.common.weights.collective import shared_by
 from trinity.common.weights.receiver import receive, update_from

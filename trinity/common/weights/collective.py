@@ -1,9 +1,18 @@
-"""Weights by a broadcast of torch.distributed, from the trainer's process to those of engines, in buckets.
+"""Transfer of weights by torch.distributed broadcast, in buckets.
 
-The trainer's process keeps a rendezvous store and serves sessions: whoever wants a version posts a session there, with
-the number of processes that join; then all of them form a process group of their own, of which the trainer is rank 0,
-and it broadcasts. A group belongs to one session. So an engine that comes back gets its weights like any other, and a
-peer that dies leaves nothing behind that a later session would meet: the group is given up and a new one is formed.
+The trainer's process keeps a rendezvous store and serves sessions. A process that wants a version posts a session
+there, with the number of processes that join. They then form a process group, with the trainer as rank 0, and the
+trainer broadcasts:
+
+    engine                     store                      trainer
+      | add count, set session/N |                           |
+      |------------------------->|<------- read session/N ---|
+      |<====== process group group/<name>, size ranks ======>|
+      |<== length, header, bucket, bucket, ... (broadcast) ==|
+      |  all tensors received: both ends abort the group     |
+
+A group serves one session. A restarted engine gets its weights like any other. If a peer dies, the group is abandoned
+and a new one is formed, so nothing of it reaches a later session.
 """
 
 from __future__ import annotations
@@ -37,7 +46,7 @@ logger = get_logger("synchronizer")
 BUCKET_BYTES = 64 * 2**20
 ATTEMPTS = 2
 CONNECT_S = 10.0
-JOIN_S = 30.0  # that the peers of a session have to meet in; each asks when it is ready to receive
+JOIN_S = 30.0  # for all peers of a session to join; each posts or joins it only when it is ready to receive
 
 
 @dataclass(frozen=True)
@@ -45,9 +54,9 @@ class Session:
     """One broadcast.
 
     Attributes:
-        name: of the group, used once.
-        size: processes in it, the trainer's included.
-        version: that is broadcast.
+        name: name of the process group, used once.
+        size: number of processes in the group, the trainer included.
+        version: weights version to broadcast.
     """
 
     name: str
@@ -56,9 +65,9 @@ class Session:
 
 
 def shared_by(ticket: Ticket, number: int) -> list[Ticket]:
-    """Return a ticket for each of `number` engines that take a version together, in one broadcast.
+    """Return tickets for `number` engines that take one version together.
 
-    The tickets of other transports are the same for all.
+    With `nccl` they share one broadcast, each with its own rank. With other methods all tickets are the same.
     """
     if ticket.method != "nccl" or number < 2:
         return [ticket] * number
@@ -69,7 +78,9 @@ def shared_by(ticket: Ticket, number: int) -> list[Ticket]:
 
 
 def receive_broadcast(ticket: Ticket, timeout_s: float) -> dict[str, Tensor]:
-    """Return the tensors of a ticket on the CPU, all of them; a broken broadcast is repeated once with a new group.
+    """Return all tensors of a ticket by name, on the CPU.
+
+    If the broadcast breaks, it is repeated once with a new group.
 
     Raises:
         SyncError: both attempts failed, or ended at `timeout_s` (E5506).
@@ -97,9 +108,9 @@ def receive_broadcast(ticket: Ticket, timeout_s: float) -> dict[str, Tensor]:
 
 
 def _within(timeout_s: float, work: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the result of `work`, which is left behind at the deadline.
+    """Return the result of `work`; abandon its thread at the deadline.
 
-    The store's client waits without one for a trainer that stands still.
+    A thread is needed because the store's client waits without a deadline for a trainer that is stopped.
     """
     done: queue.SimpleQueue[dict[str, Tensor] | Exception] = queue.SimpleQueue()
 
@@ -122,7 +133,7 @@ def _within(timeout_s: float, work: Callable[[], dict[str, Tensor]]) -> dict[str
 def _join(place: Mapping[str, Any], session: Session, *, rank: int, timeout_s: float) -> dict[str, Tensor]:
     limit = timedelta(seconds=timeout_s)
     connect = timedelta(seconds=min(timeout_s, CONNECT_S))
-    # The store's own client goes on knocking at a port that nobody has any more, until its time is over.
+    # Fail at once on a closed port: the store's own client retries it until its timeout.
     socket.create_connection((place["host"], place["port"]), timeout=min(timeout_s, CONNECT_S)).close()
     store = dist.TCPStore(place["host"], place["port"], is_master=False, wait_for_workers=False, timeout=connect)
     store.set_timeout(limit)
@@ -141,7 +152,7 @@ def _join(place: Mapping[str, Any], session: Session, *, rank: int, timeout_s: f
 def join_group(
     store: dist.Store, base: str, session: Session, *, rank: int, timeout: timedelta, backend: str, address: str
 ) -> tuple[Any, torch.device]:
-    """Return the process group of a session and the device on which its buckets are."""
+    """Return the process group of a session and the device of its buckets."""
     own = dist.PrefixStore(f"{base}/group/{session.name}", store)
     if backend == "nccl":
         nccl = dist.ProcessGroupNCCL.Options()
@@ -149,23 +160,23 @@ def join_group(
         return dist.ProcessGroupNCCL(own, rank, session.size, nccl), torch.device("cuda", torch.cuda.current_device())
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timeout
-    # The interface that leads to the store; the host's name may resolve to another, or to none.
+    # Use the interface that routes to the store; the host's name may resolve to another one, or to none.
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     return dist.ProcessGroupGloo(own, rank, session.size, options), torch.device("cpu")
 
 
 def own_address(host: str = "192.0.2.1") -> str:
-    """Return the address of this machine on its way to `host`; without a network that of the machine itself."""
+    """Return this machine's address towards `host`, or the loopback address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((host, 9))  # a datagram socket sends nothing by this
+            probe.connect((host, 9))  # connecting a datagram socket sends nothing
         except OSError:
             return "127.0.0.1"
         return str(probe.getsockname()[0])
 
 
 def end_group(group: Any) -> None:
-    """Give up a group, also one of which a peer is gone."""
+    """Abort a group, even if a peer has died."""
     with suppress(RuntimeError):
         group.abort()
 
@@ -175,9 +186,9 @@ class Sender:
 
     Args:
         group: the process group.
-        device: where buckets are.
-        timeout: of each bucket.
-        bucket_bytes: size of a bucket, of which each rank has one; the same on all.
+        device: device of the buckets.
+        timeout: deadline of each broadcast.
+        bucket_bytes: size of a bucket in bytes, the same on all ranks. Each rank holds one bucket.
     """
 
     def __init__(self, group: Any, device: torch.device, timeout: timedelta, *, bucket_bytes: int) -> None:
@@ -187,10 +198,12 @@ class Sender:
         self.bucket_bytes = bucket_bytes
 
     def send(self, weights: Mapping[str, Tensor]) -> None:
-        """Broadcast what is coming, then the bytes of all tensors in buckets.
+        """Broadcast a header, then the bytes of all tensors in buckets.
+
+        The header holds the name, number type and shape of each tensor, in the order of their bytes.
 
         Raises:
-            RuntimeError: a peer is gone or does not take part in time.
+            RuntimeError: a peer has died or does not take part in time.
         """
         rows = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in weights.items()]
         header = torch.frombuffer(bytearray(json.dumps(rows).encode()), dtype=torch.uint8).to(self.device)
@@ -215,7 +228,7 @@ class Sender:
 
 
 class Receiver:
-    """Another rank of a session; see `Sender`."""
+    """Every other rank of a session; see `Sender`."""
 
     def __init__(self, group: Any, device: torch.device, timeout: timedelta, *, bucket_bytes: int) -> None:
         self.group = group
@@ -224,10 +237,10 @@ class Receiver:
         self.bucket_bytes = bucket_bytes
 
     def all(self) -> dict[str, Tensor]:
-        """Return every tensor, on the CPU.
+        """Return every tensor by name, on the CPU.
 
         Raises:
-            RuntimeError: the sender is gone or does not send in time.
+            RuntimeError: the sender has died or does not send in time.
         """
         length = torch.zeros(1, dtype=torch.long, device=self.device)
         _broadcast(self.group, length, self.timeout)

@@ -1,9 +1,10 @@
-"""What changed between two versions, lossless: tensor by tensor, as files beside the whole ones.
+"""Lossless differences between two versions, tensor by tensor, as files.
 
-A tensor that changed is stored as the exclusive or of its bytes with those of the version before, its byte planes apart
-from each other and compressed: a small step leaves sign, exponent and the upper bits of most numbers as they were, so
-that their planes are nearly all zero. One that did not change is not stored. Every tensor carries the checksum of what
-it must become.
+    stored = zlib(planes(old) xor planes(new)),  new = planes^-1(planes(old) xor unzlib(stored))
+
+`planes` puts the first byte of every number first, then the second byte of every number, and so on. A small training
+step leaves sign, exponent and the upper mantissa bits of most numbers unchanged, so the xor of those planes is nearly
+all zero and compresses well. An unchanged tensor is not stored. The file holds a checksum of every tensor of `new`.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from trinity.common.errors import SyncError
 from trinity.common.weights.ticket import tensor_digest
 
 DELTA_FILE = "delta.safetensors"
-LEVEL = 1  # of zlib: higher ones take several times as long for a few hundredths of the size
+LEVEL = 1  # of zlib: higher levels take several times as long and save only a few percent of the size
 THREADS = 4
 
 
 def is_comparable(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> bool:
-    """Return whether both have the same names, shapes and number types, so that one can be told from the other."""
+    """Return whether both have equal names, shapes and number types.
+
+    Only then can `write_delta` store one as a difference to the other.
+    """
     return old.keys() == new.keys() and all(
         old[name].shape == tensor.shape and old[name].dtype == tensor.dtype for name, tensor in new.items()
     )
@@ -37,7 +41,14 @@ def is_comparable(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> bool:
 def write_delta(
     file: Path, old: Mapping[str, Tensor], new: Mapping[str, Tensor], *, digests: Mapping[str, str]
 ) -> None:
-    """Write what leads from `old` to `new`, both on the CPU and comparable; `digests` are those of `new`."""
+    """Write the difference from `old` to `new`; both are on the CPU.
+
+    Args:
+        file: where to write.
+        old: tensors by name, comparable with `new`.
+        new: tensors by name, of any shapes.
+        digests: `tensor_digest` of each tensor of `new`.
+    """
     from safetensors.torch import save_file
 
     with ThreadPoolExecutor(THREADS) as pool:
@@ -50,7 +61,9 @@ def write_delta(
 
 
 def apply_delta(file: Path, old: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors that a delta makes of `old`, which stays as it is.
+    """Return `old` with a delta applied; the tensors of `old` do not change.
+
+    Unchanged tensors are shared with `old`. Shapes and number types are those of `old`.
 
     Raises:
         SyncError: a tensor does not become what was published (E5507).
@@ -82,7 +95,7 @@ def _torn(file: Path, name: str) -> str:
 
 
 def _planes(tensor: Tensor) -> Any:
-    """Return the bytes of a tensor, one row a byte of the number."""
+    """Return the bytes of a tensor, [bytes a number, numbers]."""
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
     return flat.reshape(-1, tensor.element_size()).T
 
@@ -102,7 +115,10 @@ def _decode(old: Tensor, part: Tensor, name: str) -> Tensor:
 
 
 def _bytes_of(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the bytes of both in the order of `new`: two NaN are equal by them, and -0 is not 0."""
+    """Return the bytes of both, in the order of `new`.
+
+    Compared as bytes, two NaN are equal, and -0 differs from 0.
+    """
 
     def raw(tensor: Tensor) -> Tensor:
         return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -1,7 +1,8 @@
-"""Published weights as files: `<job>/weights/version_N/model.safetensors`, and who reads them.
+"""Published weights as files, and the locks of their readers.
 
-A reader holds a shared lock on the folder's `readers` file; whoever removes a version needs the exclusive one. The
-lock ends with the process that holds it, so that a dead reader keeps nothing.
+A version is in `<job>/weights/version_N/model.safetensors`. A reader holds a shared lock on the folder's `readers`
+file; removing a version needs the exclusive lock. The operating system drops the lock when the process ends, so a dead
+reader blocks nothing.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ TICKET_FILE = "ticket.json"
 
 
 _last_read: dict[str, tuple[str, dict[str, Tensor]]] = {}
-"""By folder of versions: fingerprint and tensors of what was put together last, from which the next delta goes on."""
+"""Fingerprint and tensors of the last assembled version, by folder of versions; the next delta applies to it."""
 
 
 def read_version(ticket: Ticket) -> dict[str, Tensor]:
-    """Return the tensors of a version that was published as files: whole, or as a delta of the version before.
+    """Return the tensors of a version published as files, by name.
 
-    A process that reads version after version keeps the last one for the next delta; one that begins reads back to the
-    last whole version.
+    The files hold the whole version or a delta against an earlier one. A process that reads one version after another
+    keeps the last for the next delta; a new process reads back to the last whole version.
 
     Raises:
-        SyncError: the version, or one that its delta is of, is not there, or its file is torn (E5502, E5507).
+        SyncError: the version, or one its delta depends on, is missing, or its file is torn (E5502, E5507).
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -67,7 +68,12 @@ def read_version(ticket: Ticket) -> dict[str, Tensor]:
 
 
 def needed_for(folder: Path, versions: Iterable[int]) -> set[int]:
-    """Return `versions` under `folder` and those that their deltas go back to."""
+    """Return `versions` and all versions that their deltas depend on.
+
+    Args:
+        folder: the folder of all versions.
+        versions: numbers of the versions to keep.
+    """
     needed: set[int] = set()
     for version in versions:
         base: int | None = version
@@ -76,15 +82,15 @@ def needed_for(folder: Path, versions: Iterable[int]) -> set[int]:
             try:
                 base = ticket_in(folder / f"version_{base}").place.get("base")
             except SyncError:
-                break  # the chain is broken; whoever reads it is told
+                break  # the chain is broken; reading it raises an error
     return needed
 
 
 def ticket_in(folder: Path) -> Ticket:
-    """Return the ticket of the version that a folder holds.
+    """Return the ticket of the version in a folder.
 
     Raises:
-        SyncError: the folder holds none (E5502).
+        SyncError: the folder has no valid ticket (E5502).
     """
     file = folder / TICKET_FILE
     try:
@@ -96,14 +102,14 @@ def ticket_in(folder: Path) -> Ticket:
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Keep a version's folder from being removed while its files are read."""
+    """Lock a version's folder against removal while its files are read."""
     with open(folder / LOCK_FILE, "rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         yield
 
 
 def remove_unless_read(folder: Path) -> bool:
-    """Remove a version's folder; return false, and leave it, while somebody reads it."""
+    """Remove a version's folder unless it is being read; return whether so."""
     try:
         with open(folder / LOCK_FILE, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,7 +122,10 @@ def remove_unless_read(folder: Path) -> bool:
 
 
 def unpublished(version: int, folder: Path, cause: OSError) -> SyncError:
-    """Return the error of a version that could not be published under `folder`."""
+    """Return the error for a version that could not be published.
+
+    The code is E5511 if the disk is full, else E5512.
+    """
     if not is_full(cause):
         return SyncError(f"cannot publish the weights of version {version} under {folder}: {cause}", code="E5512")
     return SyncError(
@@ -128,7 +137,10 @@ def unpublished(version: int, folder: Path, cause: OSError) -> SyncError:
 
 
 def remove_unfinished(folder: Path) -> list[Path]:
-    """Remove what publications that were killed have left under `folder`; return it. A job's trainer calls it."""
+    """Remove unfinished versions under `folder` and return their paths.
+
+    Publications that were killed leave them. A job's trainer calls this.
+    """
     stale = [entry for entry in folder.glob(".version_*.tmp") if entry.is_dir()]
     for entry in stale:
         logger.info("removing the unfinished version %s", entry)

@@ -1,4 +1,4 @@
-"""The engine's side of a transport: from a ticket to verified tensors."""
+"""The engine's side of a transfer: from a ticket to verified tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trinity.utils.deadline import bounded
 
 
 class Updatable(Protocol):
-    """The part of an engine that new weights touch."""
+    """The part of an engine that a weight update uses."""
 
     async def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
         """Copy `weights` into the engine and set its version."""
@@ -41,15 +41,16 @@ _RECEIVERS: dict[str, Callable[[Ticket, float], Mapping[str, Tensor]]] = {
 def receive(ticket: Ticket, *, timeout_s: float) -> Mapping[str, Tensor]:
     """Return the weights of a ticket by Hugging Face name; blocks.
 
-    All tensors are there and verified before anybody copies from them, so that an engine never holds a part of a
-    version. Inside one process they are the published tensors themselves: copy, and change nothing.
+    All tensors are present and verified before this returns, so an engine never holds part of a version. Within one
+    process they are the published tensors themselves: copy them and do not change them.
 
     Args:
-        ticket: of the version.
-        timeout_s: longest wait for the other side in seconds (`synchronizer.sync_timeout`).
+        ticket: ticket of the version.
+        timeout_s: longest wait for the trainer in seconds (`synchronizer.sync_timeout`).
 
     Raises:
-        SyncError: the weights are not held (E5502, E5704), or not those that were published (E5503).
+        SyncError: the weights are no longer held (E5502, E5704), or differ from what was published (E5503); the
+            transport is unknown (E5504).
     """
     if ticket.method not in _RECEIVERS:
         known = ", ".join(sorted(_RECEIVERS))
@@ -66,11 +67,11 @@ def receive(ticket: Ticket, *, timeout_s: float) -> Mapping[str, Tensor]:
 
 
 async def update_from(ticket: Ticket, engine: Updatable, *, timeout_s: float) -> None:
-    """Get the weights of a ticket and give them to an engine of this process.
+    """Receive the weights of a ticket and load them into a local engine.
 
     Raises:
         SyncError: see `receive`; the engine keeps its version.
-        DeadlineError: they did not come within `timeout_s`.
+        DeadlineError: they did not arrive within `timeout_s`.
     """
     weights = await bounded(
         asyncio.to_thread(receive, ticket, timeout_s=timeout_s),

@@ -1,4 +1,4 @@
-"""The ticket of a version: where its weights are, and what they must be."""
+"""Tickets: where the weights of a version are, and how to verify them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ LAYOUT = "layout:"
 
 @dataclass(frozen=True)
 class Ticket:
-    """Small, serialisable, and enough for an engine in any process to get the weights and to check them.
+    """How an engine in any process gets a version's weights and checks them.
+
+    Small and serialisable.
 
     Attributes:
         version: number of the training step that produced the weights.
-        method: transport that brings them: `memory`, `checkpoint` or `nccl`.
-        fingerprint: what the received weights must give; see `fingerprint`.
+        method: transport: `memory`, `checkpoint` or `nccl`.
+        fingerprint: expected fingerprint of the received weights; see `fingerprint`.
         num_bytes: size of the tensors in bytes.
         place: where the transport finds them, as plain values.
     """
@@ -39,34 +41,43 @@ class Ticket:
 
     @classmethod
     def from_json(cls, text: str) -> Ticket:
-        """Return the ticket of a JSON text; ValueError, KeyError or TypeError where it holds none."""
+        """Return the ticket in a JSON text.
+
+        Raises:
+            ValueError, KeyError, TypeError: the text holds no ticket.
+        """
         values = json.loads(text)
         return cls(**{each.name: values[each.name] for each in fields(cls)})
 
 
 def tensor_digest(tensor: Tensor) -> str:
-    """Return the xxh3 of a tensor's bytes, as hexadecimal digits."""
+    """Return the xxh3 of any tensor's bytes as hexadecimal digits."""
     plain = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
     return xxhash.xxh3_128_hexdigest(plain.numpy().data)
 
 
 def fingerprint(weights: Mapping[str, Tensor], digests: Mapping[str, str] | None = None) -> str:
-    """Return the xxh3 over names, number types, shapes and bytes of all tensors, whatever their order and device.
+    """Return the xxh3 over names, number types, shapes and bytes of tensors.
+
+    It does not depend on their order or device.
 
     Args:
         weights: tensors by name.
-        digests: `tensor_digest` by name, where it is known already.
+        digests: `tensor_digest` by name, if known already.
     """
     return BYTES + _over(weights, digests if digests is not None else {n: tensor_digest(t) for n, t in weights.items()})
 
 
 def layout_fingerprint(weights: Mapping[str, Tensor]) -> str:
-    """Return the xxh3 over names, number types and shapes: for tensors that are handed over inside one device."""
+    """Return the xxh3 over names, number types and shapes of tensors.
+
+    For tensors handed over inside one device, whose bytes are not hashed.
+    """
     return LAYOUT + _over(weights, {})
 
 
 def matches(ticket: Ticket, weights: Mapping[str, Tensor]) -> bool:
-    """Return whether `weights` are those that the ticket promises."""
+    """Return whether `weights` have the ticket's fingerprint."""
     is_layout = ticket.fingerprint.startswith(LAYOUT)
     return ticket.fingerprint == (layout_fingerprint(weights) if is_layout else fingerprint(weights))
 

@@ -1,1 +1,1 @@
-"""Models behind an OpenAI-compatible server, whose weights nobody here changes."""
+"""Models behind an OpenAI-compatible server, whose weights are fixed."""

@@ -1,4 +1,4 @@
-"""What an OpenAI-compatible server answers, read strictly."""
+"""Strict parsing of an OpenAI-compatible server's answers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Choice:
     """One answer.
 
     Attributes:
-        text: of the response; empty where only tools are called.
-        is_cut: it ended at the limit of tokens.
-        token_ids: of the response, where the server tells.
-        logprobs: of the response's tokens (nats), where the server tells.
+        text: text of the response; empty if it only calls tools.
+        is_cut: it ended at the token limit.
+        token_ids: tokens of the response, if the server returns them.
+        logprobs: log-probabilities of these tokens (nats), if the server returns them.
         tool_calls: as the server wrote them.
     """
 
@@ -30,14 +30,18 @@ class Choice:
 
 @dataclass(frozen=True)
 class Answer:
-    """All choices of one request, and the token ids of its prompt where the server tells."""
+    """All choices of one request, and its prompt tokens if returned."""
 
     choices: list[Choice]
     prompt_ids: list[int] | None = None
 
 
 def read_answer(document: Any, *, where: str) -> Answer:
-    """Return the answer of a JSON document of `/chat/completions` or `/completions`.
+    """Parse the answer to `/chat/completions` or `/completions`.
+
+    Args:
+        document: the JSON document.
+        where: key of the section, for the message.
 
     Raises:
         EngineError: a part is missing or of another type; the message names it (E5733).

@@ -1,4 +1,4 @@
-"""HTTP to an OpenAI-compatible server: connections, further attempts with growing pauses, and errors that say why."""
+"""HTTP client of an OpenAI-compatible server, with growing retry pauses."""
 
 from __future__ import annotations
 
@@ -24,17 +24,19 @@ logger = get_logger("explorer")
 
 
 class ExternalClient:
-    """Posts JSON to a server, from any event loop; the caller bounds the whole call.
+    """Posts JSON to a server from any event loop.
+
+    The caller sets the deadline of a whole call, retries included.
 
     Args:
-        base_url: address up to and with `/v1`.
+        base_url: address up to and including `/v1`.
         api_key: sent as a bearer token; empty sends none.
         where: key of the section, for messages.
         key_name: environment variable of the key, for messages.
 
     Attributes:
         num_requests: requests sent.
-        num_retries: those of them that repeat another.
+        num_retries: how many of them repeat another.
     """
 
     def __init__(self, base_url: str, *, api_key: str, where: str, key_name: str) -> None:
@@ -48,7 +50,9 @@ class ExternalClient:
         self._is_closed = False
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Return the JSON answer; lost connections, 408, 429 and 5xx are tried again, as `Retry-After` says.
+        """Return the JSON answer; retry lost connections, 408, 429 and 5xx.
+
+        The pause before a retry follows `Retry-After`, if given.
 
         Raises:
             EngineError: the attempts are used up (E5730), the server refused (E5732), it answered no JSON (E5733), or
@@ -97,19 +101,19 @@ class ExternalClient:
             ) from error
 
     def _client(self) -> httpx.AsyncClient:
-        """Return the client of the running loop: connections belong to a loop."""
+        """Return the client of the running event loop, to which it is bound."""
         if self._is_closed:
             raise EngineError(f"{self._where}: the external model was shut down", code="E5730")
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            # The caller's deadline bounds the whole; a connection that cannot be made is tried again earlier.
+            # The caller's deadline bounds the whole call; a failing connection is retried earlier.
             timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
             self._clients[loop] = httpx.AsyncClient(headers=self._headers, timeout=timeout, limits=limits)
         return self._clients[loop]
 
     async def close(self) -> None:
-        """Close the connections of all loops that run."""
+        """Close the connections of all event loops that still run."""
         self._is_closed = True
         here = asyncio.get_running_loop()
         for loop, client in self._clients.items():
@@ -123,7 +127,7 @@ class ExternalClient:
 
 
 def _asked_pause_s(response: httpx.Response) -> float | None:
-    """Return the seconds of `Retry-After`, at most the longest pause; None without one in seconds."""
+    """Return the seconds of `Retry-After`, capped, or None if not given so."""
     try:
         return min(max(float(response.headers["retry-after"]), 0.0), LONGEST_PAUSE_S)
     except (KeyError, ValueError):
@@ -131,7 +135,7 @@ def _asked_pause_s(response: httpx.Response) -> float | None:
 
 
 def _message(response: httpx.Response) -> str:
-    """Return the server's own words, shortened and without secrets."""
+    """Return the server's error text, shortened and without secrets."""
     try:
         document = response.json()
         error = document.get("error", document)

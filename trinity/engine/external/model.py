@@ -1,4 +1,6 @@
-"""A model behind an OpenAI-compatible server, as an `InferenceModel` whose weights nobody changes.
+"""An `InferenceModel` behind an OpenAI-compatible server.
+
+The run never changes its weights.
 
 Dimension key: N = tokens of a sequence but the first.
 """
@@ -34,15 +36,15 @@ logger = get_logger("explorer")
 
 @dataclass(frozen=True)
 class ExternalSettings:
-    """How the server is reached and asked.
+    """Address, credentials and defaults of a server.
 
     Attributes:
         model: lengths, chat template and tokenizer (`model_path`) of the section.
         params: defaults of a call.
         name: name of the model at the server.
-        base_url_env: environment variable that holds the address, up to and with `/v1`.
-        api_key_env: environment variable that holds the key; unset: none is sent.
-        timeout_s: longest wait of a call in seconds, further attempts included.
+        base_url_env: environment variable of the address, up to and including `/v1`.
+        api_key_env: environment variable of the key; if unset, no key is sent.
+        timeout_s: longest wait of a call in seconds, retries included.
         key: the section in the configuration, for messages.
     """
 
@@ -56,7 +58,7 @@ class ExternalSettings:
 
 
 def external_settings(config: Config, section: InferenceModelConfig, *, key: str) -> ExternalSettings:
-    """Return the settings of the engine of `section`, which stands at `key`."""
+    """Return the engine settings of `section`, found at `key`."""
     model = inherited(config.model, section)
     server = section.external_model_config or config.model.external_model
     return ExternalSettings(
@@ -71,14 +73,14 @@ def external_settings(config: Config, section: InferenceModelConfig, *, key: str
 
 
 class ExternalModel:
-    """Asks a server for answers; see `trinity.common.models.model.InferenceModel`.
+    """Gets answers from a server; see `InferenceModel`.
 
-    The token ids of an answer are the server's where it returns them (vLLM's `return_token_ids`), else its text encoded
-    by the tokenizer of `model_path`; `info["token_ids"]` says which: `server` or `tokenizer`. Log-probabilities are
-    there if the section asks for them (`logprobs: 1`) and the server returns one for each token.
+    The token ids of an answer are the server's if it returns them (vLLM's `return_token_ids`), else its text encoded by
+    the tokenizer of `model_path`; `info["token_ids"]` says which: `server` or `tokenizer`. Log-probabilities are
+    present if the section asks for them (`logprobs: 1`) and the server returns one for each token.
 
     Args:
-        settings: how the server is reached and asked.
+        settings: address, credentials and defaults.
     """
 
     def __init__(self, settings: ExternalSettings) -> None:
@@ -90,14 +92,14 @@ class ExternalModel:
 
     @property
     def model_version(self) -> int:
-        """Always 0: the server's weights are not the run's."""
+        """Always 0: the run does not change the server's weights."""
         return 0
 
     async def prepare(self) -> None:
-        """Read address and key from the environment, and load the tokenizer; does nothing the second time.
+        """Read address and key, and load the tokenizer; later calls do nothing.
 
         Raises:
-            EnvironmentProblem: the address is missing or none (E5735), or no tokenizer can be loaded.
+            EnvironmentProblem: the address is missing or invalid (E5735), or no tokenizer can be loaded.
         """
         if self._client is not None:
             return
@@ -136,7 +138,9 @@ class ExternalModel:
         template_args: Mapping[str, Any] | None = None,
         **arguments: Any,
     ) -> list[Experience]:
-        """Return `n` answers to a conversation, rendered by the server; `template_args` are sent as vLLM's names.
+        """Return `n` answers to a conversation that the server renders.
+
+        `template_args` are sent under vLLM's names.
 
         Raises:
             EngineError: bad argument, or the server refused, failed or answered in another form.
@@ -157,7 +161,7 @@ class ExternalModel:
         return self._experiences(answer, prompt, text, params=params)
 
     async def _ask(self, path: str, body: dict[str, Any], params: GenerateParams) -> Any:
-        """Return the server's JSON answer; only what differs from the server's own default is sent."""
+        """Return the server's JSON answer; send only non-default parameters."""
         body |= {"model": self.settings.name, "n": params.n, "temperature": params.temperature, "top_p": params.top_p}
         optional: dict[str, tuple[bool, Any]] = {
             "max_tokens": (params.max_tokens is not None, params.max_tokens),
@@ -225,7 +229,7 @@ class ExternalModel:
         return experiences
 
     async def logprobs(self, tokens: Sequence[int], *, temperature: float = 1.0) -> Float[Tensor, "N"]:
-        """Refuse: servers score no given tokens.
+        """Refuse: servers do not score given tokens.
 
         Raises:
             EngineError: always (E5731).
@@ -239,7 +243,7 @@ class ExternalModel:
         temperature: float | None = None,
         template_args: Mapping[str, Any] | None = None,
     ) -> Experience:
-        """Refuse: servers score no given tokens.
+        """Refuse: servers do not score given tokens.
 
         Raises:
             EngineError: always (E5731).
@@ -247,7 +251,7 @@ class ExternalModel:
         self._refuse("scores no given tokens; use engine_type torch or vllm")
 
     async def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
-        """Refuse: the server's weights are not the run's.
+        """Refuse: the run does not change the server's weights.
 
         Raises:
             EngineError: always (E5731).
@@ -255,7 +259,7 @@ class ExternalModel:
         self._refuse("takes no weights; use engine_type torch or vllm for the trained model")
 
     async def pull(self, ticket: Ticket) -> None:
-        """Refuse: the server's weights are not the run's.
+        """Refuse: the run does not change the server's weights.
 
         Raises:
             EngineError: always (E5731).
@@ -268,17 +272,17 @@ class ExternalModel:
     async def get_message_token_len(
         self, messages: Sequence[dict[str, Any]], template_args: Mapping[str, Any] | None = None
     ) -> int:
-        """Return the number of tokens of a conversation as a prompt, by the tokenizer of `model_path`."""
+        """Return a conversation's prompt tokens by the tokenizer of `model_path`."""
         text = "\n".join(str(one.get("content") or "") for one in messages)
         return len(self._prompt_tokens(messages, text, template_args=template_args))
 
     def vocabulary(self) -> Mapping[str, int]:
-        """Return the id of each token of the tokenizer of `model_path`."""
+        """Return the ids of the tokenizer of `model_path` by token."""
         return self.tokenizer.get_vocab()
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of `model_path`; there after `prepare`."""
+        """The tokenizer of `model_path`; available after `prepare`."""
         self._ready()
         assert self._tokenizer is not None, "prepare() loads it before it makes the client"
         return self._tokenizer
@@ -289,21 +293,21 @@ class ExternalModel:
         return self._client
 
     async def join_round(self, participant: str) -> None:
-        """Nothing: a server has no rounds."""
+        """Do nothing: a server has no rounds."""
 
     async def leave_round(self, participant: str) -> None:
-        """Nothing: a server has no rounds."""
+        """Do nothing: a server has no rounds."""
 
     async def waits_in_round(self, participant: str) -> bool:
         """Return false: a server has no rounds."""
         return False
 
     async def stats(self) -> dict[str, float]:
-        """Return totals since the start: samples, tokens, requests, and attempts after the first."""
+        """Return total samples, tokens, requests and retries since the start."""
         client = self._ready()
         return self._counts | {"requests": float(client.num_requests), "retries": float(client.num_retries)}
 
     async def shutdown(self) -> None:
-        """Close the connections; calls under way fail."""
+        """Close the connections; calls in progress fail."""
         if self._client is not None:
             await self._client.close()

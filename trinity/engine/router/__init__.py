@@ -1,1 +1,1 @@
-"""Several engines as one model: which engine gets a request, who is alive, who has the current weights."""
+"""Several engines as one model: routing, health and weight updates."""

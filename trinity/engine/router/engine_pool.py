@@ -1,4 +1,4 @@
-"""The engines behind a router: their start, their weights, their health, and the engines that replace lost ones."""
+"""The engines behind a router: start, weights, health and replacement."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ END_TIMEOUT_S = 60.0
 RESTART_FIRST_WAIT_S = 1.0
 RESTART_MAX_WAIT_S = 60.0
 OF_LIVING = frozenset({"tokens_per_second", "num_slots", *NOW})
-"""What an engine reports of itself that is no total: it ends with the engine."""
+"""Figures of an engine that are no totals, and are dropped when the engine is lost."""
 _DRAIN_POLL_S = 0.05
 
 Give = Callable[[InferenceModel], Awaitable[None]]
@@ -36,15 +36,15 @@ Give = Callable[[InferenceModel], Awaitable[None]]
 
 @dataclass(frozen=True)
 class EnginePoolSettings:
-    """How many engines there are and how their health is kept; times in seconds.
+    """Number of engines, and deadlines of their health checks in seconds.
 
     Attributes:
         count: engines at the start.
-        probe_first_wait_s: from the start of the engines to the first probe.
-        probe_interval_s: between two probes.
-        probe_timeout_s: longest time of an answer to a probe.
-        recovery_timeout_s: longest time without any engine.
-        sync_timeout_s: longest time in which an engine takes new weights.
+        probe_first_wait_s: time from the start of the engines to the first probe.
+        probe_interval_s: time between two probes.
+        probe_timeout_s: longest wait for an answer to a probe.
+        recovery_timeout_s: longest time without any serving engine.
+        sync_timeout_s: longest time for an engine to load new weights.
     """
 
     count: int
@@ -56,14 +56,21 @@ class EnginePoolSettings:
 
 
 class EnginePool:
-    """Engines that serve the current weights, and those that are on their way to.
+    """The engines of a router, and the replacement of failed ones.
 
-    An engine that fails, or does not answer a probe in time, is ended and started again; it serves once it has taken
-    the current weights. All methods belong to one event loop.
+    An engine that fails, or misses the deadline of a probe, is ended and restarted. It serves once it has loaded the
+    current weights. All methods belong to one event loop.
+
+        start -> up, older weights -- weights loaded --> serving -- remove --> leaving -> ended
+          ^       |        ^                             |     |
+          |       |        +------- new version ---------+     |
+          |       | failed                                     | failed, or late for a probe
+          +--- lost <------------------------------------------+
+        retry at once, then after 1 s, doubling up to 60 s; `recovery_timeout_s` without any engine ends the run
 
     Args:
         source: starts and ends engines.
-        settings: their number and the deadlines.
+        settings: number and deadlines.
         on_start: called with an engine that is up and does not serve yet.
     """
 
@@ -90,7 +97,7 @@ class EnginePool:
 
     # --------------------------------------------------------------------- life
     async def start(self) -> None:
-        """Start all engines together and begin to probe them.
+        """Start all engines together, then begin to probe them.
 
         Raises:
             TrinityError: the first failure of an engine to start; the others are ended.
@@ -108,7 +115,7 @@ class EnginePool:
         """Start one more engine with the current weights; return its number.
 
         Raises:
-            TrinityError: it does not start, or does not take the weights.
+            TrinityError: it does not start, or does not load the weights.
         """
         number = next(self._numbers)
         try:
@@ -121,7 +128,9 @@ class EnginePool:
         return number
 
     async def remove(self, index: int, *, timeout_s: float) -> None:
-        """Give engine `index` no new requests, wait at most `timeout_s` for those under way, and end it.
+        """End engine `index` once its requests are answered.
+
+        It gets no new requests, and is ended after `timeout_s` even if some are still open.
 
         Raises:
             EngineError: no such engine, or it is the last one (E5633).
@@ -167,7 +176,7 @@ class EnginePool:
 
     # ------------------------------------------------------------------- choice
     def serving(self) -> dict[int, EngineSlot]:
-        """Return the engines that may be asked: alive, staying, and with the current weights."""
+        """Return the engines that are up, not leaving and have current weights."""
         return {
             index: slot
             for index, slot in self.slots.items()
@@ -175,7 +184,7 @@ class EnginePool:
         }
 
     async def wait(self, members: Sequence[int]) -> None:
-        """Wait for a change among the engines.
+        """Wait until an engine changes its state.
 
         Raises:
             EnginesLostError: none of `members` has been up for longer than `explorer.engine_recovery_timeout`.
@@ -197,12 +206,12 @@ class EnginePool:
 
     # ------------------------------------------------------------------ weights
     async def update(self, give: Give, *, version: int) -> None:
-        """Let every engine take new weights; from now on none serves without them.
+        """Load new weights into every engine; none serves without them.
 
-        An engine that fails to is replaced as long as another one succeeds.
+        If some engines succeed, those that fail are replaced.
 
         Raises:
-            TrinityError: no engine could take them, for a reason that is not the end of the engine.
+            TrinityError: every engine failed, and at least one for a reason other than the loss of the engine.
         """
         self._epoch += 1
         self._give, self.version = give, version
@@ -216,7 +225,7 @@ class EnginePool:
             self.lose(slot, error)
 
     async def _take(self, slot: EngineSlot) -> None:
-        """Let an engine take the current weights, and those that became current meanwhile."""
+        """Load the current weights into an engine, until it has the newest."""
         async with slot.taking:
             while slot.epoch != self._epoch and slot.lost is None:
                 epoch, give = self._epoch, self._give
@@ -231,7 +240,7 @@ class EnginePool:
 
     # ------------------------------------------------------------------- health
     def lose(self, slot: EngineSlot, error: BaseException) -> None:
-        """Give an engine up and start another one in its place; does nothing the second time."""
+        """Give up an engine and start a replacement; later calls do nothing."""
         if self.slots.get(slot.index) is not slot:
             return
         logger.warning("engine %d is lost and will be started again: %s", slot.index, error)
@@ -259,14 +268,14 @@ class EnginePool:
             self._reviving.discard(lost.index)
 
     async def _revive(self, index: int) -> None:
-        """Start engine `index` until it serves."""
+        """Restart engine `index` until it serves."""
         wait_s = RESTART_FIRST_WAIT_S
         while index in self.members:
             self.restart_count += index not in self.slots
             self.restarts[index] += index not in self.slots
             try:
                 await self._start(index)
-            # Whatever keeps an engine from starting may pass: it is tried again until no engine is left for too long.
+            # Any failure to start may be temporary: retry until no engine has served for the recovery timeout.
             except Exception as error:  # noqa: BLE001
                 logger.warning("engine %d could not be started again, next attempt in %g s: %s", index, wait_s, error)
                 await asyncio.sleep(wait_s)
@@ -276,10 +285,10 @@ class EnginePool:
                 return
 
     async def _start(self, index: int) -> None:
-        """Let engine `index` serve: start it if it is not up, and let it take the current weights.
+        """Start engine `index` if it is not up, and load the current weights.
 
         Raises:
-            SyncError: the weights cannot be had now; the engine stays up without serving.
+            SyncError: the weights are not available now; the engine stays up without serving.
             TrinityError: the engine did not start, or failed; it is ended.
         """
         slot = self.slots.get(index) or await self._launch(index)
@@ -314,7 +323,7 @@ class EnginePool:
             await self._end(slot.engine)
 
     async def _watch(self) -> None:
-        """Probe all engines again and again."""
+        """Probe all engines at fixed intervals, without end."""
         await asyncio.sleep(self.settings.probe_first_wait_s)
         while True:
             await asyncio.gather(*(self.probe(slot) for slot in list(self.slots.values())))
@@ -322,7 +331,7 @@ class EnginePool:
             await asyncio.sleep(self.settings.probe_interval_s)
 
     def _tell_of_those_down(self) -> None:
-        """Say at times which engines have not served for longer than a probe may take."""
+        """Log which engines are down, at most once per probe timeout."""
         now, every_s = time.monotonic(), self.settings.probe_timeout_s
         late = {index: now - since for index, since in sorted(self._down_since.items()) if now - since > every_s}
         if not late or now - self._told_at < every_s:
@@ -333,11 +342,11 @@ class EnginePool:
         logger.warning("%s; %s", ", ".join(f"engine {i} is away for {s:.0f} s" for i, s in late.items()), others)
 
     async def probe(self, slot: EngineSlot) -> None:
-        """Ask an engine for its totals; one that does not answer in time is lost."""
+        """Fetch an engine's totals; an engine that fails or is late is lost."""
         limit_s = self.settings.probe_timeout_s
         try:
             slot.stats = await bounded(slot.engine.stats(), limit_s, what=f"engine {slot.index}", setting=PROBE_KEY)
-        # A probe that fails, in whatever way, is its result.
+        # Any failure of the probe means that the engine is lost.
         except Exception as error:  # noqa: BLE001
             self.lose(slot, EngineError(f"engine {slot.index} failed its probe: {error}", code="E5632"))
 
@@ -345,7 +354,7 @@ class EnginePool:
         await bounded(self._source.end(engine), END_TIMEOUT_S, what="an engine to end", setting="END_TIMEOUT_S")
 
     async def _end(self, engine: InferenceModel) -> None:
-        """End an engine that is given up; a failure to end is told and nothing more."""
+        """End an engine that is given up; only log a failure to end."""
         try:
             await self._ended(engine)
         except Exception as error:  # noqa: BLE001  the engine is given up already

@@ -1,8 +1,8 @@
-"""Which of several engines answers a request: pure functions of loads and identities.
+"""Choice of the engine for a request: pure functions of load and identity.
 
-A group's samples share a prompt, and a conversation's turns share its beginning. The engine that computed a prefix
-answers what follows, unless it is overloaded; everything else goes where the least is under way. With
-`deterministic: true` timing may decide nothing, so the engine is a function of who asks.
+The samples of a group share a prompt, and the turns of a conversation share a prefix. The engine that computed a prefix
+gets the requests that extend it, unless it is overloaded; other requests go to the engine with the least load. With
+`deterministic: true` timing must have no influence, so the engine depends only on the caller's identity.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 OVERLOAD_SAMPLES = 32.0
-"""Samples that the engine of a prefix may have under way beyond the least loaded one."""
+"""Samples in progress that the engine of a prefix may have beyond the least loaded one."""
 OVERLOAD_FACTOR = 1.5
 """Multiple of the least load below which the engine of a prefix is never overloaded."""
 MAX_PREFIXES = 65_536
@@ -22,14 +22,14 @@ _NUMBERED = re.compile(r"[a-z_]+_(\d+)")
 
 
 def choose_engine(loads: Mapping[int, float], *, home: int | None = None) -> int:
-    """Return the engine that answers next.
+    """Return the engine for the next request.
 
     Args:
-        loads: samples under way by engine, of the engines that serve; at least one.
-        home: engine that holds the request's prefix; None where none does.
+        loads: samples in progress by serving engine; at least one engine.
+        home: engine that holds the request's prefix; None if there is none.
 
     Returns:
-        `home` while it serves and is not overloaded, else the least loaded engine, the first of equal ones.
+        `home` if it serves and is not overloaded, else the least loaded engine, the first of equal ones.
     """
     least = min(loads, key=loads.__getitem__)
     if home is None or home not in loads:
@@ -39,10 +39,10 @@ def choose_engine(loads: Mapping[int, float], *, home: int | None = None) -> int
 
 
 def fixed_engine(identity: str, engines: Sequence[int]) -> int:
-    """Return the engine of `identity` among `engines`, whatever the time and the loads.
+    """Return the engine of `identity`, independent of time and load.
 
-    A numbered name (`runner_0003`; `runner_0003+1` is its replacement, with the same place) takes its turn, so that
-    runners spread evenly; any other is spread by its checksum.
+    A numbered name (`runner_0003`, or its replacement `runner_0003+1`) maps to engines in turn, so runners spread
+    evenly. Any other name is spread by its checksum.
     """
     numbered = _NUMBERED.fullmatch(identity.partition("+")[0])
     number = int(numbered.group(1)) if numbered else zlib.crc32(identity.encode())
@@ -50,14 +50,16 @@ def fixed_engine(identity: str, engines: Sequence[int]) -> int:
 
 
 def group_of(sample_ids: Sequence[str] | None) -> str | None:
-    """Return the group of samples with these ids, `batch/task` of `batch/task/run/turn`; None without such ids."""
+    """Return the group `batch/task` of ids `batch/task/run/turn`, or None."""
     if not sample_ids or sample_ids[0].count("/") < 3:
         return None
     return sample_ids[0].rsplit("/", 2)[0]
 
 
 class PrefixTable:
-    """Which engine holds the prefix of which group; the groups asked for longest ago are forgotten.
+    """The engine that holds the prefix of each group.
+
+    When full, it forgets the groups used least recently.
 
     Args:
         capacity: most groups.
@@ -71,11 +73,11 @@ class PrefixTable:
         return len(self._homes)
 
     def home(self, group: str | None) -> int | None:
-        """Return the engine of a group; None if none is known."""
+        """Return the engine of a group, or None if unknown."""
         return None if group is None else self._homes.get(group)
 
     def note(self, group: str | None, engine: int) -> None:
-        """Keep that `engine` answers `group`."""
+        """Record that `engine` answers `group`."""
         if group is None:
             return
         self._homes[group] = engine

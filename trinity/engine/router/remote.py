@@ -1,4 +1,4 @@
-"""Engines in processes of their own: the engine there, and its stand-in here.
+"""Engines in processes of their own: the host there, the proxy here.
 
 Dimension key: N = tokens of a sequence but the first.
 """
@@ -23,16 +23,16 @@ from trinity.runtime.objects import LocalRef
 from trinity.utils.deadline import bounded, within
 
 CALL_GRACE_S = 30.0
-"""Seconds for the way to an engine and back, beyond the engine's own deadline."""
+"""Seconds for transport to an engine and back, beyond the engine's own deadline."""
 SHUTDOWN_GRACE_S = 5.0
 
 
 class EngineHost:
-    """An engine where it lives: its own methods, and weights by reference.
+    """An engine in its own process, which loads weights by reference.
 
     Args:
-        make: the engine's class, or a function that returns one.
-        args: of `make`.
+        make: the engine's class, or a function that returns an engine.
+        args: arguments of `make`.
     """
 
     def __init__(self, make: Callable[..., InferenceModel], *args: Any) -> None:
@@ -43,26 +43,26 @@ class EngineHost:
         return getattr(self.__dict__["_engine"], name)
 
     async def post(self, caller: str, calls: Sequence[Call]) -> None:
-        """Begin requests, or cancel them; see `BatchedCalls`."""
+        """Begin or cancel requests; see `BatchedCalls`."""
         await self._batched.post(caller, calls)
 
     async def collect(self, caller: str, timeout_s: float) -> list[Result]:
-        """Return the answers that have come; see `BatchedCalls`."""
+        """Return the answers that are ready; see `BatchedCalls`."""
         return await self._batched.collect(caller, timeout_s)
 
     async def load_weights(self, ref: ObjectRef, *, version: int) -> None:
-        """Let the engine copy the weights that a reference leads to."""
+        """Copy the weights behind a reference into the engine."""
         weights = await asyncio.to_thread(ref.load)
         await self._engine.update_weights(weights, version=version)
 
 
 class RemoteEngine:
-    """An engine behind a handle; see `trinity.common.models.model.InferenceModel`.
+    """An engine behind a handle; see `InferenceModel`.
 
     Args:
-        handle: of an `EngineHost`.
-        timeout_s: longest wait for one call, the way not counted.
-        sync_timeout_s: longest wait for an update of the weights, the way not counted.
+        handle: handle of an `EngineHost`.
+        timeout_s: longest wait for one call in seconds, without transport.
+        sync_timeout_s: longest wait for a weight update in seconds, without transport.
     """
 
     def __init__(self, handle: Handle, *, timeout_s: float, sync_timeout_s: float) -> None:
@@ -75,11 +75,11 @@ class RemoteEngine:
 
     @property
     def model_version(self) -> int:
-        """Version of the weights that the next sample is made with."""
+        """Version of the weights that the next sample will use."""
         return self._version
 
     async def prepare(self) -> None:
-        """Let the engine load what it needs; does nothing the second time."""
+        """Load the engine's model and tokenizer; later calls do nothing."""
         if self._vocabulary is None:
             await bounded(self.handle.prepare(), PREPARE_TIMEOUT_S, what=self.handle.name, setting="PREPARE_TIMEOUT_S")
             self._vocabulary = dict(await self._call("vocabulary"))
@@ -106,7 +106,7 @@ class RemoteEngine:
         temperature: float | None = None,
         template_args: Mapping[str, Any] | None = None,
     ) -> Experience:
-        """Return a conversation as one experience."""
+        """Return a conversation as an experience whose actions are its answers."""
         given = (messages, tools, temperature, template_args)
         experience: Experience = await self._call("convert_messages_to_experience", *given)
         return experience
@@ -116,7 +116,7 @@ class RemoteEngine:
         return int(await self._call("get_message_token_len", messages, template_args))
 
     def vocabulary(self) -> Mapping[str, int]:
-        """Return the id of each token of the tokenizer.
+        """Return the tokenizer's ids by token.
 
         Raises:
             EngineError: `prepare` was not awaited (E5607).
@@ -126,7 +126,7 @@ class RemoteEngine:
         return self._vocabulary
 
     async def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
-        """Let the engine copy `weights`."""
+        """Copy `weights` into the engine and set its version."""
         ref = LocalRef(weights)
         try:
             await self.load_weights(ref, version=version)
@@ -134,23 +134,23 @@ class RemoteEngine:
             ref.drop()
 
     async def load_weights(self, ref: ObjectRef, *, version: int) -> None:
-        """Let the engine copy the weights that a reference leads to."""
+        """Copy the weights behind a reference into the engine."""
         await self._sync(self.handle.load_weights(ref, version=version), version)
 
     async def pull(self, ticket: Ticket) -> None:
-        """Let the engine get and take the weights of a ticket."""
+        """Make the engine fetch, verify and load the weights of a ticket."""
         await self._sync(self.handle.pull(ticket), ticket.version)
 
     async def join_round(self, participant: str) -> None:
-        """Let every round wait for a request of `participant`."""
+        """Make every round wait for a request of `participant`."""
         await self._call("join_round", participant)
 
     async def leave_round(self, participant: str) -> None:
-        """Do not let rounds wait for `participant` any more."""
+        """Stop rounds from waiting for `participant`."""
         await self._call("leave_round", participant)
 
     async def waits_in_round(self, participant: str) -> bool:
-        """Return whether a round has yet to answer `participant`."""
+        """Return whether `participant` has an open request in a round."""
         return bool(await self._call("waits_in_round", participant))
 
     async def stats(self) -> dict[str, float]:
@@ -158,11 +158,11 @@ class RemoteEngine:
         return dict(await self._call("stats"))
 
     async def shutdown(self) -> None:
-        """End the engine and its process, at once if it does not answer."""
+        """End the engine and its process; kill it if it does not answer."""
         try:
             await within(self.handle.shutdown(), SHUTDOWN_GRACE_S)
         except (TimeoutError, TrinityError):
-            pass  # it hangs or is gone already
+            pass  # it hangs or has already ended
         finally:
             await self.handle.kill()
             self._batched.close()
@@ -186,17 +186,19 @@ class RemoteEngine:
 
 
 class RuntimeEngines:
-    """Engines that a runtime places, each in a process of its own; see `EngineSource`.
+    """Engines that a runtime starts, each in its own process.
+
+    See `EngineSource`.
 
     Args:
         runtime: starts the processes.
-        make: the engine's class, or a function that returns one.
-        args: of `make`.
-        name: what the engines' names begin with.
-        resources: of one engine.
-        count: engines whose places are reserved together, before the first of them starts.
-        timeout_s: longest wait for one call.
-        sync_timeout_s: longest wait for an update of the weights.
+        make: the engine's class, or a function that returns an engine.
+        args: arguments of `make`.
+        name: prefix of the engines' names.
+        resources: resources of one engine.
+        count: engines whose resources are reserved together, before the first of them starts.
+        timeout_s: longest wait for one call in seconds.
+        sync_timeout_s: longest wait for a weight update in seconds.
     """
 
     def __init__(
@@ -232,7 +234,10 @@ class RuntimeEngines:
         return engine
 
     async def _reserved(self) -> list[Resources]:
-        """Return the places of the first engines; one that comes back has the place that it had before."""
+        """Return the reserved resources of the first engines.
+
+        A restarted engine gets its earlier reservation.
+        """
         if self._places is None:
             work = self._runtime.reserve(self._count, name=self._name, resources=self._resources)
             self._places = asyncio.ensure_future(work)

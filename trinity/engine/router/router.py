@@ -1,4 +1,4 @@
-"""One `InferenceModel` over several engines: who answers what, and what becomes of requests whose engine is lost.
+"""One `InferenceModel` over several engines: routing and rerouting.
 
 Dimension key: N = tokens of a sequence but the first.
 """
@@ -35,17 +35,17 @@ _Ask = Callable[[InferenceModel], Coroutine[Any, Any, R]]
 
 
 class EngineRouter:
-    """Several engines that answer as one; see `trinity.common.models.model.InferenceModel`.
+    """Several engines that act as one `InferenceModel`.
 
-    A request whose engine is lost is asked of another one; an answer that comes too late is discarded. Methods may be
-    awaited on any event loop; the work is done on that of `prepare`.
+    If the engine of a request is lost, the request goes to another one; a late answer is discarded. Methods may be
+    awaited on any event loop; the work runs on the loop of `prepare`.
 
     Args:
         source: starts and ends engines.
-        settings: their number, health and deadlines.
-        timeout_s: longest time of a request, all its engines together.
-        is_deterministic: who asks decides which engine answers, and waits for that one.
-        objects: through which engines of other processes get weights; None: those of this machine.
+        settings: number, health and deadlines of the engines.
+        timeout_s: longest time of a request in seconds, over all engines it is sent to.
+        is_deterministic: the caller's identity decides which engine answers; requests wait for that one.
+        objects: object store through which engines in other processes get weights; None: this machine's.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class EngineRouter:
 
     # --------------------------------------------------------------------- life
     async def prepare(self) -> None:
-        """Start all engines together; does nothing the second time.
+        """Start all engines together; later calls do nothing.
 
         Raises:
             TrinityError: the first failure of an engine to start.
@@ -87,14 +87,14 @@ class EngineRouter:
             raise
 
     async def shutdown(self) -> None:
-        """End all engines; calls under way fail."""
+        """End all engines; calls in progress fail."""
         if self._running is not None:
             await self._here(self._pool.close())
         if self._kept is not None:
             self._kept.drop()
 
     async def add_engine(self) -> int:
-        """Start one more engine; return its number. It serves once it has taken the current weights."""
+        """Start one more engine with the current weights; return its number."""
         return await self._here(self._pool.add())
 
     async def remove_engine(self, index: int) -> None:
@@ -117,7 +117,7 @@ class EngineRouter:
 
         Raises:
             EnginesLostError: no engine served for longer than `explorer.engine_recovery_timeout`.
-            TrinityError: as the engines.
+            TrinityError: any error of the engine that answers.
         """
         return await self._sampled(lambda engine, given: engine.generate(prompt, **given), arguments)
 
@@ -140,20 +140,20 @@ class EngineRouter:
         temperature: float | None = None,
         template_args: Mapping[str, Any] | None = None,
     ) -> Experience:
-        """Return a conversation as one experience; raises as `generate`."""
+        """Return a conversation as an experience; raises as `generate`."""
         return await self._asked(
             lambda engine: engine.convert_messages_to_experience(messages, tools, temperature, template_args),
             identity=str(messages),
         )
 
     async def get_message_token_len(self, messages: Messages, template_args: Mapping[str, Any] | None = None) -> int:
-        """Return the number of tokens of a conversation as a prompt; raises as `generate`."""
+        """Return a conversation's tokens as a prompt; raises as `generate`."""
         return await self._asked(
             lambda engine: engine.get_message_token_len(messages, template_args), identity=str(messages)
         )
 
     def vocabulary(self) -> Mapping[str, int]:
-        """Return the id of each token of the tokenizer.
+        """Return the tokenizer's ids by token.
 
         Raises:
             EngineError: no engine is up (E5630).
@@ -167,7 +167,7 @@ class EngineRouter:
     ) -> list[Experience]:
         count = max(1, int(given.get("n") or 1))
         if given.get("sample_ids") is None and given.get("seed") is None:
-            # Engines with one seed would number their calls alike and draw the same samples.
+            # Engines with the same seed would otherwise number their calls alike and draw the same samples.
             call = next(self._calls)
             given = given | {"sample_ids": [f"~{call:012d}/{index:06d}" for index in range(count)]}
         ids = given.get("sample_ids")
@@ -227,16 +227,16 @@ class EngineRouter:
     # ------------------------------------------------------------------ weights
     @property
     def model_version(self) -> int:
-        """Version of the weights that the next sample is made with."""
+        """Version of the weights that the next sample will use."""
         return self._running[0].version if self._running is not None else 0
 
     async def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
-        """Let every engine copy `weights`; none serves a request with older ones from now on.
+        """Copy `weights` into every engine; none serves older ones from now on.
 
-        A copy is kept for the engines that will replace lost ones.
+        A copy is kept for engines that replace lost ones.
 
         Raises:
-            TrinityError: no engine could take them.
+            TrinityError: no engine could load them.
         """
         copies = await asyncio.to_thread(lambda: {name: tensor.detach().clone() for name, tensor in weights.items()})
         kept = await asyncio.to_thread(self._objects.put, copies)
@@ -253,16 +253,16 @@ class EngineRouter:
             previous.drop()
 
     async def pull(self, ticket: Ticket) -> None:
-        """Let every engine get and take the weights that a ticket leads to; raises as `update_weights`.
+        """Make every engine load a ticket's weights; raises as `update_weights`.
 
-        Weights in memory may change or end once they are taken; a copy is kept, as with `update_weights`.
+        Weights in memory may change or be freed once they are loaded; so a copy is kept, as in `update_weights`.
         """
         if ticket.method == SyncMethod.MEMORY.value:
             weights = await asyncio.to_thread(receive, ticket, timeout_s=self._settings.sync_timeout_s)
             await self.update_weights(weights, version=ticket.version)
             return
 
-        shares = iter(shared_by(ticket, len(self._pool.slots)))  # an engine that comes later gets one of its own
+        shares = iter(shared_by(ticket, len(self._pool.slots)))  # an engine that starts later uses the ticket itself
 
         async def give(engine: InferenceModel) -> None:
             await engine.pull(next(shares, ticket))
@@ -271,19 +271,19 @@ class EngineRouter:
 
     # ------------------------------------------------------------------- rounds
     async def join_round(self, participant: str) -> None:
-        """In deterministic mode, let every round of the participant's engine wait for it."""
+        """In deterministic mode, make rounds of an engine wait for `participant`."""
         if self._is_deterministic:
             await self._here(self._join(participant))
 
     async def leave_round(self, participant: str) -> None:
-        """Do not let rounds wait for `participant` any more."""
+        """Stop rounds from waiting for `participant`."""
         index = self._joined.pop(participant, None)
         slot = self._pool.slots.get(index) if index is not None else None
         if slot is not None:
             await self._here(self._told(slot, slot.engine.leave_round(participant)))
 
     async def waits_in_round(self, participant: str) -> bool:
-        """Return whether a round has yet to answer `participant`, or its engine is on its way back."""
+        """Return whether `participant` waits for a round or for a lost engine."""
         index = self._joined.get(participant)
         if index is None:
             return False
@@ -293,10 +293,10 @@ class EngineRouter:
         try:
             return await self._here(slot.engine.waits_in_round(participant))
         except TrinityError:
-            return True  # whether the engine is lost is found out by its requests and its probes
+            return True  # its requests and probes detect whether the engine is lost
 
     def _place_of(self, identity: str) -> int:
-        """Return the engine of who asks: where it joined the rounds, else the one of its name."""
+        """Return the engine whose rounds `identity` joined, else that of its name."""
         joined, members = self._joined.get(identity), self._pool.members
         return joined if joined in members else fixed_engine(identity, members)
 
@@ -307,7 +307,7 @@ class EngineRouter:
             await self._told(slot, slot.engine.join_round(participant))
 
     async def _join_again(self, slot: EngineSlot) -> None:
-        """Let the rounds of an engine that has replaced a lost one wait for its participants."""
+        """Join the participants of a lost engine to its replacement's rounds."""
         for participant in [name for name, index in self._joined.items() if index == slot.index]:
             await slot.engine.join_round(participant)
             if self._joined.get(participant) != slot.index:
@@ -321,8 +321,10 @@ class EngineRouter:
 
     # ------------------------------------------------------------------- counts
     async def stats(self) -> dict[str, float]:
-        """Return totals of all engines, lost ones among them, tokens per second and slots of those that live, and how
-        each of the first 16 answers (`RequestGauge.table`), with its load, answered requests and restarts.
+        """Return totals of all engines, and figures of the living ones.
+
+        Totals include lost engines; tokens per second and slots do not. Each of the first 16 engines has its figures of
+        `RequestGauge.table`, its load, answered requests and restarts.
         """
         return await self._here(self._stats())
 

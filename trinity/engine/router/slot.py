@@ -1,4 +1,4 @@
-"""One engine behind the router: its life, its load, and where engines come from."""
+"""One engine behind the router: its state, its load and its source."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from trinity.common.models.model import InferenceModel
 R = TypeVar("R")
 
 GONE_CODES = frozenset({"E5601", "E5606", "E5607", "E5660", "E5661", "E5663", "E5701"})
-"""Errors that say that an engine, not a request, has failed: its thread has failed or ended, its process is gone."""
+"""Codes of errors of an engine, not of a request: its thread has failed or ended, or its process has ended."""
 
 
 class EngineSource(Protocol):
-    """Where a router's engines come from and go to."""
+    """Starts and ends the engines of a router."""
 
     async def start(self, index: int) -> InferenceModel:
-        """Return engine number `index`, prepared; a second call returns another one in its place."""
+        """Return engine number `index`, prepared; a later call: its replacement."""
 
     async def end(self, engine: InferenceModel) -> None:
-        """End an engine, whatever state it is in."""
+        """End an engine in whatever state it is."""
 
 
 class LocalEngines:
@@ -49,18 +49,18 @@ class LocalEngines:
 
 @dataclass(eq=False)
 class EngineSlot:
-    """An engine from its start to its end; the engine that replaces it has a slot of its own.
+    """One engine from start to end; its replacement gets a new slot.
 
     Attributes:
         index: number of the engine.
         engine: the engine.
-        epoch: the router's updates of the weights that it has taken; -1 for none.
+        epoch: number of the router's last weight update that it has loaded; -1 for none.
         is_leaving: whether it gets no new requests.
-        load: samples under way.
+        load: samples in progress.
         answered: requests answered.
-        stats: what it reported last.
-        lost: why it is given up; None while it lives.
-        taking: held while it takes weights.
+        stats: its last reported totals.
+        lost: why it was given up; None while it lives.
+        taking: held while it loads weights.
     """
 
     index: int
@@ -75,21 +75,21 @@ class EngineSlot:
     _gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     def give_up(self, error: BaseException) -> None:
-        """Call the engine lost; whoever waits for it gets `EngineGone`."""
+        """Mark the engine as lost; its pending requests raise `EngineGone`."""
         self.lost = error
         self._gone.set()
 
     async def answer(self, call: Coroutine[Any, Any, R], *, samples: float) -> R:
-        """Return what `call` to the engine returns.
+        """Return the result of `call` to the engine.
 
         Raises:
-            EngineGone: the engine failed, or was given up meanwhile; the answer, if it still comes, is discarded.
+            EngineGone: the engine failed or was given up; a late answer is discarded.
         """
         self.load += samples
         answer = asyncio.ensure_future(call)
         gone = asyncio.ensure_future(self._gone.wait())
         try:
-            # The call has the engine's deadline, and the router bounds the whole of it.
+            # The call has the engine's deadline, and the router bounds the whole request.
             await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
                 raise EngineGone(self.lost)
@@ -106,7 +106,7 @@ class EngineSlot:
 
 
 class EngineGone(EngineError):
-    """An engine is gone; the request can be asked of another one."""
+    """The engine is lost; another one can answer the request."""
 
     def __init__(self, cause: BaseException | None) -> None:
         super().__init__(f"the engine is gone: {cause}", code="E5631")
@@ -114,12 +114,12 @@ class EngineGone(EngineError):
 
 
 def is_engine_failure(error: BaseException) -> bool:
-    """Return whether `error` tells that the engine has failed, and not only the request."""
+    """Return whether the engine has failed, not only the request."""
     return isinstance(error, TrinityError) and error.code in GONE_CODES
 
 
 def discard(calls: Iterable[asyncio.Future[Any]]) -> None:
-    """Cancel calls that nobody waits for; what becomes of them is of no interest."""
+    """Cancel calls and ignore their results and errors."""
     for call in calls:
         call.cancel()
         call.add_done_callback(_retrieve)

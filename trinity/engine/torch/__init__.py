@@ -1,1 +1,1 @@
-"""The engine of this process: continuous batching over its own copy of a Hugging Face model."""
+"""The torch engine: continuous batching over its own copy of a model."""

@@ -1,8 +1,8 @@
-"""Who gets a slot next: first come first served, or the rounds of deterministic mode.
+"""Admission of rows to slots: first come first served, or in rounds.
 
-Float sums depend on the shape of a batch, so a reproducible sample needs reproducible batches. In rounds, all open
-requests are ordered by the identity of their samples, fill a fixed number of slots in that order, and a freed slot
-goes to the next of them. The order of arrival decides nothing.
+Float sums depend on the shape of a batch, so a reproducible sample needs reproducible batches. In a round, all open
+requests are ordered by the identity of their samples and fill a fixed number of slots in that order; a freed slot goes
+to the next row. The order of arrival has no influence.
 """
 
 from __future__ import annotations
@@ -16,35 +16,38 @@ from trinity.engine.torch.request import Request, RunningRow
 
 @runtime_checkable
 class SlotAdmission(Protocol):
-    """The rows that wait for a slot. Called under the engine's lock."""
+    """The rows that wait for a slot; called under the engine's lock."""
 
     def add(self, requests: Iterable[Request]) -> None:
         """Queue the rows of new requests."""
 
     def take(self, free: int, *, num_active: int, is_held: bool) -> list[RunningRow]:
-        """Return the rows that get a slot now, at most `free`; with `is_held` no new work is begun."""
+        """Return the rows that get a slot now, at most `free`.
+
+        With `is_held` no new work begins.
+        """
 
     def close(self, request: Request) -> None:
-        """Forget a request that is finished, failed or cancelled."""
+        """Remove a request that has finished, failed or been cancelled."""
 
     def join(self, participant: str) -> None:
-        """Count `participant` among those whose requests a round waits for."""
+        """Make every round wait for a request of `participant`."""
 
     def leave(self, participant: str) -> None:
-        """Do not wait for `participant` any more."""
+        """Stop rounds from waiting for `participant`."""
 
     def has_open(self, participant: str) -> bool:
-        """Return whether a round holds, or waits with, a request of `participant`."""
+        """Return whether `participant` has an open request in a round."""
 
     def drain(self) -> list[Request]:
-        """Return and forget all requests that have a row waiting."""
+        """Remove and return all requests that have a waiting row."""
 
     def is_ready(self, *, num_active: int) -> bool:
-        """Return whether `take` would give a row if a slot were free."""
+        """Return whether `take` would return a row if a slot were free."""
 
 
 class FirstCome:
-    """Rows in the order of arrival."""
+    """Admits rows in the order of arrival."""
 
     def __init__(self) -> None:
         self.queue: deque[RunningRow] = deque()
@@ -59,22 +62,22 @@ class FirstCome:
         return [] if is_held else [self.queue.popleft() for _ in range(min(free, len(self.queue)))]
 
     def close(self, request: Request) -> None:
-        """Drop the waiting rows of a request that is over."""
+        """Remove the waiting rows of a cancelled request."""
         if request.is_cancelled:
             self.queue = deque(row for row in self.queue if row.request is not request)
 
     def join(self, participant: str) -> None:
-        """Do nothing: nobody is waited for."""
+        """Do nothing: there are no rounds."""
 
     def leave(self, participant: str) -> None:
-        """Do nothing: nobody is waited for."""
+        """Do nothing: there are no rounds."""
 
     def has_open(self, participant: str) -> bool:
         """Return false: there are no rounds."""
         return False
 
     def drain(self) -> list[Request]:
-        """Return and forget all requests that have a row waiting."""
+        """Remove and return all requests that have a waiting row."""
         requests = list(dict.fromkeys(row.request for row in self.queue))
         self.queue.clear()
         return requests
@@ -85,9 +88,10 @@ class FirstCome:
 
 
 class OneByOne(FirstCome):
-    """The rows of one request at a time, so that what else is asked for meanwhile changes no sample.
+    """Admits the rows of one request at a time.
 
-    For engines beside the rollout model in deterministic mode: nobody can wait there for a round of the other engine.
+    So requests that arrive meanwhile do not change its samples. For auxiliary models in deterministic mode, whose
+    engines cannot take part in the rounds of the rollout model's engine.
     """
 
     def __init__(self) -> None:
@@ -95,7 +99,7 @@ class OneByOne(FirstCome):
         self.current: Request | None = None
 
     def take(self, free: int, *, num_active: int, is_held: bool) -> list[RunningRow]:
-        """Return the next rows of the request under way; with none active, begin the next request."""
+        """Return rows of the current request; begin the next if none is active."""
         if is_held or not self.is_ready(num_active=num_active):
             return []
         self.current = self.queue[0].request
@@ -105,12 +109,20 @@ class OneByOne(FirstCome):
         return rows
 
     def is_ready(self, *, num_active: int) -> bool:
-        """Return whether a row of the request under way waits, or nothing is under way."""
+        """Return whether a row of the current request waits, or none is active."""
         return bool(self.queue) and (num_active == 0 or self.queue[0].request is self.current)
 
 
 class Rounds:
-    """Rows in the order of their sample ids, in rounds that start when every participant has asked."""
+    """Admits rows in rounds, ordered by sample id.
+
+        waiting requests --> round --> slots --> answered
+                         ^         ^
+                         |         +-- rows in order, one for each free slot
+                         +-- when no row is active and every participant has an open request
+
+    A request that arrives during a round waits for the next one.
+    """
 
     def __init__(self) -> None:
         self.waiting: list[Request] = []
@@ -125,7 +137,7 @@ class Rounds:
             self.open[request.params.participant] += 1
 
     def take(self, free: int, *, num_active: int, is_held: bool) -> list[RunningRow]:
-        """Return the next rows of the round; begin a round if none is under way and all participants have asked."""
+        """Return the next rows of the round; begin a round if it can start."""
         if not self.round and num_active == 0 and not is_held and self._can_start():
             rows = [row for request in self.waiting for row in request.rows()]
             rows.sort(key=lambda row: (row.sample_id, row.index, row.request.prompt))
@@ -134,26 +146,26 @@ class Rounds:
         return [self.round.popleft() for _ in range(min(free, len(self.round)))]
 
     def close(self, request: Request) -> None:
-        """Drop the waiting rows of a request that is over; its participant has one open request less."""
+        """Close a request of its participant; drop its waiting rows if cancelled."""
         self.open[request.params.participant] -= 1
         if request.is_cancelled:
             self.waiting = [other for other in self.waiting if other is not request]
             self.round = deque(row for row in self.round if row.request is not request)
 
     def join(self, participant: str) -> None:
-        """Let rounds wait for a request of `participant`."""
+        """Make every round wait for a request of `participant`."""
         self.participants.add(participant)
 
     def leave(self, participant: str) -> None:
-        """Do not let rounds wait for `participant` any more."""
+        """Stop rounds from waiting for `participant`."""
         self.participants.discard(participant)
 
     def has_open(self, participant: str) -> bool:
-        """Return whether `participant` has asked and has not been answered."""
+        """Return whether `participant` has a request that is not answered."""
         return self.open[participant] > 0
 
     def drain(self) -> list[Request]:
-        """Return and forget all requests that have a row waiting."""
+        """Remove and return all requests that have a waiting row."""
         requests = list(dict.fromkeys([*self.waiting, *(row.request for row in self.round)]))
         self.waiting.clear()
         self.round.clear()
@@ -168,7 +180,7 @@ class Rounds:
 
 
 def make_admission(is_deterministic: bool, is_auxiliary: bool) -> SlotAdmission:
-    """Return who decides for the rollout model's engine, or for an auxiliary model's."""
+    """Return the admission for the rollout model's or an auxiliary engine."""
     if not is_deterministic:
         return FirstCome()
     return OneByOne() if is_auxiliary else Rounds()

@@ -1,12 +1,16 @@
-"""Attention over cached keys: of a row over its own tokens, of a group of rows over the prompt that they share.
+"""Attention over cached keys: a row's own, and those of a shared prompt.
 
 Dimension key: A = products at once, H = key-value heads, M = queries of one product (query heads of a key head, times
 the rows that share the keys), W = keys, D = head size, G = prompts, Q = query heads, P = prompt tokens,
 R = some of the A.
 
-Attention over two sets of keys is exactly the mean of both outputs, weighted by the exponentials of their log-sum-exps
-(Dao et al. 2022, "FlashAttention", section 3.1). So a prompt is multiplied once for all rows that share it, and keys
-are taken in blocks of a fixed size, so that the bits of a row do not depend on how many keys other rows have.
+Attention over two disjoint sets of keys is exactly
+
+    lse = log(exp(lse_1) + exp(lse_2)),  out = exp(lse_1 - lse) out_1 + exp(lse_2 - lse) out_2
+
+where out_i is attention over set i, and lse_i the log-sum-exp of its scores (Dao et al. 2022, "FlashAttention", section
+3.1). So a prompt is multiplied once for all rows that share it. Keys are taken in blocks of a fixed size, so the bits
+of a row do not depend on how many keys other rows have.
 """
 
 from __future__ import annotations
@@ -21,11 +25,11 @@ from torch.nn import functional
 from trinity.engine.torch.library_attention import fused_attention
 
 EXACT_KEYS = 512
-"""So many keys are multiplied in the wide number type; sums over differently many keys then round alike."""
+"""Number of keys multiplied in the wide number type; sums over different numbers of keys then round alike."""
 _BLOCK = 1024
 _TILE = 1 << 19
-"""So many keys' numbers are widened at once: they stay in the processor's cache between conversion and product."""
-_HIDDEN = -1e30  # not -inf: a block that is all hidden must give numbers, which then weigh nothing
+"""Elements of keys widened at once: they stay in the processor's cache between conversion and product."""
+_HIDDEN = -1e30  # not -inf: a block of hidden keys only must give finite numbers, whose weight is then 0
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,8 @@ class NumberTypes:
     """Number types of attention.
 
     Attributes:
-        wide: of the first `EXACT_KEYS` keys, and of the sums over blocks.
-        narrow: of the further ones.
+        wide: type of the first `EXACT_KEYS` keys, and of sums over blocks.
+        narrow: type of the other keys.
     """
 
     wide: torch.dtype
@@ -42,7 +46,7 @@ class NumberTypes:
 
     @classmethod
     def of(cls, dtype: torch.dtype, device: torch.device) -> NumberTypes:
-        """Return those for weights of `dtype`: on a CPU float64 and float32 beside float32, else float32."""
+        """Return float64 and float32 for float32 on a CPU, else float32 for both."""
         if dtype == torch.float32 and device.type == "cpu":
             return cls(torch.float64, torch.float32)
         return cls(torch.float32, torch.float32)
@@ -61,12 +65,20 @@ class Part:
     lse: Tensor
 
     def merged_at(self, rows: Int[Tensor, "R"], other: Part) -> Part:
-        """Return this part with further keys for the products `rows`; `other` has one product for each of them."""
+        """Return this part with further keys for the products `rows`.
+
+        `other` has one product for each of `rows`.
+        """
         merged = Part(self.out[rows], self.lse[rows]).merged(other)
         return Part(self.out.index_copy(0, rows, merged.out), self.lse.index_copy(0, rows, merged.lse))
 
     def merged(self, other: Part) -> Part:
-        """Return attention over the keys of both. A part that weighs nothing changes no bit of the other."""
+        """Return attention over the keys of both parts.
+
+            lse = log(exp(lse_1) + exp(lse_2)),  out = exp(lse_1 - lse) out_1 + exp(lse_2 - lse) out_2
+
+        See the module. A part of weight 0 changes no bit of the other.
+        """
         top = torch.maximum(self.lse, other.lse)
         own, further = (self.lse - top).exp_(), (other.lse - top).exp_()
         total = own + further
@@ -75,14 +87,14 @@ class Part:
 
 
 def hidden_after(lengths: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """Return the bias [A, 1, 1, width] that hides all but the first `lengths` [A] keys."""
+    """Return the bias [A, 1, 1, width] that hides all but `lengths` [A] keys."""
     is_hidden = torch.arange(width, device=lengths.device) >= lengths[:, None]
     bias = torch.zeros(is_hidden.shape, dtype=dtype, device=lengths.device)
     return bias.masked_fill_(is_hidden, _HIDDEN)[:, None, None]
 
 
 def whole_blocks(num_keys: int) -> int:
-    """Return the width up to the end of the block of the last key: wider ones give the same bits on a CPU."""
+    """Return `num_keys` rounded up to whole blocks; on a CPU, the bits stay."""
     return EXACT_KEYS + max(0, -(-(num_keys - EXACT_KEYS) // _BLOCK)) * _BLOCK
 
 
@@ -95,15 +107,19 @@ def attend(
     types: NumberTypes,
     is_merged: bool = False,
 ) -> Part:
-    """Return attention over cached keys: on a CPU by two products a block, else by a fused kernel.
+    """Return attention over cached keys.
+
+        out = softmax(queries keys^T / sqrt(D) + bias) values
+
+    On a CPU it takes two products per block, elsewhere a fused kernel.
 
     Args:
         queries: in the weights' number type, not scaled yet.
-        keys: in any number type; no more than a tile of them is held as another one.
+        keys: in any number type; at most one tile of them is converted at a time.
         values: likewise.
-        bias: [A, 1, 1, W] is added to the scores, None adds nothing.
+        bias: [A, 1, 1, W], added to the scores; None adds nothing.
         types: number types of the products.
-        is_merged: there are further keys elsewhere; without them `lse` may be left out (the output stands for it).
+        is_merged: the result will be merged with further keys; otherwise `lse` may be a copy of `out`.
     """
     if queries.device.type == "cuda":
         return Part(*fused_attention(queries, keys, values, bias))
@@ -118,7 +134,7 @@ def attend(
 
 
 def _scaled(queries: Tensor, wide: torch.dtype) -> Tensor:
-    """Return the queries over the root of the head size; float32 is scaled before it is widened, as in the trainer."""
+    """Return queries / sqrt(D); float32 is scaled first, as in the trainer."""
     scale = queries.shape[-1] ** -0.5
     return (queries * scale).to(wide) if queries.dtype == torch.float32 else queries.to(wide) * scale
 
@@ -152,9 +168,11 @@ def attend_causal(
     values: Float[Tensor, "G H P D"],
     types: NumberTypes,
 ) -> Float[Tensor, "G Q P D"]:
-    """Return causal attention in the queries' number type; memory grows with P, not with its square.
+    """Return causal attention in the queries' number type.
 
-    On a CPU up to `EXACT_KEYS` tokens are computed in the wide number type.
+        out = softmax(queries keys^T / sqrt(D), over keys up to the query's position) values
+
+    Memory grows with P, not with its square. On a CPU, up to `EXACT_KEYS` tokens are computed in the wide number type.
     """
     dtype, (length, size) = queries.dtype, queries.shape[2:]
     scale = size**-0.5

@@ -1,4 +1,4 @@
-"""The running batch: rows join by a prefill, take one token a step, and leave.
+"""The running batch: rows join by a prefill, take one token a step, leave.
 
 Dimension key: G = prompts, P = prompt tokens, V = vocabulary, B = rows of a step.
 """
@@ -34,7 +34,7 @@ _MAX_PREFILL_TOKENS = 4096
 
 @dataclass
 class Counts:
-    """What the engine has done: tokens sampled and prefilled, prefills, samples, seconds at work."""
+    """Totals of the engine; `busy_s` are seconds at work."""
 
     generated_tokens: int = 0
     prompt_tokens: int = 0
@@ -46,26 +46,30 @@ class Counts:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """Tokens of one draw: the rows that they belong to (None where a slot was idle), tokens and logprobs."""
+    """Tokens and logprobs of one draw, with their rows (None: idle slot)."""
 
     rows: list[RunningRow | None]
     values: Download
 
 
 class RunningBatch:
-    """Rows in slots over one decoder.
+    """Rows in the slots of one decoder.
 
-    The device decides nothing that this machine has to wait for: where tokens are read back one step late, a row that
-    has ended takes one more token, which is dropped.
+        idle -- admit: prefill, first token --> active -- step: one token --> active
+          ^                                        |
+          +-- vacate: stop, max_tokens, cancelled -+
+
+    The host never waits for a decision on the device. With `lag` 1, tokens are read back one step late, so a finished
+    row draws one more token, which is dropped. Without fixed shapes, the last rows move into vacated slots.
 
     Args:
         decoder: the model.
         num_slots: most rows at once.
         max_length: longest sequence in tokens.
         stop_ids: token ids that end a response.
-        tokenizer: decodes the tail of rows that have stop strings; used by the engine's thread alone.
-        is_fixed: keep all shapes the same whatever is in the slots, so that the bits of a row depend on nothing else.
-        lag: steps, 0 or 1, that a token is read back late; None: 1 on a device that works beside this machine.
+        tokenizer: decodes the end of rows that have stop strings; used only by the engine's thread.
+        is_fixed: keep all shapes constant, so that the bits of a row do not depend on other slots.
+        lag: steps, 0 or 1, by which tokens are read back late; None: 1 on CUDA, else 0.
     """
 
     def __init__(
@@ -89,7 +93,7 @@ class RunningBatch:
         self.stop_ids = frozenset(ids.stop_ids)
         self.slots = Slots(num_slots, drawable=ids, device=decoder.device)
         self.counts = Counts()
-        # With fixed shapes a prompt is copied to every slot: the bits of a row then depend on no other row.
+        # With fixed shapes a prompt is copied to every slot, so the bits of a row do not depend on other rows.
         self.shares_prompts = decoder.can_share_prompts and not is_fixed
         self._decode = decoder.decode
         if isinstance(decoder, FastDecoder) and decoder.device.type == "cuda":
@@ -108,7 +112,7 @@ class RunningBatch:
         return self.num_slots - self.slots.num_active
 
     def admit(self, rows: Sequence[RunningRow], *, model_version: int) -> None:
-        """Prefill the prompts of `rows`, each distinct one once, and sample the first token of each row."""
+        """Prefill each distinct prompt of `rows` and draw their first tokens."""
         started = time.perf_counter()
         prefills = self._prefills(rows, model_version)
         chosen = self.slots.free()[: len(rows)]
@@ -129,7 +133,7 @@ class RunningBatch:
         self.counts.busy_s += time.perf_counter() - started
 
     def step(self) -> None:
-        """Take one token for every row in a slot."""
+        """Draw one token for every row in a slot."""
         started = time.perf_counter()
         if all(row is None or row.num_drawn >= row.max_tokens for row in self.slots.rows):
             self.drain()
@@ -150,8 +154,8 @@ class RunningBatch:
     def go_on_with(self, model_version: int) -> None:
         """Record that newer weights sample from here on, also the rows in slots.
 
-        Their cache is kept: it is what the logprobs of the coming tokens are computed with and recorded as, so that
-        the recorded ones stay those of the tokens' sampling; to compute it again would prefill everything under way.
+        Their cache is kept. The logprobs of later tokens are computed from it and recorded, so they are those of the
+        distribution that was sampled. Recomputing it would prefill everything in progress.
         """
         self.drain()
         for row in self.slots.rows:
@@ -159,7 +163,7 @@ class RunningBatch:
                 row.switches.append((model_version, len(row.tokens)))
 
     def drop_cancelled(self) -> None:
-        """Empty the slots of rows that nobody waits for."""
+        """Vacate the slots of rows whose request is cancelled."""
         self._vacate([s for s, row in enumerate(self.slots.rows) if row is not None and row.request.is_cancelled])
 
     def drain(self) -> None:
@@ -168,19 +172,20 @@ class RunningBatch:
             self._read(self._drawn.popleft())
 
     def clear(self) -> None:
-        """Empty all slots and give the cache's memory back."""
+        """Vacate all slots and free the cache's memory."""
         self._drawn.clear()
         self.slots.release([slot for slot, row in enumerate(self.slots.rows) if row is not None])
         self.cache.clear()
 
     def _own_length(self, row: RunningRow) -> int:
-        """Return the positions of its slot that a row fills up to its next token."""
+        """Return the slot positions that a row fills up to its next token."""
         return row.num_drawn + (0 if self.shares_prompts else len(row.request.prompt))
 
     def _width(self) -> int:
-        """Return the positions of slots that the step attends to: the longest row's, rounded up.
+        """Return the slot positions that a step attends to.
 
-        With fixed shapes all of them, or as many as the fast path's attention gives the same bits for.
+        They are those of the longest row, rounded up. With fixed shapes they are all positions, or as many as give the
+        same bits with the fast path's attention.
         """
         if self.is_fixed and not (self.decoder.can_share_prompts and self.decoder.device.type == "cpu"):
             return self.max_length
@@ -189,7 +194,10 @@ class RunningBatch:
         return min(self.max_length, wanted)
 
     def _draw(self, where: slice | Tensor, slots: Sequence[int], logits: Tensor) -> None:
-        """Sample a token for each of `slots`, as index `where`; read what is due, and finish the rows that ended."""
+        """Draw a token for each of `slots`, and read the tokens that are due.
+
+        `where` selects the same slots in tensors; `logits` is [B, V]. Rows that ended are finished.
+        """
         positions = self.slots.length[where] - self.slots.prompt_length[where]
         uniform = uniforms(self.slots.key[where], positions)
         tokens, logprobs = sample(logits, self.slots.sampling(where), uniform=uniform)
@@ -236,12 +244,12 @@ class RunningBatch:
         return not row.request.params.ignore_eos and token in self.stop_ids
 
     def _stop_text(self, row: RunningRow) -> str | None:
-        """Return the stop string that the row's last token completed."""
+        """Return the stop string that the row's last token completed, or None."""
         params = row.request.params
         return completed_stop(self.tokenizer, row.tokens, params.stop, min_tokens=params.min_tokens)
 
     def _vacate(self, slots: list[int]) -> None:
-        """Make slots idle; without fixed shapes, close the gaps with the last rows, so that a step has no idle row."""
+        """Make slots idle and, without fixed shapes, move the last rows into them."""
         if not slots:
             return
         before = self.num_active
@@ -273,7 +281,10 @@ class RunningBatch:
         return done
 
     def _chunks(self, prompts: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
-        """Split prompts into prefills: of equal length with fixed shapes, else by similar length and total tokens."""
+        """Split prompts into prefills.
+
+        With fixed shapes, those of a prefill have equal length; else lengths are similar and total tokens are limited.
+        """
         chunks: list[list[tuple[int, ...]]] = []
         for prompt in sorted(prompts, key=len):
             size = len(chunks[-1]) if chunks else 0
@@ -298,5 +309,5 @@ class RunningBatch:
 
 
 def _fixed_rows(length: int) -> int:
-    """Return the rows of a fixed-shape prefill of prompts of `length` tokens: a function of the length alone."""
+    """Return the rows of a fixed-shape prefill for prompts of `length` tokens."""
     return max(1, _FIXED_PREFILL_TOKENS // length)

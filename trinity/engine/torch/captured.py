@@ -1,8 +1,8 @@
-"""Decoding steps over tensors that stay where they are, so that CUDA can record a step once and replay it.
+"""Decoding steps over static buffers, which CUDA can record and replay.
 
-A step of a large model is thousands of small kernels; launched one by one they take longer than they run. A recorded
-step has fixed shapes and addresses. So the shapes are rounded up to a few sizes, the inputs are copied into tensors of
-that size, and what fills them up is computed and dropped. Rows and widths that fill up stand in idle slots.
+A step of a large model is thousands of small kernels, which take longer to launch than to run. A recorded step has
+fixed shapes and addresses. So shapes are rounded up to a few sizes, and the inputs are copied into buffers of that
+size. Padding rows and widths are computed in idle slots, and dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_STEPS = 16
 
 @dataclass
 class _Step:
-    """A step of one shape: its inputs, how often it ran, and once it is recorded the graph and its output."""
+    """A step of one shape: inputs, number of calls, and recorded graph."""
 
     tokens: Tensor
     positions: Tensor
@@ -40,10 +40,12 @@ class _Step:
 
 
 class StaticDecoding:
-    """`decode` of a fast decoder over static buffers; on CUDA steps of a shape that comes again are recorded.
+    """`decode` of a fast decoder over static buffers.
+
+    On CUDA, steps of a shape that occurs repeatedly are recorded.
 
     Args:
-        decoder: whose weights stay where they are.
+        decoder: its weights must keep their addresses.
         num_slots: most rows of a step.
         is_recorded: record steps; None: on CUDA.
     """
@@ -58,7 +60,7 @@ class StaticDecoding:
     def decode(
         self, tokens: Int[Tensor, "B"], positions: Int[Tensor, "B"], *, cache: KVCache, width: int
     ) -> Float[Tensor, "B V"]:
-        """Return what the decoder's `decode` returns. The result is overwritten by the next call."""
+        """Return what the decoder returns; the next call overwrites the result."""
         num_rows = len(tokens)
         if not cache.is_fixed:
             filled = min(self.num_slots, rounded(num_rows, least=1, an_octave=2))
@@ -73,7 +75,7 @@ class StaticDecoding:
             step.seen = groups
             for own, new in zip(step.groups, groups, strict=True):
                 own.copy_(new)
-        # Padding stands at the slots' first own position, whatever was shared there before.
+        # Padding is at the slots' first own position, even if a prompt was shared there before.
         cache.start[num_rows : len(tokens)] = 0
         step.num_calls += 1
         return self._run(step, cache)[:num_rows]
@@ -105,10 +107,10 @@ class StaticDecoding:
         return self.decoder.step(step.tokens, step.positions, cache=cache, width=step.width, groups=step.groups)
 
     def _record(self, step: _Step, cache: KVCache) -> None:
-        """Record the step; it has run before, so that libraries have made their workspaces."""
+        """Record the step after earlier calls have created library workspaces."""
         torch.cuda.synchronize(self.decoder.device)
         step.graph = torch.cuda.CUDAGraph()
-        # Of this thread alone: a trainer in the same process goes on using the device.
+        # Capture only this thread: a trainer in the same process continues to use the device.
         with torch.cuda.graph(step.graph, pool=self._pool, capture_error_mode="thread_local"):
             step.logits = self._compute(step, cache)
         self._pool = step.graph.pool()

@@ -1,4 +1,4 @@
-"""What the engine needs of a model: prefill of prompts, one decoding step over slots, logprobs of a sequence.
+"""The engine's interface to a model: prefill, decoding step, logprobs.
 
 Dimension key: B = rows of a step, G = prompts, P = prompt tokens, T = tokens of a sequence, V = vocabulary.
 """
@@ -28,32 +28,32 @@ from trinity.utils.log import get_logger
 
 
 class Prompts(Protocol):
-    """What a decoder keeps of prompts after their prefill."""
+    """A decoder's cache of prompts after their prefill."""
 
     def row(self, index: int, length: int) -> Prompts:
-        """Return that of one prompt of `length` tokens."""
+        """Return the cache of one prompt of `length` tokens."""
 
 
 class SlotStates(Protocol):
-    """What a decoder keeps of the rows in slots; see `KVCache`."""
+    """A decoder's cache of the rows in slots; see `KVCache`."""
 
     def reserve(self, rows: int, width: int) -> None:
-        """Make room for `rows` slots of `width` positions."""
+        """Allocate at least `rows` slots of `width` positions."""
 
     def write(self, slots: Sequence[int], prefix: Any) -> None:
-        """Copy the one prompt of `prefix`, which the same decoder made, into each of `slots`."""
+        """Copy a prompt into each of `slots`; the same decoder made `prefix`."""
 
     def share(self, slots: Sequence[int], prefix: Any) -> None:
-        """Let `slots` read the one prompt of `prefix`; only where the decoder can share prompts."""
+        """Let `slots` read one prompt, if the decoder can share prompts."""
 
     def release(self, slots: Sequence[int]) -> None:
-        """Let go of what `slots` share."""
+        """Release the prompts that `slots` share."""
 
     def move(self, sources: Sequence[int], targets: Sequence[int], *, width: int) -> None:
-        """Bring the first `width` positions of the slots `sources` to the slots `targets`."""
+        """Move the first `width` positions of slots `sources` to `targets`."""
 
     def clear(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
 
 
 @runtime_checkable
@@ -63,8 +63,8 @@ class Decoder(Protocol):
     Attributes:
         vocab_size: V, the width of the logits.
         kv_bytes_per_token: memory of one cached position, in bytes; 0 if unknown.
-        device: where it computes.
-        kind: `fast` or `hf`, for the log.
+        device: device of the weights.
+        kind: `fast`, `hf` or `hf, row by row`, for the log.
         can_share_prompts: a step may attend to prompts that several slots share; their slots hold what follows.
     """
 
@@ -75,28 +75,36 @@ class Decoder(Protocol):
     can_share_prompts: bool
 
     def new_cache(self, num_slots: int, max_length: int, *, is_fixed: bool) -> SlotStates:
-        """Return the memory of up to `num_slots` rows of up to `max_length` tokens; see `KVCache`."""
+        """Return the cache of `num_slots` rows of up to `max_length` tokens.
+
+        See `KVCache`.
+        """
 
     def prefill(self, tokens: Int[Tensor, "G P"], last: Int[Tensor, "G"]) -> tuple[Float[Tensor, "G V"], Prompts]:
-        """Return the float32 logits after position `last` of each prompt (padded on the right), and the cache."""
+        """Return float32 logits after `last` of right-padded prompts, and a cache."""
 
     def decode(
         self, tokens: Int[Tensor, "B"], positions: Int[Tensor, "B"], *, cache: Any, width: int
     ) -> Float[Tensor, "B V"]:
-        """Return the float32 logits after `tokens`, which stand at `positions` of slots 0 to B - 1.
+        """Return the float32 logits after `tokens` in slots 0 to B - 1.
 
-        Writes the keys and values of the tokens to the cache; attends to the first `width` positions of its slots
-        and to the prompts that they share.
+        The tokens are at `positions`. Their keys and values are written to the cache. They attend to the first `width`
+        positions of their slots and to the prompts that the slots share.
         """
 
     def sequence_logprobs(self, tokens: Int[Tensor, "T"], temperature: float) -> Float[Tensor, "T-1"]:
-        """Return the logprob of each token but the first, given those before it, in float32."""
+        """Return the float32 logprob of each token but the first.
+
+            logprobs[t] = log_softmax(logits after tokens[..t] / temperature)[tokens[t + 1]]
+
+        The sequence is scored in one forward pass.
+        """
 
     def targets(self) -> Mapping[str, Tensor]:
-        """Return the weights by Hugging Face name, as views that may be written to."""
+        """Return the weights by Hugging Face name, as writable views."""
 
     def optional_names(self) -> frozenset[str]:
-        """Return names that a state dict may hold besides: tied copies."""
+        """Return further names that a state dict may hold, such as tied copies."""
 
 
 def load_decoder(
@@ -110,10 +118,10 @@ def load_decoder(
     overrides: Mapping[str, Any] | None = None,
     rotary_len: int | None = None,
 ) -> Decoder:
-    """Return the decoder of a Hugging Face folder with its weights loaded: the fast path where it fits.
+    """Return a Hugging Face folder's decoder, loaded; fast path if possible.
 
     `overrides` are set in the model's configuration (`override_config`). `rotary_len` is the length by which rotary
-    frequencies are chosen, `max_model_len` without it.
+    frequencies are chosen; None: `max_model_len`.
 
     Raises:
         ConfigError: an override that the model's configuration does not have (E1885), or rotary positions that depend
@@ -142,7 +150,7 @@ def load_decoder(
             raise EnvironmentProblem(f"cannot read the weights in {folder}: {error}", code="E3101") from error
         return fast
     try:
-        # The families' own attention: what older ones compute with PyTorch's is not always the same.
+        # The families' own attention: with PyTorch's, older families do not always compute the same.
         model: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -158,19 +166,19 @@ def load_decoder(
 
 
 def _read(folder: Path) -> Mapping[str, Tensor]:
-    # Older Llama folders hold a table that is computed, not learnt.
+    # Older Llama folders hold a table that is computed, not learned.
     return {name: tensor for name, tensor in read_tensors(folder) if not name.endswith("rotary_emb.inv_freq")}
 
 
 def hf_decoder(model: PreTrainedModel, *, max_model_len: int) -> Decoder:
-    """Return the decoder that serves a Hugging Face model: over slots where that is right, else row by row.
+    """Return the decoder of a Hugging Face model: over slots, else row by row.
 
     Raises:
-        EngineError: neither is (E5604).
+        EngineError: the model supports neither (E5604).
     """
     try:
         return HFDecoder(model)
-    # A family that works in another way may fail in any way.
+    # A family that works differently may raise any error.
     except Exception as error:
         if is_out_of_memory(error):
             raise

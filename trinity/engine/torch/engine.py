@@ -1,4 +1,6 @@
-"""The torch engine: an `InferenceModel` in this process over its own copy of the weights.
+"""The torch engine: an `InferenceModel` in this process.
+
+It has its own copy of the weights.
 
 Dimension key: N = tokens of a sequence but the first.
 """
@@ -37,9 +39,10 @@ _CPU_CACHE_FRAC = 0.4  # of the machine's memory, which trainer and engine share
 
 
 class TorchEngine(LocalModel):
-    """Continuous batching over one causal language model; see `trinity.common.models.model.InferenceModel`.
+    """Continuous batching over one causal language model.
 
-    Methods may be awaited on any event loop, several at once. The work is done in one thread of this process.
+    See `InferenceModel`. Methods may be awaited on any event loop, several at once. One thread of this process does the
+    work.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -49,7 +52,7 @@ class TorchEngine(LocalModel):
         self._staged: dict[asyncio.AbstractEventLoop, list[Request]] = {}
 
     async def prepare(self) -> None:
-        """Load tokenizer and weights and start the engine's thread; does nothing the second time.
+        """Load tokenizer and weights and start the thread; later calls do nothing.
 
         Raises:
             EnvironmentProblem: no readable model or tokenizer, or no chat template where one is set.
@@ -139,15 +142,15 @@ class TorchEngine(LocalModel):
 
     @property
     def model_version(self) -> int:
-        """Version of the weights: 0 as loaded, then what `update_weights` was told."""
+        """Version of the weights: 0 as loaded, then that of the last update."""
         return self._loaded[1].model_version if self._loaded else 0
 
     async def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
-        """Copy `weights` (Hugging Face names) into the engine and set its version.
+        """Copy weights in by Hugging Face name and set their version.
 
-        Done when every sample under way is finished, so that one version made all of a sample; with
-        `synchronizer.update_in_flight` before their next token. Waiting requests get the new weights. Nothing is
-        shared with `weights` afterwards.
+        The copy waits until every sample in progress is finished, so one version makes all of a sample; with
+        `synchronizer.update_in_flight` it is done before their next token. Waiting requests get the new weights. No
+        memory is shared with `weights` afterwards.
 
         Raises:
             SyncError: names or shapes differ; the engine keeps its weights.
@@ -173,25 +176,27 @@ class TorchEngine(LocalModel):
         )
 
     async def join_round(self, participant: str) -> None:
-        """In deterministic mode, let every round wait for a request of `participant`."""
+        """In deterministic mode, make every round wait for `participant`."""
         self._ready()[1].join_round(participant)
 
     async def leave_round(self, participant: str) -> None:
-        """Do not let rounds wait for `participant` any more."""
+        """Stop rounds from waiting for `participant`."""
         self._ready()[1].leave_round(participant)
 
     async def waits_in_round(self, participant: str) -> bool:
-        """Return whether a round has yet to answer `participant`; false without rounds."""
+        """Return whether `participant` has an open request in a round."""
         return self._ready()[1].waits_in_round(participant)
 
     async def shutdown(self) -> None:
-        """End the engine's thread; calls under way get an EngineError."""
+        """End the engine's thread; calls in progress get an EngineError."""
         if self._loaded is not None:
             await asyncio.to_thread(self._loaded[1].stop)
 
     async def stats(self) -> dict[str, float]:
-        """Return totals since the start (tokens, samples, prefills, seconds at work), tokens per second, slots, and
-        how it answers now (`RequestGauge.table`).
+        """Return totals since the start, and current figures.
+
+        Totals are tokens, samples, prefills and seconds at work. Figures are tokens per second, slots, and those of
+        `RequestGauge.table`.
         """
         _, loop, _ = self._ready()
         counts = loop.batch.counts
@@ -218,7 +223,7 @@ class TorchEngine(LocalModel):
     async def _sample(
         self, prompt: list[int], params: GenerateParams, *, keys: list[int], ids: tuple[str, ...]
     ) -> list[Sample]:
-        """Hand a request to the engine's thread, together with all others of this turn of the event loop."""
+        """Return samples; submit all requests of an event loop's turn together."""
         engine = self._ready()[1]
         caller = asyncio.get_running_loop()
         request = Request(prompt, params, keys=keys, ids=ids, loop=caller, future=caller.create_future())

@@ -1,4 +1,4 @@
-"""The fast path: our own forward of Llama, Qwen2 and Qwen3 over fused weights.
+"""The fast path: our own forward of Llama, Qwen2 and Qwen3, fused weights.
 
 Dimension key: B = rows of a step, G = prompts, P = prompt tokens, T = tokens of a sequence, V = vocabulary,
 d = hidden size, Q = query heads, H = key-value heads, D = head size, F = feed-forward size.
@@ -24,13 +24,13 @@ from trinity.utils.products import linear
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _LOGIT_ROWS = 512
-"""Rows of a sequence whose logits are held at once; [T, V] in float32 would not fit for long ones."""
+"""Rows of a sequence whose logits are in memory at once; [T, V] in float32 would not fit for long ones."""
 _MLP_ROWS = 512
-"""Tokens whose feed-forward activations are held at once."""
+"""Tokens whose feed-forward activations are in memory at once."""
 
 
 def is_fast(config: PreTrainedConfig, *, max_model_len: int) -> bool:
-    """Return whether the fast path computes what this model computes, for sequences up to `max_model_len`."""
+    """Return whether the fast path supports this model and length."""
     if config.model_type not in OWN or config.hidden_act != "silu":
         return False
     values = config.to_dict()
@@ -42,7 +42,10 @@ def is_fast(config: PreTrainedConfig, *, max_model_len: int) -> bool:
 
 @dataclass(frozen=True)
 class _Layer:
-    """Weights of one layer; `qkv` [(Q + 2H) D, d] and `gate_up` [2F, d] are fused."""
+    """Weights of one layer, with fused `qkv` and `gate_up`.
+
+    `qkv` is [(Q + 2H) D, d], `gate_up` [2F, d].
+    """
 
     input_norm: Tensor
     qkv: Tensor
@@ -57,9 +60,11 @@ class _Layer:
 
 
 def rope_tables(config: PreTrainedConfig, length: int) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine [length, D] in float32 for positions 0 to `length` - 1.
+    """Return cosine and sine [length, D] in float32.
 
-    The sine of the first half is negated, so that a rotation is `x * cos + roll(x, D / 2) * sin`.
+        rotated = x * cos + roll(x, D / 2) * sin
+
+    The positions are 0 to `length` - 1. The first half of the sine is negated.
     """
     rope = config.rope_parameters
     if rope["rope_type"] == "default":
@@ -76,10 +81,10 @@ def rope_tables(config: PreTrainedConfig, length: int) -> tuple[Tensor, Tensor]:
 class FastDecoder:
     """Llama, Qwen2 or Qwen3 with fused projections; see `Decoder`.
 
-    The cache holds the weights' number type. What is multiplied and summed is wider. Beside float32 on a CPU it is
-    float64, as in the trainer's attention, for prompts and responses of up to `EXACT_KEYS` tokens: sums over different
-    numbers of keys then round to the same float32, and rollout and training agree to the last places. Beyond that
-    float64 would cost more than all other work, and float32 products are summed block by block.
+    The cache has the weights' number type; products and sums are wider. With float32 weights on a CPU they are float64,
+    as in the trainer's attention, for prompts and responses of up to `EXACT_KEYS` tokens. Sums over different numbers
+    of keys then round to the same float32, and rollout and training agree to the last digits. Beyond that, float64
+    would cost more than all other work, and float32 products are summed block by block.
     """
 
     kind = "fast"
@@ -100,7 +105,7 @@ class FastDecoder:
         self.is_tied = bool(config.tie_word_embeddings)
         cached = 2 * config.num_hidden_layers * self.num_kv_heads * self.head_size
         self.kv_bytes_per_token = cached * torch.empty((), dtype=dtype).element_size()
-        # In the activations' number type: a float32 table would promote bfloat16 queries and keys.
+        # Same number type as the activations: a float32 table would promote bfloat16 queries and keys.
         self.cos, self.sin = (t.to(device, dtype) for t in rope_tables(config, max_model_len))
         self.embed = self._new(self.vocab_size, config.hidden_size)
         self.head = self.embed if self.is_tied else self._new(self.vocab_size, config.hidden_size)
@@ -128,7 +133,7 @@ class FastDecoder:
         )
 
     def targets(self) -> Mapping[str, Tensor]:
-        """Return the weights by Hugging Face name, as views into the fused tensors."""
+        """Return the weights by Hugging Face name, as views into fused tensors."""
         targets = {"model.embed_tokens.weight": self.embed, "model.norm.weight": self.norm}
         if not self.is_tied:
             targets["lm_head.weight"] = self.head
@@ -157,17 +162,20 @@ class FastDecoder:
         return targets
 
     def optional_names(self) -> frozenset[str]:
-        """Return `lm_head.weight` for tied embeddings: a state dict may list it a second time."""
+        """Return `lm_head.weight` for tied embeddings, which may list it twice."""
         return frozenset({"lm_head.weight"}) if self.is_tied else frozenset()
 
     def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        # In float32 step by step as the trainer does it: a fused kernel rounds otherwise.
+        # In float32 step by step as in the trainer: a fused kernel rounds differently.
         wide = x.float()
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return normed.to(x.dtype) * weight
 
     def _qkv(self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries [..., Q, D], keys and values [..., H, D], rotated; `cos` and `sin` are [..., 1, D]."""
+        """Return rotated queries [..., Q, D] and keys, and values [..., H, D].
+
+        `hidden` is [..., d]; `cos` and `sin` are [..., 1, D].
+        """
         fused = linear(self._rms_norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias)
         heads = fused.view(*hidden.shape[:-1], -1, self.head_size)
         rotated, values = heads.split((self.num_query_heads + self.num_kv_heads, self.num_kv_heads), dim=-2)
@@ -188,7 +196,10 @@ class FastDecoder:
         return linear(self._rms_norm(hidden, self.norm), self.head).float()
 
     def _forward(self, tokens: Tensor, last: Tensor | None = None) -> tuple[Tensor, Prefix]:
-        """Return the last hidden states [G, P, d]; with `last` those at these positions [G, d], and the cache."""
+        """Return the last hidden states [G, P, d] of prompts, and the cache.
+
+        With `last` the states are those at these positions, [G, d]; without it the cache is empty.
+        """
         groups, length = tokens.shape
         hidden = self.embed[tokens]
         cos, sin = self.cos[:length, None], self.sin[:length, None]
@@ -207,11 +218,11 @@ class FastDecoder:
         return hidden, kept
 
     def new_cache(self, num_slots: int, max_length: int, *, is_fixed: bool) -> KVCache:
-        """Return the slots' memory; see `Decoder`."""
+        """Return the slots' cache; see `Decoder`."""
         return KVCache(num_slots, max_length, is_fixed=is_fixed)
 
     def _mlp_by_parts(self, layer: _Layer, hidden: Tensor, attended: Tensor) -> Tensor:
-        """Return the layer's output for all tokens; the activations of all at once would be the largest tensors."""
+        """Return a layer's output by parts, which limits activation memory."""
         rows, inputs = hidden.flatten(0, 1), attended.flatten(0, 1)
         if len(rows) <= _MLP_ROWS:
             return self._after_attention(layer, hidden, attended)
@@ -219,7 +230,7 @@ class FastDecoder:
         return torch.cat([self._after_attention(layer, *part) for part in parts]).view_as(hidden)
 
     def _last_layer(self, layer: _Layer, hidden: Tensor, queries: Tensor, kept: Prefix, last: Tensor) -> Tensor:
-        """Return the last layer's output [G, d] at the positions `last`: nothing reads the others."""
+        """Return the last layer's output [G, d] at the positions `last` only."""
         rows = torch.arange(len(last), device=last.device)
         bias = hidden_after(last + 1, kept.length, self.types.wide)
         attended = attend(
@@ -228,20 +239,20 @@ class FastDecoder:
         return self._after_attention(layer, hidden[rows, last], self._joined(attended.out))
 
     def prefill(self, tokens: Int[Tensor, "G P"], last: Int[Tensor, "G"]) -> tuple[Float[Tensor, "G V"], Prefix]:
-        """Return the logits after position `last` of each prompt, and the cache; see `Decoder`."""
+        """Return the logits after `last` of each prompt, and the cache."""
         hidden, prefix = self._forward(tokens, last)
         return self._logits(hidden), prefix
 
     def decode(
         self, tokens: Int[Tensor, "B"], positions: Int[Tensor, "B"], *, cache: KVCache, width: int
     ) -> Float[Tensor, "B V"]:
-        """Return the logits after one more token in slots 0 to B - 1; see `Decoder`."""
+        """Return the logits after one more token in each slot; see `Decoder`."""
         return self.step(tokens, positions, cache=cache, width=width, groups=cache.groups())
 
     def step(
         self, tokens: Int[Tensor, "B"], positions: Int[Tensor, "B"], *, cache: KVCache, width: int, groups: list[Group]
     ) -> Float[Tensor, "B V"]:
-        """Return the logits after one more token, with shared prompts as `groups` says; waits for no device."""
+        """Return the logits after one more token, without waiting for a device."""
         num_rows = len(tokens)
         rows = torch.arange(num_rows, device=tokens.device)
         own = positions - cache.start[:num_rows]
@@ -269,11 +280,11 @@ class FastDecoder:
         return self._logits(hidden)
 
     def _grouped(self, queries: Tensor) -> Tensor:
-        """Return queries [B, Q, D] as [B, H, Q / H, D]: those of a key head are rows of one product."""
+        """Return queries [B, Q, D] as [B, H, Q / H, D], by key head."""
         return queries.view(len(queries), self.num_kv_heads, -1, self.head_size)
 
     def _joined(self, attended: Tensor) -> Tensor:
-        """Return attention [B, H, Q / H, D] as [B, Q D] in the weights' number type."""
+        """Return attention [B, H, Q / H, D] as [B, Q D], in the weights' type."""
         return attended.to(self.dtype).flatten(1)
 
     def sequence_logprobs(self, tokens: Int[Tensor, "T"], temperature: float) -> Float[Tensor, "T-1"]:

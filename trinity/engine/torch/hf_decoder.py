@@ -1,4 +1,4 @@
-"""The fallback: Hugging Face's own forward pass of a causal language model over our slot cache.
+"""The fallback: Hugging Face's forward pass over our slot cache.
 
 Dimension key: B = rows of a step, G = prompts, P = prompt tokens, T = tokens of a sequence, V = vocabulary,
 H = key-value heads, D = head size.
@@ -22,9 +22,10 @@ from trinity.engine.torch.slot_attention import noted_attention, use_slot_attent
 
 
 class SlotLayer(CacheLayerMixin):
-    """One layer of the slot cache as a Hugging Face cache layer, for steps of one token a row.
+    """One layer of the slot cache as a Hugging Face cache layer.
 
-    It reports all of its width as the past of the query; which positions count is said by the 2-D attention mask.
+    It is for steps of one token a row. It reports its whole width as the past of the query; the 2-D attention mask
+    selects the positions that count.
     """
 
     is_sliding = False
@@ -44,7 +45,10 @@ class SlotLayer(CacheLayerMixin):
         """Do nothing: the slots exist already."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write [B, H, 1, D] states at each row's position; return the first `width` positions of the rows."""
+        """Write [B, H, 1, D] states at each row's position.
+
+        Return the first `width` positions of keys and values, [B, H, width, D].
+        """
         self.keys[self.rows, :, self.positions] = key_states[:, :, 0]
         self.values[self.rows, :, self.positions] = value_states[:, :, 0]
         return self.keys[: len(self.rows), :, : self.width], self.values[: len(self.rows), :, : self.width]
@@ -63,7 +67,7 @@ class SlotLayer(CacheLayerMixin):
 
 
 class HFModel:
-    """What the decoders over a Hugging Face model share: weights by name, and logprobs of a sequence alone."""
+    """Weights by name and logprobs, for decoders over a Hugging Face model."""
 
     can_share_prompts = False
 
@@ -73,16 +77,16 @@ class HFModel:
         self._accepted = frozenset(inspect.signature(model.forward).parameters)
 
     def targets(self) -> Mapping[str, Tensor]:
-        """Return the parameters; of tied ones the first name."""
+        """Return the parameters by name; of tied ones the first name."""
         return {name: parameter.data for name, parameter in self.model.named_parameters()}
 
     def optional_names(self) -> frozenset[str]:
-        """Return what a state dict may list besides: tied copies and buffers."""
+        """Return further names of a state dict: tied copies and buffers."""
         return frozenset(self.model.state_dict()) - frozenset(dict(self.model.named_parameters()))
 
     @torch.no_grad()
     def _check_causal(self) -> None:
-        """Refuse a model whose tokens see those after them: no text can be sampled from it."""
+        """Refuse a model whose tokens attend to later ones: it cannot sample."""
         tokens = torch.zeros(2, 2, dtype=torch.long, device=self.device)
         tokens[1, 1] = 1
         one, other = (self.model(input_ids=row[None], **self._known({"use_cache": False})).logits for row in tokens)
@@ -93,7 +97,7 @@ class HFModel:
 
     @torch.no_grad()
     def _counts_from_zero(self) -> bool:
-        """Return whether the positions that the family gives its tokens by itself are 0, 1, 2, ..."""
+        """Return whether the family's default positions are 0, 1, 2, ..."""
         if "position_ids" not in self._accepted:
             return False
         tokens = torch.zeros(1, 2, dtype=torch.long, device=self.device)
@@ -105,7 +109,7 @@ class HFModel:
         return EngineError(f"{type(self.model).__name__} {what}", code="E5604")
 
     def _known(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those of the arguments that the family's forward takes."""
+        """Return the arguments that the family's forward accepts."""
         return {name: value for name, value in wanted.items() if name in self._accepted}
 
     def sequence_logprobs(self, tokens: Int[Tensor, "T"], temperature: float) -> Float[Tensor, "T-1"]:
@@ -116,10 +120,12 @@ class HFModel:
 
 
 class HFDecoder(HFModel):
-    """A model that leaves attention and masks to transformers and keeps keys and values a layer; see `Decoder`.
+    """A model with standard attention and a key-value cache; see `Decoder`.
+
+    It leaves attention and masks to transformers and keeps keys and values of each layer.
 
     Raises:
-        EngineError: the model does not work so (E5604).
+        EngineError: the model works differently (E5604).
     """
 
     kind = "hf"
@@ -132,7 +138,7 @@ class HFDecoder(HFModel):
         self._probe()
 
     def new_cache(self, num_slots: int, max_length: int, *, is_fixed: bool) -> KVCache:
-        """Return the slots' memory; see `Decoder`."""
+        """Return the slots' cache; see `Decoder`."""
         return KVCache(num_slots, max_length, is_fixed=is_fixed)
 
     def _call(self, tokens: Tensor, cache: Cache, **wanted: Any) -> Tensor:
@@ -143,7 +149,11 @@ class HFDecoder(HFModel):
 
     @torch.no_grad()
     def _probe(self) -> None:
-        """Take a step of two rows of different lengths, and see whether it is what `decode` relies on."""
+        """Verify what `decode` relies on by a step of two rows of unequal length.
+
+        Raises:
+            EngineError: the model works differently (E5604).
+        """
         tokens = torch.zeros(2, 3, dtype=torch.long, device=self.device)
         lengths = torch.tensor([3, 1], device=self.device)
         logits, prefix = self.prefill(tokens, lengths - 1)
@@ -160,8 +170,8 @@ class HFDecoder(HFModel):
             raise self._refusal("computes attention by itself")
 
     def prefill(self, tokens: Int[Tensor, "G P"], last: Int[Tensor, "G"]) -> tuple[Float[Tensor, "G V"], Prefix]:
-        """Return the logits after position `last` of each prompt, and the cache; see `Decoder`."""
-        # Without a config the cache has one kind of layer: everything kept, windows cut by the mask only.
+        """Return the logits after `last` of each prompt, and the cache."""
+        # Without a config the cache has one kind of layer: it keeps everything, and only the mask cuts windows.
         cache = DynamicCache()
         positions = torch.arange(tokens.shape[1], device=self.device).expand_as(tokens)
         wanted, column = torch.unique(last, return_inverse=True)
@@ -184,7 +194,7 @@ class HFDecoder(HFModel):
     def decode(
         self, tokens: Int[Tensor, "B"], positions: Int[Tensor, "B"], *, cache: KVCache, width: int
     ) -> Float[Tensor, "B V"]:
-        """Return the logits after one more token in slots 0 to B - 1; see `Decoder`."""
+        """Return the logits after one more token in each slot; see `Decoder`."""
         layers: list[Any] = [
             SlotLayer(keys, values, positions=positions, width=width)
             for keys, values in zip(cache.keys, cache.values, strict=True)
@@ -195,5 +205,5 @@ class HFDecoder(HFModel):
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:
-    """Return whether logits differ by more than another order of the same sums explains."""
+    """Return whether logits differ by more than the order of sums explains."""
     return bool((one - other).abs().max() > 1e-3 * one.abs().max())

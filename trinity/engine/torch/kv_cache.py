@@ -1,4 +1,4 @@
-"""The key-value cache: one row a slot, preallocated, written in place, and prompts that several slots share.
+"""The key-value cache: preallocated slots, and prompts shared by slots.
 
 Dimension key: S = slots, L = positions a slot, H = key-value heads, D = head size.
 """
@@ -19,9 +19,10 @@ _WIDTH_STEP = 32
 
 
 class KVCache:
-    """Keys and values of up to `num_slots` sequences of up to `max_length` tokens.
+    """Keys and values of up to S sequences of up to L tokens.
 
-    A slot holds a sequence from its position `start` on; what comes before is a prompt that it shares.
+    Each layer has keys and values [S, H, L, D]. A slot holds a sequence from its position `start` on; the tokens before
+    that are a prompt that it shares.
 
     Args:
         num_slots: S.
@@ -40,7 +41,7 @@ class KVCache:
         self._shared = SharedPrompts()
 
     def reserve(self, rows: int, width: int) -> None:
-        """Make room for `rows` slots of `width` positions once the layers' shapes are known."""
+        """Grow to `rows` slots of `width` positions, once shapes are known."""
         if self.keys and not self._is_short(rows, width):
             return
         self.keys = [self._grown(tensor, rows, width) for tensor in self.keys]
@@ -54,13 +55,13 @@ class KVCache:
             own[index, :, : prefix.length] = new.to(own.device)
 
     def share(self, slots: Sequence[int], prefix: Prefix) -> None:
-        """Let `slots` attend to the one prompt of `prefix`, which is held once; they hold what follows."""
+        """Let `slots` attend to one prompt, held once, and hold only what follows."""
         self._begin(slots, prefix, start=prefix.length)
         self.reserve(max(slots) + 1, 1)
         self._shared.add(slots, prefix)
 
     def _begin(self, slots: Sequence[int], prefix: Prefix, *, start: int) -> Tensor:
-        """Make sure of tensors for the layers of `prefix`; return the slots as an index."""
+        """Allocate on first use and set the slots' `start`; return an index."""
         if not self.keys:
             self.keys = [self._empty(tensor) for tensor in prefix.keys]
             self.values = [self._empty(tensor) for tensor in prefix.values]
@@ -70,15 +71,18 @@ class KVCache:
         return index
 
     def groups(self, *, is_static: bool = False) -> list[Group]:
-        """Return the prompts that slots share, for a step of all slots up to the last used one."""
+        """Return the shared prompts for a step of all slots up to the last used."""
         return self._shared.groups(is_static=is_static)
 
     def release(self, slots: Sequence[int]) -> None:
-        """Let go of the prompts that `slots` share."""
+        """Release the prompts that `slots` share."""
         self._shared.release(slots)
 
     def move(self, sources: Sequence[int], targets: Sequence[int], *, width: int) -> None:
-        """Copy the first `width` own positions of the slots `sources` over the slots `targets`; prompts stay."""
+        """Copy the first `width` own positions of `sources` over `targets`.
+
+        Shared prompts are not copied; the targets take over their use.
+        """
         if not sources or not self.keys:
             return
         source, target = upload(sources, self.start.device), upload(targets, self.start.device)
@@ -88,7 +92,7 @@ class KVCache:
         self._shared.move(sources, targets)
 
     def clear(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self.keys, self.values = [], []
         self._shared.clear()
 
@@ -106,7 +110,10 @@ class KVCache:
         return like.new_zeros(rows, like.shape[1], width, like.shape[3])
 
     def _grown(self, tensor: Tensor, rows: int, width: int) -> Tensor:
-        """Return a larger copy: twice the rows or half more width at least, so that growth is rare."""
+        """Return a larger copy of a tensor.
+
+        It has at least twice the rows, or half more width, so that growth is rare.
+        """
         old_rows, heads, old_width, size = tensor.shape
         new_rows = old_rows if rows <= old_rows else min(self.num_slots, max(rows, 2 * old_rows))
         wanted = old_width if width <= old_width else max(width, old_width + old_width // 2)

@@ -1,4 +1,6 @@
-"""Attention over cached keys by PyTorch's fused kernels, which also give the log-sum-exps that parts are merged by.
+"""Attention over cached keys by PyTorch's fused kernels.
+
+They also return the log-sum-exps that are needed to merge parts.
 
 Dimension key: A = products at once, H = key-value heads, M = queries of one product, W = keys, D = head size,
 S = splits of the keys.
@@ -14,23 +16,25 @@ from torch import Tensor
 _TILE_QUERIES = 64
 """Queries of one thread block of the kernel."""
 _LEAST_KEYS = 256
-"""Keys of a split: with fewer, merging would cost more than the kernel."""
+"""Least keys of a split: with fewer, merging would cost more than the kernel."""
 
 
 def fused_attention(
     queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, *, num_blocks: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return attention [A, H, M, D] and log-sum-exp [A, H, M, 1] in float32, of queries that are not scaled yet.
+    """Return attention [A, H, M, D] and log-sum-exp [A, H, M, 1], float32.
 
-    The kernel walks over the keys in one thread block for each product and head. Where these are fewer than the
-    device runs at once, the keys are split, and the splits are merged.
+        out = softmax(queries keys^T / sqrt(D) + bias) values
+
+    The kernel walks over the keys in one thread block for each product and head. If these are fewer than the device can
+    run at once, the keys are split and the splits are merged.
 
     Args:
-        queries: [A, H, M, D], in the number type of keys and values.
+        queries: [A, H, M, D], in the number type of keys and values, not scaled.
         keys: [A, H, W, D].
         values: likewise.
         bias: [A, 1, 1, W], added to the scores; at least one key of each product must be visible.
-        num_blocks: thread blocks that the device runs at once; None: what it has.
+        num_blocks: thread blocks that the device can run at once; None: as the device has.
     """
     wanted = _num_blocks(queries.device) if num_blocks is None else num_blocks
     splits = _num_splits(queries, keys, wanted)
@@ -50,7 +54,7 @@ def fused_attention(
 
 
 def _kernel(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return attention and log-sum-exp of one kernel."""
+    """Return attention and log-sum-exp of one kernel call."""
     size = queries.shape[2]
     if bias is not None:
         bias = _aligned(bias.to(queries.dtype)).expand(-1, queries.shape[1], size, -1)
@@ -67,13 +71,13 @@ def _kernel(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) 
 
 
 def _aligned(bias: Tensor) -> Tensor:
-    """Return the bias in memory whose rows begin at multiples of 16 elements, as the kernel reads it."""
+    """Return the bias with rows aligned to 16 elements, as the kernel needs."""
     width = bias.shape[-1]
     return bias if width % 16 == 0 else torch.nn.functional.pad(bias, (0, -width % 16))[..., :width]
 
 
 def _num_splits(queries: Tensor, keys: Tensor, wanted: int) -> int:
-    """Return the splits of the keys: a power of two, 1 where the keys are part of wider tensors."""
+    """Return the splits, a power of two; 1 for keys inside wider tensors."""
     batch, heads, width, size = keys.shape
     blocks = batch * heads * -(-queries.shape[2] // _TILE_QUERIES)
     splits = 1

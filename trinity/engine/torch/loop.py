@@ -1,4 +1,4 @@
-"""The engine's thread: admits rows, takes steps, and runs other work between steps."""
+"""The engine's thread: admission, steps, and other work between steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ _Job = tuple[Callable[[], Any], "Future[Any]"]
 
 
 class EngineLoop:
-    """One daemon thread over one batch. All methods may be called from any thread."""
+    """One daemon thread over one batch; all methods are thread-safe.
+
+    Each turn runs the jobs for between steps, then does one of the following:
+
+        a slot is free and a row is admitted   --> prefill it and draw its first token
+        else a row is active                   --> step: one token for each active row
+        else (idle)                            --> run the jobs of `when_idle`, which hold back new work until then
+    """
 
     def __init__(self, batch: RunningBatch, admission: SlotAdmission) -> None:
         self.batch = batch
@@ -55,31 +62,31 @@ class EngineLoop:
                 request.fail(error)
 
     def between_steps(self, work: Callable[[], Any]) -> Future[Any]:
-        """Run `work` in the thread before the next step; return its future result."""
+        """Run `work` in the thread before the next step; return its future."""
         return self._add_job(self._jobs, work)
 
     def when_idle(self, work: Callable[[], Any]) -> Future[Any]:
-        """Run `work` in the thread once every row that has a slot is done; nothing new is admitted before."""
+        """Run `work` once no slot holds a row; admit no new work before."""
         return self._add_job(self._idle_jobs, work)
 
     def join_round(self, participant: str) -> None:
-        """Let deterministic rounds wait for a request of `participant`."""
+        """Make every deterministic round wait for `participant`."""
         with self._changed:
             self.admission.join(participant)
 
     def leave_round(self, participant: str) -> None:
-        """Do not let deterministic rounds wait for `participant` any more."""
+        """Stop deterministic rounds from waiting for `participant`."""
         with self._changed:
             self.admission.leave(participant)
             self._changed.notify()
 
     def waits_in_round(self, participant: str) -> bool:
-        """Return whether a deterministic round has yet to answer `participant`."""
+        """Return whether `participant` has an open request in a round."""
         with self._changed:
             return self.admission.has_open(participant)
 
     def cancel(self, request: Request) -> None:
-        """Drop a request that nobody waits for."""
+        """Drop a request whose caller no longer waits."""
         with self._changed:
             request.is_cancelled = True
             if self._open.pop(request, "absent") is None:
@@ -87,7 +94,7 @@ class EngineLoop:
             self._changed.notify()
 
     def stop(self) -> None:
-        """End the thread; requests that are not finished get an error.
+        """End the thread; unfinished requests get an error.
 
         Raises:
             EngineError: the thread did not end within 30 seconds (E5606).
@@ -123,7 +130,7 @@ class EngineLoop:
             with torch.no_grad():
                 while self._wait_for_work():
                     self._turn()
-        # The thread's only catch: whatever went wrong, every caller must hear of it instead of waiting for ever.
+        # The thread's only catch: every caller must get the error instead of waiting for ever.
         except Exception as error:  # noqa: BLE001
             self._fail(error)
         else:
@@ -132,7 +139,7 @@ class EngineLoop:
             self.batch.clear()
 
     def _wait_for_work(self) -> bool:
-        """Wait until there is something to do; return False once the engine is to stop."""
+        """Wait for work; return False once the engine is to stop."""
         with self._changed:
             while not self._is_stopping and not self._has_work():
                 self._changed.wait(_IDLE_WAIT_S)
@@ -167,7 +174,7 @@ class EngineLoop:
                 continue
             try:
                 future.set_result(work())
-            # Handed to the caller, who alone knows what a failed job means.
+            # Only the caller knows what a failed job means.
             except Exception as error:  # noqa: BLE001
                 future.set_exception(self._explained(error))
 

@@ -1,4 +1,4 @@
-"""What the engine holds of the device's memory, and the error when it is not enough."""
+"""The engine's use of device memory, and the error if it is too little."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def weight_bytes(decoder: Decoder) -> int:
 
 
 def engine_memory(decoder: Decoder | None, *, num_slots: int, max_length: int) -> dict[str, int]:
-    """Return bytes by what holds them when all slots are full, and the memory of the device.
+    """Return bytes by use when all slots are full, and the device's memory.
 
     Args:
-        decoder: None while it is not loaded; then only what PyTorch holds and the device's memory are known.
+        decoder: None before it is loaded; then only PyTorch's use and the device's memory are known.
         num_slots: sequences that are decoded at once.
         max_length: tokens of the longest sequence.
     """
@@ -43,7 +43,7 @@ def engine_memory(decoder: Decoder | None, *, num_slots: int, max_length: int) -
 
 
 def explained(error: Exception, decoder: Decoder | None, *, num_slots: int, max_length: int) -> Exception:
-    """Return `error`, or for a lack of memory one with the memory table and the keys to change."""
+    """Return `error`; for lack of memory, one with the memory table and keys."""
     if not is_out_of_memory(error) or isinstance(error, OutOfMemoryError):
         return error
     table = memory_lines(engine_memory(decoder, num_slots=num_slots, max_length=max_length))

@@ -1,4 +1,4 @@
-"""Requests on their way through the engine: one prompt, its samples, and who waits for them."""
+"""Requests in the engine: one prompt, its samples and its caller."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Request:
         ids: identity of each sample, which orders the rows of a deterministic round.
         loop: the event loop of the caller.
         future: gets the list of samples.
-        prefill: weights' version, logits [V] and cache of the prompt while rows of it wait for a slot.
+        prefill: version of the weights, logits [V] and cache of the prompt, while rows of it wait for a slot.
         num_admitted: rows that have got a slot.
-        samples: what is finished.
-        is_cancelled: nobody waits any more.
+        samples: finished samples by index.
+        is_cancelled: the caller no longer waits.
     """
 
     prompt: list[int]
@@ -42,23 +42,23 @@ class Request:
     is_cancelled: bool = False
 
     def rows(self) -> list[RunningRow]:
-        """Return one row a sample."""
+        """Return one row per sample."""
         return [RunningRow(self, index) for index in range(self.params.n)]
 
     def finish(self, index: int, sample: Sample) -> None:
-        """Keep a finished sample; hand all of them over with the last."""
+        """Store a finished sample; the last one completes the future."""
         self.samples[index] = sample
         if len(self.samples) == self.params.n:
             ordered = [self.samples[number] for number in range(self.params.n)]
             deliver(self.loop, self.future, lambda: self.future.set_result(ordered))
 
     def fail(self, error: BaseException) -> None:
-        """Hand an error over."""
+        """Complete the future with an error."""
         deliver(self.loop, self.future, lambda: self.future.set_exception(error))
 
     @property
     def is_finished(self) -> bool:
-        """Whether all samples are there."""
+        """Whether all samples are finished."""
         return len(self.samples) == self.params.n
 
 
@@ -67,14 +67,14 @@ class RunningRow:
     """One sample of a request, waiting for a slot or in one.
 
     Attributes:
-        request: it belongs to.
-        index: of the sample in the request.
-        model_version: of the weights that sampled its first token.
-        switches: each newer version that went on with it, and the response tokens that were there by then.
-        slot: it is in; None before and after.
-        num_drawn: tokens that have been drawn, those included that the device has not handed over yet.
+        request: its request.
+        index: index of the sample in the request.
+        model_version: version of the weights that sampled its first token.
+        switches: each newer version that continued it, with the number of response tokens before.
+        slot: its slot; None before and after.
+        num_drawn: tokens drawn, including those that the device has not returned yet.
         tokens: response tokens so far.
-        logprobs: of these tokens.
+        logprobs: log-probabilities of these tokens.
     """
 
     request: Request
@@ -92,7 +92,7 @@ class RunningRow:
         return self.request.params.max_tokens or 1
 
     def model_versions(self, num_tokens: int) -> tuple[int, ...] | None:
-        """Return the version of each of `num_tokens` response tokens; None where one version made all."""
+        """Return each response token's version; None if one version made all."""
         if not self.switches:
             return None
         starts = [(self.model_version, 0), *self.switches]
@@ -107,7 +107,10 @@ class RunningRow:
 
 
 def deliver(loop: asyncio.AbstractEventLoop, future: asyncio.Future, action: Callable[[], None]) -> None:
-    """Run `action` on the caller's event loop unless its future is done; a closed loop waits for nothing."""
+    """Run `action` on the caller's event loop unless its future is done.
+
+    A closed loop is ignored.
+    """
 
     def act() -> None:
         if not future.done():

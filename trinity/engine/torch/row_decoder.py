@@ -1,4 +1,6 @@
-"""The slow fallback: one Hugging Face cache a row, whatever it holds, and one row a call.
+"""The slow fallback: one Hugging Face cache and one call per row.
+
+The cache may hold anything.
 
 Dimension key: B = rows of a step, G = prompts, P = prompt tokens, V = vocabulary.
 """
@@ -19,22 +21,22 @@ from trinity.engine.torch.hf_decoder import HFModel
 from trinity.engine.torch.slot_attention import use_own_attention
 
 _STATES = ("past_key_values", "cache_params", "state")
-"""Names under which transformers' models take and return what they keep between tokens."""
+"""Names under which transformers' models take and return their state between tokens."""
 
 
 @dataclass(frozen=True)
 class RowPrefix:
-    """What the model keeps of each prompt after its prefill, as the model made it."""
+    """The model's state of each prompt after its prefill."""
 
     states: list[Any]
 
     def row(self, index: int, length: int) -> RowPrefix:
-        """Return that of one prompt, whose `length` it knows itself."""
+        """Return the state of one prompt, which knows its own length."""
         return RowPrefix([self.states[index]])
 
 
 class RowCache:
-    """What the model keeps of up to `num_slots` rows; see `KVCache` for the interface."""
+    """The model's state of each row; see `KVCache` for the interface."""
 
     def __init__(self, num_slots: int) -> None:
         self.states: list[Any] = [None] * num_slots
@@ -43,45 +45,45 @@ class RowCache:
         """Do nothing: rows grow by themselves."""
 
     def write(self, slots: Sequence[int], prefix: RowPrefix) -> None:
-        """Give each of `slots` a copy of its own of the one prompt of `prefix`."""
+        """Copy the state of a prompt into each of `slots`."""
         for slot in slots:
             self.states[slot] = copy.deepcopy(prefix.states[0])
 
     def share(self, slots: Sequence[int], prefix: RowPrefix) -> None:
-        """Do as `write`: each row has all that it keeps for itself."""
+        """Do as `write`: states are not shared."""
         self.write(slots, prefix)
 
     def release(self, slots: Sequence[int]) -> None:
-        """Forget the rows in `slots`."""
+        """Drop the states of `slots`."""
         for slot in slots:
             self.states[slot] = None
 
     def move(self, sources: Sequence[int], targets: Sequence[int], *, width: int) -> None:
-        """Move the rows of `sources` to `targets`."""
+        """Move the states of `sources` to `targets`."""
         for source, target in zip(sources, targets, strict=True):
             self.states[target], self.states[source] = self.states[source], None
 
     def clear(self) -> None:
-        """Give the memory back."""
+        """Drop all states."""
         self.states = [None] * len(self.states)
 
 
 class RowDecoder(HFModel):
-    """A model with a state of its own kind, or an attention of its own; see `Decoder`.
+    """A model with its own kind of state or of attention; see `Decoder`.
 
     Args:
         model: the model.
         max_model_len: tokens of the longest row.
 
     Raises:
-        EngineError: it keeps nothing between tokens that a call could be given (E5604).
+        EngineError: it keeps no state between tokens that a call accepts (E5604).
     """
 
     kind = "hf, row by row"
 
     def __init__(self, model: PreTrainedModel, *, max_model_len: int) -> None:
         super().__init__(model)
-        # A family may take an attention that it does not know for a kernel that does more than attend.
+        # A family may mistake an unknown attention for a kernel that does more than attention.
         use_own_attention(model)
         self._check_causal()
         self._gives_positions = self._counts_from_zero()
@@ -91,7 +93,7 @@ class RowDecoder(HFModel):
 
     @torch.no_grad()
     def _probe(self, max_model_len: int) -> None:
-        """Measure vocabulary and memory, and see that a row can be continued."""
+        """Measure vocabulary and memory, and verify that a row can continue."""
         token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         logits, state = self._call(token, None)
         first = state_bytes(state)
@@ -101,11 +103,11 @@ class RowDecoder(HFModel):
         self.kv_bytes_per_token = max(1, growth + -(-(first - growth) // max_model_len))
 
     def new_cache(self, num_slots: int, max_length: int, *, is_fixed: bool) -> RowCache:
-        """Return the memory of the rows; see `Decoder`."""
+        """Return the states of the rows; see `Decoder`."""
         return RowCache(num_slots)
 
     def _call(self, tokens: Tensor, state: Any, *, position: int = 0) -> tuple[Tensor, Any]:
-        """Return the logits [V] after the last of tokens [1, P], the first at `position`, and the state after them."""
+        """Return logits [V] after tokens [1, P] from `position` on, and the state."""
         name = self._name
         if name is None:
             raise self._refusal("takes nothing that it kept of the tokens before")
@@ -119,19 +121,19 @@ class RowDecoder(HFModel):
         return output.logits[0, -1].float(), kept
 
     def prefill(self, tokens: Int[Tensor, "G P"], last: Int[Tensor, "G"]) -> tuple[Float[Tensor, "G V"], RowPrefix]:
-        """Return the logits after position `last` of each prompt, and the states; see `Decoder`."""
+        """Return the logits after `last` of each prompt, and the states."""
         prompts = [tuple(row[: end + 1]) for row, end in zip(tokens.tolist(), last.tolist(), strict=True)]
-        # Each prompt once: rows that fill a prefill up are all the same.
+        # Each prompt once: the padding rows of a prefill are all the same.
         done = {prompt: self._call(torch.tensor([prompt], device=self.device), None) for prompt in set(prompts)}
         return torch.stack([done[prompt][0] for prompt in prompts]), RowPrefix([done[prompt][1] for prompt in prompts])
 
     def decode(
         self, tokens: Int[Tensor, "B"], positions: Int[Tensor, "B"], *, cache: RowCache, width: int
     ) -> Float[Tensor, "B V"]:
-        """Return the logits after one more token in slots 0 to B - 1; see `Decoder`."""
+        """Return the logits after one more token in each slot; see `Decoder`."""
         logits = torch.zeros(len(tokens), self.vocab_size, device=self.device)
         for slot, position in enumerate(positions.tolist()):
-            if position == 0:  # an idle slot: a row has a prompt and a token at least
+            if position == 0:  # an idle slot: a row has at least a prompt and a token
                 cache.states[slot] = None
                 continue
             state = cache.states[slot]
@@ -140,7 +142,7 @@ class RowDecoder(HFModel):
 
 
 def state_bytes(state: Any) -> int:
-    """Return the memory of all tensors that `state` holds, in bytes."""
+    """Return the memory of all tensors in `state`, in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(state, set()))
 
 

@@ -1,7 +1,8 @@
 """Prompts whose keys and values are kept once for all samples of a group.
 
 Dimension key: E = prompts of a shelf, H = key-value heads, W = positions of a prompt, D = head size,
-B = rows of a step, R = rows whose prompts are on one shelf, G = prompts of a prefill, P = prompt tokens.
+B = rows of a step, R = rows whose prompts are on one shelf, G = prompts of a prefill, P = prompt tokens,
+M = queries of a row and key head.
 """
 
 from __future__ import annotations
@@ -34,11 +35,14 @@ class Prefix:
 
     @property
     def length(self) -> int:
-        """P."""
+        """P, the padded length of the prompts."""
         return self.keys[0].shape[2]
 
     def row(self, index: int, length: int) -> Prefix:
-        """Return the prefix of one prompt, [1, H, length, D], which holds no other prompt's memory."""
+        """Return the prefix [1, H, length, D] of one prompt.
+
+        It keeps no other prompt's memory alive.
+        """
         if length == self.length and len(self.keys[0]) == 1:
             return self
         return Prefix(
@@ -49,16 +53,18 @@ class Prefix:
 
 @dataclass(frozen=True)
 class Group:
-    """What one step needs to attend to the prompts of a shelf: one product a prompt for all its rows.
+    """Attention of one step to the prompts of a shelf.
+
+    It takes one product per prompt for all rows that share it.
 
     Attributes:
         keys: one tensor [E, H, W, D] a layer.
         values: likewise.
-        bias: [E, 1, 1, W], hides what lies behind the end of a prompt; None if nothing does.
+        bias: [E, 1, 1, W], hides positions after the end of a prompt; None if there are none.
         rows: rows of the step, those of a prompt in any order.
         places: place of each of these rows among E times `num_places`.
         num_places: most rows that share a prompt.
-        is_whole: the rows are all rows of the step, in the order of their places, and every place has one.
+        is_whole: the rows are all rows of the step in the order of their places, and no place is empty.
     """
 
     keys: list[Tensor]
@@ -70,19 +76,19 @@ class Group:
     is_whole: bool = False
 
     def clone(self) -> Group:
-        """Return the group with copies of all but keys and values."""
+        """Return a copy that shares only keys and values."""
         bias = None if self.bias is None else self.bias.clone()
         return Group(self.keys, self.values, bias, self.rows.clone(), self.places.clone(), self.num_places)
 
     def copy_(self, other: Group) -> None:
-        """Take over rows, places and lengths of a group of the same shape."""
+        """Copy rows, places and lengths of a group of the same shape."""
         self.rows.copy_(other.rows)
         self.places.copy_(other.places)
         if self.bias is not None and other.bias is not None:
             self.bias.copy_(other.bias)
 
     def spread(self, queries: Float[Tensor, "B H M D"]) -> Tensor:
-        """Return the queries of the rows as [E, H, num_places * M, D], zeros where a prompt has fewer rows."""
+        """Return queries by prompt, [E, H, num_places * M, D], padded with zeros."""
         num_prompts, (_, heads, size, width) = self.keys[0].shape[0], queries.shape
         spread = queries
         if not self.is_whole:
@@ -92,7 +98,10 @@ class Group:
         return spread.reshape(num_prompts, heads, self.num_places * size, width)
 
     def joined(self, attended: Part, of_prompts: Part) -> Part:
-        """Return attention over the rows' own keys and over their prompts; `of_prompts` is that of `spread`."""
+        """Return attention over the rows' own keys and their prompts' keys.
+
+        `attended` is over the own keys, [B, H, M, D]; `of_prompts` over the prompts', for the queries of `spread`.
+        """
         further = Part(self._collect(of_prompts.out), self._collect(of_prompts.lse))
         return attended.merged(further) if self.is_whole else attended.merged_at(self.rows, further)
 
@@ -105,7 +114,10 @@ class Group:
 
 @dataclass(eq=False)
 class _Shelf:
-    """Prompts in tensors of one width; `slots` are those that share the prompt at each place, none at a free one."""
+    """Prompts in tensors of one width.
+
+    `slots` are the slots that share the prompt at each place, none at a free place.
+    """
 
     keys: list[Tensor]
     values: list[Tensor]
@@ -117,7 +129,7 @@ class _Shelf:
         return self.keys[0].shape[2]
 
     def put(self, prefix: Prefix, length: int) -> int:
-        """Copy a prompt to a free place, with twice the room where there is none; return the place."""
+        """Copy a prompt to a free place, doubling the room if needed; return it."""
         place = next((place for place, slots in enumerate(self.slots) if not slots), len(self.slots))
         if place == len(self.slots):
             self.slots.append([])
@@ -130,9 +142,9 @@ class _Shelf:
         return place
 
     def group(self, *, is_static: bool, is_only: bool) -> Group:
-        """Return what a step over all slots needs; with `is_static` its shapes are of a few sizes.
+        """Return the group for a step over all slots.
 
-        `is_only` says that there is no other shelf.
+        With `is_static` it has one of a few shapes. `is_only` says that there is no other shelf.
         """
         while not self.slots[-1]:
             self.slots.pop()
@@ -147,7 +159,7 @@ class _Shelf:
             most = rounded(most, least=1, an_octave=1)
         places = [place * most + index for place, slots in enumerate(self.slots) for index in range(len(slots))]
         if is_static:
-            # A pair that stands there twice writes the same numbers twice.
+            # A repeated pair writes the same numbers twice.
             missing = rounded(len(rows), least=1, an_octave=1) - len(rows)
             rows, places = rows + rows[:1] * missing, places + places[:1] * missing
         has_bias = is_static or any(length < self.width for length in lengths)
@@ -163,10 +175,10 @@ class _Shelf:
 
 
 class SharedPrompts:
-    """Which slot has which prompt. A prompt is held until its last slot is released.
+    """The prompt of each slot, held until its last slot is released.
 
-    Prompts of up to `EXACT_KEYS` tokens stand together in tensors of a few widths, so that one product takes all of
-    one width. A longer one stays in the tensors that its prefill made.
+    Prompts are copied to tensors of a few widths, so that one product covers all prompts of a width. On a CPU, a prompt
+    of more than `EXACT_KEYS` tokens stays in the tensors of its prefill.
     """
 
     def __init__(self) -> None:
@@ -176,7 +188,7 @@ class SharedPrompts:
         self._groups: dict[bool, list[Group]] = {}
 
     def add(self, slots: Sequence[int], prefix: Prefix) -> None:
-        """Let `slots` have the one prompt of `prefix`, together with the slots that have it already."""
+        """Assign the prompt of `prefix` to `slots`, besides its present slots."""
         place = self._known.get(prefix)
         if place is None:
             place = self._known[prefix] = self._put(prefix)
@@ -186,7 +198,7 @@ class SharedPrompts:
         self._groups.clear()
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Let the slots `targets` have what the slots `sources` have; nothing is copied."""
+        """Move the prompts of slots `sources` to `targets`; copy nothing."""
         for source, target in zip(sources, targets, strict=True):
             if source not in self._place_of:
                 continue
@@ -195,7 +207,7 @@ class SharedPrompts:
             self._groups.clear()
 
     def release(self, slots: Sequence[int]) -> None:
-        """Take the prompts from `slots`; one that no slot has any more gives its memory back."""
+        """Unassign the prompts of `slots`; free those without a slot."""
         for slot in slots:
             if slot not in self._place_of:
                 continue
@@ -208,9 +220,9 @@ class SharedPrompts:
         self._shelves = [shelf for shelf in self._shelves if any(shelf.slots)]
 
     def groups(self, *, is_static: bool = False) -> list[Group]:
-        """Return one group a shelf; all slots up to the last used one are rows of a step.
+        """Return one group per shelf, for a step of all slots up to the last used.
 
-        The list stays the same until a slot changes. With `is_static` shapes are rounded up to a few sizes.
+        The list stays the same until a slot changes. With `is_static`, shapes are rounded up to a few sizes.
         """
         if is_static not in self._groups:
             is_only = len(self._shelves) == 1
@@ -218,7 +230,7 @@ class SharedPrompts:
         return self._groups[is_static]
 
     def clear(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self.release(list(self._place_of))
 
     @property
@@ -242,7 +254,10 @@ class SharedPrompts:
 
 
 def rounded(size: int, *, least: int, an_octave: int = 4) -> int:
-    """Return the next of the sizes that there are: multiples of `least`, `an_octave` of them up to the double."""
+    """Return `size` rounded up to one of a few sizes.
+
+    These are multiples of `least`, with at most `an_octave` of them between a power of two and the next.
+    """
     octave = 1 << max(0, (size - 1).bit_length() - 1)
     step = max(least, octave // an_octave)
     return -(-size // step) * step

@@ -1,8 +1,8 @@
-"""Attention of Hugging Face models over slots whose rows have different lengths.
+"""Attention of Hugging Face models over slots with rows of unequal length.
 
-Transformers asks functions that are registered under a name for every mask and every attention. A model hands its mask
-over as a function of positions, composed by itself (causal, window, chunk); transformers evaluates it at one query
-position for all rows, ours at each row's own.
+Transformers calls functions that are registered under a name for every mask and every attention. A model provides its
+mask as a function of positions, which it composes itself (causal, window, chunk). Transformers evaluates it at one
+query position for all rows; ours evaluates it at each row's own position.
 
 Dimension key: B = rows of a step, K = positions of the cache.
 """
@@ -31,7 +31,7 @@ _seen: ContextVar[list[bool] | None] = ContextVar("attention calls", default=Non
 
 
 def slots_mask(mask_function: _MaskFunction, attention_mask: Bool[Tensor, "B K"]) -> Bool[Tensor, "B 1 1 K"]:
-    """Return which positions of the cache the last position of each row sees.
+    """Return the cache positions that the last token of each row may see.
 
     Args:
         mask_function: the model's own, of row, head, query position and key position.
@@ -45,7 +45,7 @@ def slots_mask(mask_function: _MaskFunction, attention_mask: Bool[Tensor, "B K"]
 
 
 def _slots_of(attention_mask: Tensor | None, sizes: dict[str, Any]) -> Tensor | None:
-    """Return the positions that rows hold where a mask is asked for one query a row over whole slots."""
+    """Return [B, K] positions for a mask of one query over slots, else None."""
     if attention_mask is None or sizes["q_length"] > 1 or sizes.get("kv_offset", 0):
         return None
     return attention_mask if attention_mask.shape[1] == sizes["kv_length"] else None
@@ -67,18 +67,18 @@ def _eager_mask(*, mask_function: _MaskFunction, attention_mask: Tensor | None =
 
 
 def _bias(seen: Bool[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
-    """Return a mask as what is added to the scores, as the families' own attentions expect it."""
+    """Return a mask as the bias that the families' own attentions expect."""
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)
 
 
 def _home(module: nn.Module) -> str:
-    """Return the name of the Python module that holds the forward pass of a part of a model."""
+    """Return the name of the Python module with a submodel's forward pass."""
     return next(base for base in type(module).__mro__ if "forward" in vars(base)).__module__
 
 
 @cache
 def _own_attention(home: str) -> tuple[Callable[..., Any] | None, frozenset[str]]:
-    """Return the attention that a family computes without a registered one, and the arguments that only it knows."""
+    """Return a family's own attention, and the arguments that only it knows."""
     own: Callable[..., Any] | None = vars(sys.modules[home]).get("eager_attention_forward")
     return own, frozenset() if own is None else frozenset(inspect.signature(own).parameters.keys() - _PLAIN)
 
@@ -105,7 +105,7 @@ def _sdpa_attention(
     if own is None or all(settings.get(name) is None for name in extras):
         _note(attention_mask, key)
         return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
-    if attention_mask is None and query.shape[2] > 1:  # left out because it is the causal one
+    if attention_mask is None and query.shape[2] > 1:  # None means the causal mask
         sizes = (query.shape[2], key.shape[2])
         attention_mask = torch.ones(sizes, dtype=torch.bool, device=query.device).tril(sizes[1] - sizes[0])[None, None]
     if attention_mask is not None and attention_mask.dtype == torch.bool:
@@ -120,16 +120,16 @@ AttentionMaskInterface.register(SDPA, _sdpa_mask)
 
 
 def use_slot_attention(model: PreTrainedModel) -> None:
-    """Let the model ask for the attention over slots, where it asks for a registered attention at all.
+    """Make the model use attention over slots, if it uses a registered one.
 
-    PyTorch's attention is taken where the family allows it and a call asks for nothing that only the family's own
-    computes, such as a soft cap.
+    This is PyTorch's attention if the family allows it, except for calls with features that only the family's own
+    attention has, such as a soft cap.
     """
     _set(model, SDPA if type(model)._supports_sdpa else EAGER)
 
 
 def use_own_attention(model: PreTrainedModel) -> None:
-    """Let the model ask for transformers' own attention: PyTorch's, or the family's where that computes more."""
+    """Use PyTorch's attention, or the family's own where that computes more."""
     extras = any(_own_attention(_home(module))[1] for module in model.modules())
     _set(model, "sdpa" if type(model)._supports_sdpa and not extras else "eager")
 
@@ -142,7 +142,7 @@ def _set(model: PreTrainedModel, name: str) -> None:
 
 @contextmanager
 def noted_attention() -> Iterator[list[bool]]:
-    """Collect, for every attention in the block, whether it got a mask of its keys for each of its rows."""
+    """Record for each attention whether its mask covers all keys and rows."""
     seen: list[bool] = []
     token = _seen.set(seen)
     try:

@@ -1,4 +1,6 @@
-"""The state of the rows in the slots, as tensors on the device: last token, length and sampling parameters.
+"""The state of the rows in slots, as tensors on the device.
+
+It has last token, length and sampling parameters.
 
 Dimension key: S = slots, B = rows of a step.
 """
@@ -20,12 +22,14 @@ _OFF_TOP_P = 2.0
 
 
 class Slots:
-    """Up to S rows; an idle slot is a sequence of one token that never grows.
+    """Up to S rows; each state tensor is [S].
+
+    An idle slot is a sequence of one token that never grows.
 
     Args:
         num_slots: S.
         drawable: the token ids that may be drawn, and those of them that end a response.
-        device: where the tensors live.
+        device: device of the tensors.
     """
 
     def __init__(self, num_slots: int, *, drawable: Drawable, device: torch.device) -> None:
@@ -57,7 +61,7 @@ class Slots:
         return [slot for slot, row in enumerate(self.rows) if row is None]
 
     def place(self, slots: Sequence[int], rows: Sequence[RunningRow]) -> Tensor:
-        """Put `rows` with their prompts into `slots`; return the slots as an index tensor."""
+        """Put `rows` with prompts into `slots`; return `slots` as an index [B]."""
         device = self.token.device
         index = upload(slots, device)
         params = [row.request.params for row in rows]
@@ -112,7 +116,7 @@ class Slots:
         self._idle(source)
 
     def sampling(self, where: slice | Int[Tensor, "B"]) -> RowParams:
-        """Return the sampling parameters of the slots `where`."""
+        """Return the sampling parameters [B] of the slots `where`."""
         rows = [row for row in self.rows if row is not None]
         params = [row.request.params for row in rows]
         top_ks = [p.top_k for p in params if 0 < p.top_k < self.num_tokens]
@@ -133,6 +137,6 @@ class Slots:
         )
 
     def advance(self, where: slice | Int[Tensor, "B"], tokens: Int[Tensor, "B"]) -> None:
-        """Add one token to the active slots among `where`."""
+        """Append one token [B] to the active slots among `where`."""
         self.token[where] = tokens
         self.length[where] += self.is_active[where]

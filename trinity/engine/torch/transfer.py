@@ -1,4 +1,4 @@
-"""Small tensors between this machine and a device, without waiting for the work that is queued there."""
+"""Small transfers between host and device without waiting for its queue."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def upload(values: Sequence[int | float | bool], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
-    """Return `values` as a tensor on `device`; on CUDA the copy is queued behind the work that is under way."""
+    """Return `values` as a 1-D tensor [N]; on CUDA the copy is only queued."""
     tensor = torch.tensor(values, dtype=dtype)
     if device.type != "cuda":
         return tensor.to(device)
@@ -17,7 +17,10 @@ def upload(values: Sequence[int | float | bool], device: torch.device, dtype: to
 
 
 class Download:
-    """Tensors on their way to this machine; on CUDA the copy is queued, and `result` waits for it alone."""
+    """A transfer of tensors of any shapes to the host.
+
+    On CUDA the copy is queued, and `result` waits for it alone.
+    """
 
     def __init__(self, *tensors: Tensor) -> None:
         self._event: torch.cuda.Event | None = None
@@ -31,7 +34,7 @@ class Download:
         self._event.record()
 
     def result(self) -> list[Tensor]:
-        """Return the tensors on this machine."""
+        """Return the tensors on the host, in the order and shapes given."""
         if self._event is not None:
             self._event.synchronize()
             self._event = None

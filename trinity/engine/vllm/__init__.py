@@ -1,1 +1,1 @@
-"""vLLM as an engine: it computes logits; its tokens are drawn by the sampler of every engine here."""
+"""The vLLM engine: vLLM computes logits, and our own sampler draws tokens."""

@@ -1,7 +1,7 @@
-"""From the weights of a model's modules to those of its files, which other programs read.
+"""Conversion of weights from the names of modules to those of files.
 
-Transformers joins and renames weights when it reads a folder (the experts of a layer become one tensor) and undoes it
-when it saves. The trainer publishes what its modules hold; vLLM reads what a folder would hold.
+Transformers joins and renames weights when it reads a folder (the experts of a layer become one tensor) and reverts
+that when it saves. The trainer publishes the weights of its modules; vLLM reads those of a folder.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _LAYER = re.compile(r"^.*?\.\d+\.")
 
 
 class CheckpointNames:
-    """The names and shapes of a model's weights, in its modules and in its files.
+    """Names and shapes of a model's weights, in its modules and its files.
 
     Args:
-        folder: of the model.
-        config: of the model, with the entries that the run changes.
+        folder: folder of the model.
+        config: configuration of the model, with the entries that the run overrides.
         trust_remote_code: run Python code that comes with the model.
 
     Attributes:
-        parameters: name and shape of each weight that training changes; a tied one once.
+        parameters: name and shape of each weight that training changes; a tied weight once.
         optional: names whose tensors are those of other names.
-        written: name and shape of what the parameters become in files, in the order of `reverted`.
-        constant: names in the folder that no parameter becomes: buffers, parts that the model leaves out.
+        written: name and shape of the parameters in files, in the order of `reverted`.
+        constant: names in the folder that come from no parameter: buffers, and parts that the model leaves out.
 
     Raises:
-        EnvironmentProblem: transformers has no causal language model of this family (E3101), or does not make the
-            folder's weights of its own (E3225).
+        EnvironmentProblem: transformers has no causal language model of this family (E3101), or would save the weights
+            differently from how the folder has them (E3225).
     """
 
     def __init__(self, folder: Path, config: PreTrainedConfig, *, trust_remote_code: bool = False) -> None:
@@ -63,15 +63,16 @@ class CheckpointNames:
         _check(self.written, in_files, folder=folder, kind=config.model_type)
 
     def _saved_name(self, name: str, every: Mapping[str, Tensor], in_files: Mapping[str, torch.Size]) -> str:
-        """Return the name of a parameter, among those of a tied one, under which the folder has it."""
+        """Return the name under which the folder has a (possibly tied) parameter."""
         names = [other for other, tensor in every.items() if tensor is every[name]]
         is_saved = (revert_weight_conversion(self._model, {n: every[n]}).keys() <= in_files.keys() for n in names)
         return next((n for n, is_there in zip(names, is_saved, strict=True) if is_there), name) if names[1:] else name
 
     def reverted(self, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and tensor of `weights`, which have the names of `parameters`, as files have them.
+        """Yield name and tensor of `weights` as files have them.
 
-        A layer at a time is converted, so that a second copy of the model never exists.
+        `weights` has the names and shapes of `parameters`. One layer is converted at a time, so a second copy of the
+        model never exists.
         """
         for names in self._groups:
             yield from self._reverted(weights, names)
@@ -82,7 +83,7 @@ class CheckpointNames:
 
 
 def _group_of(name: str) -> str:
-    """Return what weights that are converted together share: the number of their layer."""
+    """Return the layer prefix shared by weights that are converted together."""
     found = _LAYER.match(name)
     return "" if found is None else found.group()
 
@@ -90,7 +91,7 @@ def _group_of(name: str) -> str:
 def _skeleton(
     folder: Path, in_files: Mapping[str, torch.Size], config: PreTrainedConfig, *, trust_remote_code: bool
 ) -> Any:
-    """Return the model of a folder without memory; it knows the conversions that transformers uses for the folder."""
+    """Return a folder's model without memory, for its weight conversions."""
     try:
         with torch.device("meta"):
             kind: Any = type(AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code))

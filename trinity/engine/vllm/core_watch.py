@@ -1,4 +1,4 @@
-"""The watch over vLLM's processes: what computes is asked for a sign of life, and one that stands still is given up."""
+"""Health checks of vLLM's processes, which detect lack of progress."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ logger = get_logger("explorer")
 
 PROBE_KEY = "explorer.engine_probe_timeout"
 LOOKS = 5
-"""Looks at the processes while an answer may take: where this process was itself suspended one of them says nothing."""
+"""Looks at the processes within `answer_s`: after a suspension of this process itself, a single look says nothing."""
 STILL_FRAC = 0.01
-"""Share of a processor below which a process that sleeps stands still."""
+"""Share of a processor below which a sleeping process makes no progress."""
 
 
 @dataclass(frozen=True)
 class ProbeTimes:
-    """How often what computes is asked, and how long it may take to answer; in seconds.
+    """Interval and deadlines of the probes, in seconds.
 
     Attributes:
-        interval_s: between two probes.
-        answer_s: longest answer of one that stands still, and between two lines about one that computes.
-        step_s: longest answer of one that computes.
+        interval_s: time between two probes.
+        answer_s: longest wait for a process that makes no progress, and time between two log lines about one that
+            computes.
+        step_s: longest wait for a process that computes.
     """
 
     interval_s: float = 5.0
@@ -42,21 +43,26 @@ class GiveUp(Protocol):
     """Marks an engine as unusable."""
 
     def __call__(self, message: str, *, code: str, cause: BaseException | None) -> None:
-        """Say why, with the code of the error and what caused it, to whoever waits."""
+        """Fail all waiting calls with a message, an error code and the cause."""
 
 
 class CoreWatch:
-    """Asks what computes for a sign of life, again and again, until it fails.
+    """Probes vLLM's processes until a probe fails.
 
-    It answers between two steps and after an update of the weights; so one that is late may be at work. What uses no
-    processor, and waits for no disk, has no step under way that could end.
+    A process answers between two steps and after a weight update, so a late answer may mean that it computes. A process
+    that uses no processor time and waits for no disk has no step in progress that could end.
+
+        probe -- answer in time --> wait `interval_s` --> probe
+          |-- no progress for `answer_s` -----> give up
+          |-- computes for `step_s` ----------> give up (a warning every `answer_s` until then)
+          +-- error, or a process has ended --> give up
 
     Args:
-        ask: returns what every process that computes has answered.
-        pids: of these processes, and of what started them.
-        times: see there.
-        waiting: says in words what waits for an answer.
-        give_up: called once with the reason when there will be no answer.
+        ask: returns the answers of all processes that compute.
+        pids: ids of these processes, and of those that started them.
+        times: interval and deadlines.
+        waiting: describes what waits for vLLM.
+        give_up: called once with the reason after a failed probe.
     """
 
     def __init__(
@@ -85,7 +91,7 @@ class CoreWatch:
             asked = asyncio.ensure_future(self._ask())
             try:
                 reason = await self._late(asked)
-            # Whatever the question ends with is the failure of what should answer it.
+            # Any error of the probe means that the process has failed.
             except Exception as error:  # noqa: BLE001
                 reason, code, cause = f"vLLM's process has ended or failed: {error}", "E5660", error
             finally:
@@ -93,7 +99,7 @@ class CoreWatch:
         self._give_up(reason, code=code, cause=cause)
 
     async def _late(self, asked: asyncio.Future[object]) -> str | None:
-        """Return why there will be no answer; None when it has come."""
+        """Return why no answer will come, or None once it has come."""
         look_s, looks, still = self._times.answer_s / LOOKS, 0, dict.fromkeys(self._processes, 0)
         used_s = _used(self._processes)
         while True:
@@ -120,12 +126,12 @@ class CoreWatch:
 
 
 def watch_over(started: Started, workers: Iterable[Mapping[str, Any]], times: ProbeTimes, give_up: GiveUp) -> None:
-    """Begin to watch the processes of a running vLLM; called on its loop.
+    """Begin to watch the processes of a running vLLM, on its loop.
 
     Args:
         started: the running vLLM.
-        workers: what its workers said of themselves.
-        times: of the probes.
+        workers: facts that its workers reported.
+        times: interval and deadlines of the probes.
         give_up: marks its engine as unusable.
     """
     pids = [worker[name] for worker in workers for name in ("pid", "starter")]
@@ -136,7 +142,7 @@ def watch_over(started: Started, workers: Iterable[Mapping[str, Any]], times: Pr
 
 
 def _used(processes: Sequence[psutil.Process]) -> dict[psutil.Process, float]:
-    """Return the processor time of each process and of what it started, in seconds; 0 where it is gone."""
+    """Return processor seconds by process, descendants included; 0 if ended."""
     return {each: _seconds(each) for each in processes}
 
 
@@ -152,8 +158,8 @@ def _seconds(process: psutil.Process) -> float:
 
 
 def _sleeps(process: psutil.Process) -> bool:
-    """Return whether a process neither runs, nor waits for a processor or a disk."""
+    """Return whether a process is idle: not running or waiting for a disk."""
     try:
         return process.status() not in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
     except psutil.Error:
-        return False  # it is gone, which the question is told
+        return False  # it has ended, which makes the probe fail

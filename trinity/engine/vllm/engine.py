@@ -1,7 +1,7 @@
-"""The vLLM engine: an `InferenceModel` over vLLM's AsyncLLM, with the samples and logprobs of the torch engine.
+"""The vLLM engine: an `InferenceModel` over vLLM's AsyncLLM.
 
-vLLM is imported when an engine is prepared. Its work is done in processes of its own; an event loop in a thread of
-this process talks to them, so that the methods may be awaited on any loop.
+Its samples and logprobs equal those of the torch engine. vLLM is imported when an engine is prepared. It works in its
+own processes; an event loop in a thread of this process talks to them, so methods may be awaited on any loop.
 
 Dimension key: N = tokens of a sequence but the first.
 """
@@ -52,7 +52,7 @@ _TRIED_TOKENS = 16
 
 
 class VLLMEngine(LocalModel):
-    """Continuous batching by vLLM; see `trinity.common.models.model.InferenceModel`."""
+    """Continuous batching by vLLM; see `InferenceModel`."""
 
     settings: VLLMSettings
 
@@ -65,11 +65,11 @@ class VLLMEngine(LocalModel):
         self._counts = Counts()
         self.workers: list[dict[str, Any]] = []
         self._ids = itertools.count()
-        # A prompt is scored at the temperature that the engine was started with; others take a step a token.
+        # A prompt is scored in one pass at this temperature; at any other, scoring takes a step a token.
         self._temperature = settings.params.temperature or 1.0
 
     async def prepare(self) -> None:
-        """Start vLLM and load the model; does nothing the second time.
+        """Start vLLM and load the model; later calls do nothing.
 
         Raises:
             EnvironmentProblem: vLLM is missing (E3301), of another version (E3221), a CUDA build without a GPU (E3201),
@@ -95,7 +95,7 @@ class VLLMEngine(LocalModel):
             except (EnvironmentProblem, ConfigError):
                 self._give_up(loop)
                 raise
-            # Whatever vLLM raises at its start ends the run with its words and this engine's keys.
+            # Any error of vLLM's start ends the run, with vLLM's message and this engine's keys.
             except Exception as error:
                 self._give_up(loop)
                 raise EnvironmentProblem(
@@ -134,7 +134,7 @@ class VLLMEngine(LocalModel):
         self.workers = await started.llm.collective_rpc("trinity_start", args=(os.getpid(), self._temperature))
         started.own(self.workers)
         if any(worker["loaded"] != [str(dtype)] for worker in self.workers):
-            started.wire_dtype = torch.float32  # a part of the model is held wider than the rest
+            started.wire_dtype = torch.float32  # part of the model has a wider number type
         get_logger("explorer").info(
             "vLLM engine: %s, %s on %s, %d sequences at once of %d tokens at most; workers %s",
             *(model.model_path, dtype, device, settings.max_num_seqs, self._max_model_len, self.workers),
@@ -142,10 +142,10 @@ class VLLMEngine(LocalModel):
         return started
 
     async def _try(self) -> None:
-        """Ask for what no check of vLLM foresees: a sample, and that an update leaves what it should.
+        """Try one sample and one weight update, which no check can predict.
 
         Raises:
-            EnvironmentProblem: new weights would not all be taken (E3226).
+            EnvironmentProblem: an update would not replace all weights (E3226).
         """
         started = self._ready()
         length = max(1, min(_TRIED_TOKENS, self._max_model_len - 1))
@@ -158,7 +158,7 @@ class VLLMEngine(LocalModel):
             await started.llm.pause_generation(mode="abort", clear_cache=True)
             reasons = await started.llm.collective_rpc("trinity_try", args=trial_of(started.facts, started.wire_dtype))
             await started.llm.resume_generation()
-        # Whatever a model of vLLM raises where it loads weights is the reason why it cannot be trained.
+        # Any error of a vLLM model that loads weights means that it cannot be trained.
         except Exception as error:
             raise refusal(started.facts, f"whose reload ends with {type(error).__name__}: {error}") from error
         reason = next((each for each in reasons if each is not None), None)
@@ -182,11 +182,11 @@ class VLLMEngine(LocalModel):
 
     @property
     def model_version(self) -> int:
-        """Version of the weights: 0 as loaded, then what `update_weights` was told."""
+        """Version of the weights: 0 as loaded, then that of the last update."""
         return self._version
 
     async def _call(self, call: Coroutine[Any, Any, T], seconds: float, *, what: str, setting: str) -> T:
-        """Return the result of a coroutine of the engine's loop; cancelled there when the caller is."""
+        """Run a coroutine on the engine's loop; the caller can cancel it."""
         try:
             future = asyncio.run_coroutine_threadsafe(call, self._ready().loop)
         except EngineError:
@@ -197,7 +197,7 @@ class VLLMEngine(LocalModel):
     async def _sample(
         self, prompt: list[int], params: GenerateParams, *, keys: list[int], ids: tuple[str, ...]
     ) -> list[Sample]:
-        """Return the samples: one request each, so that each has its own noise; vLLM shares the prompt's cache."""
+        """Return the samples, one request each; vLLM shares the prompt's cache."""
         self._counts.prompt_tokens += len(prompt)
 
         async def one(key: int) -> Sample:
@@ -213,7 +213,7 @@ class VLLMEngine(LocalModel):
         return await self._answer(every(), what="the engine's samples")
 
     async def _score(self, tokens: list[int], temperature: float) -> Float[Tensor, "N"]:
-        """Return the logprobs: those of the prompt in one pass, or a step a token at an unusual temperature."""
+        """Return logprobs in one pass; token by token at another temperature."""
         start = len(tokens) - 1 if temperature == self._temperature else 1
         params = GenerateParams(temperature=temperature, max_tokens=len(tokens) - start, ignore_eos=True)
 
@@ -232,7 +232,7 @@ class VLLMEngine(LocalModel):
     async def _one(
         self, prompt: list[int], params: GenerateParams, key: int, *, forced: list[int] | None = None, stops: Texts = ()
     ) -> Scored:
-        """Return one sample, and the logprobs of the prompt's tokens if tokens are `forced`."""
+        """Return one sample, and with `forced` tokens also the prompt's logprobs."""
         started = self._ready()
         async with started.slots:
             await started.gate.wait()
@@ -296,7 +296,7 @@ class VLLMEngine(LocalModel):
         return sample, scored
 
     def _fail(self, message: str, *, code: str, cause: BaseException | None) -> None:
-        """Mark the engine unusable and end what is under way with the reason."""
+        """Mark the engine unusable and fail the calls in progress."""
         if self._failure is not None or self._started is None:
             return
         self._failure = EngineError(f"{message}; the engine must be started again", code=code)
@@ -306,16 +306,16 @@ class VLLMEngine(LocalModel):
     async def update_weights(
         self, weights: Mapping[str, Tensor], *, version: int, in_flight: bool | None = None
     ) -> None:
-        """Load `weights` (Hugging Face names) into vLLM in place and set the engine's version.
+        """Load weights by Hugging Face name into vLLM and set their version.
 
-        Samples under way are finished first, so that one version made all of a sample; with `in_flight` (None: as
-        `synchronizer.update_in_flight` says) they are held and go on with the new weights, their cache computed anew,
-        and the experience says each token's version. Waiting requests get the new weights. Caches of the old weights
-        are dropped.
+        Samples in progress finish first, so one version makes all of a sample. With `in_flight` (None: as
+        `synchronizer.update_in_flight` says) they are paused and continue with the new weights, their cache recomputed;
+        the experience holds each token's version. Waiting requests get the new weights. Caches of the old weights are
+        dropped.
 
         Raises:
             SyncError: names or shapes differ; the engine keeps its weights (E5501).
-            EngineError: loading failed on the way; the engine is unusable (E5661).
+            EngineError: loading failed midway; the engine is unusable (E5661).
             DeadlineError: not idle within `synchronizer.sync_timeout`.
         """
         started = self._ready()
@@ -343,14 +343,14 @@ class VLLMEngine(LocalModel):
                     await started.idle.wait()
                 await self._load(started, path, digest, version=version, in_flight=in_flight)
             except asyncio.CancelledError:
-                self._ready()  # it may have failed meanwhile
+                self._ready()  # the engine may have failed meanwhile
                 raise
             finally:
                 started.tasks.discard(running_task())
                 started.gate.set()
 
     async def _load(self, started: Started, path: str, digest: str, *, version: int, in_flight: bool) -> None:
-        """Pause, load and go on; whatever breaks on the way leaves weights that nobody knows."""
+        """Pause, load and resume; an error leaves weights in an unknown state."""
         try:
             await started.llm.pause_generation(mode="keep" if in_flight else "abort", clear_cache=True)
             answers = await started.llm.collective_rpc("trinity_update", args=(path, digest))
@@ -375,7 +375,7 @@ class VLLMEngine(LocalModel):
         return False
 
     async def shutdown(self) -> None:
-        """End vLLM's processes; calls under way get an EngineError."""
+        """End vLLM's processes; calls in progress get an EngineError."""
         started = self._started
         if started is None or started.llm is None:
             return
@@ -391,8 +391,9 @@ class VLLMEngine(LocalModel):
         started.loop.call_soon_threadsafe(started.loop.stop)
 
     async def stats(self) -> dict[str, float]:
-        """Return totals since the start (tokens, samples, seconds at work), tokens per second, slots, and how it
-        answers now (`RequestGauge.table`).
+        """Return totals since the start, and current figures.
+
+        They have the names of the torch engine; see `Counts.table` and `RequestGauge.table`.
         """
         started, num_slots = self._ready(), self.settings.max_num_seqs
         totals = self._counts.table(is_busy=not started.idle.is_set(), num_slots=num_slots)

@@ -1,9 +1,9 @@
-"""New weights into a model that vLLM has loaded, in place, so that nothing of the old ones is left.
+"""Replacement of all weights of a loaded vLLM model, in place.
 
-vLLM gives each layer's weights memory when all of them have come, and packs them anew. What a model copies past that
-order is lost, and what a kernel has packed where nobody looks stays as it was; both without an error. So a layer whose
-weights got lost is given its memory first, kernels that pack experts are made again, and `try_reload` compares what a
-reload of the folder leaves with what the start left.
+vLLM allocates each layer's weights once all of them have arrived, and repacks them. Two faults raise no error: weights
+that a model copies outside that order are lost, and weights that a kernel packed elsewhere stay as they were. So a
+layer that loses weights is allocated first, and kernels that pack experts are created again. `try_reload` then compares
+the state after reloading the folder with the state after the start.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Weights = Iterable[tuple[str, Tensor]]
 
 
 class Reloader:
-    """Reloads the weights of one model of vLLM.
+    """Reloads the weights of one vLLM model.
 
     Args:
-        model: as vLLM has loaded it.
-        model_config: vLLM's own.
+        model: the model as vLLM has loaded it.
+        model_config: vLLM's configuration of it.
 
     Attributes:
-        early: names of the layers that have memory before their weights come.
+        early: names of the layers to allocate before their weights arrive.
     """
 
     def __init__(self, model: nn.Module, model_config: Any) -> None:
@@ -47,7 +47,7 @@ class Reloader:
 
     @torch.no_grad()
     def reload(self, weights: Weights) -> list[str]:
-        """Load `weights`, which have the names of a folder; return the names of parameters that did not come."""
+        """Load `weights`, named as in files; return parameters that got none."""
         self._forget_kernels()
         initialize_layerwise_reload(self.model)
         layers = dict(self.model.named_modules())
@@ -63,15 +63,15 @@ class Reloader:
         for name, module in layers.items():
             method: Any = getattr(module, "quant_method", None)
             if name.rpartition(".")[2] == "lm_head" and method is not None:
-                # A head that shares the embedding keeps a copy in another layout, which a reload leaves as it was.
+                # A head tied to the embedding keeps a copy in another layout, which a reload does not update.
                 method.process_weights_after_loading(module)
         return lost
 
     def try_reload(self, weights: Callable[[], Weights]) -> str | None:
-        """Load once more what the model was loaded from; return why that is not the same, or None.
+        """Reload the model's folder; return how the result differs, or None.
 
         Args:
-            weights: gives the tensors of the folder.
+            weights: returns the tensors of the folder.
         """
         before = self._digests()
         with _marked_memory():
@@ -86,7 +86,7 @@ class Reloader:
         return f"whose reload leaves {len(changed)} of {len(before)} tensors other than its start (first {changed[0]})"
 
     def _forget_kernels(self) -> None:
-        """Have the experts of a CPU packed anew: it is done only where their kernel is made."""
+        """Force a CPU to repack the experts, which only a new kernel does."""
         for module in self.model.modules():
             method: Any = getattr(module, "quant_method", None)
             if current_platform.is_cpu() and getattr(method, "moe_kernel", None) is not None:
@@ -98,13 +98,13 @@ class Reloader:
 
 
 def loaded_dtypes(model: nn.Module) -> list[str]:
-    """Return the number types in which a model's weights are read, before kernels pack them."""
+    """Return the number types that weights are read in, before packing."""
     tensors = (t for layer in model.modules() for t in get_layerwise_info(layer).restore_metadata[0].values())
     return sorted({str(tensor.dtype) for tensor in tensors if tensor.is_floating_point()})
 
 
 def _give_memory(layer: nn.Module) -> None:
-    """Give a layer the tensors of its start: parameters without a number, buffers as they are now."""
+    """Allocate a layer: parameters filled with NaN, buffers as they are now."""
     info = get_layerwise_info(layer)
     materialize_layer(layer, info)
     assert info.kernel_tensors is not None, "a reload has begun"
@@ -118,7 +118,10 @@ def _give_memory(layer: nn.Module) -> None:
 
 
 def _lost(layers: dict[str, nn.Module]) -> list[str]:
-    """Return the names of parameters for which nothing has come; a tied one comes under its other name."""
+    """Return the names of parameters for which no weight has arrived.
+
+    A tied parameter may arrive under its other name.
+    """
     came: set[int] = set()
     left: list[tuple[str, int | None]] = []
     for name, layer in layers.items():
@@ -138,7 +141,7 @@ def _lost(layers: dict[str, nn.Module]) -> list[str]:
 
 @contextmanager
 def _marked_memory() -> Iterator[None]:
-    """Fill new memory with NaN, so that what nobody writes differs from everything."""
+    """Fill new memory with NaN, so that unwritten weights are noticed."""
     settings: Any = deterministic
     was_on, warned = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filled = settings.fill_uninitialized_memory

@@ -1,4 +1,4 @@
-"""What comes back from vLLM: its outputs as samples, stop strings that it must not see, versions of tokens."""
+"""vLLM's outputs as samples, with stop strings and token versions."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Texts = tuple[str, ...]
 
 
 class Progress:
-    """Which versions of the weights made a request's tokens.
+    """Versions of the weights that made a request's tokens.
 
     Args:
-        version: of the weights at its start.
+        version: version of the weights at its start.
     """
 
     def __init__(self, version: int) -> None:
         self.marks = [(0, version)]
 
     def change(self, position: int, version: int) -> None:
-        """Note that `version` makes the tokens from `position` on."""
+        """Record that `version` makes the tokens from `position` on."""
         position = max(position, self.marks[-1][0])
         if position == self.marks[-1][0]:
             self.marks.pop()
@@ -43,12 +43,15 @@ class Progress:
 
 
 def stops_of(params: GenerateParams) -> tuple[str, ...]:
-    """Return the stop strings that vLLM looks for: none where a response must be longer first, see `sample_of`."""
+    """Return the stop strings for vLLM; none with a minimum, see `sample_of`."""
     return () if params.min_tokens > 1 else params.stop
 
 
 def is_early(sample: Sample, params: GenerateParams) -> bool:
-    """Return whether vLLM, which is told no minimum, ended a response with a stop string that does not count yet."""
+    """Return whether a stop string that does not count ended a response.
+
+    vLLM is not told `min_tokens`, so a stop string may end a response too early.
+    """
     return sample.stop_text is not None and len(sample.tokens) <= params.min_tokens
 
 
@@ -60,12 +63,13 @@ def sample_of(
     progress: Progress,
     has_stops: bool,
 ) -> Scored:
-    """Return the sample of a final output with one completion, and the logprobs of the prompt (the first is 0).
+    """Return the sample of a final output, and the prompt's logprobs.
 
-    Where vLLM did not look for the stop strings (`has_stops` is false) the response is cut here.
+    The output has one completion; the first logprob of the prompt is 0. If vLLM did not look for the stop strings
+    (`has_stops` is false), the response is cut here.
 
     Raises:
-        EngineError: vLLM gave the request up (E5662), or the logits are not finite (E5605).
+        EngineError: vLLM gave up the request (E5662), or the logits are not finite (E5605).
     """
     completion = output.outputs[0]
     if completion.finish_reason not in ("stop", "length"):
@@ -98,7 +102,7 @@ def _prompt_logprobs(output: Any) -> list[float]:
 
 
 def _cut(tokens: list[int], params: GenerateParams, tokenizer: PreTrainedTokenizerBase) -> tuple[int, str | None]:
-    """Return length and stop string of a response that ends at the first one that counts."""
+    """Return a response's length and the stop string that counts, or None."""
     for length in range(params.min_tokens + 1, len(tokens) + 1):
         found = completed_stop(tokenizer, tokens[:length], params.stop, min_tokens=params.min_tokens)
         if found is not None:

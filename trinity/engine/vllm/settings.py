@@ -1,6 +1,7 @@
-"""What the vLLM engine needs to know, taken from the configuration; imports no vLLM.
+"""Settings of the vLLM engine, taken from the configuration.
 
-Keys of `explorer.rollout_model` become arguments of vLLM's engine; what is not honoured is refused by name.
+Keys of `explorer.rollout_model` become arguments of vLLM's engine; unsupported ones are refused by name. Imports no
+vLLM.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ OWN_ARGS = "trinity"
 """Name of this project's part of vLLM's `additional_config` and of a request's `extra_args`."""
 
 SHARED_NAMES = "shared_names"
-"""Name of the part of `additional_config` that tells vLLM's processes how their names in shared memory begin."""
+"""Name of the part of `additional_config` with the prefix of the processes' names in shared memory."""
 
 MIN_VERSION, END_VERSION = (0, 32), (0, 34)
 TORCH_INSTEAD = "--set explorer.rollout_model.engine_type=torch"
@@ -55,7 +56,7 @@ class VLLMSettings(EngineSettings):
     Attributes:
         engine_args: arguments of vLLM's engine as written, without those that depend on model and device.
         has_request_log: log every request.
-        probes: of what computes.
+        probes: interval and deadlines of the health probes.
     """
 
     engine_args: Mapping[str, Any] = field(default_factory=dict)
@@ -66,11 +67,11 @@ class VLLMSettings(EngineSettings):
 def vllm_settings(
     config: Config, auxiliary: InferenceModelConfig | None = None, *, key: str = "explorer.rollout_model"
 ) -> VLLMSettings:
-    """Return the settings of the rollout model's engine, or of the auxiliary model's that is given.
+    """Return the engine settings of the rollout or an auxiliary model.
 
     Raises:
-        ConfigError: `deterministic` (E3220), a value that this engine does not serve (E3223), an argument of vLLM that
-            has a key of its own or is the engine's to set (E3224).
+        ConfigError: `deterministic` (E3220), a value that this engine does not support (E3223), an argument of vLLM
+            that has its own key or that only the engine may set (E3224).
     """
     rollout = auxiliary or config.explorer.rollout_model
     if config.deterministic:
@@ -100,7 +101,7 @@ def vllm_settings(
 
 
 def deterministic_message(key: str) -> str:
-    """Return why `deterministic` and vLLM do not go together, and the way out."""
+    """Return why `deterministic` excludes vLLM, and the way out."""
     return (
         f"`deterministic: true` does not fit {key}.engine_type vllm: the bits of its sums depend on which requests "
         f"share a batch; use {TORCH_INSTEAD} or deterministic: false"
@@ -108,10 +109,10 @@ def deterministic_message(key: str) -> str:
 
 
 def check_version(version: str) -> None:
-    """Verify that a version of vLLM is one that this engine is written for.
+    """Verify that this engine supports a version of vLLM.
 
     Raises:
-        EnvironmentProblem: it is not (E3221).
+        EnvironmentProblem: it does not (E3221).
     """
     parts = version.split(".")
     try:
@@ -126,7 +127,7 @@ def check_version(version: str) -> None:
 
 
 def version_range() -> str:
-    """Return the versions of vLLM that are supported, as pip writes them."""
+    """Return the supported versions of vLLM, as pip writes them."""
     return f">={MIN_VERSION[0]}.{MIN_VERSION[1]},<{END_VERSION[0]}.{END_VERSION[1]}"
 
 
@@ -145,12 +146,11 @@ def check_device(is_cpu_build: bool, *, has_cuda: bool) -> None:
 
 
 def process_environment(is_cpu: bool, folder: str = "") -> dict[str, str]:
-    """Return the environment variables of vLLM's processes; those that the user has set are left as they are.
+    """Return the environment variables of vLLM's processes.
 
-    Their sockets and temporary files are in `folder`.
-
-    A thread of OpenMP that waits spins, so that two beside a busy process are slower than one; the first request
-    with log-probabilities would wait for a compiler; binding to cores would share them with the trainer.
+    Variables that the user has set are kept. Sockets and temporary files of the processes are in `folder`. On a CPU: a
+    waiting OpenMP thread spins, so two beside a busy process are slower than one; the first request with
+    log-probabilities would wait for a compiler; binding to cores would share them with the trainer.
     """
     wanted = {
         "VLLM_NO_USAGE_STATS": "1",
@@ -179,18 +179,20 @@ def engine_arguments(
     own: Mapping[str, Any],
     changed: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the arguments of vLLM's engine: what a CPU needs, what is configured, what the engine relies on.
+    """Return the arguments of vLLM's engine.
+
+    They are those a CPU needs, those configured, and those the engine relies on.
 
     Args:
-        settings: of the engine.
+        settings: settings of the engine.
         text_config: sizes of the language model.
-        folder: of the model.
+        folder: folder of the model.
         dtype: number type of the weights; vLLM's own choice would round a float32 model to bfloat16.
         is_cpu: vLLM computes on a CPU.
-        own: what the sampler needs to know.
+        own: parameters of the sampler.
         changed: entries of the model's configuration, which vLLM replaces as a whole.
     """
-    # Images are not served: their part of a model need not start, nor have the names of weights that vLLM knows.
+    # Images are not served: a model's image part need not start, nor have weight names that vLLM knows.
     arguments: dict[str, Any] = {"max_num_seqs": settings.max_num_seqs, "language_model_only": True}
     arguments |= settings.engine_args
     if is_cpu:
@@ -216,7 +218,7 @@ def engine_arguments(
 
 
 def _cpu_arguments(settings: VLLMSettings, text_config: Any, *, element_bytes: int) -> dict[str, Any]:
-    """Return the arguments of vLLM that a CPU needs: eager mode, a small block, a cache of known size."""
+    """Return vLLM's arguments for a CPU: eager mode and a small fixed cache."""
     query_heads = getattr(text_config, "num_attention_heads", None) or 1  # a family without attention has none
     heads = getattr(text_config, "num_key_value_heads", None) or query_heads
     head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // query_heads

@@ -1,4 +1,4 @@
-"""Before vLLM serves: whether it is installed, its start, and what a trial of a weight update says."""
+"""The start of vLLM: checks of the installation, and a trial update."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from trinity.engine.vllm.weights import ModelFacts
 from trinity.runtime.scratch import Scratch
 from trinity.utils.environment import environment
 
-_FLOAT32_DIFFERENCE, _OTHER_DIFFERENCE = 1e-4, 0.1  # in nats: sums of one batch may differ in their order
+_FLOAT32_DIFFERENCE, _OTHER_DIFFERENCE = 1e-4, 0.1  # in nats: the order of summation may differ
 
 
 def check_installed() -> None:
-    """Verify that vLLM is there, of a supported version, and built for this machine.
+    """Verify that a supported vLLM is installed and fits this machine.
 
     Raises:
-        EnvironmentProblem: it is not (E3301, E3221, E3201).
+        EnvironmentProblem: vLLM is missing (E3301), of another version (E3221), or needs a GPU (E3201).
     """
     if importlib.util.find_spec("vllm") is None:
         raise EnvironmentProblem(
@@ -44,7 +44,7 @@ def check_installed() -> None:
 
 
 def async_llm(arguments: dict[str, Any], *, is_cpu: bool) -> tuple[Any, Scratch]:
-    """Return a started AsyncLLM and the folder of what its processes leave on the machine.
+    """Return a started AsyncLLM and the scratch folder of its processes.
 
     Raises:
         ConfigError: an argument that vLLM does not know (E1612).
@@ -72,7 +72,7 @@ def async_llm(arguments: dict[str, Any], *, is_cpu: bool) -> tuple[Any, Scratch]
 
 
 def trial_of(facts: ModelFacts, dtype: torch.dtype) -> tuple[str, list[str], list[str], str]:
-    """Return what the workers need for a trial: the folder, names of trained and of other weights, the number type."""
+    """Return folder, trained and other weight names, and number type."""
     names = facts.names
     assert names is not None, "the weights of an auxiliary model stay as loaded"
     return str(facts.folder), list(names.written), sorted(names.constant), str(dtype).removeprefix("torch.")
@@ -82,8 +82,8 @@ def difference(before: list[float], after: list[float], *, dtype: torch.dtype) -
     """Return how log-probabilities differ that should not, or None.
 
     Args:
-        before: of a sequence's tokens before a reload of the same weights.
-        after: the same after it.
+        before: those of a sequence before a reload of the same weights.
+        after: those after it.
         dtype: number type of the engine's weights.
     """
     allowed = _FLOAT32_DIFFERENCE if dtype == torch.float32 else _OTHER_DIFFERENCE
@@ -92,7 +92,7 @@ def difference(before: list[float], after: list[float], *, dtype: torch.dtype) -
 
 
 def refusal(facts: ModelFacts, reason: str) -> EnvironmentProblem:
-    """Return the error that refuses a model whose weights cannot be replaced."""
+    """Return the error for a model whose weights cannot be replaced."""
     import vllm
 
     return EnvironmentProblem(

@@ -1,4 +1,4 @@
-"""A running vLLM: the loop that it lives on, and what is under way."""
+"""A running vLLM: its event loop, and its requests in progress."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from trinity.engine.vllm.requests import Progress
 from trinity.engine.vllm.weights import ModelFacts
 from trinity.runtime.scratch import Scratch
 
-_GONE_S = 5.0  # what is told to end has as long
+_GONE_S = 5.0  # time for processes that were told to end
 _POLL_S = 0.01
 
 start_lock = threading.Lock()
-"""Held while environment variables, which belong to the whole process, are those of vLLM's processes."""
+"""Held while the environment variables of this process are those for vLLM's processes."""
 
 
 @dataclass
 class Counts:
-    """What the engine has done; `busy_s` counts seconds with a request under way."""
+    """Totals of the engine; `busy_s` are seconds with a request in progress."""
 
     generated_tokens: int = 0
     prompt_tokens: int = 0
@@ -37,7 +37,7 @@ class Counts:
     busy_since: float = 0.0
 
     def table(self, *, is_busy: bool, num_slots: int) -> dict[str, float]:
-        """Return the totals and tokens per second by the names of the torch engine."""
+        """Return totals and tokens per second under the torch engine's names."""
         busy_s = self.busy_s + (time.perf_counter() - self.busy_since if is_busy else 0.0)
         return {
             "generated_tokens": float(self.generated_tokens),
@@ -51,25 +51,29 @@ class Counts:
 
 @dataclass
 class Started:
-    """A running AsyncLLM with the loop that it lives on.
+    """A running AsyncLLM with its event loop.
+
+        request: take a slot -> wait for the gate -> active -> done; `idle` is set when none is active
+        update:  update_lock -> close the gate -> wait for `idle` -> load -> open the gate
+                 in flight: pause the active requests instead of waiting, and resume them after loading
 
     Attributes:
         llm: vLLM's engine.
-        scratch: what its processes leave on the machine is there.
-        loop: runs in a thread of its own.
-        tokenizer: of the model.
+        scratch: folder of the files of its processes.
+        loop: event loop, in its own thread.
+        tokenizer: tokenizer of the model.
         facts: names, shapes and sizes of the model.
         dtype: number type of the engine's weights.
         wire_dtype: number type in which weights are sent to it.
         stop_ids: token ids that end a response.
-        slots: as many samples are with vLLM at once; the others wait here, where an update passes them.
+        slots: one per sample that vLLM holds at once; other samples wait here, and do not delay an update.
         gate: open unless an update waits or runs.
-        idle: set while no request is under way.
-        update_lock: one update at a time.
-        active: the requests under way by name.
-        tasks: that wait for them, or update the weights.
-        processes: vLLM's that compute.
-        watch: over vLLM's processes; None before it serves.
+        idle: set while no request is active.
+        update_lock: admits one update at a time.
+        active: the active requests by name.
+        tasks: tasks that wait for them, or update the weights.
+        processes: vLLM's processes that compute.
+        watch: task that probes vLLM's processes; None before it serves.
     """
 
     llm: Any
@@ -94,7 +98,7 @@ class Started:
         self.idle.set()
 
     def own(self, workers: Iterable[Mapping[str, Any]]) -> None:
-        """Note the processes of `workers`, and that what they share in memory ends with the engine."""
+        """Record the workers' processes and claim their shared memory for cleanup."""
         for worker in workers:
             with suppress(psutil.NoSuchProcess):
                 self.processes.append(psutil.Process(worker["pid"]))
@@ -102,7 +106,7 @@ class Started:
                 self.scratch.claim(worker["shared"])
 
     def begin(self, name: str, progress: Progress, counts: Counts) -> None:
-        """Note that the running task asks for a sample."""
+        """Record that the running task has requested a sample."""
         self.active[name] = progress
         self.tasks.add(running_task())
         if self.idle.is_set():
@@ -110,7 +114,7 @@ class Started:
         self.idle.clear()
 
     def end(self, name: str, counts: Counts) -> None:
-        """Note that the running task has its sample or never will."""
+        """Record that the running task's sample is finished or has failed."""
         self.tasks.discard(running_task())
         del self.active[name]
         if not self.active:
@@ -118,42 +122,42 @@ class Started:
             self.idle.set()
 
     def waiting(self) -> str:
-        """Return in words what waits for vLLM."""
+        """Describe what waits for vLLM."""
         if self.update_lock.locked():
             return f"which takes new weights, {len(self.active)} samples under way"
         return f"with {len(self.active)} samples under way" if self.active else "with nothing under way"
 
     def stop(self, grace_s: float) -> None:
-        """End vLLM's processes, after `grace_s` seconds by force."""
+        """End vLLM's processes, by force after `grace_s` seconds."""
         llm, self.llm = self.llm, None
         if self.watch is not None:
             self.loop.call_soon_threadsafe(self.watch.cancel)
         if (handler := llm.output_handler) is not None:
-            # It would take the end of the processes for a failure; until it has ended it keeps the engine.
+            # It would report the end of the processes as a failure, and it references the engine while it runs.
             self.loop.call_soon_threadsafe(handler.cancel)
             end = time.monotonic() + _GONE_S
             while not handler.done() and time.monotonic() < end:
                 time.sleep(_POLL_S)
             del handler
         llm.shutdown(grace_s)
-        llm.shutdown = _is_ended  # its finalizer calls it again, perhaps when the interpreter has dropped its modules
+        llm.shutdown = _is_ended  # its finalizer calls it again, perhaps after the interpreter has dropped its modules
         del llm
-        gc.collect()  # vLLM's objects refer to each other, and would end a second time when the interpreter does
+        gc.collect()  # vLLM's objects form cycles, and would shut down a second time when the interpreter exits
         psutil.wait_procs(self.processes, timeout=_GONE_S)
         self.scratch.remove()
 
     def cancel_others(self) -> None:
-        """Cancel what is under way, but the running task."""
+        """Cancel all tasks in progress except the running one."""
         for task in self.tasks - {asyncio.current_task()}:
             task.cancel()
 
 
 def _is_ended() -> None:
-    """Do nothing: the engine is ended already."""
+    """Do nothing: the engine has already ended."""
 
 
 def running_task() -> asyncio.Task:
-    """Return the task that runs."""
+    """Return the running task."""
     task = asyncio.current_task()
     assert task is not None, "runs in a task"
     return task

@@ -1,4 +1,4 @@
-"""Weights on their way into vLLM's processes: a file in memory that ends with its descriptor, and its digest."""
+"""Weights for vLLM's processes: a nameless file in memory, and its digest."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the engine needs to know of a model beside its weights.
+    """What the engine needs to know of a model, apart from its weights.
 
     Attributes:
-        folder: of the model.
-        names: of its weights; None where they stay as loaded.
+        folder: folder of the model.
+        names: names of its weights; None if they stay as loaded.
         text_config: sizes of the language model.
         model_type: family of the model.
-        changed: entries of the model's configuration that `override_config` changes, each as a whole.
+        changed: top-level entries of the model's configuration that `override_config` changes.
     """
 
     folder: Path
@@ -57,7 +57,7 @@ class ModelFacts:
 def read_facts(
     model: ModelConfig, overrides: Mapping[str, Any], *, is_updated: bool = True, is_cpu: bool = False
 ) -> ModelFacts:
-    """Return the facts of `model`, made as `override_config` says.
+    """Return the facts of `model` with `override_config` applied.
 
     Args:
         model: section of the configuration.
@@ -67,7 +67,7 @@ def read_facts(
 
     Raises:
         EnvironmentProblem: no such model, or its weights are in no safetensors files (E3101), or new weights cannot be
-            named as in its files (E3225), or vLLM computes its family otherwise than transformers (E3227).
+            named as in its files (E3225), or vLLM computes its family differently from transformers (E3227).
     """
     folder = model_folder(model.model_path)
     if not has_safetensors(folder):
@@ -92,15 +92,16 @@ def read_facts(
 def written_weights(
     weights: Mapping[str, Tensor], facts: ModelFacts, *, dtype: torch.dtype, source: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield path and digest of a safetensors file in main memory: what the model's folder would hold with `weights`.
+    """Yield path and digest of a safetensors file in memory with `weights`.
 
-    The file has no name in a folder: it is gone when this process is, however that ends.
+    It holds what the model's folder would hold. The file has no name in a folder, so it ends with this process, however
+    that ends.
 
     Args:
-        weights: by the names of the model's modules.
-        facts: of the model.
-        dtype: number type of the weights in the file; what training does not change keeps that of the folder.
-        source: of the weights, for the message.
+        weights: tensors of the model's shapes, by the names of its modules.
+        facts: facts of the model.
+        dtype: number type of the weights in the file; weights that training does not change keep that of the folder.
+        source: source of the weights, for the message.
 
     Raises:
         SyncError: names or shapes differ from the model's (E5501).
@@ -128,12 +129,13 @@ def _write(
     entries: Mapping[str, tuple[torch.dtype, torch.Size]],
     tensors: Iterable[tuple[str, Tensor]],
 ) -> str:
-    """Write `tensors` in the format of safetensors, one at a time, and return the digest of all bytes.
+    """Write `tensors` in safetensors format; return the digest of all bytes.
 
-    The library itself writes beside its target and renames, which a file without a name does not allow.
+    They are written one at a time. The library writes to a second file and renames it, which a file without a name does
+    not allow.
 
     Args:
-        file: where to.
+        file: the file to write.
         entries: number type and shape of each tensor, in the order of `tensors`.
         tensors: name and tensor, on the CPU.
     """
@@ -153,7 +155,7 @@ def _write(
 
 
 def _bytes(tensor: Tensor, name: str, places: Iterator[str]) -> Any:
-    """Return the memory of a tensor, whose place in the file is the next one, as a buffer."""
+    """Return the memory of a tensor, the next of the file, as a buffer."""
     expected = next(places)
     assert name == expected, f"{name} comes where {expected} has its place"
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()

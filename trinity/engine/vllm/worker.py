@@ -1,4 +1,4 @@
-"""What runs inside vLLM's own processes: the sampler of a row, and the calls that the engine makes there.
+"""Code that runs in vLLM's own processes: the sampler, and remote calls.
 
 vLLM loads both by name: the sampler through `logits_processors`, the calls through `worker_extension_cls`.
 
@@ -37,14 +37,14 @@ _MAX_LEFT = 4096
 
 @dataclass(eq=False)
 class _Row:
-    """One request in the batch: its parameters and the list of its output tokens, which vLLM lengthens.
+    """One request in the batch.
 
     Attributes:
         id: name of the request.
-        key: of its noise.
+        key: key of its noise.
         temperature: 0 takes the most probable token.
-        forced: tokens to take in place of samples, whose logprobs are asked for.
-        output: the tokens so far.
+        forced: tokens to take instead of samples, to get their logprobs.
+        output: the tokens so far; vLLM extends this list.
     """
 
     id: str
@@ -58,11 +58,11 @@ class _Row:
 
 
 class RowSampler(LogitsProcessor):
-    """Draws each row's token as the torch engine does, with the same noise, and hands it to vLLM.
+    """Draws each row's token as the torch engine does, with the same noise.
 
     vLLM's own log-probabilities are those before temperature or those after top-k and top-p; training needs those at
-    the temperature and before any token is taken away. So the row that vLLM goes on with holds one entry, the drawn
-    token's log-probability: vLLM runs greedily, takes that token, and returns the entry (`processed_logits`).
+    the temperature and before any token is removed. So each row of logits is replaced by one entry, the drawn token's
+    log-probability: vLLM samples greedily, takes that token, and returns the entry (`processed_logits`).
     """
 
     live: weakref.WeakSet[RowSampler] = weakref.WeakSet()
@@ -85,7 +85,7 @@ class RowSampler(LogitsProcessor):
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow rows that leave, come and move."""
+        """Apply vLLM's removals, additions and moves of rows."""
         if batch_update is None:
             return
         self._columns = {}
@@ -106,17 +106,17 @@ class RowSampler(LogitsProcessor):
     def _leave(self, index: int) -> None:
         row = self.rows.pop(index, None)
         if row is not None:
-            # A row that was put off comes back; until then its length is asked for, too.
+            # A preempted row returns later; until then an update still needs its length.
             self.left[row.id] = len(row.output)
             while len(self.left) > _MAX_LEFT:
                 self.left.popitem(last=False)
 
     def progress(self) -> dict[str, int]:
-        """Return how many tokens each request has got that is in the batch or left it lately."""
+        """Return the token count of each request in the batch or recently left."""
         return dict(self.left) | {row.id: len(row.output) for row in self.rows.values()}
 
     def apply(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-        """Return rows with one entry each; rows of other requests (vLLM's own warm-up) stay as they are."""
+        """Return logits [B, V] with one entry in our rows; others do not change."""
         indices = [index for index in sorted(self.rows) if index < logits.shape[0]]
         if not indices:
             return logits
@@ -136,7 +136,7 @@ class RowSampler(LogitsProcessor):
     def _force(
         self, rows: list[_Row], logits: Tensor, params: RowParams, *, drawn: tuple[Tensor, Tensor]
     ) -> tuple[Int[Tensor, "B"], Float[Tensor, "B"]]:
-        """Return the drawn tokens with those of scored sequences in place, and the logprobs of all."""
+        """Return tokens [B] with `forced` ones in place, and their logprobs [B]."""
         tokens, logprobs = drawn[0].tolist(), drawn[1].clone()
         for number, row in enumerate(rows):
             if row.forced:
@@ -177,18 +177,18 @@ class RowSampler(LogitsProcessor):
 
 
 class WorkerCalls:
-    """Methods that vLLM adds to its workers; `collective_rpc` calls them by name."""
+    """Methods that vLLM adds to its workers for `collective_rpc`."""
 
     _reload: Reloader | None = None
     _vectors: Set[str] = frozenset()
 
     def trinity_start(self, parent: int, temperature: float) -> dict[str, Any]:
-        """Make log-probabilities at `temperature` of all logits, end with the process `parent`; return facts.
+        """Make logits log-probabilities at `temperature`; return worker facts.
 
-        Prompts are scored from these logits without passing the sampler.
+        Prompts are scored from these logits without the sampler. From now on the worker ends with the process `parent`.
         """
         if torch.cpu._is_amx_tile_supported():
-            # The kernels of vLLM use the tiles without asking the operating system, which then ends the process.
+            # vLLM's kernels use AMX tiles without permission of the operating system, which then kills the process.
             torch.cpu._init_amx()
         model = self.get_model()  # type: ignore[attr-defined]
         _make_room_for_stage_before(self.model_runner, model)  # type: ignore[attr-defined]
@@ -201,16 +201,16 @@ class WorkerCalls:
                 "shared": os.environ.get("VLLM_DIST_IDENT", "")}  # fmt: skip
 
     def trinity_answer(self) -> int:
-        """Return the process, as a sign of life between two steps."""
+        """Return the process id, as a sign of life between two steps."""
         return os.getpid()
 
     def trinity_try(self, folder: str, trained: list[str], constant: list[str], dtype: str) -> str | None:
-        """Load the weights of the model's folder once more; return why an update would be wrong, or None.
+        """Reload the model's folder; return why updates would be wrong, or None.
 
         Args:
-            folder: of the model.
+            folder: folder of the model.
             trained: names of weights that an update brings, in the number type `dtype`.
-            constant: names of the others that it brings.
+            constant: names of the other weights that it brings.
             dtype: name of a number type.
         """
         changed, every = set(trained), {*trained, *constant}
@@ -231,7 +231,9 @@ class WorkerCalls:
         return self._reload
 
     def trinity_update(self, path: str, digest: str) -> dict[str, int]:
-        """Load the weights of a safetensors file in place; return the progress of the requests at that point.
+        """Load a safetensors file in place; return the requests' token counts.
+
+        The counts are those at the moment of the update.
 
         Raises:
             ValueError: the file is not what was sent, or the model does not hold it afterwards.
@@ -255,7 +257,10 @@ class WorkerCalls:
 
 
 def _make_room_for_stage_before(runner: Any, model: Any) -> None:
-    """Give a later stage of a pipeline the room for its input, which vLLM makes in a warm-up that a CPU leaves out."""
+    """Allocate the input of a later pipeline stage.
+
+    vLLM does that in a warm-up, which it skips on a CPU.
+    """
     if getattr(runner, "intermediate_tensors", model) is None and hasattr(model, "make_empty_intermediate_tensors"):
         runner.intermediate_tensors = model.make_empty_intermediate_tensors(
             batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
@@ -280,7 +285,7 @@ def _tensors(path: str, *, max_dims: int | None = None) -> Iterator[tuple[str, T
 
 
 def _vectors_as_sent(model: torch.nn.Module, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-    """Return the names of vectors, which no backend packs, that `model` holds as they are in `weights`."""
+    """Return names of vectors, which are never packed, equal to `weights`."""
     held = dict(model.named_parameters())
     same = set()
     for name, sent in weights:
@@ -291,7 +296,10 @@ def _vectors_as_sent(model: torch.nn.Module, weights: Iterable[tuple[str, Tensor
 
 
 def _end_with(parent: int, starter: int) -> None:
-    """End this process, and vLLM's process that started it, when the process of the engine ends, or that one."""
+    """End this process when process `parent` or `starter` ends.
+
+    `starter` is vLLM's process that started this one; it is killed, too.
+    """
     try:
         descriptors = [os.pidfd_open(pid) for pid in (parent, starter)]
     except ProcessLookupError:

@@ -1,6 +1,7 @@
-"""Reward models: from conversations to scores. A plugin adds its own with `@REWARD_MODELS.register_module("name")`.
+"""Reward models, which score conversations.
 
-The table of contents imports no torch; a class is imported when it is first asked for.
+A plugin adds its own with `@REWARD_MODELS.register_module("name")`. The table of contents imports no torch; a class is
+imported on first access.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ __all__ = ["REWARD_MODELS", "REWARD_MODEL_CONTENTS", "RewardModel"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the base class when it is first asked for."""
+    """Import the base class on first access."""
     if name == "RewardModel":
         return importlib.import_module("trinity.common.models.reward_models.reward_model").RewardModel
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

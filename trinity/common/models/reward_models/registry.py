@@ -1,4 +1,7 @@
-"""The table of contents of the reward models, which `python -m tools.contents` writes from the classes."""
+"""The table of contents of the reward models.
+
+`python -m tools.contents` writes it from the classes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base class of reward models, and the conversation that an experience is."""
+"""The base class of reward models, and experiences as conversations."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from trinity.utils.declaration import Declared
 
 
 class RewardModel(Declared, ABC):
-    """Scores the experiences of an explore step, in a thread of its own.
+    """Scores the experiences of an explore step, in its own thread.
 
     Attributes:
-        is_classifier: `model.path` is the folder of a sequence classifier of Hugging Face, which is checked first.
+        is_classifier: `model.path` is the folder of a Hugging Face sequence classifier, which is checked first.
 
     Args:
         config: resolved configuration; `trainer.trainer_config.reward_model` is the section.
@@ -36,18 +36,20 @@ class RewardModel(Declared, ABC):
 
     @abstractmethod
     def score(self, experiences: Sequence[Experience]) -> Sequence[float]:
-        """Return one score an experience, in order; NaN for one that could not be scored."""
+        """Return one score per experience, in order; NaN if scoring failed."""
 
     def close(self) -> None:
         """Release what the constructor acquired."""
 
 
 def conversation_of(experience: Experience, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-    """Return the messages of an experience, its response the last; without messages, those of its decoded tokens.
+    """Return an experience as messages, with its response as the last.
+
+    An experience without messages becomes two: the text of its prompt tokens and of its response tokens.
 
     Args:
         experience: a rollout.
-        tokenizer: the one that made its tokens.
+        tokenizer: the tokenizer that made its tokens.
     """
     if experience.messages:
         return [dict(message) for message in experience.messages]

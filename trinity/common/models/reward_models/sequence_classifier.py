@@ -33,10 +33,11 @@ SECTION = "trainer.trainer_config.reward_model"
 
 @REWARD_MODELS.register_module("sequence_classifier")
 class SequenceClassifier(RewardModel):
-    """The logit at the last token of the whole conversation, prompt and response.
+    """Scores a conversation by the logit at its last token.
 
-    With `model.input_tokenizer` the rollout's tokens become text by that tokenizer, which is the policy's, and are
-    tokenised anew under the reward model's own chat template; without it they are read as they are.
+    The conversation is prompt and response. With `model.input_tokenizer`, which must be the policy's tokenizer, the
+    rollout's tokens are decoded with it and tokenised again with the reward model's own chat template. Without it the
+    reward model reads the tokens unchanged.
 
     Args:
         config: resolved configuration.
@@ -73,7 +74,9 @@ class SequenceClassifier(RewardModel):
 
     @torch.no_grad()
     def score(self, experiences: Sequence[Experience]) -> list[float]:
-        """Return the logit of each conversation; what is longer than `max_length` is cut at the end and counted.
+        """Return the logit of each conversation.
+
+        Tokens beyond `max_length` are cut; `num_truncated` counts the conversations cut in this call.
 
         Raises:
             OutOfMemoryError: a forward pass does not fit.
@@ -98,7 +101,7 @@ class SequenceClassifier(RewardModel):
         return scores
 
     def close(self) -> None:
-        """Release the model."""
+        """Release the model's memory."""
         del self.model
 
     def _tokens(self, experience: Experience) -> list[int]:
@@ -108,13 +111,13 @@ class SequenceClassifier(RewardModel):
         return render_chat(self.tokenizer, messages, tools=experience.tools, is_prompt=False)[0]
 
     def _micro_batches(self, rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-        """Yield the places of each forward pass, rows of like length together."""
+        """Yield the row indices of each forward pass, grouped by length."""
         settings = self.settings
         most = filled(settings.micro_batch_size_per_gpu, f"{SECTION}.micro_batch_size_per_gpu")
         limit = settings.forward_max_token_len_per_gpu if settings.use_dynamic_bsz else None
         group: list[int] = []
         for place in sorted(range(len(rows)), key=lambda row: (len(rows[row]), row)):
-            width = len(rows[place])  # rows come by length, so this is the widest
+            width = len(rows[place])  # rows are sorted by length, so this is the widest
             is_full = len(group) >= most if limit is None else (len(group) + 1) * width > limit
             if group and is_full:
                 yield group
@@ -124,15 +127,15 @@ class SequenceClassifier(RewardModel):
             yield group
 
     def _forward(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Return the score of each row of tokens, [B], padded on the right."""
+        """Return the scores [B] of rows of tokens, padded on the right."""
         lengths = torch.tensor([len(row) for row in rows], device=self.device)
         padded = [torch.tensor(row, dtype=torch.long) for row in rows]
         tokens = nn.utils.rnn.pad_sequence(padded, batch_first=True).to(self.device)
         mask = (torch.arange(tokens.shape[1], device=self.device) < lengths[:, None]).long()
         head = getattr(self.model, "score", None)
-        if not isinstance(head, nn.Module):  # an encoder pools in its own way
+        if not isinstance(head, nn.Module):  # an encoder has its own pooling
             return self.model(input_ids=tokens, attention_mask=mask).logits[:, 0].float()
-        # Hugging Face looks for the last token other than padding, and misses the end where padding is the end token.
+        # Hugging Face takes the last token that is not padding, which is wrong if the padding token is the end token.
         hidden = self.model.base_model(input_ids=tokens, attention_mask=mask).last_hidden_state
         last = hidden[torch.arange(len(rows), device=self.device), lengths - 1]
         scores: Tensor = head(last)[:, 0].float()
@@ -192,7 +195,7 @@ def load_classifier(path: str, device: torch.device, *, dtype: torch.dtype, trus
     """
     transformers_logging.disable_progress_bar()
     level = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # what is missing is an error of our own
+    transformers_logging.set_verbosity_error()  # we raise our own error for missing weights
     try:
         with torch.random.fork_rng(devices=[]):
             model, info = AutoModelForSequenceClassification.from_pretrained(
