@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,42 +15,18 @@ from trinity.algorithm import ALGORITHM_TYPE
 from trinity.launch.run import RunOptions, plan_run
 from trinity.quickstart.folder import prepare
 
-ROOT = Path(__file__).resolve().parents[2]
-ASK = """\
-import json, sys
-from pathlib import Path
-sys.path.insert(0, "benchmarks")
-import algorithm_runs as runs
-folder = Path(sys.argv[1])
-runs.write_data(folder / "data", seed=1)
-model = folder / "model"
-trees = {name: runs.make_config(name, folder, seed=1, model=model, teacher=model) for name in runs.RECIPES}
-order = runs.order(["jsd", "dpo", "grpo"], known=lambda name: False)
-print(json.dumps({"trees": trees, "order": order}))
-"""
-JUDGE = """\
-import json, sys
-sys.path.insert(0, "benchmarks")
-import algorithms
-print(json.dumps([algorithms.verdict(result) for result in json.loads(sys.argv[1])]))
-"""
+Scripts = Callable[[str], ModuleType]
 
 
-def python(code: str, *arguments: str) -> Any:
-    """Return what a script prints as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout)
-
-
-def test_every_algorithm_has_a_run_that_can_be_planned(tmp_path: Path) -> None:
+def test_every_algorithm_has_a_run_that_can_be_planned(script: Scripts, tmp_path: Path) -> None:
     prepare(tmp_path, seed=1)
-    asked = python(ASK, str(tmp_path))
-    assert asked["trees"].keys() == ALGORITHM_TYPE.contents.keys()
-    assert asked["order"] == ["grpo", "jsd", "dpo"], "a teacher is trained before its pupil"
-    for name, tree in asked["trees"].items():
+    runs, model = script("algorithm_runs"), tmp_path / "model"
+    runs.write_data(tmp_path / "data", seed=1)
+    trees = {name: runs.make_config(name, tmp_path, seed=1, model=model, teacher=model) for name in runs.RECIPES}
+    assert trees.keys() == ALGORITHM_TYPE.contents.keys()
+    order = runs.order(["jsd", "dpo", "grpo"], known=lambda name: False)
+    assert order == ["grpo", "jsd", "dpo"], "a teacher is trained before its pupil"
+    for name, tree in trees.items():
         config = tmp_path / f"{name}.yaml"
         config.write_text(yaml.safe_dump(tree))
         planned = plan_run(config, RunOptions()).stages[0].config
@@ -82,5 +58,5 @@ def test_every_algorithm_has_a_run_that_can_be_planned(tmp_path: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_counts_as_learning(result: dict[str, Any], missed: list[str]) -> None:
-    assert python(JUDGE, json.dumps([result])) == [missed]
+def test_what_counts_as_learning(script: Scripts, result: dict[str, Any], missed: list[str]) -> None:
+    assert script("algorithms").verdict(result) == missed

@@ -6,25 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "gpu.py"
-COUNTS = """\
-import sys
-sys.path.insert(0, "benchmarks")
-import torch
-from gpu_limits import Shape
-from gpu_parts import decode_figures
-shape = Shape(hidden=4, layers=2, heads=2, kv_heads=1, head_size=2, feed_forward=3, vocabulary=10)
-figures = decode_figures(
-    shape, {"tokens": 8.0, "seconds": 2.0}, rows=2, new_tokens=16, limit_bytes_s=4000.0, dtype=torch.float16
-)
-print(shape.parameters, shape.training_flops(5), shape.cache_bytes(2), figures["tokens_per_s"],
-      figures["limit_tokens_per_s"])
-"""
+Scripts = Callable[[str], ModuleType]
 
 
 def python(*arguments: str) -> str:
@@ -71,40 +62,37 @@ def test_tiny_shapes_on_a_cpu_give_every_figure(tmp_path: Path) -> None:
     assert tiny["parameters"] == layers - 2 * 160 + 1024 * 64
 
 
-def test_arithmetic_of_the_limits() -> None:
-    parameters, flops, cached, rate, limit = python("-c", COUNTS).split()
+def test_arithmetic_of_the_limits(script: Scripts) -> None:
+    shape = script("gpu_limits").Shape(
+        hidden=4, layers=2, heads=2, kv_heads=1, head_size=2, feed_forward=3, vocabulary=10
+    )
+    decoded = {"tokens": 8.0, "seconds": 2.0}
+    figures = script("gpu_parts").decode_figures(
+        shape, decoded, rows=2, new_tokens=16, limit_bytes_s=4000.0, dtype=torch.float16
+    )
     # A layer: query and out 4 x 4 each, key and value 4 x 2 each, gate, up and down 4 x 3 each: 84; the head 10 x 4.
-    assert int(parameters) == 2 * 84 + 40
+    assert shape.parameters == 2 * 84 + 40
     # 6 a parameter and token, and 6 x layers x (2 heads x 2) x tokens squared.
-    assert float(flops) == 6 * 208 * 5 + 6 * 2 * 4 * 25
+    assert shape.training_flops(5) == 6 * 208 * 5 + 6 * 2 * 4 * 25
     # Keys and values of 2 layers, one head of 2, two bytes each.
-    assert int(cached) == 16
-    assert float(rate) == 4.0
+    assert shape.cache_bytes(2) == 16
+    assert figures["tokens_per_s"] == 4.0
     # A step reads 208 x 2 bytes of weights and 2 rows x (64 + 8) tokens x 16 bytes, and gives 2 tokens.
-    assert float(limit) == pytest.approx(2 * 4000 / (416 + 2304))
+    assert figures["limit_tokens_per_s"] == pytest.approx(2 * 4000 / (416 + 2304))
 
 
-FAULT = """\
-import sys
-sys.path.insert(0, "benchmarks")
-from pathlib import Path
-import torch
-import gpu
-def fails():
-    raise torch.OutOfMemoryError("CUDA out of memory")
-figures = gpu.Figures(Path(sys.argv[1]))
-kept = []
-figures.take("large", fails, keep=kept.append)
-figures.take("small", lambda: 7, keep=kept.append)
-figures.goal("share", 0.7, 0.7, unit="", at_least=True)
-figures.goal("seconds", 0.3, 0.2, unit="s", at_least=False)
-figures.write()
-assert kept == [7]
-"""
+def test_a_figure_that_fails_is_told_and_hides_no_other(script: Scripts, tmp_path: Path) -> None:
+    def fails() -> int:
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
-
-def test_a_figure_that_fails_is_told_and_hides_no_other(tmp_path: Path) -> None:
-    python("-c", FAULT, str(tmp_path / "figures.json"))
+    figures = script("gpu").Figures(tmp_path / "figures.json")
+    kept: list[int] = []
+    figures.take("large", fails, keep=kept.append)
+    figures.take("small", lambda: 7, keep=kept.append)
+    figures.goal("share", 0.7, 0.7, unit="", at_least=True)
+    figures.goal("seconds", 0.3, 0.2, unit="s", at_least=False)
+    figures.write()
+    assert kept == [7]
     found = json.loads((tmp_path / "figures.json").read_text())
     assert found["problems"] == ["large: OutOfMemoryError: CUDA out of memory"]
     assert [goal["is_met"] for goal in found["goals"]] == [True, False]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_our_side_trains_all_sequences_and_reports_its_times() -> None:
         (("--trl-python", "python", "--new", "4"), "are for our side alone"),
     ],
 )
-def test_arguments_that_would_compare_nothing_are_refused(arguments: tuple[str, ...], message: str) -> None:
-    done = run(*arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
+def test_arguments_that_would_compare_nothing_are_refused(
+    refused: Callable[..., str], arguments: tuple[str, ...], message: str
+) -> None:
+    assert message in refused("grpo_step", *arguments)

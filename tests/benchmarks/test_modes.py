@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
+import pytest
 import yaml
 from transformers import AutoConfig
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "modes.py"
+Scripts = Callable[[str], ModuleType]
 
 
-def test_a_table_has_a_row_a_mode_and_a_mode_that_fails_is_told(tmp_path: Path) -> None:
-    few = ["--steps", "3", "--imitation", "2", "--folder", str(tmp_path)]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the imitation is done once."""
+    return tmp_path_factory.mktemp("modes")
+
+
+def write_config(modes: ModuleType, folder: Path, size: str) -> Path:
+    return Path(modes.write_config(folder, size=size, seed=42, steps=3, imitation=2))
+
+
+def test_a_table_has_a_row_a_mode(folder: Path) -> None:
+    few = ["--steps", "3", "--imitation", "2", "--folder", str(folder)]
     command = [sys.executable, str(SCRIPT), *few, "--modes", "2 torch engines", "1 torch engine"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
@@ -21,19 +35,15 @@ def test_a_table_has_a_row_a_mode_and_a_mode_that_fails_is_told(tmp_path: Path) 
     assert [row[0] for row in rows] == ["mode", "---", "2 torch engines", "1 torch engine"]
     assert rows[2][-1] == "1.00" and all(float(cell.replace(",", "")) > 0 for row in rows[2:] for cell in row[1:])
 
-    larger = (
-        f"import pathlib, modes; print(modes.write_config(pathlib.Path({str(tmp_path)!r}), size='larger', seed=42, "
-    )
-    code = f"{larger}steps=3, imitation=2))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=SCRIPT.parent, capture_output=True, text=True, timeout=120)
-    section = yaml.safe_load(Path(done.stdout.split()[-1]).read_text())["model"]
-    assert AutoConfig.from_pretrained(section["model_path"]).num_hidden_layers == 8, done.stderr
 
-    broken = tmp_path / "modes.yaml"
+def test_a_larger_model_has_more_layers(script: Scripts, folder: Path) -> None:
+    section = yaml.safe_load(write_config(script("modes"), folder, "larger").read_text())["model"]
+    assert AutoConfig.from_pretrained(section["model_path"]).num_hidden_layers == 8
+
+
+def test_a_mode_that_fails_is_told(script: Scripts, folder: Path) -> None:
+    modes = script("modes")
+    broken = write_config(modes, folder, "quickstart")
     broken.write_text(broken.read_text().replace("batch_size: 32", "batch_size: 0"))
-    code = (
-        "import pathlib, modes; "
-        f"print(modes.run(pathlib.Path({str(broken)!r}), '1 torch engine', modes.Measured(), number=9))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=SCRIPT.parent, capture_output=True, text=True, timeout=120)
-    assert "1 torch engine: status 2" in done.stdout and "buffer.batch_size" in done.stdout, done.stderr
+    told = modes.run(broken, "1 torch engine", modes.Measured(), number=9)
+    assert told.startswith("1 torch engine: status 2") and "buffer.batch_size" in told

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -41,19 +42,15 @@ def test_both_paths_sample_the_same_and_the_fast_one_holds_the_prompt_once() -> 
     assert row["fallback"]["cache_mib"] * 2**20 >= 512 * 3 * 604
 
 
-def test_the_table_shows_both_figures_and_the_worst_ratio() -> None:
-    spec = importlib.util.spec_from_file_location("benchmark_prompts", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def test_the_table_shows_both_figures_and_the_worst_ratio(script: Callable[[str], ModuleType]) -> None:
     fast = {"prefill_s": 1.0, "token_ms": 2.0, "cache_mib": 3.0, "peak_mib": 4.0}
     fallback = {"prefill_s": 2.0, "token_ms": 20.0, "cache_mib": 30.0, "peak_mib": 5.0}
     ratio: dict[str, Any] = {name: fast[name] / fallback[name] for name in fast}
-    lines = module.table([{"length": 64, "fast": fast, "fallback": fallback, "ratio": ratio}]).splitlines()
+    rows = [{"length": 64, "fast": fast, "fallback": fallback, "ratio": ratio}]
+    lines = script("prompts").table(rows).splitlines()
     assert lines[2] == "| 64 | 1 / 2 = **0.50** | 2 / 20 = **0.10** | 3 / 30 = **0.10** | 4 / 5 = **0.80** | 0.80 |"
 
 
 @pytest.mark.parametrize("arguments", [("--new", "1"), ("--lengths", "0"), ("--samples", "0")])
-def test_sizes_that_would_measure_nothing_are_refused(arguments: tuple[str, str]) -> None:
-    done = run(*arguments)
-    assert done.returncode == 2 and "must be at least" in done.stderr
+def test_sizes_that_would_measure_nothing_are_refused(refused: Callable[..., str], arguments: tuple[str, str]) -> None:
+    assert "must be at least" in refused("prompts", *arguments)

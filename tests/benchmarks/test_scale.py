@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,23 +12,13 @@ import pytest
 
 from trinity.explorer.pacing import OverRollout
 
-ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"engines": 4, "slots": 2, "runners_per_engine": 1, "batch_size": 8, "repeat_times": 2, "steps": 6}
 TIMES = {"train_s": 20.0, "sync_s": 0.0}
 
 
 @pytest.fixture(scope="module")
-def scale() -> Iterator[ModuleType]:
-    """The script, imported as it imports its parts: from its own folder."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        import scale as script
-
-        yield script
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
-        for name in [name for name in sys.modules if name.partition("_")[0] == "scale"]:
-            del sys.modules[name]
+def scale(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("scale")
 
 
 def simulated(scale: ModuleType, *, slow: float = 0.0, **plan: Any) -> Any:

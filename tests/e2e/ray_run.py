@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.plugin_texts import REWARD
+from tests.e2e.ray_worker_server import node_args
 from tests.e2e.test_algorithms import make_run
 from tests.e2e.tiny_run import TinyRun
 
@@ -26,7 +27,7 @@ def own_cluster(num_cpus: int = 2, *, num_gpus: int = 0) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     os.environ.setdefault("RAY_worker_niceness", "0")
-    head = {"num_cpus": num_cpus, "num_gpus": num_gpus, "include_dashboard": False}
+    head = node_args(num_cpus=num_cpus, num_gpus=num_gpus, include_dashboard=False)
     made = Cluster(initialize_head=True, head_node_args=head)
     try:
         yield made

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.ray_run import Watched, on_ray, steps
+from tests.e2e.ray_worker_server import node_args
 from tests.e2e.short_run import comparable_metrics
 from tests.e2e.test_algorithms import finish
 from tests.e2e.test_external_model import KEY, WORKFLOW
@@ -37,7 +38,7 @@ class Machines:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RAY_worker_niceness", "0")
             patch.setenv("CUDA_VISIBLE_DEVICES", "0")
-            head = {"num_cpus": 2, "num_gpus": 1, "include_dashboard": False}
+            head = node_args(num_cpus=2, num_gpus=1, include_dashboard=False)
             self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.come()
 
@@ -49,7 +50,7 @@ class Machines:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RAY_worker_niceness", "0")
             patch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-            self.second = self.cluster.add_node(num_cpus=2, num_gpus=3)
+            self.second = self.cluster.add_node(**node_args(num_cpus=2, num_gpus=3))
 
     def leave(self) -> None:
         self.cluster.remove_node(self.second, allow_graceful=False)

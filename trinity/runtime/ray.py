@@ -8,10 +8,10 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray._private import services
@@ -41,9 +41,6 @@ from trinity.runtime.ray_token import TokenMode
 from trinity.utils.deadline import within
 from trinity.utils.log import get_logger
 
-if TYPE_CHECKING:
-    pass
-
 logger = get_logger("launch")
 
 MAX_CONCURRENCY = 4096
@@ -61,9 +58,13 @@ class _Actor(ActorHost):
         collect_seldom()
         node = ray.util.get_node_ip_address()
         await self.set_up(setup, {NODE_ENV_VAR: node, **env})
-        await asyncio.to_thread(register_tensors)
         head_watch.leave_with(ray.get_runtime_context().gcs_address, repr(self))
         return {"node": node, "node_id": this_node(), **cluster.process_facts()}
+
+    async def run(self, number: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        value = await super().run(number, name, args, kwargs)
+        register_tensors()
+        return value
 
 
 class RayHandle:
@@ -91,6 +92,7 @@ class RayHandle:
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             number = next(self._numbers)
+            register_tensors()
             try:
                 value = await self._actor.run.remote(number, name, args, kwargs)
             except asyncio.CancelledError:
@@ -216,6 +218,7 @@ class RayRuntime:
         return handle
 
     async def _construct(self, actor: Any, order: Order) -> tuple[dict[str, Any], Failure | None]:
+        register_tensors()
         facts = await actor.prepare.remote(self._setup, order.resources.environment(divides_gpus=True))
         return facts, await actor.construct.remote(order.cls, order.args, order.kwargs)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -58,10 +60,18 @@ class RayObjects:
 
 
 def register_tensors() -> None:
-    """Let this process write the tensors in arguments and results as `trinity.runtime.messages` does."""
-    import torch
+    """Let this process write the tensors in arguments and results as `trinity.runtime.messages` does.
 
-    ray.util.register_serializer(torch.Tensor, serializer=reduced, deserializer=_made)
+    To be called before each of them is written: a process without torch holds no tensor, and need not import it.
+    """
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    if tensor is not None:
+        _register(tensor)
+
+
+@functools.cache
+def _register(tensor: type[Tensor]) -> None:
+    ray.util.register_serializer(tensor, serializer=reduced, deserializer=_made)
 
 
 def _made(parts: tuple[Any, ...]) -> Tensor:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ from transformers import PreTrainedModel
 
 from tests.e2e.short_run import ROOT
 from tests.engine.vllm.conftest import settings
+from tests.runtime.test_contract import gone_soon
 from tests.tiny import tiny_model
-from trinity.common.errors import EnvironmentProblem
+from trinity.common.errors import EngineError, EnvironmentProblem
+from trinity.engine.vllm.core_watch import ProbeTimes
 from trinity.engine.vllm.engine import VLLMEngine
 from trinity.runtime.scratch import JOB_ENV_VAR, sweep
 
@@ -169,3 +171,28 @@ def is_tracker(process: psutil.Process) -> bool:
         return "multiprocessing.resource_tracker" in " ".join(process.cmdline())
     except psutil.NoSuchProcess:
         return False
+
+
+def test_a_process_that_is_stopped_ends_what_waits_for_it_and_the_engine(tied: tuple[Path, PreTrainedModel]) -> None:
+    """Samples under way, and an update whose own deadline is far away."""
+
+    made = VLLMEngine(settings(tied[0], sync_timeout_s=3600.0, timeout_s=1800.0, probes=ProbeTimes(0.2, 3.0, 600)))
+    asyncio.run(made.prepare())
+
+    async def stopped() -> list[str | None]:
+        (pid,) = (worker["pid"] for worker in made.workers)
+        assert len(await made.generate("1+1=", n=2, max_tokens=8)) == 2, "probes disturb nothing"
+        calls: list[Awaitable[Any]] = [made.generate("1+1=", n=60, max_tokens=120, ignore_eos=True) for _ in "ab"]
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        await asyncio.sleep(0.3)
+        os.kill(pid, signal.SIGSTOP)
+        tasks.append(asyncio.ensure_future(made.update_weights(dict(tied[1].named_parameters()), version=1)))
+        errors = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(f"process {pid} stands still" in str(error) for error in errors), errors
+        with pytest.raises(EngineError) as probed:
+            await made.stats()
+        await made.shutdown()
+        assert gone_soon(pid)
+        return [getattr(error, "code", None) for error in (*errors, probed.value)]
+
+    assert asyncio.run(asyncio.wait_for(stopped(), 240)) == ["E5663"] * 4
