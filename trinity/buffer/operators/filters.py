@@ -86,9 +86,9 @@ class InvalidRewardFilter(ExperienceOperatorV1):
 
 @EXPERIENCE_OPERATORS.register_module("dapo_dynamic_sampling")
 class DAPODynamicSampling(ExperienceOperatorV1):
-    """Keeps groups that have both correct and wrong members.
+    """Keeps groups of mixed success (DAPO, arXiv:2503.14476v2, eq. 11).
 
-    This follows DAPO (arXiv:2503.14476v2, eq. 11). We differ from the paper in that nothing is sampled again: the batch
+    They have both correct and wrong members. We differ from the paper in that nothing is sampled again: the batch
     shrinks, and the trainer gets an incomplete batch. A member without the metric counts as wrong.
 
     Args:
