@@ -31,7 +31,7 @@ class KLFn(Declared, ABC):
     Args:
         adaptive: move `kl_coef` towards `target_kl` (Ziegler et al., arXiv:1909.08593, section 2.2).
         kl_coef: coefficient, finite and >= 0.
-        target_kl: divergence (nats a token) that the adaptive coefficient aims at.
+        target_kl: divergence (nats per token) that the adaptive coefficient aims at.
         horizon: number of samples over which the adaptive coefficient moves by a factor of at most 1.2.
 
     Raises:

@@ -55,7 +55,7 @@ class PolicyLossFn(Declared, ABC):
             trainer may leave out its forward pass.
         metrics_are_of_rows: metrics other than losses are means over rows, not over tokens.
         select_tokens: for a loss that compares all tokens of a mini-batch: called by name with the tensors of a whole
-            mini-batch, `logprob` included; the [B, T] bool it returns comes back as the argument `selected`, in
+            mini-batch, `logprob` included; the [B, T] bool it returns is passed again as the argument `selected`, in
             micro-batches. None for all others.
     """
 

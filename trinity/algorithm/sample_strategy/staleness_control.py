@@ -26,7 +26,7 @@ class StalenessControlStrategy(SampleStrategy):
 
     Step s trains with the weights of version s - 1. An experience whose `model_version` is below
     s - 1 - `max_staleness` is dropped, and with it the others of its rollout: recorded as such in the buffer, counted
-    in `sample/stale_count`, and not read again. Reading goes on until the batch is full or no more can come before
+    in `sample/stale_count`, and not read again. Reading continues until the batch is full or no more can come before
     newer weights; then the batch is incomplete. An experience without a version is kept.
 
     Args:

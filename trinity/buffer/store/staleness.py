@@ -78,7 +78,7 @@ class Backlog:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing waits and nobody makes more."""
+        """No rollout waits, and no other producer may append more."""
         return not (self.claimed or self.ready or self.busy)
 
 

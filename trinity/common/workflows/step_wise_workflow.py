@@ -79,7 +79,7 @@ class _Synchronous(StepWorkflow):
     """A step and its end, for workflows that run in a thread."""
 
     def step(self, step_num: int) -> bool:
-        """Do one step with the model; return whether the rollout goes on.
+        """Do one step with the model; return whether the rollout continues.
 
         Raises:
             WorkflowError: the subclass does not define it.
@@ -93,7 +93,7 @@ class _Asynchronous(StepWorkflow):
     is_async = True
 
     async def step_async(self, step_num: int) -> bool:
-        """Do one step with the model; return whether the rollout goes on.
+        """Do one step with the model; return whether the rollout continues.
 
         Raises:
             WorkflowError: the subclass does not define it.
@@ -102,7 +102,7 @@ class _Asynchronous(StepWorkflow):
 
 
 class StepWiseRewardWorkflow(_Synchronous):
-    """Each step has a reward of its own, on all of its experiences.
+    """Sets a reward per step on all experiences of the step.
 
     Its last experience also has it as `info["step_reward"]`, which `gigpo` reads.
     """
