@@ -1,8 +1,8 @@
-"""Algorithms: the torch-free tables of contents, and the base classes that plugins derive from.
+"""Algorithms: torch-free tables of contents, and bases for plugins.
 
-Every class says of itself what it is (`trinity.utils.declaration`). `contents.json`, which `python -m tools.contents`
-writes from the classes, has that for those who must know it before they import anything. An algorithm type's `args`
-are the defaults that it gives the `algorithm` section of a configuration.
+Every class declares its properties (`trinity.utils.declaration`). `contents.json`, which `python -m tools.contents`
+writes from the classes, has them for code that needs them before it imports anything. An algorithm type's `args` are
+its defaults for the `algorithm` section of a configuration.
 """
 
 from __future__ import annotations

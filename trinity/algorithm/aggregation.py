@@ -1,4 +1,6 @@
-"""Sums and means over counted tokens, and the two conventions of one loss from token losses.
+"""Sums, means and loss aggregation over counted tokens.
+
+There are two conventions for turning token losses into one loss.
 
 Dimension key: B = responses, T = response positions. A position whose mask is false holds an arbitrary number and
 influences nothing; the gradient there is 0. The conventions differ in rows without counted tokens: they stay in the
@@ -16,7 +18,7 @@ VERL_LOSS_AGG_MODES = (*LOSS_AGG_MODES, "token-sum")
 
 
 def counted(values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return `values` with 0 where `mask` is false, whatever is there, NaN included."""
+    """Return `values` with 0 where `mask` is false, even where it is NaN."""
     return torch.where(mask.bool(), values, torch.zeros((), dtype=values.dtype, device=values.device))
 
 
@@ -31,7 +33,10 @@ def masked_sum(
 def masked_mean(
     values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], axis: int | None = None
 ) -> Float[Tensor, "..."]:
-    """Return the mean of the counted `values`, over everything or over `axis`; 0 where nothing is counted."""
+    """Return the mean of the counted `values`, overall or over `axis`.
+
+    It is 0 where nothing is counted.
+    """
     count = mask.bool().sum() if axis is None else mask.bool().sum(axis)
     return masked_sum(values, mask, axis) / count.clamp(min=1)
 
@@ -42,7 +47,7 @@ def aggregate_loss(
     loss_agg_mode: str = "token-mean",
     normalizer: float | None = None,
 ) -> Float[Tensor, ""]:
-    """Return one number for the per-token `values`; 0 where nothing is counted.
+    """Return the per-token `values` as one number, 0 if none is counted.
 
     Args:
         values: per-token loss.
@@ -76,7 +81,9 @@ def agg_loss(
     global_batch_size: float | None = None,
     loss_scale_factor: float | None = None,
 ) -> Float[Tensor, ""]:
-    """Return one number for the per-token `loss_mat` by veRL's convention; 0 where nothing is counted.
+    """Return the per-token `loss_mat` as one number, as veRL does.
+
+    The result is 0 where nothing is counted.
 
     Args:
         loss_mat: per-token loss.

@@ -1,4 +1,7 @@
-"""Algorithm types, in the order of `trinity algorithms`: their functions, and their own defaults."""
+"""Algorithm types, in the order of `trinity algorithms`.
+
+A type names its functions and has its own defaults.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,9 @@ class AlgorithmType(Declared):
 
     @classmethod
     def check_config(cls, config: Any) -> None:
-        """Check what only this algorithm knows; `run` calls it before anything is started.
+        """Check the rules that are specific to this algorithm.
+
+        `run` calls this before anything is started.
 
         Raises:
             ConfigError: the configuration does not suit the algorithm.

@@ -12,15 +12,16 @@ from trinity.utils.registry import Registry
 def build(
     registry: Registry, algorithm: AlgorithmConfig, key: str, *given: Any, default: str | None = None, **fixed: Any
 ) -> Any:
-    """Return what `algorithm.<key>` names, made with `algorithm.<key>_args`; None where nothing is named.
+    """Return the component that `algorithm.<key>` names.
 
-    The rules of the configuration have checked the arguments of what is built in; those of a plugin are checked here.
+    It is made with `algorithm.<key>_args`; None where nothing is named. The rules of the configuration have checked the
+    arguments of built-in components; those of a plugin are checked here.
 
     Args:
         registry: of the component.
         algorithm: the section.
         key: such as `policy_loss_fn`.
-        given: positional arguments that are not the section's to say.
+        given: positional arguments that the section does not set.
         default: name where the section has none.
         fixed: further arguments; one that the section has as well is an error.
 

@@ -56,7 +56,10 @@ class EntropyLossFn(Declared, ABC):
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of a term that remembers something; see `PolicyLossFn.state_dict`."""
+        """Return the state to keep in a checkpoint.
+
+        See `PolicyLossFn.state_dict`.
+        """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -77,14 +80,20 @@ class DefaultEntropyLossFn(EntropyLossFn):
         loss_agg_mode: str = "token-mean",
         **kwargs: Any,
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
-        """Return the term, and the metric `entropy_loss`: the aggregated entropy without the coefficient."""
+        """Return the term and the metric `entropy_loss`.
+
+        The metric is the aggregated entropy without the coefficient.
+        """
         loss = aggregate_loss(entropy, action_mask, loss_agg_mode)
         return loss * self.entropy_coef, {"entropy_loss": loss.item()}
 
 
 @ENTROPY_LOSS_FN.register_module("mix")
 class MixEntropyLossFn(EntropyLossFn):
-    """As `default`, over the rows that the policy wrote itself: expert data say nothing about its entropy."""
+    """As `default`, over the rows that the policy wrote itself.
+
+    Expert data say nothing about the policy's entropy.
+    """
 
     summary = "as default, over the rows that are no expert data"
     formula = "{entropy_coef} H\nH = -sum over the vocabulary of p ln p, of the rows that are no expert data"
@@ -101,7 +110,9 @@ class MixEntropyLossFn(EntropyLossFn):
         loss_agg_mode: str = "token-mean",
         **kwargs: Any,
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
-        """Return the term, and the metric `entropy_loss`; both 0 if all rows are expert data.
+        """Return the term and the metric `entropy_loss`.
+
+        Both are 0 if all rows are expert data.
 
         Means over rows are over the rows that are left.
         """

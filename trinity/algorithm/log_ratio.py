@@ -1,4 +1,6 @@
-"""The bound of log-ratios between two policies, so that their exponentials stay finite.
+"""The bound of log-ratios between two policies.
+
+It keeps their exponentials finite.
 
 Dimension key: shapes are free.
 """
@@ -12,5 +14,8 @@ MAX_LOG_RATIO = 20.0
 
 
 def bounded(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return a log-ratio clamped to +-20, as veRL does: its exponential is finite in float32; no gradient beyond."""
+    """Return a log-ratio clamped to +-20, as veRL does.
+
+    Its exponential is finite in float32; there is no gradient beyond the bound.
+    """
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

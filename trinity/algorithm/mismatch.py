@@ -1,4 +1,6 @@
-"""How far the policy that sampled is from the policy that is trained: metrics by veRL's names.
+"""Metrics of the distance between sampling policy and trained policy.
+
+Their names are veRL's.
 
 Dimension key: B = responses, T = response positions.
 """
@@ -18,10 +20,11 @@ PREFIX = "rollout_corr"
 def mismatch_metrics(
     old_logprob: Float[Tensor, "B T"], rollout_logprob: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
 ) -> dict[str, float]:
-    """Return perplexities, divergences (nats a token) and chi-squared distances; none without a counted token.
+    """Return perplexities, divergences and chi-squared distances.
 
-    Perplexities are means over the responses that have tokens; `kl` estimates KL(rollout, trained) by its log-ratio
-    and `k3_kl` by k3; `chi2_token` and `chi2_seq` are the mean of the squared ratio less 1, of tokens and responses.
+    Divergences are in nats per token. Nothing is returned without a counted token. Perplexities are means over the
+    responses that have tokens; `kl` estimates KL(rollout, trained) by its log-ratio and `k3_kl` by k3; `chi2_token` and
+    `chi2_seq` are the mean of the squared ratio less 1, of tokens and responses.
     """
     rows = mask.any(-1)
     if not rows.any():
@@ -52,7 +55,9 @@ def mismatch_metrics(
 def probability_metrics(
     old_logprob: Float[Tensor, "B T"], rollout_logprob: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
 ) -> dict[str, float]:
-    """Return how far the probabilities of the sampled tokens are apart; none without a counted token.
+    """Return metrics of the difference in the sampled tokens' probabilities.
+
+    Nothing is returned without a counted token.
 
     `training/rollout_probs_diff_{max,mean,std}` are of the absolute differences (one token has std 0), and
     `training/rollout_actor_probs_pearson_corr` is their correlation, 0 where one side is constant.
@@ -75,9 +80,10 @@ def probability_metrics(
 def weight_metrics(
     weights: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, low: float, high: float
 ) -> dict[str, float]:
-    """Return the spread of importance weights, and the fractions above `high` and below `low`.
+    """Return the spread of importance weights, and the fractions outside.
 
-    `eff_sample_size` is mean(w)^2 / mean(w^2), 1 where all weights are equal. None without a counted token.
+    The fractions are those above `high` and below `low`. `eff_sample_size` is mean(w)^2 / mean(w^2), 1 where all
+    weights are equal. Nothing is returned without a counted token.
     """
     rows = mask.any(-1)
     if not rows.any():

@@ -1,4 +1,4 @@
-"""Correction for the difference between the policy that sampled and the policy that is trained.
+"""Correction for the gap between sampling policy and trained policy.
 
 Dimension key: B = responses, T = response positions. rho = exp(old_logprob - rollout_logprob) per token: the policy
 before the update, recomputed by the trainer, over the policy that sampled. Truncated weights are those of Ionides,
@@ -38,7 +38,9 @@ def compute_rollout_correction(
     rollout_rs: str | None = None,
     rollout_rs_threshold: Threshold | None = None,
 ) -> tuple[Float[Tensor, "B T"] | None, Bool[Tensor, "B T"], dict[str, float]]:
-    """Return importance weights (`None` without `rollout_is`), the mask after rejection, and metrics; no gradient.
+    """Return importance weights, the mask after rejection, and metrics.
+
+    The weights are `None` without `rollout_is`. No gradient flows.
 
     Args:
         old_logprob: log-probabilities under the policy that is trained.
@@ -88,7 +90,10 @@ def _raw_weights(log_ratio: Tensor, mask: Tensor, level: str) -> Tensor:
 
 
 def _normalised(weights: Tensor, mask: Tensor, level: str) -> tuple[Tensor, float]:
-    """Return the weights divided by their mean, and that mean; weights of mean 0 stay as they are."""
+    """Return the weights divided by their mean, and that mean.
+
+    Weights of mean 0 stay as they are.
+    """
     mean = masked_mean(weights, mask)
     if level == "sequence":
         mean = masked_mean(masked_mean(weights, mask, -1), mask.any(-1))
@@ -99,7 +104,10 @@ def _normalised(weights: Tensor, mask: Tensor, level: str) -> tuple[Tensor, floa
 def _kept(
     log_ratio: Tensor, mask: Tensor, options: str, thresholds: Threshold | None, metrics: dict[str, float]
 ) -> Tensor:
-    """Return where all options keep the token, true at masked positions; note what each one rejects."""
+    """Return where all options keep the token, true at masked positions.
+
+    `metrics` gets what each option rejects.
+    """
     kept = torch.ones_like(mask)
     for name, low, high in rejection_bounds(options, thresholds):
         level, _, estimate = name.rpartition("_")
@@ -113,7 +121,10 @@ def _kept(
 
 
 def _at_level(values: Tensor, mask: Tensor, level: str) -> Tensor:
-    """Return the values per token, or the sum, mean or largest of its response at each token."""
+    """Return the values per token, or aggregated over each response.
+
+    At each token of a response stands the response's sum, mean or largest value.
+    """
     if level == "token":
         return values
     if level == "seq_max":

@@ -1,4 +1,4 @@
-"""Masked statistics of token tensors, and statistics of the rewards of a group.
+"""Masked statistics of token tensors, and statistics of group rewards.
 
 Dimension key: B = responses, T = response positions. A position whose mask is false holds an arbitrary number and
 influences nothing; every result is 0 there.
@@ -26,13 +26,18 @@ def masked_zero(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Floa
 
 
 def masked_var(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
-    """Return the unbiased variance of all counted values; 0 if fewer than two are counted."""
+    """Return the unbiased variance of all counted values.
+
+    It is 0 if fewer than two are counted.
+    """
     count = mask.sum()
     return masked_sum((values - masked_mean(values, mask)).square(), mask) / (count - 1).clamp(min=1)
 
 
 def masked_whiten(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Return (x - mean) / sqrt(variance + 1e-8) over all counted values, of the unbiased variance.
+    """Return the counted values shifted and scaled to mean 0 and variance 1.
+
+        (x - mean) / sqrt(variance + 1e-8), with the unbiased variance of all counted values
 
     Equal values give 0, and so does a single one.
     """
@@ -41,7 +46,10 @@ def masked_whiten(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Fl
 
 
 def reward_to_go(rewards: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], gamma: float = 1.0) -> Float[Tensor, "B T"]:
-    """Return the sum of the counted rewards from each counted token on, each discounted by gamma a counted token."""
+    """Return the discounted sum of the counted rewards from each token on.
+
+    Uncounted tokens have 0. Each counted token discounts by gamma.
+    """
     if gamma == 1.0:
         return masked_zero(masked_zero(rewards, mask).flip(-1).cumsum(-1).flip(-1), mask)
     following = torch.zeros_like(rewards[:, 0])
@@ -53,7 +61,9 @@ def reward_to_go(rewards: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], gamma
 
 
 def rows_by_group(uid: Sequence[str], num_rows: int) -> list[list[int]]:
-    """Return the row numbers of each group, groups and rows in the order of their first appearance.
+    """Return the row numbers of each group.
+
+    Groups and rows are in the order of their first appearance.
 
     Raises:
         DataError: `uid` does not have `num_rows` entries (E4605).
@@ -67,14 +77,20 @@ def rows_by_group(uid: Sequence[str], num_rows: int) -> list[list[int]]:
 
 
 def group_mean(rewards: Sequence[float]) -> float:
-    """Return the mean, which for equal rewards is exactly their value; 0 for a group of one (it has no baseline)."""
+    """Return the mean, 0 for a group of one, which has no baseline.
+
+    For equal rewards it is exactly their value.
+    """
     if len(rewards) == 1:
         return 0.0
     return rewards[0] if len(set(rewards)) == 1 else statistics.fmean(rewards)
 
 
 def group_std(rewards: Sequence[float], *, is_population: bool = False) -> float:
-    """Return the standard deviation, unbiased unless `is_population`; 0 for equal rewards, 1 for a group of one."""
+    """Return the standard deviation; 0 for equal rewards, 1 for one reward.
+
+    It is unbiased unless `is_population`.
+    """
     if len(rewards) == 1:
         return 1.0
     if len(set(rewards)) == 1:

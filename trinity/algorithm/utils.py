@@ -1,4 +1,6 @@
-"""Log-probabilities and entropy, and the published names of the functions over tensors.
+"""Log-probabilities and entropy of token logits.
+
+The functions over tensors have their published names here.
 
 Dimension key: V = vocabulary; other dimensions are free. Logarithms are natural.
 """
@@ -37,7 +39,10 @@ __all__ = [
 def logprobs_from_logits(
     logits: Float[Tensor, "*shape V"], labels: Int[Tensor, "*shape"], temperature: float = 1.0
 ) -> Float[Tensor, "*shape"]:
-    """Return the log-probability (nats) of `labels` under softmax(logits / temperature)."""
+    """Return the log-probability (nats) of `labels`.
+
+    It is that under softmax(logits / temperature).
+    """
     scaled = logits if temperature == 1.0 else logits / temperature
     return scaled.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - torch.logsumexp(scaled, dim=-1)
 

@@ -24,9 +24,11 @@ def compute_value_loss(
     global_batch_size: float | None = None,
     loss_scale_factor: float | None = None,
 ) -> tuple[Float[Tensor, ""], dict[str, float]]:
-    """Return half the aggregated max((v - R)^2, (clip(v, V - c, V + c) - R)^2), and the metric `vf_clipfrac`.
+    """Return the clipped value loss and the metric `vf_clipfrac`.
 
-    The clipped value loss of arXiv:2005.12729, section 3, first point. v is trained; R and V are held.
+        half the aggregated max((v - R)^2, (clip(v, V - c, V + c) - R)^2)
+
+    arXiv:2005.12729, section 3, first point. v is trained; R and V are held.
 
     Args:
         vpreds: v, what the value model predicts now.

@@ -1,4 +1,7 @@
-"""Experiences and tasks: the store, readers and writers over it, selectors, operators and pipelines."""
+"""Storage of experiences and tasks, and the readers and writers on it.
+
+The selectors, operators, priority functions and pipelines live here too.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,9 @@ class StoreReader:
         self.timeout_s = timeout_s
 
     def read(self, n: int) -> list[Experience]:
-        """Return the experiences of up to `n` claimed rollouts, fewer where no more can come; none at the end.
+        """Return the experiences of up to `n` claimed rollouts.
+
+        Fewer are returned where no more can come, none at the end.
 
         Raises:
             StarvedError: nothing at the deadline although producers are open.
@@ -72,11 +74,11 @@ class StoreWriter:
 
 
 def open_store(config: Config) -> ExperienceStore:
-    """Return the open store of a run: a queue has the capacity of its buffer, and may hand out rollouts again.
+    """Return the open store of a run.
 
-    The path of a queue may be a JSON file: then the run's own database is the store, and the file is a copy of
-    what is appended. So is the file that mode explore writes with `storage_type: file`. Payloads of a database that
-    the user named are kept.
+    A queue has the capacity of its buffer, and may hand out rollouts again. The path of a queue may be a JSON file:
+    then the run's own database is the store, and the file is a copy of what is appended. The same holds for the file
+    that mode explore writes with `storage_type: file`. The payloads of a database that the user named are kept.
     """
     buffer = config.buffer.trainer_input.experience_buffer
     own = f"sqlite:///{Path(config.buffer.cache_dir or Path(config.checkpoint_job_dir) / 'buffer') / 'experience.db'}"
@@ -91,7 +93,7 @@ def open_store(config: Config) -> ExperienceStore:
 
 
 def replay_of(config: Config) -> Replay | None:
-    """Return how the rollouts of the run's queue are used again; None where they are not.
+    """Return how the rollouts of the run's queue are reused, or None.
 
     Raises:
         ConfigError: an unknown priority function (E1701), or arguments that it does not take (E1866).
@@ -135,7 +137,9 @@ def get_buffer_reader(
     consumer: str = "reader",
     **options: Any,
 ) -> TaskReader | DatasetReader | StoreReader:
-    """Return the reader of a taskset, a dataset (also one in a database) or the experiences of a database.
+    """Return the reader of a taskset, a dataset or stored experiences.
+
+    A dataset may be a table of a database.
 
     Args:
         config: what to read.
@@ -159,7 +163,9 @@ def get_buffer_reader(
 
 
 def get_buffer_writer(config: ExperienceBufferConfig, *, run: str = STANDALONE_RUN) -> StoreWriter | JSONBackup:
-    """Return the writer of a database, or of a JSON lines file (`storage_type: file`).
+    """Return the writer of a database or of a JSON lines file.
+
+    The latter is chosen by `storage_type: file`.
 
     Raises:
         ConfigError: no path.

@@ -1,6 +1,7 @@
-"""Rules for the columns of a row; without torch, for readers and for `trinity validate`.
+"""Rules for the columns of a row.
 
-What a row of a dataset for training must hold in addition is in `trinity.buffer.samples`.
+Nothing here imports torch, because readers and `trinity validate` use it. What a row of a dataset for training must
+hold in addition is in `trinity.buffer.samples`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ class Fault(NamedTuple):
 
 
 def prompt_type(fmt: FormatConfig, columns: Iterable[str]) -> str:
-    """Return `plaintext` or `messages`: as configured, else from the columns that are there."""
+    """Return `plaintext` or `messages`.
+
+    The configured type is used; without one, the existing columns decide.
+    """
     if fmt.prompt_type is not None:
         return str(fmt.prompt_type)
     names = set(columns)
@@ -45,7 +49,9 @@ def prompt_type(fmt: FormatConfig, columns: Iterable[str]) -> str:
 
 
 def missing_columns(fmt: FormatConfig, columns: Sequence[str], *, needs: Iterable[str]) -> list[Fault]:
-    """Return a fault (E4004) for every needed or explicitly named column that the dataset lacks.
+    """Return a fault (E4004) for every column that the dataset lacks.
+
+    Columns that are needed and columns that are named explicitly are checked.
 
     Args:
         fmt: names of the columns.
@@ -144,7 +150,7 @@ def row_faults(
 
 
 def control_token(fmt: FormatConfig, values: Mapping[str, Any], *, kind: str) -> str | None:
-    """Return a control token such as `<|im_end|>` in the text of a row, or None."""
+    """Return a control token such as `<|im_end|>` in a row's text, or None."""
     content = values.get(fmt.messages_key if kind == "messages" else fmt.prompt_key)
     texts = [content] if isinstance(content, str) else []
     if isinstance(content, list):

@@ -1,4 +1,4 @@
-"""Where the rows of a dataset lie, found without torch, `datasets` or the network."""
+"""Find the files of a dataset without torch, `datasets` or the network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def data_files(path: str, *, split: str, subset_name: str | None) -> list[Path]:
-    """Return the files of a split; empty if only `datasets` can tell (hub id, `save_to_disk`, subset).
+    """Return the files of a split.
+
+    The list is empty if only `datasets` can tell (hub id, `save_to_disk`, subset).
 
     Raises:
         DataError: no such path (E4001), nothing in it (E4002) or no such split (E4003).
@@ -49,12 +51,18 @@ def is_saved_dataset(folder: Path) -> bool:
 
 
 def is_hub_id(path: str) -> bool:
-    """Return whether a path that does not exist here may name a dataset on the hub (`owner/name`)."""
+    """Return whether a missing path may name a dataset on the hub.
+
+    Such a name has the form `owner/name`.
+    """
     return "/" in path and HUB_ID.fullmatch(path) is not None and not path.endswith(SUFFIXES)
 
 
 def missing_path(path: str) -> str:
-    """Return the message for a path that does not exist: what is there beside it."""
+    """Return the message for a path that does not exist.
+
+    It names the entries that exist beside it.
+    """
     place = Path(path).expanduser().absolute()
     beside = sorted(entry.name for entry in place.parent.iterdir())[:10] if place.parent.is_dir() else []
     hint = f"; in {place.parent}: {', '.join(beside)}" if beside else ""

@@ -1,4 +1,7 @@
-"""Datasets as rows: data files read directly (with line numbers), everything else through `datasets`."""
+"""Datasets as rows.
+
+Data files are read directly, with line numbers; everything else is read through `datasets`.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,7 @@ def load_table(path: str | None, *, split: str = "train", subset_name: str | Non
 
 
 def fingerprint(table: Table) -> str:
-    """Return a hash of the columns, the length and up to 256 evenly spaced rows."""
+    """Return a hash of columns, length and up to 256 evenly spaced rows."""
     digest = xxhash.xxh3_128(repr((sorted(table.columns), len(table))).encode())
     stride = max(1, len(table) // _FINGERPRINT_ROWS)
     for number in range(0, len(table), stride):

@@ -1,4 +1,4 @@
-"""`DatasetReader`: a dataset as training input, tokenised, exactly resumable."""
+"""Read a dataset as tokenised training input that resumes exactly."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ _logger = get_logger("buffer")
 
 
 class DatasetReader:
-    """Reads what is learnt from a dataset as experiences without reward and log-probabilities.
+    """Reads training samples from a dataset as experiences.
+
+    The experiences have no reward and no log-probabilities.
 
     For `sft` an experience is a conversation to imitate, for `dpo` a pair of responses to one prompt, for `cpt` a text,
     for `experience` what a run has stored in a database, as something to imitate.
@@ -89,11 +91,16 @@ class DatasetReader:
         self.num_overlong = 0
 
     def __len__(self) -> int:
-        """Number of usable rows; over-long ones are found when they are read."""
+        """Return the number of usable rows.
+
+        Over-long rows are found when they are read.
+        """
         return len(self._rows)
 
     def read(self, n: int) -> list[Experience]:
-        """Return the next `n` samples, fewer at the end of the last epoch, none after it.
+        """Return the next `n` samples.
+
+        Fewer are returned at the end of the last epoch, none after it.
 
         Raises:
             DataError: a whole epoch without a usable row, or an over-long row with the policy `error` (E4014).
@@ -146,7 +153,9 @@ class DatasetReader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`: over the same rows where a table of a database has grown since.
+        """Continue from `state_dict`.
+
+        Where a table of a database has grown since, the reader continues over the rows that it had before.
 
         Raises:
             CheckpointError: the dataset or the selector changed (E7005).
@@ -168,7 +177,10 @@ class DatasetReader:
             self._refuse(number, BadRow(**row))
 
     def write_quarantine(self, folder: Path) -> Path | None:
-        """Write the rows that are left out to `<folder>/<buffer>.jsonl`; return the file, or None without any."""
+        """Write the rows that are left out to `<folder>/<buffer>.jsonl`.
+
+        Return the file, or None if no row is left out.
+        """
         return write_quarantine(self.quarantined, folder, name=self.config.name)
 
     def _load(self) -> Table:
@@ -234,7 +246,10 @@ class DatasetReader:
         return selector
 
     def _sample(self, number: int) -> TokenizedRow | None:
-        """Return the sample of usable row `number`; None if it is too long or turned out to be unusable."""
+        """Return the sample of usable row `number`.
+
+        Return None if the sample is too long or the row proves unusable.
+        """
         if number in self._cache:
             sample = self._cache[number]
         else:

@@ -1,7 +1,8 @@
-"""From a dataset row to tokens: a conversation to imitate, a pair to prefer by, a text to go on with.
+"""Turn a dataset row into tokens.
 
-The prompt's tokens are those that the engine would see in a chat: the chat template with the opening of an
-assistant's message. A response ends with the end-of-turn token that the template writes.
+A row is a conversation to imitate, a pair of responses for preference training, or a text to continue. The prompt's
+tokens are those that the engine sees in a chat: the chat template with the opening of an assistant's message. A
+response ends with the end-of-turn token that the template writes.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class TokenizedRow:
         return max(len(self.tokens), self.prompt_length + len(self.rejected or ()))
 
     def shortened(self, limit: int) -> TokenizedRow | None:
-        """Return it with responses cut so that no sequence has more than `limit` tokens; None if nothing is left.
+        """Return the row with each sequence cut to `limit` tokens.
 
-        Of a pair nothing is left, too, where the cut makes both responses equal.
+        Only responses are cut. Return None if nothing is left, or if the cut makes both responses of a pair equal.
         """
         room = limit - self.prompt_length
         if room < 1:
@@ -65,7 +66,7 @@ class Formatter(Protocol):
     kind: str
 
     def __call__(self, values: Mapping[str, Any]) -> TokenizedRow:
-        """Return the sample of a row that `sample_faults` finds nothing wrong with.
+        """Return the sample of a row that passed `sample_faults`.
 
         Raises:
             DataError: the row cannot be used.
@@ -97,7 +98,10 @@ def make_formatter(schema: str, fmt: FormatConfig, tokenizer: PreTrainedTokenize
 
 
 class _ChatFormatter:
-    """Renders conversations with the chat template of the format, else with that of the tokenizer."""
+    """Renders conversations with a chat template.
+
+    The template of the format is used; without one, that of the tokenizer.
+    """
 
     def __init__(self, fmt: FormatConfig, tokenizer: PreTrainedTokenizerBase, *, kind: str) -> None:
         self.fmt = fmt
@@ -115,7 +119,7 @@ class _ChatFormatter:
         return values.get(self.fmt.tools_key) or None
 
     def last_answer(self, messages: list[Message], tools: list[Message] | None) -> tuple[list[int], list[int]]:
-        """Return the tokens of the prompt and of the answer, which is the last message.
+        """Return the tokens of the prompt and of the last message, the answer.
 
         Raises:
             DataError: the template writes no answer, or no text and not as its opening has it (E4021).
@@ -124,7 +128,10 @@ class _ChatFormatter:
         return prompt, self.ended(response)
 
     def ended(self, response: list[int]) -> list[int]:
-        """Return the response with the end-of-text token where the template writes no end of a turn."""
+        """Return the response with an end token.
+
+        The end-of-text token is added where the template writes no end-of-turn token.
+        """
         eos = self.tokenizer.eos_token_id
         return response if eos is None or self.answers.has_end(response) else [*response, eos]
 
@@ -139,7 +146,9 @@ class SFTFormatter(_ChatFormatter):
     """
 
     def __call__(self, values: Mapping[str, Any]) -> TokenizedRow:
-        """Return the sample of a row: the last answer, or all answers with `enable_concatenated_multi_turn`.
+        """Return the sample of a row.
+
+        The last answer is learnt, or all answers with `enable_concatenated_multi_turn`.
 
         Raises:
             DataError: a template that writes no answer or rewrites earlier turns (E4021).

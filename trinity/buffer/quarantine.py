@@ -1,4 +1,7 @@
-"""Rows that are left out: counted, written down, and an error above a limit."""
+"""Rows that are left out of training.
+
+They are counted and written to a file; above a limit they are an error.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ def admit(bad: Sequence[BadRow], *, num_rows: int, max_bad_row_ratio: float, nam
 
 
 def write_quarantine(bad: Sequence[BadRow], folder: Path, *, name: str) -> Path | None:
-    """Write the rows that are left out to `<folder>/<name>.jsonl`; return the file, or None without any."""
+    """Write the rows that are left out to `<folder>/<name>.jsonl`.
+
+    Return the file, or None if no row is left out.
+    """
     if not bad:
         return None
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,7 @@
-"""Experiences of another run as demonstrations: their tokens, and whether they are of the same vocabulary."""
+"""Stored experiences of another run as demonstrations.
+
+The tokens are reused, after a check that they belong to the same vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ NUM_COMPARED = 32
 
 
 class RecordedFormatter:
-    """Turns stored experiences into samples: the tokens that the policy of that run produced are imitated.
+    """Turns stored experiences into samples.
+
+    Imitates the tokens that the policy of that run produced.
 
     Args:
         table: the experiences.
@@ -50,7 +55,9 @@ class RecordedFormatter:
 
 
 def sample_of(experience: Experience, tokenizer: PreTrainedTokenizerBase) -> TokenizedRow:
-    """Return the tokens of an experience, and which of them are learnt: those that its policy produced.
+    """Return the tokens of an experience, and which of them are learnt.
+
+    The tokens that its policy produced are learnt.
 
     Raises:
         DataError: there are none, it is a pair, has images, or a token that the tokenizer does not know (E4025).
@@ -72,9 +79,10 @@ def sample_of(experience: Experience, tokenizer: PreTrainedTokenizerBase) -> Tok
 
 
 def check_vocabulary(experiences: Iterable[Experience], tokenizer: PreTrainedTokenizerBase, *, name: str) -> None:
-    """Check that the tokens of experiences are the tokens of this tokenizer: they are stored beside their text.
+    """Check that the stored tokens belong to this tokenizer.
 
-    One that agrees is enough, since a workflow may store a text of its own; so are experiences without any.
+    They are compared with the text stored beside them. One experience that agrees is enough, since a workflow may store
+    a different text; experiences without any text also pass.
 
     Raises:
         DataError: no text agrees with its tokens (E4026).

@@ -1,4 +1,6 @@
-"""Rows of data files: JSON lines with line numbers, JSON, CSV, parquet, and which file belongs to which split.
+"""Rows of data files, and the files of each split.
+
+JSON lines (with line numbers), JSON, CSV and parquet are read.
 
 Nothing here imports torch or `datasets`, so that `trinity validate` can read the first rows.
 """
@@ -57,7 +59,7 @@ class DataRow:
 
 
 def split_files(folder: Path, split: str) -> dict[str, list[Path]]:
-    """Return the data files of a folder by split, as `datasets` would name the splits.
+    """Return a folder's data files by split, named as `datasets` does.
 
     A file belongs to the split that its name, or the folder it lies in, begins with; without any such name,
     all files are the split `train`.
@@ -82,7 +84,9 @@ def _begins(part: str, split: str) -> bool:
 
 
 def read_rows(file: Path) -> Iterator[DataRow | BadRow]:
-    """Yield the rows of a data file; a JSON or CSV row that cannot be read is yielded as `BadRow`.
+    """Yield the rows of a data file.
+
+    A JSON or CSV row that cannot be read is yielded as `BadRow`.
 
     Raises:
         DataError: the file as a whole cannot be read (E4010), or a parquet file is damaged (E4060).

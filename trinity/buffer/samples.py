@@ -38,15 +38,17 @@ class Pair(NamedTuple):
 
 
 def form_of(schema: str, fmt: FormatConfig, columns: Iterable[str]) -> str:
-    """Return `plaintext` or `messages`; see `prompt_type`. Continued pre-training reads texts."""
+    """Return `plaintext` or `messages`; see `prompt_type`.
+
+    Continued pre-training reads texts.
+    """
     return "plaintext" if schema == "cpt" else prompt_type(fmt, columns)
 
 
 def decoded(fmt: FormatConfig, values: Mapping[str, Any], *, kind: str) -> dict[str, Any]:
-    """Return the row with messages and tools that are written as JSON texts as the lists that they are.
+    """Return the row with JSON texts of messages and tools as lists.
 
-    Entries that are null are taken out, so that a chat template sees what was written; only the content of a message
-    may be null.
+    Null entries are removed, so that a chat template sees what was written; only the content of a message may be null.
     """
     row = dict(values)
     keys = [fmt.tools_key]
@@ -97,14 +99,20 @@ def sample_faults(schema: str, fmt: FormatConfig, values: Mapping[str, Any], *, 
 
 
 def tools_fault(key: str, tools: Any) -> Fault | None:
-    """Return why `tools` is not a list of descriptions (E4023), or None; null means no tools."""
+    """Return why `tools` is not a list of descriptions (E4023), or None.
+
+    Null means no tools.
+    """
     if tools is None or (isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools)):
         return None
     return Fault(key, f"must be a list of mappings, one a tool, got {_kind_of(tools)}", "E4023")
 
 
 def prompt_messages(fmt: FormatConfig, values: Mapping[str, Any]) -> list[Message]:
-    """Return the prompt of a row of texts as messages: the system prompt, if there is one, and the user's."""
+    """Return the prompt of a plain-text row as messages.
+
+    These are the system prompt, if there is one, and the user's prompt.
+    """
     prompt = values[fmt.prompt_key]
     messages = [dict(message) for message in prompt] if isinstance(prompt, list) else []
     if messages:
@@ -115,9 +123,10 @@ def prompt_messages(fmt: FormatConfig, values: Mapping[str, Any]) -> list[Messag
 
 
 def split_pair(fmt: FormatConfig, values: Mapping[str, Any], *, kind: str) -> Pair | Fault:
-    """Return prompt and answers of a row for DPO, or what is wrong with it (E4011, E4012, E4020, E4022).
+    """Return prompt and answers of a DPO row, or its fault.
 
-    In the form of messages the prompt is the column `messages_key`; without it, what both conversations begin with.
+    In the `messages` form the prompt is the column `messages_key`; without it, the prompt is the common beginning of
+    both conversations. Faults are E4011, E4012, E4020 and E4022.
     """
     pair = _pair_of_messages(fmt, values) if kind == "messages" else _pair_of_texts(fmt, values)
     if isinstance(pair, Pair) and pair.chosen == pair.rejected:

@@ -1,6 +1,6 @@
-"""Tables of a database as datasets: conversations, and experiences that a run has stored.
+"""Database tables as datasets of conversations or experiences.
 
-Nothing here imports torch, so that `trinity validate` can look at them; nothing is written.
+Nothing here imports torch, so that `trinity validate` can read the tables; nothing is written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_SHOWN = 10
 
 
 class SQLTable(ListTable):
-    """Rows of a table in the order of its key, as they were when it was opened.
+    """Rows of a table as it was when opened, in the order of its key.
 
     Args:
         rows: in that order.
@@ -35,14 +35,19 @@ class SQLTable(ListTable):
         super().__init__(rows)
 
     def first(self, number: int) -> Self:
-        """Return the table as it was when it had `number` rows: rows are added at its end."""
+        """Return the table's first `number` rows.
+
+        Rows are added at the end, so this is the table as it was when it had `number` rows.
+        """
         made = type(self).__new__(type(self))
         made.__dict__ |= self.__dict__ | {"_rows": self._rows[:number]}
         return made
 
 
 class ExperienceTable(SQLTable):
-    """The experiences of one buffer in the store of a run: `id`, `uid` and `size`, null where the payload is gone.
+    """The experiences of one buffer in the store of a run.
+
+    The columns are `id`, `uid` and `size`; `size` is null where the payload is gone.
 
     Args:
         rows: in the order of the log.

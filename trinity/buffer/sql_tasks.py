@@ -15,7 +15,9 @@ from trinity.utils.log import redact
 
 
 def load_sql_tasks(url: str) -> ListTable:
-    """Return the rows of table `task` (column `raw_task`, JSON objects) in the order of their ids.
+    """Return the rows of table `task` in the order of their ids.
+
+    The column `raw_task` holds a JSON object per row.
 
     Raises:
         DataError: the database cannot be read (E4001), or has no task (E4002).

@@ -1,4 +1,4 @@
-"""`TaskReader`: from a taskset to tasks, in the order of a selector, exactly resumable."""
+"""Read tasks from a taskset in a selector's order, resuming exactly."""
 
 from __future__ import annotations
 
@@ -74,11 +74,14 @@ class TaskReader:
         self.num_left: int | None = epochs * len(self._rows) if epochs else None
 
     def __len__(self) -> int:
-        """Number of usable rows."""
+        """Return the number of usable rows."""
         return len(self._rows)
 
     def read(self, n: int | None = None) -> list[Task]:
-        """Return the next `n` tasks (None: `batch_size`), fewer at the end of the last epoch, none after it."""
+        """Return the next `n` tasks (None: `batch_size`).
+
+        Fewer are returned at the end of the last epoch, none after it.
+        """
         n = self.batch_size if n is None else n
         if self.num_left is not None:
             n = min(n, self.num_left)
@@ -90,7 +93,10 @@ class TaskReader:
         return self.read(n)
 
     def tasks(self) -> list[Task]:
-        """Return all tasks once, in the order of the dataset; the position does not change."""
+        """Return all tasks once, in the order of the dataset.
+
+        The position of the reader does not change.
+        """
         return [self.task(number) for number in range(len(self))]
 
     def task(self, number: int) -> Task:
@@ -123,7 +129,9 @@ class TaskReader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`; more epochs than before are read to their new end.
+        """Continue from `state_dict`.
+
+        With more epochs than before, the reader continues to their new end.
 
         Raises:
             CheckpointError: the dataset or the selector changed (E7005).
@@ -142,7 +150,10 @@ class TaskReader:
             self.num_left = max(0, self.num_left + read_before - self.selector.position)
 
     def write_quarantine(self, folder: Path) -> Path | None:
-        """Write the rows that are left out to `<folder>/<taskset>.jsonl`; return the file, or None without any."""
+        """Write the rows that are left out to `<folder>/<taskset>.jsonl`.
+
+        Return the file, or None if no row is left out.
+        """
         return write_quarantine(self.quarantined, folder, name=self.config.name)
 
     def _load(self) -> Table:

@@ -1,8 +1,8 @@
-"""Advantage functions; a plugin adds its own with `@ADVANTAGE_FN.register_module("name")`.
+"""Advantage functions.
 
-Those on groups of experiences are called in the pipeline, the others with the tensors of a batch in the trainer.
-Names with the same maths share a class. `verl_` marks veRL's functions, some of whose names mean something else here;
-those that are free are registered without it as well.
+A plugin adds its own with `@ADVANTAGE_FN.register_module("name")`. The pipeline calls those on groups of experiences,
+the trainer calls the others with the tensors of a batch. Names with the same maths share a class. `verl_` marks veRL's
+functions, some of whose names mean something else here; those whose names are free are registered without it as well.
 """
 
 from __future__ import annotations

@@ -31,7 +31,10 @@ class AdvantageFn(Declared):
 
     @classmethod
     def compute_in_trainer(cls) -> bool:
-        """Return whether the trainer calls it with tensors; if not, the experience pipeline calls `process`."""
+        """Return whether the trainer calls it with tensors.
+
+        If not, the experience pipeline calls `process`.
+        """
         return True
 
     def state_dict(self) -> dict[str, Any]:
@@ -63,7 +66,10 @@ class GroupAdvantage(AdvantageFn, ABC):
     def calculate_group_advantage(
         self, group_id: str, exps: list[Experience]
     ) -> tuple[list[Experience], dict[str, float]]:
-        """Set the advantages of one group; return the experiences to keep, and metrics."""
+        """Set the advantages of one group.
+
+        Return the experiences to keep, and metrics.
+        """
 
     def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
         """Set the advantages of all experiences, group by group.
@@ -81,7 +87,7 @@ class GroupAdvantage(AdvantageFn, ABC):
 
 
 class RewardGroupAdvantage(GroupAdvantage):
-    """One number a response, from the rewards of the rollouts of the same task."""
+    """One number per response, from the rewards of the same task's rollouts."""
 
     @abstractmethod
     def compare(self, rewards: Sequence[float]) -> list[float]:
@@ -113,13 +119,19 @@ def reward_of(exp: Experience) -> float:
 
 
 def set_advantage(exp: Experience, value: float) -> None:
-    """Give every token that the policy produced the advantage `value`, every other token 0."""
+    """Set the advantage of every token that the policy produced to `value`.
+
+    Every other token gets 0.
+    """
     assert exp.action_mask is not None, "Experience fills action_mask"
     exp.advantages = exp.action_mask.float() * value
 
 
 def summarise_groups(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return mean, maximum and minimum over the groups of each metric, as `group_advantages/<metric>/<what>`."""
+    """Return mean, maximum and minimum of each metric over the groups.
+
+    Their names are `group_advantages/<metric>/<what>`.
+    """
     result: dict[str, float] = {}
     for name in sorted({name for row in rows for name in row}):
         values = [row[name] for row in rows if name in row]

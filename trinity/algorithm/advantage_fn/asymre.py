@@ -1,9 +1,9 @@
-"""Asymmetric REINFORCE (arXiv:2506.20520v2, eq. 4): the reward minus a baseline shifted below the mean.
+"""Asymmetric REINFORCE: the reward minus a shifted mean.
 
     A_i = r_i - (mean + baseline_shift)
 
-A negative shift lets good responses weigh more than bad ones, which keeps off-policy learning stable; the paper
-suggests about -0.1 (section 5.3). A group of one has baseline 0.
+Source: arXiv:2506.20520v2, eq. 4. With a negative shift good responses weigh more than bad ones, which keeps off-policy
+learning stable; the paper suggests about -0.1 (section 5.3). A group of one has baseline 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trinity.algorithm.statistics import group_mean
 
 @ADVANTAGE_FN.register_module("asymre")
 class ASYMREGroupAdvantage(RewardGroupAdvantage):
-    """Reward minus the shifted mean, in the experience pipeline. Name: `asymre`.
+    """Reward minus the shifted mean, in the pipeline. Name: `asymre`.
 
     Args:
         baseline_shift: added to the mean, in units of the reward.
@@ -37,7 +37,10 @@ class ASYMREGroupAdvantage(RewardGroupAdvantage):
 
 @ADVANTAGE_FN.register_module("asymre_verl")
 class ASYMREAdvantage(GroupedTokenAdvantage):
-    """Score minus the shifted mean, in the trainer. Name: `asymre_verl`. Arguments as `ASYMREGroupAdvantage`."""
+    """Score minus the shifted mean, in the trainer. Name: `asymre_verl`.
+
+    The arguments are those of `ASYMREGroupAdvantage`.
+    """
 
     summary = "asymre, in the trainer"
     formula = ASYMREGroupAdvantage.formula

@@ -1,4 +1,6 @@
-"""Advantages of distillation: how much more the teacher likes the sampled token than the policy does.
+"""Advantages of distillation, from the teacher's log-probabilities.
+
+They measure how much more the teacher likes the sampled token than the policy does.
 
     on_policy_distill   A = kl_coef (t - s)
     jsd                 A = -kl_coef J,   m = ln(beta e^t + (1 - beta) e^s), and
@@ -57,7 +59,10 @@ class OnPolicyDistillAdvantage(TokenAdvantage):
         teacher_logprobs: Float[Tensor, "B T"],
         action_mask: Bool[Tensor, "B T"],
     ) -> Advantages:
-        """Return the advantages, also as returns, and the metric `teacher_kl` (nats a token)."""
+        """Return the advantages, also as returns, and a metric.
+
+        The metric is `teacher_kl` (nats per token).
+        """
         difference = masked_zero(teacher_logprobs - old_logprob, action_mask)
         advantages = self.kl_coef * difference
         return advantages, advantages.clone(), {"teacher_kl": -masked_mean(difference, action_mask).item()}
@@ -121,7 +126,10 @@ class JSDAdvantage(TokenAdvantage):
         teacher_logprobs: Float[Tensor, "B T"],
         action_mask: Bool[Tensor, "B T"],
     ) -> Advantages:
-        """Return the advantages, also as returns, and the metric `teacher_jsd` (nats a token)."""
+        """Return the advantages, also as returns, and a metric.
+
+        The metric is `teacher_jsd` (nats per token).
+        """
         rows = self.chunk_size or max(len(old_logprob), 1)
         chunks = zip(old_logprob.split(rows), teacher_logprobs.split(rows), strict=True)
         parts = [self._parts(s, t) for s, t in chunks]

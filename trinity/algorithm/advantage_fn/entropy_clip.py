@@ -1,11 +1,11 @@
-"""GRPO without the tokens that would change the entropy most: Clip-B and Clip-V (arXiv:2602.03392).
+"""GRPO without the tokens that change the entropy most.
 
     S_t = p_t (H_t + ln p_t)              how an update of the sampled token changes the entropy, to first order
     E_t = sum over v of p(v)^2 (H_t + ln p(v))     the mean of S_t over what the policy could have sampled
 
-Clip-B compares S with its mean over the batch, Clip-V with E_t. p and H are those of the policy before the step. Where
-we differ from Trinity-RFT: there p is the rollout's probability, and a clipped token leaves the mask of the loss; here
-its advantage is 0, so that it still counts in the mean and KL terms see it.
+Clip-B compares S with its mean over the batch, Clip-V with E_t (arXiv:2602.03392). p and H are those of the policy
+before the step. Where we differ from Trinity-RFT: there p is the rollout's probability, and a clipped token leaves the
+mask of the loss; here its advantage is 0, so that it still counts in the mean and in KL terms.
 
 Dimension key: B = responses, T = response positions.
 """
@@ -26,7 +26,9 @@ from trinity.algorithm.statistics import masked_zero
 
 @ADVANTAGE_FN.register_module("clipb")
 class ClipBAdvantage(TokenAdvantage):
-    """`grpo_verl`, and 0 where the advantage is negative and S is far below the batch's mean. Name: `clipb`.
+    """`grpo_verl` without negative advantages of low S. Name: `clipb`.
+
+    The advantage is 0 where it is negative and S is far below the mean of the batch.
 
     Args:
         epsilon: added to the standard deviation of the scores.
@@ -57,7 +59,10 @@ class ClipBAdvantage(TokenAdvantage):
         old_logprob: Float[Tensor, "B T"],
         entropys: Float[Tensor, "B T"],
     ) -> Advantages:
-        """Return the advantages, those of `grpo_verl` as returns, and the metric `clipped_frac` of the tokens."""
+        """Return the advantages, those of `grpo_verl` as returns, and a metric.
+
+        The metric `clipped_frac` is the fraction of clipped tokens.
+        """
         advantages, returns, metrics = self.grpo(token_level_rewards, action_mask, uid)
         change = _entropy_change(old_logprob, entropys)
         counted = change[action_mask]
@@ -69,7 +74,9 @@ class ClipBAdvantage(TokenAdvantage):
 
 @ADVANTAGE_FN.register_module("clipv")
 class ClipVAdvantage(TokenAdvantage):
-    """`grpo_verl`, and 0 where it is not positive and E - S is large, of few tokens. Name: `clipv`.
+    """`grpo_verl` without advantages <= 0 of large E - S. Name: `clipv`.
+
+    Few tokens are clipped.
 
     Args:
         epsilon: added to the standard deviation of the scores.
@@ -107,7 +114,10 @@ class ClipVAdvantage(TokenAdvantage):
         entropys: Float[Tensor, "B T"],
         necs: Float[Tensor, "B T"],
     ) -> Advantages:
-        """Return the advantages, those of `grpo_verl` as returns, and the metric `clipped_frac` of the tokens."""
+        """Return the advantages, those of `grpo_verl` as returns, and a metric.
+
+        The metric `clipped_frac` is the fraction of clipped tokens.
+        """
         advantages, returns, metrics = self.grpo(token_level_rewards, action_mask, uid)
         difference = necs - _entropy_change(old_logprob, entropys)
         counted = difference[action_mask]

@@ -1,10 +1,11 @@
-"""Generalised advantage estimation (Schulman et al., arXiv:1506.02438v6, eq. 16).
+"""Generalised advantage estimation.
 
     delta_t = r_t + gamma V_{t+1} - V_t,   A_t = delta_t + gamma lam A_{t+1},   return_t = A_t + V_t
 
 with V and A 0 after the last token. The advantages are then whitened over the counted tokens of the batch, as in PPO.
+Source: Schulman et al., arXiv:1506.02438v6, eq. 16.
 
-Where we differ: the recursion passes over tokens that the policy did not produce, so that neither their value nor a
+Where we differ: the recursion skips tokens that the policy did not produce, so that neither their value nor a
 step of gamma and lam counts; the paper has no such tokens, and trinity-rft 0.6.0 runs through them.
 
 Dimension key: B = responses, T = response positions.
@@ -25,7 +26,9 @@ from trinity.algorithm.statistics import masked_whiten, masked_zero
 @ADVANTAGE_FN.register_module("verl_gae")
 @ADVANTAGE_FN.register_module("gae")
 class GAEAdvantage(TokenAdvantage):
-    """Whitened generalised advantages, and returns from before the whitening. Names: `ppo`, `verl_gae`, `gae`.
+    """Whitened advantages and raw returns. Names: `ppo`, `verl_gae`, `gae`.
+
+    The returns are computed before the whitening.
 
     Args:
         gamma: discount a token, in [0, 1].
@@ -55,7 +58,7 @@ class GAEAdvantage(TokenAdvantage):
         values: Float[Tensor, "B T"],
         action_mask: Bool[Tensor, "B T"],
     ) -> Advantages:
-        """Return the advantages, the returns (targets of the critic) and no metrics."""
+        """Return the advantages, the critic's targets and no metrics."""
         advantages = generalised_advantages(
             token_level_rewards, values, action_mask=action_mask, gamma=self.gamma, lam=self.lam
         )

@@ -1,4 +1,4 @@
-"""GiGPO: group in group policy optimisation (Feng et al., arXiv:2505.10978v3).
+"""GiGPO: group in group policy optimisation (arXiv:2505.10978v3).
 
     A = A_E + omega A_S  (eq. 8)
 

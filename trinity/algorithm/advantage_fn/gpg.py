@@ -1,8 +1,8 @@
-"""GPG: group policy gradient (Chu et al., arXiv:2504.02546v4, eq. 6 and 7).
+"""GPG: group policy gradient (arXiv:2504.02546v4, eq. 6 and 7).
 
     A_i = alpha (s_i - mean),   alpha = responses / responses with a nonzero score
 
-alpha makes up for responses that carry no signal. A group of one has mean 0.
+alpha compensates for responses that carry no signal. A group of one has mean 0.
 
 Dimension key: B = responses, T = response positions.
 """
@@ -22,7 +22,10 @@ from trinity.algorithm.statistics import group_mean
 @ADVANTAGE_FN.register_module("verl_gpg")
 @ADVANTAGE_FN.register_module("gpg")
 class GPGAdvantage(TokenAdvantage):
-    """Score minus the mean of the task, times alpha of the batch. Names: `verl_gpg`, `gpg`."""
+    """Score minus the task's mean, times alpha. Names: `verl_gpg`, `gpg`.
+
+    alpha is that of the batch.
+    """
 
     summary = "score - mean, scaled up for empty signals, in the trainer (arXiv:2504.02546v4, eq. 6 and 7)"
     formula = "alpha (R - mean(R))\nalpha = rollouts of the batch / those whose reward is not 0"
@@ -33,7 +36,10 @@ class GPGAdvantage(TokenAdvantage):
         action_mask: Bool[Tensor, "B T"],
         uid: Sequence[str],
     ) -> Advantages:
-        """Return the response's number on its counted tokens, as advantages and as returns; the metric `gpg_alpha`."""
+        """Return the advantages, also as returns, and the metric `gpg_alpha`.
+
+        All counted tokens of a response have one value.
+        """
         scores = scores_of(token_level_rewards, action_mask)
         alpha = len(scores) / max(sum(score != 0 for score in scores), 1)
         result = [alpha * value for value in by_group(scores, uid, _centred)]

@@ -17,9 +17,11 @@ from trinity.common.experience import Experience
 
 @ADVANTAGE_FN.register_module("grpo")
 class GRPOGroupedAdvantage(GroupAdvantage):
-    """(reward - mean) / (standard deviation + epsilon) within a task, one number for all tokens of a response.
+    """Rewards normalised within a task, one number per response.
 
-    Equal rewards give exactly 0. A group of one has mean 0 and standard deviation 1.
+        A_i = (r_i - mean) / (std + epsilon)
+
+    All tokens of a response get A_i. Equal rewards give exactly 0. A group of one has mean 0 and std 1.
 
     Args:
         epsilon: added to the standard deviation.
@@ -62,7 +64,9 @@ class GRPOGroupedAdvantage(GroupAdvantage):
     def calculate_group_advantage(
         self, group_id: str, exps: list[Experience], batch_std: float | None = None
     ) -> tuple[list[Experience], dict[str, float]]:
-        """Set the advantages of one group; return no experience if `std_threshold` drops it.
+        """Set the advantages of one group.
+
+        Return no experience if `std_threshold` drops the group.
 
         Raises:
             DataError: an experience has no reward.
@@ -114,7 +118,10 @@ def _mean_logprob(exp: Experience) -> float:
 
 
 def _duplicates(survivors: list[list[Experience]], count: int) -> list[Experience]:
-    """Return copies of `count` surviving groups, chosen by a generator seeded with the survivors' ids."""
+    """Return copies of `count` surviving groups, chosen at random.
+
+    The generator is seeded with the survivors' ids.
+    """
     digest = hashlib.sha256("\n".join(group[0].eid.tid for group in survivors).encode()).digest()
     generator = random.Random(int.from_bytes(digest[:8], "big"))
     copies: list[Experience] = []

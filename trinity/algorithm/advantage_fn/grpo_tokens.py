@@ -1,4 +1,4 @@
-"""Group-normalised advantages in the trainer: GRPO, Dr. GRPO, GRPO pass@k and GDPO.
+"""Group-normalised advantages in the trainer.
 
     grpo         A_i = (s_i - mean) / (std + epsilon)              arXiv:2402.03300v3, section 4.1.2
     Dr. GRPO     A_i = s_i - mean                                  arXiv:2503.20783v2, section 3.2
@@ -31,9 +31,11 @@ from trinity.common.errors import DataError
 
 @ADVANTAGE_FN.register_module("grpo_verl")
 class GRPOAdvantage(GroupedTokenAdvantage):
-    """(score - mean) / (standard deviation + epsilon) within a task. Name: `grpo_verl`.
+    """Scores normalised within a task. Name: `grpo_verl`.
 
-    Equal scores give exactly 0. A group of one has mean 0 and standard deviation 1.
+        A_i = (s_i - mean) / (std + epsilon)
+
+    Equal scores give exactly 0. A group of one has mean 0 and std 1.
 
     Args:
         epsilon: added to the standard deviation.
@@ -54,7 +56,9 @@ class GRPOAdvantage(GroupedTokenAdvantage):
 @ADVANTAGE_FN.register_module("verl_grpo")
 @ADVANTAGE_FN.register_module("verl_grpo_vectorized")
 class VerlGRPOAdvantage(GRPOAdvantage):
-    """As `GRPOAdvantage`, with a switch. Names: `verl_grpo`, `verl_grpo_vectorized`.
+    """`GRPOAdvantage` with a switch, under two names of veRL's.
+
+    The names are `verl_grpo` and `verl_grpo_vectorized`.
 
     Args:
         epsilon: added to the standard deviation.
@@ -76,7 +80,10 @@ class VerlGRPOAdvantage(GRPOAdvantage):
 @ADVANTAGE_FN.register_module("verl_grpo_passk")
 @ADVANTAGE_FN.register_module("grpo_passk")
 class GRPOPassKAdvantage(VerlGRPOAdvantage):
-    """What the best rollout of a task gains over the second best; the others get 0. Arguments as `verl_grpo`."""
+    """Gain of a task's best rollout over the second best.
+
+    The others get 0. The arguments are those of `verl_grpo`.
+    """
 
     summary = "best - second best of the task, in the trainer (arXiv:2503.19595v2, section 3.1)"
     formula = (
@@ -86,7 +93,7 @@ class GRPOPassKAdvantage(VerlGRPOAdvantage):
     )
 
     def compare(self, scores: Sequence[float]) -> list[float]:
-        """Return the gain at the best score (the first of equal ones) and 0 elsewhere.
+        """Return the gain at the first of the best scores and 0 elsewhere.
 
         Raises:
             DataError: a group of one has no second best (E4607).
@@ -102,7 +109,9 @@ class GRPOPassKAdvantage(VerlGRPOAdvantage):
 @ADVANTAGE_FN.register_module("verl_gdpo")
 @ADVANTAGE_FN.register_module("gdpo")
 class GDPOAdvantage(TokenAdvantage):
-    """Each reward component group-normalised by itself, then weighted, summed and whitened over the batch.
+    """Reward components, each group-normalised, weighted and summed.
+
+    The sum is whitened over the batch.
 
     Args:
         epsilon: added to the standard deviations.

@@ -47,7 +47,10 @@ class OPMDGroupAdvantage(RewardGroupAdvantage):
 
 @ADVANTAGE_FN.register_module("opmd_verl")
 class OPMDAdvantage(GroupedTokenAdvantage):
-    """Score minus the baseline, in the trainer. Name: `opmd_verl`. Arguments as `OPMDGroupAdvantage`."""
+    """Score minus the baseline, in the trainer. Name: `opmd_verl`.
+
+    The arguments are those of `OPMDGroupAdvantage`.
+    """
 
     summary = "opmd, in the trainer"
     formula = OPMDGroupAdvantage.formula

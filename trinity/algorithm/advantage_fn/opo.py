@@ -1,9 +1,9 @@
-"""OPO: on-policy RL with the optimal reward baseline (Hao et al., arXiv:2505.23585v2, section 3.2).
+"""OPO: on-policy RL with the optimal reward baseline.
 
     A_i = s_i - sum(L_j s_j) / sum(L_j)
 
-where L_j is the number of counted tokens of response j: the baseline of least variance, if a token's gradient is as
-large as any other's. A group of one has baseline 0.
+L_j is the number of counted tokens of response j. The baseline has the least variance if all tokens have gradients of
+equal size. A group of one has baseline 0. Source: Hao et al., arXiv:2505.23585v2, section 3.2.
 
 Dimension key: B = responses, T = response positions.
 """
@@ -23,7 +23,7 @@ from trinity.algorithm.statistics import rows_by_group
 @ADVANTAGE_FN.register_module("verl_opo")
 @ADVANTAGE_FN.register_module("opo")
 class OPOAdvantage(TokenAdvantage):
-    """Score minus the length-weighted mean score of the task. Names: `verl_opo`, `opo`."""
+    """Score minus the task's length-weighted mean. Names: `verl_opo`, `opo`."""
 
     summary = "score - length-weighted mean, in the trainer (arXiv:2505.23585v2, section 3.2)"
     formula = "R - sum(length R) / sum(length)\nlength: tokens of the rollout"
@@ -34,7 +34,10 @@ class OPOAdvantage(TokenAdvantage):
         action_mask: Bool[Tensor, "B T"],
         uid: Sequence[str],
     ) -> Advantages:
-        """Return the response's number on its counted tokens, as advantages and as returns."""
+        """Return the advantages, also as returns, one value per response.
+
+        Only counted tokens have it.
+        """
         scores = scores_of(token_level_rewards, action_mask)
         lengths = action_mask.sum(-1).tolist()
         result = list(scores)

@@ -1,4 +1,6 @@
-"""Optimal token baseline, as in verl 0.9.1: a baseline a position, weighted by how much each gradient varies.
+"""Optimal token baseline, as in verl 0.9.1: one baseline per position.
+
+Each response is weighted by how much its gradient varies.
 
     w_t = (1 - 2 pi_t + sum_v pi(v)^2) rho_t^2,   W_t = sum of w up to t,   G_t = reward to go
     B_t = sum over the task (G W) / (sum over the task (W) + 1e-8),   A_t = G_t - B_t
@@ -29,7 +31,10 @@ EPSILON = 1e-8
 @ADVANTAGE_FN.register_module("verl_optimal_token_baseline")
 @ADVANTAGE_FN.register_module("optimal_token_baseline")
 class OptimalTokenBaselineAdvantage(TokenAdvantage):
-    """Reward to go minus the optimal baseline of its position in the padded response."""
+    """Reward to go minus the optimal baseline of its position.
+
+    Positions are those in the padded response.
+    """
 
     summary = "reward to go - optimal baseline of the position, in the trainer"
     formula = (
@@ -71,7 +76,10 @@ class OptimalTokenBaselineAdvantage(TokenAdvantage):
 @ADVANTAGE_FN.register_module("verl_tir_optimal_token_baseline")
 @ADVANTAGE_FN.register_module("tir_optimal_token_baseline")
 class TIROptimalTokenBaselineAdvantage(OptimalTokenBaselineAdvantage):
-    """As `OptimalTokenBaselineAdvantage`, with positions counted over the tokens that the policy produced."""
+    """`OptimalTokenBaselineAdvantage` on the policy's own token positions.
+
+    Positions are counted over the tokens that the policy produced.
+    """
 
     summary = "as optimal_token_baseline, positions counted without tool output"
     formula = (
@@ -114,7 +122,10 @@ def path_weights(
 def group_baselines(
     returns: Float[Tensor, "N T"], weights: Float[Tensor, "N T"], action_mask: Bool[Tensor, "N T"]
 ) -> Float[Tensor, "N T"]:
-    """Return the baselines of one task of two or more responses; `returns` and `weights` are 0 at other tokens."""
+    """Return the baselines of one task of two or more responses.
+
+    `returns` and `weights` are 0 at other tokens.
+    """
     shared = (returns * weights).sum(0) / (weights.sum(0) + EPSILON)
     baselines = shared.unsqueeze(0).repeat(len(returns), 1)
     lengths = action_mask.sum(-1)

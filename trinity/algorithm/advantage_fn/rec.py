@@ -1,10 +1,10 @@
-"""REC (arXiv:2509.24203): group-relative REINFORCE, with dropping of surplus negatives and optional normalisation.
+"""REC: group-relative REINFORCE (arXiv:2509.24203).
 
     A_i = r_i - mean,  or  (r_i - mean) / (population standard deviation + epsilon)
 
 With `drop: balance`, negatives (rewards below the mean) beyond the number of positives are chosen at random; they get
-advantage 0 and leave mean and standard deviation. The choice is seeded by the group's id, so that it is the same in
-every run. Where we differ: a group of one keeps its reward (mean 0, standard deviation 1), as in `grpo`;
+advantage 0 and do not count in mean and standard deviation. The choice is seeded by the group's id, so that it is the
+same in every run. Where we differ: a group of one keeps its reward (mean 0, standard deviation 1), as in `grpo`;
 trinity-rft 0.6.0 raises UnboundLocalError.
 """
 
@@ -52,7 +52,10 @@ class RECGroupedAdvantage(GroupAdvantage):
     def calculate_group_advantage(
         self, group_id: str, exps: list[Experience]
     ) -> tuple[list[Experience], dict[str, float]]:
-        """Set the advantages of one group; a dropped rollout stays in the batch with advantage 0."""
+        """Set the advantages of one group.
+
+        A dropped rollout stays in the batch with advantage 0.
+        """
         rewards = [reward_of(exp) for exp in exps]
         dropped = _surplus_negatives(rewards, group_id) if self.drop == "balance" else set()
         kept = [reward for index, reward in enumerate(rewards) if index not in dropped]

@@ -1,4 +1,7 @@
-"""REINFORCE without a baseline (Williams 1992): the advantage is the reward itself."""
+"""REINFORCE without a baseline (Williams 1992).
+
+The advantage is the reward itself.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from trinity.algorithm.advantage_fn.advantage_fn import RewardGroupAdvantage
 
 @ADVANTAGE_FN.register_module("reinforce")
 class REINFORCEGroupAdvantage(RewardGroupAdvantage):
-    """The reward, on every token that the policy produced. Rollouts are not compared."""
+    """The reward, on every token that the policy produced.
+
+    Rollouts are not compared.
+    """
 
     summary = "the reward"
     formula = "R"

@@ -1,9 +1,9 @@
-"""REINFORCE++ (Hu et al., arXiv:2501.03262v9; other versions number differently).
+"""REINFORCE++ (Hu et al., arXiv:2501.03262v9).
 
     return_t = r_t + gamma return_{t+1}  (eq. 4),   A = whiten(return)  (eq. 5)
 
-The whitening is over the counted tokens of the whole batch. With a baseline, the return is instead the score of the
-response minus the mean of its task (eq. 6 and 7).
+Other versions of the paper number the equations differently. The whitening is over the counted tokens of the whole
+batch. With a baseline, the return is instead the score of the response minus the mean of its task (eq. 6 and 7).
 
 Where we differ: only tokens that the policy produced discount; trinity-rft 0.6.0 discounts over the others too.
 
@@ -29,7 +29,9 @@ from trinity.algorithm.statistics import group_mean, masked_whiten, reward_to_go
 @ADVANTAGE_FN.register_module("reinforceplusplus")
 @ADVANTAGE_FN.register_module("verl_reinforce_plus_plus")
 class REINFORCEPlusPlusAdvantage(TokenAdvantage):
-    """Whitened rewards to go. Names: `reinforceplusplus`, `verl_reinforce_plus_plus`.
+    """Whitened rewards to go.
+
+    Names: `reinforceplusplus`, `verl_reinforce_plus_plus`.
 
     Args:
         gamma: discount a token, in [0, 1].
@@ -52,7 +54,10 @@ class REINFORCEPlusPlusAdvantage(TokenAdvantage):
         self.gamma = gamma
 
     def __call__(self, token_level_rewards: Float[Tensor, "B T"], action_mask: Bool[Tensor, "B T"]) -> Advantages:
-        """Return the advantages, the returns from before the whitening, and no metrics."""
+        """Return the advantages, the raw returns and no metrics.
+
+        The returns are computed before the whitening.
+        """
         returns = reward_to_go(token_level_rewards, action_mask, self.gamma)
         return masked_whiten(returns, action_mask), returns, {}
 
@@ -60,7 +65,10 @@ class REINFORCEPlusPlusAdvantage(TokenAdvantage):
 @ADVANTAGE_FN.register_module("verl_reinforce_plus_plus_baseline")
 @ADVANTAGE_FN.register_module("reinforce_plus_plus_baseline")
 class REINFORCEPlusPlusBaselineAdvantage(GroupedTokenAdvantage):
-    """Score minus the mean of the task, whitened over the batch. A group of one keeps its score."""
+    """Score minus the mean of the task, whitened over the batch.
+
+    A group of one keeps its score.
+    """
 
     summary = "whitened score - mean of the task, in the trainer (arXiv:2501.03262v9, eq. 6 and 7)"
     formula = "whiten(R - mean(R))\nwhiten(x) = (x - mean) / sqrt(variance + 1e-8) over the tokens of the batch"

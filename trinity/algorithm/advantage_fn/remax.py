@@ -1,4 +1,6 @@
-"""ReMax (Li et al., arXiv:2310.10505v3, section 4.2): reward to go minus the reward of a greedy rollout of the prompt.
+"""ReMax: reward to go minus the reward of a greedy rollout.
+
+The greedy rollout answers the same prompt. Source: Li et al., arXiv:2310.10505v3, section 4.2.
 
 Dimension key: B = responses, T = response positions.
 """
@@ -16,7 +18,10 @@ from trinity.algorithm.statistics import masked_zero, reward_to_go
 @ADVANTAGE_FN.register_module("remax")
 @ADVANTAGE_FN.register_module("verl_remax")
 class REMAXAdvantage(TokenAdvantage):
-    """Reward to go, undiscounted, minus the baseline. Names: `remax`, `verl_remax`."""
+    """Undiscounted reward to go minus the baseline.
+
+    Names: `remax`, `verl_remax`.
+    """
 
     summary = "reward to go - reward of a greedy rollout, in the trainer (arXiv:2310.10505v3, section 4.2)"
     formula = "G - R(greedy rollout of the task)\nG = sum of the rewards from the token on"
@@ -27,6 +32,9 @@ class REMAXAdvantage(TokenAdvantage):
         action_mask: Bool[Tensor, "B T"],
         reward_baselines: Float[Tensor, "B"],
     ) -> Advantages:
-        """Return the advantages and the rewards to go; `reward_baselines` are the greedy rollouts' scores."""
+        """Return the advantages and the rewards to go.
+
+        `reward_baselines` are the greedy rollouts' scores.
+        """
         returns = reward_to_go(token_level_rewards, action_mask)
         return masked_zero(returns - reward_baselines.unsqueeze(-1), action_mask), returns, {}

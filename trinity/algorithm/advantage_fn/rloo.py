@@ -1,8 +1,9 @@
-"""REINFORCE leave-one-out (Ahmadian et al., arXiv:2402.14740v2, section 2.3; Kool et al. 2019).
+"""REINFORCE leave-one-out.
 
     A_i = r_i - mean of the others = (r_i - mean) n / (n - 1)
 
-where n is the number of responses to the same prompt.
+where n is the number of responses to the same prompt. Source: Ahmadian et al., arXiv:2402.14740v2, section 2.3; Kool et
+al. 2019.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from trinity.algorithm.statistics import group_mean
 @ADVANTAGE_FN.register_module("rloo")
 @ADVANTAGE_FN.register_module("verl_rloo")
 class RLOOAdvantage(GroupedTokenAdvantage):
-    """Score minus the mean score of the other rollouts; a group of one keeps its score. Names: `rloo`, `verl_rloo`."""
+    """Score minus the other rollouts' mean. Names: `rloo`, `verl_rloo`.
+
+    A group of one keeps its score.
+    """
 
     summary = "score - mean of the others, in the trainer (arXiv:2402.14740v2, section 2.3)"
     formula = "R - mean(R of the other rollouts)\na task with one rollout keeps R"
@@ -30,7 +34,10 @@ class RLOOAdvantage(GroupedTokenAdvantage):
 
 @ADVANTAGE_FN.register_module("verl_rloo_vectorized")
 class RLOOVectorizedAdvantage(RLOOAdvantage):
-    """As `rloo`, but a group of one gets 0: without another rollout there is nothing to learn from."""
+    """As `rloo`, but a group of one gets 0.
+
+    Without another rollout there is nothing to learn from.
+    """
 
     summary = "rloo, where a group of one gets 0"
     formula = "R - mean(R of the other rollouts)\na task with one rollout gets 0"

@@ -1,4 +1,6 @@
-"""GRPO for rollouts of several steps: the last step's reward is compared, and every step gets the result.
+"""GRPO for rollouts of several steps.
+
+The last step's reward is compared between runs, and every step gets the result.
 
     A_run = (r_last - mean over the runs) / (standard deviation + epsilon)
 
@@ -15,7 +17,9 @@ from trinity.common.experience import Experience, group_by
 
 @ADVANTAGE_FN.register_module("step_wise_grpo")
 class StepWiseGRPOAdvantage(GroupAdvantage):
-    """Normalised reward of the run's last step, on all of its steps. A task with one run has mean 0 and deviation 1.
+    """Normalised reward of a run's last step, on all of its steps.
+
+    A task with one run has mean 0 and deviation 1.
 
     Args:
         epsilon: added to the standard deviation.
@@ -55,7 +59,9 @@ class StepWiseGRPOAdvantage(GroupAdvantage):
     def calculate_group_advantage(
         self, group_id: str, exps: list[Experience], batch_std: float | None = None
     ) -> tuple[list[Experience], dict[str, float]]:
-        """Set the advantages of one task; return no experience if `std_threshold` drops it.
+        """Set the advantages of one task.
+
+        Return no experience if `std_threshold` drops the task.
 
         Raises:
             DataError: the last step of a run has no reward.

@@ -1,4 +1,4 @@
-"""Bases of the advantages that the trainer computes from the tensors of a whole batch.
+"""Bases of the advantages that the trainer computes from batch tensors.
 
 Dimension key: B = responses, T = response positions.
 """
@@ -31,7 +31,10 @@ class TokenAdvantage(AdvantageFn, ABC):
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Advantages:
-        """Return advantages and returns ([B, T], 0 where `action_mask` is false) and metrics."""
+        """Return advantages, returns and metrics.
+
+        Advantages and returns are [B, T], 0 where `action_mask` is false.
+        """
 
     @property
     def select_keys(self) -> frozenset[str]:
@@ -41,7 +44,10 @@ class TokenAdvantage(AdvantageFn, ABC):
 
 
 class GroupedTokenAdvantage(TokenAdvantage):
-    """One number a response, from the scores (sums of token rewards) of the responses to the same task."""
+    """One number per response, from the scores of the same task's responses.
+
+    A score is the sum of a response's token rewards.
+    """
 
     @abstractmethod
     def compare(self, scores: Sequence[float]) -> list[float]:
@@ -53,7 +59,10 @@ class GroupedTokenAdvantage(TokenAdvantage):
         action_mask: Bool[Tensor, "B T"],
         uid: Sequence[str],
     ) -> Advantages:
-        """Return the response's number on its counted tokens, as advantages and as returns."""
+        """Return the advantages, also as returns, one value per response.
+
+        Only counted tokens have it.
+        """
         scores = scores_of(token_level_rewards, action_mask)
         advantages = spread(by_group(scores, uid, self.compare), token_level_rewards, action_mask)
         return advantages, advantages.clone(), {}
@@ -67,7 +76,7 @@ def scores_of(token_level_rewards: Float[Tensor, "B T"], action_mask: Bool[Tenso
 def by_group(
     scores: Sequence[float], uid: Sequence[str], compare: Callable[[Sequence[float]], list[float]]
 ) -> list[float]:
-    """Return what `compare` makes of the scores of each group, in the order of the rows.
+    """Return the results of `compare` on each group's scores, by row.
 
     Raises:
         DataError: `uid` and the batch differ in length.
@@ -82,6 +91,9 @@ def by_group(
 def spread(
     per_response: Sequence[float], like: Float[Tensor, "B T"], action_mask: Bool[Tensor, "B T"]
 ) -> Float[Tensor, "B T"]:
-    """Return the number of each response on its counted tokens, with the dtype and device of `like`."""
+    """Return each response's number on its counted tokens.
+
+    The result has the dtype and device of `like`.
+    """
     column = torch.tensor(per_response, dtype=torch.float64).to(like).unsqueeze(-1)
     return masked_zero(column.expand_as(like), action_mask)

@@ -1,4 +1,7 @@
-"""Divergences from the reference model; a plugin adds its own with `@KL_FN.register_module("name")`."""
+"""Divergences from the reference model.
+
+A plugin adds its own with `@KL_FN.register_module("name")`.
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class NoneKLFn(KLFn):
     def calculate_kl(
         self, logprob: Tensor, ref_logprob: Tensor | None = None, old_logprob: Tensor | None = None
     ) -> Tensor:
-        """Return zeros through which no gradient flows."""
+        """Return zeros [B, T] through which no gradient flows."""
         return torch.zeros_like(logprob) * logprob.detach()
 
     def calculate_kl_loss(self, logprob: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, float]]:
@@ -57,7 +57,7 @@ class K1KLFn(KLFn):
     citation = _SOURCE
 
     def calculate_kl(self, logprob: Tensor, ref_logprob: Tensor, old_logprob: Tensor | None = None) -> Tensor:
-        """Return d."""
+        """Return d, [B, T]."""
         return logprob - ref_logprob
 
 
@@ -66,27 +66,33 @@ class K1KLFn(KLFn):
 @KL_FN.register_module("mse+", doc="k2, whose gradient it already has")
 @KL_FN.register_module("k2+", doc="k2, whose gradient it already has")
 class K2KLFn(KLFn):
-    """d^2 / 2: biased, of low variance; its gradient is that of the divergence."""
+    """d^2 / 2: biased, of low variance.
+
+    Its gradient is that of the divergence.
+    """
 
     summary = "d^2 / 2"
     formula = "d^2 / 2" + _D_ADAPTIVE
     citation = _SOURCE
 
     def calculate_kl(self, logprob: Tensor, ref_logprob: Tensor, old_logprob: Tensor | None = None) -> Tensor:
-        """Return d^2 / 2."""
+        """Return d^2 / 2, [B, T]."""
         return 0.5 * (logprob - ref_logprob).square()
 
 
 @KL_FN.register_module("k3")
 class K3KLFn(KLFn):
-    """exp(-d) - 1 + d: unbiased, of low variance, never negative; not bounded, see `LowVarKLFn`."""
+    """exp(-d) - 1 + d: unbiased, of low variance, never negative.
+
+    It is not bounded, see `LowVarKLFn`.
+    """
 
     summary = "the estimate that GRPO takes (arXiv:2402.03300v3, eq. 4)"
     formula = "exp(-d) - 1 + d" + _D_ADAPTIVE
     citation = _SOURCE
 
     def calculate_kl(self, logprob: Tensor, ref_logprob: Tensor, old_logprob: Tensor | None = None) -> Tensor:
-        """Return exp(-d) - 1 + d."""
+        """Return exp(-d) - 1 + d, [B, T]."""
         negative = ref_logprob - logprob
         return negative.exp() - 1.0 - negative
 
@@ -100,7 +106,7 @@ class LowVarKLFn(KLFn):
     citation = _SOURCE
 
     def calculate_kl(self, logprob: Tensor, ref_logprob: Tensor, old_logprob: Tensor | None = None) -> Tensor:
-        """Return the clamped k3."""
+        """Return the clamped k3, [B, T]."""
         negative = bounded(ref_logprob - logprob)
         return (negative.exp() - 1.0 - negative).clamp(-MAX_LOW_VAR_KL, MAX_LOW_VAR_KL)
 
@@ -114,13 +120,16 @@ class AbsKLFn(KLFn):
     citation = _SOURCE
 
     def calculate_kl(self, logprob: Tensor, ref_logprob: Tensor, old_logprob: Tensor | None = None) -> Tensor:
-        """Return |d|."""
+        """Return |d|, [B, T]."""
         return (logprob - ref_logprob).abs()
 
 
 @KL_FN.register_module("corrected_k3")
 class CorrectedK3KLFn(KLFn):
-    """k3 times the importance ratio exp(logprob - old_logprob), clamped to [0, 2]."""
+    """k3 times the importance ratio, clamped to [0, 2].
+
+    The ratio is exp(logprob - old_logprob).
+    """
 
     summary = "k3 times the clamped importance ratio"
     formula = "clip(exp(logprob - old_logprob), 0, 2) (exp(-d) - 1 + d)" + _D_ADAPTIVE
@@ -128,7 +137,7 @@ class CorrectedK3KLFn(KLFn):
     needs = frozenset({"ref_logprob", "old_logprob"})
 
     def calculate_kl(self, logprob: Tensor, ref_logprob: Tensor, old_logprob: Tensor | None = None) -> Tensor:
-        """Return the corrected k3; plain k3 where `old_logprob` is not given."""
+        """Return the corrected k3 [B, T]; plain k3 without `old_logprob`."""
         negative = ref_logprob - logprob
         k3 = negative.exp() - 1.0 - negative
         if old_logprob is None:
@@ -138,7 +147,7 @@ class CorrectedK3KLFn(KLFn):
 
 @KL_FN.register_module("full")
 class FullKLFn(KLFn):
-    """sum over the vocabulary of p (ln p - ln q): the divergence itself, of whole distributions.
+    """sum over the vocabulary of p (ln p - ln q): the exact divergence.
 
     Where we differ: verl 0.9.1 names it, but does not implement it.
     """
@@ -154,7 +163,10 @@ class FullKLFn(KLFn):
         ref_logprob: Float[Tensor, "B T V"],
         old_logprob: Tensor | None = None,
     ) -> Float[Tensor, "B T"]:
-        """Return the divergence of normalised log-probabilities over the vocabulary; p = 0 adds 0."""
+        """Return the divergence of two distributions over the vocabulary.
+
+        The log-probabilities are normalised; p = 0 adds 0.
+        """
         difference = torch.where(logprob == -torch.inf, torch.zeros_like(logprob), logprob - ref_logprob)
         return (logprob.exp() * difference).sum(-1)
 
@@ -163,7 +175,7 @@ class _StraightThrough(KLFn):
     """The value of another estimator, with the gradient of k2."""
 
     def calculate_kl(self, logprob: Tensor, ref_logprob: Tensor, old_logprob: Tensor | None = None) -> Tensor:
-        """Return the estimator's value; the gradient is d."""
+        """Return the estimator's value, [B, T]; the gradient is d."""
         k2 = 0.5 * (logprob - ref_logprob).square()
         value = super().calculate_kl(logprob, ref_logprob, old_logprob)  # type: ignore[safe-super]
         return k2 - k2.detach() + value.detach()
@@ -182,7 +194,10 @@ class StraightThroughK1KLFn(_StraightThrough, K1KLFn):
 @KL_FN.register_module("k3+")
 @KL_FN.register_module("low_var_kl+")
 class StraightThroughLowVarKLFn(_StraightThrough, LowVarKLFn):
-    """`low_var_kl+` and `k3+`: the value of the clamped k3, the gradient of k2."""
+    """The value of the clamped k3 with the gradient of k2.
+
+    Names: `low_var_kl+` and `k3+`.
+    """
 
     summary = "value of the clamped k3, gradient of k2"
     formula = "sg(min(exp(-d) - 1 + d, 10), d clamped to +-20) with the gradient of d^2 / 2" + _D_ADAPTIVE

@@ -1,4 +1,6 @@
-"""The base of divergences from the reference model: a loss term, a penalty in the reward, and the coefficient.
+"""The base of divergences from the reference model.
+
+A divergence is a loss term or a penalty in the reward, with a coefficient.
 
 Dimension key: B = responses, T = response positions.
 """
@@ -29,7 +31,7 @@ class KLFn(Declared, ABC):
     Args:
         adaptive: move `kl_coef` towards `target_kl` (Ziegler et al., arXiv:1909.08593, section 2.2).
         kl_coef: coefficient, finite and >= 0.
-        target_kl: divergence (nats a token) that the adaptive coefficient aims at.
+        target_kl: divergence (nats per token) that the adaptive coefficient aims at.
         horizon: number of samples over which the adaptive coefficient moves by a factor of at most 1.2.
 
     Raises:
@@ -61,7 +63,7 @@ class KLFn(Declared, ABC):
 
     @property
     def is_in_force(self) -> bool:
-        """Whether it reads something, and its coefficient is not 0 or may leave it."""
+        """Whether it has inputs and a coefficient that is or may become nonzero."""
         return bool(self.needs) and (self.kl_coef != 0 or self.adaptive)
 
     @abstractmethod
@@ -82,7 +84,9 @@ class KLFn(Declared, ABC):
         old_logprob: Float[Tensor, "B T"] | None = None,
         action_mask: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
-        """Return `kl_coef` times the aggregated divergence, and the metrics `kl_loss` and `kl_coef`.
+        """Return `kl_coef` times the aggregated divergence, and metrics.
+
+        The metrics are `kl_loss` and `kl_coef`.
 
         The log-probabilities are those of the tokens ([B, T]), for `full` those of the vocabulary ([B, T, V]).
 
@@ -101,10 +105,10 @@ class KLFn(Declared, ABC):
     def loss_of(
         self, divergence: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], loss_agg_mode: str = "token-mean"
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
-        """Return `kl_coef` times the aggregated divergence of tokens, and the metrics `kl_loss` and `kl_coef`.
+        """Return `kl_coef` times the tokens' aggregated divergence, and metrics.
 
-        An adaptive coefficient has `kl_mean` beside them, its mean over the counted tokens (nats a token) whatever the
-        aggregation: `target_kl` is compared with that.
+        The metrics are `kl_loss` and `kl_coef`. An adaptive coefficient adds `kl_mean`, the mean over the counted
+        tokens (nats per token) whatever the aggregation: `target_kl` is compared with it.
         """
         kl_loss = aggregate_loss(divergence, mask, loss_agg_mode)
         metrics = {"kl_loss": kl_loss.item(), "kl_coef": self.kl_coef}
@@ -120,9 +124,10 @@ class KLFn(Declared, ABC):
         ref_logprob: Float[Tensor, "B T"],
         action_mask: Bool[Tensor, "B T"],
     ) -> tuple[Float[Tensor, "B T"], dict[str, float]]:
-        """Return the token rewards, scores minus `kl_coef` times the divergence, and move an adaptive coefficient.
+        """Return the token rewards with the KL penalty, and metrics.
 
-        The metrics are `kl`, the mean over all responses of their mean divergence (nats a token; a response without
+        A reward is the score minus `kl_coef` times the divergence. An adaptive coefficient is updated afterwards. The
+        metrics are `kl`, the mean over all responses of their mean divergence (nats per token; a response without
         counted tokens adds 0), and `kl_coef`, the coefficient that was applied. No gradient flows.
         """
         with torch.no_grad():
@@ -134,10 +139,12 @@ class KLFn(Declared, ABC):
         return rewards, metrics
 
     def update_kl_coef(self, current_kl: float, batch_size: int) -> None:
-        """Move an adaptive coefficient after a batch of `batch_size` samples with mean divergence `current_kl`.
+        """Update an adaptive coefficient after a batch.
 
-        kl_coef *= 1 + clip(current_kl / target_kl - 1, -0.2, 0.2) batch_size / horizon; a fixed one stays. A
-        divergence that is not finite moves nothing: the step that it comes from is skipped.
+            kl_coef *= 1 + clip(current_kl / target_kl - 1, -0.2, 0.2) batch_size / horizon
+
+        `current_kl` is the mean divergence of the `batch_size` samples. A fixed coefficient stays. A divergence that is
+        not finite changes nothing: the step that it comes from is skipped.
         """
         if self.adaptive and math.isfinite(current_kl):
             assert self.target_kl is not None and self.horizon is not None, "checked by the constructor"
@@ -145,10 +152,10 @@ class KLFn(Declared, ABC):
             self.kl_coef *= 1.0 + error * batch_size / self.horizon
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: the coefficient, if it moves, so that it goes on where it was."""
+        """Return the coefficient for a checkpoint, if it is adaptive."""
         return {"kl_coef": self.kl_coef} if self.adaptive else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the coefficient of a checkpoint; a fixed one stays as configured."""
+        """Load the coefficient of a checkpoint; a fixed one stays as configured."""
         if self.adaptive:
             self.kl_coef = float(state["kl_coef"])

@@ -1,4 +1,7 @@
-"""Policy losses. `verl_` marks veRL's; those whose names are free are registered without it as well."""
+"""Policy losses.
+
+`verl_` marks veRL's; those whose names are free are registered without it as well.
+"""
 
 from __future__ import annotations
 

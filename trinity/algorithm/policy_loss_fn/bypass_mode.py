@@ -1,4 +1,6 @@
-"""Rollout correction inside the loss, for runs that take the rollout's log-probabilities as the old ones.
+"""Rollout correction inside the loss.
+
+This is for runs that take the rollout's log-probabilities as the old ones.
 
 Dimension key: B = responses, T = response positions.
 """
@@ -23,7 +25,9 @@ from trinity.utils.correction_options import LOSS_TYPES
 @POLICY_LOSS_FN.register_module("verl_bypass_mode")
 @POLICY_LOSS_FN.register_module("bypass_mode")
 class VerlBypassModePolicyLossFn(PolicyLossFn):
-    """The clipped surrogate, or REINFORCE with importance weights, on the tokens that rejection keeps.
+    """A policy loss on the tokens that rejection keeps.
+
+    The loss is the clipped surrogate, or REINFORCE with importance weights.
 
     `old_logprob` holds the rollout's log-probabilities; weights and rejection come from logprob - old_logprob without
     its gradient, see `compute_rollout_correction`. `ppo_clip` takes no weights: its ratio corrects already.
@@ -103,7 +107,10 @@ class VerlBypassModePolicyLossFn(PolicyLossFn):
         counted_mask: Bool[Tensor, "B T"] | None = None,
         **kwargs: Any,
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
-        """Return the loss and the metrics of the loss and of the correction (`rollout_corr/...`)."""
+        """Return the loss and the metrics of the loss and of the correction.
+
+        The latter are `rollout_corr/...`.
+        """
         weights, kept, metrics = self._correct(logprob, old_logprob, action_mask)
         if self.loss_type == "reinforce":
             loss, of_loss = self.reinforce(logprob, kept, advantages, weights)

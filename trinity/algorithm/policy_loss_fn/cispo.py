@@ -1,4 +1,4 @@
-"""Clipped importance sampling weights, by Trinity's and by veRL's convention.
+"""Clipped importance sampling weights, by Trinity's and veRL's convention.
 
 Dimension key: B = responses, T = response positions.
 """
@@ -19,11 +19,12 @@ from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 @POLICY_LOSS_FN.register_module("cispo")
 class CISPOPolicyLossFn(TokenLossFn):
-    """-A sg(clip(r, 1 - low, 1 + high)) logprob, without the tokens that the mask leaves out.
+    """REINFORCE with clipped, held importance weights.
 
-    CISPO of arXiv:2506.13585v1, eq. 4 and 5, with the mask of eq. 6 and 7: tokens with A > 0 and r > 1 + mask high, or
-    A < 0 and r < 1 - mask low, are left out. r = exp(logprob - old_logprob); sg holds its argument, so that a clipped
-    token keeps its gradient.
+        -A sg(clip(r, 1 - low, 1 + high)) logprob,   r = exp(logprob - old_logprob)
+
+    sg holds its argument, so that a clipped token keeps its gradient. CISPO of arXiv:2506.13585v1, eq. 4 and 5, with
+    the mask of eq. 6 and 7: tokens with A > 0 and r > 1 + mask high, or A < 0 and r < 1 - mask low, are left out.
 
     Args:
         backend: see `PolicyLossFn`.
@@ -77,7 +78,10 @@ class CISPOPolicyLossFn(TokenLossFn):
         rollout_is_weights: Float[Tensor, "B T"] | None = None,
         **kwargs: Any,
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
-        """Return the loss and the metrics `cispo_loss`, `ppo_kl`, `pg_clipfrac` and `unmasked_frac`."""
+        """Return the loss and its metrics.
+
+        The metrics are `cispo_loss`, `ppo_kl`, `pg_clipfrac` and `unmasked_frac`.
+        """
         logprob, old_logprob, advantages = (counted(x, action_mask) for x in (logprob, old_logprob, advantages))
         log_ratio = clamped_log_ratio(logprob, old_logprob).detach()
         ratio = log_ratio.exp()
@@ -101,7 +105,9 @@ class CISPOPolicyLossFn(TokenLossFn):
 
 @POLICY_LOSS_FN.register_module("verl_cispo")
 class VerlCISPOPolicyLossFn(CISPOPolicyLossFn):
-    """Clipped importance sampling weights by veRL's convention of aggregation and names; no mask.
+    """Clipped importance sampling weights by veRL's convention, no mask.
+
+    The convention is that of aggregation and names.
 
     Args:
         backend: see `PolicyLossFn`.

@@ -21,15 +21,16 @@ from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 @POLICY_LOSS_FN.register_module("verl_clip_cov")
 @POLICY_LOSS_FN.register_module("clip_cov")
 class VerlClipCovPolicyLossFn(TokenLossFn):
-    """max(-A r, -A clip(r, 1 - low, 1 + high)), 0 for some tokens whose covariance is between the bounds.
+    """PPO's loss, 0 for some tokens of middling covariance.
 
-    Clip-Cov of arXiv:2505.22617v1, eq. 11 and 12. r = exp(logprob - old_logprob), the difference clamped to
-    +-20; see `token_covariance`. Of the
-    candidates that the ratio does not clip already, max(1, `clip_cov_ratio` of the counted tokens) lose loss and
-    gradient, chosen at random by a generator that depends on the batch's sizes only, among candidates sorted by their
-    covariance: the same batch gives the same loss, in whatever order its rows are. Means and choice are those of the
-    whole mini-batch, whose choice the trainer hands in as `selected`;
-    without it those of the batch given.
+        max(-A r, -A clip(r, 1 - low, 1 + high)),   r = exp(logprob - old_logprob), the difference clamped to +-20
+
+    Clip-Cov of arXiv:2505.22617v1, eq. 11 and 12; see `token_covariance`. Candidates are tokens whose covariance is
+    between the bounds and that the ratio does not clip already. max(1, `clip_cov_ratio` of the counted tokens) of them
+    lose loss and gradient. They are chosen at random by a generator that depends on the batch's sizes only, among
+    candidates sorted by covariance: the same batch gives the same loss, in whatever order its rows are. Means and
+    choice are those of the whole mini-batch, whose choice the trainer passes as `selected`; without it those of the
+    batch given.
 
     Args:
         backend: see `PolicyLossFn`.
@@ -85,7 +86,10 @@ class VerlClipCovPolicyLossFn(TokenLossFn):
         selected: Bool[Tensor, "B T"] | None = None,
         **kwargs: Any,
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
-        """Return the loss and the metrics `pg_loss`, `pg_clipfrac` (tokens taken out) and `ppo_kl`."""
+        """Return the loss and its metrics.
+
+        The metrics are `pg_loss`, `pg_clipfrac` (tokens taken out) and `ppo_kl`.
+        """
         logprob, old_logprob, advantages = (counted(x, action_mask) for x in (logprob, old_logprob, advantages))
         log_ratio = clamped_log_ratio(logprob, old_logprob)
         plain, clipped = self._surrogates(log_ratio, advantages)
@@ -122,7 +126,7 @@ class VerlClipCovPolicyLossFn(TokenLossFn):
         return -advantages * ratio, -advantages * clipped
 
     def _chosen(self, candidates: Tensor, action_mask: Tensor, covariance: Tensor) -> Tensor:
-        """Return where a candidate is taken out; the order of the rows does not matter."""
+        """Return where a candidate is taken out, whatever the row order."""
         places = candidates.flatten().nonzero().squeeze(-1)
         places = places[covariance.flatten()[places].argsort()]
         num_tokens = int(action_mask.sum())

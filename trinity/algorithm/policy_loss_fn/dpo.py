@@ -18,14 +18,16 @@ from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
 
 @POLICY_LOSS_FN.register_module("dpo")
 class DPOPolicyLossFn(PolicyLossFn):
-    """Mean over pairs of -(1 - s) log sigmoid(x) - s log sigmoid(-x), x = beta (chosen - rejected log-ratio).
+    """Direct preference optimisation, a mean over pairs.
+
+        -(1 - s) log sigmoid(x) - s log sigmoid(-x),   x = beta (chosen - rejected log-ratio)
 
     arXiv:2305.18290, eq. 7; with label smoothing s the conservative form of Mitchell (2023). The log-ratio of a
     response is the sum of logprob - ref_logprob over its tokens. Rows 0, 2, ... are chosen, rows 1, 3, ... the
     rejected ones beside them; trinity-rft 0.6.0 sums over the whole batch before the sigmoid.
 
     The margin may grow while both likelihoods fall. `sft_coef` adds the negative log-likelihood of the chosen
-    response, a mean over its tokens (arXiv:2404.19733, eq. 1), which holds the chosen one up.
+    response, a mean over its tokens (arXiv:2404.19733, eq. 1), which counteracts this for the chosen one.
 
     Args:
         backend: see `PolicyLossFn`.

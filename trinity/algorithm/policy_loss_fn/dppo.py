@@ -1,4 +1,4 @@
-"""Policy optimisation in a trust region of divergence, by total variation or by KL.
+"""Policy optimisation in a trust region of total variation or KL.
 
 Dimension key: B = responses, T = response positions.
 """
@@ -73,7 +73,10 @@ class DPPOLossFn(TokenLossFn):
         rollout_is_weights: Float[Tensor, "B T"] | None = None,
         **kwargs: Any,
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
-        """Return the loss and the metrics `pg_loss`, `pg_clipfrac` (tokens outside) and `ppo_kl`."""
+        """Return the loss and its metrics.
+
+        The metrics are `pg_loss`, `pg_clipfrac` (tokens outside) and `ppo_kl`.
+        """
         logprob, old_logprob, advantages = (counted(x, action_mask) for x in (logprob, old_logprob, advantages))
         log_ratio = clamped_log_ratio(logprob, old_logprob).detach()
         weight = log_ratio.exp().clamp(max=self.clip_ratio_c)
@@ -91,7 +94,10 @@ class DPPOLossFn(TokenLossFn):
 @POLICY_LOSS_FN.register_module("verl_dppo_tv")
 @POLICY_LOSS_FN.register_module("dppo_tv")
 class VerlDPPOTVPolicyLossFn(DPPOLossFn):
-    """DPPO with the total variation |p - p_old|; p = exp(logprob). See `DPPOLossFn`."""
+    """DPPO with the total variation |p - p_old|; p = exp(logprob).
+
+    See `DPPOLossFn`.
+    """
 
     summary = "trust region of total variation (arXiv:2602.04879v3, eq. 12 and 13)"
     formula = (
@@ -105,7 +111,10 @@ class VerlDPPOTVPolicyLossFn(DPPOLossFn):
     def is_inside(
         self, logprob: Float[Tensor, "B T"], old_logprob: Float[Tensor, "B T"], is_positive: Bool[Tensor, "B T"]
     ) -> Bool[Tensor, "B T"]:
-        """Return where p - p_old <= high for a positive advantage, p - p_old >= -low otherwise."""
+        """Return where the total variation is within its bound.
+
+        `p - p_old <= high` for a positive advantage, `p - p_old >= -low` otherwise.
+        """
         difference = logprob.exp() - old_logprob.exp()
         return torch.where(is_positive, difference <= self.clip_ratio[1], difference >= -self.clip_ratio[0])
 
@@ -113,7 +122,10 @@ class VerlDPPOTVPolicyLossFn(DPPOLossFn):
 @POLICY_LOSS_FN.register_module("verl_dppo_kl")
 @POLICY_LOSS_FN.register_module("dppo_kl")
 class VerlDPPOKLPolicyLossFn(DPPOLossFn):
-    """DPPO with KL(p_old, p) of the two outcomes; p = exp(logprob). See `DPPOLossFn`."""
+    """DPPO with KL(p_old, p) of the two outcomes; p = exp(logprob).
+
+    See `DPPOLossFn`.
+    """
 
     summary = "trust region of divergence (arXiv:2602.04879v3, eq. 12 and 14)"
     formula = (
@@ -128,7 +140,10 @@ class VerlDPPOKLPolicyLossFn(DPPOLossFn):
     def is_inside(
         self, logprob: Float[Tensor, "B T"], old_logprob: Float[Tensor, "B T"], is_positive: Bool[Tensor, "B T"]
     ) -> Bool[Tensor, "B T"]:
-        """Return where KL <= high or p <= p_old for a positive advantage, KL <= low or p >= p_old otherwise."""
+        """Return where KL is within its bound, or p moves against it.
+
+        `KL <= high or p <= p_old` for a positive advantage, `KL <= low or p >= p_old` otherwise.
+        """
         new, old = logprob.exp(), old_logprob.exp()
         others = (1.0 - old) * ((1.0 - old + MIN_PROBABILITY) / (1.0 - new + MIN_PROBABILITY)).log()
         divergence = old * (old_logprob - logprob) + others

@@ -23,7 +23,9 @@ MIN_WEIGHT = 1e-10
 @POLICY_LOSS_FN.register_module("verl_geo_mean")
 @POLICY_LOSS_FN.register_module("geo_mean")
 class VerlGeoMeanPolicyLossFn(PolicyLossFn):
-    """Mean over all responses of -A exp(mean over tokens of the clipped log-ratio).
+    """Geometric-mean policy optimisation, a mean over all responses.
+
+        -A exp(mean over tokens of the clipped log-ratio)
 
     GMPO, arXiv:2507.20673v3, eq. 4. The log-ratio d = logprob - old_logprob is clipped to [-low, high] on the side that
     the sign of A makes harmful, and its mean to +-20; A is the mean of the response's advantages. As in veRL the mean
@@ -69,7 +71,10 @@ class VerlGeoMeanPolicyLossFn(PolicyLossFn):
         rollout_is_weights: Float[Tensor, "B T"] | None = None,
         **kwargs: Any,
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
-        """Return the loss and the metrics `pg_loss`, `pg_clipfrac` and `ppo_kl`; weights enter by geometric mean."""
+        """Return the loss and the metrics `pg_loss`, `pg_clipfrac` and `ppo_kl`.
+
+        Weights are applied by their geometric mean.
+        """
         logprob, old_logprob, advantages = (counted(x, action_mask) for x in (logprob, old_logprob, advantages))
         log_ratio = logprob - old_logprob
         clamped = log_ratio.clamp(-self.clip_ratio[0], self.clip_ratio[1])

@@ -1,4 +1,4 @@
-"""Group sequence policy optimisation, by Trinity's and by veRL's convention.
+"""Group sequence policy optimisation, by Trinity's and veRL's convention.
 
 Dimension key: B = responses, T = response positions.
 """
@@ -20,10 +20,12 @@ from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 @POLICY_LOSS_FN.register_module("gspo")
 class GSPOPolicyLossFn(TokenLossFn):
-    """max(-A s, -A clip(s, 1 - low, 1 + high)) with the ratio s of the response, its length taken out.
+    """PPO's loss with the length-normalised ratio of the response.
 
-    s = exp(mean over tokens of logprob - old_logprob), each token with its own gradient: the token form of
-    arXiv:2507.18071v2, eq. 13 and 14, of which eq. 5 is the case of one advantage a response. ln s is clamped to +-20.
+        max(-A s, -A clip(s, 1 - low, 1 + high)),   s = exp(mean over tokens of logprob - old_logprob)
+
+    Each token has its own gradient: the token form of arXiv:2507.18071v2, eq. 13 and 14; eq. 5 is the case of one
+    advantage per response. ln s is clamped to +-20.
 
     Args:
         backend: see `PolicyLossFn`.
@@ -70,7 +72,10 @@ class GSPOPolicyLossFn(TokenLossFn):
         rollout_is_weights: Float[Tensor, "B T"] | None = None,
         **kwargs: Any,
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
-        """Return the loss and the metrics `pg_loss`, `pg_clipfrac`, `ppo_kl` and `ppo_kl_seq`."""
+        """Return the loss and its metrics.
+
+        The metrics are `pg_loss`, `pg_clipfrac`, `ppo_kl` and `ppo_kl_seq`.
+        """
         logprob, old_logprob, advantages = (counted(x, action_mask) for x in (logprob, old_logprob, advantages))
         of_sequence = sequence_log_ratio(logprob, old_logprob, action_mask).detach()
         log_ratio = bounded(logprob - logprob.detach() + of_sequence)
@@ -91,7 +96,9 @@ class GSPOPolicyLossFn(TokenLossFn):
 
 @POLICY_LOSS_FN.register_module("verl_gspo")
 class VerlGSPOPolicyLossFn(GSPOPolicyLossFn):
-    """Group sequence policy optimisation by veRL's convention of aggregation and names.
+    """Group sequence policy optimisation by veRL's convention.
+
+    The convention is that of aggregation and names.
 
     The logarithm of the ratio is at most 10; no gradient beyond.
 

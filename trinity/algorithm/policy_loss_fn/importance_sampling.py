@@ -18,7 +18,9 @@ from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 @POLICY_LOSS_FN.register_module("importance_sampling")
 class ImportanceSamplingPolicyLossFn(TokenLossFn):
-    """-A r with r = exp(logprob - old_logprob), the difference clamped to +-20.
+    """The importance-weighted policy loss without clipping.
+
+        -A r,   r = exp(logprob - old_logprob), the difference clamped to +-20
 
     The conservative policy iteration objective, arXiv:1707.06347v2, eq. 6; no clipping of the ratio.
 

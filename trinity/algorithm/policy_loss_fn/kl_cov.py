@@ -21,12 +21,13 @@ from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 @POLICY_LOSS_FN.register_module("verl_kl_cov")
 @POLICY_LOSS_FN.register_module("kl_cov")
 class VerlKLCovPolicyLossFn(TokenLossFn):
-    """-A r, plus coef |logprob - old_logprob| on the tokens of highest covariance.
+    """A policy loss with a penalty on tokens of highest covariance.
 
-    KL-Cov of arXiv:2505.22617v1, eq. 13 and 14. r = exp(logprob - old_logprob), not clipped, the
-    difference clamped to +-20; see `token_covariance`.
-    max(1, `kl_cov_ratio` of the counted tokens) are penalised. Means and choice are those of the whole
-    mini-batch, whose choice the trainer hands in as `selected`; without it those of the batch given.
+        -A r + coef |logprob - old_logprob| on the tokens of highest covariance,   r = exp(logprob - old_logprob)
+
+    KL-Cov of arXiv:2505.22617v1, eq. 13 and 14; see `token_covariance`. r is not clipped; the difference is clamped to
+    +-20. max(1, `kl_cov_ratio` of the counted tokens) are penalised. Means and choice are those of the whole
+    mini-batch, whose choice the trainer passes as `selected`; without it those of the batch given.
 
     Args:
         backend: see `PolicyLossFn`.
@@ -73,7 +74,10 @@ class VerlKLCovPolicyLossFn(TokenLossFn):
         selected: Bool[Tensor, "B T"] | None = None,
         **kwargs: Any,
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
-        """Return the loss and the metrics `pg_loss` and `ppo_kl` (mean of |logprob - old_logprob|)."""
+        """Return the loss and the metrics `pg_loss` and `ppo_kl`.
+
+        The latter is the mean of |logprob - old_logprob|.
+        """
         logprob, old_logprob, advantages = (counted(x, action_mask) for x in (logprob, old_logprob, advantages))
         log_ratio = logprob - old_logprob
         penalised = selected

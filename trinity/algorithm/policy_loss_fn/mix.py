@@ -1,4 +1,4 @@
-"""Reinforcement on the policy's own responses mixed with imitation of an expert's.
+"""Reinforcement on own responses mixed with imitation of an expert's.
 
 Dimension key: B = responses, T = response positions.
 """
@@ -21,11 +21,13 @@ from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 
 class MixedLossFn(PolicyLossFn):
-    """(1 - mu) PPO(usual rows) + mu L(expert rows); a side without rows counts 0.
+    """A weighted sum of the losses of usual rows and expert rows.
+
+        (1 - mu) PPO(usual rows) + mu L(expert rows); a side without rows counts 0
 
     The trainer takes the two sides as `parts`, each normalised over its own rows or tokens of the whole mini-batch.
 
-    Called by itself, for one micro-batch, the loss is (1 - mu) n_u w_u PPO + mu n_e w_e L: n is the number of rows of
+    Called directly, for one micro-batch, the loss is (1 - mu) n_u w_u PPO + mu n_e w_e L: n is the number of rows of
     a side and 1 / w the number of its rows in the mini-batch on this rank, in units of the micro-batches over which the
     mean is taken: w = (ppo_mini_batch_size // ppo_micro_batch_size_per_gpu) / (train_batch_size // ngpus_trainer), or
     with `use_dynamic_bsz` (ppo_mini_batch_size // ngpus_trainer) / (B (train_batch_size // ngpus_trainer)), where B
@@ -97,7 +99,9 @@ class MixedLossFn(PolicyLossFn):
         step: Int[Tensor, "B"] | None = None,
         **kwargs: Any,
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
-        """Return the loss and the metrics `mu`, `loss`, and those of the sides under `usual/` and `expert/`.
+        """Return the loss and the metrics `mu`, `loss` and those of the sides.
+
+        The metrics of the sides are under `usual/` and `expert/`.
 
         Args:
             logprob: log-probabilities under the policy.
@@ -133,7 +137,9 @@ class MixedLossFn(PolicyLossFn):
 
 @POLICY_LOSS_FN.register_module("mix")
 class MIXPolicyLossFn(MixedLossFn):
-    """PPO's loss on usual rows and the supervised loss on expert rows, at a fixed mixture.
+    """PPO's loss and the supervised loss at a fixed mixture.
+
+    The former is for usual rows, the latter for expert rows.
 
     arXiv:2505.17826v3, section 3.2. See `MixedLossFn` for the formula.
 

@@ -1,4 +1,4 @@
-"""Reinforcement mixed with imitation, the mixture moving with the training step (CHORD).
+"""Reinforcement mixed with imitation by a schedule (CHORD).
 
 Dimension key: B = responses, T = response positions.
 """
@@ -21,18 +21,18 @@ from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 @POLICY_LOSS_FN.register_module("mix_chord")
 class MIXCHORDPolicyLossFn(MixedLossFn):
-    """PPO's loss on usual rows and the phi-weighted supervised loss on expert rows, mu following the step.
+    """PPO's loss and a phi-weighted supervised loss, mixed by a schedule.
 
-    CHORD, arXiv:2508.11408, eq. 3. mu rises linearly from 0 to `mu_peak` in `mu_warmup_steps`, falls
-    to `mu_valley` by a half cosine in `mu_decay_steps`, and stays there. See `MixedLossFn` for the formula; a side
-    without rows counts 0 in every aggregation, where trinity-rft 0.6.0 gives NaN.
+    PPO's loss is for usual rows, the other for expert rows. CHORD, arXiv:2508.11408, eq. 3. mu rises linearly from 0 to
+    `mu_peak` in `mu_warmup_steps`, falls to `mu_valley` by a half cosine in `mu_decay_steps`, and stays there. See
+    `MixedLossFn` for the formula; a side without rows counts 0 in every aggregation, where trinity-rft 0.6.0 gives NaN.
 
     Args:
         backend: see `PolicyLossFn`.
         mu_warmup_steps: steps of the rise, >= 0.
         mu_decay_steps: steps of the fall, >= 0.
         mu_peak: highest weight of the expert's side, in [0, 1].
-        mu_valley: its weight at last, in [0, 1].
+        mu_valley: its final weight, in [0, 1].
         enable_phi_function: weight expert tokens by p (1 - p), see `SFTPhiPolicyLossFn`.
         clip_range: see `PPOPolicyLossFn`.
         clip_range_low: see `PPOPolicyLossFn`.

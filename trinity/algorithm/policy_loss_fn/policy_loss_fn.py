@@ -55,7 +55,7 @@ class PolicyLossFn(Declared, ABC):
             trainer may leave out its forward pass.
         metrics_are_of_rows: metrics other than losses are means over rows, not over tokens.
         select_tokens: for a loss that compares all tokens of a mini-batch: called by name with the tensors of a whole
-            mini-batch, `logprob` included; the [B, T] bool it returns comes back as the argument `selected`, in
+            mini-batch, `logprob` included; the [B, T] bool it returns is passed again as the argument `selected`, in
             micro-batches. None for all others.
     """
 
@@ -76,7 +76,9 @@ class PolicyLossFn(Declared, ABC):
         """Return the loss and its metrics."""
 
     def parts(self, values: Mapping[str, Tensor]) -> tuple[LossPart, ...]:
-        """Return the losses that this one is a weighted sum of; none for one loss over all rows.
+        """Return the losses that this one is a weighted sum of.
+
+        A loss over all rows has none.
 
         The trainer normalises each part over its own rows of the whole mini-batch, and then does not call the sum.
 
@@ -86,7 +88,10 @@ class PolicyLossFn(Declared, ABC):
         return ()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of a loss that remembers something: tensors, numbers, texts, lists, dicts."""
+        """Return the state to keep in a checkpoint.
+
+        It may hold tensors, numbers, texts, lists and dicts.
+        """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -94,7 +99,10 @@ class PolicyLossFn(Declared, ABC):
 
     @property
     def counts_empty_rows(self) -> bool:
-        """Whether a response without counted tokens stays in the mean over responses."""
+        """Whether responses without counted tokens count in the mean.
+
+        The mean is that over responses.
+        """
         return self.convention != "verl"
 
     @property

@@ -83,7 +83,10 @@ class PPOPolicyLossFn(TokenLossFn):
         rollout_is_weights: Float[Tensor, "B T"] | None = None,
         **kwargs: Any,
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
-        """Return the loss and the metrics `pg_loss`, `pg_clipfrac`, `pg_clipfrac_lower` and `ppo_kl`."""
+        """Return the loss and its metrics.
+
+        The metrics are `pg_loss`, `pg_clipfrac`, `pg_clipfrac_lower` and `ppo_kl`.
+        """
         logprob, old_logprob, advantages = (counted(x, action_mask) for x in (logprob, old_logprob, advantages))
         if self.fallback_to_policy_gradient:
             old_logprob = logprob.detach()
@@ -116,7 +119,9 @@ class PPOPolicyLossFn(TokenLossFn):
 
 @POLICY_LOSS_FN.register_module("verl_vanilla")
 class VerlVanillaPolicyLossFn(PPOPolicyLossFn):
-    """The clipped surrogate loss with dual clip, by veRL's convention of aggregation and names.
+    """The clipped surrogate loss with dual clip, by veRL's convention.
+
+    The convention is that of aggregation and names.
 
     Args:
         backend: see `PolicyLossFn`.

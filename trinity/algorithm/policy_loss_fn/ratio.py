@@ -18,7 +18,9 @@ CLIP_RATIO: Ranges = dict.fromkeys(("clip_ratio", "clip_ratio_low", "clip_ratio_
 
 
 def clip_bounds(both: float | None, low: float | None, high: float | None, *, name: str) -> tuple[float, float]:
-    """Return the lower and the upper bound as distances from 1; `low` and `high` go before `both`.
+    """Return the lower and the upper bound as distances from 1.
+
+    `low` and `high` override `both`.
 
     Args:
         both: bound on both sides.
@@ -38,12 +40,18 @@ def clip_bounds(both: float | None, low: float | None, high: float | None, *, na
 
 
 def clamped_log_ratio(logprob: Float[Tensor, "B T"], old_logprob: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Return logprob - old_logprob clamped to +-20, so that its exponential stays finite; no gradient beyond."""
+    """Return logprob - old_logprob clamped to +-20.
+
+    Its exponential stays finite; there is no gradient beyond the bound.
+    """
     return bounded(logprob - old_logprob)
 
 
 def sequence_log_ratio(
     logprob: Float[Tensor, "B T"], old_logprob: Float[Tensor, "B T"], action_mask: Bool[Tensor, "B T"]
 ) -> Float[Tensor, "B 1"]:
-    """Return the mean of logprob - old_logprob over the counted tokens of each response."""
+    """Return each response's mean of logprob - old_logprob.
+
+    The mean is over the counted tokens.
+    """
     return masked_mean(logprob - old_logprob, action_mask, -1).unsqueeze(-1)

@@ -25,12 +25,13 @@ REGULARIZERS = ("none", "k2", "forward-kl")
 
 @POLICY_LOSS_FN.register_module("rec")
 class RECPolicyLossFn(TokenLossFn):
-    """-A w logprob on the tokens that the clip mode keeps, plus the regulariser on all.
+    """The REC, REP and RED families of group-relative losses.
 
-    The REC, REP and RED families of arXiv:2509.24203. r = exp(logprob - old_logprob) of the token, for
-    `gspo-one-side` the mean log-ratio of the response; w, r and the choice of tokens are held;
-    logarithms of w and r are clamped to +-20. A mean over tokens;
-    for `gspo-one-side` the mean over responses of their means.
+        -A w logprob on the tokens that the clip mode keeps, plus the regulariser on all
+
+    arXiv:2509.24203. r = exp(logprob - old_logprob) of the token, for `gspo-one-side` with the mean log-ratio of the
+    response; w, r and the choice of tokens are held; logarithms of w and r are clamped to +-20. The loss is a mean over
+    tokens, for `gspo-one-side` the mean over responses of their means.
 
     Args:
         backend: see `PolicyLossFn`.

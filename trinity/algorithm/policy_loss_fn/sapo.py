@@ -1,4 +1,4 @@
-"""Soft adaptive policy optimisation, by Trinity's and by veRL's convention.
+"""Soft adaptive policy optimisation, by Trinity's and veRL's convention.
 
 Dimension key: B = responses, T = response positions.
 """
@@ -19,10 +19,12 @@ from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 @POLICY_LOSS_FN.register_module("sapo")
 class SAPOPolicyLossFn(TokenLossFn):
-    """-A sigmoid(tau (r - 1)) 4 / tau: a gate that closes smoothly where PPO clips.
+    """A policy loss with a gate that closes smoothly where PPO clips.
 
-    arXiv:2511.20347v2, eq. 5 and 6. r = exp(logprob - old_logprob), the difference clamped to +-20; tau is `tau_pos`
-    for A > 0, else `tau_neg`. The gradient goes through the ratio, as in the paper; trinity-rft 0.6.0 holds the gate.
+        -A sigmoid(tau (r - 1)) 4 / tau,   r = exp(logprob - old_logprob), the difference clamped to +-20
+
+    arXiv:2511.20347v2, eq. 5 and 6. tau is `tau_pos` for A > 0, else `tau_neg`. The gradient goes through the ratio, as
+    in the paper; trinity-rft 0.6.0 holds the gate.
 
     Args:
         backend: see `PolicyLossFn`.
@@ -63,7 +65,10 @@ class SAPOPolicyLossFn(TokenLossFn):
         rollout_is_weights: Float[Tensor, "B T"] | None = None,
         **kwargs: Any,
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
-        """Return the loss and the metrics `pg_loss`, `ppo_kl` and `gate/mean`, which is 1 at the old policy."""
+        """Return the loss and the metrics `pg_loss`, `ppo_kl` and `gate/mean`.
+
+        The mean of the gate is 1 at the old policy.
+        """
         logprob, old_logprob, advantages = (counted(x, action_mask) for x in (logprob, old_logprob, advantages))
         log_ratio = clamped_log_ratio(logprob, old_logprob)
         is_positive = advantages > 0
@@ -80,7 +85,9 @@ class SAPOPolicyLossFn(TokenLossFn):
 
 @POLICY_LOSS_FN.register_module("verl_sapo")
 class VerlSAPOPolicyLossFn(SAPOPolicyLossFn):
-    """Soft adaptive policy optimisation, always aggregated by veRL's seq-mean-token-mean.
+    """Soft adaptive policy optimisation with veRL's aggregation.
+
+    This is always seq-mean-token-mean.
 
     Args:
         backend: see `PolicyLossFn`.

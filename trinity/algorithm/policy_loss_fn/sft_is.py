@@ -17,9 +17,12 @@ from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 @POLICY_LOSS_FN.register_module("sft_is")
 class SFTISPolicyLossFn(TokenLossFn):
-    """-sg(p) log p with p = exp(logprob): demonstrations weighted as if a uniform policy had sampled them.
+    """The supervised loss, each token weighted by its probability.
 
-    Dynamic fine-tuning, arXiv:2508.05629; sg holds its argument.
+        -sg(p) log p,   p = exp(logprob)
+
+    Demonstrations are weighted as if a uniform policy had sampled them. Dynamic fine-tuning, arXiv:2508.05629; sg holds
+    its argument.
 
     Args:
         backend: see `PolicyLossFn`.

@@ -18,7 +18,9 @@ from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 @POLICY_LOSS_FN.register_module("sppo")
 class SPPOPolicyLossFn(TokenLossFn):
-    """-A (logprob - old_logprob) for tokens whose ratio r is in [1 / (1 + epsilon), 1 + epsilon], else 0.
+    """A policy loss on tokens inside a band of the ratio.
+
+        -A (logprob - old_logprob) where r is in [1 / (1 + epsilon), 1 + epsilon], else 0
 
     sPPO of Vaswani et al., arXiv:2108.05828: the surrogate of functional mirror ascent for the softmax representation
     of a policy. The band of r = exp(logprob - old_logprob) in place of its step size is Trinity-RFT's.

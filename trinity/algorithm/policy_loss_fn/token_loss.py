@@ -44,7 +44,10 @@ class TokenLossFn(PolicyLossFn):
         action_mask: Bool[Tensor, "B T"],
         rollout_is_weights: Float[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, ""]:
-        """Return the aggregated losses, each first multiplied by its weight, which is held, if there are weights."""
+        """Return the aggregated losses, each multiplied by its held weight.
+
+        Without weights the losses are aggregated as they are.
+        """
         if rollout_is_weights is not None:
             losses = losses * counted(rollout_is_weights.detach(), action_mask)
         if self.counts_empty_rows:

@@ -19,11 +19,13 @@ from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 @POLICY_LOSS_FN.register_module("topr")
 class TOPRPolicyLossFn(TokenLossFn):
-    """-sg(alpha) A logprob with alpha = 1 for A above the threshold, else clip(r, 0, 1).
+    """REINFORCE that tapers the weight of bad responses.
 
-    arXiv:2503.14286v2, eq. 8: what is good is learnt at full weight, what is bad is unlearnt only as far as the policy
-    would still say it. The ratio r = exp(logprob - old_logprob) is that of the token, where the paper has that of the
-    response. sg holds its argument.
+        -sg(alpha) A logprob,   alpha = 1 for A above the threshold, else clip(r, 0, 1)
+
+    arXiv:2503.14286v2, eq. 8: good responses are learnt at full weight, bad ones are unlearnt only as far as the policy
+    would still produce them. The ratio r = exp(logprob - old_logprob) is that of the token, where the paper has that of
+    the response. sg holds its argument.
 
     Args:
         backend: see `PolicyLossFn`.
@@ -53,7 +55,10 @@ class TOPRPolicyLossFn(TokenLossFn):
         advantages: Float[Tensor, "B T"],
         **kwargs: Any,
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
-        """Return the loss and the metrics `topr_loss`, `avg_alpha` and `avg_ratio`."""
+        """Return the loss and its metrics.
+
+        The metrics are `topr_loss`, `avg_alpha` and `avg_ratio`.
+        """
         logprob, old_logprob, advantages = (counted(x, action_mask) for x in (logprob, old_logprob, advantages))
         ratio = clamped_log_ratio(logprob, old_logprob).detach().exp()
         is_positive = advantages > self.advantage_threshold

@@ -1,4 +1,7 @@
-"""Sample strategies; the built-ins are listed in `trinity.algorithm.SAMPLE_STRATEGY_CONTENTS`."""
+"""Sample strategies.
+
+The built-ins are listed in `trinity.algorithm.SAMPLE_STRATEGY_CONTENTS`.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,10 @@ class DefaultSampleStrategy(SampleStrategy):
     summary = "the next train_batch_size experiences of the experience buffer"
 
     async def sample(self, step: int) -> tuple[list[Experience], dict[str, float], list[dict[str, Any]]]:
-        """Return the next batch; metrics `sample/...` and `time/read_experience` (seconds)."""
+        """Return the next batch and its metrics.
+
+        The metrics are `sample/...` and `time/read_experience` (seconds).
+        """
         start = time.perf_counter()
         exps = await self.source.read(self.batch_size, trained_version=step - 1)
         metrics = {"time/read_experience": time.perf_counter() - start}
@@ -28,8 +31,9 @@ class DefaultSampleStrategy(SampleStrategy):
 
 
 def version_metrics(exps: list[Experience], step: int) -> dict[str, float]:
-    """Return `sample/model_version/...`, `sample/staleness/...` (training steps behind), and the tasks and rollouts.
+    """Return metrics of model versions, staleness, tasks and rollouts.
 
+    They are `sample/model_version/...`, `sample/staleness/...` (training steps) and the numbers of tasks and rollouts.
     Training step s changes the weights of version s - 1, so that staleness is s - 1 - version. The published
     `sample/model_version_drift/...` is s - version, one more.
     """

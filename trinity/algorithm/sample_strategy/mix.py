@@ -1,4 +1,4 @@
-"""The strategy that puts demonstrations of an expert beside the policy's own experiences."""
+"""The strategy that adds expert demonstrations to the policy's own rows."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ _ALWAYS = ("logprobs", "advantages")
 
 @SAMPLE_STRATEGY.register_module("mix")
 class MixSampleStrategy(SampleStrategy):
-    """ceil(`expert_data_ratio` `batch_size`) rows of a dataset or queue, the rest from the experience buffer.
+    """Mixes expert rows with rows of the experience buffer.
+
+        ceil(`expert_data_ratio` `batch_size`) rows are from a dataset or queue, the rest from the experience buffer
 
     Each row tells the loss whether it is the expert's (`expert_mask`) and the training step (`step`). Expert rows have
-    log-probabilities and advantages of 0 and no reward. After the dataset's last row its first comes again; every epoch
-    has an order of its own. A queue gives each of its rollouts once. A batch of the buffer that is incomplete leaves
-    the number of expert rows as it is.
+    log-probabilities and advantages of 0 and no reward. After its last row a dataset starts again; every epoch has its
+    own order. A queue gives each of its rollouts once. An incomplete batch of the buffer leaves the number of expert
+    rows as it is.
 
     Args:
         source: see `SampleStrategy`.
@@ -59,11 +61,11 @@ class MixSampleStrategy(SampleStrategy):
         return (self.sft_dataset_name,) if self.num_expert else ()
 
     async def sample(self, step: int) -> tuple[list[Experience], dict[str, float], list[dict[str, Any]]]:
-        """Return the next batch, the policy's own rows first; none at the end of the buffer.
+        """Return the next batch, the policy's own rows first.
 
-        Metrics are those of `default`, over the policy's own rows, and `sample/expert_count`, `sample/expert_epoch`
-        (the pass over a dataset that the last expert row is from) and what is left out of it, as
-        `sample/expert_...`.
+        Return none at the end of the buffer. Metrics are those of `default`, over the policy's own rows,
+        `sample/expert_count`, `sample/expert_epoch` (the pass over a dataset that the last expert row is from) and the
+        numbers of rows left out of the dataset, as `sample/expert_...`.
         """
         start = time.perf_counter()
         usual = await self.source.read(self.num_usual, trained_version=step - 1)
@@ -104,7 +106,9 @@ class MixSampleStrategy(SampleStrategy):
 
 
 def as_one_batch(usual: list[Experience], expert: list[Experience], *, step: int) -> list[Experience]:
-    """Return the rows of both, with what a loss needs to tell them apart, and 0 where only one kind has a tensor.
+    """Return the rows of both kinds as one batch.
+
+    Each row is marked for the loss with its kind; a tensor that only one kind has is 0 in the other.
 
     Args:
         usual: the policy's own experiences.

@@ -1,4 +1,4 @@
-"""The base of sample strategies, and the source of experiences that they read."""
+"""The base of sample strategies, and their source of experiences."""
 
 from __future__ import annotations
 
@@ -23,25 +23,29 @@ class ExperienceSource(Protocol):
     is_closed: bool
 
     async def read(self, num_experiences: int, *, trained_version: int) -> list[Experience]:
-        """Return up to `num_experiences` rollouts (rows of a dataset); fewer if no more can come now, none at the end.
+        """Return up to `num_experiences` rollouts (rows of a dataset).
 
-        A rollout comes with all of its experiences.
+        Fewer are returned if no more can come now, none at the end. A rollout has all of its experiences.
         """
         ...
 
     async def drop(self, uids: list[str], *, reason: str) -> None:
-        """Record that experiences which were read are not trained on; they are not read again."""
+        """Record that experiences are not trained on; they are not read again."""
         ...
 
 
 @runtime_checkable
 class AuxiliaryReader(Protocol):
-    """Demonstrations beside the source: one of `buffer.trainer_input.auxiliary_buffers`."""
+    """Demonstrations beside the source.
+
+    It reads one of `buffer.trainer_input.auxiliary_buffers`.
+    """
 
     def read(self, n: int) -> list[Experience]:
-        """Return the next `n` experiences; after the last row of a dataset the first comes again.
+        """Return the next `n` experiences.
 
-        From a queue they are the experiences of `n` rollouts, or of fewer where no more can come.
+        After its last row a dataset starts again. From a queue they are the experiences of `n` rollouts, or of fewer
+        where no more can come.
 
         Raises:
             StarvedError: a queue is at its end, or gave nothing before its deadline.
@@ -49,7 +53,10 @@ class AuxiliaryReader(Protocol):
         ...
 
     def commit(self, step: int, uids: Sequence[str]) -> None:
-        """Record that training step `step` used those of the experiences `uids` that came from here."""
+        """Record that training step `step` used experiences of this reader.
+
+        Others among `uids` are ignored.
+        """
         ...
 
     def close(self) -> None:
@@ -93,7 +100,10 @@ class SampleStrategy(Declared, ABC):
 
     @abstractmethod
     async def sample(self, step: int) -> tuple[list[Experience], dict[str, float], list[dict[str, Any]]]:
-        """Return the experiences of training step `step`, metrics, and a few rows to look at; none at the end."""
+        """Return the batch of training step `step`, metrics and sample rows.
+
+        The sample rows are a few rows to look at. The batch is empty at the end.
+        """
 
     async def commit(self, step: int, experiences: Sequence[Experience]) -> None:
         """Record in the auxiliary buffers what training step `step` used of them."""

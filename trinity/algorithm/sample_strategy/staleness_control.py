@@ -20,11 +20,13 @@ STALE = "stale"
 
 @SAMPLE_STRATEGY.register_module("staleness_control")
 class StalenessControlStrategy(SampleStrategy):
-    """The next `batch_size` rollouts, of experiences that are at most `max_staleness` training steps old.
+    """The next `batch_size` rollouts that are not too old.
+
+    All their experiences are at most `max_staleness` training steps old.
 
     Step s trains with the weights of version s - 1. An experience whose `model_version` is below
     s - 1 - `max_staleness` is dropped, and with it the others of its rollout: recorded as such in the buffer, counted
-    in `sample/stale_count`, and not read again. Reading goes on until the batch is full or no more can come before
+    in `sample/stale_count`, and not read again. Reading continues until the batch is full or no more can come before
     newer weights; then the batch is incomplete. An experience without a version is kept.
 
     Args:
@@ -45,7 +47,10 @@ class StalenessControlStrategy(SampleStrategy):
         self.max_staleness = float("inf") if max_staleness is None else max_staleness
 
     async def sample(self, step: int) -> tuple[list[Experience], dict[str, float], list[dict[str, Any]]]:
-        """Return the next batch; metrics as of `default`, and `sample/stale_count`: the experiences dropped for it."""
+        """Return the next batch and its metrics.
+
+        The metrics are those of `default`, and `sample/stale_count`: the number of experiences dropped for age.
+        """
         start = time.perf_counter()
         oldest = max(step - self.max_staleness - 1, 0)
         kept: list[Experience] = []

@@ -1,6 +1,6 @@
-"""Experience operators: what happens to the experiences of an explore step before they are stored.
+"""Operators that process experiences before they are stored.
 
-The table of contents imports no torch; a class is imported when it is first asked for.
+They run once per explore step. The table of contents imports no torch; a class is imported on first access.
 """
 
 from __future__ import annotations

@@ -28,7 +28,10 @@ class ExperienceOperatorV1(_Operator, ABC):
     """One asynchronous step of the experience pipeline."""
 
     async def prepare(self) -> None:
-        """Acquire what `process` needs; called once, before the first explore step."""
+        """Acquire what `process` needs.
+
+        The explorer calls this once, before the first explore step.
+        """
 
     @abstractmethod
     async def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, Any]]:
@@ -39,7 +42,10 @@ class ExperienceOperatorV1(_Operator, ABC):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of an operator that remembers something, as JSON values."""
+        """Return the state to keep in a checkpoint, as JSON values.
+
+        Only operators that carry state between steps need it.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -49,19 +55,28 @@ class ExperienceOperatorV1(_Operator, ABC):
         """Release what `prepare` acquired."""
 
     def set_auxiliary_model(self, models: list[Any]) -> None:
-        """Remember the clients of the auxiliary models, for operators that ask a model."""
+        """Store the clients of the auxiliary models.
+
+        Operators that call a model use them.
+        """
         self.auxiliary_models = models
 
 
 class ExperienceOperator(_Operator, ABC):
-    """One step of the experience pipeline, in its first published form: synchronous, run in a thread."""
+    """A synchronous pipeline step, in the first published form.
+
+    It runs in a thread.
+    """
 
     @abstractmethod
     def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, Any]]:
         """Return the experiences to go on with, in order, and metrics by name."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of an operator that remembers something, as JSON values."""
+        """Return the state to keep in a checkpoint, as JSON values.
+
+        Only operators that carry state between steps need it.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

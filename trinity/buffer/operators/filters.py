@@ -29,7 +29,9 @@ def _keep_groups(exps: list[Experience], names: set[str]) -> Result:
 
 @EXPERIENCE_OPERATORS.register_module("reward_filter")
 class RewardFilter(ExperienceOperatorV1):
-    """Keeps experiences whose reward is at least a threshold; one without a reward is dropped.
+    """Keeps experiences whose reward is at least a threshold.
+
+    Experiences without a reward are dropped.
 
     Args:
         threshold: smallest reward that stays.
@@ -59,7 +61,10 @@ class RewardSTDFilter(ExperienceOperatorV1):
         self.threshold = threshold
 
     async def process(self, exps: list[Experience]) -> Result:
-        """Return the groups of two or more whose standard deviation exceeds the threshold."""
+        """Return the groups whose reward deviation exceeds the threshold.
+
+        A group needs two or more members.
+        """
         kept = set()
         for name, group in group_by(exps, "task").items():
             rewards = [float(e.reward) for e in group if e.reward is not None]
@@ -81,10 +86,10 @@ class InvalidRewardFilter(ExperienceOperatorV1):
 
 @EXPERIENCE_OPERATORS.register_module("dapo_dynamic_sampling")
 class DAPODynamicSampling(ExperienceOperatorV1):
-    """Keeps groups with both correct and wrong members (DAPO, arXiv:2503.14476v2, eq. 11).
+    """Keeps groups of mixed success (DAPO, arXiv:2503.14476v2, eq. 11).
 
-    We differ from the paper in that nothing is sampled again: the batch shrinks, and the trainer is given the
-    incomplete batch. A member without the metric counts as wrong.
+    They have both correct and wrong members. We differ from the paper in that nothing is sampled again: the batch
+    shrinks, and the trainer gets an incomplete batch. A member without the metric counts as wrong.
 
     Args:
         metric_key: entry of `Experience.metrics` that says whether a response is correct.

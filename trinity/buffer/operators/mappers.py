@@ -21,9 +21,9 @@ Result = tuple[list[Experience], dict[str, Any]]
 
 @EXPERIENCE_OPERATORS.register_module("mask_response_truncated")
 class MaskResponseTruncated(ExperienceOperatorV1):
-    """Takes the tokens of truncated responses out of the loss; their rewards still count in the group.
+    """Masks the tokens of truncated responses out of the loss.
 
-    This is the overlong filtering of DAPO (arXiv 2503.14476, section 3.4).
+    Their rewards still count in the group. This is the overlong filtering of DAPO (arXiv 2503.14476, section 3.4).
     """
 
     async def process(self, exps: list[Experience]) -> Result:
@@ -50,7 +50,7 @@ class RewardShaping:
 
     @classmethod
     def parse(cls, settings: Any, index: int) -> RewardShaping:
-        """Return the term that the entry `index` of `reward_shaping_configs` describes.
+        """Return the term of entry `index` of `reward_shaping_configs`.
 
         Raises:
             ConfigError: no mapping, an unknown key or operation, or a value of the wrong type.
@@ -79,10 +79,10 @@ class RewardShaping:
 
 @EXPERIENCE_OPERATORS.register_module("reward_shaping_mapper")
 class RewardShapingMapper(ExperienceOperatorV1):
-    """Changes rewards by weighted statistics of the experiences, term by term in the order written.
+    """Changes rewards by weighted statistics of the experiences.
 
-    A term whose statistic an experience lacks leaves its reward alone and is counted; an experience whose shaped
-    reward is not finite (a division by zero) is dropped and counted.
+    Terms are applied in the order written. A term whose statistic an experience lacks leaves its reward alone and is
+    counted; an experience whose shaped reward is not finite (a division by zero) is dropped and counted.
 
     Args:
         reward_shaping_configs: mappings with `stats_key`, `op_type` (ADD, SUB, MUL or DIV) and `weight`.

@@ -1,4 +1,7 @@
-"""The way of an explore step's experiences to the store: operators in the order written, then the group advantage."""
+"""Process an explore step's experiences before they are stored.
+
+Operators run in the order written, then the group advantage is computed.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,22 @@ ADVANTAGE = "advantage"
 
 
 class PipelineStep(Protocol):
-    """Anything with the operators' `process`: an operator, or an advantage function of groups."""
+    """An operator or an advantage function of groups.
+
+    Anything with the operators' `process` method will do.
+    """
 
     def process(self, exps: list[Experience]) -> Any:
-        """Return the experiences to go on with and metrics by name, or an awaitable of them."""
+        """Return the remaining experiences and metrics by name.
+
+        The result may be an awaitable of them.
+        """
 
 
 def build_operators(settings: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Return the operators of `data_processor.experience_pipeline.operators` with their names.
+    """Return the configured operators with their names.
+
+    They come from `data_processor.experience_pipeline.operators`.
 
     Args:
         settings: objects with `name` and `args`.
@@ -53,7 +64,7 @@ def build_operators(settings: Sequence[Any]) -> list[tuple[str, Any]]:
 
 
 class ExperiencePipeline:
-    """Applies operators and the group advantage to the experiences of one explore step at a time.
+    """Applies operators and the group advantage, one explore step at a time.
 
     Args:
         operators: operators in their order, alone or as pairs of name and operator.
@@ -86,13 +97,15 @@ class ExperiencePipeline:
         self._worker.close()
 
     def set_auxiliary_model(self, models: list[Any]) -> None:
-        """Hand the clients of the auxiliary models to the operators that take them."""
+        """Pass the auxiliary models' clients to the operators that take them."""
         for _, operator in self._steps:
             if isinstance(operator, ExperienceOperatorV1):
                 operator.set_auxiliary_model(models)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the operators and of the advantage function that have one, by name, as JSON values.
+        """Return the states of operators and advantage function, by name.
+
+        The values are JSON values; only components that have a state are included.
 
         Raises:
             WorkflowError: a state is no JSON value (E5140).
@@ -112,7 +125,10 @@ class ExperiencePipeline:
         return found
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` returned; an operator that is no longer there is left out, with a warning."""
+        """Continue from what `state_dict` returned.
+
+        The state of an operator that no longer exists is ignored, with a warning.
+        """
         steps = dict(self._stateful())
         for name, own in state.items():
             if name in steps:

@@ -1,4 +1,7 @@
-"""The first step of the experience pipeline where a reward model is enabled: its scores become the rewards."""
+"""Pipeline step that sets rewards to the scores of a reward model.
+
+It is the first step of the experience pipeline where a reward model is enabled.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ REWARD_FN_KEY = "reward_fn"
 
 
 class RewardModelScores:
-    """Puts a reward model's score in the place of the reward; what the reward function gave stays in `info`.
+    """Replaces each reward with the reward model's score.
+
+    The reward function's result stays in `info`.
 
     Args:
         model: scores the experiences.

@@ -1,4 +1,6 @@
-"""Priority functions: the order in which a replay buffer hands out rollouts, and which of them it hands out again.
+"""Priority functions of a replay buffer.
+
+They set the order in which rollouts are handed out, and which rollouts are handed out again.
 
 A plugin adds its own with `@PRIORITY_FUNC.register_module("name")` on a subclass of `PriorityFunction`.
 """

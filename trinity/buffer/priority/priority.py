@@ -1,4 +1,7 @@
-"""The priority functions of a replay buffer: pure functions of what the log knows of a rollout."""
+"""The priority functions of a replay buffer.
+
+They are pure functions of what the log records of a rollout.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class ReplayItem:
 
 
 class PriorityFunction(Declared, ABC):
-    """Says how soon a rollout is handed out, and whether it is handed out again.
+    """Computes when a rollout is handed out, and whether it is reused.
 
     Attributes:
         seed: of its random numbers, the run's; they must be functions of it and of the item.
@@ -41,7 +44,10 @@ class PriorityFunction(Declared, ABC):
 
     @abstractmethod
     def __call__(self, item: ReplayItem) -> tuple[float, bool]:
-        """Return the priority, higher first, and whether an item that was used stays in the buffer."""
+        """Return the priority, and whether a used item stays in the buffer.
+
+        Items of higher priority come first.
+        """
 
 
 @PRIORITY_FUNC.register_module("linear_decay")
@@ -65,10 +71,12 @@ class LinearDecay(PriorityFunction):
 @PRIORITY_FUNC.register_module("decay_limit_randomization")
 @PRIORITY_FUNC.register_module("linear_decay_use_count_control_randomization")
 class DecayLimitRandomization(PriorityFunction):
-    """model_version - decay use_count + sigma z, for at most `use_count_limit` uses; z is standard normal.
+    """Newest weights first, with a decay per use and random noise.
 
-    z is a function of seed, task and use count, so that the rollouts of a group keep together and a run that is
-    continued draws the same numbers.
+        priority = model_version - decay use_count + sigma z
+
+    z is standard normal. It is a function of seed, task and use count, so that the rollouts of a group keep together
+    and a run that is continued draws the same numbers. A rollout is used at most `use_count_limit` times.
 
     Args:
         decay: model versions that one use costs.
@@ -91,7 +99,7 @@ class DecayLimitRandomization(PriorityFunction):
         self.sigma = sigma
 
     def __call__(self, item: ReplayItem) -> tuple[float, bool]:
-        """Return the priority with its noise, and whether the item was used less often than the limit."""
+        """Return the noisy priority, and whether the use limit is not reached."""
         priority = item.model_version - self.decay * item.use_count
         if self.sigma:
             # A text seeds the generator by its SHA-512, on every machine alike.

@@ -1,4 +1,7 @@
-"""The table of contents of the priority functions, which `python -m tools.contents` writes from the classes."""
+"""Table of contents of the priority functions.
+
+`python -m tools.contents` writes it from the classes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""SQL schema, under the path that plugins import; the home is `trinity.common.schema.sql_schema`."""
+"""SQL schema under the import path that plugins use.
+
+It is defined in `trinity.common.schema.sql_schema`.
+"""
 
 from trinity.common.schema.sql_schema import Base, DPODataModel, ExperienceModel, SFTDataModel, TaskModel
 

@@ -1,4 +1,7 @@
-"""The table of contents of the selectors, which `python -m tools.contents` writes from the classes."""
+"""Table of contents of the selectors.
+
+`python -m tools.contents` writes it from the classes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The base of selectors, and the built-in ones; all continue exactly from `state_dict`."""
+"""Built-in selectors and their base class.
+
+All of them resume exactly from `state_dict`.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,10 @@ class BaseSelector(Declared, ABC):
         """Return the row taken at `position`, counted over all epochs from 0."""
 
     def get_indices(self, batch_size: int, return_extra_info: bool = False) -> Any:
-        """Return the next `batch_size` rows; with `return_extra_info`, also a dict about the choice."""
+        """Return the next `batch_size` rows.
+
+        With `return_extra_info`, also return a dict about the choice.
+        """
         indices = [self.row_at(self.position + i) for i in range(batch_size)]
         self.position += batch_size
         return (indices, {}) if return_extra_info else indices
@@ -79,7 +85,7 @@ class SequentialSelector(BaseSelector):
 
 @SELECTORS.register_module("shuffle")
 class ShuffleSelector(BaseSelector):
-    """Every row once an epoch, in a permutation that follows from seed and epoch."""
+    """Every row once per epoch, permuted by seed and epoch."""
 
     def __init__(self, data_source: Sized, config: DataSelectorConfig) -> None:
         super().__init__(data_source, config)
@@ -97,7 +103,10 @@ class ShuffleSelector(BaseSelector):
 
 @SELECTORS.register_module("random")
 class RandomSelector(BaseSelector):
-    """Rows drawn one by one from the whole dataset; each draw follows from seed and position."""
+    """Rows drawn one by one from the whole dataset.
+
+    Each draw is a function of seed and position.
+    """
 
     def row_at(self, position: int) -> int:
         """Return the row taken at `position`."""

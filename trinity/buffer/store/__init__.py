@@ -1,4 +1,7 @@
-"""The experience store: one transactional log from which trainers claim and in which steps are committed."""
+"""The experience store: one transactional log in a database.
+
+Trainers claim experiences from it and commit training steps in it.
+"""
 
 from trinity.buffer.store.backup import JSONBackup
 from trinity.buffer.store.replay import Replay

@@ -1,4 +1,4 @@
-"""Text copy of what was appended: JSON lines with text, reward and metrics."""
+"""Text copy of the log as JSON lines with text, reward and metrics."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ class JSONBackup:
         return len(lines)
 
     def known_uids(self) -> set[str]:
-        """Return the identities in the file, after cutting off a last line that was not written to its end.
+        """Return the ids in the file.
+
+        A last line that was not written completely is cut off first.
 
         Raises:
             StoreError: the file cannot be read or written (E5206).
@@ -58,7 +60,7 @@ class JSONBackup:
 
     @contextmanager
     def _opened(self) -> Iterator[TextIO]:
-        """Hold the file for this process alone; what was written is on the disk at the end."""
+        """Lock the file for this process, and sync it to disk at the end."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with os.fdopen(os.open(self.path, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600), "a+") as file:
@@ -71,7 +73,7 @@ class JSONBackup:
 
 
 def _uid(line: str) -> str:
-    """Return the identity that a line holds; empty for a line of somebody else's."""
+    """Return the id that a line holds; empty for a foreign line."""
     try:
         return str(json.loads(line)["uid"])
     except (ValueError, KeyError, TypeError):
@@ -79,7 +81,10 @@ def _uid(line: str) -> str:
 
 
 def record(experience: Experience) -> dict[str, object]:
-    """Return what a line of the backup holds: identity, text, reward, metrics, info."""
+    """Return one line of the backup as a mapping.
+
+    It holds id, text, reward, metrics and info.
+    """
     return {
         "uid": experience.eid.uid,
         "task_id": experience.eid.tid,

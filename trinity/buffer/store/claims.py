@@ -1,4 +1,15 @@
-"""Claims of a queue: which rows a consumer may take now, in the order of the log."""
+"""Claims of a queue: the rows that a consumer may take now.
+
+Rows are taken in the order of the log. States of a row:
+
+    append          ---> READY, or DROPPED if the experience is too large
+    READY           ---claim--------------------> CLAIMED
+    CLAIMED         ---commit_step--------------> TRAINED
+    CLAIMED         ---drop, unreadable payload-> DROPPED
+    CLAIMED         ---lease expired------------> CLAIMED, by another consumer
+    TRAINED         ---claim, replay only-------> CLAIMED (see `replay`)
+    CLAIMED, or used after step `cut` ---open_consumer---> READY, or TRAINED by the steps until `cut`
+"""
 
 from __future__ import annotations
 
@@ -38,7 +49,10 @@ class Limits:
 
 
 def claim(connection: Connection, token: ConsumerToken, limits: Limits, *, lease_s: float) -> list[Row[Any, Any, Any]]:
-    """Claim the first claimable rows within `limits`; return (id, uid, payload)."""
+    """Claim the first claimable rows within `limits`.
+
+    Return (id, uid, payload) of each.
+    """
     columns = EXPERIENCE.c
     wanted = claimable(connection, Scope.of(token), consumer=token.consumer, max_version=limits.max_version)
     statement = select(columns.id, columns.uid, columns.experience_bytes).order_by(columns.id)
@@ -65,9 +79,10 @@ def num_claimable(connection: Connection, scope: Scope, *, n: int, consumer: str
 def claimable(
     connection: Connection, scope: Scope, *, consumer: str, max_version: int | None = None
 ) -> tuple[Conditions, Conditions]:
-    """Return the conditions of the rows that `consumer` could claim now: ready ones, and those of expired claims.
+    """Return the conditions of the rows that `consumer` could claim now.
 
-    Each is a search of `ix_experience_queue`. Both in one condition would hide the index, and read the whole log.
+    The first holds for ready rows, the second for rows of expired claims. Each is a search of `ix_experience_queue`.
+    One condition for both would bypass the index and read the whole log.
     """
     columns = EXPERIENCE.c
     ready = [scope.where(EXPERIENCE), columns.state == READY]
@@ -81,7 +96,9 @@ def claimable(
 
 
 def rollout_key(number: int, task: str, run: int) -> tuple[Any, Any]:
-    """Return what the rows of a rollout have in common; a row that names no task is a rollout by itself.
+    """Return the key that the rows of a rollout share.
+
+    A row that names no task is a rollout by itself.
 
     Args:
         number: the row's id.
@@ -92,14 +109,17 @@ def rollout_key(number: int, task: str, run: int) -> tuple[Any, Any]:
 
 
 def _locked(connection: Connection, statement: Any, wanted: Sequence[Conditions]) -> list[Row[Any, Any, Any]]:
-    """Return the rows of either condition in the order of the log, locked where the database locks rows."""
+    """Return the rows of either condition in the order of the log.
+
+    The rows are locked where the database has row locks.
+    """
     locking = statement.with_for_update(skip_locked=True)
     rows = [row for conditions in wanted for row in connection.execute(locking.where(*conditions))]
     return sorted(rows, key=lambda row: int(row.id))
 
 
 def _first_rollouts(connection: Connection, wanted: Sequence[Conditions], *, n: int) -> tuple[int, int]:
-    """Return the number of the first rollouts, at most `n`, and the id of their last row.
+    """Return the number of first rollouts, at most `n`, and their last id.
 
     The rows of a rollout follow each other in the log: an explore step is appended sorted by id.
     """

@@ -1,4 +1,4 @@
-"""The open database of a store: its engine, its transactions, and its clock."""
+"""The open database of a store: engine, transactions and clock."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """Begin a transaction that writes; it is committed unless an exception leaves the block.
+        """Begin a transaction that writes.
+
+        It is committed unless an exception leaves the block.
 
         Raises:
             StoreError: closed (E5208), removed or replaced (E5209), without space (E5210), or failed, busy for too long

@@ -1,4 +1,7 @@
-"""The one place that knows which database is behind the log: engine, transactions, clock, file system."""
+"""Database-specific code: engine, transactions, clock, file system.
+
+No other module of the log knows which database is used.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,10 @@ def _parse(url: str) -> URL:
 
 
 def clock(connection: Connection) -> ColumnElement[float]:
-    """Return the expression for seconds since 1970 by the clock of the database, or by the one that was given."""
+    """Return the SQL expression for the time in seconds since 1970.
+
+    The clock is that of the database, or the one passed to `clock_options`.
+    """
     given: Callable[[], float] | None = connection.get_execution_options().get(CLOCK)
     if given is not None:
         return literal(given(), Float)
@@ -89,7 +95,10 @@ def clock(connection: Connection) -> ColumnElement[float]:
 
 
 def lock_schema(connection: Connection) -> None:
-    """Wait until no other process makes tables or indexes, and keep others out until the transaction ends."""
+    """Lock the schema until the transaction ends.
+
+    Waits until no other process makes tables or indexes.
+    """
     if connection.dialect.name == "postgresql":  # in SQLite a transaction that writes is alone
         connection.execute(select(func.pg_advisory_xact_lock(SCHEMA_LOCK)))
 
@@ -100,12 +109,15 @@ def write_options() -> dict[str, Any]:
 
 
 def clock_options(given: Callable[[], float] | None) -> dict[str, Any]:
-    """Return the execution options of a transaction that takes its time from `given`, if there is one."""
+    """Return execution options that make a transaction use clock `given`.
+
+    They are empty if `given` is None.
+    """
     return {} if given is None else {CLOCK: given}
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether an error of the driver says that the disk of the database is full."""
+    """Return whether a driver's error means that the disk is full."""
     code = getattr(error, "sqlite_errorcode", 0)
     # SQLite says the second where the file that its processes share cannot grow.
     is_sqlite = code & _PRIMARY == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE
@@ -113,7 +125,10 @@ def is_full(error: BaseException) -> bool:
 
 
 def is_busy(error: BaseException) -> bool:
-    """Return whether an error of the driver says that another process held the database for too long."""
+    """Return whether a driver's error means that the database was busy.
+
+    That is, another process held it for too long.
+    """
     code = getattr(error, "sqlite_errorcode", 0)
     return code & _PRIMARY in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
@@ -135,7 +150,10 @@ def refuse_network_file_system(path: Path, *, mounts: Path = MOUNTS) -> None:
 
 
 def file_system_type(path: Path, *, mounts: Path = MOUNTS) -> str:
-    """Return the type of the file system of `path`, empty where the system does not tell."""
+    """Return the type of the file system of `path`.
+
+    The type is empty where the system does not report it.
+    """
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

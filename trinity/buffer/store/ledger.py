@@ -1,4 +1,7 @@
-"""Statements of the log. Each function runs inside a transaction that the store has begun."""
+"""Statements of the log.
+
+Each function runs inside a transaction that the store has begun.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +133,7 @@ def create_schema(connection: Connection) -> None:
 
 
 def _add_indexes(connection: Connection) -> None:
-    """Make the indexes that a database of this version lacks because an older program made it."""
+    """Make the indexes that an older program did not make."""
     inspector = inspect(connection)
     for table in TABLES:
         known = {index["name"] for index in inspector.get_indexes(table.name)}
@@ -159,13 +162,16 @@ def upsert_producer(connection: Connection, scope: Scope, *, producer: str, valu
 
 
 def finished_step(connection: Connection, scope: Scope, *, producer: str) -> int:
-    """Return the last explore step of a producer that is complete in the log, 0 without any."""
+    """Return a producer's last complete explore step in the log, else 0."""
     key = and_(scope.where(PRODUCER), PRODUCER.c.producer == producer)
     return connection.scalar(select(PRODUCER.c.finished_step).where(key)) or 0
 
 
 def keep_snapshot(connection: Connection, scope: Scope, *, producer: str, text: str | None, num_added: int = 0) -> None:
-    """Replace a producer's snapshot unless `text` is None, and count the rollouts that it appended."""
+    """Replace a producer's snapshot, and count its appended rollouts.
+
+    The snapshot stays as it is if `text` is None.
+    """
     key = and_(scope.where(SNAPSHOT), SNAPSHOT.c.producer == producer)
     values: dict[str, Any] = {"num_rollouts": SNAPSHOT.c.num_rollouts + num_added}
     if text is not None:
@@ -176,7 +182,10 @@ def keep_snapshot(connection: Connection, scope: Scope, *, producer: str, text: 
 
 
 def producers(connection: Connection, scope: Scope, *, trained_version: int | None) -> Producers:
-    """Return the state of the producers, seen by a trainer that has published `trained_version`."""
+    """Return the producers' state as seen by a trainer.
+
+    The trainer has published `trained_version`.
+    """
     rows = connection.execute(select(PRODUCER.c.is_open, PRODUCER.c.wait_version).where(scope.where(PRODUCER))).all()
     waits = [row.wait_version for row in rows if row.is_open]
     waiting = sum(1 for wait in waits if wait is not None and trained_version is not None and wait > trained_version)
@@ -184,7 +193,9 @@ def producers(connection: Connection, scope: Scope, *, trained_version: int | No
 
 
 def open_consumer(connection: Connection, scope: Scope, *, consumer: str, cut: int) -> int:
-    """Fence older tokens, return to ready what the consumer claimed or used after step `cut`; return the epoch.
+    """Fence older tokens and return the new epoch.
+
+    Rows that the consumer claimed, or used after step `cut`, become ready again.
 
     Raises:
         StoreError: a payload that must be trained again was pruned (E5205).
@@ -216,7 +227,10 @@ def open_consumer(connection: Connection, scope: Scope, *, consumer: str, cut: i
 
 
 def unclaimed(scope: Scope, *, consumer: str) -> dict[str, Any]:
-    """Return the values of a row as the ledger knows it: ready, or trained by the steps that used it."""
+    """Return the values of a row without its claim.
+
+    The row is ready, or trained by the steps that used it.
+    """
     uses = [scope.where(STEP_EXP), STEP_EXP.c.consumer == consumer, STEP_EXP.c.uid == EXPERIENCE.c.uid]
     number = select(func.count(STEP_EXP.c.uid)).where(*uses).correlate(EXPERIENCE).scalar_subquery()
     # A sum: for the column itself databases go back through all steps to the one that names the row.
@@ -281,7 +295,10 @@ def last_step(connection: Connection, token: ConsumerToken) -> int:
 
 
 def step_uids(connection: Connection, token: ConsumerToken, *, step: int) -> list[str] | None:
-    """Return the ids that a committed step used, in order; None if the step is not committed."""
+    """Return the ids that a committed step used, in order.
+
+    Return None if the step is not committed.
+    """
     scope = Scope.of(token)
     is_step = [scope.where(TRAIN_STEP), TRAIN_STEP.c.consumer == token.consumer, TRAIN_STEP.c.step == step]
     if not connection.scalar(select(func.count()).select_from(TRAIN_STEP).where(*is_step)):
@@ -314,9 +331,9 @@ def commit_step(connection: Connection, token: ConsumerToken, *, step: int, uids
 
 
 def prune(connection: Connection, token: ConsumerToken, *, up_to_step: int, is_reused: bool) -> int:
-    """Remove the payloads of rows that the consumer used for the last time at or before `up_to_step`; return how many.
+    """Remove the payloads of rows last used at or before `up_to_step`.
 
-    Where rows `is_reused`, those that were trained keep their payload until they are retired.
+    Return their number. Where rows `is_reused`, trained rows keep their payload until they are retired.
     """
     columns = EXPERIENCE.c
     unused = and_(columns.retired_step.is_(None), columns.trained_step <= up_to_step)
@@ -336,7 +353,10 @@ def prune(connection: Connection, token: ConsumerToken, *, up_to_step: int, is_r
 
 
 def num_waiting(connection: Connection, scope: Scope) -> int:
-    """Return how many rows were neither trained nor dropped: what fills a queue."""
+    """Return how many rows are neither trained nor dropped.
+
+    These rows fill a queue.
+    """
     columns = EXPERIENCE.c
     waiting = and_(columns.state.in_((READY, CLAIMED)), columns.use_count == 0)
     return connection.scalar(select(func.count()).where(scope.where(EXPERIENCE), waiting)) or 0

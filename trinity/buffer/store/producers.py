@@ -18,7 +18,15 @@ POLL_S = 0.2
 
 
 class ProducerBoard:
-    """The part of `ExperienceStore` in which producers say what they do, and others read it.
+    """The part of `ExperienceStore` in which producers report their state.
+
+    Readers and other producers read it. A queue with a capacity holds producers back:
+
+        producer (explorer)              log                     reader (trainer)
+        wait_for_room <---room--- [ waiting < capacity ] <---commit or drop---+
+             |                                                                |
+             +------------append------> [ waiting rows ] ------claim----------+
+        while it waits: "appends nothing", so the reader takes an incomplete batch
 
     Args:
         database: of the store.
@@ -32,7 +40,7 @@ class ProducerBoard:
         self._scopes: dict[tuple[str, str], Scope] = {}
 
     def open_producer(self, buffer: str, producer: str, *, run: str, stage: str = "") -> None:
-        """Announce that `producer` will append; readers wait for it until it is closed."""
+        """Register `producer`, so that readers wait for it until it is closed."""
         scope = Scope(run, stage, buffer)
         self._scopes[buffer, producer] = scope
         with self._database.write() as connection:
@@ -51,16 +59,16 @@ class ProducerBoard:
             return ledger.producers(connection, Scope(run, stage, buffer), trained_version=None).open
 
     def finished_step(self, buffer: str, producer: str, *, run: str, stage: str = "") -> int:
-        """Return the last explore step of `producer` that is complete in the log, 0 without any."""
+        """Return the last complete explore step of `producer`, 0 without any."""
         with self._database.read() as connection:
             return ledger.finished_step(connection, Scope(run, stage, buffer), producer=producer)
 
     def announce_wait(
         self, buffer: str, producer: str, version: int, *, run: str | None = None, stage: str = ""
     ) -> None:
-        """Announce that `producer` appends nothing before model version `version` is published.
+        """Announce that `producer` appends nothing before `version`.
 
-        A reader whose trainer has published an older version then gets an incomplete batch at once.
+        A reader whose trainer has published an older model version then gets an incomplete batch at once.
         Without `run`, the producer must have been opened by this store object.
         """
         scope = self._scopes[buffer, producer] if run is None else Scope(run, stage, buffer)
@@ -71,11 +79,11 @@ class ProducerBoard:
     def enter_batch(
         self, buffer: str, producer: str, *, run: str, stage: str = "", version: int, pace: Pace, in_flight: int = 0
     ) -> Backlog:
-        """Return what waits to be trained and, in the same transaction, record whether `producer` begins a batch.
+        """Record whether `producer` begins a batch; return the backlog.
 
-        It begins one if `version`, which its engine serves, is new enough for the bound of `pace`. Otherwise, if it
-        has no batch under way, it is recorded as waiting for the training step after the last, which then takes what
-        there is.
+        Both happen in one transaction. The producer begins a batch if `version`, which its engine serves, is new
+        enough for the bound of `pace`. Otherwise, if it has no batch under way, it is recorded as waiting for the
+        training step after the last, which then takes what there is.
         """
         place: dict[str, Any] = {"producer": producer, "version": version, "pace": pace, "in_flight": in_flight}
         with self._database.write() as connection:
@@ -84,14 +92,14 @@ class ProducerBoard:
         return found
 
     def producers(self, buffer: str, *, run: str, stage: str = "") -> dict[str, bool]:
-        """Return every producer of the buffer by name, and whether it is still open."""
+        """Return by name whether each producer of the buffer is still open."""
         where = Scope(run, stage, buffer).where(PRODUCER)
         with self._database.read() as connection:
             rows = connection.execute(select(PRODUCER.c.producer, PRODUCER.c.is_open).where(where)).all()
             return {row.producer: bool(row.is_open) for row in sorted(rows)}
 
     def runs(self, buffer: str) -> list[tuple[str, str]]:
-        """Return every run and stage that has, or had, a producer of a buffer of that name."""
+        """Return all runs and stages that have had a producer of the buffer."""
         found = select(PRODUCER.c.run, PRODUCER.c.stage).where(PRODUCER.c.buffer == buffer).distinct()
         with self._database.read() as connection:
             return sorted((row.run, row.stage) for row in connection.execute(found))
@@ -102,7 +110,10 @@ class ProducerBoard:
             ledger.keep_snapshot(connection, Scope(run, stage, buffer), producer=producer, text=text)
 
     def snapshot(self, buffer: str, producer: str, *, run: str, stage: str = "") -> str | None:
-        """Return the snapshot of a producer after its last finished step; None if it keeps none here."""
+        """Return a producer's snapshot after its last finished step.
+
+        Return None if it keeps none here.
+        """
         key = (Scope(run, stage, buffer).where(SNAPSHOT), SNAPSHOT.c.producer == producer)
         with self._database.read() as connection:
             text: str | None = connection.scalar(select(SNAPSHOT.c.state).where(*key))
@@ -115,9 +126,10 @@ class ProducerBoard:
             return int(connection.scalar(select(func.sum(SNAPSHOT.c.num_rollouts)).where(where)) or 0)
 
     def wait_for_room(self, buffer: str, producer: str, *, timeout_s: float, run: str, stage: str = "") -> bool:
-        """Return whether fewer than `capacity` experiences wait to be trained, at the latest after `timeout_s`.
+        """Wait until fewer than `capacity` experiences wait to be trained.
 
-        Until it returns true, readers are told that `producer` appends nothing: they do not wait for a full batch.
+        Return whether that is so, after `timeout_s` at the latest. Until then readers see that `producer` appends
+        nothing, and do not wait for a full batch.
         """
         scope, deadline = Scope(run, stage, buffer), time.monotonic() + timeout_s
         is_told = False

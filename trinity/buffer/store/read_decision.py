@@ -1,4 +1,7 @@
-"""Whether a reader gets its batch now, gets less than it asked for, waits, or is at the end."""
+"""Decide how a read proceeds.
+
+A reader gets its full batch, gets an incomplete batch, waits, or is at the end.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,9 @@ class ReadDecision:
 def decide_read(
     database: Database, token: ConsumerToken, n: int, *, version: int | None, is_last: bool, replay: Replay | None
 ) -> ReadDecision:
-    """Return what a read of `n` rollouts does by a trainer that has published `version`.
+    """Return the decision on a read of `n` rollouts.
+
+    The trainer has published `version`.
 
     Raises:
         StoreError: the token is fenced (E5203), or the database cannot be used.
@@ -60,7 +65,10 @@ def decide_read(
 
 
 def _at_the_end(held: Held, *, is_last: bool, replay: Replay) -> ReadDecision:
-    """Return what a read of a replay buffer does at the end: only a bounded trainer uses its rollouts again."""
+    """Return the decision on a read of a replay buffer at the end.
+
+    Only a bounded trainer reuses its rollouts there.
+    """
     ready = held.claimable
     if not replay.is_bounded:
         return ReadDecision(True, True, True, True, is_over=not any(rollout.is_new for rollout in ready))

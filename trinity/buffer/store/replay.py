@@ -1,4 +1,16 @@
-"""Replay: rows that were trained are claimed again, best priority first, and the worst leave a full buffer."""
+"""Replay: trained rows are claimed again, best priority first.
+
+When the buffer is full, the rollouts of lowest priority leave it. States of a rollout:
+
+    new (READY) ---claim---> CLAIMED ---commit_step---> TRAINED, held
+        |                       ^                         |     |
+        | beyond the            +---claim after           |     | spent, or beyond
+        | capacity                  `cooldown_s`----------+     | the capacity
+        v                                                       v
+    DROPPED (evicted)                                   TRAINED, retired
+
+A claimed rollout that was trained before and is then dropped is retired too.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +100,9 @@ class Held:
 def held(
     connection: Connection, scope: Scope, *, consumer: str, replay: Replay, max_version: int | None = None
 ) -> Held:
-    """Return what the buffer holds for `consumer`, by priority; of equal priority the older rollout comes first.
+    """Return what the buffer holds for `consumer`, by priority.
+
+    Of two rollouts with equal priority the older comes first.
 
     Rollouts of weights newer than `max_version` are not counted.
     """
@@ -117,9 +131,10 @@ def held(
 
 
 def most_claimable(connection: Connection, token: ConsumerToken, limits: Limits, *, replay: Replay) -> int:
-    """Return how many rollouts are new or have cooled down, at most `limits.n`: no more can be claimable.
+    """Return an upper bound of the number of claimable rollouts.
 
-    A reader that waits asks again and again, and the priorities of all that is held cost more.
+    These are rollouts that are new or have cooled down, counted up to `limits.n`. A waiting reader polls this, because
+    ranking the whole buffer costs more.
     """
     scope, n, consumer = Scope.of(token), limits.n, token.consumer
     new = claims.num_claimable(connection, scope, n=n, consumer=consumer, max_version=limits.max_version)
@@ -136,7 +151,10 @@ def most_claimable(connection: Connection, token: ConsumerToken, limits: Limits,
 
 
 def _used(scope: Scope, *, consumer: str) -> list[ColumnElement[bool]]:
-    """Return the conditions of the rows that were trained and are held, a search of `ix_experience_held`."""
+    """Return the conditions of the rows that were trained and are held.
+
+    They are a search of `ix_experience_held`.
+    """
     columns = EXPERIENCE.c
     mine = (scope.where(EXPERIENCE), columns.claimed_by == consumer, columns.state == TRAINED)
     held = (columns.experience_bytes.is_not(None), columns.trained_step.is_not(None))
@@ -144,7 +162,7 @@ def _used(scope: Scope, *, consumer: str) -> list[ColumnElement[bool]]:
 
 
 def _last_cool(connection: Connection, scope: Scope, *, consumer: str, replay: Replay) -> int:
-    """Return the last training step whose rollouts have cooled down, 0 without any."""
+    """Return the last step whose rollouts have cooled down, 0 without any."""
     own_steps = and_(scope.where(TRAIN_STEP), TRAIN_STEP.c.consumer == consumer)
     is_cool = TRAIN_STEP.c.committed_at <= clock(connection) - replay.cooldown_s
     newest = select(TRAIN_STEP.c.step).where(own_steps, is_cool).order_by(TRAIN_STEP.c.step.desc()).limit(1)
@@ -152,7 +170,7 @@ def _last_cool(connection: Connection, scope: Scope, *, consumer: str, replay: R
 
 
 def ranked(rollouts: Iterable[BufferedRollout], replay: Replay) -> Held:
-    """Return the rollouts by priority, those beyond the capacity, and those that are not used again."""
+    """Return rollouts by priority: kept, evicted and spent ones."""
     result = Held()
     staying: list[BufferedRollout] = []
     for rollout in rollouts:
@@ -169,7 +187,9 @@ def ranked(rollouts: Iterable[BufferedRollout], replay: Replay) -> Held:
 def claim(
     connection: Connection, token: ConsumerToken, limits: Limits, *, replay: Replay, lease_s: float
 ) -> tuple[list[Any], int]:
-    """Claim the best rollouts within `limits`, and let go what is spent or beyond the capacity.
+    """Claim the best rollouts within `limits`.
+
+    Spent rollouts and those beyond the capacity leave the buffer.
 
     Returns:
         (id, uid, payload) of the rows in the order of their use, and the number of experiences evicted; nothing
@@ -192,7 +212,10 @@ def claim(
 
 
 def _let_go(connection: Connection, token: ConsumerToken, have: Held) -> None:
-    """Retire what was trained and leaves the buffer; drop what leaves it without having been trained."""
+    """Retire or drop the rollouts that leave the buffer.
+
+    Those that were trained are retired, the others dropped.
+    """
     step = ledger.last_step(connection, token) + 1
     new = [number for rollout in have.evicted if rollout.is_new for number in rollout.ids]
     old = [n for rollout in (*have.evicted, *have.spent) if not rollout.is_new for n in rollout.ids]
@@ -203,7 +226,10 @@ def _let_go(connection: Connection, token: ConsumerToken, have: Held) -> None:
 
 
 def retire(connection: Connection, token: ConsumerToken, *, uids: Sequence[str]) -> list[str]:
-    """Give claimed rows that were trained before back, not to be used again; return the others of `uids`."""
+    """Retire claimed rows that were trained before.
+
+    They return to the state trained and are not used again. Return the other ids of `uids`.
+    """
     step = ledger.last_step(connection, token) + 1
     known: set[str] = set()
     columns = EXPERIENCE.c

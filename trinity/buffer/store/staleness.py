@@ -1,6 +1,12 @@
-"""Pacing: whether a producer may begin a batch without it getting too old before it is trained.
+"""Pacing: whether a producer may begin a batch now.
 
-Everything that decides is in the log, so that it holds for several producers and after a restart of any of them.
+A batch must not get too old before it is trained. The decision uses only the log, so that it holds for several
+producers and after a restart of any of them. The oldest version that a batch may be sampled with follows from the
+step that will train it:
+
+    log:  [ waiting rollouts ][ batches in flight ][ this batch ]
+                                                              ^ trained in step `last_step`
+    engine's version < required_version: the producer waits; otherwise it begins the batch
 """
 
 from __future__ import annotations
@@ -53,10 +59,11 @@ class Backlog:
     busy: int
 
     def last_step(self, pace: Pace, *, in_flight: int) -> int:
-        """Return the training step in which the last rollout of a batch that begins now is trained, at the latest.
+        """Return the latest step that trains a batch which begins now.
 
-        The log is trained in order. A step takes fewer rollouts only where no producer has a batch under way; it then
-        takes all there are, so that nothing gets later by it.
+        More exactly, the step in which its last rollout is trained, at the latest. The log is trained in order. A step
+        takes fewer rollouts only where no producer has a batch under way; it then takes all there are, so that nothing
+        is delayed.
 
         Args:
             pace: sizes of a batch and of a training step.
@@ -66,19 +73,22 @@ class Backlog:
         return self.step + (self.claimed > 0) + math.ceil(ahead / pace.rollouts_per_step)
 
     def required_version(self, pace: Pace, *, in_flight: int) -> int:
-        """Return the oldest version that a batch that begins now may be sampled with."""
+        """Return the oldest version allowed for a batch that begins now."""
         return self.last_step(pace, in_flight=in_flight) - 1 - pace.max_staleness
 
     @property
     def is_empty(self) -> bool:
-        """Nothing waits and nobody makes more."""
+        """No rollout waits, and no other producer may append more."""
         return not (self.claimed or self.ready or self.busy)
 
 
 def enter_batch(
     connection: Connection, scope: Scope, *, producer: str, version: int, pace: Pace, in_flight: int
 ) -> Backlog:
-    """Return the backlog, and record whether the producer begins a batch or waits; see `ProducerBoard.enter_batch`."""
+    """Return the backlog, and record whether the producer begins or waits.
+
+    See `ProducerBoard.enter_batch`.
+    """
     step = _last_step(connection, scope)
     columns = EXPERIENCE.c
     statement = select(columns.state, columns.id, columns.task_id, columns.run_id)
@@ -96,7 +106,10 @@ def enter_batch(
 
 
 def _last_step(connection: Connection, scope: Scope) -> int:
-    """Return the last training step of any consumer; of each the last one is at the end of an index."""
+    """Return the last training step of any consumer.
+
+    Each consumer's last step is at the end of an index.
+    """
     own = and_(scope.where(TRAIN_STEP), TRAIN_STEP.c.consumer == CONSUMER.c.consumer)
     last = select(func.max(TRAIN_STEP.c.step)).where(own).correlate(CONSUMER).scalar_subquery()
     return max((step or 0 for step in connection.scalars(select(last).where(scope.where(CONSUMER)))), default=0)

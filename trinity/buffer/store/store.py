@@ -32,7 +32,9 @@ _logger = get_logger("buffer.store")
 
 
 class ExperienceStore(ProducerBoard):
-    """One transactional log of experiences in SQLite (a file) or PostgreSQL; safe to use from many threads.
+    """One transactional log of experiences in SQLite or PostgreSQL.
+
+    Safe to use from many threads. The states of its rows are in `claims`, with reuse in `replay`.
 
     Args:
         url: SQLAlchemy URL.
@@ -65,7 +67,9 @@ class ExperienceStore(ProducerBoard):
         self.replay = replay
 
     def open(self) -> ExperienceStore:
-        """Open or create the database; return the store. A second call does nothing.
+        """Open or create the database; return the store.
+
+        A second call does nothing.
 
         Raises:
             StoreError: the URL or the schema version is not usable (E5201, E5202).
@@ -83,7 +87,10 @@ class ExperienceStore(ProducerBoard):
         return self
 
     def close(self) -> None:
-        """Close all connections and end waiting reads with an error; a second call does nothing."""
+        """Close all connections and end waiting reads with an error.
+
+        A second call does nothing.
+        """
         with self._changed:
             self._database.close()
             self._changed.notify_all()
@@ -106,11 +113,11 @@ class ExperienceStore(ProducerBoard):
         stage: str = "",
         snapshot: str | None = None,
     ) -> AppendResult:
-        """Append the experiences of one explore step and record the step as finished, in one transaction.
+        """Append the experiences of an explore step and finish the step.
 
-        Rows are sorted by id. A step of the producer that is finished already stays as it is: what was explored again
-        may differ in turns and tasks, and would be trained beside what was trained of the step. So do ids that the log
-        has. An empty list records an empty step. A `snapshot` of the producer after the step is kept with it.
+        Both happen in one transaction. Rows are sorted by id. A step that the producer has already finished stays as it
+        is: what was explored again may differ in turns and tasks, and would be trained in addition. Ids that the log
+        has are left out. An empty list records an empty step. A `snapshot` of the producer is kept with the step.
 
         Raises:
             DataError: a reward is not a finite number, or two experiences have one id; nothing is appended.
@@ -142,9 +149,9 @@ class ExperienceStore(ProducerBoard):
         return AppendResult(len(new) - oversize, len(rows) - len(new), oversize)
 
     def last_trainer(self, buffer: str, *, run: str, stage: str = "") -> str | None:
-        """Return the consumer of the buffer that committed the newest training step; None before the first.
+        """Return the consumer that committed the newest training step.
 
-        Whoever continues its work opens it by this name: what a consumer has used belongs to it alone.
+        Return None before the first. A consumer's uses belong to its name, so its work is continued under this name.
         """
         steps = TRAIN_STEP.c
         known = select(steps.consumer).where(Scope(run, stage, buffer).where(TRAIN_STEP))
@@ -153,7 +160,9 @@ class ExperienceStore(ProducerBoard):
             return name
 
     def complete_backup(self, buffer: str, *, run: str, producer: str, stage: str = "") -> int:
-        """Write the lines that are in the log and not in its text copy, after an end between the two; return how many.
+        """Append to the text copy what is only in the log.
+
+        This is needed where a run ended between writing the log and its copy. Return the number of lines.
 
         Raises:
             StoreError: the log or the copy cannot be used.
@@ -169,7 +178,7 @@ class ExperienceStore(ProducerBoard):
             return self.backup.write(Experience.deserialize(payload) for payload in payloads if payload is not None)
 
     def open_consumer(self, buffer: str, consumer: str, *, run: str, cut: int, stage: str = "") -> ConsumerToken:
-        """Return the right to claim as `consumer`, which ends every older one of that name.
+        """Return the right to claim as `consumer`; older tokens of it end.
 
         Rows that the consumer claimed, or trained or dropped in steps after `cut`, are ready again.
 
@@ -191,7 +200,9 @@ class ExperienceStore(ProducerBoard):
         max_version: int | None = None,
         whole_rollouts: bool = False,
     ) -> list[Experience]:
-        """Claim the first `n` ready experiences in the order of the log; none if fewer than `at_least` are there.
+        """Claim the first `n` ready experiences in the order of the log.
+
+        None are claimed if fewer than `at_least` are ready.
 
         Args:
             token: from `open_consumer`.
@@ -208,7 +219,10 @@ class ExperienceStore(ProducerBoard):
         return self._claim(token, Limits(n, at_least, max_version, whole_rollouts), lease_s=lease_s)[0]
 
     def _claim(self, token: ConsumerToken, limits: Limits, *, lease_s: float) -> tuple[list[Experience], int]:
-        """Return what was claimed, and how many experiences left a full replay buffer."""
+        """Return what was claimed, and the number of evicted experiences.
+
+        Experiences are evicted from a full replay buffer.
+        """
         with self._database.write() as connection:
             ledger.verify_token(connection, token)
             if self.replay is None or not limits.whole_rollouts:
@@ -243,7 +257,9 @@ class ExperienceStore(ProducerBoard):
         self._notify()
 
     def commit_step(self, token: ConsumerToken, step: int, uids: Sequence[str]) -> None:
-        """Record that training step `step` used the claimed experiences `uids`, in that order.
+        """Record that training step `step` used `uids`, in that order.
+
+        The experiences must be claimed.
 
         Raises:
             StoreError: fenced (E5203), a row is not claimed (E5204), or another commit of that step (E5207).
@@ -256,9 +272,10 @@ class ExperienceStore(ProducerBoard):
         self._notify()
 
     def drop(self, token: ConsumerToken, uids: Sequence[str], reason: str) -> None:
-        """Drop claimed experiences with a reason; resuming before the step under way makes them ready again.
+        """Drop claimed experiences with a reason.
 
-        Those that were trained before stay trained, and are not used again.
+        Resuming before the step under way makes them ready again. Those that were trained before stay trained, and are
+        not used again.
 
         Raises:
             StoreError: fenced (E5203), or a row is not claimed (E5204).
@@ -272,15 +289,18 @@ class ExperienceStore(ProducerBoard):
         self._notify()
 
     def step_uids(self, token: ConsumerToken, step: int) -> list[str] | None:
-        """Return the ids that a committed training step used, in order; None if it is not committed."""
+        """Return the ids that a committed training step used, in order.
+
+        Return None if the step is not committed.
+        """
         with self._database.read() as connection:
             return ledger.step_uids(connection, token, step=step)
 
     def prune(self, token: ConsumerToken, up_to_step: int) -> int:
-        """Remove the payloads of experiences trained or dropped at or before `up_to_step`; return how many.
+        """Remove payloads used at or before `up_to_step`; return how many.
 
-        `up_to_step` is the step of the oldest retained checkpoint: no resume can ask for them again. What may be used
-        again is kept.
+        `up_to_step` is the step of the oldest retained checkpoint: no resume needs the payloads of experiences trained
+        or dropped until then. Payloads that may be used again are kept.
         """
         if self.keep_payloads:
             return 0
@@ -289,24 +309,27 @@ class ExperienceStore(ProducerBoard):
             return ledger.prune(connection, token, up_to_step=up_to_step, is_reused=self.replay is not None)
 
     def counts(self, buffer: str, run: str, stage: str = "") -> Counts:
-        """Return the number of experiences by state; their sum is what was generated."""
+        """Return the number of experiences by state.
+
+        Their sum is the number generated.
+        """
         with self._database.read() as connection:
             return ledger.counts(connection, Scope(run, stage, buffer))
 
     def read_batch(
         self, token: ConsumerToken, n: int, *, timeout_s: float, trained_version: int | None = None
     ) -> Batch:
-        """Return `n` claimed rollouts with all of their experiences, or fewer where no more can come.
+        """Return `n` claimed rollouts with all of their experiences.
 
-        Fewer come back at once when all producers are finished or wait for weights newer than
-        `trained_version` (then possibly none: the step has no signal), and at the deadline.
+        An incomplete batch is returned at the deadline, and at once when all producers are finished or wait for weights
+        newer than `trained_version` (then possibly an empty one: the step has no signal).
 
         Args:
             token: from `open_consumer`.
             n: rollouts of a full batch.
             timeout_s: deadline from now, `max_read_timeout`.
             trained_version: newest version that this trainer has published; experiences of newer weights,
-                which only a run that was rewound can hold, are left alone.
+                which only a run that was rewound can hold, are not claimed.
 
         Raises:
             StarvedError: nothing at the deadline although producers are open.

@@ -1,4 +1,4 @@
-"""Tables of the log beside `experience`: who produces, who consumes, what each training step used."""
+"""Tables of the log for producers, consumers and training steps."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class ProducerModel(Base):
 
 
 class SnapshotModel(Base):
-    """Where a producer stands after its last finished step, written with that step's experiences.
+    """Resume state of a producer after its last finished step.
+
+    It is written with that step's experiences.
 
     Attributes:
         state: what the producer wants to continue from, as text; NULL where its state is kept elsewhere.

@@ -28,7 +28,9 @@ class AppendResult:
 
 @dataclass(frozen=True)
 class ConsumerToken:
-    """Right of one consumer to claim and commit; a newer token of the same consumer ends it.
+    """Right of one consumer to claim and commit.
+
+    A newer token of the same consumer ends it.
 
     Attributes:
         buffer: name of the experience buffer.
@@ -73,6 +75,9 @@ class Counts(TypedDict):
 
 
 def num_rollouts(experiences: Sequence[Experience]) -> int:
-    """Return the number of rollouts; an experience that names no task is one by itself."""
+    """Return the number of rollouts.
+
+    An experience that names no task is a rollout by itself.
+    """
     named = {e.eid.rid for e in experiences if e.eid.tid != NO_TASK}
     return len(named) + sum(e.eid.tid == NO_TASK for e in experiences)

@@ -1,6 +1,7 @@
-"""Reward functions: from a response and the truth of its task to named scores.
+"""Reward functions.
 
-A built-in reward function and a plugin's have the same decorator: `@REWARD_FUNCTIONS.register_module("my_reward")`.
+They turn a response and the truth of its task into named scores. Built-in reward functions and those of plugins use
+the same decorator: `@REWARD_FUNCTIONS.register_module("my_reward")`.
 """
 
 from __future__ import annotations

@@ -44,7 +44,9 @@ def run_in_sandbox(operation: str, arguments: dict[str, Any], *, deadline_s: flo
 
 @REWARD_FUNCTIONS.register_module("accuracy_reward")
 class AccuracyReward(RewardFn):
-    r"""`{"accuracy": 1.0}` if the final answer of the response equals the truth, else 0.0.
+    r"""1 if the final answer of the response equals the truth, else 0.
+
+    The score is named `accuracy`.
 
     The answer is taken from the last `<answer>` or `\boxed{}` or after the last `#`, the truth from after the last
     `####`. Numbers are compared here; everything else by math-verify in a worker process.

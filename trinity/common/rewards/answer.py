@@ -1,7 +1,6 @@
-"""Where the final answer stands in a text, and comparisons that need no computer algebra.
+"""Find the final answer in a text, and compare without computer algebra.
 
 Everything here is linear in the length of the text and safe on whatever a model writes.
-r
 """
 
 from __future__ import annotations
@@ -83,7 +82,10 @@ def final_answer(text: str) -> Answer:
 
 
 def true_answer(truth: Any) -> str:
-    r"""Return the answer in the truth of a task: after the last `####` (GSM8K), in `\boxed{}`, or all of it."""
+    r"""Return the answer in the truth of a task.
+
+    This is the text after the last `####` (GSM8K), the content of `\boxed{}`, or the whole truth.
+    """
     text = str(truth)
     _, mark, after = text.rpartition("####")
     if mark:
@@ -93,7 +95,10 @@ def true_answer(truth: Any) -> str:
 
 
 def plain_number(text: str) -> Fraction | None:
-    """Return the value of a text that is one number (`-1,234.50`, `$18`, `3/4`, `0105`); `None` if it is not."""
+    """Return the value of a text that is one number; `None` if it is not.
+
+    Numbers are written like `-1,234.50`, `$18`, `3/4` or `0105`.
+    """
     bare = text.strip().removeprefix("\\$").rstrip(". \t\n")
     if len(bare) > 2 and bare[0] == bare[-1] == "$":
         bare = bare[1:-1].strip()
@@ -108,13 +113,16 @@ def plain_number(text: str) -> Fraction | None:
 
 
 def last_number(text: str) -> Fraction | None:
-    """Return the last number written in the tail of a text; `None` if there is none."""
+    """Return the last number in the tail of a text; `None` without any."""
     written = _ANY_NUMBER.findall(text[-TAIL_CHARS:])
     return plain_number(written[-1]) if written else None
 
 
 def same_number(left: Fraction, right: Fraction) -> bool:
-    """Return whether two values are equal; exactly between integers, else to a relative 1e-6."""
+    """Return whether two values are equal.
+
+    Integers are compared exactly, other values to a relative 1e-6.
+    """
     if left == right:
         return True
     if left.denominator == right.denominator == 1:
@@ -123,9 +131,10 @@ def same_number(left: Fraction, right: Fraction) -> bool:
 
 
 def compare_cheaply(answer: Answer, truth: str) -> bool | None:
-    """Return whether `answer` equals `truth`; `None` if only computer algebra can tell.
+    """Return whether `answer` equals `truth`, without computer algebra.
 
-    Where the truth is a number: a marked answer may be arithmetic; plain prose counts by its last number.
+    `None` means that only computer algebra can tell. Where the truth is a number, a marked answer may be arithmetic,
+    and the last number of plain prose is compared.
     """
     if not answer.text:
         return False

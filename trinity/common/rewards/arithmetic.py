@@ -1,4 +1,4 @@
-"""Arithmetic on text that a model wrote: four operations, exact, bounded, never executed.
+"""Exact, bounded arithmetic on text that a model wrote.
 
 The text is parsed, never evaluated by Python: only numbers, `+ - * /` and parentheses exist, so that a power
 tower, a name or a call cannot even be written.
@@ -27,7 +27,10 @@ _BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
 
 
 class ArithmeticRefused(ValueError):
-    """The text is not arithmetic of four operations, or exceeds a bound; the message says which."""
+    """The text is not arithmetic of four operations, or exceeds a bound.
+
+    The message says which.
+    """
 
 
 def _parse(text: str) -> ast.expr:
@@ -57,7 +60,9 @@ def _value(node: ast.expr) -> Fraction:
 
 
 def evaluate(text: str) -> Fraction:
-    """Return the exact value of an expression of numbers, `+ - * /` and parentheses.
+    """Return the exact value of an arithmetic expression.
+
+    It may have numbers, `+ - * /` and parentheses.
 
     Raises:
         ArithmeticRefused: not such an expression, longer than `MAX_CHARS`, more than `MAX_NODES` parts, a
@@ -73,5 +78,8 @@ def evaluate(text: str) -> Fraction:
 
 
 def numbers_in(text: str) -> list[Fraction]:
-    """Return the numbers written in `text`, without their signs, in order; at most `MAX_CHARS` are read."""
+    """Return the numbers written in `text`, without their signs, in order.
+
+    At most `MAX_CHARS` characters are read.
+    """
     return [Fraction(item.rstrip(".")) for item in _NUMBER.findall(text[:MAX_CHARS]) if len(item) <= MAX_DIGITS]

@@ -1,4 +1,7 @@
-"""Reward of the countdown game: reach a target with given numbers, each used once."""
+"""Reward of the countdown game.
+
+The game is to reach a target with given numbers, each used once.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ def _number(value: Any) -> Fraction:
 
 
 def read_truth(truth: Any) -> tuple[Fraction, list[Fraction]]:
-    """Return target and numbers of `{"target": 24, "numbers": [1, 2, 3]}`, given as JSON text or as a mapping.
+    """Return target and numbers of a truth.
+
+    The truth is `{"target": 24, "numbers": [1, 2, 3]}`, as JSON text or as a mapping.
 
     Raises:
         RewardError: not of that form.
@@ -41,7 +46,7 @@ def read_truth(truth: Any) -> tuple[Fraction, list[Fraction]]:
 
 
 def last_equation(response: str) -> str | None:
-    """Return what the last `<answer>...</answer>` holds; `None` if there is none."""
+    """Return the content of the last `<answer>...</answer>`, or `None`."""
     before, mark, _ = response.rpartition("</answer>")
     _, opened, equation = before.rpartition("<answer>")
     return equation.strip() if mark and opened else None
@@ -49,9 +54,10 @@ def last_equation(response: str) -> str | None:
 
 @REWARD_FUNCTIONS.register_module("countdown_reward")
 class CountDownRewardFn(RewardFn):
-    """`{"score": 1.0}` for an equation that uses each number once and reaches the target.
+    """1 for an equation that uses each number once and reaches the target.
 
-    0.1 for an equation with other numbers, another value, or anything but `+ - * /`; 0.0 without an equation.
+    The score is named `score`. It is 0.1 for an equation with other numbers, another value, or anything but
+    `+ - * /`; 0.0 without an equation.
     """
 
     needs = frozenset({"truth"})

@@ -16,9 +16,10 @@ _STRICT_END = "\n</answer>"
 
 
 def has_strict_form(text: str) -> bool:
-    """Return whether the text is `<think>` ... `</think>` `<answer>` ... `</answer>`, each tag on its own line.
+    """Return whether the text is a thought and an answer, tags on own lines.
 
-    Written without a regular expression: linear in the length of the text, whatever a model wrote.
+    The form is `<think>` ... `</think>` `<answer>` ... `</answer>`. The check uses no regular expression: it is linear
+    in the length of the text, whatever a model wrote.
     """
     middle = text.find(_STRICT_MIDDLE, len(_STRICT_START)) if text.startswith(_STRICT_START) else -1
     if middle < 0:
@@ -33,7 +34,10 @@ def has_strict_form(text: str) -> bool:
 
 
 def has_loose_form(text: str) -> bool:
-    """Return whether the text ends with `<think>...</think>` and `<answer>...</answer>`, with only space between."""
+    """Return whether the text ends with a thought and an answer.
+
+    The form is `<think>...</think>` and `<answer>...</answer>`, with only space between.
+    """
     body = text.rstrip()
     if not body.endswith("</answer>"):
         return False

@@ -1,4 +1,4 @@
-"""Reward of `math_workflow`: the right answer, and the form it is given in."""
+"""Reward of `math_workflow` for the right answer and its form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from trinity.common.rewards.reward_fn import RewardFn
 
 @REWARD_FUNCTIONS.register_module("math_reward")
 class MathRewardFn(RewardFn):
-    """`accuracy` (1 or 0) plus `format_score` (0.1 or -0.1 for `<think>...</think>` `<answer>...</answer>`).
+    """`accuracy` (1 or 0) plus `format_score` (0.1 or -0.1).
+
+    The form is `<think>...</think>` `<answer>...</answer>`.
 
     Args:
         answer_parser: as of `AccuracyReward`.

@@ -1,4 +1,4 @@
-"""The base class of reward functions and the error that a scorer ends with."""
+"""The base class of reward functions, and the error of a failed scorer."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from trinity.utils.declaration import Declared
 
 
 class RewardError(WorkflowError):
-    """A response that could not be scored: the scorer failed, ran out of time or has no usable truth.
+    """The scorer failed, ran out of time or has no usable truth.
 
-    The sample is dropped and counted; it never becomes a reward of 0.
+    The response has no score. The sample is dropped and counted; it never becomes a reward of 0.
     """
 
     default_code = "E5110"
 
 
 class RewardFn(Declared, ABC):
-    """From a response to named scores; the reward of the experience is their sum.
+    """Turns a response into named scores.
+
+    The reward of the experience is their sum.
 
     Attributes:
         needs: `truth` where it scores nothing without the row's answer.

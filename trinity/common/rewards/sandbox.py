@@ -1,4 +1,6 @@
-"""Calls that end: computer algebra in worker processes that are killed at a deadline and replaced.
+"""Calls with a deadline, in worker processes.
+
+Computer algebra runs there. A worker that exceeds its deadline is killed and replaced.
 
 A call returns `Scored`, `TimedOut` or `Failed`; it never raises for what the text did and never blocks longer than
 its deadline (plus the start of a worker).
@@ -67,7 +69,10 @@ class _Expired(Exception):
 
 
 def _environment() -> dict[str, str]:
-    """Return the worker's environment: what Python needs to start, and no secrets."""
+    """Return the worker's environment.
+
+    It has what Python needs to start, and no secrets.
+    """
     kept = {key: os.environ[key] for key in ("PATH", "LANG", "LD_LIBRARY_PATH", "TMPDIR") if key in os.environ}
     root = str(Path(trinity.__file__).resolve().parent.parent)
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -177,7 +182,10 @@ class Sandbox:
         self._logger = get_logger("rewards")
 
     def call(self, operation: str, arguments: Mapping[str, Any], *, deadline_s: float) -> Outcome:
-        """Return the outcome of `operation` in a worker, at most `deadline_s` seconds after a worker is ready."""
+        """Return the outcome of `operation` in a worker.
+
+        The call takes at most `deadline_s` seconds after a worker is ready.
+        """
         if self._is_closed:
             return Failed("the sandbox is closed")
         try:
@@ -225,7 +233,7 @@ class Sandbox:
         return outcome
 
     def counts(self) -> dict[str, int]:
-        """Return how many calls there were, how each ended, and how many workers were started."""
+        """Return the numbers of calls, of their outcomes and of started workers."""
         with self._lock:
             names = ("calls", "Scored", "TimedOut", "Failed", "starts")
             return {name: self._counts[name] for name in names}
@@ -236,7 +244,10 @@ class Sandbox:
         return [process.pid for process in processes if process is not None and process.poll() is None]
 
     def close(self) -> None:
-        """Kill and reap all workers; calls in flight fail at once, later ones too. Does nothing in a forked child."""
+        """Kill and reap all workers.
+
+        Calls in flight fail at once, later ones too. In a forked child this does nothing.
+        """
         if self._owner_pid != os.getpid():
             return
         self._is_closed = True

@@ -1,7 +1,7 @@
-"""The process in which computer algebra runs on what a model wrote: one JSON line in, one JSON line out.
+"""The process that runs computer algebra on what a model wrote.
 
-Started by `sandbox.Sandbox` and killed by it at a deadline. It holds no secrets, writes no files, and limits its
-own memory and processor time.
+It reads and writes one JSON line per call. `sandbox.Sandbox` starts it and kills it at a deadline. It holds no
+secrets, writes no files, and limits its own memory and processor time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def _as_latex(text: str) -> str:
 
 
 def equal(truth: str, answer: str, is_marked: bool) -> bool:
-    """Return whether `answer` equals `truth` as mathematics; a truth that is no mathematics equals nothing.
+    """Return whether `answer` equals `truth` as mathematics.
+
+    A truth that is no mathematics equals nothing.
 
     Args:
         truth: the right answer, in LaTeX or plain.
@@ -46,7 +48,7 @@ def equal(truth: str, answer: str, is_marked: bool) -> bool:
 
 
 def match(pattern: str, text: str) -> bool:
-    """Return whether a regular expression of the configuration matches at the start of `text`."""
+    """Return whether a configured pattern matches at the start of `text`."""
     return re.match(pattern, text, re.DOTALL | re.MULTILINE) is not None
 
 

@@ -25,7 +25,10 @@ class Base(DeclarativeBase):
 
 
 def _part(name: str, *columns: str, where: str) -> Index:
-    """Return an index of the rows that meet `where`, so that what is waiting or over costs nothing in it."""
+    """Return an index of only the rows that meet `where`.
+
+    Waiting or finished rows that do not meet it cost nothing in it.
+    """
     return Index(name, *columns, sqlite_where=text(where), postgresql_where=text(where))
 
 
@@ -160,7 +163,10 @@ def experience_values(experience: Experience, *, max_bytes: int = MAX_EXPERIENCE
 
 
 def storable_text(text: str | None) -> str | None:
-    """Return `text` without what databases refuse: lone surrogates and NUL become a replacement mark."""
+    """Return `text` without characters that databases refuse.
+
+    Lone surrogates and NUL become a replacement mark.
+    """
     if text is None:
         return None
     return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")

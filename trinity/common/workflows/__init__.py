@@ -1,6 +1,7 @@
-"""Workflows: how a model attempts a task and how the attempt becomes experiences.
+"""Workflows: how a model attempts a task and what it learns from.
 
-A built-in workflow and a plugin's have the same decorator: `@WORKFLOWS.register_module("my_workflow")`.
+An attempt becomes experiences. Built-in workflows and those of plugins use the same decorator:
+`@WORKFLOWS.register_module("my_workflow")`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Workflows of distillation: the model answers, and the first auxiliary model scores the answer's tokens."""
+"""Workflows of distillation.
+
+The model answers, and the first auxiliary model scores the tokens of the answer.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,10 @@ class OnPolicyDistillWorkflow(AsyncSimpleWorkflow):
         self.temperature = (self.model.temperature if chosen is None else float(chosen)) or 1.0
 
     def compute_reward(self, response: Experience) -> float:
-        """Return the reward of a response of a task without a reward function; for a subclass to define."""
+        """Return the reward of a response without a reward function.
+
+        Subclasses define it.
+        """
         return 0.0
 
     def score(self, responses: list[Experience]) -> list[Experience]:
@@ -66,7 +72,10 @@ class OnPolicyDistillWorkflow(AsyncSimpleWorkflow):
         return responses
 
     async def run_async(self) -> list[Experience]:
-        """Return one scored experience a repeat; in training with the teacher's log-probabilities of its response."""
+        """Return one scored experience per repeat.
+
+        In training it has the teacher's log-probabilities of its response.
+        """
         responses = await self.model.chat_async(self.format_messages(), **self._tools(), **self.rollout_args)
         for response in [] if self.task.is_eval else responses:
             scored = await self.teacher_model.logprobs_async(response.tokens.tolist(), self.temperature)
@@ -80,13 +89,16 @@ class AsyncOnPolicyDistillWorkflow(OnPolicyDistillWorkflow):
 
 @WORKFLOWS.register_module("on_policy_distill_math_workflow")
 class OnPolicyDistillMathWorkflow(OnPolicyDistillWorkflow):
-    """`OnPolicyDistillWorkflow` that asks for a boxed answer, with the reward `accuracy_reward` by default."""
+    """`OnPolicyDistillWorkflow` that asks for a boxed answer.
+
+    The default reward function is `accuracy_reward`.
+    """
 
     default_system_prompt = "You are a helpful assistant."
     default_reward_fn = "accuracy_reward"
 
     def format_messages(self) -> list[dict[str, Any]]:
-        """Return the messages to send; what is asked for is written below the question."""
+        """Return the messages to send, the instruction below the question."""
         messages = super().format_messages()
         last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
         if last is not None:

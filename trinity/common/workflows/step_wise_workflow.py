@@ -1,7 +1,7 @@
-"""Bases of workflows whose rollout has several steps, each with the experiences of its model calls.
+"""Bases of workflows whose rollout has several steps.
 
-The calls of a step are those that the model's wrapper recorded while the step ran. A rollout ends after
-`max_step_num` steps, when a step says so, or when a response was cut at its longest length.
+Each step has the experiences of the model calls that the model's wrapper recorded while the step ran. A rollout ends
+after `max_step_num` steps, when a step returns that it is done, or when a response reached its length limit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STEP_REWARD_KEY = "step_reward"
 
 
 class StepWorkflow(Workflow):
-    """What the four bases share: steps, their experiences, and how a rollout ends.
+    """The common base: steps, their experiences and the end of a rollout.
 
     Args:
         task: what to attempt.
@@ -44,7 +44,7 @@ class StepWorkflow(Workflow):
 
     @property
     def client(self) -> Any:
-        """An OpenAI client of the rollout model; None with `use_openai_client=False`.
+        """An OpenAI client of the model; None with `use_openai_client=False`.
 
         Raises:
             NotAvailableError: this version has no OpenAI-compatible endpoint.
@@ -64,7 +64,10 @@ class StepWorkflow(Workflow):
         self.model.enable_history = True
 
     def _take(self, step_num: int) -> list[Experience]:
-        """Return the experiences of the calls since the last step, numbered as step `step_num`."""
+        """Return the experiences of the calls since the last step.
+
+        They are numbered as step `step_num`.
+        """
         exps = self.model.extract_experience_from_history()
         for number, exp in enumerate(exps):
             exp.eid.step = step_num
@@ -76,7 +79,7 @@ class _Synchronous(StepWorkflow):
     """A step and its end, for workflows that run in a thread."""
 
     def step(self, step_num: int) -> bool:
-        """Do one step with the model; return whether the rollout goes on.
+        """Do one step with the model; return whether the rollout continues.
 
         Raises:
             WorkflowError: the subclass does not define it.
@@ -90,7 +93,7 @@ class _Asynchronous(StepWorkflow):
     is_async = True
 
     async def step_async(self, step_num: int) -> bool:
-        """Do one step with the model; return whether the rollout goes on.
+        """Do one step with the model; return whether the rollout continues.
 
         Raises:
             WorkflowError: the subclass does not define it.
@@ -99,7 +102,7 @@ class _Asynchronous(StepWorkflow):
 
 
 class StepWiseRewardWorkflow(_Synchronous):
-    """Each step has a reward of its own, on all of its experiences.
+    """Sets a reward per step on all experiences of the step.
 
     Its last experience also has it as `info["step_reward"]`, which `gigpo` reads.
     """
@@ -152,7 +155,10 @@ class AsyncStepWiseRewardWorkflow(_Asynchronous):
 
 
 class RewardPropagationWorkflow(_Synchronous):
-    """The reward of the whole rollout stands on all of its experiences; `actual_env_steps` is its number of steps."""
+    """Sets the reward of the whole rollout on all of its experiences.
+
+    `actual_env_steps` is its number of steps.
+    """
 
     def reward(self, exps: list[Experience]) -> float:
         """Return the reward of the rollout with these experiences.
@@ -204,7 +210,10 @@ class AsyncRewardPropagationWorkflow(_Asynchronous):
 
 
 def _is_cut(exps: Sequence[Experience]) -> bool:
-    """Return whether a response reached its longest length: what would follow was not said."""
+    """Return whether a response reached its length limit.
+
+    Its remaining text is missing.
+    """
     return any(exp.truncate_status == "response_truncated" for exp in exps)
 
 

@@ -22,7 +22,10 @@ TEMPLATE_ARGS = ("chat_template", "enable_thinking")
 
 
 def read_option(options: Any, key: str) -> Any:
-    """Return one setting of a mapping, dataclass or configuration model; `None` where it is absent."""
+    """Return one setting of `options`; `None` where it is absent.
+
+    `options` is a mapping, a dataclass or a configuration model.
+    """
     if isinstance(options, Mapping):
         return options.get(key)
     # Published plugins pass format arguments as configuration models; their keys are attributes.
@@ -30,7 +33,10 @@ def read_option(options: Any, key: str) -> Any:
 
 
 def as_dict(options: Any) -> dict[str, Any]:
-    """Return all settings of a mapping, dataclass or configuration model; empty for `None`."""
+    """Return all settings of `options`; empty for `None`.
+
+    `options` is a mapping, a dataclass or a configuration model.
+    """
     if options is None:
         return {}
     if isinstance(options, Mapping):
@@ -41,7 +47,9 @@ def as_dict(options: Any) -> dict[str, Any]:
 
 
 class RolloutArgs(dict[str, Any]):
-    """Sampling arguments that plugins read as `args["temperature"]`, `args.temperature` or `**args`.
+    """Sampling arguments as a mapping with attributes.
+
+    Plugins read them as `args["temperature"]`, `args.temperature` or `**args`.
 
     Arguments that are not set are absent from the mapping and read as `None` by attribute.
     """
@@ -91,7 +99,10 @@ class Task:
         return self.workflow(task=self, model=model, auxiliary_models=auxiliary_models)
 
     def column(self, key_name: str) -> Any:
-        """Return the row's value in the column that the format names under `key_name`; `None` where absent."""
+        """Return the row's value in the column that the format names.
+
+        `key_name` is the key of the format; `None` where the column is absent.
+        """
         key = read_option(self.format_args, key_name) or FORMAT_DEFAULTS.get(key_name)
         return None if key is None or self.raw_task is None else self.raw_task.get(key)
 
@@ -102,7 +113,7 @@ class Task:
 
     @property
     def tools(self) -> list[dict[str, Any]] | None:
-        """The row's tools for the chat template, a list of mappings; None without any."""
+        """The row's tools for the chat template; None without any."""
         return as_written(self.column("tools_key")) or None
 
     @property

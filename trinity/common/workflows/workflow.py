@@ -1,8 +1,8 @@
-"""Tasks, the base classes of workflows, and the workflow of one chat and one reward.
+"""The base classes of workflows, and the workflow of one chat and reward.
 
-Plugins subclass `Workflow` and register with `@WORKFLOWS.register_module("name")`. What a workflow can do is
-said by class attributes (`can_reset`, `can_repeat`, `is_async`) or by the older properties (`resettable`,
-`repeatable`, `asynchronous`); `describe` reads both.
+Tasks are exported too. Plugins subclass `Workflow` and register with `@WORKFLOWS.register_module("name")`. A workflow
+declares what it can do by class attributes (`can_reset`, `can_repeat`, `is_async`) or by the older properties
+(`resettable`, `repeatable`, `asynchronous`); `describe` reads both.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Workflow(Declared):
 
     @property
     def rollout_args(self) -> RolloutArgs:
-        """Sampling arguments of the current task, with `n` the number of repeats that one run returns."""
+        """Sampling arguments of the task; `n` is the number of repeats per run."""
         source = self.task.rollout_args if self._rollout_args is None else self._rollout_args
         given = {key: value for key, value in as_dict(source).items() if value is not None}
         return RolloutArgs({**given, "n": self.repeat_times})
@@ -121,7 +121,7 @@ class Workflow(Declared):
         self._rollout_args = value
 
     def reset(self, task: Task) -> None:
-        """Prepare for another task; everything that depended on the old one is replaced."""
+        """Prepare for another task; replace all that depends on the old one."""
         self._forget(task)
 
     def _forget(self, task: Task) -> None:
@@ -130,7 +130,7 @@ class Workflow(Declared):
         self._rollout_args = None
 
     def set_repeat_times(self, repeat_times: int, run_id_base: int = 0) -> None:
-        """Make the next run return `repeat_times` experiences, numbered from `run_id_base`."""
+        """Set the number of experiences per run and their first `run_id`."""
         self.repeat_times = repeat_times
         self.run_id_base = run_id_base
 
@@ -155,7 +155,10 @@ _OLD_NAMES = {"can_reset": "resettable", "can_repeat": "repeatable", "is_async":
 
 
 def _declared(cls: type[Any], owner: Any, new_name: str) -> bool | None:
-    """Return what the most derived class says in either style; `None` if no class below `Workflow` says it."""
+    """Return the most derived class's declaration, in either style.
+
+    Return `None` if no class below `Workflow` declares it.
+    """
     below = cls.__mro__[: cls.__mro__.index(Workflow)]
     for base in below:
         said = [vars(base)[name] for name in (new_name, _OLD_NAMES[new_name]) if name in vars(base)]
@@ -165,10 +168,11 @@ def _declared(cls: type[Any], owner: Any, new_name: str) -> bool | None:
 
 
 def describe(workflow: Workflow | type[Workflow]) -> Traits:
-    """Return what a workflow can do, whether it says so by attributes or by the older properties.
+    """Return what a workflow can do.
 
-    The most derived class that speaks decides; an attribute set on the object itself comes first. A class that
-    defines only `run_async` is asynchronous. Pass the object where a property reads the object's attributes.
+    It is declared by attributes or by the older properties. The most derived class that declares it decides; an
+    attribute set on the object itself comes first. A class that defines only `run_async` is asynchronous. Pass the
+    object where a property reads the object's attributes.
 
     Raises:
         WorkflowError: a class was given whose property can only be read on an object.
@@ -192,7 +196,7 @@ def describe(workflow: Workflow | type[Workflow]) -> Traits:
 
 
 def reset_workflow(workflow: Workflow, task: Task) -> None:
-    """Hand `workflow` another task, also where its own `reset` does not call the base class's."""
+    """Pass another task to `workflow`, even if its `reset` omits `super()`."""
     workflow._forget(task)
     workflow.reset(task)
 
@@ -207,7 +211,9 @@ class MultiTurnWorkflow(Workflow):
         info: dict[str, Any] | None = None,
         truncate_status: TruncateStatus | None = None,
     ) -> Experience:
-        """Return the conversation as one experience whose action mask covers what the model said.
+        """Return the conversation as one experience.
+
+        Its action mask covers what the model wrote.
 
         Args:
             messages: the conversation, system prompt included.
@@ -261,7 +267,7 @@ class SimpleWorkflow(Workflow):
         self.reset(task)
 
     def reset(self, task: Task) -> None:
-        """Prepare for another task: its row, prompts, sampling arguments and reward function.
+        """Prepare row, prompts, sampling arguments and reward function of a task.
 
         Raises:
             WorkflowError: the task names no reward function and this workflow has none of its own.
@@ -299,7 +305,7 @@ class SimpleWorkflow(Workflow):
         return reward_fn(**(self.task.reward_fn_args or {})) if isinstance(reward_fn, type) else reward_fn
 
     def format_messages(self) -> list[dict[str, Any]]:
-        """Return the messages to send: system prompt, prompt, and the start of the reply where one is given.
+        """Return system prompt, prompt and reply prefix as messages to send.
 
         Raises:
             WorkflowError: the row has neither the prompt column nor the messages column.
@@ -324,9 +330,9 @@ class SimpleWorkflow(Workflow):
         return messages
 
     def score(self, responses: list[Experience]) -> list[Experience]:
-        """Return the responses that could be scored, with reward, metrics and run number set.
+        """Return the responses that could be scored.
 
-        A response whose scorer fails is left out, its reason kept in `dropped`.
+        Reward, metrics and run number are set. A response whose scorer fails is left out, its reason kept in `dropped`.
 
         Raises:
             RewardError: none of the responses could be scored.
@@ -366,14 +372,14 @@ class AsyncSimpleWorkflow(SimpleWorkflow):
     is_async = True
 
     async def run_async(self) -> list[Experience]:
-        """Return one scored experience a repeat; scoring runs in a thread so that it cannot stop the loop."""
+        """Return one scored experience per repeat, scored off the event loop."""
         responses = await self.model.chat_async(self.format_messages(), **self._tools(), **self.rollout_args)
         return await call_in_thread(self.score, responses)
 
 
 @WORKFLOWS.register_module("math_workflow")
 class MathWorkflow(SimpleWorkflow):
-    """`SimpleWorkflow` with a system prompt that asks for the think/answer form and `math_reward` by default."""
+    """`SimpleWorkflow` with defaults: a think/answer prompt, `math_reward`."""
 
     default_system_prompt = MATH_SYSTEM_PROMPT
     default_reward_fn = "math_reward"
