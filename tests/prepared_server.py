@@ -16,16 +16,30 @@ from typing import Any
 from trinity.launch.process import prepare_process
 from trinity.utils import failpoints
 
-# What every run imports when it gets there, and the models of most tests.
+# What runs import when they get there, and the models of most tests.
 MODULES = (
+    "httpx",
+    "sqlalchemy.dialects.sqlite",
+    "trinity.algorithm.advantage_fn.grpo",
+    "trinity.algorithm.kl_fn.estimators",
+    "trinity.algorithm.policy_loss_fn.ppo",
+    "trinity.algorithm.policy_loss_fn.sft",
+    "trinity.algorithm.sample_strategy.default",
+    "trinity.buffer.buffer",
     "trinity.cli.app",
-    "trinity.launch.stage",
+    "trinity.cli.evaluations",
+    "trinity.common.rewards.accuracy_reward",
+    "trinity.engine.create",
+    "trinity.engine.torch.engine",
+    "trinity.explorer.explorer",
     "trinity.launch.bench",
     "trinity.launch.explorer_side",
+    "trinity.launch.stage",
     "trinity.launch.trainer_side",
-    "trinity.engine.torch.engine",
-    "trinity.trainer.verl.worker",
     "trinity.monitor.tensorboard",
+    "trinity.synchronizer.transport",
+    "trinity.trainer.trainer",
+    "trinity.trainer.verl.worker",
     "transformers.models.llama.modeling_llama",
     "transformers.models.llama.tokenization_llama",
     "transformers.models.qwen2.modeling_qwen2",
