@@ -32,7 +32,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # Read by a run in `main` or later, or by nobody. What imports read is unknown, so every other variable counts as read.
 READ_LATE = ("TRINITY_", "PYTEST_")
 # Set by the import of libraries where it is missing; so does the import in a run.
-SET_BY_LIBRARIES = "TORCHINDUCTOR_CACHE_DIR"
+SET_BY_LIBRARIES = ("RAY_CLIENT_MODE", "TORCHINDUCTOR_CACHE_DIR")
+# Forks of a process that has asked for CUDA cannot use it.
+CAN_FORK = hasattr(os, "pidfd_open") and not device_count()
 _AT_FIRST = dict(os.environ)  # before tests change it
 
 
@@ -83,7 +85,7 @@ def variables_of(environment: Mapping[str, str]) -> dict[str, str]:
     """Return what runs are started with: one thread, this tree's package, no failpoint."""
     folders = dict.fromkeys([str(ROOT), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))])
     own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(folders), "TRINITY_FAILPOINTS": ""}
-    kept = {name: value for name, value in environment.items() if name != SET_BY_LIBRARIES or name in _AT_FIRST}
+    kept = {name: value for name, value in environment.items() if name not in SET_BY_LIBRARIES or name in _AT_FIRST}
     return {**kept, **own}
 
 
@@ -93,10 +95,8 @@ def read_early(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def may_be_forked(variables: Mapping[str, str]) -> bool:
-    """Return whether a fork of the server is as an ordinary process with these variables: not where CUDA is."""
-    if not hasattr(os, "pidfd_open") or device_count():
-        return False
-    return read_early(variables) == read_early(variables_of(_AT_FIRST))
+    """Return whether a fork of the server is as an ordinary process with these variables."""
+    return CAN_FORK and read_early(variables) == read_early(variables_of(_AT_FIRST))
 
 
 class _Server:
