@@ -136,6 +136,7 @@ class Forks:
 def become(order: dict[str, Any], added: dict[str, str]) -> None:
     """Be the process that Python has started with the command and the environment of `order`; imports have `added`."""
     import numpy
+    import torch
 
     os.chdir(order["cwd"])
     variables = added | order["environment"]
@@ -145,7 +146,8 @@ def become(order: dict[str, Any], added: dict[str, str]) -> None:
     sys.path[0] = os.getcwd()
     sys.orig_argv = order["command"]
     sys.argv = order["command"][2:]
-    numpy.random.seed()  # the global generator, drawn anew as at its import
+    numpy.random.seed()  # the global generators, drawn anew as at its import; Python does so by itself
+    torch.default_generator.seed()
     failpoints.configure(os.environ["TRINITY_FAILPOINTS"])
 
 
