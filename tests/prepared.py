@@ -12,6 +12,7 @@ with `is_real`.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -116,12 +117,15 @@ class _Server:
                 start_new_session=True,
             )
 
+        self.owner = os.getpid()
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Let the server end, and wait for it."""
-        self.socket.close()
-        self.process.wait(60)
+        """Let the server end, and wait for it; a fork of the process that has started it does not."""
+        if os.getpid() == self.owner:
+            with contextlib.suppress(OSError):  # it is gone
+                self.socket.shutdown(socket.SHUT_RDWR)
+            self.process.wait(60)
 
     def fork(self, order: dict[str, Any], output: int) -> tuple[int, socket.socket]:
         """Return the process id of a fork, and the socket that its status comes from."""
