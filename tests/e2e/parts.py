@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import sqlite3
 import subprocess
-import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +13,8 @@ from typing import Any
 
 import yaml
 
+from tests import prepared
 from tests.e2e.plugin_texts import REWARD
-from tests.e2e.short_run import ROOT
 from tests.e2e.tiny_run import PLAIN, TinyRun
 from trinity.launch.run import RunOptions, RunResult, plan_run, run_plan
 
@@ -83,19 +81,10 @@ class Parts:
 
     def start(self, component: str, *extra: str, failpoints: str = "") -> subprocess.Popen[str]:
         """Start a component in a process of its own; its output goes to `<component>.out`."""
-        command = [sys.executable, "-m", "trinity", "run", "--config", str(self.write(component)), *extra]
-        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
+        words = ["run", "--config", str(self.write(component)), *extra, "--plugin-dir", str(self.plugin_dir)]
+        variables = {"TRINITY_FAILPOINTS": failpoints}
         with open(self.folder / f"{component}.out", "a") as out:
-            return subprocess.Popen(
-                [*command, "--plugin-dir", str(self.plugin_dir)],
-                cwd=self.folder,
-                env=os.environ | {"TRINITY_FAILPOINTS": failpoints, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-            )
+            return prepared.start(words, cwd=self.folder, environment=variables, output=out)
 
     def output(self, component: str) -> str:
         """Return what the processes of a component have printed."""

@@ -7,15 +7,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests import prepared
+from tests.prepared import ROOT
 from trinity.quickstart.folder import prepare
 
-ROOT = Path(__file__).resolve().parents[2]
 SHORT = (
     "stages[0].trainer.total_steps=5",
     "stages[0].trainer.save_interval=2",
@@ -49,27 +49,19 @@ class ShortRun:
         test.write_text("".join(test.read_text().splitlines(keepends=True)[:test_rows]))
         return cls(folder, **fields)
 
-    def start(self, *extra: str, failpoints: str = "") -> subprocess.Popen[str]:
-        """Start `trinity run` in a session of its own."""
-        command = [sys.executable, "-m", "trinity", "run", "--config", str(self.folder / "quickstart.yaml")]
+    def start(self, *extra: str, failpoints: str = "", is_real: bool = False) -> subprocess.Popen[str]:
+        """Start `trinity run`, see `tests.prepared.start`."""
+        words = ["run", "--config", str(self.folder / "quickstart.yaml")]
         for override in self.overrides:
-            command += ["--set", override]
-        command += extra
-        environment = os.environ | {"TRINITY_FAILPOINTS": failpoints, "OMP_NUM_THREADS": "1"} | self.environment
-        return subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+            words += ["--set", override]
+        variables = {"TRINITY_FAILPOINTS": failpoints, **self.environment}
+        return prepared.start([*words, *extra], cwd=ROOT, environment=variables, is_real=is_real)
 
-    def finish(self, *extra: str, failpoints: str = "", timeout_s: float = 180) -> tuple[int, str]:
+    def finish(
+        self, *extra: str, failpoints: str = "", timeout_s: float = 180, is_real: bool = False
+    ) -> tuple[int, str]:
         """Run to the end; return exit status and output."""
-        process = self.start(*extra, failpoints=failpoints)
+        process = self.start(*extra, failpoints=failpoints, is_real=is_real)
         output, _ = process.communicate(timeout=timeout_s)
         return process.returncode, output
 

@@ -16,9 +16,9 @@ from trinity.common.config import examine
 pytestmark = pytest.mark.slow
 
 
-def done(run: TinyRun, *, steps: int = 2) -> Ended:
+def done(run: TinyRun, *, steps: int = 2, is_real: bool = False) -> Ended:
     """Run to the end, which must be a success with `steps` training steps and a model."""
-    ended = run.finish()
+    ended = run.finish(is_real=is_real)
     assert ended.status == 0, ended.output
     assert "Traceback" not in ended.output
     assert [line["step"] for line in run.lines("trainer")] == list(range(1, steps + 1))
@@ -29,7 +29,7 @@ def done(run: TinyRun, *, steps: int = 2) -> Ended:
 def test_epochs_instead_of_steps_and_relative_paths(tmp_path: Path):
     run = TinyRun(tmp_path)
     del run.tree["buffer"]["total_steps"]
-    done(run.change(buffer__total_epochs=1))
+    done(run.change(buffer__total_epochs=1), is_real=True)
     questions = [line["rollout/finished_task_count"] for line in run.lines("explorer")]
     assert questions == [2, 2], "four rows, two a step, one epoch"
 

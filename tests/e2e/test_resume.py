@@ -51,7 +51,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_loudly_and_the_result_is_the
         # So small a model earns no reward: the entropy makes every row count and every update move.
         run.change(algorithm__entropy_loss_fn_args={"entropy_coef": 0.01})
     cut.change(trainer__trainer_config={"trainer": {"del_local_ckpt_after_load": True}})
-    assert whole.finish(timeout_s=120).status == 0
+    assert whole.finish(timeout_s=120, is_real=True).status == 0
     assert cut.finish(failpoints="train.after_step=kill@4", timeout_s=120).status == -signal.SIGKILL
     state = cut.job / "global_step_3" / "actor" / "model_world_size_1_rank_0.pt"
     content = bytearray(state.read_bytes())

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from tests.e2e.short_run import ROOT
+from tests import prepared
 from tests.tiny import tiny_model
 
 PLAIN: dict[str, Any] = {
@@ -81,32 +79,27 @@ class TinyRun:
         return self
 
     def start(
-        self, *extra: str, failpoints: str = "", environment: Mapping[str, str] | None = None, output: Any = None
+        self,
+        *extra: str,
+        failpoints: str = "",
+        environment: Mapping[str, str] | None = None,
+        output: Any = None,
+        is_real: bool = False,
     ) -> subprocess.Popen[str]:
-        """Start `python -m trinity run` in a session of its own; its output goes to a pipe, or the file `output`."""
+        """Start `python -m trinity run`, see `tests.prepared.start`."""
         (self.folder / "run.yaml").write_text(yaml.safe_dump(self.tree))
-        command = [sys.executable, "-m", "trinity", "run", "--config", "run.yaml", *extra]
+        words = ["run", "--config", "run.yaml", *extra]
         if self.plugin:
             (self.folder / "plugins").mkdir(exist_ok=True)
             (self.folder / "plugins" / "own.py").write_text(self.plugin)
-            command += ["--plugin-dir", "plugins"]
-        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
-        own = {"TRINITY_FAILPOINTS": failpoints, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        return subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env={**os.environ, **own, **(environment or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=output or subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+            words += ["--plugin-dir", "plugins"]
+        variables = {"TRINITY_FAILPOINTS": failpoints, **(environment or {})}
+        return prepared.start(words, cwd=self.folder, environment=variables, output=output, is_real=is_real)
 
-    def finish(self, *extra: str, failpoints: str = "", timeout_s: float = 180) -> Ended:
+    def finish(self, *extra: str, failpoints: str = "", timeout_s: float = 180, is_real: bool = False) -> Ended:
         """Run to the end, which must come within `timeout_s`."""
         started = time.monotonic()
-        process = self.start(*extra, failpoints=failpoints)
+        process = self.start(*extra, failpoints=failpoints, is_real=is_real)
         try:
             output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:

@@ -13,11 +13,18 @@ from tests.e2e.short_run import ShortRun, wall_seconds
 NUM_KILLS = 20
 
 
+def made(folder: Path) -> ShortRun:
+    return ShortRun.make(folder, test_rows=8)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], float]:
-    """What the run ends with when nobody disturbs it, and how long it takes."""
-    run = ShortRun.make(tmp_path_factory.mktemp("undisturbed"))
-    seconds = wall_seconds(run)
+    """What the run ends with when nobody disturbs it, and how long it takes in a process as those that are killed."""
+    run, again = (made(tmp_path_factory.mktemp(name)) for name in ("undisturbed", "again"))
+    status, output = run.finish(is_real=True)
+    assert status == 0, output
+    seconds = wall_seconds(again)
+    assert without_paths(again.outcome()) == without_paths(run.outcome()), "a fork is as an ordinary process"
     return run.outcome(), seconds
 
 
@@ -32,8 +39,8 @@ def test_twenty_kills_at_random_instants_change_no_bit(undisturbed, tmp_path: Pa
     draw = random.Random(20)
     kills, runs, run = 0, 0, None
     while kills < NUM_KILLS or run is not None:
-        run = run or ShortRun.make(tmp_path / f"run{runs}")
-        if kills < NUM_KILLS and run.kill_after(draw.uniform(0.3, seconds)):
+        run = run or made(tmp_path / f"run{runs}")
+        if kills < NUM_KILLS and run.kill_after(draw.uniform(0.0, seconds)):
             kills += 1
             continue
         status, output = run.finish()
@@ -69,7 +76,7 @@ POINTS = [
 @pytest.mark.parametrize(("point", "hit"), POINTS, ids=[f"{p}@{h}" for p, h in POINTS])
 def test_a_kill_at_a_named_point_changes_no_bit(undisturbed, tmp_path: Path, point: str, hit: int):
     expected, _ = undisturbed
-    run = ShortRun.make(tmp_path)
+    run = made(tmp_path)
     status, output = run.finish(failpoints=f"{point}=kill@{hit}")
     assert status == -9, f"{point} was not reached {hit} times:\n{output}"
     status, output = run.finish()
