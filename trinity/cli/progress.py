@@ -58,7 +58,9 @@ class _Figures:
 
 
 class Progress:
-    """Shows stage, step, loss or reward, evaluation accuracy, tokens per second and the time that remains.
+    """Shows the progress of a run in a terminal or as plain lines.
+
+    Shows stage, step, loss or reward, evaluation accuracy, tokens per second and remaining time.
 
     Args:
         is_live: a bar that moves, or plain lines; None: a bar if the console is a terminal.
@@ -121,7 +123,7 @@ class Progress:
                 self._bar.start()
 
     def on_metrics(self, actor: str, step: int, data: Mapping[str, float]) -> None:
-        """Take the metrics of one step of one actor; may be called from any thread."""
+        """Record the metrics of one step of one actor; thread-safe."""
         with self._lock:
             if headline.TOTAL_STEPS in data:
                 self._set_total(actor, int(data[headline.TOTAL_STEPS]), step)
@@ -144,7 +146,7 @@ class Progress:
             bar.stop()
 
     def _set_total(self, actor: str, total: int, step: int) -> None:
-        """Take the number of steps of one actor, which is known once its data are; it is at `step`."""
+        """Set the number of steps of one actor, which is now at `step`."""
         self._totals[actor] = total
         if actor == self._counted and self._bar is not None and self._task is not None:
             self._bar.update(self._task, total=total, completed=step)
@@ -170,7 +172,7 @@ class Progress:
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _remaining(self, now: float) -> str:
-        """Return the time that remains, in words, from the steps done since the start of the stage."""
+        """Return the remaining time in words, from the steps done in this stage."""
         if self._total is None or self._first_step is None or self._figures.step >= self._total:
             return ""
         done = self._figures.step - self._first_step + 1
@@ -179,7 +181,7 @@ class Progress:
 
 
 def num_steps(config: Config) -> dict[str, int | None]:
-    """Return how many steps each actor of a resolved configuration will do, the one to follow first."""
+    """Return the number of steps of each actor; the displayed one is first."""
     sync, explored = config.synchronizer, config.buffer.total_steps
     if config.mode == "train":
         return {config.trainer.name: config.trainer.total_steps}

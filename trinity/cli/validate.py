@@ -1,4 +1,4 @@
-"""`trinity validate`: everything that is wrong with a YAML file, before anything is started.
+"""`trinity validate`: all problems of a YAML file before anything starts.
 
 Needs no GPU and no network, imports neither torch nor transformers, and writes nothing. Only `--probe` computes: it
 imports both, and the plugins, and writes a small model into a temporary folder.

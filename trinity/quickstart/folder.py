@@ -31,7 +31,7 @@ class Quickstart:
 
 
 def prepare(directory: Path, *, seed: int = 42) -> Quickstart:
-    """Write the quickstart folder; files that are there already, edited or not, are left as they are.
+    """Write the quickstart folder; leave existing files unchanged.
 
     Args:
         directory: created if missing.
