@@ -1,4 +1,7 @@
-"""What is known of the algorithm types: formula, components, defaults, sources and YAML. Imports no torch."""
+"""Descriptions of the algorithm types; imports no torch.
+
+A description has formula, components, defaults, sources and YAML.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def facts(name: str) -> dict[str, Any]:
 
 
 def all_sources(name: str, parts: dict[str, Component]) -> list[str]:
-    """Return the works that an algorithm type and its functions name, each once."""
+    """Return the works that an algorithm type and its functions cite, once."""
     found = [*sources(ALGORITHM_CONTENTS[name]), *(work for part in parts.values() for work in part.sources)]
     found += [critic.SOURCE] if critic.has_critic(parts) else []
     return [
@@ -117,7 +120,10 @@ def _part(part: Component) -> str:
 
 
 def yaml(name: str, parts: dict[str, Component]) -> str:
-    """Return the YAML that selects an algorithm type with every default written out; what is not used is left out."""
+    """Return the YAML that selects an algorithm type with its defaults.
+
+    Every default is written out; unused functions are left out.
+    """
     entry = ALGORITHM_CONTENTS[name]
     lines = [f"mode: {entry.args['mode']}", "algorithm:", f"  algorithm_type: {name}"]
     lines.append(f"  repeat_times: {entry.args['repeat_times']}")
@@ -132,7 +138,10 @@ def yaml(name: str, parts: dict[str, Component]) -> str:
 
 
 def defaults(part: Component) -> dict[str, Any]:
-    """Return the arguments of a function with their defaults, without those that the rest of a file decides."""
+    """Return the default arguments of a function.
+
+    Arguments that the rest of a file decides are left out.
+    """
     return {name: value for name, value in part.args.items() if name not in DERIVED_ARGUMENTS}
 
 

@@ -1,4 +1,4 @@
-"""What an algorithm is made of, from the torch-free tables of contents: functions, merged defaults, formulas."""
+"""The functions of an algorithm with defaults and formulas, without torch."""
 
 from __future__ import annotations
 
@@ -81,7 +81,10 @@ def component(
     *,
     catalogue: Catalogue = BUILT_IN,
 ) -> Component:
-    """Return a function of an algorithm type: the `chosen` one, or that of the type, `written` arguments on top."""
+    """Return a function of an algorithm type with its arguments.
+
+    It is the `chosen` function or that of the type. The `written` arguments override the defaults.
+    """
     of_type = catalogue.entry("algorithm_type", algorithm)
     known = of_type.args if of_type is not None else {}
     name = chosen if chosen is not None else known.get(role) or "none"
