@@ -29,7 +29,7 @@ from trinity.common.config.model import TopK, TopP
 
 
 def _buffer_name(name: str) -> str:
-    """Return the name of a buffer or taskset if it can be a file, table or actor name."""
+    """Return a buffer or taskset name that fits a file, table or actor."""
     usable = 0 < len(name) <= 120 and not name.startswith(("-", "."))
     if not usable or not all(c.isalnum() or c in "_-.+ " for c in name):
         raise PydanticCustomError(

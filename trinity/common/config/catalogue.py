@@ -1,4 +1,4 @@
-"""The names that a configuration may use, handed in by the caller: config knows no component."""
+"""The names that a configuration may use; the caller supplies them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Contents = Mapping[str, Entry]
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Tables of contents by registry name, each name with its arguments and defaults.
+    """Tables of contents by registry name; each name has its arguments.
 
     The `args` of an algorithm type are its defaults: `repeat_times`, `advantage_fn`, `policy_loss_fn`,
     `kl_loss_fn`, `kl_penalty_fn`, `entropy_loss_fn`, `sample_strategy`, and their `..._args`.
@@ -37,7 +37,10 @@ class Catalogue:
         return self.tables.get(registry, {})
 
     def entry(self, registry: str, name: str | None) -> Entry | None:
-        """Return the entry of a name; `None` for none, and for a plugin that says nothing of itself."""
+        """Return the entry of a name.
+
+        Returns `None` for an unknown name and for a plugin that declares nothing.
+        """
         if name is None:
             return None
         if name in self.plugins.get(registry, ()):
@@ -67,5 +70,5 @@ class Catalogue:
         entries: Mapping[str, Contents] | None = None,
         has_unknown: bool = False,
     ) -> Catalogue:
-        """Return a catalogue that also knows what plugin files register and declare."""
+        """Return a catalogue extended by what plugin files register and declare."""
         return replace(self, plugins=names, plugin_entries=entries or {}, has_unknown_plugins=has_unknown)

@@ -1,4 +1,7 @@
-"""YAML text into a `Tree`: positions, duplicate keys and limits, without ever building an object by tag."""
+"""Parsing of YAML text into a `Tree`.
+
+Keeps positions, refuses duplicate keys, applies limits, and never constructs objects from tags.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,7 @@ def parse_text(text: str, file: str) -> Tree:
 
 
 def parse_value(text: str) -> Any:
-    """Return the value of a `--set` argument, read as YAML; text that is not YAML stays text."""
+    """Return the value of a `--set` argument: YAML, or else the text itself."""
     try:
         node = _compose(text, "--set")
     except (yaml.YAMLError, ConfigErrors):

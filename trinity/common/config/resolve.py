@@ -1,6 +1,7 @@
-"""`resolve`: from a checked configuration to a complete one, with the reason of every derived value.
+"""`resolve`: complete a checked configuration, with reasons.
 
-Pure: it reads neither files nor devices, and it changes nothing.
+Every derived value has its reason. The function is pure: it reads neither files nor devices and changes
+nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def resolve(
     broken: Iterable[Path] = (),
     looks_at_machine: bool = True,
 ) -> tuple[Config, list[Derived], list[Finding]]:
-    """Return the configuration with every derived value filled in, those values, and what does not fit together.
+    """Return the complete configuration, the derived values and the problems.
 
     Args:
         config: the typed configuration, without stages.
@@ -88,7 +89,7 @@ def resolved_values(resolution: Resolution) -> Config:
 
 
 def _meant(values: dict[str, Any], model: type[Section], written: Any) -> dict[str, Any]:
-    """Return what was written or derived, so that `model_fields_set` of the result tells it from defaults."""
+    """Return the written and derived values, for `model_fields_set`."""
     kept: dict[str, Any] = {}
     for name, value in values.items():
         field = model.model_fields[name]
@@ -104,7 +105,7 @@ def _meant(values: dict[str, Any], model: type[Section], written: Any) -> dict[s
 
 
 def soften(problems: Iterable[Finding]) -> list[Finding]:
-    """Return the problems with `not available yet` as warnings, for checks that only look at the file."""
+    """Return problems, with `not available yet` as warnings, for file checks."""
     return [replace(p, severity="warning") if p.code == "E1900" else p for p in problems]
 
 
@@ -142,7 +143,7 @@ def _check_secrets(resolution: Resolution) -> None:
 
 
 def _check_unused(resolution: Resolution) -> None:
-    """Warn about sections that were written for this very run and that nothing reads."""
+    """Warn about sections that were written for this run and are not read."""
     is_idle = resolution.mode == "train" and resolution.is_own(KEYS.explorer)
     if is_idle and resolution.typed.explorer != ExplorerConfig():
         resolution.problem("W1902", KEYS.explorer, "`explorer` has no effect in mode train")

@@ -17,7 +17,7 @@ def filled(value: T | None, key: str) -> T:
 
 
 def num_rollouts(config: Config) -> int:
-    """Return the experiences of a training step that come from the experience buffer, not from an expert."""
+    """Return the rollouts of a training step, without the expert's rows."""
     size, algorithm = config.buffer.train_batch_size, config.algorithm
     if algorithm.sample_strategy != "mix":
         return size

@@ -1,4 +1,4 @@
-"""Section `trainer.trainer_config.reward_model`: a model that scores rollouts."""
+"""Section `trainer.trainer_config.reward_model`: it scores rollouts."""
 
 from __future__ import annotations
 

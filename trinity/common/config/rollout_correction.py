@@ -1,4 +1,4 @@
-"""Section `algorithm.rollout_correction`: what is done about rollouts that another policy sampled, and its presets."""
+"""Section `algorithm.rollout_correction` for off-policy rollouts; presets."""
 
 from __future__ import annotations
 
@@ -79,7 +79,10 @@ List = Annotated[str, BeforeValidator(_joined)]
 
 
 class RolloutCorrectionConfig(Section):
-    """Weights that multiply the policy loss, and what is left out of it; rho = exp(old_logprob - rollout_logprob)."""
+    """Weights on the policy loss, and tokens and rows that it leaves out.
+
+    The ratio is rho = exp(old_logprob - rollout_logprob).
+    """
 
     preset: Preset | None = key(None, "A named choice of the keys below, which win over it.", VERL)
     rollout_is: Literal["token", "sequence"] | None = key(

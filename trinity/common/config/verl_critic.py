@@ -1,4 +1,4 @@
-"""The part of veRL's tree about the value function; what it leaves out is mostly that of the policy."""
+"""veRL's critic section; most absent keys default to the policy's."""
 
 from __future__ import annotations
 

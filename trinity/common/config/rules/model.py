@@ -1,4 +1,4 @@
-"""The trained model: its folder, its adapter, and lengths in tokens, which engines and tasksets inherit."""
+"""Rules of the trained model: folder, adapter and lengths in tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_model_paths(resolution: Resolution) -> None:
 
 
 def resolve_adapter(resolution: Resolution) -> None:
-    """Check `model.lora_configs`, and say whether the adapter is made by the run."""
+    """Check `model.lora_configs`; set whether the run creates the adapter."""
     configs = resolution.config.model.lora_configs
     if not configs:
         return
@@ -58,7 +58,10 @@ def resolve_adapter(resolution: Resolution) -> None:
 
 
 def resolve_lengths(resolution: Resolution) -> None:
-    """Fill max_model_len, max_prompt_tokens, max_response_tokens and min_response_tokens."""
+    """Fill the lengths of model, prompts and responses.
+
+    These are max_model_len, max_prompt_tokens, max_response_tokens and min_response_tokens.
+    """
     model = resolution.config.model
     total, prompt, response = model.max_model_len, model.max_prompt_tokens, model.max_response_tokens
     if total is None:

@@ -1,4 +1,4 @@
-"""The processes that train the model: how many there are, how they divide model and sequences, what they save."""
+"""Rules of training processes: number, division of work, what they save."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _RECOMPUTES = {
 
 
 def num_workers(resolution: Resolution) -> int:
-    """Return the processes that train the model: as written, else one a GPU of the trainer."""
+    """Return the training processes: as written, else one per trainer GPU."""
     return int(resolution.get(WORKERS) or resolution.config.cluster.trainer_gpu_num or 1)
 
 
 def is_world_known(resolution: Resolution) -> bool:
-    """Return whether it is known how many processes train: written, or the GPUs of the cluster are shared out."""
+    """Return whether the process count is written or the GPUs are assigned."""
     is_open = resolution.config.cluster.gpu_per_node > 0 and resolution.config.cluster.trainer_gpu_num is None
     return bool(resolution.get(WORKERS)) or not is_open
 
 
 def check_ranks(resolution: Resolution) -> None:
-    """Check that the training processes can be divided as the configuration says, where there are any."""
+    """Check that training processes, if any, can be divided as configured."""
     if resolution.mode not in ("both", "train"):
         return
     if is_world_known(resolution):
@@ -138,14 +138,14 @@ def _check_contents(resolution: Resolution, section: Key[CheckpointContents]) ->
 
 
 def model_parallel_size(resolution: Resolution) -> int:
-    """Return how many processes hold one copy of the model before its weights are sharded."""
+    """Return how many processes hold one model copy before sharding."""
     if resolution.get(STRATEGY) != MEGATRON:
         return 1
     return resolution.get(TENSOR) * resolution.get(PIPELINE)
 
 
 def resolve_megatron(resolution: Resolution) -> None:
-    """Give each size one value, whichever of its names was written, and check what goes together."""
+    """Reconcile the names of each Megatron size, and check combinations."""
     _check_strategies(resolution)
     if resolution.get(STRATEGY) != MEGATRON:
         _refuse_without_effect(resolution)
@@ -159,7 +159,7 @@ def resolve_megatron(resolution: Resolution) -> None:
 
 
 def resolve_megatron_offload(resolution: Resolution) -> None:
-    """Give the policy's offload switches the value of Megatron's section, before others are filled from them."""
+    """Set the policy's offload switches from Megatron's, before others follow."""
     if MEGATRON in (resolution.get(STRATEGY), resolution.get(ACTOR.strategy)):
         for name in OFFLOADS:
             others = (part_of(section, name) for section in (ACTOR.fsdp_config, KEYS.trainer))
@@ -167,7 +167,7 @@ def resolve_megatron_offload(resolution: Resolution) -> None:
 
 
 def _join_offload(resolution: Resolution, key: Key[object], *others: Key[object]) -> None:
-    """Give `others` the value of `key`; a different one that was written is an error."""
+    """Give `others` the value of `key`; a different written one is an error."""
     if not resolution.is_given(key):
         return
     for other in others:
@@ -198,7 +198,7 @@ def _refuse_without_effect(resolution: Resolution) -> None:
 
 
 def _written(resolution: Resolution) -> Iterator[Key[Any]]:
-    """Yield the keys of Megatron's sections that were written; below a free mapping, the mapping."""
+    """Yield Megatron's written keys; of a free mapping, the mapping itself."""
     for section in (SECTION, ACTOR.megatron, REFERENCE.megatron, CRITIC.megatron):
         if resolution.is_given(section) and isinstance(resolution.tree.get(path_of(section)), dict):
             keys = (part_of(section, name) for name, _ in resolution.get(section))
@@ -239,7 +239,7 @@ def _join(resolution: Resolution) -> None:
 
 
 def _check_transformer(resolution: Resolution, key: Key[dict[str, Any]]) -> None:
-    """Take what means the recomputation of every layer, which has a key of its own; refuse what is not done."""
+    """Accept recomputation of every layer; refuse all other entries."""
     values = resolution.get(key)
     for name, value in values.items():
         if value not in _TRANSFORMER.get(name, ()):
