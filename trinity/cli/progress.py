@@ -32,7 +32,7 @@ class _Figures:
     tokens_per_second: float | None = None
 
     def update(self, data: Mapping[str, float]) -> bool:
-        """Take over what `data` holds; return whether it holds an evaluation."""
+        """Take the figures of `data`; return whether it has an evaluation."""
         self.loss = _either(headline.loss(data), self.loss)
         self.reward = _either(headline.reward(data), self.reward)
         speed = headline.tokens_per_second(data)
@@ -44,7 +44,7 @@ class _Figures:
         return accuracy is not None
 
     def text(self) -> str:
-        """Return the figures in words; reward takes the place of the loss."""
+        """Return the figures as text; the reward replaces the loss."""
         parts = []
         if self.reward is not None:
             parts.append(f"reward {self.reward:.3f}")
@@ -64,7 +64,7 @@ class Progress:
 
     Args:
         is_live: a bar that moves, or plain lines; None: a bar if the console is a terminal.
-        console: where to; standard error by default, so that standard output stays free for results.
+        console: the output; standard error by default, which keeps standard output free for results.
         interval_s: least time between two plain lines, in seconds. Evaluations and last steps are always shown.
         clock: returns seconds from a fixed point.
     """
@@ -106,7 +106,7 @@ class Progress:
         self.start(stage.name or stage.config.name, totals=num_steps(stage.config))
 
     def start(self, stage: str, *, totals: Mapping[str, int | None]) -> None:
-        """Begin a stage; one that is still shown is ended.
+        """Begin a stage; end the display of an earlier one.
 
         Args:
             stage: its name.

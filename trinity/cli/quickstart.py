@@ -77,7 +77,7 @@ def _run(directory: Path, config: Path, seed: int) -> None:
 
 
 def show(summary: Summary, places: list[str]) -> None:
-    """Print the table of the stages, and `places`, one a line."""
+    """Print the table of the stages, and each of `places` on a line."""
     from rich.console import Console
     from rich.table import Table
 

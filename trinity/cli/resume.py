@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ResumeCommand:
-    """What continues a run.
+    """The command that continues a run, and the variables that it reads.
 
     Attributes:
         text: the command for a shell in the same folder.

@@ -1,4 +1,4 @@
-"""`trinity run`: perform what a YAML file describes."""
+"""`trinity run`: run the stages of a YAML file."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def run_config(path: Path, options: RunOptions) -> RunResult:
         options: overrides, plugins and listeners.
 
     Returns:
-        The result, whose exit code says how it ended.
+        The result, with the exit code of the run.
     """
     from trinity.launch.run import RunResult, plan_run
     from trinity.preflight.machine import refuse_unfit_machine

@@ -41,7 +41,7 @@ def validate(
         typer.Option("--plugin-dir", "--plugin_dir", help="Folder of plugin modules; may be given several times."),
     ] = None,
 ) -> None:
-    """Check a YAML file and show what follows from it; nothing is started."""
+    """Check a YAML file and show its derived values; start nothing."""
     from trinity.common.config import ConfigErrors
     from trinity.launch.validation import check
 

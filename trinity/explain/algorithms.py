@@ -29,7 +29,7 @@ TITLES = {
 
 
 def facts(name: str) -> dict[str, Any]:
-    """Return all that is known of an algorithm type, ready for JSON."""
+    """Return all facts about an algorithm type, ready for JSON."""
     entry, parts = ALGORITHM_CONTENTS[name], components(name)
     return {
         "name": name,
@@ -61,7 +61,7 @@ def all_sources(name: str, parts: dict[str, Component]) -> list[str]:
 
 
 def table() -> str:
-    """Return one line an algorithm type, under the names of the columns."""
+    """Return one line per algorithm type, below the names of the columns."""
     rows: list[tuple[str, ...]] = [("name", "advantage", "loss", "KL", "entropy", "repeat_times", "description")]
     for name, entry in ALGORITHM_CONTENTS.items():
         parts = components(name)
@@ -74,7 +74,7 @@ def table() -> str:
 
 
 def page(name: str) -> str:
-    """Return all that is known of an algorithm type, as text."""
+    """Return all facts about an algorithm type as text."""
     entry, parts = ALGORITHM_CONTENTS[name], components(name)
     blocks = [f"{name}: {entry.doc}\nrepeat_times {entry.args['repeat_times']}, mode {entry.args['mode']}"]
     blocks.append("\n".join(["Formula", *(f"{INDENT}{line}" for line in _sum(parts))]))
@@ -146,7 +146,7 @@ def defaults(part: Component) -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """Return a default as a reader writes it."""
+    """Return a default in plain notation."""
     return number(value) if isinstance(value, float) else scalar(value)
 
 
@@ -160,7 +160,7 @@ def scalar(value: Any) -> str:
 
 
 def unknown(name: str) -> Finding:
-    """Return what to say of a name that no algorithm type has."""
+    """Return the message for an unknown algorithm type."""
     near = nearest(name, list(ALGORITHM_CONTENTS))
     message = f"unknown algorithm_type `{name}`; known: {', '.join(ALGORITHM_CONTENTS)}"
     hint = f"did you mean `{near}`?" if near else "`trinity algorithms` lists all with what they are"

@@ -31,7 +31,7 @@ class Component:
     Attributes:
         role: key under `algorithm`, such as `kl_loss_fn`.
         name: its name; `none` where the algorithm has no such function.
-        entry: what its class says of itself; None for a plugin that says nothing and for `none` of an advantage.
+        entry: the declarations of its class; None for a plugin without any and for the advantage `none`.
         args: all arguments, defaults merged.
         is_built_in: it is no plugin's, so that `entry` is the whole truth.
     """
@@ -69,7 +69,7 @@ class Component:
 
     @property
     def sources(self) -> list[str]:
-        """Where it comes from."""
+        """The works that it is taken from."""
         return [] if self.entry is None or self.is_none else sources(self.entry)
 
 

@@ -28,7 +28,7 @@ class EffectiveLoss:
         algorithm: its algorithm type.
         loss: the sum in letters, such as `P + 0.001 K`.
         terms: the meaning of each letter, each with the lines that explain it.
-        batch: what a training step does.
+        batch: the description of a training step.
         dropped: what is zero, and why.
         models: the models that are loaded or not, and why.
     """
@@ -57,7 +57,7 @@ class EffectiveLoss:
 
 
 def effective_loss(stage: StagePlan) -> EffectiveLoss:
-    """Return the loss that a stage amounts to."""
+    """Return the effective loss of a stage."""
     config = stage.config
     algorithm = config.algorithm
     parts = {

@@ -21,7 +21,7 @@ def parts(config: Config) -> str:
 
 
 def optimizer(config: Config) -> str:
-    """Return what is done with the gradient of a mini-batch."""
+    """Return how the optimizer uses the gradient of a mini-batch."""
     actor, own = config.trainer.trainer_config.actor_rollout_ref.actor, config.algorithm.optimizer
     clip = actor.grad_clip
     clipped = f"clipped to a norm of {number(float(clip))}" if clip else "not clipped"

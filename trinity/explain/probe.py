@@ -69,7 +69,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class ProbeRow:
-    """What became of one setting.
+    """The result for one setting.
 
     Attributes:
         key: the setting.
@@ -77,7 +77,7 @@ class ProbeRow:
         perturbed: the value that it was changed to; the last one tried where nothing moved.
         gradient: relative norm of the gradient's change; None where no other value is allowed.
         loss: relative change of the loss.
-        is_written: it stands in the file or in `--set`.
+        is_written: it is in the file or in `--set`.
         reason: why nothing moves, if that is known.
     """
 
@@ -97,7 +97,7 @@ class ProbeRow:
 
 @dataclass
 class ProbeReport:
-    """What the probe of a stage found.
+    """The results of the probe of a stage.
 
     Attributes:
         stage: name of the stage.
@@ -105,7 +105,7 @@ class ProbeReport:
         num_experiences: rows of the dry batch.
         loss: loss of the dry batch; None where it could not be computed.
         gradient_norm: norm of its gradient.
-        failure: what the loss raised, or what is wrong with its gradient; empty if nothing.
+        failure: the error of the loss or the fault of its gradient; empty if none.
         rows: one a setting.
     """
 
@@ -133,7 +133,7 @@ class GradientRecorder:
         self._generator = torch.Generator().manual_seed(SEED)
 
     def step(self) -> None:
-        """Note the gradient, then move."""
+        """Record the gradient, then move the weights."""
         parts = [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in self.parameters]
         self.gradients.append(torch.cat(parts).double().clone())
         self.move()
@@ -147,7 +147,7 @@ class GradientRecorder:
                 parameter.add_(noise * (NOISE * size or NOISE_OF_ZEROS))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -216,7 +216,7 @@ class Probe:
         return with_experts(experiences, step=step) if config.algorithm.sample_strategy == "mix" else list(experiences)
 
     def row(self, setting: Setting, base: Measurement) -> ProbeRow:
-        """Return what changing one setting does."""
+        """Return the effect of changing one setting."""
         found = ProbeRow(setting.key, setting.value, is_written=setting.is_written)
         for value in candidates(setting):
             other = self._try((setting.key, value))
@@ -262,7 +262,7 @@ class Probe:
         return "no other setting was found that makes it matter: the function may not read it"
 
     def _matters(self, setting: Setting, *changes: tuple[str, Any]) -> bool:
-        """Return whether a setting moves something once others are changed."""
+        """Return whether a setting has an effect once others are changed."""
         base = self._try(*changes)
         if base is None:
             return False
@@ -353,14 +353,14 @@ def probe_stage(
     index: int,
     only: Callable[[Setting], bool] = lambda setting: True,
 ) -> ProbeReport:
-    """Return what each setting of a stage's loss moves.
+    """Return the effect of each setting of a stage's loss.
 
     Args:
         path: the YAML file.
         overrides: `a.b=c` texts of `--set`.
         catalogue: the known names; plugins are imported already.
         index: number of the stage in the file.
-        only: says which settings are probed.
+        only: selects the settings to probe.
 
     Raises:
         ConfigErrors: the file has errors.

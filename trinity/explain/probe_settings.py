@@ -65,7 +65,7 @@ class Setting:
         role: the function that it is an argument of, such as `policy_loss_fn`, or `CRITIC`; empty for others.
         is_term: the choice of a term, which is probed by leaving the term out.
         is_optional: its default is null.
-        is_written: it stands in the file or in `--set`.
+        is_written: it is in the file or in `--set`.
     """
 
     key: str
@@ -128,7 +128,7 @@ def _all(stage: StagePlan) -> Iterator[Setting]:
 
 
 def _is_written(stage: StagePlan, setting: Setting) -> bool:
-    """Return whether a setting, or an argument of a term, stands in the file."""
+    """Return whether a setting, or an argument of a term, is in the file."""
     path = parse_path(setting.key) or ()
     *section, name = path
     places = [path, (*section, f"{name}_args")] if setting.is_term else [path]

@@ -24,7 +24,7 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 
 
 def check_adapter_dir(path: Path) -> Iterator[Finding]:
-    """Yield what an adapter's folder lacks (E3118)."""
+    """Yield the missing files of an adapter's folder (E3118)."""
     absent = [name for name in ADAPTER_FILES if not (path / name).is_file()]
     if absent:
         yield Finding(
@@ -40,7 +40,7 @@ def check_targets(
 ) -> Iterator[Finding]:
     """Yield each named linear map that the weights do not have (E1871).
 
-    The trainer checks models with experts, and others whose weight files and modules have different names.
+    The trainer checks models with experts, and others whose tensors and modules have different names.
     """
     linear = linear_maps(model)
     for key, written in (("target_modules", target_modules), ("exclude_modules", exclude_modules)):

@@ -77,7 +77,7 @@ def tasksets(config: Config) -> dict[str, TasksetConfig]:
 
 
 def trained_dataset(config: Config) -> ExperienceBufferConfig | None:
-    """Return the dataset that is trained on, if there is one."""
+    """Return the training dataset, if any."""
     output = config.buffer.trainer_input.experience_buffer
     return output if output is not None and output.storage_type == "file" and config.mode == "train" else None
 
@@ -103,14 +103,14 @@ def check_taskset(
     needs_truth: bool = False,
     schema: str | None = None,
 ) -> list[Finding]:
-    """Return what is wrong with a dataset, from its first 50 rows.
+    """Return the problems of a dataset, from its first 50 rows.
 
     A hub id and a folder written by `save_to_disk` are accepted unseen.
 
     Args:
         path: file, folder or hub id.
-        split: split that is asked for.
-        subset_name: subset that is asked for.
+        split: the split to read.
+        subset_name: the subset to read.
         fmt: names of the columns.
         where: the key of its section.
         needs_prompt: the workflow reads the prompt's column.

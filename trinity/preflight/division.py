@@ -37,7 +37,7 @@ def sequence_problem(config: Mapping[str, Any], size: int) -> str | None:
 
 
 def row_problem(kind: str, size: int) -> str:
-    """Return why ranks cannot share rows if `kind` is computed row by row."""
+    """Return why `size` ranks cannot share a row's tokens for type `kind`."""
     return (
         f"{SEQUENCE} {size}: models of type {kind} are computed row by row, so that ranks cannot share a row's tokens; "
         "write 1"

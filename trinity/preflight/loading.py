@@ -47,7 +47,7 @@ def check_loading(
 
     Empty if it can.
 
-    Folders that are not complete models are for `check_model_dir` and give nothing here.
+    Incomplete model folders give nothing here; `check_model_dir` reports them.
 
     Args:
         path: the directory.

@@ -17,12 +17,12 @@ MAX_HEADER_BYTES = 100 * 1024 * 1024
 
 
 class Unreadable(Exception):
-    """A file that cannot be read as what its name says; the message says why."""
+    """A file whose content does not fit its name; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class _Header:
-    """What the header of a safetensors file says.
+    """The header of a safetensors file.
 
     Attributes:
         shapes: shape of each tensor by name.

@@ -45,11 +45,11 @@ def check_prompts(config: Config) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class LongPrompts:
-    """What was counted.
+    """The counts of a taskset's long prompts.
 
     Attributes:
         num_long: prompts above the limit.
-        num_rows: prompts that were looked at.
+        num_rows: prompts that were counted.
         longest: tokens of the longest one.
     """
 

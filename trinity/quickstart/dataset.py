@@ -102,7 +102,7 @@ def sft_rows(seed: int) -> list[dict[str, str]]:
 
 
 def write_jsonl(path: Path, rows: list[dict[str, str]]) -> None:
-    """Write one JSON object a line."""
+    """Write one JSON object per line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 

@@ -71,7 +71,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class StageCurves:
-    """What a stage's `metrics.jsonl` says over its steps."""
+    """The curves of a stage's `metrics.jsonl` over its steps."""
 
     loss: Points
     reward: Points
@@ -81,7 +81,7 @@ class StageCurves:
 
 
 def read_curves(job_dir: Path) -> StageCurves:
-    """Return the curves of a stage; empty ones if it has written no metrics."""
+    """Return the curves of a stage; empty ones if it wrote no metrics."""
     records = read_metrics(job_dir / "metrics.jsonl")
     trained = [record for record in records if headline.loss(record) is not None]
     return StageCurves(
@@ -107,7 +107,7 @@ def latest_hf_model(job_dir: Path) -> Path | None:
 def summarize(stages: Sequence[StageRun], *, seed: int, initial_accuracy: float | None = None) -> Summary:
     """Return the numbers of a run.
 
-    A stage without evaluations of its own ends with the accuracy that the next one starts from.
+    A stage without its own evaluations ends with the initial accuracy of the next stage.
 
     Args:
         stages: in the order they ran.

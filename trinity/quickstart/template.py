@@ -1,4 +1,4 @@
-"""The YAML file of the quickstart, written for people who will change it."""
+"""The YAML file of the quickstart, meant to be edited."""
 
 from __future__ import annotations
 

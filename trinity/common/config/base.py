@@ -93,7 +93,7 @@ class Support:
 
     Attributes:
         only: the other values that are served.
-        why: a reason that stays; empty: the rest comes in a later version.
+        why: the permanent reason; empty: other values come in a later version.
         instead: what to write; null: one of `only`, or nothing.
         code: of the problem.
     """
@@ -128,8 +128,8 @@ class Facts:
         support: what of it is refused; null: nothing.
         idle: a value that changes nothing.
         mirrors: the key that is another name of this one: what is written under one name holds under both.
-        default_from: the key whose value this one has where it is left out.
-        unless: this key only says whether that value is another one than this; null: it has the same value.
+        default_from: the key that provides the value if this one is absent.
+        unless: this key is true if that value differs from this one; null: it has the same value.
         set_from: the key that is written in place of this one, which may only repeat it.
         renamed: the newer name.
         at: facts of keys below a section that hold at this place of it only, by their path from here.
@@ -145,7 +145,7 @@ class Facts:
     at: Mapping[str, Facts] = dataclasses.field(default_factory=dict)
 
     def value_from(self, other: Any) -> Any:
-        """Return the value that this key has from that of the key that it follows."""
+        """Return this key's value, given the value of the key that it follows."""
         return other if self.unless is None else other != self.unless
 
 
@@ -190,7 +190,7 @@ def key(
         support: what of it is refused.
         idle: a value that changes nothing.
         mirrors: its other name.
-        default_from: whose value it has where it is left out.
+        default_from: the key that provides its value if it is absent.
         unless: the value of that key for which this one is false; for every other one it is true.
         set_from: what is written in its place.
         renamed: its newer name.
@@ -232,7 +232,7 @@ def section(
 
 
 def facts_of(field: FieldInfo) -> Facts:
-    """Return the facts that stand at a field."""
+    """Return the facts declared at a field."""
     extra = field.json_schema_extra
     facts = extra.get("facts") if isinstance(extra, dict) else None
     return facts if isinstance(facts, Facts) else NO_FACTS

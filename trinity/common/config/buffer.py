@@ -188,7 +188,7 @@ class TrainerInput(Section):
 
 
 class BufferConfig(Section):
-    """Sizes of batches, and where tasks and experiences lie."""
+    """Batch sizes, and the places of tasks and experiences."""
 
     batch_size: Count = key(1, "Tasks per explorer step, >= 1.", GUIDE)
     train_batch_size: Natural = key(

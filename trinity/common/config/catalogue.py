@@ -22,7 +22,7 @@ class Catalogue:
         tables: entries by registry and name.
         bases: entries of the classes that plugins may derive from, by name of the class.
         plugins: names that plugin files register.
-        plugin_entries: what their classes say of themselves, for the registries whose classes do.
+        plugin_entries: the declarations of their classes, for registries that have declarations.
         has_unknown_plugins: a plugin file registers a name that only a run could tell.
     """
 
@@ -48,7 +48,7 @@ class Catalogue:
         return self.contents(registry).get(name)
 
     def is_built_in(self, registry: str, name: str | None) -> bool:
-        """Return whether a name is that of a built-in, not of a plugin."""
+        """Return whether a name belongs to a built-in, not to a plugin."""
         return name in self.contents(registry) and name not in self.plugins.get(registry, ())
 
     def names(self, registry: str) -> list[str]:
@@ -60,7 +60,7 @@ class Catalogue:
         return name in self.contents(registry) or name in self.plugins.get(registry, ())
 
     def nearest(self, registry: str, name: str) -> str | None:
-        """Return the known name that a typing error most likely meant."""
+        """Return the known name closest to a misspelled one."""
         return nearest(name, self.names(registry))
 
     def with_plugins(

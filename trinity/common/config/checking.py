@@ -49,7 +49,7 @@ def check_schema(tree: Tree) -> tuple[Config, list[Finding], set[Path]]:
 
 
 def _drop(tree: Tree, path: Path) -> None:
-    """Remove a broken value; a broken list item takes the whole list along."""
+    """Remove a broken value; for a broken list item, remove the whole list."""
     while path and isinstance(path[-1], int):
         path = path[:-1]
     try:

@@ -18,7 +18,7 @@ Key = Annotated[T, "the name of a value, not the value"]
 
 
 class _Key:
-    """The way to a value, made by naming its parts from `KEYS`."""
+    """The path to a value, built by attribute access from `KEYS`."""
 
     __slots__ = ("_path",)
     __iter__ = None
@@ -79,7 +79,7 @@ def last_part(key: Key[object]) -> str:
 
 
 def part_of(section: Key[object], *parts: str | int) -> Key[Any]:
-    """Return the key of a part whose name is known only when the program runs."""
+    """Return the key of a part whose name is known only at run time."""
     return _Key((*path_of(section), *parts))
 
 
@@ -90,7 +90,7 @@ def args_of(function: Key[object]) -> Key[dict[str, Any]]:
 
 
 def present(key: Key[T | None]) -> Key[T]:
-    """Return the key of what may be absent, to name what is in it."""
+    """Return the key of an optional section, to access its parts."""
     return cast(T, key)
 
 

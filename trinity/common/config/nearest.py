@@ -1,4 +1,4 @@
-"""The known name that a typing error most likely meant."""
+"""Search for the known name closest to a misspelled one."""
 
 from __future__ import annotations
 

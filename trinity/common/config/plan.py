@@ -33,7 +33,7 @@ class StagePlan:
         derived: the values that were not written, with their reasons.
         warnings: what to look at, although the run can start.
         tree: the values as written, with their places.
-        catalogue: the names that it may use, those of plugins among them, with what they say of themselves.
+        catalogue: the names that it may use, including those of plugins, with their declarations.
     """
 
     name: str | None
@@ -51,7 +51,7 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a configuration file asks for.
+    """The run that a configuration file describes.
 
     Attributes:
         path: the file.
@@ -273,7 +273,7 @@ def _leaf_alone(tree: Tree, path: tuple[str | int, ...]) -> Any:
 
 
 def _remember_secrets(tree: Tree) -> None:
-    """Let the log redact every secret that stands in the file."""
+    """Make the log redact every secret in the file."""
     for path in tree.leaves():
         value = tree.get(path)
         names = [part for part in path if isinstance(part, str)]

@@ -22,11 +22,11 @@ DEFAULTS = ("repeat_times", *ROLES, *(f"{role}_args" for role in ROLES), "mode")
 
 @dataclass
 class PluginScan:
-    """What plugin files register.
+    """Registrations of plugin files.
 
     Attributes:
         names: registry name to the names registered in it.
-        entries: what the classes say of themselves, by registry name and name.
+        entries: the declarations of the classes, by registry name and name.
         problems: files and declarations that cannot be read (errors), names that only the run can know (warnings).
         has_unknown: a name is computed, so that an unknown name may still turn out to be registered.
     """
@@ -89,7 +89,7 @@ def _read_file(path: Path, scan: PluginScan) -> PluginSource | None:
 
 
 def _check_name(found: PluginName, scan: PluginScan, taken: dict[str, dict[str, str]]) -> None:
-    """Note a name that another class has; the file could not be imported."""
+    """Note a name that is already taken; importing the file would fail."""
     kind = REGISTRIES.get(found.registry.rpartition(".")[2])
     if kind is None or found.name is None:
         return
@@ -168,7 +168,7 @@ def _unknown_base(error: UnknownBaseError, found: PluginName, kind: str) -> Find
 
 
 def _faults(entry: Entry, found: PluginName, kind: str) -> list[Finding]:
-    """Return what a class declares that nothing could read."""
+    """Return the findings of declarations that nothing reads."""
 
     def fault(message: str, suggestion: str) -> Finding:
         name = entry.path.partition(":")[2]

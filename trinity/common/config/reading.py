@@ -163,7 +163,7 @@ def _compose(text: str, file: str) -> yaml.Node | None:
 
 
 def _check_depth(text: str, file: str) -> None:
-    """Refuse deep nesting before anything recurses into it."""
+    """Refuse deep nesting before any function recurses into it."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -232,7 +232,7 @@ def _not_a_mapping(node: yaml.Node, file: str, lines: list[str]) -> Finding:
 
 
 class _Builder:
-    """Builds plain values from nodes and notes where each one stands."""
+    """Builds plain values from nodes and records the position of each."""
 
     def __init__(self, file: str, lines: list[str]) -> None:
         self.file = file

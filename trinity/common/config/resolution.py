@@ -51,8 +51,8 @@ class Resolution:
         cwd: the folder that relative paths refer to.
         stage_name: name of the stage, if the run has stages.
         looks_at_machine: what this machine has may decide; otherwise only the file does.
-        broken: paths whose written value was refused; rules that need them stay silent.
-        config: the configuration with what was derived; lists stand where the schema has tuples.
+        broken: paths whose written value was refused; rules that need them report nothing.
+        config: the configuration with derived values; it has lists where the schema has tuples.
         derived: values filled in, in order.
         problems: what is wrong, in order of finding.
     """
@@ -142,7 +142,7 @@ class Resolution:
         self.derive(key, self.get(source), source)
 
     def put(self, key: Key[object], value: Any) -> None:
-        """Set a value without mention."""
+        """Set a value without recording a reason."""
         *above, name = path_of(key)
         parent = value_at(self.config, tuple(above))
         values: Any = vars(parent) if isinstance(parent, Section) else parent

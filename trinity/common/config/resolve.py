@@ -71,7 +71,7 @@ def resolve(
         cwd: the folder that relative paths refer to.
         stage_name: name of the stage, if the run has stages.
         broken: paths whose values were refused by the schema.
-        looks_at_machine: what this machine has decides what the file leaves open.
+        looks_at_machine: the machine's hardware decides what the file leaves open.
     """
     resolution = Resolution(config, tree, catalogue, cwd, stage_name, looks_at_machine, set(broken))
     for rule in RULES:
@@ -84,7 +84,7 @@ def resolve(
 
 
 def resolved_values(resolution: Resolution) -> Config:
-    """Return the configuration that a resolution has become."""
+    """Return the completed configuration of a resolution."""
     return Config.model_validate(_meant(plain_value(resolution.config), Config, resolution.tree.values))
 
 
@@ -120,7 +120,7 @@ def _check_names(resolution: Resolution) -> None:
 
 
 def _check_secrets(resolution: Resolution) -> None:
-    """Warn about secrets that stand in the file as they are."""
+    """Warn about secrets that the file has in plain text."""
     for path in resolution.tree.leaves():
         value = resolution.tree.get(path)
         words = [str(part) for part in path if isinstance(part, str)]

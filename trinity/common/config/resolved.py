@@ -1,4 +1,4 @@
-"""Reading a resolved configuration: what `resolve` fills in is never open."""
+"""Access to a resolved configuration: values filled by `resolve` are set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def filled(value: T | None, key: str) -> T:
-    """Return a value that `resolve` fills in where the file leaves it open."""
+    """Return a value that `resolve` fills in if it is absent from the file."""
     assert value is not None, f"{key} is open: the configuration was not resolved"
     return value
 

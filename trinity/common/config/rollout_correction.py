@@ -63,12 +63,12 @@ Preset = Literal[
 
 
 def _text(value: Any) -> Any:
-    """Return a bound as text; a boolean stays one and is refused as no text."""
+    """Return a bound as text; keep a boolean, which is then refused."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def _joined(value: Any) -> Any:
-    """Return a list as the text that means the same."""
+    """Return a list as the equivalent text."""
     if isinstance(value, list | tuple) and value and not any(isinstance(part, bool) for part in value):
         return ",".join(str(part) for part in value)
     return _text(value)
@@ -81,7 +81,7 @@ List = Annotated[str, BeforeValidator(_joined)]
 class RolloutCorrectionConfig(Section):
     """Weights on the policy loss, and tokens and rows that it leaves out.
 
-    The ratio is rho = exp(old_logprob - rollout_logprob).
+    rho = exp(old_logprob - rollout_logprob)
     """
 
     preset: Preset | None = key(None, "A named choice of the keys below, which win over it.", VERL)

@@ -110,7 +110,7 @@ def facts_at(path: Path) -> tuple[Path, Facts]:
 
 
 def _over(facts: Facts, other: Facts) -> Facts:
-    """Return facts with those that the other one has in their place."""
+    """Return facts overridden by those that the other one has."""
     return dataclasses.replace(facts, **{name: value for name, value in vars(other).items() if value})
 
 

@@ -25,7 +25,7 @@ class Origin:
         file: the YAML file, or `--set #n`, or the environment variable.
         line: line from 1.
         column: column from 1.
-        written: the path as it stands in the file, such as `("stages", 0, "mode")`.
+        written: the path in the file, such as `("stages", 0, "mode")`.
         text: the line.
     """
 
@@ -64,7 +64,7 @@ class Tree:
         return None
 
     def get(self, path: Path) -> Any:
-        """Return the value at a path; raises KeyError where there is none."""
+        """Return the value at a path; raises KeyError if there is none."""
         return value_at(self.values, path)
 
     def put(self, path: Path, value: Any) -> None:

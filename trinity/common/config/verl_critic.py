@@ -36,7 +36,7 @@ _AS_POLICY = {
 
 
 class CriticModelConfig(VerlModelConfig):
-    """How the critic is loaded and run."""
+    """Loading and execution of the critic."""
 
     fsdp_config: FsdpConfig = section(FsdpConfig, "Sharding and number types.", at=_HOST_AS_POLICY)
 

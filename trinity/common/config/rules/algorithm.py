@@ -30,7 +30,7 @@ SHARED_AGG_MODES = get_args(LossAggMode)
 
 
 def resolve_algorithm(resolution: Resolution) -> None:
-    """Fill what the algorithm type decides, and check names and arguments."""
+    """Fill keys that the algorithm type decides; check names and arguments."""
     algorithm = resolution.get(TYPE)
     known = check_name(resolution, TYPE, "algorithm_type", algorithm, unknown="E1301")
     entry = resolution.catalogue.entry("algorithm_type", algorithm)
@@ -105,7 +105,7 @@ def _resolve_aggregation(resolution: Resolution) -> None:
 
 
 def _note_fixed_aggregation(resolution: Resolution, mode: str) -> None:
-    """Warn that a policy loss aggregates in its own way, whatever was written."""
+    """Warn that a policy loss ignores the written aggregation."""
     loss = resolution.config.algorithm.policy_loss_fn
     entry = resolution.catalogue.entry("policy_loss_fn", loss)
     if entry is not None:

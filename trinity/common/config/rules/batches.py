@@ -127,7 +127,7 @@ def check_groups(resolution: Resolution) -> None:
 
 
 def resolve_steps(resolution: Resolution) -> None:
-    """Fill the number of steps of both sides from the one that is written."""
+    """Fill the number of steps of explorer and trainer from the written one."""
     explorer, trainer = KEYS.buffer.total_steps, KEYS.trainer.total_steps
     explored, trained = resolution.get(explorer), resolution.get(trainer)
     if explored is not None and trained is not None:

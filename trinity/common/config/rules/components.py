@@ -77,7 +77,7 @@ def resolve_arguments(
         key: where the function is chosen.
         registry: of the function.
         function: its name.
-        entry: what its class says of itself.
+        entry: the declarations of its class.
         of_type: arguments that the algorithm type gives it.
     """
     stray = sorted(of_type.keys() - entry.args.keys() - entry.required)
@@ -136,7 +136,7 @@ def merge_arguments(
         key: where the function is chosen.
         function: its name.
         known: arguments with their defaults.
-        entry: what its class says of itself; None for a plugin that says nothing.
+        entry: the declarations of its class; None for a plugin without any.
     """
     written = _known_arguments(resolution, args_of(key), function, known, entry=entry, chosen=key)
     resolution.derive(args_of(key), {**known, **written}, f"defaults of {function}")
@@ -269,7 +269,7 @@ def range_faults(
 
 
 def _missing(known: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield what must be given together with what is."""
+    """Yield missing arguments that other arguments make necessary."""
     for name in _CLIPS:
         if known.get(name) is not None and arguments[name] is None and None in _sides(arguments, name):
             yield name, f"a number, unless {name}_low and {name}_high are given", f"the default is {known[name]}"
@@ -297,7 +297,7 @@ def _is_in(value: Any, rule: str | tuple[str, ...]) -> bool:
 
 
 def _said(rule: str | tuple[str, ...]) -> str:
-    """Return an interval or words as a reader says them."""
+    """Return an interval or a choice of words in plain English."""
     if isinstance(rule, tuple):
         return f"one of {', '.join(rule)}"
     low, high = rule[1:-1].split(", ")

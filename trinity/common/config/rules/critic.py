@@ -1,4 +1,4 @@
-"""The critic: whether there is one, and what its section leaves out."""
+"""Rules of the critic: whether the run has one, and its absent keys."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def resolve_critic(resolution: Resolution) -> None:
 
 
 def check_unused_critic(resolution: Resolution) -> None:
-    """Warn about what was written for a critic that this run does not have."""
+    """Warn about keys of a critic if this run has none."""
     if may_read_values(resolution):
         return
     if resolution.is_given(PATH) and resolution.get(PATH) != resolution.config.model.model_path:

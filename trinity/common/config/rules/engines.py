@@ -25,12 +25,12 @@ def engines(config: Config) -> list[Key[InferenceModelConfig]]:
 
 
 def divisions(model: Key[InferenceModelConfig]) -> tuple[Key[int], ...]:
-    """Return the keys that say over how many devices one engine is divided."""
+    """Return the keys of how many devices one engine is divided over."""
     return model.tensor_parallel_size, model.pipeline_parallel_size
 
 
 def resolve_engine(resolution: Resolution) -> None:
-    """Fill the engine types, how runners are kept apart, and their number."""
+    """Fill the engine types, the isolation of runners and their number."""
     _resolve_types(resolution)
     if resolution.get(ISOLATION) == "auto":
         is_ray = resolution.config.cluster.runtime == "ray"
@@ -101,7 +101,7 @@ def _sees_gpus(resolution: Resolution) -> bool:
 
 
 def best_engine(*, is_deterministic: bool, sees_gpus: bool = True) -> tuple[str, str]:
-    """Return the engine that `auto` means on this machine, and why.
+    """Return the engine that `auto` selects on this machine, and why.
 
     Args:
         is_deterministic: the run has to be repeatable.

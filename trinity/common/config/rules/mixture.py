@@ -264,7 +264,7 @@ def _resolve_database(resolution: Resolution, key: Key[ExperienceBufferConfig]) 
 
 
 def _resolve_schema(resolution: Resolution, key: Key[ExperienceBufferConfig], kind: str) -> None:
-    """Fill what the rows are, and check the columns that are named."""
+    """Fill the kind of the rows, and check the named columns."""
     schemas = SCHEMAS[kind]
     written = resolution.get(key.schema_type) if resolution.is_given(key.schema_type) else None
     if written is not None and written not in schemas:

@@ -90,7 +90,7 @@ def resolve_lengths(resolution: Resolution) -> None:
 
 
 def _fits(resolution: Resolution, total: int, *, prompt: int | None, response: int | None) -> bool:
-    """Note a problem and return false if the parts are longer than the whole."""
+    """Return whether the parts fit the whole; note a problem otherwise."""
     asked = (prompt or 1) + (response or 1)
     if asked <= total:
         return True
@@ -128,7 +128,7 @@ def _resolve_minimum(resolution: Resolution, response: int) -> None:
 
 
 def hand_down(resolution: Resolution) -> None:
-    """Fill what engines and tasksets inherit from section `model`."""
+    """Fill the keys that engines and tasksets inherit from section `model`."""
     if not resolution.explores:
         return
     for engine in engines(resolution.config):

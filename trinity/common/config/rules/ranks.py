@@ -80,7 +80,7 @@ def _check_world(resolution: Resolution, world: int) -> None:
 
 
 def _check_gpus(resolution: Resolution, world: int) -> None:
-    """Where there are GPUs each process that trains has one of its own."""
+    """On GPUs, each training process has its own."""
     gpus = resolution.config.cluster.trainer_gpu_num
     if not gpus or world == gpus:
         return
@@ -123,7 +123,7 @@ def _check_divisor(resolution: Resolution, key: Key[int], world: int, code: str,
 
 
 def _check_contents(resolution: Resolution, section: Key[CheckpointContents]) -> None:
-    """What is loaded must have been saved, or no run could be continued."""
+    """Check that loaded parts are also saved; otherwise no run could resume."""
     missing = sorted({*resolution.get(section.load_contents)} - {*resolution.get(section.save_contents)} - {"hf_model"})
     if missing:
         resolution.problem(
@@ -225,7 +225,7 @@ def _differs(resolution: Resolution, key: Key[object], other: Key[object]) -> No
 
 
 def _join(resolution: Resolution) -> None:
-    """What the policy's section says wins; the others may only repeat it."""
+    """Join the names of each size: the policy's wins, others may repeat it."""
     for name, _ in resolution.get(SECTION):
         plain, own = part_of(SECTION, name), part_of(ACTOR.megatron, name)
         if resolution.is_given(own):
@@ -267,7 +267,7 @@ def _check_transformer(resolution: Resolution, key: Key[dict[str, Any]]) -> None
 
 
 def check_model_parallel(resolution: Resolution, world: int) -> None:
-    """Check that the processes that train the model are whole copies of it."""
+    """Check that the training processes form whole copies of the model."""
     size = model_parallel_size(resolution)
     if world % size == 0:
         return
@@ -286,7 +286,7 @@ def check_model_parallel(resolution: Resolution, world: int) -> None:
 
 
 def _check_company(resolution: Resolution) -> None:
-    """What does not go with divided layers or matrices."""
+    """Refuse settings that do not work with divided layers or matrices."""
     if resolution.get(SEQUENCE) > 1:
         resolution.problem(
             "E1857",

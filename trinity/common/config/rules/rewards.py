@@ -23,7 +23,7 @@ def has_reward_model(resolution: Resolution) -> bool:
 
 
 def resolve_reward_model(resolution: Resolution) -> None:
-    """Fill what the section leaves out, and check what a classifier needs."""
+    """Fill absent keys of the section, and check the needs of a classifier."""
     if not has_reward_model(resolution):
         if resolution.is_own(REWARD_MODEL.enable) and resolution.get(REWARD_MODEL.enable):
             message = f"`{REWARD_MODEL.enable}` has no effect in mode train"

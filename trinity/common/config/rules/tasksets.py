@@ -38,7 +38,7 @@ def tasksets(resolution: Resolution) -> list[Key[TasksetConfig]]:
 
 
 def resolve_tasksets(resolution: Resolution) -> None:
-    """Fill what tasksets inherit, and check that the explorer has tasks."""
+    """Fill inherited keys of tasksets; check that the explorer has tasks."""
     explorer_input = resolution.config.buffer.explorer_input
     if explorer_input.taskset and explorer_input.tasksets:
         resolution.problem(
@@ -225,7 +225,7 @@ def _check_distinct(
 def _check_mixture(
     resolution: Resolution, section: Key[FormatConfig], written: list[str], forms: dict[str, frozenset[str]]
 ) -> None:
-    """Note keys of both forms where none is chosen."""
+    """Note keys of both forms if none is chosen."""
     own = {
         form: [name for name in written if not any(name in keys for other, keys in forms.items() if other != form)]
         for form in forms

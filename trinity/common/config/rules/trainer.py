@@ -224,7 +224,7 @@ def _check_overrides(resolution: Resolution, key: Key[dict[str, Any]]) -> None:
 
 
 def _check_loaded(resolution: Resolution) -> None:
-    """Refuse to load weights from what is written for others to read."""
+    """Refuse to load weights from the part exported for other programs."""
     sections = (ACTOR, CRITIC) if reads_values(resolution) else (ACTOR,)
     for section in sections:
         key = section.checkpoint.load_contents
