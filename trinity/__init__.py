@@ -1,3 +1,3 @@
-"""Trinity: reinforcement fine-tuning of language models from one YAML file."""
+"""Trinity: reinforcement fine-tuning of language models from one YAML."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""All tables of contents at one place, for checking names without importing what they name."""
+"""All tables of contents, for checking names without importing classes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ BUILT_IN = Catalogue(
 
 
 def plugin_dirs(given: Iterable[Path] = ()) -> tuple[Path, ...]:
-    """Return the plugin folders: those given, then those of `TRINITY_PLUGIN_DIRS`, each once."""
+    """Return the given plugin folders, then `TRINITY_PLUGIN_DIRS`, each once."""
     named = os.environ.get(PLUGIN_DIRS_ENV_VAR, "").split(os.pathsep)
     return tuple(dict.fromkeys([*given, *(Path(name) for name in named if name)]))
 
 
 def builtin_catalogue(dirs: Iterable[Path] = ()) -> Catalogue:
-    """Return the built-in names together with those that the plugin files of `dirs` register.
+    """Return the built-in names and those registered by plugins in `dirs`.
 
     Raises:
         ConfigErrors: a folder does not exist, a file cannot be read, or a declaration in it.
@@ -47,7 +47,7 @@ def builtin_catalogue(dirs: Iterable[Path] = ()) -> Catalogue:
 
 
 def catalogue_of(dirs: Iterable[Path]) -> tuple[Catalogue, list[Finding]]:
-    """Return the built-in names together with those of the plugin files of `dirs`, and what is wrong with the files."""
+    """Return built-in names and those of `dirs`, and the files' problems."""
     taken = {registry: BUILT_IN.contents(registry).keys() for registry in REGISTRIES.values()}
     scan = read_plugins(dirs, bases=BUILT_IN.bases, taken=taken)
     return BUILT_IN.with_plugins(scan.names, entries=scan.entries, has_unknown=scan.has_unknown), scan.problems

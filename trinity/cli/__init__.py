@@ -1,10 +1,10 @@
-"""The `trinity` command. Each command lives in a file of its own and imports what it needs when it runs."""
+"""The `trinity` command; each subcommand is a file with lazy imports."""
 
 from __future__ import annotations
 
 
 def main() -> None:
-    """Run the command line; ends the process with the exit status of the command."""
+    """Run the command line; exit with the status of the command."""
     from trinity.runtime.collector import collect_seldom
 
     collect_seldom()

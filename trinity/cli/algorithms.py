@@ -1,4 +1,4 @@
-"""`trinity algorithms`: every algorithm type with its formula, components, defaults and sources. Imports no torch."""
+"""`trinity algorithms`: list and explain algorithm types, without torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ def algorithms(
     name: Annotated[str | None, typer.Argument(help="Algorithm type to explain; all are listed without it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the algorithm types, or explain one: formula, components, defaults, sources and YAML."""
+    """List the algorithm types, or explain one.
+
+    The explanation has formula, components, defaults, sources and YAML.
+    """
     from trinity.algorithm import ALGORITHM_CONTENTS
     from trinity.explain.algorithms import facts, page, table, unknown
 

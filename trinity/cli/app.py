@@ -1,4 +1,4 @@
-"""The typer application: one line a command."""
+"""The typer application, with one line per command."""
 
 from __future__ import annotations
 

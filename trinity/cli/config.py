@@ -1,4 +1,4 @@
-"""`trinity config`: the schema, and what a file means with the origin of each value."""
+"""`trinity config`: the schema, and each value of a file with its origin."""
 
 from __future__ import annotations
 

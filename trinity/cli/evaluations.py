@@ -1,4 +1,4 @@
-"""What an evaluation measured, as a table: checkpoint, task set, metric, mean and standard error."""
+"""Evaluations by checkpoint, task set and metric, with standard errors."""
 
 from __future__ import annotations
 

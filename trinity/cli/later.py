@@ -1,4 +1,4 @@
-"""Published commands that this version does not have yet: each says so, and what serves instead."""
+"""Published commands that are not here yet, and what to use instead."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
 def add_later_commands(app: typer.Typer) -> None:
-    """Give `app` a hidden command for each name of `INSTEAD`; it takes any arguments and ends with exit code 2."""
+    """Give `app` a hidden command for each name in `INSTEAD`.
+
+    The command takes any arguments and exits with code 2.
+    """
     for name in INSTEAD:
         command = debug if name == "debug" else _refusal(name)
         app.command(name, hidden=True, context_settings=ANY_ARGUMENTS)(command)

@@ -32,7 +32,7 @@ class _Figures:
     tokens_per_second: float | None = None
 
     def update(self, data: Mapping[str, float]) -> bool:
-        """Take over what `data` holds; return whether it holds an evaluation."""
+        """Take the figures of `data`; return whether it has an evaluation."""
         self.loss = _either(headline.loss(data), self.loss)
         self.reward = _either(headline.reward(data), self.reward)
         speed = headline.tokens_per_second(data)
@@ -44,7 +44,7 @@ class _Figures:
         return accuracy is not None
 
     def text(self) -> str:
-        """Return the figures in words; reward takes the place of the loss."""
+        """Return the figures as text; the reward replaces the loss."""
         parts = []
         if self.reward is not None:
             parts.append(f"reward {self.reward:.3f}")
@@ -58,11 +58,13 @@ class _Figures:
 
 
 class Progress:
-    """Shows stage, step, loss or reward, evaluation accuracy, tokens per second and the time that remains.
+    """Shows the progress of a run in a terminal or as plain lines.
+
+    Shows stage, step, loss or reward, evaluation accuracy, tokens per second and remaining time.
 
     Args:
         is_live: a bar that moves, or plain lines; None: a bar if the console is a terminal.
-        console: where to; standard error by default, so that standard output stays free for results.
+        console: the output; standard error by default, which keeps standard output free for results.
         interval_s: least time between two plain lines, in seconds. Evaluations and last steps are always shown.
         clock: returns seconds from a fixed point.
     """
@@ -104,7 +106,7 @@ class Progress:
         self.start(stage.name or stage.config.name, totals=num_steps(stage.config))
 
     def start(self, stage: str, *, totals: Mapping[str, int | None]) -> None:
-        """Begin a stage; one that is still shown is ended.
+        """Begin a stage; end the display of an earlier one.
 
         Args:
             stage: its name.
@@ -121,7 +123,7 @@ class Progress:
                 self._bar.start()
 
     def on_metrics(self, actor: str, step: int, data: Mapping[str, float]) -> None:
-        """Take the metrics of one step of one actor; may be called from any thread."""
+        """Record the metrics of one step of one actor; thread-safe."""
         with self._lock:
             if headline.TOTAL_STEPS in data:
                 self._set_total(actor, int(data[headline.TOTAL_STEPS]), step)
@@ -144,7 +146,7 @@ class Progress:
             bar.stop()
 
     def _set_total(self, actor: str, total: int, step: int) -> None:
-        """Take the number of steps of one actor, which is known once its data are; it is at `step`."""
+        """Set the number of steps of one actor, which is now at `step`."""
         self._totals[actor] = total
         if actor == self._counted and self._bar is not None and self._task is not None:
             self._bar.update(self._task, total=total, completed=step)
@@ -170,7 +172,7 @@ class Progress:
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _remaining(self, now: float) -> str:
-        """Return the time that remains, in words, from the steps done since the start of the stage."""
+        """Return the remaining time in words, from the steps done in this stage."""
         if self._total is None or self._first_step is None or self._figures.step >= self._total:
             return ""
         done = self._figures.step - self._first_step + 1
@@ -179,7 +181,7 @@ class Progress:
 
 
 def num_steps(config: Config) -> dict[str, int | None]:
-    """Return how many steps each actor of a resolved configuration will do, the one to follow first."""
+    """Return the number of steps of each actor; the displayed one is first."""
     sync, explored = config.synchronizer, config.buffer.total_steps
     if config.mode == "train":
         return {config.trainer.name: config.trainer.total_steps}

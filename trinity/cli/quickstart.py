@@ -21,7 +21,10 @@ def quickstart(
     prepare_only: Annotated[bool, typer.Option("--prepare-only", help="Write the folder and do not run.")] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the data, the weights and the run.")] = 42,
 ) -> None:
-    """Write a folder with data, a tiny model and a YAML file, train the model, and show what it learned."""
+    """Train a tiny model in a new folder and show what it learned.
+
+    Writes data, the model and a YAML file into the folder first.
+    """
     from trinity.quickstart.folder import prepare
     from trinity.quickstart.summary import command
 
@@ -74,7 +77,7 @@ def _run(directory: Path, config: Path, seed: int) -> None:
 
 
 def show(summary: Summary, places: list[str]) -> None:
-    """Print the table of the stages, and `places`, one a line."""
+    """Print the table of the stages, and each of `places` on a line."""
     from rich.console import Console
     from rich.table import Table
 
@@ -95,6 +98,6 @@ def show(summary: Summary, places: list[str]) -> None:
 
 
 def _change(before: float | None, after: float | None, *, form: str) -> str:
-    """Return `before -> after`; a value that was not measured is a dash, two of them one."""
+    """Return `before -> after`, with a dash for what was not measured."""
     texts = ["-" if value is None else form.format(value) for value in (before, after)]
     return "-" if texts == ["-", "-"] else " -> ".join(texts)

@@ -1,4 +1,4 @@
-"""The command that continues a run: what was typed, without secrets, to be pasted into the same shell."""
+"""The command that continues a run, as it was typed but without secrets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ResumeCommand:
-    """What continues a run.
+    """The command that continues a run, and the variables that it reads.
 
     Attributes:
         text: the command for a shell in the same folder.
@@ -29,7 +29,7 @@ class ResumeCommand:
 
     @classmethod
     def of(cls, path: Path, options: RunOptions) -> ResumeCommand:
-        """Return the command for the YAML file `path`, with every option that was given."""
+        """Return the command for the YAML file `path` with all given options."""
         from trinity.common.config.masking import masked_override
 
         variables: dict[str, str] = {}
@@ -51,14 +51,17 @@ class ResumeCommand:
         return f"cd {shlex.quote(str(Path.cwd()))} && {self.text}"
 
     def lines(self) -> list[str]:
-        """Return what to print: how secrets are given again, if there are any, and the command."""
+        """Return the lines to print: how to set secrets, if any, and the command."""
         secrets = [f"export {name}=... ({key})" for key, name in self.variables.items()]
         first = [f"secrets are not printed; give them first: {'; '.join(secrets)}"] if secrets else []
         return [*first, f"resume with: {self.text}"]
 
 
 def _program() -> list[str]:
-    """Return the words that call this program again; the plain name where Python code has called it."""
+    """Return the words that start this program again.
+
+    Returns the plain name if Python code called it.
+    """
     started = Path(sys.argv[0])
     if started.name == "__main__.py" and started.parent.name == "trinity":
         typed = sys.orig_argv

@@ -1,4 +1,4 @@
-"""`trinity run`: perform what a YAML file describes."""
+"""`trinity run`: run the stages of a YAML file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def run(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No live progress, warnings and errors only.")] = False,
 ) -> None:
-    """Run the stages of a YAML file; a run that was interrupted continues from its last checkpoint."""
+    """Run the stages of a YAML file.
+
+    An interrupted run continues from its last checkpoint.
+    """
     from trinity.launch.run import RunOptions
     from trinity.runtime.process_exit import flush_output
 
@@ -55,7 +58,9 @@ def run(
 
 
 def run_config(path: Path, options: RunOptions) -> RunResult:
-    """Plan, check and run `path` with live progress; errors are told, not raised.
+    """Plan, check and run `path` with live progress; report errors.
+
+    Errors are printed, not raised. The line that `closing_lines` returns is not printed before.
 
     What `closing_lines` says in one line is not printed before.
 
@@ -64,7 +69,7 @@ def run_config(path: Path, options: RunOptions) -> RunResult:
         options: overrides, plugins and listeners.
 
     Returns:
-        The result, whose exit code says how it ended.
+        The result, with the exit code of the run.
     """
     from trinity.launch.run import RunResult, plan_run
     from trinity.preflight.machine import refuse_unfit_machine
@@ -91,7 +96,10 @@ def run_config(path: Path, options: RunOptions) -> RunResult:
 
 
 def outcome_lines(result: RunResult) -> list[str]:
-    """Return one line a stage that ran: what it did, how long it took, where its outputs are; of mode bench a table."""
+    """Return one line for each stage that ran; mode bench gives a table.
+
+    A line says what the stage did, how long it took and where its outputs are.
+    """
     from trinity.cli.evaluations import table_lines
 
     lines: list[str] = []
@@ -105,7 +113,10 @@ def outcome_lines(result: RunResult) -> list[str]:
 
 
 def closing_lines(result: RunResult, path: Path, options: RunOptions) -> list[str]:
-    """Return the command that continues a run that was not done; last, of one that failed, the cause and the log."""
+    """Return the last lines to print for a run that is not done.
+
+    They hold the command that continues the run and, last, for a failed run, the cause and the log.
+    """
     from trinity.common.config import ConfigErrors
 
     if result.exit_code == ExitCode.DONE or isinstance(result.error, ConfigErrors):

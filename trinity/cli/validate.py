@@ -1,4 +1,4 @@
-"""`trinity validate`: everything that is wrong with a YAML file, before anything is started.
+"""`trinity validate`: all problems of a YAML file before anything starts.
 
 Needs no GPU and no network, imports neither torch nor transformers, and writes nothing. Only `--probe` computes: it
 imports both, and the plugins, and writes a small model into a temporary folder.
@@ -41,7 +41,7 @@ def validate(
         typer.Option("--plugin-dir", "--plugin_dir", help="Folder of plugin modules; may be given several times."),
     ] = None,
 ) -> None:
-    """Check a YAML file and show what follows from it; nothing is started."""
+    """Check a YAML file and show its derived values; start nothing."""
     from trinity.common.config import ConfigErrors
     from trinity.launch.validation import check
 

@@ -1,1 +1,4 @@
-"""What a configuration amounts to: components and formulas, the effective loss and step, the gradient probe."""
+"""Explanations of a configuration.
+
+They cover components and formulas, the effective loss and step, and the gradient probe.
+"""

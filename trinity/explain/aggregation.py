@@ -12,7 +12,10 @@ _WORDS = {
 
 
 def aggregation(mode: str, divisor: str = "the longest response allowed", *, is_verl: bool = False) -> str:
-    """Return the words for a `loss_agg_mode`; veRL's convention divides the normed sum by the responses as well."""
+    """Return the description of a `loss_agg_mode`.
+
+    In veRL's convention the normed sum is also divided by the number of responses.
+    """
     if mode == "seq-mean-token-sum-norm" and is_verl:
         return f"mean over the mini-batch's responses of their sums over the tokens, divided by {divisor}, of"
     return _WORDS[mode].format(divisor=divisor)

@@ -1,4 +1,7 @@
-"""What is known of the algorithm types: formula, components, defaults, sources and YAML. Imports no torch."""
+"""Descriptions of the algorithm types; imports no torch.
+
+A description has formula, components, defaults, sources and YAML.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ TITLES = {
 
 
 def facts(name: str) -> dict[str, Any]:
-    """Return all that is known of an algorithm type, ready for JSON."""
+    """Return all facts about an algorithm type, ready for JSON."""
     entry, parts = ALGORITHM_CONTENTS[name], components(name)
     return {
         "name": name,
@@ -49,7 +52,7 @@ def facts(name: str) -> dict[str, Any]:
 
 
 def all_sources(name: str, parts: dict[str, Component]) -> list[str]:
-    """Return the works that an algorithm type and its functions name, each once."""
+    """Return the works that an algorithm type and its functions cite, once."""
     found = [*sources(ALGORITHM_CONTENTS[name]), *(work for part in parts.values() for work in part.sources)]
     found += [critic.SOURCE] if critic.has_critic(parts) else []
     return [
@@ -58,7 +61,7 @@ def all_sources(name: str, parts: dict[str, Component]) -> list[str]:
 
 
 def table() -> str:
-    """Return one line an algorithm type, under the names of the columns."""
+    """Return one line per algorithm type, below the names of the columns."""
     rows: list[tuple[str, ...]] = [("name", "advantage", "loss", "KL", "entropy", "repeat_times", "description")]
     for name, entry in ALGORITHM_CONTENTS.items():
         parts = components(name)
@@ -71,7 +74,7 @@ def table() -> str:
 
 
 def page(name: str) -> str:
-    """Return all that is known of an algorithm type, as text."""
+    """Return all facts about an algorithm type as text."""
     entry, parts = ALGORITHM_CONTENTS[name], components(name)
     blocks = [f"{name}: {entry.doc}\nrepeat_times {entry.args['repeat_times']}, mode {entry.args['mode']}"]
     blocks.append("\n".join(["Formula", *(f"{INDENT}{line}" for line in _sum(parts))]))
@@ -117,7 +120,10 @@ def _part(part: Component) -> str:
 
 
 def yaml(name: str, parts: dict[str, Component]) -> str:
-    """Return the YAML that selects an algorithm type with every default written out; what is not used is left out."""
+    """Return the YAML that selects an algorithm type with its defaults.
+
+    Every default is written out; unused functions are left out.
+    """
     entry = ALGORITHM_CONTENTS[name]
     lines = [f"mode: {entry.args['mode']}", "algorithm:", f"  algorithm_type: {name}"]
     lines.append(f"  repeat_times: {entry.args['repeat_times']}")
@@ -132,12 +138,15 @@ def yaml(name: str, parts: dict[str, Component]) -> str:
 
 
 def defaults(part: Component) -> dict[str, Any]:
-    """Return the arguments of a function with their defaults, without those that the rest of a file decides."""
+    """Return the default arguments of a function.
+
+    Arguments that the rest of a file decides are left out.
+    """
     return {name: value for name, value in part.args.items() if name not in DERIVED_ARGUMENTS}
 
 
 def shown(value: Any) -> str:
-    """Return a default as a reader writes it."""
+    """Return a default in plain notation."""
     return number(value) if isinstance(value, float) else scalar(value)
 
 
@@ -151,7 +160,7 @@ def scalar(value: Any) -> str:
 
 
 def unknown(name: str) -> Finding:
-    """Return what to say of a name that no algorithm type has."""
+    """Return the message for an unknown algorithm type."""
     near = nearest(name, list(ALGORITHM_CONTENTS))
     message = f"unknown algorithm_type `{name}`; known: {', '.join(ALGORITHM_CONTENTS)}"
     hint = f"did you mean `{near}`?" if near else "`trinity algorithms` lists all with what they are"

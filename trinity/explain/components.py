@@ -1,4 +1,4 @@
-"""What an algorithm is made of, from the torch-free tables of contents: functions, merged defaults, formulas."""
+"""The functions of an algorithm with defaults and formulas, without torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Component:
     Attributes:
         role: key under `algorithm`, such as `kl_loss_fn`.
         name: its name; `none` where the algorithm has no such function.
-        entry: what its class says of itself; None for a plugin that says nothing and for `none` of an advantage.
+        entry: the declarations of its class; None for a plugin without any and for the advantage `none`.
         args: all arguments, defaults merged.
         is_built_in: it is no plugin's, so that `entry` is the whole truth.
     """
@@ -69,7 +69,7 @@ class Component:
 
     @property
     def sources(self) -> list[str]:
-        """Where it comes from."""
+        """The works that it is taken from."""
         return [] if self.entry is None or self.is_none else sources(self.entry)
 
 
@@ -81,7 +81,10 @@ def component(
     *,
     catalogue: Catalogue = BUILT_IN,
 ) -> Component:
-    """Return a function of an algorithm type: the `chosen` one, or that of the type, `written` arguments on top."""
+    """Return a function of an algorithm type with its arguments.
+
+    It is the `chosen` function or that of the type. The `written` arguments override the defaults.
+    """
     of_type = catalogue.entry("algorithm_type", algorithm)
     known = of_type.args if of_type is not None else {}
     name = chosen if chosen is not None else known.get(role) or "none"

@@ -1,4 +1,4 @@
-"""The value loss as `trinity algorithms` and `--effective-loss` show it. Imports no torch."""
+"""The value loss as the command line shows it; imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the gradient probe computes with: a small model and synthetic experiences, made from seeds alone."""
+"""The inputs of the gradient probe: a small model and experiences.
+
+Generated from seeds; a model of the run that is small is used as it is.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +45,10 @@ REWARDS = (0.0, 1.0, 0.25, 0.75, 1.0, 0.0, 0.5)
 
 
 def probe_model(path: str, folder: Path) -> tuple[str, str]:
-    """Return the folder of the model that the probe uses, and what it is in words.
+    """Return the folder of the probe's model and its description.
 
-    It is the model at `path` if it is small; otherwise two random layers of the same family, written into `folder`, or
-    of Llama where the family is not one of ours or there is no model at `path`.
+    A small model at `path` is used directly. Otherwise the function writes two random layers of the same family
+    into `folder`. They are of Llama if the family is unknown or there is no model at `path`.
     """
     weights = list(Path(path).glob("*.safetensors")) if path else []
     if weights and sum(file.stat().st_size for file in weights) <= SMALL_BYTES:
@@ -72,10 +75,10 @@ def _tiny_config(path: str) -> PreTrainedConfig:
 
 
 def dry_experiences(config: Config, *, vocab_size: int, extra: Iterable[str] = ()) -> list[Experience]:
-    """Return new synthetic experiences for an algorithm, the same at every call; without log-probabilities.
+    """Return synthetic experiences for an algorithm, without logprobs.
 
-    They hold what makes settings matter: groups of mixed rewards and one of equal rewards, responses of different
-    lengths, and turns between which tokens are not counted.
+    Every call returns the same experiences. They have what makes settings matter: groups with mixed rewards and
+    one with equal rewards, responses of different lengths, and turns separated by tokens that do not count.
 
     Args:
         config: resolved configuration of a stage.
@@ -104,7 +107,7 @@ def dry_experiences(config: Config, *, vocab_size: int, extra: Iterable[str] = (
 
 
 def _random(name: str, config: Config, generator: torch.Generator) -> float | list[float]:
-    """Return a number, or of the components of the reward as many as are named."""
+    """Return a random number, or one per named component of the reward."""
     keys = (config.algorithm.advantage_fn_args or {}).get("gdpo_reward_keys")
     shape = (len(keys),) if name == "reward_components" and keys else ()
     values: float | list[float] = torch.rand(shape, generator=generator).tolist()
@@ -147,9 +150,9 @@ def _pair(chosen: Experience, rejected: Experience) -> Experience:
 
 
 def add_logprobs(experiences: list[Experience], own: torch.Tensor) -> None:
-    """Set the rollout's log-probabilities, and a teacher's, near the policy's `own` ones [B, T].
+    """Set the rollout's and a teacher's logprobs near `own` [B, T].
 
-    Their distances are of all sizes.
+    `own` are the policy's log-probabilities. The distances cover all sizes.
     """
     generator = torch.Generator().manual_seed(SEED + 1)
     of_teacher = torch.Generator().manual_seed(SEED + 2)
@@ -164,7 +167,9 @@ def add_logprobs(experiences: list[Experience], own: torch.Tensor) -> None:
 
 
 def with_experts(experiences: list[Experience], *, step: int) -> list[Experience]:
-    """Return the experiences and as many rows of an expert as there are tasks, as the strategy `mix` joins them.
+    """Return the experiences and one expert row per task.
+
+    The rows are joined as the sample strategy `mix` does.
 
     Args:
         experiences: rollouts of the dry batch.

@@ -1,4 +1,4 @@
-"""`trinity config show --effective-loss`: the loss that a stage really amounts to, with numbers. Imports no torch."""
+"""`--effective-loss`: the loss of a stage in numbers; imports no torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EffectiveLoss:
         algorithm: its algorithm type.
         loss: the sum in letters, such as `P + 0.001 K`.
         terms: the meaning of each letter, each with the lines that explain it.
-        batch: what a training step does.
+        batch: the description of a training step.
         dropped: what is zero, and why.
         models: the models that are loaded or not, and why.
     """
@@ -57,7 +57,7 @@ class EffectiveLoss:
 
 
 def effective_loss(stage: StagePlan) -> EffectiveLoss:
-    """Return the loss that a stage amounts to."""
+    """Return the effective loss of a stage."""
     config = stage.config
     algorithm = config.algorithm
     parts = {
@@ -86,7 +86,7 @@ def effective_loss(stage: StagePlan) -> EffectiveLoss:
 
 
 def is_weighted(part: Component) -> bool:
-    """Return whether a divergence has a coefficient other than 0, or one that may leave 0."""
+    """Return whether a divergence has, or may reach, a nonzero coefficient."""
     return not part.is_none and bool(part.args.get("kl_coef", 1.0) != 0 or part.args.get("adaptive"))
 
 
@@ -130,7 +130,10 @@ def _entropy(config: Config, part: Component, found: EffectiveLoss) -> list[str]
 
 
 def _advantage(config: Config, parts: dict[str, Component], found: EffectiveLoss) -> bool:
-    """Add the advantage and the penalty in the reward; return whether there is a penalty."""
+    """Add the advantage and the penalty in the reward.
+
+    Returns whether there is a penalty.
+    """
     part, penalty, policy = parts["advantage_fn"], parts["kl_penalty_fn"], parts["policy_loss_fn"]
     if policy.is_built_in and "advantages" not in policy.needs:
         found.dropped.append(f"advantage: the policy loss {policy.name} reads none")
@@ -182,7 +185,7 @@ def _batch(stage: StagePlan, *, reads_old: bool) -> list[str]:
 
 
 def _correction(config: Config) -> list[str]:
-    """Return what is done about rollouts that another policy sampled; in bypass_mode the policy loss says it."""
+    """Return how off-policy rollouts are corrected; empty in bypass_mode."""
     chosen = config.algorithm.rollout_correction
     if chosen is None or chosen.bypass_mode:
         return []

@@ -1,4 +1,4 @@
-"""What a training step does to the effective loss: how it is computed in parts, and what the optimizer does with it."""
+"""The effective training step: micro-batches and the optimizer's update."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def parts(config: Config) -> str:
-    """Return how a mini-batch is split into forward passes, which changes nothing."""
+    """Return the split of a mini-batch into forwards, which changes nothing."""
     actor = config.trainer.trainer_config.actor_rollout_ref.actor
     tokens, rows = actor.ppo_max_token_len_per_gpu, actor.ppo_micro_batch_size_per_gpu
     size = f"at most {tokens} tokens" if actor.use_dynamic_bsz else f"at most {rows} experiences"
@@ -21,7 +21,7 @@ def parts(config: Config) -> str:
 
 
 def optimizer(config: Config) -> str:
-    """Return what is done with the gradient of a mini-batch."""
+    """Return how the optimizer uses the gradient of a mini-batch."""
     actor, own = config.trainer.trainer_config.actor_rollout_ref.actor, config.algorithm.optimizer
     clip = actor.grad_clip
     clipped = f"clipped to a norm of {number(float(clip))}" if clip else "not clipped"

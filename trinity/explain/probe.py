@@ -1,7 +1,8 @@
-"""The gradient probe: which settings of the loss move its value or its gradient, found by changing each of them.
+"""The gradient probe: find the settings that change loss or gradient.
 
-Every measurement is a training step of the real trainer on a dry batch: collation, advantages, loss, backward. Only the
-optimizer is another one, which notes the gradient and moves the weights a fixed way.
+The probe changes one setting at a time. Every measurement is a training step of the real trainer on a dry
+batch: collation, advantages, loss, backward. Only the optimizer differs: it records the gradient and moves the
+weights in a fixed way.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _USER_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError
 
 @dataclass(frozen=True)
 class Measurement:
-    """Loss and gradients of the dry training steps, of the policy or of the critic.
+    """Loss and gradients of the dry training steps of policy or critic.
 
     Attributes:
         loss: sum of the steps' losses.
@@ -54,7 +55,7 @@ class Measurement:
     critic: Measurement | None = None
 
     def moved(self, other: Measurement) -> tuple[float, float]:
-        """Return the relative change of gradient and loss from here to `other`, the larger of policy and critic."""
+        """Return relative changes of gradient and loss, maxima over both models."""
         if self.gradient.shape != other.gradient.shape or (self.critic is None) != (other.critic is None):
             return math.inf, math.inf  # another number of optimizer steps, or of models
         size = float(self.gradient.norm())
@@ -68,7 +69,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class ProbeRow:
-    """What became of one setting.
+    """The result for one setting.
 
     Attributes:
         key: the setting.
@@ -76,7 +77,7 @@ class ProbeRow:
         perturbed: the value that it was changed to; the last one tried where nothing moved.
         gradient: relative norm of the gradient's change; None where no other value is allowed.
         loss: relative change of the loss.
-        is_written: it stands in the file or in `--set`.
+        is_written: it is in the file or in `--set`.
         reason: why nothing moves, if that is known.
     """
 
@@ -96,7 +97,7 @@ class ProbeRow:
 
 @dataclass
 class ProbeReport:
-    """What the probe of a stage found.
+    """The results of the probe of a stage.
 
     Attributes:
         stage: name of the stage.
@@ -104,7 +105,7 @@ class ProbeReport:
         num_experiences: rows of the dry batch.
         loss: loss of the dry batch; None where it could not be computed.
         gradient_norm: norm of its gradient.
-        failure: what the loss raised, or what is wrong with its gradient; empty if nothing.
+        failure: the error of the loss or the fault of its gradient; empty if none.
         rows: one a setting.
     """
 
@@ -118,9 +119,10 @@ class ProbeReport:
 
 
 class GradientRecorder:
-    """Takes the optimizer's place: notes the gradient of each step and moves the weights by seeded noise.
+    """Replaces the optimizer to record the gradient of each step.
 
-    The way does not depend on the gradient, so that all measurements are at the same weights.
+    It moves the weights by seeded noise that does not depend on the gradient, so all measurements are at the
+    same weights.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -131,7 +133,7 @@ class GradientRecorder:
         self._generator = torch.Generator().manual_seed(SEED)
 
     def step(self) -> None:
-        """Note the gradient, then move."""
+        """Record the gradient, then move the weights."""
         parts = [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in self.parameters]
         self.gradients.append(torch.cat(parts).double().clone())
         self.move()
@@ -145,7 +147,7 @@ class GradientRecorder:
                 parameter.add_(noise * (NOISE * size or NOISE_OF_ZEROS))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -172,7 +174,7 @@ class Probe:
         return plan.stages[self.index]
 
     def _prefix(self, key: str) -> str:
-        """Return where a key is changed: in its stage, but for the model, which stages share."""
+        """Return the prefix of a key: its stage, none for the shared model."""
         return "" if self.stage.name is None or key.startswith("model.") else f"stages[{self.index}]."
 
     def measure(self, *changes: tuple[str, Any]) -> Measurement:
@@ -214,7 +216,7 @@ class Probe:
         return with_experts(experiences, step=step) if config.algorithm.sample_strategy == "mix" else list(experiences)
 
     def row(self, setting: Setting, base: Measurement) -> ProbeRow:
-        """Return what changing one setting does."""
+        """Return the effect of changing one setting."""
         found = ProbeRow(setting.key, setting.value, is_written=setting.is_written)
         for value in candidates(setting):
             other = self._try((setting.key, value))
@@ -227,14 +229,14 @@ class Probe:
         return found
 
     def _try(self, *changes: tuple[str, Any]) -> Measurement | None:
-        """Return the measurement, or None where the configuration or the function refuses the values."""
+        """Return the measurement, or None if the values are refused."""
         try:
             return self.measure(*changes)
         except (TrinityError, *_USER_ERRORS):
             return None
 
     def why(self, setting: Setting, others: Sequence[Setting]) -> str:
-        """Return why a setting moves nothing: what has to be changed for it to move something."""
+        """Return what must change for a setting without effect to have one."""
         if setting.is_term:
             zero = next(
                 (o for o in others if o.role == setting.role and o.key.endswith("_coef") and o.value == 0), None
@@ -260,7 +262,7 @@ class Probe:
         return "no other setting was found that makes it matter: the function may not read it"
 
     def _matters(self, setting: Setting, *changes: tuple[str, Any]) -> bool:
-        """Return whether a setting moves something once others are changed."""
+        """Return whether a setting has an effect once others are changed."""
         base = self._try(*changes)
         if base is None:
             return False
@@ -277,7 +279,7 @@ _OF_THE_TRAINER = frozenset({
 
 
 def dry_config(config: Config, model_path: str) -> Config:
-    """Return a configuration that trains the probe's model, in float32 and without clipping of gradients."""
+    """Return a configuration for the probe's model: float32, no clipping."""
     changed = config
     fsdp = "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config"
     model, critic = "trainer.trainer_config.actor_rollout_ref.model", "trainer.trainer_config.critic.model"
@@ -306,9 +308,9 @@ def replaced(section: Any, path: Sequence[str], value: Any) -> Any:
 
 
 def _prepared(worker: ActorWorker, config: Config) -> tuple[GradientRecorder, GradientRecorder | None]:
-    """Return the recorders in the places of the policy's and the critic's optimizer.
+    """Replace the optimizers of policy and critic by recorders; return them.
 
-    A step takes the dry batch in as many parts as the run's do.
+    A step splits the dry batch into as many parts as a step of the run has.
     """
     actor = worker.actor
     recorder = _recorded(actor)
@@ -335,7 +337,7 @@ def _prepared(worker: ActorWorker, config: Config) -> tuple[GradientRecorder, Gr
 
 
 def _recorded(trained: DataParallelPPOActor | DataParallelPPOCritic) -> GradientRecorder:
-    """Put a recorder in the optimizer's place, without clipping and quarantine; return it."""
+    """Return a recorder in the optimizer's place; no clipping, no quarantine."""
     recorder = GradientRecorder(trained.stepper.parameters)
     trained.stepper.optimizer = recorder  # type: ignore[assignment]
     trained.stepper.grad_clip = None
@@ -351,14 +353,14 @@ def probe_stage(
     index: int,
     only: Callable[[Setting], bool] = lambda setting: True,
 ) -> ProbeReport:
-    """Return what each setting of a stage's loss moves.
+    """Return the effect of each setting of a stage's loss.
 
     Args:
         path: the YAML file.
         overrides: `a.b=c` texts of `--set`.
         catalogue: the known names; plugins are imported already.
         index: number of the stage in the file.
-        only: says which settings are probed.
+        only: selects the settings to probe.
 
     Raises:
         ConfigErrors: the file has errors.

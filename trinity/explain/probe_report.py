@@ -1,4 +1,4 @@
-"""What the probes of the loss and of one task found in a plan: as findings, table and JSON."""
+"""Results of the loss and task probes: findings, table and JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trinity.utils.plugin_loader import load_plugins
 def probe_plan(
     plan: Plan, overrides: tuple[str, ...] = (), *, plugin_dirs: tuple[Path, ...] = ()
 ) -> tuple[list[ProbeReport], list[Finding]]:
-    """Return what the probe of the loss found in each stage, and the findings of both probes.
+    """Return the loss probe's report per stage, and both probes' findings.
 
     Raises:
         TrinityError: a plugin cannot be imported.

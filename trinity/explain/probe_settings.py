@@ -1,4 +1,4 @@
-"""The settings that reach the loss, and the values that the gradient probe changes them to."""
+"""The settings that reach the loss, and the values that the probe tries."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Setting:
         role: the function that it is an argument of, such as `policy_loss_fn`, or `CRITIC`; empty for others.
         is_term: the choice of a term, which is probed by leaving the term out.
         is_optional: its default is null.
-        is_written: it stands in the file or in `--set`.
+        is_written: it is in the file or in `--set`.
     """
 
     key: str
@@ -82,10 +82,10 @@ class Setting:
 
 
 def settings_of(stage: StagePlan) -> list[Setting]:
-    """Return the settings that reach the loss of a stage, those of `null` left out.
+    """Return the settings that reach the loss of a stage, without nulls.
 
-    The optimizer's (`lr`, `grad_clip`, ...) are not among them: they reach the step, not the gradient. Neither is how
-    a batch is split into micro-batches, which changes nothing.
+    Settings of the optimizer (`lr`, `grad_clip`, ...) are left out: they affect the step, not the gradient. So
+    is the split of a batch into micro-batches, which changes nothing.
     """
     found = [replace(setting, is_written=_is_written(stage, setting)) for setting in _all(stage)]
     inner = "algorithm.policy_loss_fn_args.loss_agg_mode"
@@ -128,7 +128,7 @@ def _all(stage: StagePlan) -> Iterator[Setting]:
 
 
 def _is_written(stage: StagePlan, setting: Setting) -> bool:
-    """Return whether a setting, or an argument of a term, stands in the file."""
+    """Return whether a setting, or an argument of a term, is in the file."""
     path = parse_path(setting.key) or ()
     *section, name = path
     places = [path, (*section, f"{name}_args")] if setting.is_term else [path]
@@ -142,7 +142,10 @@ def _is_written(stage: StagePlan, setting: Setting) -> bool:
 
 
 def candidates(setting: Setting) -> list[Any]:
-    """Return other values of a setting, a near one first; none for text of which the choices are not known."""
+    """Return other values of a setting, a near one first.
+
+    Returns none for text whose choices are unknown.
+    """
     value = setting.value
     if setting.is_term:
         return ["none"]

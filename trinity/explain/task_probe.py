@@ -1,7 +1,7 @@
-"""The task probe of `trinity validate --probe`: one task of each taskset is built and scored, without a model.
+"""The task probe of `trinity validate --probe`; uses no model.
 
-Whatever the model would answer, the workflow must be built from the row, and the reward function must take an empty
-answer and the row's own truth.
+It builds and scores one task of each taskset. Whatever the model would answer, the workflow must be built from
+the row, and the reward function must accept an empty answer and the row's own truth.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trinity.runtime.failure import user_place
 
 
 def probe_tasks(config: Config) -> Iterator[Finding]:
-    """Yield why the first task of a taskset cannot be attempted or scored (E1912)."""
+    """Yield why a taskset's first task cannot be attempted or scored (E1912)."""
     for key, taskset in tasksets(config).items():
         reason = _reason(taskset)
         if reason is not None:

@@ -1,5 +1,5 @@
-"""What is checked of machine, models and data before anything starts. Imports neither torch nor transformers.
+"""Checks of machine, models and data before anything starts.
 
-A check yields `Finding`s at keys of the configuration; `machine.check_machine` asks all of them and says where in the
-file each key stands.
+The checks import neither torch nor transformers. They yield `Finding`s at keys of the configuration.
+`machine.check_machine` runs all of them and adds where in the file each key is.
 """

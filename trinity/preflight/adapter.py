@@ -1,4 +1,4 @@
-"""Check of an adapter before anything heavy is imported: of its folder, and of the linear maps that it names."""
+"""Checks of an adapter's folder and linear maps, without heavy imports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 
 
 def check_adapter_dir(path: Path) -> Iterator[Finding]:
-    """Yield what an adapter's folder lacks (E3118)."""
+    """Yield the missing files of an adapter's folder (E3118)."""
     absent = [name for name in ADAPTER_FILES if not (path / name).is_file()]
     if absent:
         yield Finding(
@@ -38,9 +38,9 @@ def check_adapter_dir(path: Path) -> Iterator[Finding]:
 def check_targets(
     model: Path, *, target_modules: str | Sequence[str], exclude_modules: str | Sequence[str] | None
 ) -> Iterator[Finding]:
-    """Yield each name of linear maps that the weights of a folder do not have (E1871).
+    """Yield each named linear map that the weights do not have (E1871).
 
-    Models with experts, and others whose files have other names than their modules, are left to the trainer.
+    The trainer checks models with experts, and others whose tensors and modules have different names.
     """
     linear = linear_maps(model)
     for key, written in (("target_modules", target_modules), ("exclude_modules", exclude_modules)):
@@ -57,7 +57,10 @@ def check_targets(
 
 
 def linear_maps(model: Path) -> list[str]:
-    """Return the modules of a folder's weights that are linear maps inside the model; empty if that is not known."""
+    """Return the names of the linear maps in a folder's weights.
+
+    Returns an empty list if they are unknown.
+    """
     try:
         config = read_mapping(model / "config.json")
     except (Unreadable, OSError):
@@ -70,7 +73,9 @@ def linear_maps(model: Path) -> list[str]:
 
 
 def is_meant(pattern: str, name: str, *, is_whole: bool) -> bool:
-    """Return whether a module is meant, by PEFT's rule: a string is a regular expression, a list holds last parts.
+    """Return whether `pattern` selects a module, by PEFT's rule.
+
+    A string is a regular expression; a list holds last parts of names.
 
     Raises:
         re.error: the pattern is no regular expression.
@@ -81,7 +86,7 @@ def is_meant(pattern: str, name: str, *, is_whole: bool) -> bool:
 
 
 def near_name(pattern: str, linear: Sequence[str]) -> str:
-    """Return the last parts of the names of linear maps, and the one that was meant."""
+    """Return the last parts of linear maps' names, and the likely match."""
     names = sorted({name.rpartition(".")[2] for name in linear})
     near = get_close_matches(pattern, names, n=1)
     return f"{', '.join(names)}{f'; did you mean {near[0]}?' if near and near[0] != pattern else ''}"
@@ -98,7 +103,7 @@ def _reason(pattern: str, linear: Sequence[str], *, is_whole: bool, is_target: b
 
 
 def _spellings(name: str) -> Iterator[str]:
-    """Yield the names that a module may have in memory beside the one in its file."""
+    """Yield the other names that a module may have in memory."""
     bare = name
     while any(bare.startswith(prefix) for prefix in _PREFIXES):
         bare = next(bare.removeprefix(prefix) for prefix in _PREFIXES if bare.startswith(prefix))

@@ -1,4 +1,7 @@
-"""The first rows of every dataset and table of a stage, without torch, `datasets` or the network."""
+"""Checks of the first rows of every dataset and table of a stage.
+
+They need no torch, no `datasets` and no network.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ _NUM_SHOWN = 3
 
 
 def check_data(config: Config, *, catalogue: Catalogue) -> Iterator[Finding]:
-    """Yield what is wrong with the datasets of a stage; the catalogue says what workflows and rewards read."""
+    """Yield the problems of a stage's datasets.
+
+    The catalogue says which columns workflows and rewards read.
+    """
     for key, taskset in tasksets(config).items():
         workflow = catalogue.entry("workflow", taskset.default_workflow_type)
         own = workflow.default_reward_fn if workflow is not None else None
@@ -50,7 +56,7 @@ def check_data(config: Config, *, catalogue: Catalogue) -> Iterator[Finding]:
 
 
 def check_tables(config: Config, *, written: Collection[str]) -> Iterator[Finding]:
-    """Yield what is wrong with the demonstrations in databases, but for those that a stage before has `written`."""
+    """Yield problems of demonstrations in databases, except `written` ones."""
     if config.mode not in ("both", "train"):
         return
     for name, buffer in config.buffer.trainer_input.auxiliary_buffers.items():
@@ -62,7 +68,7 @@ def check_tables(config: Config, *, written: Collection[str]) -> Iterator[Findin
 
 
 def tasksets(config: Config) -> dict[str, TasksetConfig]:
-    """Return the tasksets that a stage reads by their keys; none for a trainer alone."""
+    """Return the tasksets that a stage reads, by key; none in mode train."""
     section, key = config.buffer.explorer_input, "buffer.explorer_input"
     if config.mode == "train":
         return {}
@@ -71,13 +77,13 @@ def tasksets(config: Config) -> dict[str, TasksetConfig]:
 
 
 def trained_dataset(config: Config) -> ExperienceBufferConfig | None:
-    """Return the dataset that is trained on, if there is one."""
+    """Return the training dataset, if any."""
     output = config.buffer.trainer_input.experience_buffer
     return output if output is not None and output.storage_type == "file" and config.mode == "train" else None
 
 
 def _datasets(config: Config) -> Iterator[tuple[str, ExperienceBufferConfig, str | None]]:
-    """Yield key, configuration and kind of training of each dataset that is trained on."""
+    """Yield key, configuration and training type of each training dataset."""
     output = trained_dataset(config)
     if output is not None:
         yield OUTPUT, output, output.schema_type
@@ -97,14 +103,14 @@ def check_taskset(
     needs_truth: bool = False,
     schema: str | None = None,
 ) -> list[Finding]:
-    """Return what is wrong with a dataset, from its first 50 rows.
+    """Return the problems of a dataset, from its first 50 rows.
 
     A hub id and a folder written by `save_to_disk` are accepted unseen.
 
     Args:
         path: file, folder or hub id.
-        split: split that is asked for.
-        subset_name: subset that is asked for.
+        split: the split to read.
+        subset_name: the subset to read.
         fmt: names of the columns.
         where: the key of its section.
         needs_prompt: the workflow reads the prompt's column.
@@ -129,7 +135,9 @@ def check_taskset(
 
 
 def check_table(path: str | None, *, name: str, fmt: FormatConfig, schema: str, where: str) -> list[Finding]:
-    """Return what is wrong with a buffer in a database, from its first 50 rows.
+    """Return the problems of a buffer in a database.
+
+    Only its first 50 rows are read.
 
     Args:
         path: URL of the database.
@@ -186,7 +194,7 @@ def _finding(code: str, where: str, message: object) -> Finding:
 
 
 def _first_of_each(bad: list[tuple[str, str]], num_rows: int) -> list[tuple[str, str]]:
-    """Return the first few rows of each code, the last of them with the number of the others."""
+    """Return the first rows of each code, and the number of the others."""
     shown: list[tuple[str, str]] = []
     for code in dict.fromkeys(code for code, _ in bad):
         texts = [text for other, text in bad if other == code]

@@ -1,4 +1,4 @@
-"""Whether this machine has the GPUs that a stage asks for, and a vLLM that can use them."""
+"""Checks of the GPUs that a stage asks for, and of vLLM's support."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def check_devices(config: Config) -> Iterator[Finding]:
 
 
 def is_cpu_build() -> bool:
-    """Return whether the vLLM that is installed here computes on a CPU, by the names that vLLM itself goes by."""
+    """Return whether the installed vLLM is built for CPUs.
+
+    Checks the same variable and version as vLLM itself.
+    """
     if os.environ.get("VLLM_TARGET_DEVICE") == "cpu":
         return True
     try:
@@ -49,7 +52,7 @@ def is_cpu_build() -> bool:
 
 
 def _is_here(cluster: ClusterConfig) -> bool:
-    """Return whether a run has the GPUs of this machine alone, and not those of a cluster that it joins."""
+    """Return whether a run uses only this machine's GPUs, not a cluster's."""
     if cluster.runtime == "local" or cluster.ray_address in LOCAL:
         return True
     if cluster.node_num > 1 or cluster.ray_address != "auto":

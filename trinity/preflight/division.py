@@ -1,4 +1,4 @@
-"""By how many ranks a model can be divided, from its `config.json`; loads no tensor."""
+"""Ranks that can share a model, from its `config.json`; loads no tensor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STRATEGY = "trainer.trainer_strategy"
 
 
 def sequence_problem(config: Mapping[str, Any], size: int) -> str | None:
-    """Return why `size` ranks cannot share the sequences of a model; None if they can.
+    """Return why `size` ranks cannot share a model's sequences, or None.
 
     Args:
         config: contents of its `config.json`.
@@ -37,7 +37,7 @@ def sequence_problem(config: Mapping[str, Any], size: int) -> str | None:
 
 
 def row_problem(kind: str, size: int) -> str:
-    """Return why `size` ranks cannot share the tokens of a row where models of type `kind` are computed row by row."""
+    """Return why `size` ranks cannot share a row's tokens for type `kind`."""
     return (
         f"{SEQUENCE} {size}: models of type {kind} are computed row by row, so that ranks cannot share a row's tokens; "
         "write 1"
@@ -45,7 +45,7 @@ def row_problem(kind: str, size: int) -> str:
 
 
 def tensor_problem(config: Mapping[str, Any], size: int) -> str | None:
-    """Return why `size` ranks cannot share the matrices of a model; None if they can.
+    """Return why `size` ranks cannot share a model's matrices, or None.
 
     Args:
         config: contents of its `config.json`.
@@ -63,7 +63,7 @@ def tensor_problem(config: Mapping[str, Any], size: int) -> str | None:
 
 
 def pipeline_problem(config: Mapping[str, Any], size: int) -> str | None:
-    """Return why `size` stages cannot share the layers of a model; None if they can.
+    """Return why `size` stages cannot share a model's layers, or None.
 
     Args:
         config: contents of its `config.json`.
@@ -86,9 +86,10 @@ def family_problem(kind: str) -> str:
 
 
 def check_division(config: Config) -> Iterator[Finding]:
-    """Yield why the trainer's processes cannot divide the model or its critic as the configuration says.
+    """Yield why the trainer's processes cannot divide model or critic.
 
-    A folder without a readable `config.json` is for `check_model_dir`.
+    The configuration says how to divide them. `check_model_dir` reports a folder without a readable
+    `config.json`.
     """
     trainer, model, critic = config.trainer, config.model, config.trainer.trainer_config.critic
     if config.mode not in ("both", "train"):
@@ -143,6 +144,6 @@ def _problems(
 
 
 def _heads(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the attention heads of a model and its key-value heads, under the names of its family."""
+    """Return the attention and key-value heads, under the family's names."""
     heads = int(config.get("num_attention_heads") or config.get("n_head") or 1)
     return heads, int(config.get("num_key_value_heads") or heads)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_extras(config: Config, *, catalogue: Catalogue) -> Iterator[Finding]:
-    """Yield each package that the stage needs and this machine lacks (E3301); vLLM is told with the devices."""
+    """Yield each missing package (E3301); `check_devices` reports vLLM."""
     for key, package, way_out, other in _needed(config, catalogue):
         if not is_installed(package):
             message = f"`{key}` needs the package {package}, which is not installed"

@@ -1,4 +1,4 @@
-"""Whether trainer and engines know how to compute the families of the models."""
+"""Checks that trainer and engines support the families of the models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def check_families(config: Config) -> Iterator[Finding]:
-    """Yield why the models of a stage cannot be trained or sample, from their `config.json` and what was found."""
+    """Yield why models of a stage cannot train or sample.
+
+    Reads their `config.json`; the vLLM check also depends on the installed build.
+    """
     trains = config.mode in ("both", "train")
     if trains:
         yield from _of_trainer(config)
@@ -60,7 +63,7 @@ def _of_experts(config: Config) -> Iterator[Finding]:
 
 
 def _of_loading(config: Config, *, trains: bool) -> Iterator[Finding]:
-    """Yield why models cannot be loaded as language models, or not be served by the torch engine."""
+    """Yield why models cannot be loaded, or served by the torch engine."""
     limit, engine = config.model.max_model_len, config.explorer.rollout_model.engine_type
     overrides = config.trainer.trainer_config.actor_rollout_ref.model.override_config
     models = [(POLICY, config.model.model_path, config.mode != "train" and engine == "torch", limit)]
@@ -84,7 +87,10 @@ def _of_vllm(config: Config) -> Iterator[Finding]:
 
 
 def _model_type(path: str | None) -> str:
-    """Return the family of the model in a folder; empty for what is no model's folder, which others report."""
+    """Return the model family of a folder.
+
+    Returns an empty string if the folder holds no model, which other checks report.
+    """
     try:
         return str(read_mapping(Path(path or "").expanduser() / "config.json").get("model_type"))
     except (Unreadable, OSError):

@@ -1,4 +1,4 @@
-"""Checks of models that give numbers, critic and reward model: head and vocabulary; loads no tensor."""
+"""Checks of heads and vocabularies of critic, reward and teacher models."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ REWARD_MODEL = "trainer.trainer_config.reward_model.model.path"
 
 
 def critic_findings(path: str | Path, policy: str | Path) -> list[Finding]:
-    """Return why the model of the folder `path` cannot be the critic of that of `policy`; empty if it can.
+    """Return why the model at `path` cannot be the critic of `policy`.
 
-    Folders that are not complete models are for `check_model_dir` and give nothing here.
+    Empty if it can. Also empty for incomplete model folders, which `check_model_dir` reports.
     """
     own, other = Path(path).expanduser(), Path(policy).expanduser()
     try:
@@ -28,7 +28,7 @@ def critic_findings(path: str | Path, policy: str | Path) -> list[Finding]:
 
 
 def reward_model_findings(path: str | Path) -> list[Finding]:
-    """Return why the model of the folder `path` is no sequence classifier with one label; empty if it is one."""
+    """Return why `path` is no sequence classifier with one label, or nothing."""
     own = Path(path).expanduser()
     try:
         headers = read_headers(own)
@@ -47,9 +47,9 @@ def reward_model_findings(path: str | Path) -> list[Finding]:
 
 
 def teacher_findings(path: str | Path, student: str | Path, *, key: str) -> list[Finding]:
-    """Return why the model of the folder `path` cannot be the teacher of that of `student`; empty if it can.
+    """Return why the model at `path` cannot be the teacher of `student`.
 
-    Folders without a `tokenizer.json` are compared when the run starts.
+    Empty if it can. Folders without a `tokenizer.json` are compared when the run starts.
     """
     files = [Path(folder).expanduser() / "tokenizer.json" for folder in (path, student)]
     try:

@@ -1,4 +1,4 @@
-"""Checks of a model directory for what loads it: families that the engine or the trainer does not know.
+"""Checks that the engine or the trainer can load a model's family.
 
 Reads `config.json` and a table of the installed transformers as text; imports neither.
 """
@@ -23,7 +23,7 @@ _TABLE = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 
 @cache
 def causal_families() -> frozenset[str]:
-    """Return the model types that the installed transformers loads as causal language models; empty if unknown."""
+    """Return the causal model types of transformers; empty if unknown."""
     spec = importlib.util.find_spec("transformers")
     for folder in (spec.submodule_search_locations or []) if spec is not None else []:
         file = Path(folder, "models", "auto", "modeling_auto.py")
@@ -43,9 +43,11 @@ def check_loading(
     overrides: Mapping[str, Any] | None = None,
     key: str = POLICY,
 ) -> list[Finding]:
-    """Return why the model of the folder `path` cannot be loaded or not be served; empty if it can.
+    """Return why the model at `path` cannot be loaded or served.
 
-    Folders that are not complete models are for `check_model_dir` and give nothing here.
+    Empty if it can.
+
+    Incomplete model folders give nothing here; `check_model_dir` reports them.
 
     Args:
         path: the directory.

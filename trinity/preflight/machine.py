@@ -1,4 +1,4 @@
-"""Everything that this machine lacks for a plan, and the refusal of a run on it."""
+"""Checks of a plan against this machine, and the refusal to run there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ Check = Callable[[Config], Iterator[Finding]]
 
 
 def check_machine(plan: Plan) -> list[Finding]:
-    """Return what this machine lacks for a plan: models, data, devices, a folder to write in, space."""
+    """Return what this machine lacks for a plan.
+
+    Checks models, data, devices, write access to the folder, and disk space.
+    """
     found: list[Finding] = []
     written: set[str] = set()
     for stage in plan.stages:
@@ -66,7 +69,7 @@ def refuse_unfit_machine(plan: Plan) -> None:
 
 
 def _looked_at(stage: StagePlan, key: str, check: Check) -> list[Finding]:
-    """Return what `check` finds; a path that the system cannot even look at is a finding at `key`."""
+    """Return the findings of `check`; an inaccessible path is one at `key`."""
     try:
         return [stage.placed(finding) for finding in check(stage.config)]
     except (OSError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""Checks of a model directory before anything heavy is imported: files, weights, vocabulary, chat template.
+"""Checks of a model directory before any heavy import.
 
-Reads `config.json`, the tokenizer's files and the headers of the weight files; runs no code of the model and loads
-no tensor.
+They check files, weights, vocabulary and chat template. They read `config.json`, the tokenizer's files and the
+headers of the weight files, run no code of the model, and load no tensor.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def check_model_dir(
     is_classifier: bool = False,
     supported: Collection[str] | None = None,
 ) -> list[Finding]:
-    """Return everything that is wrong with the model in a directory; empty if it can be used.
+    """Return all problems of the model in a directory; empty if none.
 
     Args:
         path: the directory, in the layout of Hugging Face.
@@ -127,9 +127,9 @@ def _read_config(root: Path, findings: list[Finding], *, key: str) -> dict[str, 
 
 @cache
 def known_model_types() -> frozenset[str]:
-    """Return the model types of the installed transformers, read from its table without importing it.
+    """Return the model types of the installed transformers.
 
-    Empty where the table is not found.
+    They are read from its table without importing it. Empty if the table is not found.
     """
     spec = importlib.util.find_spec("transformers")
     for folder in (spec.submodule_search_locations or []) if spec is not None else []:
@@ -255,7 +255,7 @@ def _configured_template_findings(custom: str | None, path: str | Path | None) -
 
 
 def syntax_findings(source: str, text: str, *, key: str) -> Iterator[Finding]:
-    """Yield the syntax error of a chat template; the template is parsed, never rendered."""
+    """Yield the syntax error of a chat template, which is parsed only."""
     from jinja2 import TemplateSyntaxError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

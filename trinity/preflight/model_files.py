@@ -1,6 +1,7 @@
-"""What the files of a model directory say: `config.json`, the tokenizer's, the headers of the weights.
+"""Contents of the files of a model directory.
 
-Runs no code of the model and loads no tensor.
+Reads `config.json`, the tokenizer's files and the headers of the weights. Runs no code of the model and loads
+no tensor.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ MAX_HEADER_BYTES = 100 * 1024 * 1024
 
 
 class Unreadable(Exception):
-    """A file that cannot be read as what its name says; the message says why."""
+    """A file whose content does not fit its name; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class _Header:
-    """What the header of a safetensors file says.
+    """The header of a safetensors file.
 
     Attributes:
         shapes: shape of each tensor by name.
@@ -71,7 +72,7 @@ def _read_header(path: Path) -> _Header:
 
 
 def read_headers(root: Path, faults: list[str] | None = None) -> dict[str, list[int]]:
-    """Return the shape of every tensor of the model; append to `faults` what is wrong with its weight files."""
+    """Return the shape of every tensor; append weight problems to `faults`."""
     faults = [] if faults is None else faults
     names, missing = _weight_files(root, faults)
     shapes: dict[str, list[int]] = {}
@@ -110,7 +111,7 @@ def _weight_files(root: Path, faults: list[str]) -> tuple[list[str], list[str]]:
 
 
 def embedding_rows(config: dict[str, Any], headers: dict[str, list[int]]) -> int | None:
-    """Return how many tokens a model's embedding knows, if its weights or its configuration say so."""
+    """Return the embedding's tokens from weights or configuration, if known."""
     for name, shape in headers.items():
         if name.endswith(EMBEDDING_NAMES) and len(shape) == 2:
             return shape[0]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_policy(config: Config) -> Iterator[Finding]:
-    """Yield what is wrong with the model that samples and is trained, its adapter and its chat template."""
+    """Yield the problems of the policy model, its adapter and chat template."""
     model = config.model
     for adapter in model.lora_configs or ():
         if adapter.path is None and model.model_path and config.mode in ("both", "train"):
@@ -44,7 +44,7 @@ def check_policy(config: Config) -> Iterator[Finding]:
 
 
 def check_auxiliary(config: Config) -> Iterator[Finding]:
-    """Yield what is wrong with the auxiliary models; the first may be a teacher."""
+    """Yield the problems of the auxiliary models; the first may be a teacher."""
     advantage = ADVANTAGE_FN.contents.get(config.algorithm.advantage_fn or "")
     for index, auxiliary in enumerate(config.explorer.auxiliary_models if config.mode != "train" else ()):
         if auxiliary.engine_type == "external":
@@ -58,7 +58,7 @@ def check_auxiliary(config: Config) -> Iterator[Finding]:
 
 
 def check_critic(config: Config) -> Iterator[Finding]:
-    """Yield what is wrong with the critic's model, where it is another one than the policy's."""
+    """Yield the problems of the critic's model unless it is the policy's."""
     model = config.model
     path = model.critic_model_path
     if not config.trainer.trainer_config.critic.enable or not path or path == model.model_path:
@@ -75,7 +75,7 @@ def check_critic(config: Config) -> Iterator[Finding]:
 
 
 def check_reward_model(config: Config, *, catalogue: Catalogue) -> Iterator[Finding]:
-    """Yield what is wrong with the model of a reward model that is a sequence classifier."""
+    """Yield the problems of a reward model that is a sequence classifier."""
     section = config.trainer.trainer_config.reward_model
     worker = catalogue.entry("reward_model", section.worker)
     is_classifier = worker is not None and worker.is_classifier

@@ -1,4 +1,4 @@
-"""Prompts that are longer than the run takes, counted by the model's `tokenizer.json`."""
+"""Checks of prompt lengths, counted with the model's `tokenizer.json`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_ROWS = 1000
 
 
 def check_prompts(config: Config) -> Iterator[Finding]:
-    """Yield, for each taskset with prompts that are too long, how many there are (W4014)."""
+    """Yield the number of too long prompts of each taskset (W4014)."""
     model = config.model
     if model.max_prompt_tokens is None or model.max_model_len is None:
         return
@@ -45,11 +45,11 @@ def check_prompts(config: Config) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class LongPrompts:
-    """What was counted.
+    """The counts of a taskset's long prompts.
 
     Attributes:
         num_long: prompts above the limit.
-        num_rows: prompts that were looked at.
+        num_rows: prompts that were counted.
         longest: tokens of the longest one.
     """
 
@@ -59,9 +59,10 @@ class LongPrompts:
 
 
 def long_prompts(taskset: TasksetConfig, *, model: Path, limit: int) -> LongPrompts | None:
-    """Return how many of a taskset's first rows have a prompt above `limit` tokens; None where that cannot be told.
+    """Return how many first rows have prompts above `limit` tokens.
 
-    The text of the messages is counted, not what the chat template adds: more prompts than those may be too long.
+    Returns None if that is unknown. Counts the text of the messages without what the chat template adds, so
+    more prompts than these may be too long.
     """
     file = model / "tokenizer.json"
     if not file.is_file() or not taskset.path or taskset.storage_type != "file":
@@ -82,7 +83,7 @@ def long_prompts(taskset: TasksetConfig, *, model: Path, limit: int) -> LongProm
 
 
 def _texts(values: dict[str, Any], fmt: FormatConfig, *, kind: str) -> Iterator[str]:
-    """Yield the texts of a row's prompt: of its messages, or the system prompt and the user's."""
+    """Yield the texts of a row's messages, or its system and user prompts."""
     row = decoded(fmt, values, kind=kind)
     prompt = row.get(fmt.messages_key if kind == "messages" else fmt.prompt_key)
     if isinstance(prompt, str):

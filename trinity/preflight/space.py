@@ -1,4 +1,4 @@
-"""The folder that a stage writes into: whether it can, and whether two checkpoints find room."""
+"""Checks that a stage can write its folder and store two checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = "checkpoint_root_dir"
 
 
 def check_space(config: Config) -> Iterator[Finding]:
-    """Yield why the job folder cannot be written (E3601), or may become too large for its disk (W3702)."""
+    """Yield an unwritable job folder (E3601) or a disk too small (W3702)."""
     job = Path(config.checkpoint_job_dir)
     there = next(folder for folder in (job, *job.parents) if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):

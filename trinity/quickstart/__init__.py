@@ -1,1 +1,4 @@
-"""The quickstart: a folder with data, a tiny model and a YAML file that trains it in two minutes, and its summary."""
+"""The quickstart: a tiny model trained in two minutes, and its summary.
+
+It writes a folder with data, the model and a YAML file.
+"""

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def initial_accuracy(config: Config) -> float | None:
-    """Return the accuracy of `config`'s own model on its evaluation tasksets; None if it has none.
+    """Return the accuracy of `config`'s model on its evaluation tasksets.
+
+    Returns None if there are no evaluation tasksets.
 
     Args:
         config: resolved configuration of a stage that evaluates.

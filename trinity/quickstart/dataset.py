@@ -1,9 +1,10 @@
-"""The generated task of the quickstart: two-digit addition with the columns and carries written out.
+"""The generated task of the quickstart: two-digit addition.
 
-Rows have GSM8K's form: `question` is `47+58`, `answer` is the working, a newline, `#### ` and the result. A pair of
-numbers and its mirror (47+58 and 58+47) always fall on the same side of the split, so nothing of the test set is
-seen in training. In most demonstrations of the warm-up set every carry is forgotten: a model that imitates them
-knows both ways, and reinforcement has something to choose from.
+The solutions write out columns and carries. Rows have GSM8K's form: `question` is `47+58`; `answer` is the
+working, a newline, `#### ` and the result. A pair of numbers and its mirror (47+58 and 58+47) always fall on
+the same side of the split, so training never sees a problem of the test set. Most demonstrations of the warm-up
+set forget every carry. A model that imitates them knows both ways, so reinforcement has something to choose
+from.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def fnv1a_32(text: str) -> int:
 
 
 def is_held_out(left: int, right: int) -> bool:
-    """Return whether this pair, in either order, belongs to the test set (a tenth of all pairs)."""
+    """Return whether this pair, in any order, is in the test set (a tenth)."""
     first, second = sorted(f"{number:0{DIGITS}d}" for number in (left, right))
     return (fnv1a_32(f"{first}|{second}=") >> 7) % HELD_OUT_OF == 0
 
@@ -46,7 +47,9 @@ def question(left: int, right: int) -> str:
 
 
 def solution(left: int, right: int, *, is_carrying: bool = True) -> str:
-    """Return the columns from the lowest digit and the result: `7+8+0=15,4+5+1=10` and `#### 105` on the next line.
+    """Return the working, from the lowest digit, and the result.
+
+    For 47 + 58: `7+8+0=15,4+5+1=10`, and `#### 105` on the next line.
 
     Args:
         left: first number, below 100.
@@ -82,13 +85,13 @@ def test_rows() -> list[dict[str, str]]:
 
 
 def train_rows(seed: int) -> list[dict[str, str]]:
-    """Return the problems for reinforcement, drawn from `seed`; only their results are used."""
+    """Return problems for reinforcement from `seed`; only results are used."""
     pairs = _training_pairs(random.Random(f"train-{seed}"))
     return [_row(next(pairs)) for _ in range(NUM_TRAIN)]
 
 
 def sft_rows(seed: int) -> list[dict[str, str]]:
-    """Return the demonstrations for the warm-up, drawn from `seed`; most of them forget every carry."""
+    """Return warm-up demonstrations from `seed`; most forget every carry."""
     generator = random.Random(f"sft-{seed}")
     pairs = _training_pairs(generator)
     rows = []
@@ -99,7 +102,7 @@ def sft_rows(seed: int) -> list[dict[str, str]]:
 
 
 def write_jsonl(path: Path, rows: list[dict[str, str]]) -> None:
-    """Write one JSON object a line."""
+    """Write one JSON object per line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 

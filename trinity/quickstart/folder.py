@@ -17,7 +17,7 @@ DATA_FILES = ("train.jsonl", "test.jsonl", "sft.jsonl")
 
 @dataclass(frozen=True)
 class Quickstart:
-    """What `prepare` left behind.
+    """The quickstart folder that `prepare` returns.
 
     Attributes:
         directory: the folder.
@@ -31,14 +31,14 @@ class Quickstart:
 
 
 def prepare(directory: Path, *, seed: int = 42) -> Quickstart:
-    """Write the quickstart folder; files that are there already, edited or not, are left as they are.
+    """Write the quickstart folder; leave existing files unchanged.
 
     Args:
         directory: created if missing.
         seed: of the weights, the data and the run.
 
     Raises:
-        ConfigError: the folder was made with another seed, or something else lies at `directory`.
+        ConfigError: the folder was made with another seed, or `directory` is something else.
     """
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"--dir must be a folder, got the file {directory}; choose another --dir", code="E1090")

@@ -1,7 +1,8 @@
-"""The tiny model of the quickstart: a Llama of 0.43 million parameters with a tokenizer for sums.
+"""The tiny model of the quickstart: a Llama with a tokenizer for sums.
 
-It is an ordinary Hugging Face folder, which the run reads as it would read any other model. Its files are written
-without importing torch: preparing the folder takes no time, and the run still chooses its threads first.
+It has 0.43 million parameters, in an ordinary Hugging Face folder that the run reads like any other model. The
+files are written without importing torch: preparing the folder is fast, and the run can still set its number of
+threads.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def model_config() -> dict[str, Any]:
 
 
 def build_weights(seed: int) -> dict[str, np.ndarray]:
-    """Return random float32 weights drawn from `seed`, under the names of a Llama checkpoint."""
+    """Return float32 weights drawn from `seed`, under the names of a Llama."""
     generator = np.random.Generator(np.random.PCG64(seed))
 
     def normal(rows: int, columns: int) -> np.ndarray:
@@ -86,7 +87,7 @@ def build_weights(seed: int) -> dict[str, np.ndarray]:
 
 
 def build_tokenizer() -> Tokenizer:
-    """Return a tokenizer of one token a character; the mark before the result is one token too."""
+    """Return a tokenizer: a token per character, one for the result's mark."""
     tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"{ANSWER_MARK}|."), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -108,7 +109,7 @@ def tokenizer_config() -> dict[str, Any]:
 
 
 def write_model(directory: Path, *, seed: int) -> None:
-    """Write weights, configuration, tokenizer and chat template into `directory`."""
+    """Write weights, configuration, tokenizer and chat template."""
     directory.mkdir(parents=True, exist_ok=True)
     save_file(build_weights(seed), directory / "model.safetensors", metadata={"format": "pt"})
     build_tokenizer().save(str(directory / "tokenizer.json"))

@@ -1,4 +1,4 @@
-"""What a quickstart run achieved: numbers, where the outputs are, and what to do next."""
+"""The summary of a quickstart run: results, output paths, next steps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ class StageRun:
 
 @dataclass(frozen=True)
 class StageSummary:
-    """One stage in numbers; accuracies are greedy and held out, in [0, 1], None where nothing was evaluated."""
+    """The results of one stage.
+
+    Accuracies are greedy and held out, in [0, 1]; None where nothing was evaluated.
+    """
 
     name: str
     job_dir: str
@@ -53,7 +56,10 @@ class StageSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """The whole run in numbers; `accuracy_before` and `accuracy_after` are those of the last evaluated stage."""
+    """The results of the whole run.
+
+    `accuracy_before` and `accuracy_after` are those of the last evaluated stage.
+    """
 
     seed: int
     accuracy_before: float | None
@@ -65,7 +71,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class StageCurves:
-    """What a stage's `metrics.jsonl` says over its steps."""
+    """The curves of a stage's `metrics.jsonl` over its steps."""
 
     loss: Points
     reward: Points
@@ -75,7 +81,7 @@ class StageCurves:
 
 
 def read_curves(job_dir: Path) -> StageCurves:
-    """Return the curves of a stage; empty ones if it has written no metrics."""
+    """Return the curves of a stage; empty ones if it wrote no metrics."""
     records = read_metrics(job_dir / "metrics.jsonl")
     trained = [record for record in records if headline.loss(record) is not None]
     return StageCurves(
@@ -101,7 +107,7 @@ def latest_hf_model(job_dir: Path) -> Path | None:
 def summarize(stages: Sequence[StageRun], *, seed: int, initial_accuracy: float | None = None) -> Summary:
     """Return the numbers of a run.
 
-    A stage without evaluations of its own ends with the accuracy that the next one starts from.
+    A stage without its own evaluations ends with the initial accuracy of the next stage.
 
     Args:
         stages: in the order they ran.
@@ -150,7 +156,9 @@ def _total(stages: list[StageSummary], seed: int) -> Summary:
 
 
 def keep_known_times(stages: Sequence[StageRun], directory: Path, *, started: float) -> list[StageRun]:
-    """Return `stages` with the times of an earlier summary for those that did nothing in this run.
+    """Return `stages`, with earlier times for stages that did no work now.
+
+    The times come from the summary of an earlier run.
 
     Args:
         stages: as they ran now; a stage that was complete already took no time.
@@ -181,7 +189,10 @@ def write_summary(summary: Summary, directory: Path) -> Path:
 
 
 def write_curve(summary: Summary, directory: Path) -> Path:
-    """Draw loss, reward and held-out accuracy over the steps of each stage; return the path of the PNG."""
+    """Plot loss, reward and held-out accuracy over the steps of each stage.
+
+    Returns the path of the PNG.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -225,7 +236,10 @@ def next_steps(summary: Summary, config: Path) -> list[str]:
 
 
 def command(name: str) -> str:
-    """Return how to call a program of this environment: by name if the shell finds that one, by its path if not."""
+    """Return how to call a program of this environment.
+
+    Returns its name if the shell finds that program, otherwise its path.
+    """
     own = Path(sys.executable).parent / name
     found = shutil.which(name)
     if not own.exists() or (found is not None and Path(found).samefile(own)):

@@ -1,4 +1,4 @@
-"""The YAML file of the quickstart, written for people who will change it."""
+"""The YAML file of the quickstart, meant to be edited."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ stages:
 
 
 def render(directory: Path, *, seed: int) -> str:
-    """Return the YAML of the quickstart in `directory`; its paths are absolute, so that it runs from anywhere."""
+    """Return the quickstart's YAML with absolute paths below `directory`."""
     root = directory.absolute()
     places = {
         "checkpoint_root_dir": root / "checkpoints",

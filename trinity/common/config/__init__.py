@@ -1,4 +1,4 @@
-"""Configuration: schema, reading, checking and derived values. Imports neither torch nor ray."""
+"""Configuration: schema, reading, checks, derivation; no torch, no ray."""
 
 from trinity.common.config.algorithm import AlgorithmConfig
 from trinity.common.config.buffer import (

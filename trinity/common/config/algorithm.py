@@ -27,7 +27,7 @@ SchedulerType = Literal["constant", "linear", "cosine"]
 
 
 class OptimizerConfig(Section):
-    """Optimizer of the actor; these values win over the ones of `trainer.trainer_config`."""
+    """Optimizer of the actor; overrides `trainer.trainer_config`."""
 
     lr: NonNegative = key(1e-6, "Peak learning rate, >= 0; above 0.1 is reported as unusual.", GUIDE)
     lr_warmup_steps: Annotated[Int, Field(ge=-1)] = key(
@@ -55,7 +55,7 @@ class OptimizerConfig(Section):
 
 
 class AlgorithmConfig(Section):
-    """Type of algorithm and its functions; what is left out is the default of the type."""
+    """Algorithm type and its functions; absent keys default to the type's."""
 
     algorithm_type: str = key("grpo", "Algorithm: grpo, sft, ... (the catalogue lists all).", GUIDE)
     repeat_times: Count | None = key(None, "Rollouts per task, >= 1; null: the default of algorithm_type.", GUIDE)

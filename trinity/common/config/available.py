@@ -1,7 +1,8 @@
-"""What this version can do: each written value against what the schema says at its field.
+"""Checks of each written value against the support that its key declares.
 
-Every key of the published configuration exists in the schema. What is refused of one is marked where it is declared
-(`Facts`): for now (`E1900`), or for a reason that stays. It is answered, never ignored. Defaults are always fine.
+The schema has every key of the published configuration. A key that is not fully served is marked where it is
+declared (`Facts`): not yet (`E1900`), or for a permanent reason. Such a value is reported, never ignored.
+Defaults are always accepted.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _SAID = {"E1886": "is refused", "E1857": "is not done here"}
 
 
 def check_available(resolution: Resolution) -> None:
-    """Note each written value that is not served, or that changes nothing, once."""
+    """Note once each written value that is refused or changes nothing."""
     told: set[Path | str] = set()
     for path in dict.fromkeys(_value_path(leaf) for leaf in resolution.tree.leaves()):
         place, facts = facts_at(path)
@@ -84,14 +85,14 @@ def _refuse(resolution: Resolution, path: Path, support: Support) -> None:
 
 
 def _value_path(leaf: Path) -> Path:
-    """Return the path of the value that a leaf belongs to: a list of words is one value."""
+    """Return the path of the value of a leaf; a list of words is one value."""
     while leaf and isinstance(leaf[-1], int):
         leaf = leaf[:-1]
     return leaf
 
 
 def _is_unused(resolution: Resolution, path: Path) -> bool:
-    """Return whether a section is not used: the explorer's in mode train, the critic's without one."""
+    """Return whether this run does not read the section of a key."""
     trainer = resolution.config.trainer
     if path[:3] == path_of(CRITIC) and not may_read_values(resolution):
         return True
@@ -103,7 +104,7 @@ def _is_unused(resolution: Resolution, path: Path) -> bool:
 
 
 def _value(resolution: Resolution, path: Path) -> Any:
-    """Return the written value as the schema reads it: `no` is false, `None` is null."""
+    """Return the written value as the schema reads it: `no` is false."""
     try:
         return plain_value(value_at(resolution.typed, path))
     except KeyError:
@@ -111,7 +112,7 @@ def _value(resolution: Resolution, path: Path) -> Any:
 
 
 def _is_repeated(resolution: Resolution, path: Path, value: Any) -> bool:
-    """Return whether a key only repeats the value that it would have from another key."""
+    """Return whether a key only repeats the value of another key."""
     facts = facts_at(path)[1]
     other = facts.mirrors or facts.default_from
     return other is not None and bool(facts.value_from(resolution.get(key_named(other))) == value)

@@ -1,6 +1,6 @@
-"""What every section of the configuration shares: strictness, number types and documented fields.
+"""Base of all sections: strictness, number types, documented fields.
 
-A field is documented where it is declared: meaning, unit, range, and the place that its default comes from.
+A field is documented where it is declared: meaning, unit, range and the source of its default.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ S = TypeVar("S", bound="Section")
 
 
 class Section(BaseModel):
-    """A mapping of the YAML file: unknown keys are errors, values do not change after validation."""
+    """A mapping of the YAML file; unknown keys are errors, values are frozen."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -38,7 +38,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _bare_none(cls, data: Any) -> Any:
-        """Read the bare word `None` as null where a field may be null, and an empty section as its defaults."""
+        """Read `None` as null where allowed, and an empty section as defaults."""
         if data is None:
             return {}
         if not isinstance(data, dict):
@@ -54,7 +54,7 @@ def _null(model: type[Section], name: str, value: Any) -> Any:
 
 
 def _is_blank(model: type[Section], name: str, value: Any) -> bool:
-    """Return whether a list or mapping was left empty in the file (`eval_tasksets:`)."""
+    """Return whether a list or mapping is empty (`eval_tasksets:`)."""
     field = model.model_fields.get(name)
     return value is None and field is not None and typing.get_origin(field.annotation) in (tuple, dict)
 
@@ -68,7 +68,7 @@ def is_optional(annotation: Any) -> bool:
 
 
 def _not_bool(value: Any) -> Any:
-    """Refuse a boolean where a number is expected; Python would count it as 0 or 1."""
+    """Refuse a boolean as a number; Python would count it as 0 or 1."""
     if isinstance(value, bool):
         raise ValueError(f"expected a number, got the boolean {str(value).lower()}")
     return value
@@ -87,11 +87,13 @@ Args = dict[str, Any]
 
 @dataclass(frozen=True)
 class Support:
-    """What is refused of a key: every value but its default and `only`. A key without it takes every value.
+    """The refused values of a key: all but its default and `only`.
+
+    Without `Support`, a key takes every value.
 
     Attributes:
         only: the other values that are served.
-        why: a reason that stays; empty: the rest comes in a later version.
+        why: the permanent reason; empty: other values come in a later version.
         instead: what to write; null: one of `only`, or nothing.
         code: of the problem.
     """
@@ -112,7 +114,7 @@ class Idle:
 
 @dataclass(frozen=True)
 class Renamed:
-    """The key to write in place of an older one, and the version that introduced it."""
+    """The new name of a renamed key, and the version that introduced it."""
 
     new: str
     since: str
@@ -120,14 +122,14 @@ class Renamed:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a key beside its type, its default and its meaning; everything may be absent.
+    """Properties of a key beside type, default and meaning; all optional.
 
     Attributes:
         support: what of it is refused; null: nothing.
         idle: a value that changes nothing.
         mirrors: the key that is another name of this one: what is written under one name holds under both.
-        default_from: the key whose value this one has where it is left out.
-        unless: this key only says whether that value is another one than this; null: it has the same value.
+        default_from: the key that provides the value if this one is absent.
+        unless: this key is true if that value differs from this one; null: it has the same value.
         set_from: the key that is written in place of this one, which may only repeat it.
         renamed: the newer name.
         at: facts of keys below a section that hold at this place of it only, by their path from here.
@@ -143,7 +145,7 @@ class Facts:
     at: Mapping[str, Facts] = dataclasses.field(default_factory=dict)
 
     def value_from(self, other: Any) -> Any:
-        """Return the value that this key has from that of the key that it follows."""
+        """Return this key's value, given the value of the key that it follows."""
         return other if self.unless is None else other != self.unless
 
 
@@ -152,12 +154,12 @@ NO_FACTS = Facts()
 
 
 def only(*values: Any, instead: str | None = None) -> Support:
-    """Return that the default and `values` are served, and the rest comes in a later version."""
+    """Return that only the default and `values` are served so far."""
     return Support(values, instead=instead)
 
 
 def refused(*values: Any, why: str, instead: str, code: str = "E1886") -> Support:
-    """Return that everything but the default and `values` is refused, for a reason that stays."""
+    """Return that all but the default and `values` is refused permanently."""
     return Support(values, why, instead, code)
 
 
@@ -177,7 +179,7 @@ def key(
     renamed: Renamed | None = None,
     at: Mapping[str, Facts] | None = None,
 ) -> Any:
-    """Return a documented field; what follows `derived` is described at `Facts`.
+    """Return a documented field; `Facts` describes arguments after `derived`.
 
     Args:
         default: the value of an absent key; lists and dicts are copied.
@@ -188,7 +190,7 @@ def key(
         support: what of it is refused.
         idle: a value that changes nothing.
         mirrors: its other name.
-        default_from: whose value it has where it is left out.
+        default_from: the key that provides its value if it is absent.
         unless: the value of that key for which this one is false; for every other one it is true.
         set_from: what is written in its place.
         renamed: its newer name.
@@ -206,7 +208,7 @@ def key(
 
 
 def _described(text: str, facts: Facts) -> str:
-    """Return the help text of a key: its meaning, and the key that its value comes from."""
+    """Return the help text of a key, with the key that its value comes from."""
     other = facts.mirrors or facts.default_from
     if facts.set_from is not None:
         return f"{text.removesuffix('.')}; set from {facts.set_from}." if text else f"Set from {facts.set_from}."
@@ -230,18 +232,18 @@ def section(
 
 
 def facts_of(field: FieldInfo) -> Facts:
-    """Return the facts that stand at a field."""
+    """Return the facts declared at a field."""
     extra = field.json_schema_extra
     facts = extra.get("facts") if isinstance(extra, dict) else None
     return facts if isinstance(facts, Facts) else NO_FACTS
 
 
 def later(*names: str) -> dict[str, Facts]:
-    """Return, for `at`, that keys below a section come in a later version at this place of it."""
+    """Return facts for `at`: keys below a section come in a later version."""
     return {name: Facts(LATER) for name in names}
 
 
 def is_derived(field: FieldInfo) -> bool:
-    """Return whether the value of a field is computed, so that a user normally leaves it out."""
+    """Return whether the value of a field is computed, so usually not written."""
     extra = field.json_schema_extra
     return isinstance(extra, dict) and extra.get("derived") is True

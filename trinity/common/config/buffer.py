@@ -29,7 +29,7 @@ from trinity.common.config.model import TopK, TopP
 
 
 def _buffer_name(name: str) -> str:
-    """Return the name of a buffer or taskset if it can be a file, table or actor name."""
+    """Return a buffer or taskset name that fits a file, table or actor."""
     usable = 0 < len(name) <= 120 and not name.startswith(("-", "."))
     if not usable or not all(c.isalnum() or c in "_-.+ " for c in name):
         raise PydanticCustomError(
@@ -188,7 +188,7 @@ class TrainerInput(Section):
 
 
 class BufferConfig(Section):
-    """Sizes of batches, and where tasks and experiences lie."""
+    """Batch sizes, and the places of tasks and experiences."""
 
     batch_size: Count = key(1, "Tasks per explorer step, >= 1.", GUIDE)
     train_batch_size: Natural = key(

@@ -1,4 +1,4 @@
-"""The names that a configuration may use, handed in by the caller: config knows no component."""
+"""The names that a configuration may use; the caller supplies them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Contents = Mapping[str, Entry]
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Tables of contents by registry name, each name with its arguments and defaults.
+    """Tables of contents by registry name; each name has its arguments.
 
     The `args` of an algorithm type are its defaults: `repeat_times`, `advantage_fn`, `policy_loss_fn`,
     `kl_loss_fn`, `kl_penalty_fn`, `entropy_loss_fn`, `sample_strategy`, and their `..._args`.
@@ -22,7 +22,7 @@ class Catalogue:
         tables: entries by registry and name.
         bases: entries of the classes that plugins may derive from, by name of the class.
         plugins: names that plugin files register.
-        plugin_entries: what their classes say of themselves, for the registries whose classes do.
+        plugin_entries: the declarations of their classes, for registries that have declarations.
         has_unknown_plugins: a plugin file registers a name that only a run could tell.
     """
 
@@ -37,7 +37,10 @@ class Catalogue:
         return self.tables.get(registry, {})
 
     def entry(self, registry: str, name: str | None) -> Entry | None:
-        """Return the entry of a name; `None` for none, and for a plugin that says nothing of itself."""
+        """Return the entry of a name.
+
+        Returns `None` for an unknown name and for a plugin that declares nothing.
+        """
         if name is None:
             return None
         if name in self.plugins.get(registry, ()):
@@ -45,7 +48,7 @@ class Catalogue:
         return self.contents(registry).get(name)
 
     def is_built_in(self, registry: str, name: str | None) -> bool:
-        """Return whether a name is that of a built-in, not of a plugin."""
+        """Return whether a name belongs to a built-in, not to a plugin."""
         return name in self.contents(registry) and name not in self.plugins.get(registry, ())
 
     def names(self, registry: str) -> list[str]:
@@ -57,7 +60,7 @@ class Catalogue:
         return name in self.contents(registry) or name in self.plugins.get(registry, ())
 
     def nearest(self, registry: str, name: str) -> str | None:
-        """Return the known name that a typing error most likely meant."""
+        """Return the known name closest to a misspelled one."""
         return nearest(name, self.names(registry))
 
     def with_plugins(
@@ -67,5 +70,5 @@ class Catalogue:
         entries: Mapping[str, Contents] | None = None,
         has_unknown: bool = False,
     ) -> Catalogue:
-        """Return a catalogue that also knows what plugin files register and declare."""
+        """Return a catalogue extended by what plugin files register and declare."""
         return replace(self, plugins=names, plugin_entries=entries or {}, has_unknown_plugins=has_unknown)

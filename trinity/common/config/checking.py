@@ -1,4 +1,4 @@
-"""From a tree of values to a typed `Config`: every wrong key and value becomes one problem with its place."""
+"""Conversion of a tree to a typed `Config`, with a problem for each fault."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _MAX_ROUNDS = 4
 
 
 def check_schema(tree: Tree) -> tuple[Config, list[Finding], set[Path]]:
-    """Return the typed configuration, its problems, and the paths that were left out because of them.
+    """Return the typed configuration, its problems and the omitted paths.
 
-    What is broken takes its default in the returned configuration, so that the remaining rules can be checked too.
+    A broken value is replaced by its default, so that the other rules can be checked too.
     """
     rest = tree.copy()
     problems: list[Finding] = []
@@ -49,7 +49,7 @@ def check_schema(tree: Tree) -> tuple[Config, list[Finding], set[Path]]:
 
 
 def _drop(tree: Tree, path: Path) -> None:
-    """Remove a broken value; a broken list item takes the whole list along."""
+    """Remove a broken value; for a broken list item, remove the whole list."""
     while path and isinstance(path[-1], int):
         path = path[:-1]
     try:
@@ -59,7 +59,7 @@ def _drop(tree: Tree, path: Path) -> None:
 
 
 def _by_path(tree: Tree, error: ValidationError) -> dict[Path, list[ErrorDetails]]:
-    """Group pydantic's errors by the path that exists in the tree; unions report one value several times."""
+    """Group pydantic's errors by path; a union reports a value several times."""
     grouped: dict[Path, list[ErrorDetails]] = {}
     for details in error.errors(include_url=False):
         path: Path = ()
@@ -183,7 +183,10 @@ def _name_hint(value: Any) -> str | None:
 
 
 def _unknown_key(tree: Tree, path: Path) -> Finding:
-    """Name the key that was meant: veRL's name, a typing error in this section, or a key of another section."""
+    """Return the finding of an unknown key, with the key that was meant.
+
+    It may be veRL's name, a typing error in this section, or a key of another section.
+    """
     name = str(path[-1])
     key = dotted(path)
     model = model_at(path[:-1])

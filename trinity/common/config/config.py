@@ -46,7 +46,7 @@ FolderName = Annotated[str, AfterValidator(_folder_name)]
 
 
 class StageConfig(Section):
-    """One stage: its name and what differs from the global configuration, key by key."""
+    """One stage: its name and the keys that override the global ones."""
 
     stage_name: FolderName = key("", "Unique name; suffix of the experiment's name.", GUIDE)
     mode: ModeName | None = key(None, "Mode of the stage; null inherits.", GUIDE)

@@ -1,4 +1,4 @@
-"""Whose arguments `extra_engine_args` may hold: the engines' that are written there, and none that stand elsewhere."""
+"""Arguments that `extra_engine_args` may hold: those without other keys."""
 
 from __future__ import annotations
 

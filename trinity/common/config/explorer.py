@@ -29,7 +29,7 @@ from trinity.common.config.model import InferenceModelConfig
 
 
 class OverRolloutConfig(Section):
-    """Go on before the slowest tasks of a batch are done."""
+    """Continuation before the slowest tasks of a batch are done."""
 
     ratio: Annotated[Float, Field(ge=0, lt=1)] = key(0.0, "Share of tasks that need not be waited for, [0, 1).", GUIDE)
     wait_after_min: NonNegative = key(30.0, "Wait after the required share in seconds.", GUIDE)

@@ -1,4 +1,4 @@
-"""Keys that follow other keys: two names of one value, what a key has where it is left out, and what gives way."""
+"""Keys that depend on other keys: mirrors, defaults and overrides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trinity.common.config.schema_index import default_at, facts_below
 
 
 def mirrors(section: Key[object], *, but: tuple[Key[object], ...] = ()) -> Iterator[tuple[Key[Any], Key[Any]]]:
-    """Yield each key below a section that is another name of a key elsewhere, with that key.
+    """Yield each mirroring key below a section with the key that it mirrors.
 
     Args:
         section: where to look.
@@ -23,12 +23,12 @@ def mirrors(section: Key[object], *, but: tuple[Key[object], ...] = ()) -> Itera
 
 
 def join_mirrors(resolution: Resolution, section: Key[object], *, but: tuple[Key[object], ...] = ()) -> None:
-    """Give both names of a value the one of `section` if written there, else the other; warn of two values (W1816)."""
+    """Give two mirrored keys one value; that of `section` wins (W1816)."""
     for key, other in mirrors(section, but=but):
         if not _is_left_out(resolution, key):
             value = resolution.get(key)
             note_overridden(resolution, other, f"overridden by {key} ({value})", value=value, involves=key)
-            resolution.derive(other, resolution.get(key), f"{key} wins")
+            resolution.derive(other, value, f"{key} wins")
         else:
             resolution.follow(key, other)
 
@@ -36,7 +36,7 @@ def join_mirrors(resolution: Resolution, section: Key[object], *, but: tuple[Key
 def fill_defaults(
     resolution: Resolution, section: Key[object], *, but: tuple[Key[object], ...] = (), also: tuple[int, ...] = ()
 ) -> None:
-    """Give each key below a section that was left out the value of the key that it follows.
+    """Fill each absent key below a section from the key that it follows.
 
     Args:
         resolution: the keys that are followed have their values.
@@ -58,13 +58,13 @@ def _is_in(key: Key[object], sections: tuple[Key[object], ...]) -> bool:
 
 
 def _is_left_out(resolution: Resolution, key: Key[object]) -> bool:
-    """Return whether a key has no value of its own: none at all, or its default because nobody wrote it."""
+    """Return whether a key has no value, or a default that was not written."""
     value = resolution.get(key)
     return value in (None, "") or (not resolution.is_given(key) and value == default_at(path_of(key))[1])
 
 
 def set_from(resolution: Resolution, key: Key[object], value: Any, source: object) -> None:
-    """Fill a key that follows from others; one that was written must be the same (E1816)."""
+    """Fill a key that follows from others; refuse a different value (E1816)."""
     written = resolution.get(key)
     if resolution.is_own(key) and written != value:
         resolution.problem(
@@ -79,7 +79,10 @@ def set_from(resolution: Resolution, key: Key[object], value: Any, source: objec
 
 
 def override(resolution: Resolution, key: Key[object], *, by: Key[object]) -> None:
-    """Give `key` the value of `by`, as the published guide says; a different one that was written is told (W1816)."""
+    """Give `key` the value of `by`; warn if another was written (W1816).
+
+    The published guide says which of them wins.
+    """
     note_overridden(
         resolution, key, f"overridden by {by} ({resolution.get(by)})", value=resolution.get(by), involves=by
     )
@@ -87,7 +90,7 @@ def override(resolution: Resolution, key: Key[object], *, by: Key[object]) -> No
 
 
 def note_overridden(resolution: Resolution, key: Key[object], why: str, *, value: Any, involves: Key[object]) -> None:
-    """Tell that the written value of `key` does not count (W1816), unless it is `value`."""
+    """Warn that the written `key` has no effect, unless it is `value` (W1816)."""
     if resolution.is_given(key) and resolution.get(key) != value:
         resolution.problem(
             "W1816",

@@ -1,6 +1,6 @@
-"""Interpolations: `${model.model_path}`, `${oc.env:VAR,default}` and few other resolvers, leaf by leaf.
+"""Interpolations: `${model.model_path}`, `${oc.env:VAR,default}` and more.
 
-Each leaf is resolved on its own, so that one broken leaf does not hide the others. Only resolvers that read the
+Each leaf is resolved separately, so that one broken leaf does not hide the others. Only resolvers that read the
 configuration or the environment are allowed.
 """
 
@@ -28,9 +28,9 @@ VERL_ROOT: Path = ("trainer", "trainer_config")
 
 
 def resolve_interpolations(tree: Tree, *, only: Path | None = None) -> tuple[Tree, list[Finding]]:
-    """Return the tree with every interpolation replaced, and the problems of those that cannot be.
+    """Return the tree with every interpolation replaced, and the problems.
 
-    A leaf with a problem is left out of the returned tree. With `only` nothing but this leaf is replaced.
+    A leaf with a problem is left out of the returned tree. With `only`, just this leaf is replaced.
     """
     leaves = [path for path in tree.leaves() if _is_interpolation(tree.get(path)) and only in (None, path)]
     if not leaves:
@@ -124,7 +124,7 @@ def _leaf(tree: Tree, path: Path) -> Any:
 
 
 def _source(tree: Tree, good: list[Path], *, bad: list[Path]) -> Any:
-    """Return the container that interpolations read: the values, schema defaults that are referred to, aliases."""
+    """Return values, referenced defaults and aliases for interpolations."""
     copy = tree.copy()
     for path in bad:
         copy.drop(path)
@@ -138,7 +138,7 @@ def _source(tree: Tree, good: list[Path], *, bad: list[Path]) -> Any:
 
 
 def _add_default(copy: Tree, target: Path) -> None:
-    """Put the schema's default where an interpolation refers to a key that is not written."""
+    """Insert the schema's default of a key that is referenced but not written."""
     for path in (target, (*VERL_ROOT, *target)):
         has_default, default = default_at(path)
         if not has_default or any(isinstance(part, int) for part in path):

@@ -1,8 +1,8 @@
-"""Names of keys that the type checker follows: `KEYS.buffer.batch_size` stands for the key `buffer.batch_size`.
+"""Typed names of keys: `KEYS.buffer.batch_size` is `buffer.batch_size`.
 
-To the type checker such a name is the value that it leads to, so that it finds a key that does not exist, knows what
-`resolution.get` returns for it, and an editor finds the field. When the program runs it is the way to the value and
-nothing else: it prints as the dotted key, and using it as if it were the value is an error.
+To the type checker such a name is the value at its path. It reports a key that does not exist and knows what
+`resolution.get` returns; an editor finds the field. At run time it is only the path: it prints as the dotted
+key, and using it as the value is an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Key = Annotated[T, "the name of a value, not the value"]
 
 
 class _Key:
-    """The way to a value, made by naming its parts from `KEYS`."""
+    """The path to a value, built by attribute access from `KEYS`."""
 
     __slots__ = ("_path",)
     __iter__ = None
@@ -65,7 +65,10 @@ def path_of(key: Key[object]) -> Path:
 
 
 def value_of(config: Config, key: Key[T]) -> T:
-    """Return the value of a key; raises KeyError where a mapping of free entries has none."""
+    """Return the value of a key.
+
+    Raises KeyError for a missing entry of a free mapping.
+    """
     value: T = value_at(config, path_of(key))
     return value
 
@@ -76,18 +79,18 @@ def last_part(key: Key[object]) -> str:
 
 
 def part_of(section: Key[object], *parts: str | int) -> Key[Any]:
-    """Return the key of a part whose name is known only when the program runs."""
+    """Return the key of a part whose name is known only at run time."""
     return _Key((*path_of(section), *parts))
 
 
 def args_of(function: Key[object]) -> Key[dict[str, Any]]:
-    """Return the key of the arguments of a function: `algorithm.kl_loss_fn_args` for `algorithm.kl_loss_fn`."""
+    """Return the key of a function's arguments, such as `kl_loss_fn_args`."""
     *section, name = path_of(function)
     return cast(dict[str, Any], _Key((*section, f"{name}_args")))
 
 
 def present(key: Key[T | None]) -> Key[T]:
-    """Return the key of what may be absent, to name what is in it."""
+    """Return the key of an optional section, to access its parts."""
     return cast(T, key)
 
 
@@ -108,5 +111,5 @@ def key_at(path: Path) -> Key[Any]:
 
 
 def key_named(name: str) -> Key[Any]:
-    """Return the key that a dotted name says, such as those at the fields of the schema and in problems."""
+    """Return the key with a dotted name, as in schema fields and problems."""
     return _Key((parse_path(name) or (name,)) if name else ())

@@ -1,4 +1,4 @@
-"""`--set` texts that may be printed: a secret in one is read from the environment instead."""
+"""`--set` texts to print: secrets become environment references."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PREFIX = "TRINITY_"
 
 
 def masked_override(override: str) -> tuple[str, dict[str, str]]:
-    """Return a `--set` text without secrets that means the same, and what it needs to.
+    """Return an equivalent `--set` text without secrets, and its variables.
 
     A secret is the value of a key with the name of one, a URL with a password, or a text that holds a secret known
     from elsewhere. It becomes `${oc.env:NAME}`, with a name made of the key's.
@@ -37,7 +37,7 @@ def masked_override(override: str) -> tuple[str, dict[str, str]]:
 
 
 def is_secret(path: Path, value: Any) -> bool:
-    """Return whether the value of a key must not be shown; a reference to the environment may be."""
+    """Return whether a value must not be shown; environment references may be."""
     if isinstance(value, bool) or value in NO_SECRETS:
         return False
     if isinstance(value, str) and redact(value) != value:

@@ -1,4 +1,4 @@
-"""Training batches with rows of an expert: the arithmetic that configuration and trainer share."""
+"""Sizes of training batches with expert rows, for config and trainer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ DERIVED_ARGUMENTS = (
 
 
 def num_expert_rows(expert_data_ratio: float, batch_size: int) -> int:
-    """Return ceil(`expert_data_ratio` x `batch_size`), the ratio taken as the decimal number that it is written as.
+    """Return ceil(`expert_data_ratio` x `batch_size`).
+
+    The ratio is taken as the decimal number that was written.
 
     Raises:
         ValueError: the ratio is outside [0, 1), or leaves no row that is not the expert's.
@@ -34,7 +36,7 @@ def num_expert_rows(expert_data_ratio: float, batch_size: int) -> int:
 
 
 def batch_size_for(num_usual: int, expert_data_ratio: float) -> int:
-    """Return the smallest batch size that leaves at least `num_usual` rows that are not the expert's.
+    """Return the smallest batch size with `num_usual` non-expert rows.
 
     Raises:
         ValueError: the ratio is outside [0, 1).

@@ -65,7 +65,7 @@ class TinkerConfig(Section):
 
 
 class ExternalModelConfig(Section):
-    """A model behind an OpenAI-compatible server: of mode bench, or of an engine with `engine_type: external`."""
+    """A model behind an OpenAI-compatible server: mode bench or an engine."""
 
     enable: bool = key(False, "Use the server for the model of mode bench.", TRINITY)
     base_url_env: str = key("OPENAI_BASE_URL", "Environment variable that holds the address with /v1.", TRINITY)
@@ -74,7 +74,7 @@ class ExternalModelConfig(Section):
 
 
 class ModelConfig(Section):
-    """The trained model, its chat template, lengths in tokens and sampling defaults."""
+    """The trained model: chat template, lengths in tokens, sampling defaults."""
 
     model_path: str = key("", "Folder of the trained model (Hugging Face layout) or a hub id.", GUIDE)
     trust_remote_code: bool = key(False, "Run Python code that comes with the model.", TRINITY)
@@ -108,7 +108,7 @@ class ModelConfig(Section):
 
 
 class InferenceModelConfig(Section):
-    """An inference engine: the rollout model or an auxiliary model. Null inherits from section `model`."""
+    """An inference engine; null values are inherited from section `model`."""
 
     engine_type: Literal["auto", "torch", "vllm", "vllm_async", "sglang", "tinker", "external"] = key(
         "auto",

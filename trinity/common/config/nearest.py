@@ -1,4 +1,4 @@
-"""The known name that a typing error most likely meant."""
+"""Search for the known name closest to a misspelled one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def distance(left: str, right: str) -> int:
-    """Return the number of edits (insert, delete, replace, swap neighbours) between two names."""
+    """Return edits between names: insert, delete, replace, swap neighbours."""
     before: list[int] = []
     row = list(range(len(right) + 1))
     for i, a in enumerate(left, start=1):
@@ -22,7 +22,7 @@ def distance(left: str, right: str) -> int:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name closest to `name`, or `None` if all are far away (more than a third differs)."""
+    """Return the closest known name; `None` if all differ by over a third."""
     lowered = name.lower()
     ranked = sorted(
         (distance(lowered, other.lower()), -difflib.SequenceMatcher(None, name, other).ratio(), other)

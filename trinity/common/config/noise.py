@@ -1,4 +1,4 @@
-"""Entries of a model's configuration that make its forward pass random in training."""
+"""Model configuration entries that make training forwards random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--set a.b=c`: single values from the command line, with their own place in problems."""
+"""`--set a.b=c`: values from the command line; problems name their place."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def parse_path(text: str) -> Path | None:
 
 
 def apply_overrides(tree: Tree, overrides: Sequence[str]) -> tuple[Tree, list[Finding]]:
-    """Return the tree with each `a.b=c` applied in order, and the problems of those that cannot be."""
+    """Return the tree with each `a.b=c` applied in order, and the problems."""
     result = tree.copy()
     problems: list[Finding] = []
     for number, override in enumerate(overrides, start=1):

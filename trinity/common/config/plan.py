@@ -1,4 +1,4 @@
-"""`load_plan` and `load_config`: from a YAML file to what a run does, or to every reason why it cannot."""
+"""`load_plan` and `load_config` read a YAML file and report all problems."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StagePlan:
         derived: the values that were not written, with their reasons.
         warnings: what to look at, although the run can start.
         tree: the values as written, with their places.
-        catalogue: the names that it may use, those of plugins among them, with what they say of themselves.
+        catalogue: the names that it may use, including those of plugins, with their declarations.
     """
 
     name: str | None
@@ -44,14 +44,14 @@ class StagePlan:
     catalogue: Catalogue = field(default_factory=Catalogue)
 
     def placed(self, finding: Finding) -> Finding:
-        """Return a finding at a key of the stage's configuration with its place in the file."""
+        """Return a finding about the stage with its place in the file."""
         details = {"value": finding.value, "suggestion": finding.suggestion}
         return self.tree.problem(finding.code, path_of(key_named(finding.key)), finding.message, **details)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a configuration file asks for.
+    """The run that a configuration file describes.
 
     Attributes:
         path: the file.
@@ -98,7 +98,9 @@ def examine(
     schema_only: bool = False,
     cwd: Path | None = None,
 ) -> tuple[Plan, list[Finding]]:
-    """Return the plan and all problems; with an error among them, the plan is only good for showing.
+    """Return the plan and all problems.
+
+    With an error among them, the plan is only good for display.
 
     Raises:
         ConfigErrors: the file cannot be read as YAML at all.
@@ -123,9 +125,10 @@ def examine(
 
 
 def plugin_dirs_of(path: str | Path, overrides: Sequence[str] = (), *, cwd: Path | None = None) -> tuple[Path, ...]:
-    """Return the folders that `plugin_dirs` of a file names; they must be known before its other keys are checked.
+    """Return the folders in `plugin_dirs` of a file.
 
-    What is wrong with the file or with this key is for `examine` to say.
+    They must be known before the file's other keys are checked. `examine` reports problems of the file and of
+    this key.
     """
     try:
         tree, _ = apply_overrides(read_file(Path(path)), overrides)
@@ -139,7 +142,9 @@ def plugin_dirs_of(path: str | Path, overrides: Sequence[str] = (), *, cwd: Path
 def load_config(
     path: str | Path, overrides: Sequence[str] = (), *, catalogue: Catalogue | None = None, cwd: Path | None = None
 ) -> Config:
-    """Return the configuration of a file without stages; complete if a catalogue is given, else as written.
+    """Return the configuration of a file without stages.
+
+    It is complete if a catalogue is given, else as written.
 
     Raises:
         ConfigErrors: all problems of the file at once, or the file has several stages.
@@ -169,7 +174,7 @@ def load_config(
 
 
 def _check_tree(tree: Tree) -> list[Finding]:
-    """Return the problems of keys and types of the global part, which a stage may hide."""
+    """Return key and type problems of the global part; stages may hide them."""
     resolved, problems = resolve_interpolations(tree)
     return [*problems, *check_schema(resolved)[1]]
 
@@ -197,7 +202,10 @@ def _plan_stage(
 
 
 def _check_handover(stages: Sequence[StagePlan]) -> list[Finding]:
-    """Return an error for each stage that leaves no weights to the stage after it, or that adds an adapter twice."""
+    """Return an error for each stage with a broken handover.
+
+    The stage leaves no weights to the next one, or adds an adapter twice.
+    """
     problems = [
         stage.tree.problem(
             "E1605",
@@ -232,7 +240,7 @@ def _is_missing(tree: Tree, path: tuple[str | int, ...]) -> bool:
 
 
 def _include_trainer_file(tree: Tree, cwd: Path) -> tuple[Tree, list[Finding]]:
-    """Put the file of `trainer.trainer_config_path` in the place of `trainer.trainer_config`."""
+    """Replace `trainer.trainer_config` by the file at `trainer_config_path`."""
     trainer = tree.values.get("trainer")
     if not isinstance(trainer, dict) or trainer.get("trainer_config"):
         return tree, []
@@ -256,13 +264,16 @@ def _include_trainer_file(tree: Tree, cwd: Path) -> tuple[Tree, list[Finding]]:
 
 
 def _leaf_alone(tree: Tree, path: tuple[str | int, ...]) -> Any:
-    """Return the value of a leaf with its interpolations resolved; None if it is not there or they cannot be."""
+    """Return a leaf with its interpolations resolved.
+
+    Returns None if the leaf is missing or cannot be resolved.
+    """
     resolved, _ = resolve_interpolations(tree, only=path)
     return None if _is_missing(resolved, path) else resolved.get(path)
 
 
 def _remember_secrets(tree: Tree) -> None:
-    """Let the log redact every secret that stands in the file."""
+    """Make the log redact every secret in the file."""
     for path in tree.leaves():
         value = tree.get(path)
         names = [part for part in path if isinstance(part, str)]

@@ -1,4 +1,4 @@
-"""What plugin files register and declare, read from their source: nothing is imported or executed."""
+"""Registrations and declarations of plugins, read without importing them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ DEFAULTS = ("repeat_times", *ROLES, *(f"{role}_args" for role in ROLES), "mode")
 
 @dataclass
 class PluginScan:
-    """What plugin files register.
+    """Registrations of plugin files.
 
     Attributes:
         names: registry name to the names registered in it.
-        entries: what the classes say of themselves, by registry name and name.
+        entries: the declarations of the classes, by registry name and name.
         problems: files and declarations that cannot be read (errors), names that only the run can know (warnings).
         has_unknown: a name is computed, so that an unknown name may still turn out to be registered.
     """
@@ -38,7 +38,7 @@ class PluginScan:
 
 
 def scan_plugins(dirs: Iterable[Path]) -> dict[str, frozenset[str]]:
-    """Return the names that the plugin files of `dirs` register, by registry name."""
+    """Return the names that plugins in `dirs` register, by registry name."""
     return read_plugins(dirs).names
 
 
@@ -48,7 +48,7 @@ def read_plugins(
     bases: Mapping[str, Entry] | None = None,
     taken: Mapping[str, Collection[str]] | None = None,
 ) -> PluginScan:
-    """Return what the plugin files of `dirs` register and declare, and what is wrong with the files.
+    """Return what plugins in `dirs` register and declare, and the problems.
 
     Args:
         dirs: folders of plugin files.
@@ -89,7 +89,7 @@ def _read_file(path: Path, scan: PluginScan) -> PluginSource | None:
 
 
 def _check_name(found: PluginName, scan: PluginScan, taken: dict[str, dict[str, str]]) -> None:
-    """Note a name that another class has; the file could not be imported."""
+    """Note a name that is already taken; importing the file would fail."""
     kind = REGISTRIES.get(found.registry.rpartition(".")[2])
     if kind is None or found.name is None:
         return
@@ -135,7 +135,10 @@ def _read_registration(
 
 
 def _undeclared(error: UndeclaredError, found: PluginName, kind: str) -> Finding:
-    """Return that a declaration is computed: only a monitor is itself asked for its arguments when it is made."""
+    """Return the finding of a computed declaration.
+
+    Only a monitor is asked for its arguments when it is created.
+    """
     is_asked = kind == "monitor" and error.what == "default_args"
     when = "only when the file is imported" if is_asked else "from its source"
     return Finding(
@@ -149,7 +152,10 @@ def _undeclared(error: UndeclaredError, found: PluginName, kind: str) -> Finding
 
 
 def _unknown_base(error: UnknownBaseError, found: PluginName, kind: str) -> Finding:
-    """Return that only the run knows what a class declares: for a type too late, since the run is made of that."""
+    """Return the finding of a class whose base is known only at run time.
+
+    For an algorithm type that is too late, since it determines the run.
+    """
     is_type = kind == "algorithm_type"
     return Finding(
         "E3906" if is_type else "W3906",
@@ -162,7 +168,7 @@ def _unknown_base(error: UnknownBaseError, found: PluginName, kind: str) -> Find
 
 
 def _faults(entry: Entry, found: PluginName, kind: str) -> list[Finding]:
-    """Return what a class declares that nothing could read."""
+    """Return the findings of declarations that nothing reads."""
 
     def fault(message: str, suggestion: str) -> Finding:
         name = entry.path.partition(":")[2]

@@ -1,4 +1,4 @@
-"""Problems of a configuration: found all at once, each with its place, rule, value and way out."""
+"""Problems of a configuration, each with place, rule, value and way out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_VALUE_CHARS = 200
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, or to be looked at: what `validate` prints and `run` raises.
+    """One error or warning; `validate` prints it and `run` raises it.
 
     Attributes:
         code: stable identifier, `E....` or `W....`.
@@ -75,7 +75,7 @@ class Finding:
         }
 
     def render(self) -> str:
-        """Return the finding as text: the message, the place, the line, the way out."""
+        """Return the finding as text: message, place, line and way out."""
         lines = [f"{self.severity}[{self.code}]: {self.message}"]
         if self.file is not None:
             place = f":{self.line}:{self.column}" if self.line is not None else ""
@@ -95,7 +95,7 @@ class Finding:
 
 
 def shown_value(key: str, value: Any) -> Any:
-    """Return a value that may be printed: secrets hidden, long texts cut, only JSON types."""
+    """Return a printable value: secrets hidden, long texts cut, JSON types."""
     if is_secret_name(key.rsplit(".", 1)[-1]) and value not in (None, "", "EMPTY"):
         return REDACTED
     if isinstance(value, bool | int) or value is None:
@@ -108,7 +108,7 @@ def shown_value(key: str, value: Any) -> Any:
 
 
 def described(key: str, value: Any) -> str:
-    """Return a value with its YAML type, for messages: `string "abc"`, `integer 3`, `null`."""
+    """Return a value with its YAML type: `string "abc"`, `integer 3`, `null`."""
     shown = shown_value(key, value)
     if value is None:
         return "null"
@@ -120,7 +120,7 @@ def described(key: str, value: Any) -> str:
 
 
 def unique(problems: Iterable[Finding]) -> list[Finding]:
-    """Return the problems once each, errors and warnings in the order of the file."""
+    """Return each problem once, errors and warnings in file order."""
     seen: dict[tuple[Any, ...], Finding] = {}
     for problem in problems:
         place = (problem.code, problem.key, problem.message, problem.file, problem.line, problem.column)
@@ -146,7 +146,7 @@ class ConfigErrors(ConfigError):
         super().__init__(self._text, code=first.code)
 
     def format(self) -> str:
-        """Return all problems as text, each with its place and way out, and how many errors there are."""
+        """Return all problems as text, with places, ways out and error count."""
         return self._text
 
     def __str__(self) -> str:

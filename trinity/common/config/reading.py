@@ -1,4 +1,7 @@
-"""YAML text into a `Tree`: positions, duplicate keys and limits, without ever building an object by tag."""
+"""Parsing of YAML text into a `Tree`.
+
+Keeps positions, refuses duplicate keys, applies limits, and never constructs objects from tags.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,7 @@ def parse_text(text: str, file: str) -> Tree:
 
 
 def parse_value(text: str) -> Any:
-    """Return the value of a `--set` argument, read as YAML; text that is not YAML stays text."""
+    """Return the value of a `--set` argument: YAML, or else the text itself."""
     try:
         node = _compose(text, "--set")
     except (yaml.YAMLError, ConfigErrors):
@@ -160,7 +163,7 @@ def _compose(text: str, file: str) -> yaml.Node | None:
 
 
 def _check_depth(text: str, file: str) -> None:
-    """Refuse deep nesting before anything recurses into it."""
+    """Refuse deep nesting before any function recurses into it."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -229,7 +232,7 @@ def _not_a_mapping(node: yaml.Node, file: str, lines: list[str]) -> Finding:
 
 
 class _Builder:
-    """Builds plain values from nodes and notes where each one stands."""
+    """Builds plain values from nodes and records the position of each."""
 
     def __init__(self, file: str, lines: list[str]) -> None:
         self.file = file

@@ -1,4 +1,4 @@
-"""Older names of keys, and veRL's names for what has a key of its own here."""
+"""Older names of keys, and veRL names of keys that differ here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VERL_NAMES: dict[str, str] = {
 
 @functools.cache
 def _verl_names() -> dict[str, str]:
-    """Return the key that stands for each name of veRL's that is none of a key to be written elsewhere."""
+    """Return the key for each veRL name that has no key of its own elsewhere."""
     root = ("trainer", "trainer_config")
     elsewhere = ((path, field) for path, field in fields_of(Config) if path[0] != "stages" and path[:2] != root)
     own = {str(path[-1]) for path, field in elsewhere if not is_derived(field)}
@@ -37,7 +37,7 @@ def _verl_names() -> dict[str, str]:
 
 
 def verl_name(path: Path) -> str | None:
-    """Return the key that stands for a veRL key written outside `trainer.trainer_config`."""
+    """Return the key for a veRL key outside `trainer.trainer_config`."""
     if path[:2] == ("trainer", "trainer_config"):
         return None
     return _verl_names().get(str(path[-1]))

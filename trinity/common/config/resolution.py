@@ -1,4 +1,4 @@
-"""A configuration while it is resolved: values, where they come from, what was derived, what is wrong."""
+"""The state of a resolution: values, origins, derivations and problems."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Resolution:
         cwd: the folder that relative paths refer to.
         stage_name: name of the stage, if the run has stages.
         looks_at_machine: what this machine has may decide; otherwise only the file does.
-        broken: paths whose written value was refused; rules that need them stay silent.
-        config: the configuration with what was derived; lists stand where the schema has tuples.
+        broken: paths whose written value was refused; rules that need them report nothing.
+        config: the configuration with derived values; it has lists where the schema has tuples.
         derived: values filled in, in order.
         problems: what is wrong, in order of finding.
     """
@@ -83,7 +83,7 @@ class Resolution:
 
     @property
     def schema(self) -> str:
-        """The kind of experiences that the algorithm type trains on: `experience`, or `sft`, `cpt` or `dpo`."""
+        """The kind of experiences trained on: `experience`, `sft`, `cpt` or `dpo`."""
         entry = self.catalogue.entry("algorithm_type", self.config.algorithm.algorithm_type)
         return "experience" if entry is None else entry.schema
 
@@ -93,17 +93,20 @@ class Resolution:
         return self.schema != "experience"
 
     def get(self, key: Key[T]) -> T:
-        """Return the value of a key; raises KeyError where a mapping of free entries has none."""
+        """Return the value of a key.
+
+        Raises KeyError for a missing entry of a free mapping.
+        """
         return value_of(self.config, key)
 
     def filled(self, key: Key[T | None]) -> T:
-        """Return the value of a key that an earlier rule fills in where the file leaves it open."""
+        """Return the value of a key that an earlier rule fills if it is absent."""
         value = self.get(key)
         assert value is not None, f"{key} is open"
         return value
 
     def is_given(self, key: Key[object]) -> bool:
-        """Return whether a key was written with a value other than null; one that was refused is as if not written."""
+        """Return whether a key was written, is not null, and was not refused."""
         path = path_of(key)
         if path in self.broken:
             return False
@@ -115,7 +118,7 @@ class Resolution:
         return not is_null
 
     def is_own(self, key: Key[object]) -> bool:
-        """Return whether a key was written in this stage, or in a file that has no stages."""
+        """Return whether a key was written in this stage, or there are no stages."""
         if not self.is_given(key):
             return False
         origin = self.origin(key)
@@ -126,7 +129,7 @@ class Resolution:
         return self.tree.origin(path_of(key))
 
     def derive(self, key: Key[object], value: Any, reason: object) -> None:
-        """Set a value and remember why, which may be the name of a key; a value that is there stays unmentioned."""
+        """Set a value and record the reason; do nothing if it is already set."""
         if self.get(key) == value:
             return
         self.put(key, value)
@@ -139,7 +142,7 @@ class Resolution:
         self.derive(key, self.get(source), source)
 
     def put(self, key: Key[object], value: Any) -> None:
-        """Set a value without mention."""
+        """Set a value without recording a reason."""
         *above, name = path_of(key)
         parent = value_at(self.config, tuple(above))
         values: Any = vars(parent) if isinstance(parent, Section) else parent
@@ -148,7 +151,7 @@ class Resolution:
     def problem(
         self, code: str, key: Key[object], message: str, *, involves: Iterable[Key[object]] = (), **details: Any
     ) -> None:
-        """Note a problem at a key, unless a value that it depends on was refused already."""
+        """Note a problem unless a value that it depends on was already refused."""
         for name in (key, *involves):
             path = path_of(name)
             if any(b[: len(path)] == path or path[: len(b)] == b for b in self.broken):
@@ -165,7 +168,7 @@ class Resolution:
 
 
 def opened(value: T) -> T:
-    """Return a copy of a value whose sections may be changed, with lists in the place of tuples."""
+    """Return a mutable copy of a value: open sections, lists for tuples."""
     made: Any = value
     if isinstance(value, Section):
         made = value.model_copy()

@@ -1,6 +1,7 @@
-"""`resolve`: from a checked configuration to a complete one, with the reason of every derived value.
+"""`resolve`: complete a checked configuration, with reasons.
 
-Pure: it reads neither files nor devices, and it changes nothing.
+Every derived value has its reason. The function is pure: it reads neither files nor devices and changes
+nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def resolve(
     broken: Iterable[Path] = (),
     looks_at_machine: bool = True,
 ) -> tuple[Config, list[Derived], list[Finding]]:
-    """Return the configuration with every derived value filled in, those values, and what does not fit together.
+    """Return the complete configuration, the derived values and the problems.
 
     Args:
         config: the typed configuration, without stages.
@@ -70,7 +71,7 @@ def resolve(
         cwd: the folder that relative paths refer to.
         stage_name: name of the stage, if the run has stages.
         broken: paths whose values were refused by the schema.
-        looks_at_machine: what this machine has decides what the file leaves open.
+        looks_at_machine: the machine's hardware decides what the file leaves open.
     """
     resolution = Resolution(config, tree, catalogue, cwd, stage_name, looks_at_machine, set(broken))
     for rule in RULES:
@@ -83,12 +84,12 @@ def resolve(
 
 
 def resolved_values(resolution: Resolution) -> Config:
-    """Return the configuration that a resolution has become."""
+    """Return the completed configuration of a resolution."""
     return Config.model_validate(_meant(plain_value(resolution.config), Config, resolution.tree.values))
 
 
 def _meant(values: dict[str, Any], model: type[Section], written: Any) -> dict[str, Any]:
-    """Return what was written or derived, so that `model_fields_set` of the result tells it from defaults."""
+    """Return the written and derived values, for `model_fields_set`."""
     kept: dict[str, Any] = {}
     for name, value in values.items():
         field = model.model_fields[name]
@@ -104,7 +105,7 @@ def _meant(values: dict[str, Any], model: type[Section], written: Any) -> dict[s
 
 
 def soften(problems: Iterable[Finding]) -> list[Finding]:
-    """Return the problems with `not available yet` as warnings, for checks that only look at the file."""
+    """Return problems, with `not available yet` as warnings, for file checks."""
     return [replace(p, severity="warning") if p.code == "E1900" else p for p in problems]
 
 
@@ -119,7 +120,7 @@ def _check_names(resolution: Resolution) -> None:
 
 
 def _check_secrets(resolution: Resolution) -> None:
-    """Warn about secrets that stand in the file as they are."""
+    """Warn about secrets that the file has in plain text."""
     for path in resolution.tree.leaves():
         value = resolution.tree.get(path)
         words = [str(part) for part in path if isinstance(part, str)]
@@ -142,7 +143,7 @@ def _check_secrets(resolution: Resolution) -> None:
 
 
 def _check_unused(resolution: Resolution) -> None:
-    """Warn about sections that were written for this very run and that nothing reads."""
+    """Warn about sections that were written for this run and are not read."""
     is_idle = resolution.mode == "train" and resolution.is_own(KEYS.explorer)
     if is_idle and resolution.typed.explorer != ExplorerConfig():
         resolution.problem("W1902", KEYS.explorer, "`explorer` has no effect in mode train")

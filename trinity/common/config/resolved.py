@@ -1,4 +1,4 @@
-"""Reading a resolved configuration: what `resolve` fills in is never open."""
+"""Access to a resolved configuration: values filled by `resolve` are set."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ T = TypeVar("T")
 
 
 def filled(value: T | None, key: str) -> T:
-    """Return a value that `resolve` fills in where the file leaves it open."""
+    """Return a value that `resolve` fills in if it is absent from the file."""
     assert value is not None, f"{key} is open: the configuration was not resolved"
     return value
 
 
 def num_rollouts(config: Config) -> int:
-    """Return the experiences of a training step that come from the experience buffer, not from an expert."""
+    """Return the rollouts of a training step, without the expert's rows."""
     size, algorithm = config.buffer.train_batch_size, config.algorithm
     if algorithm.sample_strategy != "mix":
         return size

@@ -1,4 +1,4 @@
-"""Section `trainer.trainer_config.reward_model`: a model that scores rollouts."""
+"""Section `trainer.trainer_config.reward_model`: it scores rollouts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Path = Annotated[str | None, BeforeValidator(_no_path)]
 
 
 class RewardModelModelConfig(Section):
-    """Which model scores, and in which tokens it reads."""
+    """The model that scores, and the tokenizer of its input."""
 
     path: Path = key(None, "Folder of a sequence classifier with one label.", GUIDE)
     input_tokenizer: Path = key(
@@ -40,7 +40,7 @@ class RewardModelModelConfig(Section):
 
 
 class RewardModelConfig(Section):
-    """Scores of a model in place of the reward function's."""
+    """Scores of a model instead of a reward function."""
 
     enable: bool = key(False, "Score rollouts with the model; false: the section has no effect.", GUIDE)
     strategy: Literal["fsdp", "fsdp2", "megatron"] | None = key(

@@ -1,4 +1,4 @@
-"""Section `algorithm.rollout_correction`: what is done about rollouts that another policy sampled, and its presets."""
+"""Section `algorithm.rollout_correction` for off-policy rollouts; presets."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ Preset = Literal[
 
 
 def _text(value: Any) -> Any:
-    """Return a bound as text; a boolean stays one and is refused as no text."""
+    """Return a bound as text; keep a boolean, which is then refused."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def _joined(value: Any) -> Any:
-    """Return a list as the text that means the same."""
+    """Return a list as the equivalent text."""
     if isinstance(value, list | tuple) and value and not any(isinstance(part, bool) for part in value):
         return ",".join(str(part) for part in value)
     return _text(value)
@@ -79,7 +79,10 @@ List = Annotated[str, BeforeValidator(_joined)]
 
 
 class RolloutCorrectionConfig(Section):
-    """Weights that multiply the policy loss, and what is left out of it; rho = exp(old_logprob - rollout_logprob)."""
+    """Weights on the policy loss, and tokens and rows that it leaves out.
+
+    rho = exp(old_logprob - rollout_logprob)
+    """
 
     preset: Preset | None = key(None, "A named choice of the keys below, which win over it.", VERL)
     rollout_is: Literal["token", "sequence"] | None = key(

@@ -1,4 +1,4 @@
-"""Where keys live in the schema: fields by path, what is known of them, sections of a key name, defaults."""
+"""Index of the schema: fields by path, facts, sections by key, defaults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trinity.common.config.tree import Path
 
 
 def variants(annotation: Any) -> list[Any]:
-    """Return the alternatives of an annotation, without `None` and without wrappers."""
+    """Return the alternatives of an annotation, without `None` and wrappers."""
     origin = typing.get_origin(annotation)
     if origin is Annotated:
         return variants(typing.get_args(annotation)[0])
@@ -27,7 +27,7 @@ def variants(annotation: Any) -> list[Any]:
 
 
 def child(annotation: Any, part: str | int) -> Any:
-    """Return the annotation one path part below, or `None` if nothing can be there."""
+    """Return the annotation one path part below, or `None` for no such part."""
     for kind in variants(annotation):
         origin = typing.get_origin(kind)
         args = typing.get_args(kind)
@@ -43,7 +43,7 @@ def child(annotation: Any, part: str | int) -> Any:
 
 
 def annotation_at(path: Path) -> Any:
-    """Return the annotation of a path, or `None` if the schema has no such path."""
+    """Return the annotation of a path, or `None` if the schema lacks it."""
     annotation: Any = Config
     for part in path:
         annotation = child(annotation, part)
@@ -53,7 +53,10 @@ def annotation_at(path: Path) -> Any:
 
 
 def model_at(path: Path) -> type[Section] | None:
-    """Return the section class at a path, or `None` if a value or a free mapping is there."""
+    """Return the section class at a path.
+
+    Returns `None` for a value or a free mapping.
+    """
     for kind in variants(annotation_at(path)):
         if isinstance(kind, type) and issubclass(kind, Section):
             return kind
@@ -67,7 +70,7 @@ def field_at(path: Path) -> FieldInfo | None:
 
 
 def default_at(path: Path) -> tuple[bool, Any]:
-    """Return whether the schema has a plain default at a path, and that default."""
+    """Return whether the schema has a plain default at a path, and which."""
     field = field_at(path)
     if field is None or field.default_factory is not None:
         return False, None
@@ -76,16 +79,17 @@ def default_at(path: Path) -> tuple[bool, Any]:
 
 @functools.cache
 def holds_section(path: Path) -> bool:
-    """Return whether a section, or a list or mapping of sections, is at a path."""
+    """Return whether a section, or a list or mapping of sections, is there."""
     return any(model_at((*path, *item)) is not None for item in ((), (0,), ("*",)))
 
 
 @functools.cache
 def facts_at(path: Path) -> tuple[Path, Facts]:
-    """Return what is known of a key, and the path that it is said of: of the key, or of what the key is part of.
+    """Return the facts of a key and the path that declares them.
 
-    What is said of a section counts for all of its keys; of a key, for all entries of the mapping that it holds. Where
-    several sections around a key say something of it, the outermost one counts.
+    That is the path of the key or of a section around it. Facts of a section hold for all of its keys; facts of
+    a key hold for all entries of its mapping. If several sections around a key declare facts, the outermost one
+    counts.
     """
     found: tuple[Path, Facts] = ((), NO_FACTS)
     around: list[tuple[int, Mapping[str, Facts]]] = []
@@ -106,14 +110,14 @@ def facts_at(path: Path) -> tuple[Path, Facts]:
 
 
 def _over(facts: Facts, other: Facts) -> Facts:
-    """Return facts with those that the other one has in their place."""
+    """Return facts overridden by those that the other one has."""
     return dataclasses.replace(facts, **{name: value for name, value in vars(other).items() if value})
 
 
 def fields_of(
     model: type[Section], path: Path = (), *, into: tuple[type[Section], ...] = ()
 ) -> Iterator[tuple[Path, FieldInfo]]:
-    """Yield every field below a section once, with its path; list items and mapping values as `*`."""
+    """Yield every field below a section once; items and values are `*`."""
     for name, field in model.model_fields.items():
         place = (*path, name)
         yield place, field
@@ -128,7 +132,7 @@ def fields_of(
 
 @functools.cache
 def facts_below(path: Path) -> tuple[tuple[Path, Facts], ...]:
-    """Return every key below a section with what is known of it; list items and mapping values aside."""
+    """Return keys below a section with their facts, without items and values."""
     model = model_at(path)
     places = (place for place, _ in fields_of(model, path)) if model is not None else ()
     return tuple((place, facts_at(place)[1]) for place in places if "*" not in place and facts_at(place)[0] == place)
@@ -136,7 +140,7 @@ def facts_below(path: Path) -> tuple[tuple[Path, Facts], ...]:
 
 @functools.cache
 def homes() -> dict[str, tuple[Path, ...]]:
-    """Return the sections that hold a key of each name, shallow ones first; `stages` aside."""
+    """Return the sections of each key name, shallow first, without `stages`."""
     found: dict[str, list[Path]] = {}
     for path, _ in fields_of(Config):
         if path[0] != "stages":

@@ -1,4 +1,4 @@
-"""Small sections: `cluster`, `monitor`, `service`, `data_processor` and `log`."""
+"""Sections `cluster`, `monitor`, `service`, `data_processor` and `log`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ClusterConfig(Section):
 
 
 class MonitorConfig(Section):
-    """Where metrics go, besides `<job>/metrics.jsonl`, which is always written."""
+    """Destinations of metrics besides `<job>/metrics.jsonl`, always written."""
 
     monitor_type: str = key("tensorboard", "tensorboard, wandb, mlflow or swanlab.", TRINITY)
     monitor_args: Args | None = key(None, "Arguments of the monitor (wandb: base_url, api_key, ...).", GUIDE)

@@ -1,4 +1,4 @@
-"""A configuration as text: YAML for people and for `<job>/config.yaml`, origins, the JSON schema."""
+"""A configuration as text: YAML, origins of values, JSON schema."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trinity.utils.log import REDACTED, is_secret_name, redact
 
 
 def dump_config(config: Config) -> str:
-    """Return a configuration as YAML, secrets redacted; the text can be loaded again."""
+    """Return a configuration as loadable YAML with secrets redacted."""
     return yaml.safe_dump(plain_values(config), sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -26,7 +26,7 @@ def plain_values(config: Config) -> dict[str, Any]:
 
 
 def redacted(value: Any, name: str = "") -> Any:
-    """Return a nested value without secrets: keys that hold one, and passwords inside URLs."""
+    """Return a nested value without secret keys and passwords in URLs."""
     if isinstance(value, Mapping):
         return {key: redacted(inner, str(key)) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -37,7 +37,7 @@ def redacted(value: Any, name: str = "") -> Any:
 
 
 def origins(config: Config, tree: Tree, derived: list[Derived]) -> list[dict[str, Any]]:
-    """Return every value of a configuration with where it comes from, as `key`, `value`, `origin`.
+    """Return every value with its origin: `key`, `value`, `origin`.
 
     The origin is the chain of places (a stage's line before the global line that it overrides), the reason of a
     derived value, or `default`.
@@ -63,7 +63,7 @@ def _reason(reasons: Mapping[str, str], path: Path) -> str | None:
 
 
 def leaves(value: Any, path: Path = ()) -> list[tuple[Path, Any]]:
-    """Return the paths and values of nested plain values; a list of scalars is one value."""
+    """Return paths and plain values; a list of scalars is one value."""
     if isinstance(value, Mapping) and value:
         return [leaf for name, inner in value.items() for leaf in leaves(inner, (*path, name))]
     if isinstance(value, list) and value and isinstance(value[0], Mapping):

@@ -24,9 +24,10 @@ _AUXILIARY: Path = ("buffer", "trainer_input", "auxiliary_buffers")
 
 
 def split_stages(tree: Tree) -> tuple[Tree, list[tuple[str | None, Tree]], list[Finding]]:
-    """Return the global tree, the merged tree of each stage with its name, and problems of `stages` itself.
+    """Return the global tree, each stage's merged tree, and the problems.
 
-    Without stages the list holds the global tree once, under the name `None`.
+    Each stage's tree comes with its name. The problems are those of `stages` itself. Without stages, the list
+    holds the global tree once, under the name `None`.
     """
     stages = tree.values.get("stages")
     base = tree.copy()

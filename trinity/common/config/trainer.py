@@ -40,7 +40,7 @@ class MegatronConfig(Section):
 
 
 class TrainerConfig(Section):
-    """How long, with what memory, and what is saved."""
+    """Length of training, memory use and checkpoints."""
 
     name: BufferName = key("trainer", "Name of the trainer in its metrics; a job has one, whatever its name.", GUIDE)
     trainer_type: Literal["verl", "tinker"] = key(

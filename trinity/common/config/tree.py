@@ -25,7 +25,7 @@ class Origin:
         file: the YAML file, or `--set #n`, or the environment variable.
         line: line from 1.
         column: column from 1.
-        written: the path as it stands in the file, such as `("stages", 0, "mode")`.
+        written: the path in the file, such as `("stages", 0, "mode")`.
         text: the line.
     """
 
@@ -37,7 +37,7 @@ class Origin:
     text: str | None = None
 
     def describe(self) -> str:
-        """Return the place for people: `run.yaml:7`, `--set #1`, `environment variable HOME`."""
+        """Return the place as text, such as `run.yaml:7` or `--set #1`."""
         if self.kind == "env":
             return f"environment variable {self.file}"
         return f"{self.file}:{self.line}" if self.line is not None else self.file
@@ -64,7 +64,7 @@ class Tree:
         return None
 
     def get(self, path: Path) -> Any:
-        """Return the value at a path; raises KeyError where there is none."""
+        """Return the value at a path; raises KeyError if there is none."""
         return value_at(self.values, path)
 
     def put(self, path: Path, value: Any) -> None:
@@ -81,18 +81,21 @@ class Tree:
             del self.origins[other]
 
     def leaves(self) -> list[Path]:
-        """Return the paths of all scalars, empty lists and empty mappings, in order."""
+        """Return the paths of scalars and empty lists and mappings, in order."""
         found: list[Path] = []
         _walk(self.values, (), found)
         return found
 
     def problem(self, code: str, path: Path, message: str, **details: Any) -> Finding:
-        """Return a problem placed at the origin of a path; `details` are further fields of `Finding`."""
+        """Return a problem at the origin of a path, with more fields of `Finding`."""
         return place_problem(self.origin(path), code, path, message, **details)
 
 
 def value_at(values: Any, path: Path) -> Any:
-    """Return the value at a path of nested sections, dicts, lists and tuples; raises KeyError where there is none."""
+    """Return the value at a path of sections, dicts, lists and tuples.
+
+    Raises KeyError if there is none.
+    """
     for part in path:
         values = vars(values) if isinstance(values, Section) else values
         is_item = isinstance(values, list | tuple) and part in range(len(values))
@@ -121,14 +124,14 @@ def place_problem(origin: Origin | None, code: str, path: Path, message: str, **
 
 
 def written_path(origin: Origin | None, path: Path) -> Path:
-    """Return a path as the user wrote it: inside `stages[i]` if the value comes from a stage."""
+    """Return a path as written: inside `stages[i]` if it comes from a stage."""
     if origin is None or origin.written[:1] != ("stages",) or path[:1] == ("stages",):
         return path
     return (*origin.written[:2], *path)
 
 
 def dotted(path: Path) -> str:
-    """Return a path in the form of `--set`: `stages[1].algorithm.optimizer.lr`."""
+    """Return a path as in `--set`: `stages[1].algorithm.optimizer.lr`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else part)

@@ -40,7 +40,7 @@ Limit = Annotated[Int, Field(ge=-1)]
 
 
 class VerlTrainerConfig(Section):
-    """veRL's training loop; sections `trainer`, `monitor` and the top level replace most of it."""
+    """veRL's loop; `trainer`, `monitor` and the top level replace most of it."""
 
     balance_batch: bool | None = key(None, "Equal work for all workers.", GUIDE, mirrors="trainer.balance_batch")
     total_epochs: Count | None = key(None, "", VERL, set_from="buffer.total_epochs")

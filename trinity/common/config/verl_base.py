@@ -49,7 +49,7 @@ SCORES_ONLY = later(
 
 
 class WrapPolicy(Section):
-    """Which modules are sharded on their own."""
+    """Selection of the modules that are sharded separately."""
 
     transformer_layer_cls_to_wrap: str | tuple[str, ...] | None = key(
         None, "Class names; null: the model's own list.", GUIDE
@@ -119,7 +119,7 @@ class VerlOptimConfig(Section):
 
 
 class CheckpointContents(Section):
-    """What a checkpoint holds."""
+    """Contents of a checkpoint."""
 
     load_contents: tuple[Content, ...] = key(("model", "optimizer", "extra"), "Parts that are loaded.", GUIDE)
     save_contents: tuple[Content, ...] = key(("model", "optimizer", "extra"), "Parts that are saved.", GUIDE)
@@ -144,7 +144,7 @@ class FusedKernelOptions(Section):
 
 
 class VerlModelConfig(Section):
-    """How a model is loaded and run."""
+    """Loading and execution of a model."""
 
     path: str | None = key(None, "Folder of the model; null: model.model_path.", VERL)
     tokenizer_path: str | None = key(None, "Folder of the tokenizer.", VERL, support=LATER)

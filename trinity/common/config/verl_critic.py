@@ -1,4 +1,4 @@
-"""The part of veRL's tree about the value function; what it leaves out is mostly that of the policy."""
+"""veRL's critic section; most absent keys default to the policy's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _AS_POLICY = {
 
 
 class CriticModelConfig(VerlModelConfig):
-    """How the critic is loaded and run."""
+    """Loading and execution of the critic."""
 
     fsdp_config: FsdpConfig = section(FsdpConfig, "Sharding and number types.", at=_HOST_AS_POLICY)
 

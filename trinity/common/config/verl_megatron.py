@@ -1,4 +1,4 @@
-"""veRL's section of Megatron for one model, and what of Megatron is not done here."""
+"""veRL's Megatron section of a model, and its unsupported parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ UNDONE = "E1857"
 
 
 def undone(*values: object, why: str, instead: str = "remove it") -> Support:
-    """Return that everything but the default and `values` is not done by this trainer."""
+    """Return that this trainer does only the default and `values`."""
     return refused(*values, why=why, instead=instead, code=UNDONE)
 
 
@@ -26,7 +26,7 @@ _FOLDER = undone(why=_FILES, instead="remove it, and give `model.model_path` suc
 
 
 class MegatronEngineConfig(Section):
-    """veRL's section of Megatron for one model; what is left out is that of `trainer.megatron`."""
+    """veRL's Megatron section; absent keys default to `trainer.megatron`."""
 
     tensor_model_parallel_size: Count | None = key(None, "Tensor parallelism; null: of trainer.megatron.", VERL)
     pipeline_model_parallel_size: Count | None = key(None, "Pipeline parallelism; null: of trainer.megatron.", VERL)

@@ -1,4 +1,4 @@
-"""The part of veRL's tree about policy and reference."""
+"""veRL's sections of policy and reference."""
 
 from __future__ import annotations
 

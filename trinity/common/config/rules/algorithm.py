@@ -1,4 +1,4 @@
-"""Algorithm type, its functions and their arguments, and what the type says about them against what they say."""
+"""Rules of the algorithm type, its claims, functions and arguments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHARED_AGG_MODES = get_args(LossAggMode)
 
 
 def resolve_algorithm(resolution: Resolution) -> None:
-    """Fill what the algorithm type decides, and check names and arguments."""
+    """Fill keys that the algorithm type decides; check names and arguments."""
     algorithm = resolution.get(TYPE)
     known = check_name(resolution, TYPE, "algorithm_type", algorithm, unknown="E1301")
     entry = resolution.catalogue.entry("algorithm_type", algorithm)
@@ -105,7 +105,7 @@ def _resolve_aggregation(resolution: Resolution) -> None:
 
 
 def _note_fixed_aggregation(resolution: Resolution, mode: str) -> None:
-    """Warn that a policy loss aggregates in its own way, whatever was written."""
+    """Warn that a policy loss ignores the written aggregation."""
     loss = resolution.config.algorithm.policy_loss_fn
     entry = resolution.catalogue.entry("policy_loss_fn", loss)
     if entry is not None:
@@ -172,7 +172,7 @@ def _check_rollouts(resolution: Resolution, algorithm: str) -> None:
 
 
 def _check_pairs(resolution: Resolution, algorithm: str) -> None:
-    """Check that a loss over pairs gets pairs, and that pairs get one; of a plugin only its author knows."""
+    """Check that pairs and losses over pairs go together, except in plugins."""
     loss, kl = resolution.config.algorithm.policy_loss_fn, resolution.config.algorithm.kl_loss_fn
     if resolution.schema == "dpo" and kl != "none" and resolution.is_own(ALGORITHM.kl_loss_fn):
         resolution.problem(
@@ -198,7 +198,7 @@ def _check_pairs(resolution: Resolution, algorithm: str) -> None:
 
 
 def _check_kl_penalty(resolution: Resolution) -> None:
-    """Check that a KL penalty in the reward reaches an advantage that is computed from it."""
+    """Check that a KL penalty in the reward reaches the advantage."""
     if resolution.config.algorithm.kl_penalty_fn == "full":
         resolution.problem(
             "E1854",
@@ -258,7 +258,7 @@ def _resolve_optimizer(resolution: Resolution) -> None:
 
 
 def check_type(resolution: Resolution, algorithm: str, entry: Entry) -> None:
-    """Check that what an algorithm type claims holds, and keep its rows in order where it asks for that."""
+    """Check the claims of an algorithm type; keep its rows in order if asked."""
     for name, claimed in entry.claims.items():
         holds = _holds(resolution, name, entry)
         if holds is None or holds == claimed:
@@ -284,7 +284,10 @@ def check_type(resolution: Resolution, algorithm: str, entry: Entry) -> None:
 
 
 def _holds(resolution: Resolution, name: str, entry: Entry) -> bool | None:
-    """Return whether a claim holds for the functions of the type; None where one of them says nothing of itself."""
+    """Return whether a claim holds for the functions of the type.
+
+    Returns None if one of them declares nothing.
+    """
     if name == "use_rollout":
         return entry.schema == "experience"
     chosen = {role: entry.args.get(role) for role in ("advantage_fn", "policy_loss_fn", "kl_loss_fn", "kl_penalty_fn")}

@@ -1,4 +1,4 @@
-"""Sizes of batches, numbers of steps, and the rhythm of explorer and trainer."""
+"""Rules of batch sizes, step counts and the explorer-trainer rhythm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MANY_STEPS = 10_000_000
 
 
 def expert_ratio(resolution: Resolution) -> float:
-    """Return the share of expert rows in a training batch; 0 where the strategy mixes none, or the ratio is wrong."""
+    """Return the share of expert rows in a batch; 0 if unmixed or invalid."""
     if not is_built_in(resolution, "mix"):
         return 0.0
     ratio: Any = (resolution.get(args_of(KEYS.algorithm.sample_strategy)) or {}).get("expert_data_ratio")
@@ -39,7 +39,7 @@ def train_batch_size(resolution: Resolution, num_rollouts: int) -> int:
 
 
 def is_built_in(resolution: Resolution, name: str, registry: str = "sample_strategy") -> bool:
-    """Return whether the algorithm uses the built-in component of that name, not a plugin's."""
+    """Return whether the algorithm uses the built-in `name`, not a plugin's."""
     is_chosen = resolution.get(part_of(KEYS.algorithm, registry)) == name
     return is_chosen and name not in resolution.catalogue.plugins.get(registry, ())
 
@@ -56,7 +56,7 @@ def num_explored(resolution: Resolution) -> int:
 
 
 def num_trained(resolution: Resolution) -> int:
-    """Return the rollouts of a training batch: its rows that are not an expert's."""
+    """Return the rollouts of a training batch, without the expert's rows."""
     return resolution.get(SIZE) - num_experts(resolution)
 
 
@@ -100,7 +100,7 @@ def check_micro_batches(resolution: Resolution) -> None:
 
 
 def check_groups(resolution: Resolution) -> None:
-    """Check that whole groups fill a batch, where the trainer compares the rollouts of a task with each other."""
+    """Check that whole groups fill a batch if the trainer compares rollouts."""
     advantage, experts, size = (
         resolution.config.algorithm.advantage_fn,
         num_experts(resolution),
@@ -127,7 +127,7 @@ def check_groups(resolution: Resolution) -> None:
 
 
 def resolve_steps(resolution: Resolution) -> None:
-    """Fill the number of steps of both sides from the one that is written."""
+    """Fill the number of steps of explorer and trainer from the written one."""
     explorer, trainer = KEYS.buffer.total_steps, KEYS.trainer.total_steps
     explored, trained = resolution.get(explorer), resolution.get(trainer)
     if explored is not None and trained is not None:
@@ -173,7 +173,7 @@ def _in_explorer_steps(resolution: Resolution, steps: int) -> int:
 
 
 def _rhythm(resolution: Resolution) -> tuple[int, int]:
-    """Return explorer steps and the trainer steps that take as much: the intervals, where these are fixed."""
+    """Return matching explorer and trainer steps: the intervals, if fixed."""
     if resolution.config.synchronizer.sync_style == "fixed":
         return _intervals(resolution)
     made, taken = num_explored(resolution), max(1, num_trained(resolution))
@@ -204,7 +204,7 @@ def _check_length_of_run(resolution: Resolution) -> None:
 
 
 def check_intervals(resolution: Resolution) -> None:
-    """Check that the explorer makes what the trainer takes between two synchronisations."""
+    """Check that the explorer makes what the trainer takes between two syncs."""
     trains_on_data = resolution.trains_on_dataset
     if resolution.mode != "both" or resolution.config.synchronizer.sync_style != "fixed" or trains_on_data:
         return
@@ -244,7 +244,7 @@ def _interval_hint(resolution: Resolution, made: int, *, taken: int, size: int, 
 
 
 def _may_drop(resolution: Resolution) -> bool:
-    """Return whether experiences may be filtered out between explorer and trainer."""
+    """Return whether experiences may be dropped before the trainer."""
     operators = resolution.config.data_processor.experience_pipeline.operators
     arguments = resolution.config.algorithm.advantage_fn_args or {}
     entries = [resolution.catalogue.entry("operator", operator.name) for operator in operators]
@@ -253,6 +253,6 @@ def _may_drop(resolution: Resolution) -> bool:
 
 
 def _uses_again(resolution: Resolution) -> bool:
-    """Return whether a replay buffer adds rollouts of earlier steps to those that are new."""
+    """Return whether a replay buffer adds rollouts of earlier steps."""
     buffer = resolution.config.buffer.trainer_input.experience_buffer
     return buffer is not None and buffer.replay_buffer.enable and buffer.replay_buffer.reuse_cooldown_time is not None

@@ -1,4 +1,4 @@
-"""The experience buffer between explorer and trainer: where it lies, its replay and capacity, and names in a run."""
+"""Rules of the experience buffer: place, replay, capacity and names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BACKUP_SUFFIXES = (".json", ".jsonl")
 
 
 def resolve_experience_buffer(resolution: Resolution) -> None:
-    """Fill storage type and place of the experience buffer, and check that the mode can use it."""
+    """Fill type and place of the experience buffer; check the mode can use it."""
     algorithm = resolution.config.algorithm.algorithm_type
     trains_on_data = resolution.trains_on_dataset
     if resolution.config.buffer.trainer_input.experience_buffer is None:
@@ -98,7 +98,7 @@ def _check_storage(resolution: Resolution, kind: str, *, trains_on_data: bool) -
 
 
 def _resolve_place(resolution: Resolution, kind: str) -> None:
-    """Make the path of a store an absolute database URL, and that of a file that is written an absolute path."""
+    """Make the path of an output file or a store's URL absolute."""
     if kind == "file":
         if resolution.mode == "explore":
             _resolve_output_file(resolution)
@@ -128,7 +128,7 @@ def _resolve_place(resolution: Resolution, kind: str) -> None:
 
 
 def _resolve_output_file(resolution: Resolution) -> None:
-    """Fill the file that the explorer writes: as named, in the folder that is named, or in the job's own."""
+    """Fill the path of the explorer's output file; it defaults to the job's."""
     path = resolution.get(EXPERIENCES.path)
     if path and "://" in path:
         resolution.problem(
@@ -147,7 +147,7 @@ def _resolve_output_file(resolution: Resolution) -> None:
 
 
 def absolute_url(path: str, cwd: Path) -> str:
-    """Return a database URL whose SQLite file is absolute; other databases stay as they are."""
+    """Return a database URL; make the path of a SQLite file absolute."""
     if "://" not in path:
         return f"sqlite:///{os.path.normpath(cwd / Path(path).expanduser())}"
     scheme, _, rest = path.partition("://")
@@ -158,7 +158,7 @@ def absolute_url(path: str, cwd: Path) -> str:
 
 
 def is_database(url: str) -> bool:
-    """Return whether a URL names a database that experiences can be stored in: a file of SQLite, or PostgreSQL."""
+    """Return whether a URL names a usable database: SQLite file or PostgreSQL."""
     scheme, _, rest = url.partition("://")
     backend = scheme.partition("+")[0]
     file = rest[1:].partition("?")[0]
@@ -204,9 +204,10 @@ def check_unique_names(resolution: Resolution) -> None:
 
 
 def _shares_names(resolution: Resolution, key: Key[ExperienceBufferConfig]) -> bool:
-    """Return whether an auxiliary buffer needs a name of its own: in another database it is that of the rows there.
+    """Return whether an auxiliary buffer needs a name of its own.
 
-    One that nothing reads, such as in a stage of another algorithm, was not resolved, and needs none.
+    In another database, the name is that of the rows there. A buffer that nothing reads, for example in a stage
+    of another algorithm, was not resolved and needs none.
     """
     if not resolution.is_given(key.name) or not resolution.get(key.tokenizer_path):
         return False
@@ -216,7 +217,7 @@ def _shares_names(resolution: Resolution, key: Key[ExperienceBufferConfig]) -> b
 
 
 def _check_place(resolution: Resolution) -> None:
-    """Refuse an explorer apart whose name is the place of another component in the folder of the job."""
+    """Refuse a separate explorer named like another component's job folder."""
     name = resolution.config.explorer.name
     if resolution.mode == "explore" and name in {TRAINER, BENCH} - {resolution.config.trainer.name}:
         resolution.problem(
@@ -230,7 +231,7 @@ def _check_place(resolution: Resolution) -> None:
 
 
 def check_replay(resolution: Resolution) -> None:
-    """Check name and arguments of the priority function, and that a queue of this capacity can feed the trainer."""
+    """Check the priority function and whether the queue's capacity suffices."""
     if resolution.config.buffer.trainer_input.experience_buffer is None:
         return
     if resolution.get(REPLAY.enable):
@@ -279,7 +280,7 @@ def _check_replay(resolution: Resolution) -> None:
 
 
 def _check_capacity(resolution: Resolution) -> None:
-    """A queue that cannot hold what the trainer waits for would give it incomplete batches only."""
+    """Check that a queue can hold a batch; else all batches are incomplete."""
     capacity, size = resolution.get(EXPERIENCES.capacity), num_trained(resolution)
     if resolution.get(EXPERIENCES.storage_type) != "queue":
         if resolution.is_own(EXPERIENCES.capacity):

@@ -1,4 +1,4 @@
-"""Components by name: whether there is one, its arguments over their defaults, and what its class would refuse."""
+"""Rules of components by name: existence, arguments and their ranges."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAY_BE_NULL = (*_CLIPS, "drop")
 def check_name(
     resolution: Resolution, key: Key[object], registry: str, name: str | None, *, unknown: str = "E1701"
 ) -> bool:
-    """Return whether a name exists and can be used now; otherwise note why not."""
+    """Return whether a name exists and is usable now; note why not."""
     catalogue = resolution.catalogue
     available = list(catalogue.names(registry))
     if name is None or name in available:
@@ -68,14 +68,16 @@ def resolve_arguments(
     entry: Entry,
     of_type: Mapping[str, Any],
 ) -> None:
-    """Fill the arguments of a function, and check them; those of a plugin as far as it declares them.
+    """Fill the arguments of a function and check them.
+
+    A plugin's are checked as far as it declares them.
 
     Args:
         resolution: the configuration.
         key: where the function is chosen.
         registry: of the function.
         function: its name.
-        entry: what its class says of itself.
+        entry: the declarations of its class.
         of_type: arguments that the algorithm type gives it.
     """
     stray = sorted(of_type.keys() - entry.args.keys() - entry.required)
@@ -101,7 +103,9 @@ def resolve_arguments(
 def check_arguments(
     resolution: Resolution, key: Key[dict[str, Any]], registry: str, name: str, *, chosen: Key[object]
 ) -> dict[str, Any]:
-    """Return the arguments of what is no part of an algorithm over their defaults; note what the class would refuse.
+    """Return arguments over defaults; note what the class would refuse.
+
+    For classes that are no part of an algorithm.
 
     Args:
         resolution: the configuration.
@@ -125,14 +129,14 @@ def check_arguments(
 def merge_arguments(
     resolution: Resolution, key: Key[str | None], function: str, known: Mapping[str, Any], *, entry: Entry | None = None
 ) -> None:
-    """Put the written arguments over the defaults; refuse unknown ones, and ask for those that have no default.
+    """Merge written arguments over defaults; refuse unknown and missing ones.
 
     Args:
         resolution: the configuration.
         key: where the function is chosen.
         function: its name.
         known: arguments with their defaults.
-        entry: what its class says of itself; None for a plugin that says nothing.
+        entry: the declarations of its class; None for a plugin without any.
     """
     written = _known_arguments(resolution, args_of(key), function, known, entry=entry, chosen=key)
     resolution.derive(args_of(key), {**known, **written}, f"defaults of {function}")
@@ -147,7 +151,7 @@ def _known_arguments(
     entry: Entry | None,
     chosen: Key[object],
 ) -> dict[str, Any]:
-    """Return the written arguments that there are; note unknown ones, and missing ones that have no default."""
+    """Return known written arguments; note unknown and missing required ones."""
     written = resolution.get(key) or {}
     if entry is not None and not entry.is_open:
         names = _names(entry)
@@ -185,7 +189,7 @@ def check_kinds(
     written: Mapping[str, Any],
     modes: tuple[str, ...] = (),
 ) -> None:
-    """Note a value that is of another kind than its default; what has none may be anything, and so may null be."""
+    """Note each value of another type than its default, unless one is null."""
     for name, value in written.items():
         if name not in known:
             continue
@@ -219,7 +223,7 @@ def _check_ranges(
     arguments: Mapping[str, Any],
     chosen: Key[object],
 ) -> None:
-    """Note each argument that the function would refuse when the run starts; one of the wrong kind is told already."""
+    """Note each argument that the function would refuse for its range."""
     told = {problem.key for problem in resolution.problems}
     for name, rule, way_out in range_faults(entry.ranges, known, arguments):
         if str(key[name]) not in told and name not in CHECKED_ELSEWHERE:
@@ -234,7 +238,7 @@ def _check_ranges(
 
 
 def _is_a(value: Any, kind: type) -> bool:
-    """Return whether a value is a number (`float`: integers too, NaN not), a truth value or a text."""
+    """Return whether a value has a type; integers are floats, NaN is not."""
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool) and value == value
     return isinstance(value, kind)
@@ -243,7 +247,7 @@ def _is_a(value: Any, kind: type) -> bool:
 def range_faults(
     ranges: Ranges, known: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield argument, rule and way out of each argument of a function that its class would refuse.
+    """Yield argument, rule and way out of each value that is out of range.
 
     Args:
         ranges: what the class declares.
@@ -265,7 +269,7 @@ def range_faults(
 
 
 def _missing(known: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield what must be given together with what is."""
+    """Yield missing arguments that other arguments make necessary."""
     for name in _CLIPS:
         if known.get(name) is not None and arguments[name] is None and None in _sides(arguments, name):
             yield name, f"a number, unless {name}_low and {name}_high are given", f"the default is {known[name]}"
@@ -278,7 +282,7 @@ def _missing(known: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator
 
 
 def _sides(arguments: Mapping[str, Any], name: str) -> tuple[Any, Any]:
-    """Return the two bounds that stand for the one called `name` where both are given."""
+    """Return the two bounds that replace `name` if both are given."""
     return arguments.get(f"{name}_low"), arguments.get(f"{name}_high")
 
 
@@ -293,7 +297,7 @@ def _is_in(value: Any, rule: str | tuple[str, ...]) -> bool:
 
 
 def _said(rule: str | tuple[str, ...]) -> str:
-    """Return an interval or words as a reader says them."""
+    """Return an interval or a choice of words in plain English."""
     if isinstance(rule, tuple):
         return f"one of {', '.join(rule)}"
     low, high = rule[1:-1].split(", ")

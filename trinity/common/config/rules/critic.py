@@ -1,4 +1,4 @@
-"""The critic: whether there is one, and what its section leaves out."""
+"""Rules of the critic: whether the run has one, and its absent keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _BOTH = "a checkpoint holds policy and critic"
 
 
 def reads_values(resolution: Resolution) -> bool:
-    """Return whether the run has a critic: the advantage asks for `values`, or is a plugin beside `enable: true`."""
+    """Return whether the run has a critic.
+
+    The advantage asks for `values`, or is a plugin with `enable: true`.
+    """
     name = resolution.config.algorithm.advantage_fn
     entry = resolution.catalogue.entry("advantage_fn", name)
     if entry is None:
@@ -24,19 +27,19 @@ def reads_values(resolution: Resolution) -> bool:
 
 
 def may_read_values(resolution: Resolution) -> bool:
-    """Return whether the run may have a critic: what the advantage of a plugin reads is known when the run starts."""
+    """Return whether the run may have a critic; a plugin's need is unknown."""
     name = resolution.config.algorithm.advantage_fn
     is_plugin = name is not None and resolution.catalogue.entry("advantage_fn", name) is None
     return is_plugin or reads_values(resolution)
 
 
 def sharding(resolution: Resolution) -> Key[FsdpConfig]:
-    """Return the section of the critic's sharding and number types: of its two places the one that is used."""
+    """Return which section has the critic's sharding and number types."""
     return CRITIC.model.fsdp_config if resolution.get(CRITIC.fsdp) is None else present(CRITIC.fsdp)
 
 
 def resolve_critic(resolution: Resolution) -> None:
-    """Turn the critic on where the advantage reads values, and fill what its section leaves out from the actor."""
+    """Enable the critic if the advantage reads values; fill it from the actor."""
     _resolve_path(resolution)
     name, is_on = resolution.config.algorithm.advantage_fn, reads_values(resolution)
     written = resolution.get(CRITIC.enable)
@@ -58,7 +61,7 @@ def resolve_critic(resolution: Resolution) -> None:
 
 
 def check_unused_critic(resolution: Resolution) -> None:
-    """Warn about what was written for a critic that this run does not have."""
+    """Warn about keys of a critic if this run has none."""
     if may_read_values(resolution):
         return
     if resolution.is_given(PATH) and resolution.get(PATH) != resolution.config.model.model_path:
@@ -134,7 +137,7 @@ def _resolve_schedule(resolution: Resolution) -> None:
 
 
 def _resolve_retention(resolution: Resolution) -> None:
-    """Keep the larger number where those of policies and critics differ: a checkpoint holds one of each."""
+    """Keep the larger number: a checkpoint holds both policy and critic."""
     key, own = KEYS.trainer.max_checkpoints_to_keep, VERL_TRAINER.max_critic_ckpt_to_keep
     kept, asked = resolution.get(key), resolution.get(own)
     if asked is None or asked == resolution.get(VERL_TRAINER.max_actor_ckpt_to_keep):
@@ -148,7 +151,7 @@ def _resolve_retention(resolution: Resolution) -> None:
 
 
 def _resolve_places(resolution: Resolution) -> None:
-    """Refuse two places of the number types: `fsdp` is the newer one of `model.fsdp_config`."""
+    """Refuse number types in both `fsdp` and the older `model.fsdp_config`."""
     newer, older = CRITIC.fsdp, CRITIC.model.fsdp_config
     if resolution.is_given(newer) and resolution.is_given(older):
         resolution.problem(

@@ -1,4 +1,4 @@
-"""Engines: which one answers, keys that only one kind has, models behind a server, and a teacher among them."""
+"""Rules of engines: type, keys of one type, external models, teachers."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def engines(config: Config) -> list[Key[InferenceModelConfig]]:
 
 
 def divisions(model: Key[InferenceModelConfig]) -> tuple[Key[int], ...]:
-    """Return the keys that say over how many devices one engine is divided."""
+    """Return the keys of how many devices one engine is divided over."""
     return model.tensor_parallel_size, model.pipeline_parallel_size
 
 
 def resolve_engine(resolution: Resolution) -> None:
-    """Fill the engine types, how runners are kept apart, and their number."""
+    """Fill the engine types, the isolation of runners and their number."""
     _resolve_types(resolution)
     if resolution.get(ISOLATION) == "auto":
         is_ray = resolution.config.cluster.runtime == "ray"
@@ -43,7 +43,7 @@ def resolve_engine(resolution: Resolution) -> None:
 
 
 def _resolve_types(resolution: Resolution) -> None:
-    """Choose the engine where `engine_type` is auto, and check each model's keys against its engine."""
+    """Choose the engine for `auto`; check the model's keys against its engine."""
     if not resolution.explores:
         return
     for model in engines(resolution.config):
@@ -61,7 +61,7 @@ def _resolve_types(resolution: Resolution) -> None:
 
 
 def _chosen_engine(resolution: Resolution, model: Key[InferenceModelConfig]) -> tuple[str, str]:
-    """Return the engine that `auto` means, and why: what the file says decides, then the machine, if it may."""
+    """Return the engine for `auto`, from the file, then the machine; and why."""
     for key in divisions(model):
         if resolution.get(key) > 1:
             return "vllm", f"{last_part(key)} above 1 needs it"
@@ -74,12 +74,15 @@ def _chosen_engine(resolution: Resolution, model: Key[InferenceModelConfig]) -> 
 
 
 def _foreign_arguments(resolution: Resolution, model: Key[InferenceModelConfig]) -> list[str]:
-    """Return the names in `extra_engine_args` that the torch engine does not have."""
+    """Return names in `extra_engine_args` that the torch engine lacks."""
     return sorted(set(resolution.get(model.extra_engine_args)) - set(TORCH_ENGINE_ARGS))
 
 
 def _spread_replicas(resolution: Resolution, model: Key[InferenceModelConfig]) -> None:
-    """Make an engine of each replica: `engine_num` becomes their number, and what an engine asks for is one replica."""
+    """Make each replica an engine.
+
+    `engine_num` becomes the number of replicas, and the requests of an engine are those of one replica.
+    """
     key, number = model.data_parallel_size, model.engine_num
     size = resolution.get(key)
     if size == 1:
@@ -93,12 +96,12 @@ def _spread_replicas(resolution: Resolution, model: Key[InferenceModelConfig]) -
 
 
 def _sees_gpus(resolution: Resolution) -> bool:
-    """Return whether engines see GPUs that are there: on Ray only those that the run asks for."""
+    """Return whether engines see GPUs; on Ray, only those requested count."""
     return resolution.config.cluster.runtime != "ray" or resolution.config.cluster.gpu_per_node > 0
 
 
 def best_engine(*, is_deterministic: bool, sees_gpus: bool = True) -> tuple[str, str]:
-    """Return the engine that `auto` means on this machine, and why.
+    """Return the engine that `auto` selects on this machine, and why.
 
     Args:
         is_deterministic: the run has to be repeatable.
@@ -135,7 +138,7 @@ def _check_vllm(resolution: Resolution, model: Key[InferenceModelConfig]) -> Non
 
 
 def _check_arguments(resolution: Resolution, model: Key[InferenceModelConfig]) -> None:
-    """Refuse arguments of vLLM that have a key of their own, or that the engine sets itself."""
+    """Refuse vLLM arguments that have their own key or that the engine sets."""
     for name in resolution.get(model.extra_engine_args):
         key = model.extra_engine_args[name]
         if name in KEY_ARGS:
@@ -172,7 +175,7 @@ def _check_torch(resolution: Resolution, model: Key[InferenceModelConfig]) -> No
 
 
 def resolve_external(resolution: Resolution) -> None:
-    """Let the server of section `model` be the model of a benchmark, and check what is asked of external models."""
+    """Use the server of section `model` for benchmarks; check external models."""
     if not resolution.explores:
         return
     if resolution.get(SHARED.enable):
@@ -235,7 +238,7 @@ def _check_external(resolution: Resolution, model: Key[InferenceModelConfig]) ->
 
 
 def check_auxiliary_models(resolution: Resolution) -> None:
-    """Check that every auxiliary model names its folder, and that a teacher is there and long enough."""
+    """Check the folders of auxiliary models, and that a teacher fits."""
     if not resolution.explores:
         return
     models = resolution.get(MODELS)
@@ -287,7 +290,7 @@ def check_auxiliary_models(resolution: Resolution) -> None:
 
 
 def _check_workflows(resolution: Resolution) -> None:
-    """Refuse a workflow that asks an auxiliary model where there is none: each of its rollouts would fail."""
+    """Refuse a workflow whose auxiliary model is missing: all rollouts fail."""
     for key in tasksets(resolution):
         workflow = resolution.get(key.default_workflow_type)
         entry = resolution.catalogue.entry("workflow", workflow)

@@ -1,4 +1,4 @@
-"""The job: its folders, what it continues from, where its components run, and who has which GPUs."""
+"""Rules of the job: folders, resume, runtime and GPU assignment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNNAMED = ("auto", "")
 
 
 def derive_names(resolution: Resolution) -> None:
-    """Fill the experiment's name, the job folder, the namespace and the folders below the job."""
+    """Fill experiment name, job folder, namespace and the folders below."""
     if resolution.stage_name:
         name = f"{resolution.config.name}/{resolution.stage_name}"
         resolution.derive(KEYS.name, name, "the stage's name is the suffix of the experiment's name")
@@ -48,7 +48,7 @@ def derive_names(resolution: Resolution) -> None:
 
 
 def check_addresses(resolution: Resolution) -> None:
-    """Refuse addresses such as `hdfs://...` where a folder or a file of this machine is meant."""
+    """Refuse addresses such as `hdfs://...` in place of local paths."""
     auxiliary = resolution.get(AUXILIARY).items()
     keys: list[Key[str | None]] = [
         KEYS.checkpoint_root_dir,
@@ -73,7 +73,7 @@ def check_addresses(resolution: Resolution) -> None:
 
 
 def resolve_resume(resolution: Resolution) -> None:
-    """Bring `resume_mode` and `continue_from_checkpoint` together, and check the path that is asked for."""
+    """Reconcile `resume_mode` and `continue_from_checkpoint`; check the path."""
     mode, path = resolution.get(MODE), resolution.get(PATH)
     continues = resolution.get(CONTINUE)
     if mode == "disable" and not resolution.is_given(CONTINUE):
@@ -106,7 +106,7 @@ def resolve_resume(resolution: Resolution) -> None:
 
 
 def resolve_runtime(resolution: Resolution) -> None:
-    """Fill the runtime: Ray where a cluster is named, or several machines or GPUs are asked for."""
+    """Fill the runtime: Ray for a named cluster, or several machines or GPUs."""
     nodes, gpus = resolution.get(CLUSTER.node_num), resolution.get(CLUSTER.gpu_per_node)
     wanted = resolution.get(RUNTIME)
     if wanted == "auto":

@@ -1,4 +1,4 @@
-"""Batches of rollouts and demonstrations: the strategy that mixes them, and the buffers that demonstrations lie in."""
+"""Rules of mixing rollouts and demonstrations: strategy and buffers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCHEMAS: dict[str, tuple[str, ...]] = {"file": ("sft",), "sql": ("experience", "
 
 
 def check_sampling(resolution: Resolution) -> None:
-    """Check the arguments of the built-in strategies, and that strategy, loss and algorithm fit together."""
+    """Check strategy arguments, and that strategy, loss and algorithm fit."""
     if is_built_in(resolution, "warmup"):
         resolution.problem(
             "W1301", STRATEGY, f"`{STRATEGY}: warmup` is deprecated", suggestion=f"write `{STRATEGY}: default`"
@@ -115,7 +115,7 @@ def _misfit(resolution: Resolution, key: Key[object], message: str, suggestion: 
 
 
 def resolve_mixed_loss(resolution: Resolution) -> None:
-    """Fill the sizes that the mixed losses know as arguments; one that was written must be the true one."""
+    """Fill the size arguments of mixed losses; refuse wrong written ones."""
     loss = resolution.catalogue.entry("policy_loss_fn", resolution.get(LOSS))
     is_mixed = loss is not None and loss.args.keys() >= set(DERIVED_ARGUMENTS)
     if not is_mixed or resolution.mode not in ("both", "train") or not is_world_known(resolution):
@@ -146,7 +146,7 @@ def resolve_mixed_loss(resolution: Resolution) -> None:
 
 
 def resolve_auxiliary_buffers(resolution: Resolution) -> None:
-    """Fill the auxiliary buffers, and check that the one that the strategy reads is there."""
+    """Fill the auxiliary buffers; check that the strategy's buffer exists."""
     buffers = resolution.get(AUXILIARY)
     mixes = is_built_in(resolution, "mix") and not resolution.trains_on_dataset
     named = (resolution.get(ARGS) or {}).get("sft_dataset_name") if mixes else None
@@ -184,7 +184,7 @@ def _note_missing(resolution: Resolution, read: str, buffers: Iterable[str]) -> 
 
 
 def _note_unread(resolution: Resolution, name: str, *, named: str | None, has_other: bool) -> None:
-    """Warn about a dataset that nothing reads, unless an error says already what it was meant for."""
+    """Warn about an unread dataset unless an error already names its use."""
     key, ratio = AUXILIARY[name], ARGS["expert_data_ratio"]
     if named is None:
         why, way_out = "nothing reads it", "remove it, or write `algorithm_type: mix`"
@@ -264,7 +264,7 @@ def _resolve_database(resolution: Resolution, key: Key[ExperienceBufferConfig]) 
 
 
 def _resolve_schema(resolution: Resolution, key: Key[ExperienceBufferConfig], kind: str) -> None:
-    """Fill what the rows are, and check the columns that are named."""
+    """Fill the kind of the rows, and check the named columns."""
     schemas = SCHEMAS[kind]
     written = resolution.get(key.schema_type) if resolution.is_given(key.schema_type) else None
     if written is not None and written not in schemas:

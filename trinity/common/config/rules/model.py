@@ -1,4 +1,4 @@
-"""The trained model: its folder, its adapter, and lengths in tokens, which engines and tasksets inherit."""
+"""Rules of the trained model: folder, adapter and lengths in tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_model_paths(resolution: Resolution) -> None:
 
 
 def resolve_adapter(resolution: Resolution) -> None:
-    """Check `model.lora_configs`, and say whether the adapter is made by the run."""
+    """Check `model.lora_configs`; set whether the run creates the adapter."""
     configs = resolution.config.model.lora_configs
     if not configs:
         return
@@ -58,7 +58,10 @@ def resolve_adapter(resolution: Resolution) -> None:
 
 
 def resolve_lengths(resolution: Resolution) -> None:
-    """Fill max_model_len, max_prompt_tokens, max_response_tokens and min_response_tokens."""
+    """Fill the lengths of model, prompts and responses.
+
+    These are max_model_len, max_prompt_tokens, max_response_tokens and min_response_tokens.
+    """
     model = resolution.config.model
     total, prompt, response = model.max_model_len, model.max_prompt_tokens, model.max_response_tokens
     if total is None:
@@ -87,7 +90,7 @@ def resolve_lengths(resolution: Resolution) -> None:
 
 
 def _fits(resolution: Resolution, total: int, *, prompt: int | None, response: int | None) -> bool:
-    """Note a problem and return false if the parts are longer than the whole."""
+    """Return whether the parts fit the whole; note a problem otherwise."""
     asked = (prompt or 1) + (response or 1)
     if asked <= total:
         return True
@@ -125,7 +128,7 @@ def _resolve_minimum(resolution: Resolution, response: int) -> None:
 
 
 def hand_down(resolution: Resolution) -> None:
-    """Fill what engines and tasksets inherit from section `model`."""
+    """Fill the keys that engines and tasksets inherit from section `model`."""
     if not resolution.explores:
         return
     for engine in engines(resolution.config):

@@ -1,4 +1,4 @@
-"""The processes that train the model: how many there are, how they divide model and sequences, what they save."""
+"""Rules of training processes: number, division of work, what they save."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _RECOMPUTES = {
 
 
 def num_workers(resolution: Resolution) -> int:
-    """Return the processes that train the model: as written, else one a GPU of the trainer."""
+    """Return the training processes: as written, else one per trainer GPU."""
     return int(resolution.get(WORKERS) or resolution.config.cluster.trainer_gpu_num or 1)
 
 
 def is_world_known(resolution: Resolution) -> bool:
-    """Return whether it is known how many processes train: written, or the GPUs of the cluster are shared out."""
+    """Return whether the process count is written or the GPUs are assigned."""
     is_open = resolution.config.cluster.gpu_per_node > 0 and resolution.config.cluster.trainer_gpu_num is None
     return bool(resolution.get(WORKERS)) or not is_open
 
 
 def check_ranks(resolution: Resolution) -> None:
-    """Check that the training processes can be divided as the configuration says, where there are any."""
+    """Check that training processes, if any, can be divided as configured."""
     if resolution.mode not in ("both", "train"):
         return
     if is_world_known(resolution):
@@ -80,7 +80,7 @@ def _check_world(resolution: Resolution, world: int) -> None:
 
 
 def _check_gpus(resolution: Resolution, world: int) -> None:
-    """Where there are GPUs each process that trains has one of its own."""
+    """On GPUs, each training process has its own."""
     gpus = resolution.config.cluster.trainer_gpu_num
     if not gpus or world == gpus:
         return
@@ -123,7 +123,7 @@ def _check_divisor(resolution: Resolution, key: Key[int], world: int, code: str,
 
 
 def _check_contents(resolution: Resolution, section: Key[CheckpointContents]) -> None:
-    """What is loaded must have been saved, or no run could be continued."""
+    """Check that loaded parts are also saved; otherwise no run could resume."""
     missing = sorted({*resolution.get(section.load_contents)} - {*resolution.get(section.save_contents)} - {"hf_model"})
     if missing:
         resolution.problem(
@@ -138,14 +138,14 @@ def _check_contents(resolution: Resolution, section: Key[CheckpointContents]) ->
 
 
 def model_parallel_size(resolution: Resolution) -> int:
-    """Return how many processes hold one copy of the model before its weights are sharded."""
+    """Return how many processes hold one model copy before sharding."""
     if resolution.get(STRATEGY) != MEGATRON:
         return 1
     return resolution.get(TENSOR) * resolution.get(PIPELINE)
 
 
 def resolve_megatron(resolution: Resolution) -> None:
-    """Give each size one value, whichever of its names was written, and check what goes together."""
+    """Reconcile the names of each Megatron size, and check combinations."""
     _check_strategies(resolution)
     if resolution.get(STRATEGY) != MEGATRON:
         _refuse_without_effect(resolution)
@@ -159,7 +159,7 @@ def resolve_megatron(resolution: Resolution) -> None:
 
 
 def resolve_megatron_offload(resolution: Resolution) -> None:
-    """Give the policy's offload switches the value of Megatron's section, before others are filled from them."""
+    """Set the policy's offload switches from Megatron's, before others follow."""
     if MEGATRON in (resolution.get(STRATEGY), resolution.get(ACTOR.strategy)):
         for name in OFFLOADS:
             others = (part_of(section, name) for section in (ACTOR.fsdp_config, KEYS.trainer))
@@ -167,7 +167,7 @@ def resolve_megatron_offload(resolution: Resolution) -> None:
 
 
 def _join_offload(resolution: Resolution, key: Key[object], *others: Key[object]) -> None:
-    """Give `others` the value of `key`; a different one that was written is an error."""
+    """Give `others` the value of `key`; a different written one is an error."""
     if not resolution.is_given(key):
         return
     for other in others:
@@ -198,7 +198,7 @@ def _refuse_without_effect(resolution: Resolution) -> None:
 
 
 def _written(resolution: Resolution) -> Iterator[Key[Any]]:
-    """Yield the keys of Megatron's sections that were written; below a free mapping, the mapping."""
+    """Yield Megatron's written keys; of a free mapping, the mapping itself."""
     for section in (SECTION, ACTOR.megatron, REFERENCE.megatron, CRITIC.megatron):
         if resolution.is_given(section) and isinstance(resolution.tree.get(path_of(section)), dict):
             keys = (part_of(section, name) for name, _ in resolution.get(section))
@@ -225,7 +225,7 @@ def _differs(resolution: Resolution, key: Key[object], other: Key[object]) -> No
 
 
 def _join(resolution: Resolution) -> None:
-    """What the policy's section says wins; the others may only repeat it."""
+    """Join the names of each size: the policy's wins, others may repeat it."""
     for name, _ in resolution.get(SECTION):
         plain, own = part_of(SECTION, name), part_of(ACTOR.megatron, name)
         if resolution.is_given(own):
@@ -239,7 +239,7 @@ def _join(resolution: Resolution) -> None:
 
 
 def _check_transformer(resolution: Resolution, key: Key[dict[str, Any]]) -> None:
-    """Take what means the recomputation of every layer, which has a key of its own; refuse what is not done."""
+    """Accept recomputation of every layer; refuse all other entries."""
     values = resolution.get(key)
     for name, value in values.items():
         if value not in _TRANSFORMER.get(name, ()):
@@ -267,7 +267,7 @@ def _check_transformer(resolution: Resolution, key: Key[dict[str, Any]]) -> None
 
 
 def check_model_parallel(resolution: Resolution, world: int) -> None:
-    """Check that the processes that train the model are whole copies of it."""
+    """Check that the training processes form whole copies of the model."""
     size = model_parallel_size(resolution)
     if world % size == 0:
         return
@@ -286,7 +286,7 @@ def check_model_parallel(resolution: Resolution, world: int) -> None:
 
 
 def _check_company(resolution: Resolution) -> None:
-    """What does not go with divided layers or matrices."""
+    """Refuse settings that do not work with divided layers or matrices."""
     if resolution.get(SEQUENCE) > 1:
         resolution.problem(
             "E1857",

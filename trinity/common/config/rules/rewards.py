@@ -1,4 +1,4 @@
-"""The reward model, and rewards by their parts: components, a greedy baseline, steps."""
+"""Rules of reward model, components, greedy baseline and reward steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def has_reward_model(resolution: Resolution) -> bool:
 
 
 def resolve_reward_model(resolution: Resolution) -> None:
-    """Fill what the section leaves out, and check what a classifier needs."""
+    """Fill absent keys of the section, and check the needs of a classifier."""
     if not has_reward_model(resolution):
         if resolution.is_own(REWARD_MODEL.enable) and resolution.get(REWARD_MODEL.enable):
             message = f"`{REWARD_MODEL.enable}` has no effect in mode train"
@@ -64,7 +64,7 @@ def _check_worker(resolution: Resolution, worker: str, entry: Entry) -> None:
 
 
 def check_components(resolution: Resolution) -> None:
-    """Check that the components of the reward are named, each with at most one weight."""
+    """Check that reward components are named, each with at most one weight."""
     if "reward_components" not in _needs(resolution):
         return
     arguments = resolution.get(args_of(ADVANTAGE)) or {}
@@ -89,7 +89,10 @@ def check_components(resolution: Resolution) -> None:
 
 
 def check_reshaping(resolution: Resolution) -> None:
-    """Refuse what would change the reward and leave its baseline, its components or its steps as they were."""
+    """Refuse reward changes that bypass what the advantage also reads.
+
+    Baseline, components or steps of the reward would stay as they were.
+    """
     advantage = resolution.get(ADVANTAGE)
     taken = sorted(_needs(resolution) & TAKEN.keys())
     if not taken or not resolution.explores:
@@ -113,6 +116,6 @@ def check_reshaping(resolution: Resolution) -> None:
 
 
 def _needs(resolution: Resolution) -> frozenset[str]:
-    """Return what the advantage function needs; nothing is known of a plugin's."""
+    """Return what the advantage function needs; unknown for a plugin."""
     entry = resolution.catalogue.entry("advantage_fn", resolution.get(ADVANTAGE))
     return entry.reads if entry is not None and resolution.explores else frozenset()

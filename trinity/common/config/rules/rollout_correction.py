@@ -1,4 +1,4 @@
-"""Rules of `algorithm.rollout_correction`: presets, bounds, and what it asks of old log-probabilities and loss."""
+"""Rules of `algorithm.rollout_correction`: presets, bounds, requirements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ _JOINED = re.compile(r"[0-9.]*[0-9.]_[0-9._]+")
 
 
 def resolve_correction(resolution: Resolution, clips: Mapping[str, Any]) -> None:
-    """Fill the section from its preset, and what follows from it: where the old log-probabilities come from, the loss.
+    """Fill the section from its preset, and what follows from it.
+
+    That is the source of the old log-probabilities, and the loss.
 
     Args:
         resolution: its algorithm type is filled in, its functions are not resolved yet.
@@ -58,7 +60,7 @@ def resolve_correction(resolution: Resolution, clips: Mapping[str, Any]) -> None
 
 
 def recompute(resolution: Resolution, key: Key[object], reason: str) -> None:
-    """Have the old log-probabilities computed again, or note that the configuration says otherwise."""
+    """Have old log-probabilities recomputed, or note a conflicting setting."""
     if not resolution.is_given(OLD):
         resolution.derive(OLD, False, key)
     elif resolution.get(OLD):
@@ -73,7 +75,7 @@ def recompute(resolution: Resolution, key: Key[object], reason: str) -> None:
 
 
 def check_correction(resolution: Resolution) -> None:
-    """Check that the policy loss can do what the correction asks for; every function is resolved."""
+    """Check that the policy loss, now resolved, supports the correction."""
     loss = resolution.get(LOSS)
     entry = resolution.catalogue.entry("policy_loss_fn", loss)
     values = resolution.config.algorithm.rollout_correction
@@ -113,7 +115,7 @@ def _refuse(resolution: Resolution, key: Key[object], code: str, other: Key[obje
 
 
 def _resolve_bypass(resolution: Resolution, clips: Mapping[str, Any]) -> None:
-    """Make `bypass_mode` the policy loss, with the options of the section as its arguments."""
+    """Make `bypass_mode` the policy loss, with the options as arguments."""
     if resolution.get(SECTION.loss_type) is None:
         resolution.derive(SECTION.loss_type, "ppo_clip", "default")
     section, chosen = resolution.get(SECTION), resolution.get(LOSS)
@@ -173,7 +175,7 @@ def _check_bounds(resolution: Resolution) -> None:
 
 
 def _read_as_one_number(resolution: Resolution, key: Key[object]) -> str | None:
-    """Return two numbers as they were written without quotes, where YAML makes one of them: 0.5_2 is 0.52."""
+    """Return two numbers that YAML reads as one: unquoted 0.5_2 is 0.52."""
     origin = resolution.origin(key) if last_part(key).endswith("threshold") and resolution.is_given(key) else None
     if origin is None:
         return None

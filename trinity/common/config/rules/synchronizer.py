@@ -1,4 +1,4 @@
-"""The synchronizer: transport and rhythm of new weights, and how old an experience may get before it is trained."""
+"""Rules of the synchronizer: transport, rhythm and maximum staleness."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ def resolve_synchronizer(resolution: Resolution) -> None:
 
 
 def _check_pacing(resolution: Resolution) -> None:
-    """Check that nobody goes on without tasks that somebody waits for, and that timing decides nothing it may not."""
+    """Check that pacing keys fit the sync style and `deterministic`.
+
+    Style `fixed` waits for every task. With `deterministic: true`, no rollout may depend on the time of others.
+    """
     leaves_tasks = resolution.config.explorer.over_rollout.ratio > 0
     if leaves_tasks and resolution.config.synchronizer.sync_style == "fixed":
         resolution.problem(
@@ -93,12 +96,12 @@ def _has_engines_apart(resolution: Resolution) -> bool:
 
 
 def _mode_is_written_with(resolution: Resolution) -> bool:
-    """Return whether the transport was written for this mode: in the same file, or in this very stage."""
+    """Return whether the transport was written together with the mode."""
     return resolution.stage_name is None or resolution.is_own(METHOD)
 
 
 def resolve_evaluation(resolution: Resolution) -> None:
-    """Round eval_interval to the synchronisation rhythm, at which the weights change."""
+    """Round eval_interval to the sync interval, at which weights change."""
     interval = resolution.config.explorer.eval_interval
     rhythm = resolution.filled(SECTION.explorer_sync_interval)
     if interval is None or not resolution.explores or interval % rhythm == 0:
@@ -108,7 +111,7 @@ def resolve_evaluation(resolution: Resolution) -> None:
 
 
 def resolve_staleness(resolution: Resolution) -> None:
-    """Fill the bound of `fully_async`, and check that the keys of a style fit it."""
+    """Fill the bound of `fully_async`; check that the keys fit the style."""
     if not resolution.explores:
         return
     style = resolution.get(STYLE)

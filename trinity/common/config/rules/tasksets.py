@@ -1,4 +1,4 @@
-"""Tasksets: what they inherit, their workflows and rewards, and the columns of their rows and of other datasets."""
+"""Rules of tasksets: inheritance, workflows, rewards, columns of datasets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tasksets(resolution: Resolution) -> list[Key[TasksetConfig]]:
 
 
 def resolve_tasksets(resolution: Resolution) -> None:
-    """Fill what tasksets inherit, and check that the explorer has tasks."""
+    """Fill inherited keys of tasksets; check that the explorer has tasks."""
     explorer_input = resolution.config.buffer.explorer_input
     if explorer_input.taskset and explorer_input.tasksets:
         resolution.problem(
@@ -129,12 +129,12 @@ def _resolve_workflow(resolution: Resolution, key: Key[TasksetConfig], *, is_eva
 
 
 def _home(resolution: Resolution, *places: Key[object]) -> Key[object]:
-    """Return the key where a workflow or reward name was written: the taskset's, which is first, or a shared one."""
+    """Return where a workflow or reward name was written; the taskset first."""
     return next((place for place in places if resolution.is_given(place)), places[0])
 
 
 def resolve_format(resolution: Resolution, key: Key[FormatConfig]) -> None:
-    """Fill the form of the rows from the columns that are named; if that is open, the reader looks at the rows."""
+    """Fill the row format from the columns; else the reader examines rows."""
     if resolution.get(key.prompt_type) is not None:
         return
     has_messages = resolution.is_given(key.messages_key) or resolution.get(key.enable_concatenated_multi_turn)
@@ -146,7 +146,7 @@ def resolve_format(resolution: Resolution, key: Key[FormatConfig]) -> None:
 
 
 def check_format(resolution: Resolution, section: Key[FormatConfig], algorithm: str) -> None:
-    """Note a form that the algorithm cannot read, and keys that have no effect with it (E1834)."""
+    """Note a format that the algorithm cannot read, and idle keys (E1834)."""
     forms = FORMS[algorithm]
     kind = resolution.get(section.prompt_type)
     if kind is not None and kind not in forms:
@@ -172,7 +172,7 @@ def check_format(resolution: Resolution, section: Key[FormatConfig], algorithm: 
 
 
 def check_multi_turn(resolution: Resolution, section: Key[FormatConfig]) -> None:
-    """Refuse `enable_concatenated_multi_turn` where no conversations are imitated (E1834)."""
+    """Refuse `enable_concatenated_multi_turn` without conversations (E1834)."""
     if _is_set(resolution, section, MULTI_TURN):
         _note_unread(resolution, section, MULTI_TURN, resolution.config.algorithm.algorithm_type)
 
@@ -225,7 +225,7 @@ def _check_distinct(
 def _check_mixture(
     resolution: Resolution, section: Key[FormatConfig], written: list[str], forms: dict[str, frozenset[str]]
 ) -> None:
-    """Note keys of both forms where none is chosen."""
+    """Note keys of both forms if none is chosen."""
     own = {
         form: [name for name in written if not any(name in keys for other, keys in forms.items() if other != form)]
         for form in forms
@@ -243,7 +243,7 @@ def _check_mixture(
 
 
 def check_rewards(resolution: Resolution) -> None:
-    """Refuse rollouts that nothing scores, and a workflow without the reward function that it needs."""
+    """Refuse unscored rollouts, and workflows without their reward function."""
     if not resolution.explores:
         return
     for key in tasksets(resolution):
@@ -254,7 +254,10 @@ def check_rewards(resolution: Resolution) -> None:
 
 
 def _check_no_reward(resolution: Resolution, key: Key[TasksetConfig], *, is_scored: bool) -> None:
-    """Refuse a function that gives no scores where no model does instead; evaluations never pass one."""
+    """Refuse a function without scores unless a reward model scores.
+
+    A reward model scores no evaluations.
+    """
     name = resolution.get(key.default_reward_fn_type)
     reward = resolution.catalogue.entry("reward_fn", name)
     if is_scored or reward is None or reward.gives_scores:
@@ -271,10 +274,7 @@ def _check_no_reward(resolution: Resolution, key: Key[TasksetConfig], *, is_scor
 
 
 def _check_reward_function(resolution: Resolution, key: Key[TasksetConfig], *, is_scored: bool) -> None:
-    """Refuse a workflow without the reward function that it needs, and arguments that the function does not take.
-
-    Each of the rollouts would fail.
-    """
+    """Refuse a missing reward function, or arguments that it does not take."""
     taskset = resolution.get(key)
     name = taskset.default_workflow_type
     entry = resolution.catalogue.entry("workflow", name)

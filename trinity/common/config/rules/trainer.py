@@ -1,4 +1,4 @@
-"""The trainer's settings: one value for each of their two names, and what of the veRL tree is refused."""
+"""Rules of the trainer: settings with two names, and refused veRL keys."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LOSS_OF_EXPERTS = "the trainer minimises the loss of the algorithm alone"
 
 
 def resolve_trainer(resolution: Resolution) -> None:
-    """Give each setting of the trainer one value, whichever of its names was written."""
+    """Reconcile the two names of each trainer setting."""
     _resolve_clip(resolution)
     _resolve_budget(resolution)
     join_mirrors(resolution, VERL_TRAINER)
@@ -155,7 +155,7 @@ def _resolve_retention(resolution: Resolution) -> None:
 
 
 def check_schedule(resolution: Resolution) -> None:
-    """Refuse a learning rate that follows the number of all steps where nobody knows it: a queue trained alone."""
+    """Refuse a schedule over all steps if a queue alone is trained."""
     buffer = resolution.config.buffer.trainer_input.experience_buffer
     if (
         resolution.mode != "train"
@@ -183,7 +183,7 @@ def check_schedule(resolution: Resolution) -> None:
 
 
 def check_derived_keys(resolution: Resolution) -> None:
-    """Refuse veRL keys that are set from other keys, if they were written with another value."""
+    """Refuse veRL keys that are set from other keys and differ."""
     for path in resolution.tree.leaves():
         place, facts = facts_at(path)
         source = facts.set_from if place == path else None
@@ -200,7 +200,7 @@ def check_derived_keys(resolution: Resolution) -> None:
 
 
 def check_refusals(resolution: Resolution) -> None:
-    """Refuse entries of a model's configuration and parts of checkpoints, and warn where one switch idles another."""
+    """Refuse model entries and checkpoint parts; warn about idle switches."""
     _check_overrides(resolution, MODEL.override_config)
     if reads_values(resolution):
         _check_overrides(resolution, CRITIC.model.override_config)
@@ -224,7 +224,7 @@ def _check_overrides(resolution: Resolution, key: Key[dict[str, Any]]) -> None:
 
 
 def _check_loaded(resolution: Resolution) -> None:
-    """Refuse to load weights from what is written for others to read."""
+    """Refuse to load weights from the part exported for other programs."""
     sections = (ACTOR, CRITIC) if reads_values(resolution) else (ACTOR,)
     for section in sections:
         key = section.checkpoint.load_contents
@@ -239,7 +239,7 @@ def _check_loaded(resolution: Resolution) -> None:
 
 
 def _check_host(resolution: Resolution) -> None:
-    """Warn where one way to keep weights in host memory makes another one idle."""
+    """Warn if one way to offload weights to the host makes another idle."""
     sections = [ACTOR.fsdp_config, REFERENCE.fsdp_config]
     sections += [sharding(resolution)] if reads_values(resolution) else []
     for section in sections:
