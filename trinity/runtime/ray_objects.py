@@ -58,7 +58,10 @@ class RayObjects:
 
 
 def register_tensors() -> None:
-    """Let this process write the tensors in arguments and results as `trinity.runtime.messages` does."""
+    """Serialize tensors in arguments and results as `messages` does.
+
+    This applies to the whole process; see `trinity.runtime.messages`.
+    """
     import torch
 
     ray.util.register_serializer(torch.Tensor, serializer=reduced, deserializer=_made)

@@ -43,6 +43,13 @@ class ExplorerEntry:
 class LocalSynchronizer:
     """`Synchronizer` shared by the explorers and the trainer of one run.
 
+        explorer                                   trainer
+        request(v) ---------- requested = v -----> wait_for_request()
+            |                                      publish(ticket)   if it has newer weights
+            | <------- newest version ------------ acknowledge()
+        ticket(v)     the engines load version v
+        release(v)    only then may an old version be dropped
+
     Args:
         schedule: which version serves which explore step.
         timeout_s: longest wait for a version or for the explorer to take one (`synchronizer.sync_timeout`).
@@ -60,11 +67,10 @@ class LocalSynchronizer:
 
     # ------------------------------------------------------------------ trainer
     async def is_awaited(self, version: int) -> bool:
-        """Return whether only one explorer waits for `version`.
+        """Return whether `version` may be copied from the live tensors.
 
-        True only if, in addition, no older version can be requested again.
-
-        It can then copy from the live tensors while the trainer waits.
+        True if the only explorer waits for it and no older version can be requested again.
+        The trainer waits during the copy.
         """
         return self._may_publish_live(version)
 
@@ -188,9 +194,8 @@ class LocalSynchronizer:
     async def request(self, version: int = 0, *, timeout_s: float | None = None, explorer: str) -> int:
         """Request `version` or a newer one from the trainer.
 
-        Return the newest version once the trainer has answered or finished.
-
-        It answers between two training steps, also while it waits for experiences.
+        Return the newest version once the trainer has answered or finished. The trainer answers between two training
+        steps, also while it waits for experiences.
 
         Raises:
             SyncError: no answer before the deadline (`synchronizer.sync_timeout`).
