@@ -1,4 +1,4 @@
-"""What became of a rollout: a typed outcome, never a made-up reward."""
+"""Outcomes of a rollout: typed, never an invented reward."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _reason(outcome: Outcome) -> str:
 def is_retried(outcomes: Iterable[Outcome]) -> bool:
     """Return whether an attempt with these outcomes is made again.
 
-    Nothing usable came of it, and a failure or a deadline is the reason; a bad reward would come again.
+    It is retried if no run completed and a run failed or timed out. A rejected reward would only repeat.
     """
     outcomes = list(outcomes)
     if any(isinstance(o, Completed) for o in outcomes):

@@ -47,7 +47,7 @@ class ExploreSummary:
 
 @dataclass(frozen=True)
 class ExploredBatch:
-    """What came of the tasks of an explore step.
+    """Results of the tasks of an explore step.
 
     Attributes:
         result: outcomes of all runs.

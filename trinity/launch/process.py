@@ -1,7 +1,7 @@
 """Settings of the process that must stand before torch is loaded.
 
 Float sums depend on the number of threads and on the code path of the math library, so a deterministic run fixes
-both. What came of it is recorded by `trinity.launch.facts`.
+both. `trinity.launch.facts` records the result.
 """
 
 from __future__ import annotations

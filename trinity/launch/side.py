@@ -32,7 +32,7 @@ MetricsListener = Callable[[str, int, Mapping[str, float]], None]
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """What a side asks of its process, where it has one of its own.
+    """Resources of a side's process, if it has its own.
 
     Attributes:
         name: of the process.
@@ -86,7 +86,7 @@ class Side(ABC):
     @classmethod
     @abstractmethod
     def process(cls, config: Config) -> ProcessSpec:
-        """Return what the side asks of a process of its own."""
+        """Return the resources that the side's own process needs."""
 
     @classmethod
     @abstractmethod

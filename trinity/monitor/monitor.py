@@ -42,7 +42,7 @@ class Monitor:
         monitor_type: a name in `MONITOR`; None or an empty text writes `metrics.jsonl` only.
         monitor_args: `monitor.monitor_args` of the configuration.
         hyperparameters: the resolved configuration as nested plain values, without secrets; for the backend.
-        listener: is told `(actor, step, metrics)` of every call, for a progress display.
+        listener: receives `(actor, step, metrics)` of every call, for a progress display.
 
     Raises:
         ConfigError: no monitor of this name.

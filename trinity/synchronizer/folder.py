@@ -10,7 +10,7 @@ store: producer                    what each explorer says: its last step, which
        producer_snapshot           where it continues after a restart
 ```
 
-Everybody looks again every `POLL_S` seconds. Nobody is told of a part that dies: its lock is free.
+All parts poll every `POLL_S` seconds. A dead part sends no message; its lock is free.
 """
 
 from __future__ import annotations
