@@ -38,7 +38,9 @@ Level = Literal["size", "full"]
 
 
 class CheckpointStore:
-    """The checkpoints `global_step_<N>` of one job folder; the caller holds the job's lock.
+    """The checkpoints `global_step_<N>` of one job folder.
+
+    The caller holds the job's lock.
 
     Args:
         job_dir: folder of the experiment, made on the first write.
@@ -48,7 +50,9 @@ class CheckpointStore:
         self.job_dir = job_dir
 
     def write(self, step: int, fill: Callable[[Path], None], *, meta: dict[str, Any], keep: int) -> Path:
-        """Write the checkpoint of `step` so that a kill at any instant leaves it whole or absent; return its place.
+        """Write the checkpoint of `step`; return its directory.
+
+        A kill at any instant leaves the checkpoint whole or absent.
 
         Args:
             step: training step.
@@ -81,7 +85,9 @@ class CheckpointStore:
         return final
 
     def latest(self, *, verify: Level = "full") -> Path | None:
-        """Return the newest checkpoint that verifies, or None where there is no checkpoint at all.
+        """Return the newest checkpoint that verifies.
+
+        None if there is no checkpoint at all.
 
         Falls back to an older one, with a warning, where the newest is damaged.
 
@@ -111,7 +117,10 @@ class CheckpointStore:
         return None
 
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoint directories, verified or not, in ascending order."""
+        """Return the steps of all checkpoint directories, ascending.
+
+        Directories count whether or not they verify.
+        """
         if not self.job_dir.is_dir():
             return []
         names = (_STEP_DIR.fullmatch(entry.name) for entry in self.job_dir.iterdir() if entry.is_dir())
@@ -126,7 +135,7 @@ class CheckpointStore:
         return read_manifest(path)
 
     def clean(self) -> list[Path]:
-        """Remove what an interrupted write or removal has left; return the removed directories."""
+        """Remove leftovers of interrupted writes or removals; return them."""
         if not self.job_dir.is_dir():
             return []
         self._put_back()
@@ -174,7 +183,10 @@ class CheckpointStore:
         self._put_back()
 
     def _put_back(self) -> None:
-        """Give a checkpoint that was being replaced its name again, or remove it where the new one has it."""
+        """Restore the name of a checkpoint whose replacement was interrupted.
+
+        It is removed instead if the new checkpoint already has the name.
+        """
         for entry in self.job_dir.iterdir() if self.job_dir.is_dir() else ():
             match = _REPLACED.fullmatch(entry.name)
             if match is None:
@@ -225,7 +237,9 @@ class CheckpointStore:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of the checkpoint directory `path`, verified against its own checksum.
+    """Return the manifest of the checkpoint directory `path`.
+
+    It is verified against its own checksum.
 
     Raises:
         CheckpointError: absent, torn, altered, or of another schema.
@@ -252,7 +266,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def verify_checkpoint(path: Path, *, level: Level = "full") -> dict[str, Any]:
-    """Return the manifest of the checkpoint at `path` after checking its files.
+    """Check the files of the checkpoint at `path`; return its manifest.
 
     Args:
         path: a directory `global_step_<N>`.
@@ -278,7 +292,10 @@ def verify_checkpoint(path: Path, *, level: Level = "full") -> dict[str, Any]:
 
 
 def hash_tree(path: Path) -> str:
-    """Return one xxh3_128 over names and contents of the files under `path` (or of the file `path`)."""
+    """Return one xxh3_128 over the names and contents of files.
+
+    The files are those under `path`, or the file `path` itself.
+    """
     digest = xxhash.xxh3_128()
     for file in [path] if path.is_file() else _files(path):
         name = file.name if path.is_file() else file.relative_to(path).as_posix()

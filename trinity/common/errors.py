@@ -66,25 +66,37 @@ class DataError(TrinityError):
 
 
 class WorkflowError(TrinityError):
-    """User code (workflow, reward function, operator) that failed or returned something unusable."""
+    """User code failed or returned something unusable.
+
+    User code is a workflow, a reward function or an operator.
+    """
 
     default_code = "E5100"
 
 
 class StoreError(TrinityError):
-    """The experience store cannot be read or written, or a fenced consumer tried to commit."""
+    """The experience store cannot be read or written.
+
+    Also raised when a fenced consumer tries to commit.
+    """
 
     default_code = "E5200"
 
 
 class DeadlineError(TrinityError):
-    """A wait that reached its deadline; the message names the wait and the setting that bounds it."""
+    """A wait reached its deadline.
+
+    The message names the wait and the setting that bounds it.
+    """
 
     default_code = "E5300"
 
 
 class StarvedError(TrinityError):
-    """No experience arrived before `max_read_timeout` although the producers are still open."""
+    """No experience arrived before `max_read_timeout`.
+
+    The producers are still open.
+    """
 
     exit_code = ExitCode.STARVED
     default_code = "E5400"
@@ -103,13 +115,16 @@ class EngineError(TrinityError):
 
 
 class EnginesLostError(EngineError):
-    """No inference engine has served for longer than `explorer.engine_recovery_timeout`."""
+    """No inference engine served in `explorer.engine_recovery_timeout`."""
 
     default_code = "E5630"
 
 
 class OutOfMemoryError(TrinityError):
-    """The explorer or the trainer ran out of memory; the message holds the table and the keys to change."""
+    """The explorer or the trainer ran out of memory.
+
+    The message holds the memory table and the keys to change.
+    """
 
     default_code = "E5700"
 

@@ -1,4 +1,4 @@
-"""One experience: what a policy saw and wrote, how it was rewarded, and the batch of many.
+"""One experience (what a policy saw and wrote, its reward), and batches.
 
 Dimension key: T = tokens of prompt and response, P = prompt_length, R = T - P response tokens, B = rows.
 """
@@ -96,7 +96,7 @@ def _number(text: str) -> int | str:
 
 @dataclass(frozen=True)
 class CustomField:
-    """Copies `info[source_field]` of every experience into the batch as a tensor.
+    """Copies `info[source_field]` of every experience into a batch tensor.
 
     Attributes:
         source_field: key of `Experience.info`.
@@ -198,7 +198,7 @@ class Experience:
 
     @property
     def experience_type(self) -> Literal["single_turn", "multi_turn", "dpo"]:
-        """`dpo` with a chosen and a rejected response, `multi_turn` if some response tokens are not the policy's."""
+        """`dpo` for a pair; `multi_turn` if some response is not the policy's."""
         if self.chosen is not None or self.rejected is not None:
             return "dpo"
         return "single_turn" if self.action_mask is None or bool(self.action_mask.all()) else "multi_turn"
@@ -229,7 +229,7 @@ class Experience:
             )
 
     def serialize(self) -> bytes:
-        """Return the experience as bytes with a checksum; see `trinity.common.payload`.
+        """Return the experience as bytes with a checksum; see `payload`.
 
         Raises:
             DataError: `info` or `metrics` is not JSON-able, or a length does not fit (E5102).
@@ -270,7 +270,7 @@ class Experience:
 def group_by(
     experiences: Sequence[Experience], id_type: Literal["task", "run", "step"] = "task"
 ) -> dict[str, list[Experience]]:
-    """Return the experiences by `tid` (task), `rid` (run) or `sid` (step), in order of first appearance.
+    """Return experiences by `tid`, `rid` or `sid`, by first appearance.
 
     Raises:
         ValueError: another `id_type`.
@@ -286,7 +286,7 @@ def group_by(
 
 @dataclass(frozen=True)
 class Experiences:
-    """Many experiences as tensors: prompts padded on the left, responses on the right.
+    """Many experiences as tensors: prompts left-padded, responses right.
 
     Attributes:
         eids: identities of the rows; a DPO pair is two rows, chosen then rejected.
@@ -360,7 +360,7 @@ class Experiences:
 
 
 def rows_of(experience: Experience) -> list[Experience]:
-    """Return the rows of a batch: the experience itself, or prompt and chosen, then prompt and rejected, of a pair."""
+    """Return the rows: one, or prompt + chosen, prompt + rejected of a pair."""
     if experience.chosen is None or experience.rejected is None:
         return [experience]
     prompt = experience.tokens[: experience.prompt_length]

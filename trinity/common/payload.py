@@ -1,4 +1,6 @@
-"""Bytes of one experience: magic, version, length, JSON header, safetensors block, xxh3 checksum.
+"""Bytes of one experience.
+
+They are magic, version, length, JSON header, safetensors block and xxh3 checksum.
 
 Layout, little endian: `TREX` (4) | version u16 | total length u64 | header length u32 | header (UTF-8 JSON) |
 tensors (safetensors) | xxh3-128 of everything before (16). Nothing in it can run code: no pickle is involved.
@@ -41,7 +43,7 @@ def encode(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def decode(data: bytes, *, max_bytes: int = MAX_EXPERIENCE_BYTES) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the header and the tensors of a payload, after verifying all of it.
+    """Verify a whole payload; return its header and tensors.
 
     Raises:
         DataError: wrong magic, other version, torn, oversize or damaged (E5101).
@@ -72,7 +74,9 @@ def decode(data: bytes, *, max_bytes: int = MAX_EXPERIENCE_BYTES) -> tuple[dict[
 
 
 def plain(value: Any, *, where: str, depth: int = 0) -> Any:
-    """Return `value` as JSON has it: tuples become lists, numpy and tensor scalars become numbers.
+    """Return `value` in JSON types.
+
+    Tuples become lists; numpy and tensor scalars become numbers.
 
     Raises:
         DataError: a value of another type, a key that is not a string, or nesting beyond 32 (E5102).

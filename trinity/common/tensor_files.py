@@ -1,4 +1,7 @@
-"""Files of `torch.save` with tensors, parts of distributed ones, and plain values; nothing else is unpickled."""
+"""Files of `torch.save` with a restricted set of types.
+
+They hold tensors, parts of distributed tensors, and plain values. Nothing else is unpickled.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The door between user code and the pipeline: ids, rewards and metrics of what a workflow returned."""
+"""Checks of what a workflow returned: ids, rewards and metrics.
+
+User code meets the pipeline here.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ MAX_ABS_REWARD = 1e9  # squares of larger rewards leave the range of float32
 def accept(
     returned: Any, task: Task, *, runs: range, can_repeat: bool, model_version: int, dropped: Sequence[str] = ()
 ) -> list[Outcome]:
-    """Return the outcome of each run in `runs`, with ids, model version and task index set on its experiences.
+    """Return the outcome of each run in `runs`.
+
+    Ids, model version and task index are set on its experiences.
 
     Args:
         returned: what the workflow's run returned.
@@ -88,7 +93,10 @@ def _outcome(
 
 
 def _steps(experiences: list[Experience], name: str) -> list[int]:
-    """Return the turn of each experience; where none is set, the order returned is the order of the turns."""
+    """Return the turn of each experience.
+
+    Where none is set, the turns follow the order in which the experiences were returned.
+    """
     own = [e.eid.step for e in experiences]
     if len({(e.eid.step, e.eid.suffix) for e in experiences}) == len(own):
         return own
@@ -114,7 +122,7 @@ def _bad_number(experience: Experience) -> str:
 
 
 def is_finite_number(value: Any) -> bool:
-    """Return whether `value` is a real number, neither a truth value nor NaN nor infinite."""
+    """Return whether `value` is a finite real number and not a bool."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -1,4 +1,7 @@
-"""When an explore step may begin, and on which weights: one class for each way to serve them."""
+"""When an explore step may begin, and with which weights.
+
+There is one class for each way to serve weights.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,12 @@ FOLLOW_POLL_S = 0.2
 
 
 class Admission(Protocol):
-    """Lets explore steps begin, and gives the engine the weights that they begin with."""
+    """Admits explore steps and loads their weights into the engine."""
 
     async def admit(self, step: int, *, in_flight: int = 0) -> bool | None:
-        """Return whether explore step `step` may begin: true; false if the trainer has ended; None if not yet.
+        """Return whether explore step `step` may begin.
+
+        True: it may. False: the trainer has ended. None: not yet.
 
         None comes only with batches under way, of which there are `in_flight`; without, the answer is waited for.
 
@@ -53,14 +58,20 @@ class FixedAdmission:
         self._timeout_s = timeout_s
 
     async def _wait_for(self, version: int) -> int:
-        """Return the newest version once `version` is there, or the trainer has finished; the reader hears of it."""
+        """Return the newest version, at least `version` unless the trainer ended.
+
+        The store records the wait, so the trainer's reader knows of it.
+        """
         await self._producer.announce_wait(version)
         synchronizer, explorer = self._served.synchronizer, self._served.explorer
         return await synchronizer.wait_for_version(version, timeout_s=self._timeout_s, explorer=explorer)
 
 
 class ScheduledAdmission(FixedAdmission):
-    """`Admission` of style `fixed` within one run: the schedule says which version serves which step."""
+    """`Admission` of style `fixed` within one run.
+
+    The schedule says which version serves which step.
+    """
 
     async def admit(self, step: int, *, in_flight: int = 0) -> bool:
         """Make the engine serve the version of `step`; see `Admission`."""
@@ -78,7 +89,9 @@ class ScheduledAdmission(FixedAdmission):
 
 
 class ApartAdmission(FixedAdmission):
-    """`Admission` of style `fixed` where explorers run apart: the newest version, waited for only if it is too old.
+    """`Admission` of style `fixed` for explorers that run apart.
+
+    A step uses the newest version and waits only if that version is too old.
 
     It is taken at the schedule's points of synchronisation, and before the first step of this process.
     """
@@ -86,7 +99,7 @@ class ApartAdmission(FixedAdmission):
     _is_first = True
 
     async def admit(self, step: int, *, in_flight: int = 0) -> bool:
-        """Bring the engine to the newest version where it is time; see `Admission`."""
+        """Load the newest version into the engine when due; see `Admission`."""
         synchronizer = self._served.synchronizer
         is_first, self._is_first = self._is_first, False
         if is_first or self._schedule.is_sync_point(step):
@@ -103,7 +116,10 @@ class ApartAdmission(FixedAdmission):
 
 
 def pace_of(config: Config) -> Pace | None:
-    """Return the bound of `synchronizer.max_staleness` with the sizes that it depends on; None without a bound."""
+    """Return the bound of `synchronizer.max_staleness`, or None without one.
+
+    The result holds the sizes that the bound depends on.
+    """
     limit, buffer = config.synchronizer.max_staleness, config.buffer
     if limit is None:
         return None
@@ -114,7 +130,9 @@ def pace_of(config: Config) -> Pace | None:
 
 
 def batches_at_once(config: Config) -> int:
-    """Return how many explore steps may be under way: one, unless the style is `fully_async`.
+    """Return how many explore steps may be under way.
+
+    This is one, unless the style is `fully_async`.
 
     In deterministic mode it is one as well: the rounds of the engine are those of one batch.
     """
@@ -123,7 +141,15 @@ def batches_at_once(config: Config) -> int:
 
 
 class PacedAdmission:
-    """`Admission` of the other styles: the engine follows the trainer, and a bound on staleness holds steps back.
+    """`Admission` of the other styles: a staleness bound delays steps.
+
+    The engine loads the trainer's versions as they are published.
+
+        admit --no bound, or version is new enough--> begin the step
+          |  ^
+          |  +-- too old: request a newer version and load it
+          +--too old, other steps under way--> None (not yet)
+          +--trainer finished----------------> False
 
     Args:
         config: resolved configuration of the stage.
@@ -189,7 +215,9 @@ class PacedAdmission:
             await self._served.take_newest()
 
     async def follow(self) -> None:
-        """Let the engine load every version soon after it is published; goes on until it is cancelled.
+        """Load every version into the engine soon after it is published.
+
+        Runs until it is cancelled.
 
         Raises:
             SyncError: the weights could not be had.

@@ -1,4 +1,6 @@
-"""What an advantage function asks for beyond tokens and rewards, and what adds it to the experiences.
+"""Inputs of advantage functions beyond tokens and rewards.
+
+The classes here add them to the experiences.
 
 There are three such inputs: the reward of a greedy run of the task (ReMax), the teacher's log-probabilities, and the
 components of the reward as one row. `needed_inputs` says which of them a run needs.
@@ -45,7 +47,9 @@ class NeededInputs:
 
 
 def needed_inputs(config: Config) -> NeededInputs:
-    """Return what the advantage function names in its call; nothing where the experience pipeline computes it.
+    """Return the inputs that the advantage function names in its call.
+
+    Empty where the experience pipeline computes the advantage.
 
     Raises:
         ConfigError: an unknown advantage function.
@@ -63,7 +67,9 @@ def needed_inputs(config: Config) -> NeededInputs:
 
 
 class InputCompleter:
-    """Adds the teacher's log-probabilities, and the components of the reward as one row.
+    """Adds the teacher's log-probabilities and the reward's components.
+
+    The components become one row.
 
     Args:
         teacher: scores the responses whose workflow did not; None where nobody reads it.
@@ -83,7 +89,9 @@ class InputCompleter:
         self.components = components
 
     async def complete(self, outcome: Outcome, task: Task) -> Outcome:
-        """Return the outcome with what is asked for on its experiences; rejected where a workflow set it wrongly.
+        """Return the outcome with the requested inputs on its experiences.
+
+        The outcome is rejected if a workflow set an input wrongly.
 
         Raises:
             EngineError: the teacher cannot score a response.
@@ -126,7 +134,9 @@ class InputCompleter:
 def input_completer(
     config: Config, needs: NeededInputs, *, student: ModelWrapper, others: Sequence[ModelWrapper]
 ) -> InputCompleter | None:
-    """Return what adds the tensors that `needs` names; None where there is nothing to add.
+    """Return what adds the tensors that `needs` names, or None.
+
+    None means that there is nothing to add.
 
     Raises:
         ConfigError: no auxiliary model is there to be the teacher (E1880), its vocabulary is not the student's (E1882),
@@ -153,7 +163,9 @@ def input_completer(
 
 
 def check_vocabulary(student: ModelWrapper, teacher: ModelWrapper) -> None:
-    """Check that every token has one id in both models, without which a teacher would score other tokens.
+    """Check that every token has the same id in both models.
+
+    Otherwise the teacher would score other tokens.
 
     Raises:
         ConfigError: the vocabularies differ (E1882).
@@ -171,7 +183,9 @@ def check_vocabulary(student: ModelWrapper, teacher: ModelWrapper) -> None:
 
 
 def attach_baselines(result: BatchResult) -> dict[str, float]:
-    """Give every sampled experience the reward of its task's greedy run, as the batch value `reward_baselines`.
+    """Set the reward of the task's greedy run on sampled experiences.
+
+    Its name in the batch is `reward_baselines`.
 
     Returns:
         `rollout/baseline_reward/{mean,max,min}` over the tasks, and `rollout/failed_baseline_count`; nothing where the
@@ -189,7 +203,10 @@ def attach_baselines(result: BatchResult) -> dict[str, float]:
 
 
 def run_reward(experiences: Sequence[Experience]) -> float:
-    """Return the reward of a run: the mean over its experiences, each with the sum of its token rewards if any."""
+    """Return the reward of a run: the mean over its experiences.
+
+    An experience with token rewards counts with their sum.
+    """
     return mean([_reward(experience) for experience in experiences])
 
 

@@ -57,7 +57,9 @@ def build_parts(
     auxiliary: Sequence[InferenceModel] = (),
     place: RunnerPlace | None = None,
 ) -> ExplorerParts:
-    """Return the parts that `config` describes, over `engine` and the engines of the auxiliary models.
+    """Return the parts of an explorer that `config` describes.
+
+    They use `engine` and the engines of the auxiliary models.
 
     `place` has the processes of runners that are no threads.
 
@@ -74,7 +76,10 @@ def build_parts(
 
 
 def auxiliary_wrappers(config: Config, engines: Sequence[InferenceModel]) -> list[ModelWrapper]:
-    """Return what workflows hold of each auxiliary model, in the order of `explorer.auxiliary_models`."""
+    """Return the workflows' handle of each auxiliary model.
+
+    The order is that of `explorer.auxiliary_models`.
+    """
     sections = config.explorer.auxiliary_models
     return [
         ModelWrapper(engine, config=config, rollout_config=section)
@@ -90,7 +95,9 @@ def build_scheduler(
     needs: NeededInputs | None = None,
     place: RunnerPlace | None = None,
 ) -> Scheduler:
-    """Return the scheduler with `engine_num` times `runner_per_model` runners: threads, or in processes of `place`.
+    """Return the scheduler with `engine_num` x `runner_per_model` runners.
+
+    Runners are threads, or in processes of `place`.
 
     Raises:
         ConfigError: the advantage function asks for what the configuration does not give.
@@ -120,7 +127,7 @@ def num_runners(config: Config) -> int:
 def runner_place(
     config: Config, engine: InferenceModel, auxiliary: Sequence[InferenceModel], runtime: Runtime
 ) -> RunnerPlace | None:
-    """Return where the processes of runners are; None where runners are threads."""
+    """Return where the runners' processes are; None if runners are threads."""
     if config.explorer.runner_isolation != "process":
         return None
     return RunnerPlace(runtime, config, (engine, *auxiliary), runner_count=num_runners(config))
@@ -135,13 +142,15 @@ def over_rollout_of(config: Config) -> OverRollout | None:
 
 
 def dynamic_timeout_of(config: Config) -> DynamicTimeout | None:
-    """Return how measured times shorten the deadline of an attempt; None if they do not."""
+    """Return how measured durations shorten an attempt's deadline, or None."""
     section = config.explorer.dynamic_timeout
     return DynamicTimeout(section.ratio, section.warmup_min_steps) if section.enable else None
 
 
 def build_pipeline(config: Config) -> ExperiencePipeline:
-    """Return the pipeline of reward model, configured operators, and advantage function if it works on groups.
+    """Return the experience pipeline.
+
+    It has the reward model, the configured operators, and the advantage function if that works on groups.
 
     Raises:
         ConfigError: an unknown operator or advantage function, or arguments that it does not take.
@@ -175,7 +184,9 @@ def build_reward_model(config: Config) -> RewardModel | None:
 
 
 def build_advantage_fn(config: Config) -> Any:
-    """Return the advantage function of the pipeline; None if there is none or the trainer computes it.
+    """Return the advantage function of the pipeline.
+
+    None if there is none, or if the trainer computes it.
 
     Raises:
         ConfigError: an unknown name, or arguments that the function does not take (E1302).
@@ -231,5 +242,8 @@ def experience_buffer(config: Config) -> str:
 
 
 def store_scope(config: Config) -> dict[str, str]:
-    """Return `run` and `stage` of this job's rows in the store; the job's name holds the stage's."""
+    """Return `run` and `stage` of this job's rows in the store.
+
+    The job's name contains the stage's.
+    """
     return {"run": f"{config.project}/{config.name}", "stage": ""}

@@ -1,4 +1,4 @@
-"""Attempts under a deadline: what runners have in common, wherever they do the work."""
+"""Attempts under a deadline, for runners in threads and in processes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Runner:
     async def attempt(
         self, task: Task, runs: range, *, is_greedy: bool = False, timeout_s: float | None = None
     ) -> tuple[list[Outcome], float]:
-        """Return the outcome of each of `runs` and the duration of the attempt in seconds.
+        """Return the outcome of each of `runs` and the attempt's duration in s.
 
         Args:
             task: the task, with `batch_id` and `task_id`.
@@ -103,7 +103,10 @@ class Runner:
         raise NotImplementedError
 
     def abandon(self, *, is_overdue: bool) -> None:
-        """Leave an attempt behind that was cancelled; `is_overdue` if it did not end by its deadline."""
+        """Abandon a cancelled attempt.
+
+        `is_overdue` says that it did not end by its deadline.
+        """
         raise NotImplementedError
 
     def close(self) -> None:

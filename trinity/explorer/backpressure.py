@@ -1,4 +1,15 @@
-"""Back-pressure: the explorer waits until a full queue has room."""
+"""Back-pressure: the explorer waits until a full queue has room.
+
+After each explore step:
+
+    explore step done --> room? --yes--> next explore step
+                           |  ^
+                           no |  look again every LOOK_S
+                           v  |
+                          wait --trainer finished--> go on
+                           |
+                           +--timeout_s----------> DeadlineError (E5142)
+"""
 
 from __future__ import annotations
 
@@ -15,7 +26,9 @@ LOOK_S = 0.5  # between two looks at whether the trainer has finished
 
 
 async def wait_for_room(producer: Producer, synchronizer: Synchronizer, *, timeout_s: float) -> float:
-    """Return the seconds until the queue had room, or until the trainer had finished and will take nothing.
+    """Wait until the queue has room; return the wait in seconds.
+
+    The wait also ends when the trainer has finished and will read nothing more.
 
     Raises:
         DeadlineError: neither within `timeout_s`, which is `synchronizer.sync_timeout` (E5142).

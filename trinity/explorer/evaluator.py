@@ -1,4 +1,4 @@
-"""Evaluation: every task of a taskset, several runs each, and what the best and the worst of k would be."""
+"""Evaluation: several runs of every task, with best and worst of k."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ class EvalTaskset:
 
 
 def subset_sizes(num_runs: int) -> list[int]:
-    """Return the k of best@k and worst@k: 2, 4, 8, ... below `num_runs`, and `num_runs`; none for one run."""
+    """Return the k of best@k and worst@k; empty for one run.
+
+    They are 2, 4, 8, ... below `num_runs`, and `num_runs` itself.
+    """
     if num_runs < 2:
         return []
     powers = []
@@ -54,12 +57,17 @@ def subset_sizes(num_runs: int) -> list[int]:
 
 @lru_cache(maxsize=256)
 def _draws(num_values: int, k: int) -> np.ndarray:
-    """Return 1000 draws of `k` indices with replacement; every task with as many values gets the same ones."""
+    """Return 1000 draws of `k` indices with replacement.
+
+    Tasks with equally many values share the same draws.
+    """
     return np.random.RandomState(BOOTSTRAP_SEED).choice(num_values, size=(NUM_BOOTSTRAP, k), replace=True)
 
 
 def eval_metrics(values: Mapping[int, Sequence[float]], num_runs: int) -> dict[str, float]:
-    """Return `mean@n`, and for several runs `std@n`, `best@k` and `worst@k`, averaged over the tasks.
+    """Return the evaluation metrics, averaged over the tasks.
+
+    They are `mean@n`, and for several runs also `std@n`, `best@k` and `worst@k`.
 
     For several tasks there is `stderr@n`, the standard error of `mean@n`: tasks are the sample, not their runs.
     The standard deviation is of the population; best and worst of k are bootstrap means (1000 draws with replacement,
@@ -98,7 +106,9 @@ class Evaluator:
         self._scheduler = scheduler
 
     async def evaluate(self, step: int, *, prefix: str = "eval", must_complete: bool = False) -> dict[str, float]:
-        """Return the metrics of all tasksets, as `<prefix>/<taskset>/<metric>/<what>`.
+        """Return the metrics of all tasksets.
+
+        A key is `<prefix>/<taskset>/<metric>/<what>`.
 
         Args:
             step: the explore step after which the evaluation comes; part of the ids.

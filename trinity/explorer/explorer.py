@@ -1,4 +1,8 @@
-"""The rollout loop: weights, evaluation, tasks, rollouts, pipeline, store, one explore step after the other."""
+"""The rollout loop.
+
+Each explore step takes weights and tasks, runs rollouts and the pipeline, and stores the experiences. Evaluations run
+between steps.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +79,7 @@ class Explorer:
         self._steps: ExploreSteps | None = None
 
     def _loop(self, schedule: Schedule) -> Callable[[ExploreSteps], Awaitable[None]]:
-        """Return the loop over explore steps, with the way in which each is admitted."""
+        """Return the loop over explore steps with its rule of admission."""
         config = self.config
         ways: dict[str, Any] = {"served": self._served, "producer": self._producer}
         if isinstance(schedule, DynamicSchedule):
@@ -104,7 +108,7 @@ class Explorer:
         return self.steps.summary
 
     async def prepare(self) -> None:
-        """Open the readers, build the pipeline and the runners, and announce the producer.
+        """Open the readers and start pipeline, runners and producer.
 
         Raises:
             ConfigError: a name that no registry knows, or arguments that do not fit.
@@ -137,7 +141,7 @@ class Explorer:
         await self._steps.report()
 
     async def _continue(self) -> None:
-        """Go on after the last step in the log, where that is later than the checkpoint.
+        """Continue after the last logged step if the checkpoint is older.
 
         A step of the log is not explored again, unless doing so gives the same bits: then its metrics, which a killed
         process may not have written, come again, too.
@@ -160,7 +164,9 @@ class Explorer:
         return -(-len(reader) * buffer.total_epochs // buffer.batch_size) if buffer.total_epochs else None
 
     async def explore(self) -> ExploreSummary:
-        """Explore until the tasks or the steps are exhausted, or the trainer has finished; then evaluate.
+        """Explore to the end, then evaluate.
+
+        The end is that of the tasks or the steps, or that of the trainer.
 
         Raises:
             SyncError: weights did not come before `synchronizer.sync_timeout`.
@@ -172,7 +178,10 @@ class Explorer:
         return self.summary
 
     async def close(self) -> None:
-        """Release runners, pipeline and threads; a workflow that hangs is left behind."""
+        """Release runners, pipeline and threads.
+
+        A workflow that hangs is abandoned.
+        """
         try:
             if self._parts is not None:
                 self._parts.scheduler.close()
@@ -181,7 +190,10 @@ class Explorer:
             await self._io.end()
 
     async def _finish(self) -> None:
-        """Evaluate the trainer's last weights, once they are there; of an explorer apart, those that there are."""
+        """Evaluate the trainer's last weights as soon as they are published.
+
+        An explorer that runs apart takes the newest published weights.
+        """
         step, synchronizer = self.state.explore_step, self._served.synchronizer
         if self.parts.evaluator.tasksets and step not in self.state.eval_steps:
             if not self._is_apart:  # there others may go on for long, and nobody waits for their end

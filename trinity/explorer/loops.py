@@ -1,4 +1,7 @@
-"""The order of explore steps: one after the other, or overlapping (style `fully_async`)."""
+"""The order of explore steps.
+
+They run one after the other, or overlap (style `fully_async`).
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,9 @@ async def explore_in_turn(steps: ExploreSteps, *, admission: Admission) -> None:
 
 
 async def explore_overlapped(steps: ExploreSteps, *, admission: PacedAdmission, limit: int) -> None:
-    """Explore to the end with at most `limit` batches under way; steps are finished in their order.
+    """Explore to the end with at most `limit` batches under way.
+
+    Steps finish in their order.
 
     The engine takes newer weights meanwhile. An evaluation waits for the end of what is under way, and nothing begins
     before its own. What is under way when the explorer is cancelled is explored again after

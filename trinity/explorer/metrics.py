@@ -1,4 +1,4 @@
-"""Metrics of a batch of rollouts: `rollout/`, lengths, and the counts of what went wrong."""
+"""Metrics of a batch of rollouts: `rollout/`, lengths, and failures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from trinity.explorer.outcome import BatchResult, Failed, Rejected, TimedOut
 
 
 def run_metrics(experiences: Sequence[Experience]) -> dict[str, float]:
-    """Return the metrics of one run: mean over its experiences of `reward` and of each metric they have."""
+    """Return the metrics of one run.
+
+    They are means over its experiences of `reward` and of each metric present.
+    """
     values: dict[str, list[float]] = {}
     for experience in experiences:
         named = dict(experience.metrics)
@@ -21,7 +24,10 @@ def run_metrics(experiences: Sequence[Experience]) -> dict[str, float]:
 
 
 def values_by_task(result: BatchResult) -> dict[str, dict[int, list[float]]]:
-    """Return metric -> task index -> one value a completed run, in the order of the runs."""
+    """Return metric -> task index -> values of the completed runs.
+
+    The values are in the order of the runs, one for each.
+    """
     values: dict[str, dict[int, list[float]]] = {}
     for run, experiences in result.completed:
         for name, value in run_metrics(experiences).items():
@@ -54,7 +60,10 @@ def rollout_metrics(result: BatchResult) -> dict[str, float]:
 
 
 def outcome_counts(result: BatchResult, prefix: str) -> dict[str, float]:
-    """Return the number of finished, dropped and unfinished tasks, of runs by what became of them, and of retries."""
+    """Return the counts of tasks, of runs by outcome, and of retries.
+
+    Tasks are counted as finished, dropped and unfinished.
+    """
     finished = len(result.finished_tasks)
     return {
         f"{prefix}/finished_task_count": finished,
@@ -71,7 +80,10 @@ def outcome_counts(result: BatchResult, prefix: str) -> dict[str, float]:
 
 
 def truncation_counts(experiences: Iterable[Experience], prefix: str) -> dict[str, float]:
-    """Return the number of experiences whose prompt, and whose response, was cut."""
+    """Return the number of experiences with a cut prompt or response.
+
+    The two are counted apart.
+    """
     states = [e.truncate_status for e in experiences]
     return {
         f"{prefix}/prompt_truncated_count": states.count("prompt_truncated"),
@@ -80,7 +92,10 @@ def truncation_counts(experiences: Iterable[Experience], prefix: str) -> dict[st
 
 
 def time_metrics(result: BatchResult, prefix: str) -> dict[str, float]:
-    """Return the durations of the completed runs, and of the tasks as their longest run, in seconds."""
+    """Return the durations of completed runs and of tasks in seconds.
+
+    A task lasts as long as its longest run.
+    """
     by_task: dict[int, float] = {}
     for run, _ in result.completed:
         by_task[run.task] = max(by_task.get(run.task, 0.0), run.time_s)

@@ -1,4 +1,4 @@
-"""What became of a rollout: a typed outcome, never a made-up reward."""
+"""Outcomes of a rollout: typed, never an invented reward."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Completed:
 
 @dataclass(frozen=True)
 class Failed:
-    """The workflow raised, or returned something that is no list of experiences.
+    """The workflow raised, or did not return a list of experiences.
 
     Attributes:
         error: type, message and place of the error.
@@ -112,7 +112,7 @@ class BatchResult:
 
     @property
     def completed_baselines(self) -> dict[int, list[Experience]]:
-        """The experiences of the completed greedy runs, by task, in the order of the tasks."""
+        """The experiences of completed greedy runs by task, in task order."""
         runs = sorted((self.baselines or {}).items())
         return {task: run.outcome.experiences for task, run in runs if isinstance(run.outcome, Completed)}
 
@@ -131,7 +131,7 @@ class BatchResult:
         return sum(isinstance(r.outcome, kinds) for r in self.results)
 
     def reasons(self) -> list[str]:
-        """Return what went wrong with the runs that are not completed, the commonest first."""
+        """Return the failures of incomplete runs, the most common first."""
         runs = [*self.results, *(self.baselines or {}).values()]
         texts = [text for r in runs if (text := _reason(r.outcome))]
         return sorted(set(texts), key=lambda text: (-texts.count(text), text))
@@ -151,7 +151,7 @@ def _reason(outcome: Outcome) -> str:
 def is_retried(outcomes: Iterable[Outcome]) -> bool:
     """Return whether an attempt with these outcomes is made again.
 
-    Nothing usable came of it, and a failure or a deadline is the reason; a bad reward would come again.
+    It is retried if no run completed and a run failed or timed out. A rejected reward would only repeat.
     """
     outcomes = list(outcomes)
     if any(isinstance(o, Completed) for o in outcomes):

@@ -1,4 +1,7 @@
-"""How long the scheduler waits: the deadline of an attempt, and the tasks of a batch that need not be waited for."""
+"""Limits of the scheduler's waits.
+
+They are the deadline of an attempt, and the number of tasks of a batch that need not finish.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class OverRollout:
-    """Go on before the slowest tasks of a batch are done (`explorer.over_rollout`).
+    """Finish a batch before its slowest tasks (`explorer.over_rollout`).
 
     Attributes:
         ratio: share of the tasks that need not be waited for, [0, 1).
@@ -59,7 +62,10 @@ class AttemptTimes:
 
     @property
     def deadline_s(self) -> float:
-        """`max_timeout`, or the average time of completed attempts times the ratio if that is less."""
+        """Return `max_timeout`, or less if measured attempts are short.
+
+        The shorter deadline is the average time of completed attempts times the ratio.
+        """
         dynamic = self._dynamic
         if dynamic is None or not self._count or self._batches < dynamic.warmup_min_steps:
             return self._max_timeout
@@ -114,7 +120,10 @@ class BatchProgress:
             self._changed.set()
 
     async def enough(self, rule: OverRollout) -> None:
-        """Return when the needed tasks are done and the others were waited for; the batch's work bounds the wait."""
+        """Wait for the needed tasks, then for a grace period for the others.
+
+        The work of the batch bounds the wait.
+        """
         while self._count - len(self._open) < rule.needed(self._count):
             self._changed.clear()
             await self._changed.wait()

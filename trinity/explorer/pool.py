@@ -12,7 +12,7 @@ from trinity.explorer.attempts import Runner
 
 
 class RunnerPool:
-    """Lends idle runners; where several batches wait, the older one goes first.
+    """Lends idle runners; the oldest waiting batch goes first.
 
     Args:
         runners: all of them.
@@ -25,7 +25,10 @@ class RunnerPool:
 
     @asynccontextmanager
     async def lent(self, batch: int) -> AsyncIterator[Runner]:
-        """Give a runner for one part of batch number `batch`; the attempts of others bound the wait."""
+        """Return a runner for one part of batch number `batch`.
+
+        The attempts of other parts bound the wait.
+        """
         runner = self._idle.pop() if self._idle else await self._wait(batch)
         try:
             yield runner

@@ -1,4 +1,7 @@
-"""The experience store as one explorer uses it: its buffer, its name, and one thread for the calls."""
+"""The experience store as one explorer uses it.
+
+It holds the buffer, the producer's name, and one thread for the calls.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class Producer:
         await self._call(self.store.close_producer, self.buffer, self.name, **self.scope)
 
     async def snapshot(self) -> str | None:
-        """Return what the last append, or the explorer since, has kept of its place."""
+        """Return the explorer's snapshot of its last append or later save."""
         text: str | None = await self._call(self.store.snapshot, self.buffer, self.name, **self.scope)
         return text
 
@@ -49,13 +52,13 @@ class Producer:
         await self._call(self.store.announce_wait, self.buffer, self.name, version, **self.scope)
 
     async def enter_batch(self, version: int, pace: Pace, *, in_flight: int) -> Backlog:
-        """Say that a batch is about to begin on weights of `version`; return what is not trained yet."""
+        """Announce a batch on weights of `version`; return the untrained count."""
         now = {"version": version, "pace": pace, "in_flight": in_flight}
         backlog: Backlog = await self._call(self.store.enter_batch, self.buffer, self.name, **self.scope, **now)
         return backlog
 
     async def append(self, experiences: Sequence[Experience], *, explore_step: int, snapshot: str) -> AppendResult:
-        """Store a step's experiences, and with them where the explorer stands after the step."""
+        """Store a step's experiences and the explorer's snapshot after it."""
         appended: AppendResult = await self._call(
             self.store.append,
             self.buffer,
@@ -68,7 +71,10 @@ class Producer:
         return appended
 
     async def has_room(self, *, wait_s: float) -> bool:
-        """Return whether the buffer has room for another step, waiting for it at most `wait_s` seconds."""
+        """Wait up to `wait_s` seconds for room for another step.
+
+        Return whether the buffer has room.
+        """
         has_room: bool = await self._call(
             self.store.wait_for_room, self.buffer, self.name, timeout_s=wait_s, **self.scope
         )

@@ -1,4 +1,12 @@
-"""Runs one workflow: builds it, gives it the model, and turns whatever comes back into typed outcomes."""
+"""Runs one workflow and returns typed outcomes.
+
+Outcomes of an attempt (a retry needs that no run of it was completed):
+
+    attempt --returned--> usable? --yes--> Completed
+       |                     +----no-----> Rejected
+       +--raised, or returned no list----> Failed    (retried)
+       +--deadline-----------------------> TimedOut  (retried)
+"""
 
 from __future__ import annotations
 
@@ -31,7 +39,9 @@ _NOT_USER_CODE = (
 
 
 def user_frame(error: BaseException) -> str:
-    """Return `file:line in function` of the innermost frame outside this package and the installed ones.
+    """Return `file:line in function` of the innermost frame of user code.
+
+    Frames of this package and of installed packages do not count.
 
     Where there is none, the innermost frame of all.
     """
@@ -141,7 +151,7 @@ class WorkflowRunner(Runner):
         self._workflows.pop(task.workflow, None)
 
     def abandon(self, *, is_overdue: bool) -> None:
-        """Leave the thread behind, with the call that does not return, and go on in another."""
+        """Abandon the thread with its stuck call and continue in a new one."""
         self.abandoned_count += 1
         self._worker.close()
         self._workflows.clear()

@@ -1,4 +1,7 @@
-"""Gives tasks to runners: repeats, retries, and in deterministic mode an assignment that timing cannot change."""
+"""Assigns tasks to runners, with repeats and retries.
+
+In deterministic mode the assignment does not depend on timing.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +125,9 @@ class Scheduler:
         await _all_or_none([runner.prepare() for runner in self._runners])
 
     async def schedule(self, tasks: Sequence[Task], *, batch: int | str, with_baseline: bool = False) -> BatchResult:
-        """Return the outcomes of all runs of all tasks. Batches may overlap: the older one gets the next idle runner.
+        """Return the outcomes of all runs of all tasks.
+
+        Batches may overlap: the older one gets the next idle runner.
 
         Args:
             tasks: the tasks; `repeat_times` of each is the number of its runs.
@@ -192,7 +197,10 @@ class Scheduler:
         return parts
 
     async def _in_places(self, parts: list[_Part], result: BatchResult, progress: BatchProgress) -> None:
-        """Do the parts, each on the runner of its place; the runners meet in the engine's rounds."""
+        """Run the parts, each on its assigned runner.
+
+        The runners synchronize in the engine's rounds.
+        """
         busy = min(self._settings.num_runners, len(parts))
         runners = self._runners[:busy]
         for runner in runners:
@@ -242,7 +250,10 @@ class Scheduler:
         )
 
     async def _attempts(self, runner: Runner, part: _Part, runs: range, result: BatchResult) -> None:
-        """Attempt `runs` until something usable comes of it, at most `max_retry_times` + 1 times."""
+        """Attempt `runs` until the outcomes need no retry.
+
+        There are at most `max_retry_times` + 1 attempts.
+        """
         for attempt in range(self._settings.max_retry_times + 1):
             result.retry_count += attempt > 0
             participant, abandoned, restarts = runner.participant, runner.abandoned_count, runner.restart_count
@@ -287,7 +298,10 @@ class Scheduler:
 
     @contextmanager
     def _reported(self) -> Iterator[None]:
-        """Log what every runner does, again and again, while a batch is under way, if that is asked for."""
+        """Log the state of every runner periodically during a batch.
+
+        This does nothing unless the configuration asks for it.
+        """
         self._under_way += 1
         interval_s = self._settings.report_interval_s
         if interval_s and self._reports is None:
@@ -312,7 +326,7 @@ class Scheduler:
 
 
 def _leave_behind(result: BatchResult, parts: Sequence[_Part], unfinished: set[int], *, keeps_parts: bool) -> None:
-    """Take the tasks that were not waited for out of a result, and count what is left out."""
+    """Remove the tasks that were not awaited from a result, and count them."""
     asked = sum(len(part.runs) for part in parts if part.index in unfinished and not part.is_baseline)
     if not keeps_parts:
         result.results = [run for run in result.results if run.task not in unfinished]
@@ -323,7 +337,10 @@ def _leave_behind(result: BatchResult, parts: Sequence[_Part], unfinished: set[i
 async def _all_or_none(
     work: Sequence[Coroutine[Any, Any, None]], *, until: Coroutine[Any, Any, None] | None = None
 ) -> None:
-    """Wait for all coroutines, or `until` something; when one fails or the wait ends, cancel those that are left."""
+    """Wait for all coroutines, or for `until`.
+
+    When one fails or the wait ends, the remaining coroutines are cancelled.
+    """
     tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
     everything: asyncio.Future[Any] = asyncio.gather(*tasks)
     end = {everything}

@@ -1,4 +1,4 @@
-"""The explorer's snapshot: all that exact resume needs of it, as plain JSON."""
+"""The explorer's snapshot for exact resume, as plain JSON."""
 
 from __future__ import annotations
 
@@ -41,13 +41,16 @@ class ExplorerState:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> ExplorerState:
-        """Return the snapshot that `as_json` gave; KeyError or TypeError where `values` is none of this version."""
+        """Return the snapshot that `as_json` wrote.
+
+        Raises KeyError or TypeError if `values` are not of this version.
+        """
         values = {"pipeline": {}, "times": {}} | values  # a checkpoint may lack what has no state
         return cls(**{f.name: values[f.name] for f in fields(cls)})
 
     @classmethod
     def load(cls, checkpoint: Path) -> ExplorerState:
-        """Return the snapshot in a checkpoint; that of step 0 where the checkpoint holds none.
+        """Return the snapshot in a checkpoint, or that of step 0 if none.
 
         Raises:
             CheckpointError: the file cannot be read, or is from another version.

@@ -1,4 +1,7 @@
-"""The tasks of explore steps, what replaces those of which nothing came, and where the reader stands after each."""
+"""The tasks of explore steps and their replacements.
+
+Tasks that produced nothing are replaced. The reader's position after each step is kept.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,9 @@ class StepTasks:
         return tasks
 
     async def replace(self, step: int, result: BatchResult, *, num_empty: int, is_first: bool) -> list[Task]:
-        """Return the next tasks for `step`, which no run of its own completed; none at the end of the taskset.
+        """Return the next tasks for `step`; empty at the end of the taskset.
+
+        No run of the step has completed so far.
 
         A step in which everything failed is no step: it is not recorded, and its tasks come again after a resume
         only if no later tasks take their place.

@@ -1,4 +1,4 @@
-"""Explore steps: tasks, rollouts, pipeline, store; and the evaluations between them."""
+"""Explore steps: tasks, rollouts, pipeline, store and evaluations."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ExploreSummary:
 
 @dataclass(frozen=True)
 class ExploredBatch:
-    """What came of the tasks of an explore step.
+    """Results of the tasks of an explore step.
 
     Attributes:
         result: outcomes of all runs.
@@ -106,7 +106,9 @@ class ExploreSteps:
         return await self._tasks.read(step)
 
     async def roll_out(self, step: int, tasks: list[Task]) -> ExploredBatch | None:
-        """Let the model attempt the tasks of explore step `step`; `finish_step` takes what came of it.
+        """Run the rollouts of explore step `step`.
+
+        `finish_step` takes the result.
 
         Tasks of which no run is completed are replaced by the next ones; None if they were the last.
 
@@ -127,7 +129,10 @@ class ExploreSteps:
                 return None
 
     async def finish_step(self, step: int, rollout: ExploredBatch) -> None:
-        """Process and store the experiences of explore step `step`, log it, and report it as finished."""
+        """Process and store the experiences of explore step `step`.
+
+        Then log the step and report it as finished.
+        """
         result = rollout.result
         metrics = rollout_metrics(result) | attach_baselines(result)
         metrics["rollout/model_version"] = rollout.model_version
@@ -153,11 +158,14 @@ class ExploreSteps:
         await self.report()
 
     def _batch(self, step: int) -> int | str:
-        """Return the first part of the step's ids; several explorers of a job count their steps each."""
+        """Return the prefix of the step's ids.
+
+        It tells apart the explorers of a job, which count their steps separately.
+        """
         return f"{self._producer.name}/{step}" if self._config.mode == Mode.EXPLORE else step
 
     async def _append(self, step: int, experiences: list[Experience]) -> AppendResult:
-        """Store a step's experiences, and with them where the explorer stands after the step."""
+        """Store a step's experiences and the explorer's snapshot after it."""
         self._note_place()
         self.state.monitor["lines"] += 1  # the line of this step, which comes next
         snapshot = json.dumps(self.state.as_json())
@@ -177,7 +185,7 @@ class ExploreSteps:
 
     # --------------------------------------------------------------- evaluation
     def is_eval_due(self, step: int) -> bool:
-        """Return whether the model that has explored `step` steps is to be evaluated now."""
+        """Return whether to evaluate the model after `step` explored steps."""
         if not self._parts.evaluator.tasksets or step in self.state.eval_steps:
             return False
         if step == 0:
@@ -186,7 +194,7 @@ class ExploreSteps:
         return interval is not None and step % interval == 0
 
     async def evaluate(self, step: int) -> None:
-        """Evaluate the model that has explored `step` steps, log it, and report it."""
+        """Evaluate the model after `step` explored steps; log and report it."""
         metrics = await self._parts.evaluator.evaluate(step, must_complete=step == 0)
         self._monitor.log(metrics | {"eval/model_version": self._served.engine.model_version}, step=step)
         self.summary.evaluations[step] = metrics

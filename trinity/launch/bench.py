@@ -25,7 +25,9 @@ logger = get_logger("explorer")
 
 
 class BenchSide:
-    """Evaluates every checkpoint of a job, or its latest, on the tasks of `eval_tasksets`.
+    """Evaluates the checkpoints of a job on its `eval_tasksets`.
+
+    They are all checkpoints, or the latest.
 
     The metrics are those of an evaluation under `bench/`; their step is the training step of the checkpoint. With
     `explorer.eval_on_startup` the model from which training began comes first, as step 0. A model behind a server
@@ -87,7 +89,9 @@ class BenchSide:
         self._monitor.truncate({"lines": 0, "samples": 0})
 
     async def run(self) -> dict[int, dict[str, float]]:
-        """Evaluate to the end, or until `request_stop`; return the metrics by training step.
+        """Evaluate to the end or until `request_stop`.
+
+        Return the metrics by training step.
 
         Raises:
             TrinityError: a checkpoint cannot be read, or the engine failed.
@@ -135,7 +139,10 @@ class BenchSide:
         return self.results
 
     def _steps(self) -> Iterator[int]:
-        """Yield the training steps to evaluate; 0 is the initial model, or the one behind a server."""
+        """Yield the training steps to evaluate.
+
+        0 is the initial model, or the model behind a server.
+        """
         if self.config.explorer.rollout_model.engine_type == "external":
             yield 0
             return

@@ -1,4 +1,7 @@
-"""The trainer's eye on explorers that run apart: who has joined, and who died."""
+"""Liveness of separate explorers: which joined and which died.
+
+The trainer's side uses it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ AGAIN_S = 60.0
 
 
 async def watch_explorers(config: Config, store: ExperienceStore) -> NoReturn:
-    """Warn, once and then every minute, of explorers that ended without being finished; runs until it is cancelled.
+    """Warn of explorers that ended unfinished.
+
+    The warning comes once and then every minute. Runs until it is cancelled.
 
     An explorer that died is one whose buffer is still open and whose lock is free. The trainer goes on with the others;
     what the dead one had stored is trained, and it continues after its last stored step when it is started again.

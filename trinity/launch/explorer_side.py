@@ -1,4 +1,7 @@
-"""The explorer's side of a run: its engines and the explorer over them, from preparation to the end."""
+"""The explorer's side of a run: engines and the explorer.
+
+Covers preparation, the run and the end.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ LOOP_GRACE_S = 10.0
 
 
 class ExplorerSide(Side):
-    """Engines and explorer of one stage; knows nothing of the trainer but the synchronizer."""
+    """Engines and explorer of one stage.
+
+    The synchronizer is the only connection to the trainer.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -35,7 +41,7 @@ class ExplorerSide(Side):
 
     @classmethod
     def process(cls, config: Config) -> ProcessSpec:
-        """Return what the explorer asks of a process of its own; its engines have others."""
+        """Return the resources of the explorer's process, without the engines'."""
         return ProcessSpec(config.explorer.name)
 
     @classmethod
@@ -52,7 +58,9 @@ class ExplorerSide(Side):
         return self._explorer
 
     async def prepare(self, synchronizer: Synchronizer | None = None) -> int | None:
-        """Load the engines and prepare the explorer; return the explore steps of the whole run, None without an end.
+        """Load the engines and prepare the explorer.
+
+        Return the explore steps of the whole run, or None if it has no end.
 
         Args:
             synchronizer: between the sides, or a handle of it; None: they run apart and meet in the folder of the job.
@@ -113,13 +121,16 @@ class ExplorerSide(Side):
         return self.explorer.summary if exploring.cancelled() else exploring.result()
 
     async def request_stop(self) -> None:
-        """Abandon the rollouts under way: what is stored stays, the rest comes again after a resume."""
+        """Abandon the rollouts under way.
+
+        Stored results stay; a resumed run repeats the rest.
+        """
         self._is_stopped = True
         if self._exploring is not None:
             self._exploring.cancel()
 
     async def close(self) -> None:
-        """Close explorer, engines, and the store if it is its own, whatever the others do.
+        """Close explorer, engines and an own store, whatever fails.
 
         Raises:
             Exception: the first failure to close.
@@ -130,7 +141,7 @@ class ExplorerSide(Side):
         await self._close((*explorer, *(engine.shutdown for engine in self._engines)))
 
     def _complete_backup(self, store: ExperienceStore) -> None:
-        """Bring the JSON lines beside the store to what the store holds, and tell where they are."""
+        """Update the JSON lines beside the store and log where they are."""
         if store.backup is None:
             return
         from trinity.explorer.assembly import experience_buffer, store_scope
@@ -140,7 +151,10 @@ class ExplorerSide(Side):
         logger.info("experiences are written to %s", store.backup.path)
 
     async def _serve_adapter(self, engine: InferenceModel) -> None:
-        """Give the engine, as version 0, the model with the existing adapter from which training starts."""
+        """Load the model with the existing adapter into the engine.
+
+        It is version 0, from which training starts.
+        """
         if all(adapter.path is None for adapter in self.config.model.lora_configs or ()):
             return
         from trinity.trainer.verl.loading import initial_weights
@@ -149,6 +163,9 @@ class ExplorerSide(Side):
         await engine.update_weights(weights, version=0)
 
     def _loop_watch(self) -> LoopWatch:
-        """Return the watch over asynchronous workflows that block: the deadline of an attempt is kept by the loop."""
+        """Return the watch for asynchronous workflows that block the loop.
+
+        The loop keeps the deadline of an attempt.
+        """
         limit_s = self.config.explorer.max_timeout
         return LoopWatch(limit_s + LOOP_GRACE_S, what=f"explorer.max_timeout {limit_s:g} s and {LOOP_GRACE_S:g} s")

@@ -1,4 +1,7 @@
-"""What of a process decides float results, as it is in force: recorded, and compared with that of other processes."""
+"""Facts of a process that decide float results.
+
+They are recorded as in force and compared with those of other processes.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ _READ = ("OMP_", "KMP_", "MKL_", "DNNL_", "ONEDNN_", "ATEN_", "TORCH", "PYTORCH_
 
 
 def process_facts() -> dict[str, Any]:
-    """Return what of this process decides float results: versions, threads, code paths, bits of known results."""
+    """Return the facts of this process that decide float results.
+
+    They are versions, threads, code paths, and bits of known results.
+    """
     import torch
 
     from trinity.utils.arithmetic import fingerprint, mkl_cbwr
@@ -49,7 +55,7 @@ def process_facts() -> dict[str, Any]:
 
 
 def check_same_facts(recorded: Mapping[str, Any], present: Mapping[str, Any], *, deterministic: bool) -> None:
-    """Compare the facts of the run that is continued with those of this process.
+    """Compare the facts of the resumed run with those of this process.
 
     Raises:
         CheckpointError: they differ and the run is deterministic (E7030).
@@ -67,7 +73,9 @@ def check_same_facts(recorded: Mapping[str, Any], present: Mapping[str, Any], *,
 
 
 def compute_as_the_command() -> None:
-    """Let this process, in which torch was loaded before the run, compute as one that the command starts.
+    """Make this process compute like one that the command starts.
+
+    It is for processes that loaded torch before the run.
 
     The environment must stand. The number of threads is taken over; what else differs cannot be changed any more, or
     is what somebody asked torch for.
@@ -93,7 +101,10 @@ def compute_as_the_command() -> None:
 
 @functools.cache
 def _facts_of_a_fresh_process(_read: str) -> str:
-    """Return as JSON the facts of a process with the environment of this one, of which `_read` tells the variables."""
+    """Return as JSON the facts of a process with this environment.
+
+    `_read` gives the variables.
+    """
     try:
         done = subprocess.run(
             [sys.executable, "-c", _PROGRAM, *sys.path],

@@ -1,4 +1,4 @@
-"""The folder of a job: its lock, its record, and whether a run may continue in it."""
+"""The folder of a job: its lock, its record, and rules of resuming."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _refused(job_dir: Path, part: str | None, *, has_job: bool) -> AlreadyRunnin
 
 
 def config_file(job_dir: Path, part: str | None = None) -> Path:
-    """Return where the configuration of a job, or of one of its parts, is kept."""
+    """Return the file of the configuration of a job, or of a part of it."""
     return job_dir / SAVED_CONFIG if part is None else job_dir / PARTS_FOLDER / f"{part}.yaml"
 
 
@@ -136,7 +136,7 @@ def record_file(job_dir: Path, part: str | None = None) -> Path:
 
 
 def read_record(job_dir: Path, part: str | None = None) -> dict[str, Any]:
-    """Return what earlier runs recorded of this job or part; empty when there is none.
+    """Return the records of earlier runs of this job or part, if any.
 
     Raises:
         CheckpointError: the record is there and cannot be read.
@@ -178,7 +178,7 @@ class Attempt:
 
 @contextlib.contextmanager
 def recorded(job_dir: Path, part: str | None, text: str, **fields: Any) -> Iterator[Attempt]:
-    """Record that the job runs, with what, and how it ends where that is not the planned end.
+    """Record that the job runs, with what, and how it ends if unplanned.
 
     A start that fails leaves the configuration and the record as they were: nothing was learnt with its values, and the
     next start may have others.
@@ -224,7 +224,10 @@ def _take_back(file: Path, text: str | None) -> None:
 
 
 def record_end(job_dir: Path, part: str | None, *, exit_code: ExitCode, error: str | None = None) -> None:
-    """Record how a job or part that did not finish has ended; also on a full disk, and then the status alone."""
+    """Record how an unfinished job or part ended.
+
+    On a full disk, only the status is written.
+    """
     status = "failed" if error is not None else "stopped"
     try:
         write_record(job_dir, part, status=status, exit_code=int(exit_code), error=error)
@@ -234,7 +237,7 @@ def record_end(job_dir: Path, part: str | None, *, exit_code: ExitCode, error: s
 
 
 def _mark_ended(path: Path, status: str) -> None:
-    """Write the status over the old one, which is as long: that needs no space."""
+    """Overwrite the status, which has the same length: needs no space."""
     old = f'"{RUNNING}"'.encode()
     with open(path, "r+b") as file:
         place = file.read().find(old)
@@ -261,7 +264,10 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def unsafe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return key, old and new value of each change after which a resumed run would not be the same run."""
+    """Return the changes that a resumed run does not allow.
+
+    Each has key, old and new value; after it the run would not be the same.
+    """
     before, after = flatten(old), flatten(new)
     changed = [
         (key, before.get(key), after.get(key))
@@ -286,7 +292,7 @@ def check_same_config(
     derived: Mapping[str, str] | None = None,
     put_back: Callable[[Mapping[str, Any]], str | None] = lambda _: None,
 ) -> None:
-    """Compare the configuration that the job was started with and the one that shall resume it.
+    """Compare the configuration of the job with that of the resuming run.
 
     Args:
         job_dir: folder with the saved configuration.

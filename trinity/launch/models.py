@@ -54,7 +54,7 @@ def with_local_models(plan: Plan, resolve: Resolve) -> Plan:
 
 
 def _models(config: Config) -> Iterator[tuple[str, str, bool]]:
-    """Yield key, path and whether weights are needed, of each model that a stage reads."""
+    """Yield key, path and need for weights of each model a stage reads."""
     explores, detailed = config.mode != Mode.TRAIN, config.trainer.trainer_config
     is_served = config.explorer.rollout_model.engine_type != "external"
     yield "model.model_path", config.model.model_path, is_served or config.mode not in (Mode.EXPLORE, BENCH)
@@ -71,7 +71,7 @@ def _models(config: Config) -> Iterator[tuple[str, str, bool]]:
 
 
 def _replaced(section: Section, folders: Mapping[str, str], *, parent: str = "") -> Section:
-    """Return a section with the folders in place of the ids, wherever a model or a tokenizer is named."""
+    """Return a section with folders in place of model and tokenizer ids."""
 
     def new(name: str, value: Any) -> Any:
         if isinstance(value, BaseModel):

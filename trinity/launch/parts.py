@@ -1,4 +1,7 @@
-"""Parts that run apart and meet in a job folder: who they are, what they keep there, what they must agree on."""
+"""Parts of a job that run separately and share its folder.
+
+Covers their names, what they keep in the folder, and what they must agree on.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,9 @@ SHARED = (
 
 
 def part_of(config: Config) -> str | None:
-    """Return the name under which a run shares its job folder with others; None for one that has it to itself.
+    """Return the name of a run in a shared job folder.
+
+    None if the run does not share its folder.
 
     A trainer has one place, whatever its name: a second one finds it taken, and one that comes back under another name
     continues what was there.

@@ -1,4 +1,4 @@
-"""Where the sides of a stage are: in this process, or in processes of a cluster."""
+"""Placement of a stage's sides: in this process or on a cluster."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class LocalPlacement:
 
 
 class ClusterPlacement:
-    """Sides and synchronizer in processes of their own, on the machine of this one.
+    """Sides and synchronizer in child processes on this machine.
 
     Args:
         config: resolved configuration of the stage.
@@ -112,7 +112,7 @@ class ClusterPlacement:
         )
 
     async def side(self, cls: type[Side], *, on_metrics: MetricsListener | None = None, **arguments: Any) -> RemoteSide:
-        """Return a side of the stage in a process of its own; it opens the store itself."""
+        """Return a side of the stage in its own process, with its own store."""
         spec = cls.process(self.config)
         handle = await self.runtime.start(
             cls,
@@ -151,7 +151,10 @@ class ClusterPlacement:
                 working.cancel()
 
     async def close(self) -> None:
-        """End what the runtime started; without the cluster's head nobody hears of it, and all end by themselves."""
+        """End what the runtime started.
+
+        Without the cluster's head no process can be reached, and all end by themselves.
+        """
         if not self.lost.is_set():
             await self.runtime.close()
 
@@ -210,7 +213,9 @@ class RemoteSide:
 
 @contextlib.contextmanager
 def placed(config: Config) -> Iterator[LocalPlacement | ClusterPlacement]:
-    """Yield the placement of a stage; on a cluster, join or start it before and leave it after.
+    """Yield the placement of a stage.
+
+    On a cluster, join or start it before and leave it afterwards.
 
     Raises:
         EnvironmentProblem: the runtime is ray and ray is not installed (E3301), or there is no cluster that fits.
@@ -236,7 +241,10 @@ def placed(config: Config) -> Iterator[LocalPlacement | ClusterPlacement]:
 
 
 def _keep(logs: Path, where: Path) -> None:
-    """Copy what Ray's own processes have said, which may tell why a run failed; its session ends with the run."""
+    """Copy the logs of Ray's own processes.
+
+    They may explain a failed run, and Ray's session ends with the run.
+    """
     if logs.is_dir():
         with contextlib.suppress(OSError):  # sockets, files that go, a full disk: what failed is told all the same
             shutil.copytree(logs, where, dirs_exist_ok=True)
@@ -244,7 +252,10 @@ def _keep(logs: Path, where: Path) -> None:
 
 @contextlib.contextmanager
 def _joined(config: Config, cluster: ModuleType, folder: str) -> Iterator[ClusterPlacement]:
-    """Yield the placement in the cluster that runs, or one whose sessions are in `folder`."""
+    """Yield the placement in a running cluster.
+
+    Without one, use a new cluster whose sessions are in `folder`.
+    """
     has_timeline = config.monitor.enable_ray_timeline
     address = cluster.connect(
         ClusterRequest(

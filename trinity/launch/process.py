@@ -1,7 +1,7 @@
 """Settings of the process that must stand before torch is loaded.
 
 Float sums depend on the number of threads and on the code path of the math library, so a deterministic run fixes
-both. What came of it is recorded by `trinity.launch.facts`.
+both. `trinity.launch.facts` records the result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ SMALL_HIDDEN_SIZE = 512
 
 
 def hidden_size(model_path: str) -> int | None:
-    """Return `hidden_size` of a local model folder's config.json, or `None` where it cannot be read."""
+    """Return `hidden_size` of a local model folder's config.json.
+
+    `None` if it cannot be read.
+    """
     try:
         config = json.loads((Path(model_path) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -29,7 +32,9 @@ def hidden_size(model_path: str) -> int | None:
 
 
 def prepare_process(model_path: str, *, deterministic: bool) -> None:
-    """Set thread count and math-library settings through the environment; values that the user set stay.
+    """Set thread count and math-library settings in the environment.
+
+    Values that the user set are kept.
 
     MKL reads its setting at its first product; whether that was before is seen in `trinity.launch.facts` alone.
 

@@ -1,4 +1,7 @@
-"""What a process of a run does before anything else: environment, log, determinism, plugins."""
+"""First actions of a process of a run.
+
+They concern environment, log, determinism and plugins.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,10 @@ def process_setup(config: Config, *, has_console: bool) -> Setup:
 
 
 def carried_environment(config: Config) -> dict[str, str]:
-    """Return what the processes of a stage need of this process's environment; secrets in it are remembered as such."""
+    """Return the part of this environment that a stage's processes need.
+
+    Secrets in it are remembered as such.
+    """
     models = (config.explorer.rollout_model, *config.explorer.auxiliary_models)
     servers = [server for server in (config.model.external_model, *(m.external_model_config for m in models)) if server]
     monitor_args = config.monitor.monitor_args or {}
@@ -103,7 +109,10 @@ def set_up_process(
     secrets: Sequence[str],
     has_console: bool,
 ) -> None:
-    """Prepare this process for the component `name` of a runtime; the arguments are those of `process_setup`."""
+    """Prepare this process for the component `name` of a runtime.
+
+    The arguments are those of `process_setup`.
+    """
     os.environ.update(environment)
     failpoints.enter(name)
     for secret in secrets:

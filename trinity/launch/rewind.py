@@ -1,4 +1,4 @@
-"""Going back to a checkpoint that is not the newest (`resume_mode: resume_path`)."""
+"""Resuming from an older checkpoint (`resume_mode: resume_path`)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def rewound(checkpoints: CheckpointStore, path: Path) -> Path | None:
 
 
 def goes_back(checkpoints: CheckpointStore, path: Path) -> bool:
-    """Return whether a run that asks for `path` continues before the newest checkpoint: a finished job then goes on.
+    """Return whether resuming from `path` skips newer checkpoints.
+
+    A finished job then continues.
 
     Raises:
         CheckpointError: as of `rewound`.

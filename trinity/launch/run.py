@@ -91,7 +91,9 @@ class RunResult:
 
 
 def plan_run(path: Path, options: RunOptions) -> Plan:
-    """Return the resolved plan of a YAML file; `continue_from_checkpoint: false` renames a job that exists.
+    """Return the resolved plan of a YAML file.
+
+    `continue_from_checkpoint: false` renames a job that exists.
 
     Models that are given by their hub id are in the local cache then, and the plan has their folders.
 
@@ -127,7 +129,9 @@ def _resuming(plan: Plan) -> list[str]:
 
 
 def _begin_apart(plan: Plan) -> Plan:
-    """Return `plan` unless a part of it has been in its job before: another name would set it apart from the others.
+    """Return `plan` unless a part of it ran in its job before.
+
+    In that case another name would separate it from the other parts.
 
     Raises:
         ConfigError: it has, and `continue_from_checkpoint` is false (E1840).
@@ -144,7 +148,7 @@ def _begin_apart(plan: Plan) -> Plan:
 
 
 def run_plan(plan: Plan, options: RunOptions) -> RunResult:
-    """Run the stages of `plan` in order; a stage that fails or is stopped ends the run.
+    """Run the stages of `plan` in order; end at a failure or a stop.
 
     Raises:
         EnvironmentProblem: the run is deterministic, and this process computes otherwise than the command (E3303).
@@ -179,7 +183,10 @@ def run_plan(plan: Plan, options: RunOptions) -> RunResult:
 
 
 def _prepare(config: Config) -> None:
-    """Make this process that of a run, before plugins compute anything; all stages ask for the same."""
+    """Set up this process for the run before plugins compute anything.
+
+    All stages have the same requirements.
+    """
     is_late = "torch" in sys.modules
     prepare_process(config.model.model_path, deterministic=config.deterministic)
     if is_late and config.deterministic:
@@ -208,7 +215,9 @@ def _after(stage: StagePlan, model: Path | None) -> StagePlan:
 
 
 def _finished_model(config: Config) -> Path | None:
-    """Return the Hugging Face folder that a complete stage left; None while it is not complete, or asks for more.
+    """Return the Hugging Face folder of a complete stage.
+
+    None if the stage is not complete, or is to continue.
 
     Raises:
         CheckpointError: the stage is complete but its model is gone.
@@ -231,12 +240,18 @@ def _finished_model(config: Config) -> Path | None:
 
 
 def _may_get_more(config: Config) -> bool:
-    """Return whether a complete stage can go on all the same: a trainer without a last step, when an explorer joins."""
+    """Return whether a complete stage can continue.
+
+    That is a trainer without a last step, when an explorer joins.
+    """
     return part_of(config) is not None and config.trainer.total_steps is None
 
 
 def _goes_back(config: Config, plan: Plan) -> bool:
-    """Return whether a complete stage goes on from an older checkpoint of its own (`resume_mode: resume_path`)."""
+    """Return whether a complete stage continues from an older checkpoint.
+
+    The setting is `resume_mode: resume_path`.
+    """
     verl, job_dir = config.trainer.trainer_config.trainer, Path(config.checkpoint_job_dir)
     path = Path(str(verl.resume_from_path))
     others = {Path(stage.config.checkpoint_job_dir).absolute() for stage in plan.stages} - {job_dir.absolute()}
@@ -246,14 +261,20 @@ def _goes_back(config: Config, plan: Plan) -> bool:
 
 
 def _length(config: Config) -> list[int | None]:
-    """Return what decides how long a stage runs; a complete stage with a greater length goes on."""
+    """Return the settings that decide how long a stage runs.
+
+    A complete stage with a greater length continues.
+    """
     return [config.trainer.total_steps, config.buffer.total_steps, config.buffer.total_epochs]
 
 
 def _put_back(
     plan: Plan, options: RunOptions, number: int, model: Path | None, values: Mapping[str, Any]
 ) -> str | None:
-    """Return the configuration of a stage as it would be with other `values`; None if they do not fit the others."""
+    """Return a stage's configuration with other `values`.
+
+    None if they do not fit the remaining values.
+    """
     section = "" if plan.stages[number].name is None else f"stages[{number}]."
     overrides = [*options.overrides, *(f"{section}{key}={json.dumps(value)}" for key, value in values.items())]
     try:

@@ -1,4 +1,7 @@
-"""What both sides of a run share: what they are made of, their monitors, and an end that closes everything."""
+"""What both sides of a run share.
+
+These are their components, their monitors, and an end that closes everything.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ MetricsListener = Callable[[str, int, Mapping[str, float]], None]
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """What a side asks of its process, where it has one of its own.
+    """Resources of a side's process, if it has its own.
 
     Attributes:
         name: of the process.
@@ -41,7 +44,9 @@ class ProcessSpec:
 
 
 class Side(ABC):
-    """One side of a stage: prepared, run to its end, closed; `close` is called also after a failure.
+    """One side of a stage: prepared, run and closed.
+
+    `close` is called also after a failure.
 
     It may have a monitor and a store, which its end closes after all else.
 
@@ -81,12 +86,15 @@ class Side(ABC):
     @classmethod
     @abstractmethod
     def process(cls, config: Config) -> ProcessSpec:
-        """Return what the side asks of a process of its own."""
+        """Return the resources that the side's own process needs."""
 
     @classmethod
     @abstractmethod
     def load(cls) -> None:
-        """Import what preparation needs, which takes seconds: processes do so side by side."""
+        """Import what preparation needs, in parallel with other processes.
+
+        This takes seconds.
+        """
 
     def _keep(self, actor: str, step: int, values: Mapping[str, float]) -> None:
         self._lines.append((actor, step, dict(values)))
@@ -97,12 +105,12 @@ class Side(ABC):
         return lines
 
     def _tell_total(self, actor: str, total: int | None, *, step: int) -> None:
-        """Tell the listener how many steps explorer or trainer will have done at its end, if that is known."""
+        """Report the planned number of explorer or trainer steps, if known."""
         if total is not None and self._on_metrics is not None:
             self._on_metrics(actor, step, {TOTAL_STEPS: total})
 
     async def _close(self, closers: Iterable[Callable[[], Awaitable[None]]]) -> None:
-        """Call the closers, then close the monitor, and the store if it is the side's own.
+        """Call the closers, then close the monitor and the side's own store.
 
         Raises:
             Exception: the first failure to close.
@@ -131,7 +139,7 @@ def open_monitor(config: Config, actor: str, listener: MetricsListener | None) -
 
 
 def folder_synchronizer(config: Config, store: ExperienceStore, *, trainer: str = "") -> FolderSynchronizer:
-    """Return the synchronizer of a part that runs apart from the others of its job.
+    """Return the synchronizer of a part that runs separately from the job.
 
     Args:
         config: resolved configuration of the part.
@@ -176,7 +184,7 @@ async def close_all(closers: Iterable[Callable[[], Awaitable[None]]]) -> None:
 
 
 async def end_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """Cancel every task that is not done and wait for its end, whatever it raises."""
+    """Cancel every unfinished task and await its end, ignoring errors."""
     tasks = list(tasks)
     for task in tasks:
         task.cancel()

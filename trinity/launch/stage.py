@@ -119,7 +119,10 @@ class Stage:
         return result
 
     def _checkpoint(self) -> Path | None:
-        """Return the checkpoint that the trainer continues from, after clearing what interrupted writes left."""
+        """Return the checkpoint that the trainer continues from.
+
+        Leftovers of interrupted writes are removed first.
+        """
         checkpoints = CheckpointStore(self.job_dir)
         checkpoints.clean()
         remove_unfinished(self.job_dir / "weights")
@@ -136,7 +139,7 @@ class Stage:
 
     @contextlib.contextmanager
     def _logged(self) -> Iterator[None]:
-        """Write the log of the run, and those of its sides, into the folder of the job."""
+        """Write the logs of the run and its sides into the job's folder."""
         logs, part = self.job_dir / "log", part_of(self.config)
         if not self.place.is_local:  # each process writes its own
             names = {f"run_{part}" if part else "run": ""}
@@ -194,7 +197,7 @@ class Stage:
                 self._tell_untrained()
 
     def _shared_store(self) -> contextlib.AbstractContextManager[ExperienceStore | None]:
-        """Return the store that both sides use; None where each is in a process of its own."""
+        """Return the store that both sides share; None across processes."""
         if not self.place.is_local:
             return contextlib.nullcontext()
         from trinity.buffer.buffer import open_store
@@ -202,7 +205,7 @@ class Stage:
         return open_store(self.config)
 
     def _tell_untrained(self) -> None:
-        """Warn of experiences that nobody trained on, so that none is left out silently."""
+        """Warn of experiences that were never trained on."""
         from trinity.buffer.buffer import open_store
         from trinity.explorer.assembly import experience_buffer, store_scope
 
@@ -223,7 +226,9 @@ class Stage:
     async def _join(
         self, exploring: asyncio.Task[Any], training: asyncio.Task[Any], *, until_lost: Coroutine[Any, Any, None]
     ) -> None:
-        """Wait for both loops; when one fails, or what they need is lost, end the others and raise the first failure.
+        """Wait for both loops.
+
+        When one fails, or something they need is lost, end the others and raise the first failure.
 
         A loop that is in a long rollout or training step would hear of the loss only after it.
         """
@@ -238,7 +243,10 @@ class Stage:
             await asyncio.gather(exploring, training, losing, both, return_exceptions=True)
 
     def _stop_with(self, *sides: Any) -> None:
-        """Let a signal abandon the rollout under way and end training after its step, now that the sides are ready."""
+        """Make a signal abandon the rollouts and end training after its step.
+
+        Called once the sides are ready.
+        """
         self.has_begun = True
         loop = asyncio.get_running_loop()
         ending: list[asyncio.Task[None]] = []
@@ -254,7 +262,10 @@ class Stage:
 
 @contextlib.asynccontextmanager
 async def _closing(*sides: Any) -> AsyncIterator[None]:
-    """Close the sides at the end; a failure to close is raised only where nothing failed before it."""
+    """Close the sides at the end.
+
+    A failure to close is raised only if nothing failed before.
+    """
     try:
         yield
     except BaseException:

@@ -1,4 +1,12 @@
-"""Ctrl-C, SIGTERM and a closed terminal: the first asks the run to stop, the second ends the process at once."""
+"""Signals of a run: Ctrl-C, SIGTERM and SIGHUP (a closed terminal).
+
+States of a run:
+
+    running --first signal--> stopping --step ended, state saved--> exit
+                                 |
+                                 +--second signal, or grace_s------> exit at once
+                                 (a second SIGHUP is ignored)
+"""
 
 from __future__ import annotations
 
@@ -23,7 +31,7 @@ _EXIT_CODES = {
 
 
 class StopSignal:
-    """Context in which Ctrl-C, SIGTERM and SIGHUP ask for a stop instead of raising.
+    """Context in which Ctrl-C, SIGTERM and SIGHUP request a stop.
 
     The first signal sets `code` and calls what was given to `on_stop`; the run then ends its step, saves and
     returns. A second signal, or `grace_s` without an end, leaves the process at once: what was committed stays valid.

@@ -1,4 +1,7 @@
-"""The trainer's side of a run: the trainer with its back end, from preparation to the end."""
+"""The trainer's side of a run: the trainer and its back end.
+
+Covers preparation, the run and the end.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ logger = get_logger("trainer")
 
 
 class TrainerSide(Side):
-    """Trainer of one stage; knows nothing of the explorer but the synchronizer."""
+    """Trainer of one stage, linked to the explorer by the synchronizer."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -32,7 +35,10 @@ class TrainerSide(Side):
 
     @classmethod
     def process(cls, config: Config) -> ProcessSpec:
-        """Return what the trainer asks of a process of its own: no GPU where ranks have them."""
+        """Return the resources of the trainer's process.
+
+        It has no GPU if ranks have them.
+        """
         if not config.cluster.trainer_gpu_num:
             return ProcessSpec(config.trainer.name)
         from trinity.trainer.rank_group import gpus_of_rank, has_ranks
@@ -52,7 +58,9 @@ class TrainerSide(Side):
         return self._trainer
 
     async def prepare(self, synchronizer: Synchronizer | None = None, *, explore_steps: int | None = None) -> None:
-        """Load the model, the data and, when resuming, the checkpoint, whose versions the synchronizer then holds.
+        """Load the model, the data and, when resuming, the checkpoint.
+
+        The synchronizer then holds the checkpoint's versions.
 
         Args:
             synchronizer: between the sides, or a handle of it; None: they run apart and meet in the folder of the job,
@@ -90,7 +98,9 @@ class TrainerSide(Side):
             self._trainer.request_stop()
 
     async def _begin_apart(self, trainer: Trainer) -> None:
-        """Tell the explorers where this trainer begins: at the step of its checkpoint, with its weights.
+        """Announce to the explorers the step and weights training starts from.
+
+        They are those of the trainer's checkpoint.
 
         They load the initial model themselves, unless they may serve what a trainer without a checkpoint has lost.
         """
@@ -100,7 +110,10 @@ class TrainerSide(Side):
         await trainer.publisher.restore(trainer.step, None, explorer=explorer, weights=weights)
 
     def _meeting_point(self) -> Synchronizer:
-        """Return where this trainer meets explorers that run apart; one that trains on a dataset meets nobody."""
+        """Return the synchronizer for explorers that run apart.
+
+        A trainer that trains on a dataset has no explorers.
+        """
         config = self.config
         if not self._is_apart or self._store is None:
             return LocalSynchronizer(sync_schedule(config), timeout_s=config.synchronizer.sync_timeout)
@@ -124,7 +137,10 @@ class TrainerSide(Side):
             await end_all((training, watching))
 
     def _told_length(self, summary: TrainSummary) -> TrainSummary:
-        """Return the summary; tell where experiences ended before the planned steps, which nobody else may see."""
+        """Return the summary; report an early end of the experiences.
+
+        No other part may see that they ended before the planned steps.
+        """
         total, is_short = self.trainer.total_steps, not (self.trainer.is_complete or summary.is_stopped)
         if self._is_apart and is_short:
             raise StarvedError(

@@ -1,4 +1,7 @@
-"""The hook by which an algorithm type of a plugin checks a configuration, called before anything is started."""
+"""The hook by which a plugin's algorithm type checks a configuration.
+
+It is called before anything is started.
+"""
 
 from __future__ import annotations
 

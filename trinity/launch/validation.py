@@ -1,4 +1,7 @@
-"""A file checked on this machine, before anything is started. Imports neither torch nor transformers."""
+"""Validation of a file on this machine before anything is started.
+
+Imports neither torch nor transformers.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ from trinity.preflight.machine import check_machine
 def check(
     path: Path, overrides: tuple[str, ...] = (), *, plugin_dirs: tuple[Path, ...] = (), schema_only: bool = False
 ) -> tuple[Plan, list[Finding]]:
-    """Return the plan of a file and all findings, those of this machine included unless `schema_only`.
+    """Return the plan of a file and all findings.
+
+    The findings include those of this machine, unless `schema_only`.
 
     Raises:
         ConfigErrors: the file cannot be read as YAML.

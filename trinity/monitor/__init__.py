@@ -1,4 +1,6 @@
-"""Where metrics go: `metrics.jsonl` always, and one of TensorBoard, Weights & Biases, MLflow or a plugin.
+"""Metrics: `metrics.jsonl` always, and optionally one monitor.
+
+The monitor is TensorBoard, Weights & Biases, MLflow or a plugin.
 
 Names are imported on first use, so that the table of contents costs nothing.
 """

@@ -34,7 +34,9 @@ class MonitorSettings:
 
 @dataclass(frozen=True)
 class BackendConfig:
-    """What a backend may know of the run, under the names that the configuration gives it.
+    """What a backend knows of the run.
+
+    The names are those of the configuration.
 
     Attributes:
         checkpoint_job_dir: folder of the run.
@@ -47,7 +49,10 @@ class BackendConfig:
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
 
     def flat_hyperparameters(self) -> dict[str, str | bool | int | float]:
-        """Return the hyperparameters under names such as `algorithm.optimizer.lr`; what is no number is text."""
+        """Return the hyperparameters by dotted name.
+
+        An example is `algorithm.optimizer.lr`. Values that are not numbers become text.
+        """
         return {
             dotted(path): value if isinstance(value, bool | int | float | str) else json.dumps(value)
             for path, value in leaves(self.hyperparameters)
@@ -85,14 +90,20 @@ class MonitorBackend(Declared, ABC):
 
     @abstractmethod
     def log(self, data: dict[str, float], step: int, commit: bool = False) -> None:
-        """Record metrics of a step; `commit` says that nothing more follows for this step."""
+        """Record metrics of a step.
+
+        `commit` says that no more metrics follow for this step.
+        """
 
     # The methods below have an empty default, so that a plugin writes only what its place can take.
     def log_table(self, table_name: str, experiences_table: pd.DataFrame, step: int) -> None:
         """Record a table of text; a backend without tables leaves it out."""
 
     def resume(self, kept: list[dict[str, Any]]) -> None:
-        """Continue after `kept`, the last metric lines that stay, some hundred; later ones no longer count."""
+        """Continue after `kept`, the last metric lines that remain valid.
+
+        `kept` has a few hundred lines; later lines no longer count.
+        """
 
     def close(self) -> None:
         """Flush and release what the backend holds."""

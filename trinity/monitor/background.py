@@ -1,4 +1,7 @@
-"""A monitor in a thread of its own: a server that is away or hangs costs the run nothing."""
+"""A monitor in its own thread.
+
+A server that is down or hangs does not delay the run.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,9 @@ class BackgroundBackend:
         self._thread.start()
 
     def call(self, action: Call) -> None:
-        """Let the thread call `action` with the backend, after what was handed over before; never waits.
+        """Queue `action` for the thread, which calls it with the backend.
+
+        Actions run in the order they were queued. This never waits.
 
         Raises:
             BufferError: more calls wait than may.
@@ -62,7 +67,10 @@ class BackgroundBackend:
         self._calls.put(action)
 
     def close(self) -> None:
-        """Send what waits and close the backend; after `CLOSE_S` seconds the rest is left."""
+        """Send queued actions and close the backend.
+
+        What is left after `CLOSE_S` seconds is dropped.
+        """
         self._calls.put(None)
         if self._is_begun.wait(max(0.0, self._deadline - time.monotonic())):
             self._thread.join(CLOSE_S)

@@ -1,4 +1,7 @@
-"""The few metrics that a person follows: loss, reward, held-out accuracy, tokens per second."""
+"""The few metrics that a person follows.
+
+They are loss, reward, held-out accuracy and tokens per second.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +35,18 @@ def loss(data: Metrics) -> float | None:
 
 
 def reward(data: Metrics) -> float | None:
-    """Return the mean reward (accuracy, if the workflow reports one) of a rollout, if it is there."""
+    """Return the mean reward of a rollout, if it was recorded.
+
+    Accuracy takes precedence if the workflow reports one.
+    """
     return _first(data, REWARD_NAMES)
 
 
 def accuracy(data: Metrics) -> float | None:
-    """Return the mean accuracy of the first evaluation among `data`; its mean reward if it has no accuracy."""
+    """Return the mean accuracy of the first evaluation in `data`.
+
+    Without an accuracy it is the mean reward.
+    """
     found = [(match["metric"], data[key]) for key in data if (match := _EVAL.fullmatch(key))]
     for metric in _PREFERRED:
         for name, value in found:
@@ -47,12 +56,15 @@ def accuracy(data: Metrics) -> float | None:
 
 
 def num_tokens(data: Metrics) -> float | None:
-    """Return the number of tokens that a training step took in, if it is there."""
+    """Return the number of tokens that a training step used, if recorded."""
     return _first(data, (NUM_TOKENS,))
 
 
 def text(data: Metrics) -> str:
-    """Return the figures among `data` in words: those that a person follows; an empty text if there are none."""
+    """Return the headline metrics of `data` as text.
+
+    The text is empty if there are none.
+    """
     parts = [
         ("loss {:.4f}", loss(data)),
         ("reward {:.3f}", reward(data)),
@@ -63,7 +75,10 @@ def text(data: Metrics) -> str:
 
 
 def tokens_per_second(data: Metrics) -> float | None:
-    """Return the tokens per second of a training step, if its tokens and its duration are there."""
+    """Return the tokens per second of a training step.
+
+    None unless both its tokens and its duration were recorded.
+    """
     tokens, seconds = num_tokens(data), _first(data, STEP_TIME_NAMES)
     if tokens is None or not seconds:
         return None

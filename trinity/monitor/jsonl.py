@@ -50,7 +50,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def lines_from_end(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield the offset of each line and the line with its line feed, from the last line to the first."""
+    """Yield the offset and text of each line, last line first.
+
+    The text includes the line feed.
+    """
     position = file.seek(0, os.SEEK_END)
     rest = b""
     while position:
@@ -68,13 +71,16 @@ def lines_from_end(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def _split(data: bytes) -> list[bytes]:
-    """Return the lines of `data` with their line feeds; the last one may have none."""
+    """Return the lines of `data` with their line feeds.
+
+    The last line may have none.
+    """
     *whole, last = data.split(b"\n")
     return [line + b"\n" for line in whole] + ([last] if last else [])
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """Return the object of a whole line; None for what is damaged or has no end."""
+    """Return the object of a line; None if it is damaged or incomplete."""
     if not line.endswith(b"\n"):
         return None
     try:
@@ -85,12 +91,15 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 def _looks_damaged(line: bytes) -> bool:
-    """Whether a line is no object; what merely begins and ends as one is not looked into."""
+    """Whether a line is not an object.
+
+    Only the beginning and the end of the line are checked.
+    """
     return not (line.startswith(b"{") and line.endswith(b"}\n")) and not _is_blank(line)
 
 
 def _is_blank(data: bytes) -> bool:
-    """Whether there is nothing but blanks, or the zeros of a block that never reached the disk."""
+    """Whether a line is blank or holds zeros that never reached the disk."""
     return not data.strip(b"\0 \t\r\n")
 
 
@@ -116,7 +125,9 @@ class JsonLines:
             self.num_lines = next((record["seq"] + 1 for _, record in self._own_from_end()), 0)
 
     def append(self, records: list[dict[str, Any]]) -> None:
-        """Append one line a record, with `actor` and a running number `seq` before its own keys.
+        """Append one line per record.
+
+        `actor` and a running number `seq` precede the record's own keys.
 
         Raises:
             OSError: the file cannot be written; nothing of `records` counts then.
@@ -148,7 +159,9 @@ class JsonLines:
             os.close(handle)
 
     def truncate(self, num_lines: int) -> list[dict[str, Any]]:
-        """Keep the first `num_lines` lines of this actor and all of others; return its last ones, `NUM_KEPT` at most.
+        """Keep the first `num_lines` lines of this actor and all of others.
+
+        Return the last lines of this actor that remain, at most `NUM_KEPT`.
 
         The file is replaced in one step, so that a crash leaves the old one or the new one.
         """
@@ -168,7 +181,10 @@ class JsonLines:
         return kept[::-1]
 
     def _rewrite(self, cut: int, num_lines: int) -> None:
-        """Replace the file by one without the own lines from `num_lines` on, the first of which begins at `cut`."""
+        """Rewrite the file without this actor's lines from `num_lines` on.
+
+        The first of these lines begins at offset `cut`.
+        """
         handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.", suffix=".tmp")
         try:
             with os.fdopen(handle, "wb") as target, open(self.path, "rb") as source:
@@ -186,7 +202,10 @@ class JsonLines:
             raise
 
     def _set_torn_tail_aside(self) -> None:
-        """Move what follows the last whole line to a file beside this one, unless it is blank."""
+        """Move the text after the last whole line to a file beside this one.
+
+        Blank text is dropped.
+        """
         if not self.path.exists():
             return
         with open(self.path, "rb") as file:
@@ -206,7 +225,10 @@ class JsonLines:
             os.truncate(self.path, end)
 
     def _own_from_end(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield offset and content of the own lines from the last to the first; tell of a damaged one on the way."""
+        """Yield offset and content of this actor's lines, last line first.
+
+        A damaged line on the way is reported.
+        """
         if not self.path.exists():
             return
         with open(self.path, "rb") as file:

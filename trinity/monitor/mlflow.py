@@ -24,7 +24,10 @@ MAX_NAME_CHARS, MAX_CHARS, MAX_PARAMS = 250, 500, 100
 
 @MONITOR.register_module("mlflow")
 class MlflowMonitor(MonitorBackend):
-    """MLflow: one run an actor in the experiment named after the project; a resumed job continues the same run."""
+    """MLflow: one run per actor, in the experiment named after the project.
+
+    A resumed job continues the same run.
+    """
 
     package = "mlflow"
 
@@ -63,7 +66,7 @@ class MlflowMonitor(MonitorBackend):
         self._log_hyperparameters()
 
     def _earlier_run(self) -> str:
-        """Return the identity of the run that this job has had; an empty text if it has none that still exists."""
+        """Return the id of this job's existing run, or an empty text."""
         try:
             kept = json.loads(self._identity_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -88,7 +91,10 @@ class MlflowMonitor(MonitorBackend):
         return str(made)
 
     def _log_hyperparameters(self) -> None:
-        """Log the configuration; a parameter of MLflow cannot change, so what a resume changed becomes a tag."""
+        """Log the configuration.
+
+        A parameter of MLflow cannot change, so a value that a resume changed becomes a tag.
+        """
         old = self._client.get_run(self._run_id).data.params if self._is_continued else {}
         new = {_UNKNOWN.sub("_", key): str(value)[:MAX_CHARS] for key, value in self._hyperparameters.items()}
         for key, value in new.items():
@@ -99,14 +105,20 @@ class MlflowMonitor(MonitorBackend):
             self._client.log_batch(self._run_id, params=params[start : start + MAX_PARAMS])
 
     def resume(self, kept: list[dict[str, Any]]) -> None:
-        """Continue the same run; one that begins anew, with nothing kept, has a run of its own."""
+        """Continue the same run.
+
+        A job that starts over, with nothing kept, gets a new run.
+        """
         if self._is_continued and not kept:
             self._client.set_terminated(self._run_id)
             self._is_continued, self._run_id = False, self._new_run()
             self._log_hyperparameters()
 
     def log(self, data: dict[str, float], step: int, commit: bool = False) -> None:
-        """Record metrics of a step; `@` in a name, which MLflow refuses, becomes `_at_`."""
+        """Record metrics of a step.
+
+        MLflow refuses `@` in a name, so it becomes `_at_`.
+        """
         now_ms = int(time.time() * 1000)
         metrics = [self._metric(key.replace("@", "_at_"), value, now_ms, step) for key, value in data.items()]
         self._client.log_batch(self._run_id, metrics=metrics)

@@ -27,7 +27,9 @@ MetricsListener = Callable[[str, int, Mapping[str, float]], None]
 
 
 class Monitor:
-    """Records metrics of one actor in `<job>/metrics.jsonl` and in the monitor that the configuration names.
+    """Records metrics of one actor.
+
+    They go to `<job>/metrics.jsonl` and to the monitor that the configuration names.
 
     A disk, a network or a backend that fails does not end a run: `num_failures` counts, and the first failure of each
     place is reported.
@@ -40,7 +42,7 @@ class Monitor:
         monitor_type: a name in `MONITOR`; None or an empty text writes `metrics.jsonl` only.
         monitor_args: `monitor.monitor_args` of the configuration.
         hyperparameters: the resolved configuration as nested plain values, without secrets; for the backend.
-        listener: is told `(actor, step, metrics)` of every call, for a progress display.
+        listener: receives `(actor, step, metrics)` of every call, for a progress display.
 
     Raises:
         ConfigError: no monitor of this name.
@@ -102,7 +104,10 @@ class Monitor:
             self._background = BackgroundBackend(make, name=place, guarded=self._guarded, logger=self._logger)
 
     def _call(self, place: str, action: Callable[[MonitorBackend], None]) -> None:
-        """Let the backend do something: here if it is local, else in its thread, which this does not wait for."""
+        """Call `action` with the backend.
+
+        A local backend is called directly, any other in its thread without waiting.
+        """
         backend, background = self._backend, self._background
         if backend is not None:
             self._guarded(place, lambda: action(backend))
@@ -110,7 +115,9 @@ class Monitor:
             self._guarded(place, lambda: background.call(action))
 
     def log(self, data: Mapping[str, float], step: int) -> None:
-        """Record the metrics of a step: one line, one call of the backend. A value that is not finite becomes null.
+        """Record the metrics of a step as one line and one backend call.
+
+        A value that is not finite becomes null.
 
         Raises:
             WorkflowError: a value is not a number, or a name is one of `actor`, `seq`, `step`, `time`.
@@ -128,7 +135,10 @@ class Monitor:
             self._guarded("the progress display", lambda: listener(self.actor, step, values))
 
     def log_table(self, name: str, rows: Sequence[Mapping[str, Any]], step: int) -> None:
-        """Record a table of text: one line a row in `<job>/monitor/samples.jsonl`, and the backend's table."""
+        """Record a table of text.
+
+        Each row is a line of `<job>/monitor/samples.jsonl`; the backend gets the table.
+        """
         now = time.time()
         lines = [{"table": name, "step": int(step), "time": now, "row": _plain(row)} for row in rows]
         self._guarded(SAMPLES_FILE, lambda: self._samples.append(lines))
@@ -137,11 +147,17 @@ class Monitor:
             self._call("the monitor's table", lambda backend: _send_table(backend, name, table, step))
 
     def state_dict(self) -> dict[str, int]:
-        """Return how many lines this actor has written so far; a checkpoint keeps it."""
+        """Return the number of lines this actor has written.
+
+        A checkpoint keeps it.
+        """
         return {"lines": self._metrics.num_lines, "samples": self._samples.num_lines}
 
     def truncate(self, state: Mapping[str, int]) -> None:
-        """Go back to a `state_dict`: later lines of this actor are removed, lines of other actors stay."""
+        """Go back to a `state_dict`.
+
+        Later lines of this actor are removed; lines of other actors stay.
+        """
         kept = self._metrics.truncate(state["lines"])
         self._samples.truncate(state.get("samples", self._samples.num_lines))
         if self._metrics.num_lines < state["lines"]:
@@ -155,7 +171,10 @@ class Monitor:
         self._call("the monitor", lambda backend: backend.resume(kept))
 
     def close(self) -> None:
-        """Flush and close the backend, waiting some seconds at most; calling it twice is harmless."""
+        """Flush and close the backend, waiting a few seconds at most.
+
+        Calling it again has no effect.
+        """
         backend, self._backend = self._backend, None
         background, self._background = self._background, None
         if backend is not None:
@@ -178,7 +197,7 @@ class Monitor:
 
 
 def _check_package(monitor_type: str, backend_class: type[MonitorBackend]) -> None:
-    """Raise EnvironmentProblem if the package of a monitor is not installed (E3301)."""
+    """Raise EnvironmentProblem if a monitor's package is missing (E3301)."""
     package = backend_class.package
     if package and not is_installed(package):
         raise EnvironmentProblem(

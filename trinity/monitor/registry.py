@@ -1,4 +1,7 @@
-"""The table of contents of the monitors, which `python -m tools.contents` writes from the classes."""
+"""Table of the monitors, generated from the classes.
+
+`python -m tools.contents` writes it.
+"""
 
 from __future__ import annotations
 

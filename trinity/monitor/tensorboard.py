@@ -1,4 +1,7 @@
-"""TensorBoard event files, written by TensorBoard's own writer (no torch, no tensorflow)."""
+"""TensorBoard event files, written by TensorBoard's own writer.
+
+Needs neither torch nor tensorflow.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ HEAD = ("actor", "seq", "step", "time")
 
 @MONITOR.register_module("tensorboard")
 class TensorboardMonitor(MonitorBackend):
-    """Writes scalars, tables and hyperparameters to `<job>/monitor/tensorboard/<role>`."""
+    """Writes scalars, tables and hyperparameters for TensorBoard.
+
+    The folder is `<job>/monitor/tensorboard/<role>`.
+    """
 
     is_local = True
 
@@ -60,7 +66,10 @@ class TensorboardMonitor(MonitorBackend):
         self._add(Event(step=step, summary=Summary(value=[value])))
 
     def resume(self, kept: list[dict[str, Any]]) -> None:
-        """Make readers drop everything from the last kept step on, then write that step's kept lines again."""
+        """Make readers drop all data from the last kept step on.
+
+        Then write that step's kept lines again.
+        """
         step = max((record["step"] for record in kept), default=0)
         self._add(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
         for record in kept:

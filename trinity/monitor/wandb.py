@@ -19,7 +19,10 @@ STEP = "global_step"
 
 @MONITOR.register_module("wandb")
 class WandbMonitor(MonitorBackend):
-    """Weights & Biases: one run an actor, grouped by the experiment; a resumed job continues the same run."""
+    """Weights & Biases: one run per actor, grouped by the experiment.
+
+    A resumed job continues the same run.
+    """
 
     package = "wandb"
 
@@ -71,7 +74,10 @@ class WandbMonitor(MonitorBackend):
 
 
 def _settings(kind: Any) -> Any:
-    """Return settings of W&B with deadlines for its start and its end, which it waits for also after ours."""
+    """Return W&B settings with deadlines for its start and its end.
+
+    W&B also waits for its end after ours.
+    """
     limits: dict[str, Any] = {"init_timeout": background.START_S, "finish_timeout": background.CLOSE_S}
     known = {name: value for name, value in limits.items() if name in kind.model_fields}
     return kind(console="off", quiet=True, **known)

@@ -23,13 +23,19 @@ NODE_ENV_VAR = "TRINITY_NODE"
 
 
 class ActorDiedError(TrinityError):
-    """The process of a component is gone; the message names the component, its process and the cause."""
+    """The process of a component ended.
+
+    The message names the component, its process and the cause.
+    """
 
     default_code = "E5701"
 
 
 class RemoteError(TrinityError):
-    """An error that could not travel as itself: its class, message and place are in the message."""
+    """An error that could not be pickled.
+
+    The message holds its class, message and place.
+    """
 
     default_code = "E5703"
 
@@ -55,7 +61,10 @@ class Resources:
     place: Any = None
 
     def environment(self, *, divides_gpus: bool) -> dict[str, str]:
-        """Return the variables of its process; where GPUs are divided one that asks for none sees none."""
+        """Return the environment variables of the component's process.
+
+        Where GPUs are divided, a process that requests none sees none.
+        """
         return {**(HIDDEN if divides_gpus and not self.num_gpus else {}), **self.env}
 
 
@@ -101,7 +110,7 @@ class Order:
 
     @classmethod
     def of(cls, component: Callable[..., Any], args: tuple[Any, ...], how: Mapping[str, Any]) -> Order:
-        """Return the order of a call of `Runtime.start` with the keyword arguments `how`."""
+        """Return the start order for `Runtime.start` with the arguments `how`."""
         kwargs = dict(how)
         name = kwargs.pop("name", None) or getattr(component, "__name__", "component")
         resources = kwargs.pop("resources", ANYWHERE)
@@ -114,7 +123,9 @@ class Order:
 
 
 class Handle(Protocol):
-    """A component somewhere; `await handle.method(args)` calls its public methods, wherever it runs.
+    """Handle of a component, wherever it runs.
+
+    `await handle.method(args)` calls its public methods.
 
     Coroutine methods of the component run concurrently, the others one at a time in its worker thread. An exception
     arrives with its own type. Cancelling the wait cancels a coroutine and abandons a plain call. A handle may be used
@@ -133,17 +144,23 @@ class Handle(Protocol):
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]: ...
 
     async def kill(self) -> None:
-        """End the component's process at once; calls under way fail with `ActorDiedError`."""
+        """Kill the component's process; its calls fail with `ActorDiedError`."""
 
     async def wait_dead(self) -> str:
         """Return the cause of death, when the component is gone."""
 
     def let_go(self) -> None:
-        """Give the placement back without waiting; the component's own `close` is its caller's business."""
+        """Release the placement without waiting.
+
+        The caller is responsible for the component's own `close`.
+        """
 
 
 class ObjectRef(Protocol):
-    """A small name of tensors that were put somewhere; it may travel in arguments and results."""
+    """A small reference to stored tensors.
+
+    It may be passed in arguments and results.
+    """
 
     def load(self) -> Mapping[str, Tensor]:
         """Return the tensors, to be read only; tied tensors are one tensor again.
@@ -158,7 +175,9 @@ class ObjectRef(Protocol):
 
 @runtime_checkable
 class Objects(Protocol):
-    """Hands large tensors from one component to another; may itself be given to a component.
+    """Passes large tensors between components.
+
+    It may itself be passed to a component.
 
     Attributes:
         is_local: the tensors themselves are handed over, so that whoever gets them sees later changes.
@@ -167,7 +186,10 @@ class Objects(Protocol):
     is_local: bool
 
     def put(self, tensors: Mapping[str, Tensor]) -> ObjectRef:
-        """Keep `tensors` (by name, later changes may be seen) until the reference is dropped."""
+        """Keep `tensors` by name until the reference is dropped.
+
+        Later changes of the tensors may be visible.
+        """
 
     def get(self, ref: ObjectRef) -> Mapping[str, Tensor]:
         """Return the tensors of `ref`, to be read only."""
@@ -199,7 +221,9 @@ class Runtime(Protocol):
         timeout_s: float = START_TIMEOUT_S,
         **kwargs: Any,
     ) -> Handle:
-        """Return a handle of `cls(*args, **kwargs)`, constructed where the runtime places it.
+        """Return a handle of `cls(*args, **kwargs)`.
+
+        The object is constructed where the runtime places it.
 
         Args:
             cls: found by its import path where it is constructed.
@@ -226,7 +250,9 @@ class Runtime(Protocol):
         timeout_s: float = START_TIMEOUT_S,
         **kwargs: Any,
     ) -> list[Handle]:
-        """Return handles of `cls(*args, rank=i, **kwargs)` for i below `count`, all placed or none.
+        """Return handles of `cls(*args, rank=i, **kwargs)` for i below `count`.
+
+        Either all are placed or none.
 
         They are named `<name>_<i>` and placed together: on as few nodes as possible.
         """
@@ -234,7 +260,9 @@ class Runtime(Protocol):
     async def reserve(
         self, count: int, *, name: str, resources: Resources, timeout_s: float = START_TIMEOUT_S
     ) -> list[Resources]:
-        """Return the resources with which `count` components may be started one by one, all of them there or none.
+        """Reserve resources for `count` components that start one by one.
+
+        Return the resources. Either all are available or none is reserved.
 
         A place stays reserved when its component ends, until the runtime is closed.
 
@@ -250,7 +278,7 @@ class Runtime(Protocol):
         """
 
     async def close(self, *, grace_s: float = CLOSE_GRACE_S) -> None:
-        """End every component: processes get `grace_s` seconds to leave, then are killed."""
+        """End every component; kill processes that outlast `grace_s` seconds."""
 
 
 def public_name(name: str, component: str) -> str:

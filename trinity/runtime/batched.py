@@ -1,4 +1,6 @@
-"""Calls that travel together: those of one turn of the event loop in one message, and so do their results.
+"""Calls that travel together.
+
+The calls of one turn of the event loop share a message, and so do their results.
 
 A call through a cluster costs about a millisecond on either side, whatever it carries. Where dozens are made at once,
 and each is short, that is what they cost.
@@ -84,7 +86,9 @@ class Mail(Generic[T]):
 
 
 class Fetched:
-    """Carries the calls of a process that may open none: the component fetches them, and brings the results.
+    """Carries the calls of a process that may open no connection.
+
+    The component fetches the calls and returns their results.
 
     Args:
         name: of the component, for messages.
@@ -139,7 +143,7 @@ class BatchedCalls:
             self._waiting.pop(number, None)
 
     def close(self) -> None:
-        """Bring nothing more; whoever waits for a result hears that the component is gone."""
+        """Stop; pending calls fail because the component is gone."""
         for task in (self._sending, self._collecting):
             if task is not None:
                 task.cancel()
@@ -220,7 +224,10 @@ class BatchedHost:
                 self._tasks[key].cancel()
 
     async def collect(self, caller: str, timeout_s: float) -> list[Result]:
-        """Return the results that have come; wait for the first one, `timeout_s` at most."""
+        """Return the available results.
+
+        Waits for the first one, at most `timeout_s`.
+        """
         return await self._results[caller].take(timeout_s)
 
     def close(self) -> None:

@@ -125,7 +125,10 @@ def _log_to(child: _Child, level: int) -> None:
 
 
 def main() -> None:
-    """Hold one component until the parent lets it go; arguments are the socket's descriptor and the parent's pid."""
+    """Host one component until the parent releases it.
+
+    The arguments are the descriptor of the socket and the pid of the parent.
+    """
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Which Ray cluster a run uses, what it asks of it, and what is said where that is not there."""
+"""The Ray cluster of a run: its choice, its checks and its errors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ClusterRequest:
 
 
 def found_address(address: str) -> str | None:
-    """Return `host:port` of the cluster that runs at `address`; None: none does.
+    """Return `host:port` of the cluster running at `address`, or None.
 
     Raises:
         EnvironmentProblem: the address is one of Ray Client (E3404) or not of the form `host:port` (E3404).
@@ -85,7 +85,10 @@ def found_address(address: str) -> str | None:
 
 
 def _latest_address() -> str:
-    """Return the address that `ray start` noted on this machine; empty if it noted none."""
+    """Return the address that `ray start` recorded here, or empty text.
+
+    Only clusters of this machine are recorded.
+    """
     file = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
     try:
         return file.read_text(encoding="utf-8").strip()
@@ -94,7 +97,7 @@ def _latest_address() -> str:
 
 
 def prepare_environment(request: ClusterRequest) -> None:
-    """Set what Ray reads from the environment when this process joins a cluster or starts one."""
+    """Set the environment variables of Ray before joining or starting it."""
     if request.has_timeline:
         os.environ["RAY_PROFILING"] = "1"
     if not sys.stdout.isatty():
@@ -103,7 +106,9 @@ def prepare_environment(request: ClusterRequest) -> None:
 
 
 def check_found(request: ClusterRequest, address: str | None) -> None:
-    """Check that a cluster runs where one is named, or the run asks for more than this machine.
+    """Check that a cluster runs if the run needs one.
+
+    It needs one if the configuration names one, or if it asks for more than this machine.
 
     Raises:
         EnvironmentProblem: none was found, and several machines are asked for (E3401), an address says where it should
@@ -129,7 +134,7 @@ def check_found(request: ClusterRequest, address: str | None) -> None:
 
 
 def check_cluster(request: ClusterRequest, machines: Sequence[Machine]) -> None:
-    """Check that the cluster has the machines and the GPUs that the run asks for.
+    """Check that the cluster has the machines and GPUs of the run.
 
     Raises:
         EnvironmentProblem: it has fewer machines (E3401) or GPUs (E3202).
@@ -159,7 +164,9 @@ def _not_running(request: ClusterRequest, why: str) -> EnvironmentProblem:
 
 
 def refusal(error: BaseException, address: str | None) -> EnvironmentProblem | None:
-    """Return what an error of joining the cluster at `address` means to a user; None: it is none of joining.
+    """Return the user's error for a failure to join `address`, or None.
+
+    None means that the error has nothing to do with joining.
 
     Ray says that it cannot connect; why is in what caused the error.
     """
@@ -194,7 +201,7 @@ def mismatch(text: str) -> EnvironmentProblem:
 
 
 def check_gpus(asked: Mapping[str, float], machines: Sequence[Machine], *, one_machine: bool = True) -> None:
-    """Check that the cluster has the GPUs that a run asks for, whoever uses them.
+    """Check that the cluster has a run's GPUs, whether in use or free.
 
     Args:
         asked: GPUs by what asks for them.
@@ -272,13 +279,16 @@ def death_cause(text: str) -> str:
 
 
 def process_facts() -> dict[str, Any]:
-    """Return what a runtime wants to know of an actor's process: its id, its GPUs, and the file that stderr is."""
+    """Return the id, the GPUs and the stderr file of an actor's process."""
     errors = os.readlink("/proc/self/fd/2") if sys.platform == "linux" else ""
     return {"pid": os.getpid(), "gpus": os.environ.get(VISIBLE, ""), "errors": errors}
 
 
 def last_words(file: str) -> str:
-    """Return what the end of a process's standard error says, where its file is on this machine."""
+    """Return the last words of a process's stderr.
+
+    They are known only if its file is on this machine.
+    """
     try:
         text = Path(file).read_text(encoding="utf-8", errors="replace") if file else ""
     except OSError:
@@ -287,7 +297,10 @@ def last_words(file: str) -> str:
 
 
 def late(what: str, wants: Resources, *, timeout_s: float, free: str) -> DeadlineError:
-    """Return the error of a place or a process that was not there in time; `free` says what the cluster has."""
+    """Return the error of a placement or process that was not ready in time.
+
+    `free` says what the cluster has.
+    """
     return DeadlineError(
         f"{what} within {timeout_s:g} s: each asks for {wants.num_gpus:g} GPUs and {wants.num_cpus:g} CPUs, and "
         f"the cluster has {free} free; wait until others give theirs back, or ask for less",

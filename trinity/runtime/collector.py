@@ -1,4 +1,4 @@
-"""How often Python's garbage collector looks through what a process of a run holds."""
+"""Frequency of Python's garbage collector in the processes of a run."""
 
 from __future__ import annotations
 
@@ -13,5 +13,8 @@ spent on looking through them, and each full collection later holds the process 
 
 
 def collect_seldom() -> None:
-    """Let this process collect garbage a fourteenth as often; what no cycle holds is freed at once as ever."""
+    """Make the garbage collector run one fourteenth as often.
+
+    Objects outside of cycles are freed at once, as before.
+    """
     gc.set_threshold(*THRESHOLDS)

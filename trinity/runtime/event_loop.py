@@ -1,4 +1,4 @@
-"""An event loop whose end waits for nobody, and which cannot stand still unnoticed.
+"""An event loop that ends without waiting and notices being blocked.
 
 `asyncio.run` waits without a deadline for cancelled tasks and for the threads of `asyncio.to_thread`; user code that
 never returns would then keep the process alive for ever.
@@ -31,7 +31,7 @@ WATCH_INTERVAL_S = 1.0
 
 
 def run_event_loop(main: Coroutine[Any, Any, T], *, grace_s: float = END_GRACE_S) -> T:
-    """Return the result of `main`, run on an event loop of its own in this thread.
+    """Run `main` on a new event loop in this thread; return its result.
 
     At the end, tasks that are left are cancelled and get `grace_s` seconds, and so do calls of `asyncio.to_thread`;
     those that go on are left behind.
@@ -53,7 +53,7 @@ def run_event_loop(main: Coroutine[Any, Any, T], *, grace_s: float = END_GRACE_S
 
 
 class _Threads(ThreadPoolExecutor):
-    """Runs the calls of `asyncio.to_thread`, and waits at its end for those under way."""
+    """Runs the calls of `asyncio.to_thread`; waits for them at its end."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -67,7 +67,7 @@ class _Threads(ThreadPoolExecutor):
         return future
 
     def end(self, grace_s: float) -> None:
-        """Cancel the calls that have not begun; wait `grace_s` seconds for the others."""
+        """Cancel calls not yet begun; wait up to `grace_s` seconds for others."""
         self.shutdown(wait=False, cancel_futures=True)
         _, late = wait(set(self._under_way), timeout=grace_s)
         if late:
@@ -87,7 +87,9 @@ async def _cancel_all(grace_s: float) -> None:
 
 
 class LoopWatch:
-    """Ends the process when the running event loop stands still: nothing else could, every deadline is kept there.
+    """Ends the process when the running event loop is blocked.
+
+    All deadlines are kept on the loop, so nothing else could end it.
 
     Args:
         limit_s: longest time without a turn of the loop, in seconds.

@@ -76,7 +76,10 @@ class Failure:
 
 
 def user_place(error: BaseException) -> str:
-    """Return `file:line in function` of the innermost frame outside the framework and its packages."""
+    """Return `file:line in function` of the innermost frame of user code.
+
+    Frames of the framework and of its packages do not count.
+    """
     place = getattr(error, PLACE, None)
     if isinstance(place, str):
         return place

@@ -1,4 +1,4 @@
-"""The head of a cluster, which every process of a run watches: where it is gone, all of them end.
+"""Watch over a cluster's head: all processes of a run end with it.
 
 Without its head Ray tells nobody of a death and ends nothing: calls to a process that died wait for ever, and after a
 minute its libraries end each process without a word.
@@ -32,13 +32,13 @@ FEWEST_KNOCKS = 5  # a process that was itself suspended has not knocked
 
 
 class ClusterLostError(TrinityError):
-    """The head of the cluster is gone, and with it every way to the run's processes."""
+    """The head of the cluster is gone, so no process can be reached."""
 
     default_code = "E5706"
 
 
 class HeadWatch:
-    """Knocks at the head's port, in a thread of its own, until the `with` block ends.
+    """Probes the head's port in a thread until the `with` block ends.
 
     Args:
         address: `host:port` of the head.
@@ -85,7 +85,10 @@ class HeadWatch:
 
 
 def leave_with(address: str, name: str) -> None:
-    """End this process, the component `name`, some seconds after the head at `address` is gone."""
+    """End this process soon after the head at `address` is gone.
+
+    The process is the component `name`; the delay is a few seconds.
+    """
 
     def end() -> None:
         logger.error("%s ends: the head of the cluster at %s is gone", name, address)
@@ -105,7 +108,7 @@ def lost(address: str) -> ClusterLostError:
 
 @contextlib.contextmanager
 def own_sessions(services: Any) -> Iterator[None]:
-    """Let each process that Ray's module `services` starts have a session of its own.
+    """Start each process of Ray's module `services` in its own session.
 
     A signal to the group of this process, as `timeout`, schedulers and a closed terminal send it, is for this process
     to obey: it ends the run in order, and needs the cluster for that.
@@ -124,7 +127,10 @@ def own_sessions(services: Any) -> Iterator[None]:
 
 
 def below_raylet() -> list[psutil.Process]:
-    """Return the processes of Ray on this machine whose raylet is a child of this process; it may die before them."""
+    """Return the Ray processes whose raylet is a child of this process.
+
+    They are those on this machine; a raylet may end before they do.
+    """
     raylets = [child for child in psutil.Process().children() if _name(child) == "raylet"]
     return [process for raylet in raylets for process in raylet.children(recursive=True)]
 

@@ -1,4 +1,4 @@
-"""A component where it lives: how its methods are called and cancelled there."""
+"""A component in its process: how its methods are called and cancelled."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ComponentHost:
 
 
 class ActorHost:
-    """A component behind messages that return what its methods raise, instead of raising it.
+    """A component whose exceptions are returned in messages, not raised.
 
     Args:
         name: of the component.

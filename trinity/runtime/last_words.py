@@ -15,7 +15,7 @@ _WARNING = re.compile(r"\b\w*Warning\b|\bWARN(ING)?\b|resource_tracker|^\[W\d")
 
 
 def told_by(lines: Iterable[str]) -> str:
-    """Return `; its last line on stderr: ...` of the lines of a stream; empty without any.
+    """Return `; its last line on stderr: ...`, or empty text without lines.
 
     Where an exception ended the process, its handlers and its libraries go on to write: so the line is that of the
     last traceback, or of a fatal error of the interpreter, else the last one that is not of a warning.
@@ -26,7 +26,10 @@ def told_by(lines: Iterable[str]) -> str:
 
 
 def _raised(lines: Sequence[str]) -> str:
-    """Return the exception of the last traceback, or the last fatal error; empty without one."""
+    """Return the exception of the last traceback, or the last fatal error.
+
+    Empty without one.
+    """
     for number in range(len(lines) - 1, -1, -1):
         if _FATAL.search(lines[number]):
             return lines[number].strip()
@@ -40,6 +43,9 @@ def _raised(lines: Sequence[str]) -> str:
 
 
 def _last(lines: Sequence[str]) -> str:
-    """Return the last line that is neither a warning nor the source line below one; the last one if all are."""
+    """Return the last line that is neither a warning nor its source line.
+
+    If all lines are, return the last one.
+    """
     own = [line for line in lines if not _WARNING.search(line) and not line.lstrip().startswith("warnings.warn(")]
     return (own or lines or [""])[-1].strip()

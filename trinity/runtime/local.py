@@ -1,4 +1,7 @@
-"""Components in this process: plain objects behind handles; in a child process where they must have one."""
+"""Components as plain objects of this process, behind handles.
+
+A component that needs its own process runs in a child process.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,9 @@ def _tell(future: asyncio.Future[str], cause: str) -> None:
 
 
 class LocalRuntime:
-    """Places components in this process, or in children where `Resources.own_process` asks for it.
+    """Places components in this process.
+
+    Those with `Resources.own_process` run in child processes.
 
     Args:
         setup: what each child process does before it makes its component.
@@ -109,7 +114,10 @@ class LocalRuntime:
         return available_cores()
 
     async def start(self, cls: Callable[..., Any], *args: Any, **how: Any) -> Handle:
-        """Return a handle of `cls(*args, **kwargs)`, constructed in the component's worker thread."""
+        """Return a handle of `cls(*args, **kwargs)`.
+
+        The object is constructed in the component's worker thread.
+        """
         order = Order.of(cls, args, how)
         if order.resources.own_process:
             return await self._processes.start(cls, *args, **how)
@@ -123,7 +131,7 @@ class LocalRuntime:
         return await start_together([self._start(each) for each in order.ranks(count)])
 
     async def reserve(self, count: int, *, resources: Resources, **_how: Any) -> list[Resources]:
-        """Return the resources of `count` components: a machine by itself reserves nothing."""
+        """Return resources of `count` components; this reserves nothing."""
         return [resources] * count
 
     async def _start(self, order: Order) -> Handle:
@@ -139,7 +147,10 @@ class LocalRuntime:
         return handle
 
     async def close(self, *, grace_s: float = CLOSE_GRACE_S) -> None:
-        """Let every worker thread end; a call that never returns is abandoned. End the child processes."""
+        """End worker threads and child processes.
+
+        A call that never returns is abandoned.
+        """
         for handle in self._handles.values():
             handle.let_go()
         self._handles.clear()

@@ -21,7 +21,7 @@ class _Writer(ForkingPickler):
 
 
 def to_bytes(message: Any) -> bytes:
-    """Return `message` as bytes that `from_bytes` reads in another process of the run."""
+    """Return `message` as bytes for `from_bytes` in another process."""
     buffer = io.BytesIO()
     writer = _Writer(buffer, 5)
     if "torch" in sys.modules:
@@ -38,7 +38,7 @@ def from_bytes(data: bytes) -> Any:
 
 
 def reduced(tensor: Tensor) -> tuple[Any, ...]:
-    """Return the function and the arguments that make a copy of `tensor` in another process.
+    """Return function and arguments that copy `tensor` in another process.
 
     A tensor in main memory goes as its bytes: torch's own way writes a file of its own for each, at ten times the cost.
     """

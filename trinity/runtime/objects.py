@@ -1,4 +1,7 @@
-"""Tensors handed from one component to another: as they are in this process, through memory between processes."""
+"""Tensors passed between components.
+
+Within this process they are shared; between processes they go through memory files.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ class Entry:
 
 
 def layout(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Entry], dict[int, Tensor], int]:
-    """Return the place of every tensor, what to write at which offset, and the size in bytes; tied ones share one."""
+    """Return the layout of the tensors and the size in bytes.
+
+    The layout has the place of every tensor and what to write at which offset. Tied tensors share one place.
+    """
     entries: dict[str, Entry] = {}
     seen: dict[tuple[Any, ...], Entry] = {}
     parts: dict[int, Tensor] = {}
@@ -50,14 +56,17 @@ def layout(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Entry], dict[int, T
 
 
 def as_bytes(tensor: Tensor) -> Any:
-    """Return the bytes of a tensor as an array of uint8; a copy only where it is not contiguous on the CPU."""
+    """Return the bytes of a tensor as an array of uint8.
+
+    The array is a copy only if the tensor is not contiguous on the CPU.
+    """
     import torch
 
     return tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def views(entries: Mapping[str, Entry], parts: Mapping[int, Any]) -> dict[str, Tensor]:
-    """Return the tensors whose bytes are in the buffers `parts`, by offset, without a copy."""
+    """Return the tensors in the buffers `parts`, by offset, without a copy."""
     import torch
 
     made: dict[Entry, Tensor] = {}
@@ -91,7 +100,7 @@ class MemoryRef:
     inode: int = 0
 
     def load(self) -> Mapping[str, Tensor]:
-        """Return the tensors; pages are read when they are touched, and never written back."""
+        """Return the tensors; pages are read on access and never written back."""
         if not self.size:
             return views(self.entries, {})
         try:
@@ -118,7 +127,10 @@ class MemoryRef:
 
 
 class MemoryObjects:
-    """Tensors in memory files, which end with the process that put them, whatever ends it."""
+    """Tensors in memory files, which end with the process that put them.
+
+    This holds for every way in which the process may end.
+    """
 
     is_local = False
 
@@ -159,7 +171,10 @@ def _write(descriptor: int, data: Any, offset: int) -> None:
 
 
 class LocalRef:
-    """Tensors of this process as they are; sent to another process it becomes a reference to a memory file."""
+    """Tensors of this process, unchanged.
+
+    Sent to another process, the reference becomes one to a memory file.
+    """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors: Mapping[str, Tensor] | None = tensors

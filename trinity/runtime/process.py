@@ -46,7 +46,7 @@ _spawner = WorkerThread("spawner")
 
 
 class ProcessHandle:
-    """Handle of a component in a child process; see `trinity.runtime.base.Handle`.
+    """Handle of a component in a child process; see `base.Handle`.
 
     Args:
         name: of the component.
@@ -245,7 +245,7 @@ def _spawn(environment: dict[str, str]) -> tuple[subprocess.Popen[str], Connecti
 
 
 class ProcessRuntime:
-    """Places each component in a child process of its own; see `trinity.runtime.base.Runtime`.
+    """Places each component in a child process; see `base.Runtime`.
 
     Args:
         setup: what every process does before it makes its component.
@@ -270,11 +270,14 @@ class ProcessRuntime:
         return await self._start(Order.of(cls, args, how))
 
     async def group(self, cls: Callable[..., Any], count: int, *args: Any, **how: Any) -> list[Handle]:
-        """Return handles of `count` components, each in a child process; all are there or none."""
+        """Return handles of `count` components in child processes.
+
+        Either all are started or none.
+        """
         return await start_together([self._start(order) for order in Order.of(cls, args, how).ranks(count)])
 
     async def reserve(self, count: int, *, resources: Resources, **_how: Any) -> list[Resources]:
-        """Return the resources of `count` components: a machine by itself reserves nothing."""
+        """Return resources of `count` components; this reserves nothing."""
         return [resources] * count
 
     async def _start(self, order: Order) -> Handle:
@@ -304,7 +307,7 @@ class ProcessRuntime:
         await handle.request("construct", (order.cls, order.args, order.kwargs))
 
     async def close(self, *, grace_s: float = CLOSE_GRACE_S) -> None:
-        """Ask every child to leave, and kill those that are there after `grace_s` seconds."""
+        """Ask every child to end; kill those left after `grace_s` seconds."""
         alive = [handle for handle in self._handles.values() if handle.cause is None]
         for handle in alive:
             handle.let_go()
@@ -318,7 +321,10 @@ class ProcessRuntime:
 
 
 async def start_together(starts: list[Any]) -> list[Handle]:
-    """Return the handles of all `starts`; if one fails, kill the others and raise its error."""
+    """Return the handles of all `starts`.
+
+    If one fails, kill the others and raise its error.
+    """
     tasks = [asyncio.ensure_future(start) for start in starts]
     try:
         return list(await asyncio.gather(*tasks))

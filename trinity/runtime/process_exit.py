@@ -25,7 +25,10 @@ left_behind: list[object] = []
 
 
 def die_with(parent: int) -> None:
-    """Let the kernel kill this process when `parent` ends, on Linux; elsewhere the end of what they share tells it."""
+    """Make the kernel kill this process when `parent` ends, on Linux.
+
+    Elsewhere the end of their shared socket reveals it.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -50,7 +53,10 @@ def leave(status: int) -> NoReturn:
 
 @contextlib.contextmanager
 def last_words(say: Callable[[int], object]) -> Iterator[None]:
-    """Call `say` with the status where the process ends at once in the `with` block: nothing after it is reached."""
+    """Call `say` with the status if the process exits inside the block.
+
+    Nothing after that point is reached.
+    """
     _last_words.append(say)
     try:
         yield
@@ -59,7 +65,10 @@ def last_words(say: Callable[[int], object]) -> Iterator[None]:
 
 
 def leave_at_once(status: int) -> NoReturn:
-    """End the process with `status` now, from any thread, after the last words: at most `LAST_WORDS_S` seconds."""
+    """End the process with `status` now, from any thread.
+
+    The last words take at most `LAST_WORDS_S` seconds.
+    """
 
     def speak() -> None:
         for say in reversed(_last_words):
@@ -74,7 +83,7 @@ def leave_at_once(status: int) -> NoReturn:
 
 
 def flush_output() -> None:
-    """Write out what was printed; a stream that is closed or broken has lost it."""
+    """Flush printed text; text for a closed or broken stream is lost."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()

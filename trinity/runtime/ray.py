@@ -1,4 +1,7 @@
-"""Components as named actors of a Ray cluster; with `ray_objects` and `ray_token` the only module that imports ray."""
+"""Components as named actors of a Ray cluster.
+
+Only this module, `ray_objects` and `ray_token` import ray.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,9 @@ class _Actor(ActorHost):
 
 
 class RayHandle:
-    """Handle of an actor; see `trinity.runtime.base.Handle`. It may be given to other actors.
+    """Handle of an actor, which may be passed to other actors.
+
+    See `trinity.runtime.base.Handle`.
 
     Args:
         name: of the component.
@@ -148,7 +153,9 @@ async def _result(ref: Any) -> Any:
 
 
 class RayRuntime:
-    """Places each component in an actor; see `trinity.runtime.base.Runtime`. It may be given to an actor.
+    """Places each component in an actor.
+
+    See `trinity.runtime.base.Runtime`. An instance may be passed to an actor.
 
     An actor lives no longer than the process that started it.
 
@@ -223,7 +230,10 @@ class RayRuntime:
         return facts, await actor.construct.remote(order.cls, order.args, order.kwargs)
 
     async def group(self, cls: Callable[..., Any], count: int, *args: Any, **how: Any) -> list[Handle]:
-        """Return handles of `count` components in the bundles of one placement group."""
+        """Return handles of `count` components in one placement group.
+
+        Each has a bundle of the group.
+        """
         order = Order.of(cls, args, how)
         places = await self.reserve(count, name=order.name, resources=order.resources, timeout_s=order.timeout_s)
         try:
@@ -238,7 +248,10 @@ class RayRuntime:
     async def reserve(
         self, count: int, *, name: str, resources: Resources, timeout_s: float = START_TIMEOUT_S
     ) -> list[Resources]:
-        """Return the resources of `count` components in the bundles of one placement group."""
+        """Return resources of `count` components in one placement group.
+
+        Each has a bundle of the group.
+        """
         cluster.check_gpus({f"{name}_{index}": resources.num_gpus for index in range(count)}, _machines())
         gpus = {"GPU": resources.num_gpus} if resources.num_gpus else {}
         bundle = {"CPU": max(resources.num_cpus, SMALLEST_CPU)} | gpus
@@ -326,7 +339,9 @@ _token = TokenMode()
 
 
 def connect(request: cluster.ClusterRequest) -> str:
-    """Join the cluster that runs at the address, or start one on this machine; return its address.
+    """Join the cluster at the address, or start one on this machine.
+
+    Return its address.
 
     Signal handlers of this process stay as they are.
 
@@ -360,7 +375,10 @@ def connect(request: cluster.ClusterRequest) -> str:
 
 
 def disconnect(timeline: Path | None = None, *, is_lost: bool = False) -> None:
-    """Leave the cluster, and end it if `connect` started it; write Ray's timeline to `timeline` before."""
+    """Leave the cluster; end it if `connect` started it.
+
+    Ray's timeline is written to `timeline` first.
+    """
     if not ray.is_initialized():
         return _token.restore()
     left = head_watch.below_raylet() if is_lost else []

@@ -60,9 +60,9 @@ class RayObjects:
 
 
 def register_tensors() -> None:
-    """Let this process write the tensors in arguments and results as `trinity.runtime.messages` does.
+    """Serialize tensors in arguments and results as `messages` does.
 
-    To be called before each of them is written: a process without torch holds no tensor, and need not import it.
+    Call it before each of them is written: a process without torch holds no tensor, and need not import it.
     """
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     if tensor is not None:

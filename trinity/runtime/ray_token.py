@@ -1,4 +1,6 @@
-"""The token of a Ray cluster: whether one is asked for is found out, and what this process believes of it is kept true.
+"""The token of a Ray cluster.
+
+Finds out whether a cluster requires one and keeps this process's setting in line with it.
 
 Ray reads `RAY_AUTH_MODE` once. A process that starts a cluster of its own is switched to tokens for good, in its
 environment and in Ray's own memory, and a cluster that asks for none then takes back every actor of that process before
@@ -20,14 +22,19 @@ DISABLED = "disabled"
 
 
 class TokenMode:
-    """Whether this process speaks with a token: as the user says, and where nothing is said as the cluster asks."""
+    """Whether this process uses a token.
+
+    The user's setting decides; without one, the cluster's.
+    """
 
     def __init__(self) -> None:
         self._is_followed = False
         self._asked: str | None = None
 
     def follow(self, address: str | None) -> None:
-        """Take the mode of the cluster at `address`, where the user leaves it open; None: Ray starts one by its rules.
+        """Adopt the token mode of the cluster at `address`.
+
+        This has no effect where the user set a mode. None: Ray starts a cluster by its own rules.
 
         Raises:
             EnvironmentProblem: the cluster asks for another token, or the user asks for one and it for none (E3402).

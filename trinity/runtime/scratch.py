@@ -1,4 +1,6 @@
-"""What a process, and those that it starts, leave on the machine: files, sockets, and names in shared memory.
+"""What a process and its children leave on the machine.
+
+These are files, sockets, and names in shared memory.
 
 Libraries put them where everybody's are, under names that say nothing, and remove them at an orderly end only. Here
 they have a folder of the process that caused them, which is locked as long as that process lives: what has no owner any
@@ -40,7 +42,9 @@ _UNLOCKED_S = 60.0  # its owner has just made it, and locks it next
 
 
 class Scratch:
-    """A folder for what this process and those that it starts leave on the machine; it ends with the `with` block.
+    """A folder for what this process and its children leave behind.
+
+    It is removed at the end of the `with` block.
 
     Args:
         base: where to make it; empty: where temporary files are.
@@ -69,11 +73,14 @@ class Scratch:
         self.remove()
 
     def claim(self, beginning: str) -> None:
-        """Let the folder own what is in shared memory under `beginning` and a hyphen."""
+        """Let the folder own shared memory named `beginning` and a hyphen."""
         (self.path / _CLAIMS / beginning).touch()
 
     def remove(self) -> None:
-        """Remove the folder and what belongs to it; the processes that it was for have ended."""
+        """Remove the folder and what belongs to it.
+
+        The processes that used it have ended.
+        """
         atexit.unregister(self.remove)
         if os.getpid() == self._pid:  # a fork of the owner owns nothing
             _remove(self.path, is_own=True)
@@ -81,7 +88,9 @@ class Scratch:
 
 
 class SharedNames(dict[str, Any]):
-    """A beginning of names in shared memory, on its way to the processes of vLLM inside their configuration.
+    """A prefix of names in shared memory.
+
+    vLLM's configuration carries it to vLLM's processes.
 
     A process that unpickles it gives the beginning to all that it makes in shared memory from then on, and ends with
     the process that pickled it, its parent, even while it starts or is stopped. It is an empty mapping to those who
@@ -100,7 +109,10 @@ class SharedNames(dict[str, Any]):
 
     @contextlib.contextmanager
     def given(self) -> Iterator[None]:
-        """Give it to semaphores of this process that are made in the block; they say that they are its own."""
+        """Apply the prefix to semaphores made by this process in the block.
+
+        They are marked as its own.
+        """
         config: dict[str, Any] = process.current_process()._config  # type: ignore[attr-defined]
         before, config["semprefix"] = config["semprefix"], f"/{self.prefix}{_OWN}"
         try:
@@ -118,7 +130,10 @@ def _received(prefix: str, parent: int) -> SharedNames:
 
 
 def sweep() -> None:
-    """Remove the folders, and what belongs to them, whose owners have ended without doing so."""
+    """Remove folders of dead owners that did not clean up.
+
+    What belongs to the folders is removed too.
+    """
     for base in _bases():
         for folder in base.glob("trinity-*"):
             with contextlib.suppress(OSError):  # somebody else removes it
@@ -165,7 +180,10 @@ def _is_left(folder: Path) -> bool:
 
 
 def _prefix(folder: Path) -> str:
-    """Return the beginning of names that belong to a folder; the standard library leaves room for nine characters."""
+    """Return the prefix of names that belong to a folder.
+
+    The standard library leaves room for nine characters.
+    """
     return f"t{folder.name.removeprefix('trinity-')}_"
 
 
@@ -182,7 +200,10 @@ def _remove(folder: Path, *, is_own: bool = False) -> None:
 
 
 def _forget(prefix: str, *, is_own: bool) -> None:
-    """Remove what has a name with `prefix`; what this process made and holds itself goes at the end of the holder."""
+    """Remove shared memory whose name starts with `prefix`.
+
+    What this process made and holds itself is removed when its holder ends.
+    """
     for kind, beginning in (("semaphore", f"sem.{prefix}"), ("shared_memory", prefix)):
         for file in _in_shared_memory(beginning):
             if is_own and file.name.startswith(f"{beginning}{_OWN}"):

@@ -22,7 +22,7 @@ logger = get_logger("launch")
 
 
 class WorkerThread:
-    """Runs blocking calls for an event loop, in the order in which they were submitted.
+    """Runs blocking calls for an event loop in the order of submission.
 
     Args:
         name: name of the thread, as log lines and debuggers show it.
@@ -36,7 +36,7 @@ class WorkerThread:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread runs; true for an abandoned thread whose call has not returned."""
+        """Whether the thread runs, also while abandoned in a stuck call."""
         return self._thread is not None and self._thread.is_alive()
 
     async def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -66,12 +66,17 @@ class WorkerThread:
         return await future
 
     def close(self) -> None:
-        """Let the thread end after the calls submitted so far; wait for nothing. A stuck call is abandoned."""
+        """End the thread after the submitted calls, without waiting.
+
+        A stuck call is abandoned.
+        """
         self.is_closed = True
         self._calls.put(None)
 
     async def end(self, grace_s: float = CLOSE_GRACE_S) -> None:
-        """Close, and wait until the calls submitted so far have returned: what they write is written then.
+        """Close, and wait until the submitted calls have returned.
+
+        What they write is written then.
 
         One that takes longer than `grace_s` seconds is abandoned with a warning.
         """
@@ -93,7 +98,7 @@ class WorkerThread:
 
 
 async def call_in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Return `function(*args)`, computed in a thread of its own that nobody joins.
+    """Return `function(*args)`, computed in a new thread without a join.
 
     Where the function may never return, this takes the place of `asyncio.to_thread`, whose thread would keep the
     process alive.

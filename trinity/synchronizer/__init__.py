@@ -1,1 +1,4 @@
-"""Who waits for whom, and how weights travel from the trainer to the explorer."""
+"""Synchronization of explorer and trainer: schedule and weights.
+
+Decides which side waits for the other, and moves weights from the trainer to the explorer.
+"""

@@ -1,4 +1,4 @@
-"""What explorers and trainer ask of the place where they meet: versions, tickets, and who has come how far.
+"""Interface of the synchronizer: versions, tickets and progress.
 
 `local.py` is the meeting point within one run, `folder.py` that of components which run apart. Every method is awaited
 and its arguments are plain values, so that the object may be in this process or behind a handle. It holds no weights: a
@@ -16,14 +16,20 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Synchronizer(Protocol):
-    """Carries tickets from the trainer to the explorers; see its two forms for what each method means there."""
+    """Carries tickets from the trainer to the explorers.
+
+    The two implementations say what each method means for them.
+    """
 
     # ------------------------------------------------------------------ trainer
     async def is_awaited(self, version: int) -> bool:
-        """Return whether an explorer waits for `version` and may copy from the live tensors."""
+        """Return whether the explorer waiting for `version` may copy live tensors."""
 
     async def publish(self, ticket: Ticket, *, is_live: bool = False) -> int | None:
-        """Make a version available; return the oldest that is still needed, None where nobody took live tensors."""
+        """Make a version available; return the oldest version still needed.
+
+        Returns None if no explorer took live tensors.
+        """
 
     async def wait_for_request(self, *, timeout_s: float) -> bool:
         """Wait until an explorer asks for weights; return whether one did in time."""
@@ -38,10 +44,13 @@ class Synchronizer(Protocol):
         """Say that no further version will come."""
 
     async def explorer_state(self, explorer: str) -> dict[str, Any] | None:
-        """Return an explorer's snapshot for a checkpoint, if a checkpoint is where it is kept."""
+        """Return an explorer's snapshot, if checkpoints keep it."""
 
     async def needed_versions(self, training_step: int) -> list[int]:
-        """Return the versions before `training_step` that a checkpoint must hold for an explorer."""
+        """Return older versions that a checkpoint must hold for an explorer.
+
+        These are versions before `training_step`.
+        """
 
     async def restore(
         self,
@@ -54,26 +63,38 @@ class Synchronizer(Protocol):
         """Begin, or continue from a checkpoint whose newest version is `version`."""
 
     async def is_explorer_expected(self) -> bool:
-        """Return whether an explorer that runs apart is at work, or has started and not said anything yet."""
+        """Return whether a separately run explorer is active or still starting."""
 
     # ----------------------------------------------------------------- explorer
     async def required_version(self) -> int:
-        """Return the version without which no explorer that runs apart may begin a further step."""
+        """Return the version that the next step of separate explorers needs.
+
+        No explorer that runs apart may begin a further step without it.
+        """
 
     async def wait_for_version(self, version: int, *, timeout_s: float | None = None, explorer: str) -> int:
-        """Wait until `version` or a newer one is published, or the trainer has finished; return the newest."""
+        """Wait for `version` or a newer one; return the newest.
+
+        The wait also ends when the trainer has finished.
+        """
 
     async def request(self, version: int = 0, *, timeout_s: float | None = None, explorer: str) -> int:
-        """Ask for `version` or a newer one, 0 for what there is; return the newest when the trainer has answered."""
+        """Request `version` or a newer one; return the newest after the answer.
+
+        A request for version 0 accepts any version.
+        """
 
     async def wait_for_trainer(self, *, timeout_s: float | None = None) -> int:
         """Wait until the trainer has finished; return the last version."""
 
     async def fetch(self, version: int, *, explorer: str) -> Ticket:
-        """Return the ticket of `version`; call `release` when the engines hold their own copy."""
+        """Return the ticket of `version`.
+
+        Call `release` when the engines hold their own copy.
+        """
 
     async def release(self, version: int, *, explorer: str) -> None:
-        """Say that the engines hold their own copy of `version`, or gave up taking it."""
+        """Record that the engines copied `version` or gave up loading it."""
 
     async def report_explorer(self, state: dict[str, Any], *, explorer: str) -> None:
         """Keep an explorer's snapshot after a finished step."""
@@ -86,7 +107,10 @@ class Synchronizer(Protocol):
         """Return the newest published version; 0 is the initial model."""
 
     async def newest(self) -> tuple[int, str]:
-        """Return number and fingerprint of the newest version; an empty one where the number says enough."""
+        """Return number and fingerprint of the newest version.
+
+        The fingerprint is empty where the number identifies the version.
+        """
 
     async def is_trainer_finished(self) -> bool:
         """Return whether the trainer will publish no further version."""

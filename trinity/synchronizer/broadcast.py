@@ -1,4 +1,7 @@
-"""Transport `nccl`, the trainer's side: versions are held in memory and broadcast to whoever posts a session."""
+"""Transport `nccl` on the trainer's side.
+
+Versions are held in memory and broadcast to each engine that posts a session.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ STORE_TIMEOUT_S = 30.0
 
 
 class BroadcastTransport:
-    """Keeps a copy of each version in the processor's memory, and a thread that waits for sessions.
+    """Keeps a CPU copy of each version and a thread that serves sessions.
 
     Args:
         group_name: first part of the names of all groups (`synchronizer.group_name`).
@@ -70,7 +73,10 @@ class BroadcastTransport:
         return self._held[version][1]
 
     def drop_before(self, version: int) -> None:
-        """Forget versions older than `version`; a broadcast under way keeps its own."""
+        """Drop versions older than `version`.
+
+        A broadcast under way keeps its own reference.
+        """
         for old in [held for held in self._held if held < version]:
             del self._held[old]
 

@@ -1,4 +1,6 @@
-"""The meeting point of explorers and a trainer that run apart: the folder of their job, and the experience store.
+"""Synchronizer of explorers and a trainer that run as separate jobs.
+
+They communicate through the folder of their job and the experience store.
 
 ```
 <job>/synchronizer.json            what the trainer says: its newest version, its rhythm, whether it has finished
@@ -8,7 +10,7 @@ store: producer                    what each explorer says: its last step, which
        producer_snapshot           where it continues after a restart
 ```
 
-Everybody looks again every `POLL_S` seconds. Nobody is told of a part that dies: its lock is free.
+All parts poll every `POLL_S` seconds. A dead part sends no message; its lock is free.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ class TrainerNews:
     is_finished: bool = False
 
     def required(self, num_rollouts: int) -> int:
-        """Return the version without which nothing more may be explored when `num_rollouts` rollouts are made.
+        """Return the version required once `num_rollouts` rollouts exist.
+
+        Nothing more may be explored without it.
 
         It is the newest that the trainer reaches with these alone, less the offset. With one explorer that makes a
         batch a step this is the fixed schedule; with several, all of them together stay as close to the trainer.
@@ -75,7 +79,9 @@ class TrainerNews:
 
 
 class FolderSynchronizer:
-    """`Synchronizer` for parts in processes of their own; every part of a job makes one.
+    """`Synchronizer` for parts in separate processes.
+
+    Each part of a job creates its own instance.
 
     Args:
         job_dir: folder of the job.
@@ -110,7 +116,9 @@ class FolderSynchronizer:
         return False
 
     async def publish(self, ticket: Ticket, *, is_live: bool = False) -> int | None:
-        """Announce a version; return the one before, which an explorer may still be about to read.
+        """Announce a version; return the version before it.
+
+        An explorer may still be about to read the previous version.
 
         Raises:
             SyncError: it cannot be written down (E5511, E5512).
@@ -120,7 +128,10 @@ class FolderSynchronizer:
         return before
 
     async def wait_for_request(self, *, timeout_s: float) -> bool:
-        """Return false after the time: explorers that run apart take what there is."""
+        """Return false after the timeout.
+
+        Explorers that run apart never request weights; they take the versions that exist.
+        """
         await asyncio.sleep(timeout_s)
         return False
 
@@ -132,11 +143,11 @@ class FolderSynchronizer:
         await self._say(is_finished=True)
 
     async def explorer_state(self, explorer: str) -> dict[str, Any] | None:
-        """Return nothing for a checkpoint: the store keeps what explorers continue from."""
+        """Return nothing: the store keeps the explorers' snapshots."""
         return None
 
     async def needed_versions(self, training_step: int) -> list[int]:
-        """Return nothing: a trainer that continues publishes its checkpoint's own weights."""
+        """Return nothing: a resumed trainer publishes its checkpoint's weights."""
         return []
 
     async def restore(
@@ -147,7 +158,10 @@ class FolderSynchronizer:
         tickets: Sequence[Ticket],
         explorer: str,
     ) -> None:
-        """Begin, or continue from a checkpoint of step `version`; what a lost later step published is removed."""
+        """Begin, or continue from a checkpoint of step `version`.
+
+        Versions that a lost later step published are removed.
+        """
         folder = self.job_dir / "weights"
         for later in versions_in(folder):
             if later > version:
@@ -157,12 +171,17 @@ class FolderSynchronizer:
 
     # ----------------------------------------------------------------- explorer
     async def required_version(self) -> int:
-        """Return the version without which no further step may be explored, from what all explorers have made."""
+        """Return the version that the next explore step needs.
+
+        It follows from the rollouts that all explorers have made.
+        """
         produced = await asyncio.to_thread(self.store.num_produced, self.buffer, **self.scope)
         return self._news().required(produced)
 
     async def wait_for_version(self, version: int, *, timeout_s: float | None = None, explorer: str) -> int:
-        """Wait until `version` or a newer one is published, or the trainer has finished; return the newest.
+        """Wait for `version` or a newer one; return the newest.
+
+        The wait also ends when the trainer has finished.
 
         Raises:
             SyncError: neither happened before the deadline (`synchronizer.sync_timeout`).
@@ -173,7 +192,9 @@ class FolderSynchronizer:
         return self._news().version
 
     async def request(self, version: int = 0, *, timeout_s: float | None = None, explorer: str) -> int:
-        """Wait for `version` or a newer one: the trainer publishes in its own rhythm; return the newest.
+        """Wait for `version` or a newer one; return the newest.
+
+        The trainer publishes on its own schedule, so no request is sent.
 
         Raises:
             SyncError: it did not come before the deadline (`synchronizer.sync_timeout`).
@@ -181,7 +202,9 @@ class FolderSynchronizer:
         return await self.wait_for_version(version, timeout_s=timeout_s, explorer=explorer)
 
     async def wait_for_trainer(self, *, timeout_s: float | None = None) -> int:
-        """Wait until the trainer has finished, however many versions it still publishes; return the last one.
+        """Wait until the trainer has finished; return the last version.
+
+        Versions published in the meantime do not end the wait.
 
         Raises:
             SyncError: a version took longer than the deadline.
@@ -201,7 +224,7 @@ class FolderSynchronizer:
         return await asyncio.to_thread(ticket_in, self.job_dir / "weights" / f"version_{version}")
 
     async def release(self, version: int, *, explorer: str) -> None:
-        """Nothing to give back: whoever reads a version holds the lock of its folder meanwhile."""
+        """Do nothing: a reader holds the lock of the version's folder."""
 
     async def report_explorer(self, state: dict[str, Any], *, explorer: str) -> None:
         """Keep an explorer's snapshot between two of its steps."""
@@ -217,7 +240,10 @@ class FolderSynchronizer:
         return self._news().version
 
     async def newest(self) -> tuple[int, str]:
-        """Return number and fingerprint of the newest version; 0 without a fingerprint is the model as loaded."""
+        """Return number and fingerprint of the newest version.
+
+        Version 0 without a fingerprint is the model as loaded.
+        """
         news = self._news()
         return news.version, news.fingerprint
 
@@ -226,7 +252,9 @@ class FolderSynchronizer:
         return self._news().is_finished
 
     async def is_explorer_expected(self) -> bool:
-        """Return whether a producer is open, or a part of the job lives that may become one.
+        """Return whether a producer is open or may still open.
+
+        The latter holds while a part of the job is alive that may become a producer.
 
         An explorer may have begun since the store was last seen with all producers finished.
         """

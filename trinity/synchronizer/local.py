@@ -1,4 +1,7 @@
-"""The meeting point within one run: versions, tickets, and the explorers' last finished steps, in memory."""
+"""Synchronizer of one run: versions, tickets and snapshots in memory.
+
+Snapshots are those after each explorer's last finished step.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,14 @@ class ExplorerEntry:
 
 
 class LocalSynchronizer:
-    """`Synchronizer` for the explorers and the trainer of one run, which all call one object.
+    """`Synchronizer` shared by the explorers and the trainer of one run.
+
+        explorer                                   trainer
+        request(v) ---------- requested = v -----> wait_for_request()
+            |                                      publish(ticket)   if it has newer weights
+            | <------- newest version ------------ acknowledge()
+        ticket(v)     the engines load version v
+        release(v)    only then may an old version be dropped
 
     Args:
         schedule: which version serves which explore step.
@@ -57,9 +67,10 @@ class LocalSynchronizer:
 
     # ------------------------------------------------------------------ trainer
     async def is_awaited(self, version: int) -> bool:
-        """Return whether the only explorer waits for `version` and nobody can ask for an older one again.
+        """Return whether `version` may be copied from the live tensors.
 
-        It can then copy from the live tensors while the trainer waits.
+        True if the only explorer waits for it and no older version can be requested again.
+        The trainer waits during the copy.
         """
         return self._may_publish_live(version)
 
@@ -94,7 +105,10 @@ class LocalSynchronizer:
             return self._drop()
 
     async def wait_for_request(self, *, timeout_s: float) -> bool:
-        """Wait until an explorer asks for weights that the trainer was not told of; return whether one did in time."""
+        """Wait for an explorer's request that the trainer has not seen.
+
+        Return whether one arrived in time.
+        """
         async with self._changed:
             try:
                 await within(self._changed.wait_for(self._unacknowledged), timeout_s)
@@ -109,7 +123,10 @@ class LocalSynchronizer:
         return any(entry.requested is not None for entry in self._explorers.values())
 
     async def acknowledge(self) -> None:
-        """Say that the newest version is what the trainer has; whoever needs a newer one goes on waiting."""
+        """Answer open requests: the newest version is what the trainer has.
+
+        An explorer that needs a newer version continues to wait.
+        """
         async with self._changed:
             self._settle_requests()
             self._changed.notify_all()
@@ -121,11 +138,16 @@ class LocalSynchronizer:
             self._changed.notify_all()
 
     async def explorer_state(self, explorer: str) -> dict[str, Any] | None:
-        """Return an explorer's snapshot after its last finished step, for a checkpoint."""
+        """Return an explorer's snapshot after its last finished step.
+
+        A checkpoint stores it.
+        """
         return self._explorers[explorer].state if explorer in self._explorers else None
 
     async def needed_versions(self, training_step: int) -> list[int]:
-        """Return the published versions that an explorer can still ask for and that are not that of `training_step`.
+        """Return the published versions that explorers may still request.
+
+        The version of `training_step` is left out.
 
         Empty where the checkpoint's own weights, or the initial model, serve all that comes: always so where the
         explorer takes the newest.
@@ -136,7 +158,10 @@ class LocalSynchronizer:
         return [version for version in sorted(self._tickets) if oldest <= version < training_step]
 
     async def is_explorer_expected(self) -> bool:
-        """Return false: the store knows, since the explorers of a run are there from its beginning."""
+        """Return false: the explorers of a run exist from its beginning.
+
+        The store therefore knows whether they are active.
+        """
         return False
 
     # ----------------------------------------------------------------- explorer
@@ -145,7 +170,9 @@ class LocalSynchronizer:
         return 0
 
     async def wait_for_version(self, version: int, *, timeout_s: float | None = None, explorer: str) -> int:
-        """Wait until `version` or a newer one is published, or the trainer has finished; return the newest.
+        """Wait for `version` or a newer one; return the newest.
+
+        The wait also ends when the trainer has finished.
 
         Raises:
             SyncError: neither happened before the deadline (`synchronizer.sync_timeout`).
@@ -165,9 +192,10 @@ class LocalSynchronizer:
             return self._version
 
     async def request(self, version: int = 0, *, timeout_s: float | None = None, explorer: str) -> int:
-        """Ask the trainer for its weights, `version` or newer; return the newest when it has answered, or has finished.
+        """Request `version` or a newer one from the trainer.
 
-        It answers between two training steps, also while it waits for experiences.
+        Return the newest version once the trainer has answered or finished. The trainer answers between two training
+        steps, also while it waits for experiences.
 
         Raises:
             SyncError: no answer before the deadline (`synchronizer.sync_timeout`).
@@ -185,7 +213,9 @@ class LocalSynchronizer:
             return self._version
 
     async def wait_for_trainer(self, *, timeout_s: float | None = None) -> int:
-        """Wait until the trainer has finished, however many versions it still publishes; return the last one.
+        """Wait until the trainer has finished; return the last version.
+
+        Versions published in the meantime do not end the wait.
 
         Raises:
             SyncError: a version took longer than the deadline.
@@ -196,7 +226,9 @@ class LocalSynchronizer:
             return self._version
 
     async def fetch(self, version: int, *, explorer: str) -> Ticket:
-        """Return the ticket of `version`; call `release` when the engines hold their own copy.
+        """Return the ticket of `version`.
+
+        Call `release` when the engines hold their own copy.
 
         Raises:
             SyncError: the version is not held any more, or not yet (E5502).
@@ -211,7 +243,7 @@ class LocalSynchronizer:
             return self._tickets[version]
 
     async def release(self, version: int, *, explorer: str) -> None:
-        """Say that the engines hold their own copy of `version`, or gave up taking it."""
+        """Record that the engines copied `version` or gave up loading it."""
         async with self._changed:
             reading = self._entry(explorer).reading
             reading[version] -= 1
@@ -221,7 +253,10 @@ class LocalSynchronizer:
             self._changed.notify_all()
 
     async def report_explorer(self, state: dict[str, Any], *, explorer: str) -> None:
-        """Keep an explorer's snapshot (JSON-able, with key `explore_step`) after a finished step."""
+        """Keep an explorer's snapshot after a finished step.
+
+        It is JSON-able and has the key `explore_step`.
+        """
         async with self._changed:
             self._entry(explorer).state = state
 
@@ -260,7 +295,10 @@ class LocalSynchronizer:
         return self._version
 
     async def newest(self) -> tuple[int, str]:
-        """Return the newest version as `FolderSynchronizer` does; within one run its number, given once, is enough."""
+        """Return the newest version, as `FolderSynchronizer` does.
+
+        Within one run its number, which is given once, identifies it.
+        """
         return self._version, ""
 
     async def is_trainer_finished(self) -> bool:

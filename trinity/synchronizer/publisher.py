@@ -1,4 +1,4 @@
-"""The trainer's hand in the synchronizer: from live weights to a published version."""
+"""Publishing on the trainer's side: live weights become a version."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ class Publisher:
     async def answer_questions(
         self, lock: asyncio.Lock, *, step: Callable[[], int], weights: Callable[[], Awaitable[Mapping[str, Tensor]]]
     ) -> None:
-        """Publish for every explorer that asks, between two training steps; goes on until it is cancelled.
+        """Publish between training steps whenever an explorer requests it.
+
+        Runs until it is cancelled.
 
         Args:
             lock: held while a training step changes the weights.
@@ -77,7 +79,10 @@ class Publisher:
                     await self.synchronizer.acknowledge()
 
     async def served_weights(self, training_step: int) -> dict[int, Mapping[str, Tensor]]:
-        """Return the published weights that an explorer can still ask for and that are not those of `training_step`."""
+        """Return published weights that an explorer may still request.
+
+        Those of `training_step` are left out.
+        """
         versions = await self.synchronizer.needed_versions(training_step)
         return {version: await asyncio.to_thread(self.transport.get, version) for version in versions}
 

@@ -37,12 +37,15 @@ class FixedSchedule:
     offset: int = 0
 
     def version_for(self, explore_step: int) -> int:
-        """Return the version that serves explore step `explore_step` (counted from 1); 0 is the initial model."""
+        """Return the version that serves explore step `explore_step`.
+
+        Steps count from 1; version 0 is the initial model.
+        """
         rounds = max(0, explore_step - 1 - self.offset) // self.explorer_interval
         return rounds * self.trainer_interval
 
     def is_sync_point(self, explore_step: int) -> bool:
-        """Return whether explore step `explore_step` is the first that a version may serve."""
+        """Return whether `explore_step` is the first that a version may serve."""
         ahead = explore_step - 1 - self.offset
         return ahead > 0 and ahead % self.explorer_interval == 0
 
@@ -51,7 +54,7 @@ class FixedSchedule:
         return training_step % self.trainer_interval == 0
 
     def oldest_needed(self, explore_step: int, *, newest: int) -> int:
-        """Return the oldest version that can serve explore step `explore_step` or a later one."""
+        """Return the oldest version that `explore_step` or later steps may use."""
         return min(self.version_for(explore_step), newest)
 
     def newest_at(self, training_step: int) -> int:
@@ -60,7 +63,7 @@ class FixedSchedule:
 
     @property
     def keeps_history(self) -> bool:
-        """Whether the explorer may serve an older version than the trainer's newest."""
+        """Whether the explorer may serve a version older than the newest."""
         return self.explorer_interval > 1 or self.offset > 0 or self.trainer_interval > 1
 
 
@@ -86,13 +89,13 @@ class DynamicSchedule:
     keeps_history = True  # nobody waits for a version by its number, so no live tensors are published
 
     def is_requested_before(self, explore_step: int) -> bool:
-        """Return whether the explorer asks the trainer for its weights before explore step `explore_step`."""
+        """Return whether the explorer requests weights before `explore_step`."""
         ahead = explore_step - 1 - self.offset
         is_asking = self.style == SyncStyle.DYNAMIC_BY_EXPLORER
         return is_asking and ahead > 0 and ahead % self.explorer_interval == 0
 
     def is_published(self, training_step: int) -> bool:
-        """Return whether the trainer publishes its weights after `training_step` although nobody has asked."""
+        """Return whether the trainer publishes unasked after `training_step`."""
         is_unasked = self.is_apart or self.style != SyncStyle.DYNAMIC_BY_EXPLORER
         return is_unasked and training_step % self.trainer_interval == 0
 
@@ -109,7 +112,7 @@ Schedule = FixedSchedule | DynamicSchedule
 
 
 def sync_schedule(config: Config) -> Schedule:
-    """Return the synchronization schedule that a resolved configuration describes."""
+    """Return the schedule that a resolved configuration describes."""
     if _meets_no_trainer(config):
         return FixedSchedule(offset=sys.maxsize)
     sync = config.synchronizer
@@ -122,6 +125,9 @@ def sync_schedule(config: Config) -> Schedule:
 
 
 def _meets_no_trainer(config: Config) -> bool:
-    """Return whether all explore steps are the initial model's: they go to a file, which no trainer reads."""
+    """Return whether every explore step uses the initial model.
+
+    Such rollouts go to a file, which no trainer reads.
+    """
     buffer = config.buffer.trainer_input.experience_buffer
     return config.mode == Mode.EXPLORE and buffer is not None and buffer.storage_type == StorageType.FILE

@@ -1,4 +1,7 @@
-"""Which weights an engine serves: their number, and the fingerprint that tells them from others of that number."""
+"""The weights that an engine serves: version number and fingerprint.
+
+The fingerprint tells them from other weights of the same number.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ class ServedWeights:
         self._times: dict[str, float] = {}
 
     def note_wait(self, started: float) -> None:
-        """Note that weights were waited for since `started`, of `time.perf_counter()`."""
+        """Record the wait for weights since `started`.
+
+        `started` is a value of `time.perf_counter()`.
+        """
         self._times["time/wait_weight"] = time.perf_counter() - started
 
     def pop_times(self) -> dict[str, float]:
@@ -81,7 +87,9 @@ class ServedWeights:
 async def pull_weights(
     synchronizer: Synchronizer, engine: InferenceModel, version: int, *, explorer: str
 ) -> dict[str, float]:
-    """Let `engine` load `version` and tell the synchronizer; return `time/sync_weight` and what was moved.
+    """Load `version` into `engine` and notify the synchronizer.
+
+    Return `time/sync_weight` and the amount moved.
 
     Raises:
         SyncError: the weights are not held, or not those that were published; the engine keeps its version.
@@ -99,7 +107,10 @@ async def pull_weights(
 
 
 def sync_metrics(ticket: Ticket, seconds: float) -> dict[str, float]:
-    """Return the time of a hand-over in seconds, the bytes that were moved, and gigabytes (1e9) of weights a second."""
+    """Return duration, bytes and throughput of a weight transfer.
+
+    Units: seconds, bytes, and gigabytes (1e9 bytes) per second.
+    """
     moved = ticket.place.get("moved_bytes", ticket.num_bytes)
     return {
         "time/sync_weight": seconds,

@@ -1,4 +1,6 @@
-"""Transports of a version's weights, as the trainer sees them: put a version, get the ticket that brings it.
+"""Transports of weights on the trainer's side.
+
+A transport takes the weights of a version and returns the ticket with which engines load them.
 
 They hold published versions until nobody can ask for them again. What the engine does with a ticket is in
 `trinity.common.weights`.
@@ -56,7 +58,10 @@ class Transport(Protocol):
     can_publish_live: bool
 
     def put(self, version: int, weights: Mapping[str, Tensor], *, copy: bool) -> Ticket:
-        """Hold `weights` as `version`; with `copy`, later changes of the tensors do not matter. Return its ticket."""
+        """Hold `weights` as `version`; return its ticket.
+
+        With `copy`, later changes of the tensors have no effect on the version.
+        """
 
     def get(self, version: int) -> Mapping[str, Tensor]:
         """Return the weights of `version`, by Hugging Face parameter name."""
@@ -127,7 +132,9 @@ class MemoryTransport:
 
 
 class CheckpointTransport:
-    """Weights as files under `<job>/weights/version_N`, each version written aside and renamed.
+    """Weights as files under `<job>/weights/version_N`.
+
+    Each version is written to a temporary folder and renamed.
 
     Args:
         job_dir: folder of the job; `latest_state_dict_iteration.txt` in it names the newest version, as a hint.
@@ -182,7 +189,10 @@ class CheckpointTransport:
         return ticket
 
     def _write(self, folder: Path, version: int, weights: dict[str, Tensor], *, final: Path) -> Ticket:
-        """Write the tensors into `folder`, whole or as a delta; return the ticket of `final`."""
+        """Write the tensors into `folder`; return the ticket of `final`.
+
+        They are written in full or as a delta.
+        """
         from safetensors.torch import save_file
 
         digests = {name: tensor_digest(tensor) for name, tensor in weights.items()}
@@ -211,7 +221,10 @@ class CheckpointTransport:
         return read_version(ticket_in(self.folder / f"version_{version}"))
 
     def drop_before(self, version: int) -> None:
-        """Forget versions older than `version`, except what is being read and what a delta goes back to."""
+        """Remove versions older than `version`.
+
+        Versions being read and the bases of deltas are kept.
+        """
         held = self.versions()
         needed = needed_for(self.folder, [v for v in held if v >= version])
         for old in held:
@@ -223,11 +236,14 @@ class CheckpointTransport:
         return versions_in(self.folder)
 
     def close(self) -> None:
-        """Leave the files: the next process of the run, or another one's explorer, reads them."""
+        """Leave the files in place.
+
+        The next process of the run, or a separate explorer, reads them.
+        """
 
 
 def has_engines_apart(config: Config) -> bool:
-    """Return whether engines have processes of their own, which may be replaced."""
+    """Return whether engines run in processes that may be replaced."""
     rollout = config.explorer.rollout_model
     return rollout.engine_num > 1 or rollout.engine_type != "torch" or config.cluster.runtime != "local"
 

@@ -1,4 +1,6 @@
-"""How this process computes: the code path that MKL keeps to, and a fingerprint of known results.
+"""Arithmetic of this process: MKL's code path and a fingerprint.
+
+The fingerprint is that of known results.
 
 Settings are read once, by whoever computes first, and may be changed through PyTorch later. So neither is taken from
 the environment: the library is asked, and known results are computed.
@@ -30,7 +32,9 @@ _SHAPES = ((1, 64, 48), (3, 33, 17), (16, 128, 64), (64, 256, 40), (130, 96, 128
 
 
 def mkl_cbwr() -> str:
-    """Return the value of MKL_CBWR that is in force, `OFF` if none is; empty where PyTorch has no MKL.
+    """Return the value of MKL_CBWR in force, `OFF` if none is.
+
+    Empty if PyTorch has no MKL.
 
     Whoever asks makes MKL read the variable, so it is asked when the environment stands.
     """
@@ -48,7 +52,10 @@ def mkl_cbwr() -> str:
 
 
 def fingerprint() -> str:
-    """Return a hash of the bits of fixed products and functions on the CPU, computed in a few milliseconds."""
+    """Return a hash of the bits of fixed CPU products and functions.
+
+    This takes a few milliseconds.
+    """
     digest = hashlib.sha256()
     with torch.no_grad():
         for result in _known_results():
@@ -57,7 +64,7 @@ def fingerprint() -> str:
 
 
 def _known_results() -> Iterator[Tensor]:
-    """Yield products by the ways that engine and trainer take, and functions between them."""
+    """Yield products as engine and trainer compute them, and functions."""
     generator = torch.Generator().manual_seed(0)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         for rows, inputs, outputs in _SHAPES:

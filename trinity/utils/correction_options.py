@@ -1,4 +1,7 @@
-"""Options of the rollout correction: names, and bounds that are written as numbers or text. Imports no torch."""
+"""Options of the rollout correction: names and bounds.
+
+Bounds are written as numbers or text. Imports no torch.
+"""
 
 from __future__ import annotations
 

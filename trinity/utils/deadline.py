@@ -51,7 +51,9 @@ async def bounded(awaitable: Awaitable[T], seconds: float, *, what: str, setting
 
 @contextlib.contextmanager
 def telling(logger: logging.Logger, what: str, *, every_s: float, limit_s: float, setting: str) -> Iterator[None]:
-    """Say after every `every_s` seconds of the block, on the running event loop, what is waited for.
+    """Log what the block waits for, every `every_s` seconds.
+
+    The messages come from the running event loop.
 
     Args:
         logger: takes the lines.

@@ -1,4 +1,4 @@
-"""What a class says of itself, so that a run knows it before the class is imported.
+"""What a class declares, so that a run knows it without importing it.
 
 One reader for both: the bodies of a class come from the class (`entry_of`) or, for plugins, from their source
 (`trinity.common.config.plugins`), and `entry_from` makes the same entry of them.
@@ -119,7 +119,7 @@ class Declared:
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
-        """Return the constructor's arguments and defaults; `None` for one without a default."""
+        """Return the constructor's arguments and defaults, `None` without one."""
         entry = entry_of(cls, kind=cls.kind, calls=False)
         return dict.fromkeys(sorted(entry.required)) | dict(entry.args)
 

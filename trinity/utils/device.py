@@ -1,4 +1,4 @@
-"""Devices: which one computes, what it is good at, how much memory it has, how many threads it uses.
+"""Devices: choice, fast number types, memory and threads.
 
 What is asked of an accelerator is asked of its module, `torch.<name>`, whose functions have the names of those of
 `torch.cuda`. Code that is only about "not the CPU" asks for `cpu`; `cuda` is for what CUDA alone has.
@@ -16,7 +16,9 @@ ACCELERATORS: tuple[str, ...] = ("cuda",)
 
 
 def select_device(name: str = "auto") -> torch.device:
-    """Return the device that computes: for `auto` the first accelerator that is there, else the CPU.
+    """Return the device that computes.
+
+    `auto` is the first available accelerator, else the CPU.
 
     Raises:
         ValueError: not auto, cpu or one of `ACCELERATORS`, or an accelerator was asked for and is not there.
@@ -34,12 +36,12 @@ def select_device(name: str = "auto") -> torch.device:
 
 
 def available_accelerators() -> list[str]:
-    """Return the names of the accelerators that are there, the preferred one first."""
+    """Return the names of the available accelerators, preferred first."""
     return [name for name in ACCELERATORS if torch.get_device_module(name).is_available()]
 
 
 def has_bf16_units(device: torch.device) -> bool:
-    """Return whether `device` multiplies bfloat16 matrices faster than float32 ones.
+    """Return whether `device` is faster at bfloat16 than float32 matrices.
 
     On a CPU that takes AMX tiles or the dot products of AVX512-BF16; without them bfloat16 is emulated, and slower.
     """
@@ -49,7 +51,9 @@ def has_bf16_units(device: torch.device) -> bool:
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the number type that a configuration names; `auto` is bfloat16 where the device computes in it.
+    """Return the number type that a configuration names.
+
+    `auto` is bfloat16 if the device computes in it.
 
     Raises:
         ValueError: not auto, float32, bfloat16 or float16.
@@ -63,7 +67,10 @@ def compute_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def total_memory_bytes(device: torch.device) -> int:
-    """Return the memory of `device` in bytes: that of the card, or of this machine (a container's limit if lower)."""
+    """Return the memory of `device` in bytes.
+
+    It is that of the card, or of this machine (a container's limit if lower).
+    """
     if device.type != "cpu":
         return int(torch.get_device_module(device).get_device_properties(device).total_memory)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -81,7 +88,7 @@ def _cgroup_limit_bytes() -> int | None:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory that PyTorch has held on an accelerator, in bytes; 0 on a CPU."""
+    """Return PyTorch's peak memory on an accelerator in bytes; CPU: 0."""
     return int(torch.get_device_module(device).max_memory_allocated(device)) if device.type != "cpu" else 0
 
 
@@ -91,13 +98,16 @@ def num_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until all work queued on `device` is done; returns at once on a CPU."""
+    """Wait for all work queued on `device`; a CPU has none."""
     if device.type != "cpu":
         torch.get_device_module(device).synchronize(device)
 
 
 def thread_settings() -> dict[str, str | int]:
-    """Return what decides the last bits of a sum on a CPU: threads, instruction set, library versions."""
+    """Return what decides the last bits of a sum on a CPU.
+
+    That is threads, instruction set and library versions.
+    """
     return {
         "num_threads": torch.get_num_threads(),
         "capability": torch.backends.cpu.get_cpu_capability(),
@@ -108,7 +118,10 @@ def thread_settings() -> dict[str, str | int]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether `error` says that a device or this machine has no memory left."""
+    """Return whether `error` means that a device or this machine is full.
+
+    Full means that no memory is left.
+    """
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

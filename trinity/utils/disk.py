@@ -1,4 +1,4 @@
-"""What a file system can do in one step, and what it means when it refuses."""
+"""Atomic operations of a file system, and the errors of refusals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 def system_error(error: BaseException) -> OSError | None:
-    """Return the operating system's error that `error` is, or names as safetensors does; None if it is another one."""
+    """Return the operating system's error behind `error`, or None.
+
+    It is `error` itself or is named in it, as safetensors does.
+    """
     if isinstance(error, OSError):
         return error
     found = _NAMED.search(str(error))
@@ -28,7 +31,7 @@ def is_full(error: OSError) -> bool:
 
 
 def free_mib(path: Path) -> float:
-    """Return the space that is left on the file system of `path` in MiB; 0 where nobody can tell."""
+    """Return the free space of `path`'s file system in MiB; unknown: 0."""
     try:
         status = os.statvfs(path)
     except OSError:
@@ -37,7 +40,9 @@ def free_mib(path: Path) -> float:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Let two entries have each other's name, in one step; return false where the system or file system cannot.
+    """Exchange the names of two entries atomically.
+
+    Return false if the system or the file system cannot.
 
     Raises:
         OSError: it could, and failed.
@@ -55,7 +60,10 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text` so that a reader sees the old or the new content, also after a crash."""
+    """Replace `path` by `text` atomically.
+
+    A reader sees the old or the new content, also after a crash.
+    """
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

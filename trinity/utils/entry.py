@@ -1,4 +1,4 @@
-"""One line of a table of contents, and the file that has those of a package."""
+"""Entries of a table of contents, and the file of a package's tables."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Entry:
         return self.needs | self.takes
 
     def opened(self) -> Entry:
-        """Return the entry of a class that may take arguments which are not listed."""
+        """Return the entry of a class that may accept unlisted arguments."""
         return replace(self, is_open=True)
 
     def to_dict(self) -> dict[str, Any]:
@@ -124,7 +124,10 @@ class Contents:
         return cls(names, classes)
 
     def to_json(self) -> str:
-        """Return the tables as text: each class once, each name with its class and what it is called there."""
+        """Return the tables as text.
+
+        Each class appears once, each name with its class and what it is called there.
+        """
         by_path = {entry.path: name for name, entry in self.classes.items()}
         names: dict[str, dict[str, tuple[str, str]]] = {}
         for registry, table in self.names.items():

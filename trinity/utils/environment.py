@@ -9,7 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the length of a block, and undo whatever is changed in it.
+    """Set environment variables for a block.
+
+    At its end, all changes made in the block are undone.
 
     Processes that are started in the block keep the variables. Only what differs is touched: other threads read the
     environment meanwhile, and C's `setenv` moves it under those of libraries.

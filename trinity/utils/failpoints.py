@@ -73,13 +73,19 @@ _armed = _parse(os.environ.get(FAILPOINTS_ENV_VAR, ""))
 
 
 def configure(text: str, *, component: str = "") -> None:
-    """Arm the failpoints of `text` for `component` and for all in this process; an empty text disarms all."""
+    """Arm the failpoints of `text` for `component` and for all.
+
+    They apply to this process. An empty text disarms all.
+    """
     global _armed
     _armed = _parse(text, component)
 
 
 def enter(component: str) -> None:
-    """Arm in this process, which is that of `component`, the failpoints of the environment for it and for all."""
+    """Arm the environment's failpoints in this process of `component`.
+
+    They are those for the component and those for all.
+    """
     configure(os.environ.get(FAILPOINTS_ENV_VAR, ""), component=component)
 
 

@@ -1,4 +1,4 @@
-"""The small language that the formulas of the tables of contents are written in.
+"""The language of the formulas in the tables of contents.
 
 The first line is the formula, each further one a definition or a condition. `{name}` stands for an argument of the
 component, `{a|b|0.5}` for the first of several that is set, at last a number. A line that begins with `?name` holds
@@ -24,7 +24,10 @@ def number(value: Any) -> str:
 
 
 def in_symbols(formula: str) -> list[str]:
-    """Return the lines with the names of the arguments; conditions, and what stands in for null, are written out."""
+    """Return the lines with the names of the arguments.
+
+    Conditions, and the replacements of null, are written out.
+    """
     lines: list[str] = []
     stand_ins: dict[str, str] = {}
     for line in formula.splitlines():
@@ -39,7 +42,7 @@ def in_symbols(formula: str) -> list[str]:
 
 
 def in_numbers(formula: str, args: Mapping[str, Any]) -> list[str]:
-    """Return the lines that hold for `args`, with their values in place of the names.
+    """Return the lines that hold for `args`, with values for the names.
 
     Raises:
         KeyError: the formula names an argument that `args` does not have.

@@ -12,7 +12,10 @@ HIDDEN: Mapping[str, str] = {VISIBLE: ""}
 
 
 def has_gpu() -> bool:
-    """Return whether an NVIDIA device is there and not hidden by CUDA_VISIBLE_DEVICES."""
+    """Return whether an NVIDIA device exists and is visible.
+
+    CUDA_VISIBLE_DEVICES can hide it.
+    """
     return gpu_count() > 0
 
 

@@ -1,4 +1,7 @@
-"""Values that a source says without being run: literals, and simple expressions of them."""
+"""Values that a source states without being run.
+
+They are literals and simple expressions of them.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,9 @@ class Reader:
         self.call = call
 
     def value(self, node: ast.expr, local: Mapping[str, Any] | None = None) -> Any:
-        """Return the value of an expression; `local` are values of names of the function.
+        """Return the value of an expression.
+
+        `local` holds the values of the function's names.
 
         Raises:
             Unreadable: only a run could tell.
@@ -117,7 +122,9 @@ class Reader:
 
 
 def returned(function: ast.FunctionDef, reader: Reader) -> Any:
-    """Return what a function without arguments returns: a value, or one that is put together line by line.
+    """Return what a function without arguments returns.
+
+    That is a value, or one built line by line.
 
     Raises:
         Unreadable: only a run could tell.

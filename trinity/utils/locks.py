@@ -1,4 +1,7 @@
-"""Locks of files: held by one process, or shared, and released by the system when the process ends, however it ends."""
+"""Locks of files, exclusive to one process or shared.
+
+The system releases a lock when its process ends, in whatever way.
+"""
 
 from __future__ import annotations
 
@@ -69,12 +72,15 @@ def is_held(path: Path) -> bool:
 
 
 def holder_of(path: Path) -> str:
-    """Return who holds, or last held, the lock of `path` exclusively: process, machine and time."""
+    """Return the present or last exclusive holder of the lock of `path`.
+
+    The text has process, machine and time.
+    """
     return (_lines(path) or ["unknown"])[0]
 
 
 def note_of(path: Path) -> str:
-    """Return the note of the last exclusive holder of `path`; empty without one."""
+    """Return the note of the last exclusive holder of `path`, if any."""
     lines = _lines(path)
     return lines[1] if len(lines) > 1 else ""
 

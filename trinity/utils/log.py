@@ -41,7 +41,10 @@ def add_secret(value: str) -> None:
 
 
 def known_secrets() -> list[str]:
-    """Return the remembered secrets, for another process of the run; they must not be written anywhere."""
+    """Return the remembered secrets, for another process of the run.
+
+    They must not be written anywhere.
+    """
     return sorted(_secrets)
 
 
@@ -78,12 +81,15 @@ def parse_level(level: str) -> int:
 
 
 def set_level(level: str) -> None:
-    """Set the level of the framework's loggers; the environment variable `TRINITY_LOG_LEVEL` wins."""
+    """Set the level of the framework's loggers.
+
+    The environment variable `TRINITY_LOG_LEVEL` has precedence.
+    """
     logging.getLogger(ROOT).setLevel(parse_level(os.environ.get(LOG_LEVEL_ENV_VAR, level)))
 
 
 class _PrintHandler(logging.Handler):
-    """Hands formatted records to a function, such as the print of a live display."""
+    """Passes formatted records to a function, such as a display's print."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         super().__init__()
@@ -117,7 +123,10 @@ def log_to_console(*, is_quiet: bool = False, write: Callable[[str], object] | N
 
 @contextmanager
 def logged_to_file(component: str, file: Path) -> Iterator[None]:
-    """Send what `trinity.<component>` logs to `file` as well, rotated, while the context lasts; "" means everything."""
+    """Also write the log of `trinity.<component>` to `file`, rotated.
+
+    This lasts as long as the context. "" means all components.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.handlers.RotatingFileHandler(file, maxBytes=MAX_FILE_BYTES, backupCount=BACKUPS, encoding="utf-8")
     handler.setFormatter(RedactingFormatter(FORMAT))

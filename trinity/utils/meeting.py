@@ -1,4 +1,7 @@
-"""Where processes meet for their collectives: a store of torch.distributed, which asks nobody who they are."""
+"""Rendezvous of processes for collectives.
+
+It is a store of torch.distributed, which authenticates nobody.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ INTERFACE_ENV_VAR = "GLOO_SOCKET_IFNAME"
 
 
 def open_store(host: str, *, timeout: timedelta) -> TCPStore:
-    """Return a store that listens at the address `host` of this machine alone; torch's own listens at all of them."""
+    """Return a store that listens at the address `host` of this machine.
+
+    It listens there alone; torch's own store listens at all addresses.
+    """
     family, _, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.bind(place)
@@ -32,7 +38,9 @@ def open_store(host: str, *, timeout: timedelta) -> TCPStore:
 
 
 def stay_on_this_machine(host: str) -> None:
-    """Let gloo listen at the loopback interface where `host` is it; the name of the machine may mean another one.
+    """Make gloo listen at the loopback interface if `host` is its address.
+
+    The machine's name may resolve to another one.
 
     An interface that the user names stays.
     """

@@ -1,4 +1,7 @@
-"""Memory of the process: how the C library keeps what was freed, and tables of what is held."""
+"""Memory of the process.
+
+How the C library keeps freed memory, and tables of what is held.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ _LARGEST_MMAP_THRESHOLD = 32 * 2**20
 
 
 def keep_freed_memory() -> bool:
-    """Make the C library keep up to 1 GiB of freed memory instead of giving it back; return whether it does.
+    """Make the C library keep up to 1 GiB of freed memory.
+
+    Return whether it does, instead of giving the memory back.
 
     A training step frees and allocates the same megabytes again and again. Given back in between, every page of them
     has to be mapped and zeroed anew, which costs more than the arithmetic on them.
@@ -26,7 +31,10 @@ def keep_freed_memory() -> bool:
 
 
 def shown_bytes(size: float) -> str:
-    """Return a number of bytes in the largest unit of which it has one, with three digits: `1.25 MiB`."""
+    """Return a number of bytes with three digits, such as `1.25 MiB`.
+
+    The unit is the largest that is not above the number.
+    """
     for exponent, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if size >= 1024**exponent:
             count = size / 1024**exponent

@@ -8,7 +8,10 @@ from typing import Any
 
 
 def parsed(text: str) -> Any:
-    """Return the list or mapping that a JSON text holds, None for an empty text or null, else the text."""
+    """Return the list or mapping in a JSON text.
+
+    None for an empty text or null; any other text is returned unchanged.
+    """
     try:
         value = json.loads(text) if text.strip() else None
     except (ValueError, RecursionError):
@@ -17,7 +20,9 @@ def parsed(text: str) -> Any:
 
 
 def without_null(value: Any, *, kept: str = "") -> Any:
-    """Return `value` without entries that are null, at any depth; `kept` of the outer mappings stays.
+    """Return `value` without null entries at any depth.
+
+    `kept` of the outer mappings stay.
 
     Arrow gives all mappings of a column the same keys and fills them up with null.
     """
@@ -27,7 +32,10 @@ def without_null(value: Any, *, kept: str = "") -> Any:
 
 
 def as_written(value: Any, *, kept: str = "") -> Any:
-    """Return a column's value: a JSON text as what it holds, lists and mappings without nulls that were filled in."""
+    """Return a column's value.
+
+    A JSON text becomes what it holds; lists and mappings lose nulls that were filled in.
+    """
     if isinstance(value, str):
         return parsed(value)
     return without_null(value, kept=kept) if isinstance(value, list | Mapping) else value

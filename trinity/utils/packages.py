@@ -1,4 +1,4 @@
-"""What the installed packages must be for a run, told before they fail somewhere deep inside."""
+"""Requirements on installed packages, checked before a run needs them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def check_packages() -> None:
 
 
 def is_installed(package: str) -> bool:
-    """Return whether a package can be imported; a folder of its name in the working directory is none.
+    """Return whether a package can be imported.
+
+    A folder of its name in the working directory does not count.
 
     W&B leaves such a folder where it has run.
     """
@@ -50,7 +52,9 @@ def install_hint(extra: str) -> str:
 
 
 def postgresql_driver(url: str) -> str | None:
-    """Return the package by which SQLAlchemy talks to a PostgreSQL URL; None for other databases.
+    """Return the package that connects SQLAlchemy to a PostgreSQL URL.
+
+    None for other databases.
 
     Where the URL names none, it is the one that is installed, psycopg2 or psycopg.
     """
@@ -75,7 +79,7 @@ def _conflict(needed: Requirement) -> str | None:
 
 @contextmanager
 def explained_imports() -> Iterator[None]:
-    """Name the package that is not found, or that was built for another PyTorch.
+    """Name the package that is missing or built for another PyTorch.
 
     Raises:
         EnvironmentProblem: an import failed (E3203).

@@ -1,4 +1,6 @@
-"""Plugins: Python files of the user's directories, imported from where they lie as `trinity.plugins.<stem>`.
+"""Plugins: Python files of the user's directories.
+
+They are imported from where they are, as `trinity.plugins.<stem>`.
 
 Only the directories that are asked for are read, nothing is copied, and a file that cannot be imported ends the
 command. `scan_plugins` reads the registered names without running anything.
@@ -49,12 +51,17 @@ def plugin_dirs(dirs: PluginDirs = None) -> list[Path]:
 
 
 def plugin_files(directory: Path) -> list[Path]:
-    """Return the plugin files of a directory: its own `*.py`, sorted, without those that begin with `__`."""
+    """Return the plugin files of a directory, sorted.
+
+    They are its own `*.py`, without those that begin with `__`.
+    """
     return sorted(path for path in directory.glob("*.py") if not path.name.startswith("__"))
 
 
 def scan_plugins(dirs: PluginDirs = None) -> list[PluginName]:
-    """Return what the plugin files register, read from their text; nothing is imported.
+    """Return what the plugin files register.
+
+    This reads their text and imports nothing.
 
     Raises:
         ConfigError: E3901, a directory is missing; E3902, a file is not Python.
@@ -71,7 +78,7 @@ def _scan_file(path: Path) -> list[PluginName]:
 
 
 def load_plugins(dirs: PluginDirs = None) -> list[str]:
-    """Import all plugin files of the directories and return their module names.
+    """Import the directories' plugin files; return their module names.
 
     A file that this process has already loaded is not run again.
 
@@ -114,7 +121,7 @@ def loaded_directories() -> list[Path]:
 
 
 def _package() -> types.ModuleType:
-    """Return the package that plugin modules belong to; it has no directory of its own."""
+    """Return the package of plugin modules, which has no directory."""
     if PACKAGE not in sys.modules:
         package = types.ModuleType(PACKAGE, "Modules loaded from the plugin directories.")
         package.__path__ = []
@@ -151,7 +158,10 @@ def _load_file(path: Path) -> str:
 
 
 def _line_of(error: BaseException, path: Path) -> int:
-    """Return the line of `path` where the error arose: its own for a syntax error, else the innermost frame's."""
+    """Return the line of `path` where the error arose.
+
+    For a syntax error that is its own line, else the innermost frame's.
+    """
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno or 1
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,7 @@
-"""What plugin files register, read from their text: names, and what the classes declare. Nothing is run."""
+"""Names and declarations that plugin files register.
+
+They are read from the text. Nothing is run.
+"""
 
 from __future__ import annotations
 
@@ -217,7 +220,7 @@ class ClassReader:
         )
 
     def _called(self, kind: str, source: PluginSource, call: ast.Call, line: _Line) -> Any:
-        """Return what `super().default_args()`, or that of a class by name, returns."""
+        """Return the value of `default_args()` of `super()` or of a named class."""
         function = call.func
         if not isinstance(function, ast.Attribute) or function.attr not in _CALLED or call.args:
             raise Unreadable(call)
@@ -254,7 +257,10 @@ def _fault(what: str, value: Any) -> str | None:
 
 
 def _signature(function: ast.FunctionDef | None, reader: Reader) -> Signature | None:
-    """Return the parameters of a method; one whose default only a run could tell makes it open."""
+    """Return the parameters of a method.
+
+    A default that only a run could compute makes it open.
+    """
     if function is None:
         return None
     arguments = function.args

@@ -35,7 +35,9 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x [..., I] times the transpose of weight [O, I], plus bias [O]; without a gradient.
+    """Return x W^T + b without a gradient.
+
+    x is [..., I], the weight W is [O, I], the bias b is [O].
 
     In float32 on a CPU a row's result does not depend on how many rows there are: few of them, for which the
     libraries have another algorithm with another rounding, are computed as more.

@@ -1,4 +1,4 @@
-"""Named extension points: a torch-free table of contents plus what plugins register.
+"""Named extension points: a torch-free table of contents and plugins.
 
 A table of contents maps a name to the place of a class, so that listing, validating and documenting
 names imports nothing. The class itself is imported when it is first asked for.
@@ -85,12 +85,18 @@ class Registry:
         return self.classes[name]
 
     def arguments(self, name: str, written: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the arguments of a component: those written over the defaults that its class declares."""
+        """Return the arguments of a component.
+
+        Written arguments override the defaults that its class declares.
+        """
         entry = self.contents.get(name)
         return dict(entry.args if entry is not None else {}) | dict(written or {})
 
     def unknown(self, name: str) -> str:
-        """Return the message for an unknown name: the nearest known one and the whole list."""
+        """Return the message for an unknown name.
+
+        It has the nearest known name and the whole list.
+        """
         near = difflib.get_close_matches(name, self.contents, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         return (

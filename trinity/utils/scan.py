@@ -20,7 +20,10 @@ def cumulative_sum(x: Float[Tensor, "... n"], dtype: torch.dtype | None = None) 
 
 
 def by_doubling(x: Float[Tensor, "... n"]) -> Float[Tensor, "... n"]:
-    """Return the cumulative sum over the last dimension in about log2(n) additions of whole tensors."""
+    """Return the cumulative sum over the last dimension.
+
+    It takes about log2(n) additions of whole tensors.
+    """
     shift = 1
     while shift < x.shape[-1]:
         x = torch.cat((x[..., :shift], x[..., shift:] + x[..., :-shift]), -1)

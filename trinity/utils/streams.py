@@ -1,4 +1,7 @@
-"""Standard output and error whose reader may go away: what cannot be written is lost, and nobody fails of it."""
+"""Standard output and error whose reader may disappear.
+
+Text that cannot be written is dropped without an error.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ BLOCKED_S = 1.0
 
 
 class _LossyFile(io.FileIO):
-    """A descriptor that takes every write: of a closed pipe or terminal, or a full disk, the text is dropped."""
+    """A descriptor that accepts every write.
+
+    Text for a closed pipe or terminal, or for a full disk, is dropped.
+    """
 
     def __init__(self, descriptor: int, name: str) -> None:
         super().__init__(descriptor, "w", closefd=False)

@@ -30,7 +30,7 @@ VOCABULARY_TIMEOUT_S = 60.0
 
 
 class DistantEngine:
-    """An engine beyond the parent; see `trinity.common.models.model.InferenceModel`."""
+    """An engine in the parent; see `models.model.InferenceModel`."""
 
     def __init__(self, calls: BatchedCalls, index: int) -> None:
         self.model_version = 0
@@ -77,7 +77,10 @@ class DistantEngine:
         return int(await self._ask("get_message_token_len", messages, template_args))
 
     def vocabulary(self) -> Mapping[str, int]:
-        """Return the id of each token of the tokenizer; blocks, so it is for code that runs in a thread."""
+        """Return the id of each token of the tokenizer.
+
+        This blocks, so call it from a thread.
+        """
         call = self._ask("vocabulary")
         try:
             asyncio.get_running_loop()
@@ -141,7 +144,10 @@ class RunnerProcess:
         self._batched = BatchedHost(self, "a runner")
 
     async def prepare(self) -> None:
-        """Make the engines' stand-ins on the event loop of the process; does nothing the second time."""
+        """Create the engine proxies on the process's event loop.
+
+        A second call has no effect.
+        """
         if not self._engines:
             self._engines = [DistantEngine(self._calls, index) for index in range(self._count)]
 

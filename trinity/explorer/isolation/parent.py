@@ -1,4 +1,4 @@
-"""A runner whose attempts are made in a process of runners, as the explorer sees it."""
+"""A runner whose attempts run in another process: the explorer's side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = get_logger("explorer")
 
 
 class _CompanyError(Exception):
-    """The process of an attempt ended, and which of the attempts in it did that is not known."""
+    """The process of an attempt ended and the guilty attempt is unknown."""
 
 
 class ProcessRunner(Runner):
@@ -68,7 +68,10 @@ class ProcessRunner(Runner):
     async def attempt(
         self, task: Task, runs: range, *, is_greedy: bool = False, timeout_s: float | None = None
     ) -> tuple[list[Outcome], float]:
-        """Return the outcome of each of `runs` and the duration in seconds, the start of a process not counted."""
+        """Return the outcome of each of `runs` and the duration in seconds.
+
+        The start of a process is not counted.
+        """
         for _ in range(2):
             try:
                 await self.prepare()
@@ -107,7 +110,10 @@ class ProcessRunner(Runner):
         return [await self._completer.complete(outcome, task) for outcome in outcomes]
 
     def abandon(self, *, is_overdue: bool) -> None:
-        """Retire the process if the attempt is late, whatever it does; otherwise leave a thread in it behind."""
+        """Abandon an attempt.
+
+        A late attempt retires its process, whatever it does. Otherwise only its thread is left behind.
+        """
         if self._process.is_killed:
             return  # and the attempt with it
         self.abandoned_count += 1

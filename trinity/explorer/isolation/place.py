@@ -1,4 +1,4 @@
-"""Where the processes of runners are started, and which runner is in which."""
+"""Where runner processes start, and which runner is in which process."""
 
 from __future__ import annotations
 
@@ -75,13 +75,16 @@ class RunnerPlace:
         return self._new()
 
     def retire(self, process: SharedProcess) -> bool:
-        """Let a process end once its attempts have ended; return False if somebody did so before."""
+        """Retire a process, which ends once its attempts have ended.
+
+        Return False if it was already retired.
+        """
         is_first = not process.is_retired
         process.retire()
         return is_first
 
     async def lose(self, process: SharedProcess) -> bool:
-        """Kill a process and all that is under way in it; return False if somebody did so before."""
+        """Kill a process and its attempts; return False if already done."""
         is_first = not process.is_retired
         await process.kill()
         return is_first
@@ -91,12 +94,15 @@ class RunnerPlace:
         self._alive.discard(process)
 
     def close(self) -> None:
-        """Let all processes end, also those that are retired and still at work; wait for nothing."""
+        """Retire all processes without waiting.
+
+        This includes processes that are retired already and still working.
+        """
         for process in list(self._alive):
             process.close()
 
     async def ask(self, engine: int, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, Any]:
-        """Return the version of the weights that an engine serves now, and what its method returns.
+        """Return the engine's current weights version and its method's result.
 
         Args:
             engine: 0 for the rollout model, then the auxiliary models.

@@ -1,4 +1,7 @@
-"""A process that runners share, as its parent sees it: started, served with engine calls, retired, ended."""
+"""A process shared by runners, on the parent's side.
+
+The parent starts it, serves its engine calls, retires it and ends it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ class Place(Protocol):
         """Return the process of runners called `name`, ready for work."""
 
     async def lose(self, process: SharedProcess) -> bool:
-        """Kill a process and all that is under way in it; return False if somebody did so before."""
+        """Kill a process and its attempts; return False if already done."""
 
     def forget(self, process: SharedProcess) -> None:
         """Leave out of `close` a process that has ended."""
@@ -63,7 +66,7 @@ class SharedProcess:
 
     # --------------------------------------------------------------------- life
     async def ready(self) -> Handle:
-        """Return the process, started if there is none or the last attempt to start it failed.
+        """Return the process; start it if there is none or its start failed.
 
         Raises:
             WorkflowError: it did not start (E5634).
@@ -72,7 +75,10 @@ class SharedProcess:
         return await asyncio.shield(self.begin())
 
     def begin(self) -> asyncio.Task[Handle]:
-        """Start the process if there is none or the last attempt to start it failed; wait for nothing."""
+        """Start the process if there is none or its start failed.
+
+        This does not wait for the start.
+        """
         if self._starting is None or (self._starting.done() and self._started is None):
             self._starting = asyncio.ensure_future(self._start())
             self._starting.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -92,13 +98,16 @@ class SharedProcess:
         return starting.result()
 
     def retire(self) -> None:
-        """Take no new attempt; kill the process when the last one under way has ended."""
+        """Accept no new attempt; kill the process after its last attempt."""
         self.is_retired = True
         if not self._under_way and self._ending is None:
             self._ending = asyncio.ensure_future(self.kill())
 
     async def kill(self) -> None:
-        """End the process at once; what is under way in it fails with `ActorDiedError`."""
+        """Kill the process at once.
+
+        Its calls fail with `ActorDiedError`.
+        """
         self.is_retired = self.is_killed = True
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
@@ -162,7 +171,7 @@ class SharedProcess:
 
     # ------------------------------------------------------------- engine calls
     async def _serve(self, handle: Handle) -> None:
-        """Take the engine calls of the process, and bring it the answers, until it is gone."""
+        """Serve the engine calls of the process until it ends."""
         fetching = asyncio.ensure_future(self._fetch(handle))
         bringing = asyncio.ensure_future(self._bring(handle))
         try:
