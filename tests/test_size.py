@@ -59,7 +59,6 @@ def test_what_is_too_long_is_found(tmp_path: Path) -> None:
     (tmp_path / "short.py").write_text("def g():\n    return 1\n", encoding="utf-8")
     assert long_files(tmp_path) == ["long.py: 401 lines"]
     assert long_functions(tmp_path) == ["long.py:1 f"]
-    (tmp_path / "wide.py").write_text(
-        f'"""{"x" * 72}\n\n{"y" * 73}"""\nclass C:\n    """{"z" * 73}"""\n', encoding="utf-8"
-    )
+    wide = f'"""{"x" * 72}\n\n{"y" * 73}"""\nclass C:\n    """{"z" * 73}"""\n'
+    (tmp_path / "wide.py").write_text(wide, encoding="utf-8")
     assert long_first_lines(tmp_path) == [f"wide.py: {'z' * 73}"]
