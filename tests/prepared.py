@@ -37,6 +37,8 @@ SET_BY_LIBRARIES = ("RAY_CLIENT_MODE", "TORCHINDUCTOR_CACHE_DIR")
 # Forks of a process that has asked for CUDA cannot use it.
 CAN_FORK = hasattr(os, "pidfd_open") and not device_count()
 _AT_FIRST = dict(os.environ)  # before tests change it
+# What a process ignores, those that it starts ignore; but for the two that Python ignores by itself.
+SIGNALS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}
 
 
 def command(*words: str) -> list[str]:
@@ -157,7 +159,8 @@ class PreparedProcess(subprocess.Popen[str]):
         self.stdout = None if reader is None else open(reader, encoding=None)  # noqa: SIM115 - as Popen's, closed by its user
         self._lock = threading.Lock()
         self._read: list[bytes] = []
-        order = {"command": self.args, "cwd": str(cwd), "environment": dict(variables)}
+        ignored = [int(each) for each in SIGNALS if signal.getsignal(each) == signal.SIG_IGN]
+        order = {"command": self.args, "cwd": str(cwd), "environment": dict(variables), "ignored": ignored}
         self.pid, self._status = _server().fork(order, output)
 
     def poll(self) -> int | None:

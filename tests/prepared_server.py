@@ -9,10 +9,12 @@ import json
 import os
 import runpy
 import selectors
+import signal
 import socket
 import sys
 from typing import Any
 
+from tests.prepared import SIGNALS
 from trinity.launch.process import prepare_process
 from trinity.utils import failpoints
 
@@ -143,6 +145,11 @@ def become(order: dict[str, Any], added: dict[str, str]) -> None:
     for name in os.environ.keys() - variables.keys():
         del os.environ[name]
     os.environ.update(variables)
+    for number in SIGNALS:
+        if number in order["ignored"]:
+            signal.signal(number, signal.SIG_IGN)
+        elif signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     sys.path[0] = os.getcwd()
     sys.orig_argv = order["command"]
     sys.argv = order["command"][2:]

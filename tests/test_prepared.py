@@ -75,6 +75,17 @@ def test_a_prepared_process_sees_what_an_ordinary_one_sees_and_draws_numbers_of_
     assert real["own"]["hash"] != first["own"]["hash"] == second["own"]["hash"]
 
 
+@pytest.mark.parametrize("way", [signal.SIG_IGN, signal.default_int_handler])
+def test_a_prepared_process_ignores_what_the_one_that_asks_for_it_does(run: TinyRun, way: Any) -> None:
+    before = signal.signal(signal.SIGINT, way)
+    try:
+        ends = [run.finish(is_real=is_real) for is_real in (True, False)]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    real, forked = (told(end.output)["same"]["signals"] for end in ends)
+    assert forked == real
+
+
 def test_a_prepared_process_is_handled_as_one_of_subprocess(run: TinyRun, tmp_path: Path) -> None:
     process = run.start(environment={"TRINITY_TEST_LATER": "1"})
     assert isinstance(process, prepared.PreparedProcess) and process.stdout is not None
