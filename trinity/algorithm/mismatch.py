@@ -80,7 +80,7 @@ def probability_metrics(
 def weight_metrics(
     weights: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, low: float, high: float
 ) -> dict[str, float]:
-    """Return the spread of importance weights, and the fractions outside.
+    """Return spread of importance weights, and fractions out of bounds.
 
     The fractions are those above `high` and below `low`. `eff_sample_size` is mean(w)^2 / mean(w^2), 1 where all
     weights are equal. Nothing is returned without a counted token.

@@ -198,7 +198,7 @@ class Experience:
 
     @property
     def experience_type(self) -> Literal["single_turn", "multi_turn", "dpo"]:
-        """`dpo` for a pair; `multi_turn` if some response is not the policy's."""
+        """`dpo` for a pair, `multi_turn` if not all tokens are the policy's."""
         if self.chosen is not None or self.rejected is not None:
             return "dpo"
         return "single_turn" if self.action_mask is None or bool(self.action_mask.all()) else "multi_turn"
@@ -270,7 +270,7 @@ class Experience:
 def group_by(
     experiences: Sequence[Experience], id_type: Literal["task", "run", "step"] = "task"
 ) -> dict[str, list[Experience]]:
-    """Return experiences by `tid`, `rid` or `sid`, by first appearance.
+    """Group experiences by `tid`, `rid` or `sid`, in order of appearance.
 
     Raises:
         ValueError: another `id_type`.
@@ -360,7 +360,7 @@ class Experiences:
 
 
 def rows_of(experience: Experience) -> list[Experience]:
-    """Return the rows: one, or prompt + chosen, prompt + rejected of a pair."""
+    """Return the experience itself, or a pair's chosen and rejected rows."""
     if experience.chosen is None or experience.rejected is None:
         return [experience]
     prompt = experience.tokens[: experience.prompt_length]

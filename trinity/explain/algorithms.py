@@ -52,7 +52,7 @@ def facts(name: str) -> dict[str, Any]:
 
 
 def all_sources(name: str, parts: dict[str, Component]) -> list[str]:
-    """Return the works that an algorithm type and its functions cite, once."""
+    """Return each work that an algorithm type and its functions cite."""
     found = [*sources(ALGORITHM_CONTENTS[name]), *(work for part in parts.values() for work in part.sources)]
     found += [critic.SOURCE] if critic.has_critic(parts) else []
     return [

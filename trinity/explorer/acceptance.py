@@ -24,7 +24,7 @@ def accept(
 ) -> list[Outcome]:
     """Return the outcome of each run in `runs`.
 
-    Ids, model version and task index are set on its experiences.
+    Ids, model version and task index are set on the experiences of each run.
 
     Args:
         returned: what the workflow's run returned.

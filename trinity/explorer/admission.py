@@ -58,7 +58,7 @@ class FixedAdmission:
         self._timeout_s = timeout_s
 
     async def _wait_for(self, version: int) -> int:
-        """Return the newest version, at least `version` unless the trainer ended.
+        """Wait for `version` or the trainer's end; return the newest version.
 
         The store records the wait, so the trainer's reader knows of it.
         """
@@ -91,9 +91,9 @@ class ScheduledAdmission(FixedAdmission):
 class ApartAdmission(FixedAdmission):
     """`Admission` of style `fixed` for explorers that run apart.
 
-    A step uses the newest version and waits only if that version is too old.
+    Takes the newest version, and waits only if that version is too old.
 
-    It is taken at the schedule's points of synchronisation, and before the first step of this process.
+    It does so at the schedule's points of synchronisation, and before the first step of this process.
     """
 
     _is_first = True
@@ -143,12 +143,14 @@ def batches_at_once(config: Config) -> int:
 class PacedAdmission:
     """`Admission` of the other styles: a staleness bound delays steps.
 
-    The engine loads the trainer's versions as they are published.
+    The engine loads newer versions before a step when the schedule says so, and with `follow` soon after each is
+    published.
 
         admit --no bound, or version is new enough--> begin the step
           |  ^
           |  +-- too old: request a newer version and load it
           +--too old, other steps under way--> None (not yet)
+          +--too old, no version can help----> SyncError (E5510)
           +--trainer finished----------------> False
 
     Args:

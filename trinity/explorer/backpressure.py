@@ -1,14 +1,14 @@
 """Back-pressure: the explorer waits until a full queue has room.
 
-After each explore step:
+Before the experiences of an explore step are stored:
 
-    explore step done --> room? --yes--> next explore step
-                           |  ^
-                           no |  look again every LOOK_S
-                           v  |
-                          wait --trainer finished--> go on
-                           |
-                           +--timeout_s----------> DeadlineError (E5142)
+    pipeline done --> room? --yes--> store the experiences
+                      |  ^
+                   no |  | look again every LOOK_S
+                      v  |
+                      wait --trainer finished--> store the experiences
+                       |
+                       +--timeout_s------------> DeadlineError (E5142)
 """
 
 from __future__ import annotations

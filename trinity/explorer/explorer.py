@@ -166,7 +166,7 @@ class Explorer:
     async def explore(self) -> ExploreSummary:
         """Explore to the end, then evaluate.
 
-        The end is that of the tasks or the steps, or that of the trainer.
+        It ends when the tasks or the steps are exhausted, or when the trainer has finished.
 
         Raises:
             SyncError: weights did not come before `synchronizer.sync_timeout`.
@@ -190,9 +190,9 @@ class Explorer:
             await self._io.end()
 
     async def _finish(self) -> None:
-        """Evaluate the trainer's last weights as soon as they are published.
+        """Evaluate the trainer's last weights; wait for the trainer's end.
 
-        An explorer that runs apart takes the newest published weights.
+        An explorer that runs apart does not wait: it takes the newest published weights.
         """
         step, synchronizer = self.state.explore_step, self._served.synchronizer
         if self.parts.evaluator.tasksets and step not in self.state.eval_steps:

@@ -131,7 +131,7 @@ class BatchResult:
         return sum(isinstance(r.outcome, kinds) for r in self.results)
 
     def reasons(self) -> list[str]:
-        """Return the failures of incomplete runs, the most common first."""
+        """Return why runs did not complete, the most common reason first."""
         runs = [*self.results, *(self.baselines or {}).values()]
         texts = [text for r in runs if (text := _reason(r.outcome))]
         return sorted(set(texts), key=lambda text: (-texts.count(text), text))

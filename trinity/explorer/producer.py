@@ -43,7 +43,7 @@ class Producer:
         await self._call(self.store.close_producer, self.buffer, self.name, **self.scope)
 
     async def snapshot(self) -> str | None:
-        """Return the explorer's snapshot of its last append or later save."""
+        """Return the explorer's newest snapshot, None if the store has none."""
         text: str | None = await self._call(self.store.snapshot, self.buffer, self.name, **self.scope)
         return text
 
@@ -52,7 +52,10 @@ class Producer:
         await self._call(self.store.announce_wait, self.buffer, self.name, version, **self.scope)
 
     async def enter_batch(self, version: int, pace: Pace, *, in_flight: int) -> Backlog:
-        """Announce a batch on weights of `version`; return the untrained count."""
+        """Record whether a batch begins on `version`; return the backlog.
+
+        The batch begins if the weights of `version` are new enough for `pace`.
+        """
         now = {"version": version, "pace": pace, "in_flight": in_flight}
         backlog: Backlog = await self._call(self.store.enter_batch, self.buffer, self.name, **self.scope, **now)
         return backlog

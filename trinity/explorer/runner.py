@@ -1,9 +1,10 @@
 """Runs one workflow and returns typed outcomes.
 
-Outcomes of an attempt (a retry needs that no run of it was completed):
+Outcomes of the runs of an attempt. An attempt is retried only if none of its runs completed.
 
     attempt --returned--> usable? --yes--> Completed
        |                     +----no-----> Rejected
+       +--reward function failed---------> Rejected
        +--raised, or returned no list----> Failed    (retried)
        +--deadline-----------------------> TimedOut  (retried)
 """

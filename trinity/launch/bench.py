@@ -27,7 +27,7 @@ logger = get_logger("explorer")
 class BenchSide:
     """Evaluates the checkpoints of a job on its `eval_tasksets`.
 
-    They are all checkpoints, or the latest.
+    It evaluates every checkpoint, or only the latest.
 
     The metrics are those of an evaluation under `bench/`; their step is the training step of the checkpoint. With
     `explorer.eval_on_startup` the model from which training began comes first, as step 0. A model behind a server

@@ -103,7 +103,7 @@ def compute_as_the_command() -> None:
 def _facts_of_a_fresh_process(_read: str) -> str:
     """Return as JSON the facts of a process with this environment.
 
-    `_read` gives the variables.
+    `_read` has the variables that the process reads; it is the key of the cache.
     """
     try:
         done = subprocess.run(

@@ -136,7 +136,7 @@ def record_file(job_dir: Path, part: str | None = None) -> Path:
 
 
 def read_record(job_dir: Path, part: str | None = None) -> dict[str, Any]:
-    """Return the records of earlier runs of this job or part, if any.
+    """Return the record of earlier runs of this job or part, or empty.
 
     Raises:
         CheckpointError: the record is there and cannot be read.

@@ -77,7 +77,7 @@ class LocalPlacement:
 
 
 class ClusterPlacement:
-    """Sides and synchronizer in child processes on this machine.
+    """Sides and synchronizer in their own processes on this machine.
 
     Args:
         config: resolved configuration of the stage.
@@ -112,7 +112,7 @@ class ClusterPlacement:
         )
 
     async def side(self, cls: type[Side], *, on_metrics: MetricsListener | None = None, **arguments: Any) -> RemoteSide:
-        """Return a side of the stage in its own process, with its own store."""
+        """Return a side of the stage in its own process; it opens the store."""
         spec = cls.process(self.config)
         handle = await self.runtime.start(
             cls,

@@ -240,9 +240,9 @@ def _finished_model(config: Config) -> Path | None:
 
 
 def _may_get_more(config: Config) -> bool:
-    """Return whether a complete stage can continue.
+    """Return whether a complete stage continues if an explorer joins.
 
-    That is a trainer without a last step, when an explorer joins.
+    True for a part that runs apart and has no last training step (`trainer.total_steps` is null).
     """
     return part_of(config) is not None and config.trainer.total_steps is None
 
@@ -273,7 +273,7 @@ def _put_back(
 ) -> str | None:
     """Return a stage's configuration with other `values`.
 
-    None if they do not fit the remaining values.
+    None if they do not fit the remaining keys.
     """
     section = "" if plan.stages[number].name is None else f"stages[{number}]."
     overrides = [*options.overrides, *(f"{section}{key}={json.dumps(value)}" for key, value in values.items())]

@@ -139,7 +139,7 @@ def open_monitor(config: Config, actor: str, listener: MetricsListener | None) -
 
 
 def folder_synchronizer(config: Config, store: ExperienceStore, *, trainer: str = "") -> FolderSynchronizer:
-    """Return the synchronizer of a part that runs separately from the job.
+    """Return the synchronizer of a part that runs apart from the others.
 
     Args:
         config: resolved configuration of the part.

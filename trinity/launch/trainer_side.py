@@ -102,7 +102,7 @@ class TrainerSide(Side):
 
         They are those of the trainer's checkpoint.
 
-        They load the initial model themselves, unless they may serve what a trainer without a checkpoint has lost.
+        Explorers load the initial model themselves, unless they may serve what a trainer without a checkpoint has lost.
         """
         has_published = bool(trainer.publisher.transport.versions())
         weights = {trainer.step: await trainer.weights()} if trainer.step or has_published else {}
@@ -139,7 +139,7 @@ class TrainerSide(Side):
     def _told_length(self, summary: TrainSummary) -> TrainSummary:
         """Return the summary; report an early end of the experiences.
 
-        No other part may see that they ended before the planned steps.
+        Otherwise an end before the planned steps might go unnoticed.
         """
         total, is_short = self.trainer.total_steps, not (self.trainer.is_complete or summary.is_stopped)
         if self._is_apart and is_short:

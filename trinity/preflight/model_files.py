@@ -111,7 +111,7 @@ def _weight_files(root: Path, faults: list[str]) -> tuple[list[str], list[str]]:
 
 
 def embedding_rows(config: dict[str, Any], headers: dict[str, list[int]]) -> int | None:
-    """Return the embedding's tokens from weights or configuration, if known."""
+    """Return the number of tokens of a model's embedding, if known."""
     for name, shape in headers.items():
         if name.endswith(EMBEDDING_NAMES) and len(shape) == 2:
             return shape[0]

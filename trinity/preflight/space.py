@@ -19,7 +19,7 @@ ROOT = "checkpoint_root_dir"
 
 
 def check_space(config: Config) -> Iterator[Finding]:
-    """Yield an unwritable job folder (E3601) or a disk too small (W3702)."""
+    """Yield findings: unwritable job folder (E3601), full disk ahead (W3702)."""
     job = Path(config.checkpoint_job_dir)
     there = next(folder for folder in (job, *job.parents) if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):

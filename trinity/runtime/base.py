@@ -32,7 +32,7 @@ class ActorDiedError(TrinityError):
 
 
 class RemoteError(TrinityError):
-    """An error that could not be pickled.
+    """An error that could not be passed between processes as itself.
 
     The message holds its class, message and place.
     """
@@ -262,7 +262,7 @@ class Runtime(Protocol):
     ) -> list[Resources]:
         """Reserve resources for `count` components that start one by one.
 
-        Return the resources. Either all are available or none is reserved.
+        Return the resources to start each of them with. Either all places are reserved or none.
 
         A place stays reserved when its component ends, until the runtime is closed.
 

@@ -88,7 +88,7 @@ class Mail(Generic[T]):
 class Fetched:
     """Carries the calls of a process that may open no connection.
 
-    The component fetches the calls and returns their results.
+    The component that they call fetches them and returns the results.
 
     Args:
         name: of the component, for messages.

@@ -85,9 +85,9 @@ def found_address(address: str) -> str | None:
 
 
 def _latest_address() -> str:
-    """Return the address that `ray start` recorded here, or empty text.
+    """Return the address that `ray start` recorded on this machine.
 
-    Only clusters of this machine are recorded.
+    Empty if it recorded none.
     """
     file = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
     try:
@@ -164,7 +164,7 @@ def _not_running(request: ClusterRequest, why: str) -> EnvironmentProblem:
 
 
 def refusal(error: BaseException, address: str | None) -> EnvironmentProblem | None:
-    """Return the user's error for a failure to join `address`, or None.
+    """Return the error that explains a failure to join `address`, or None.
 
     None means that the error has nothing to do with joining.
 
@@ -201,7 +201,7 @@ def mismatch(text: str) -> EnvironmentProblem:
 
 
 def check_gpus(asked: Mapping[str, float], machines: Sequence[Machine], *, one_machine: bool = True) -> None:
-    """Check that the cluster has a run's GPUs, whether in use or free.
+    """Check that the cluster has enough GPUs for a run, in use or free.
 
     Args:
         asked: GPUs by what asks for them.
@@ -285,9 +285,9 @@ def process_facts() -> dict[str, Any]:
 
 
 def last_words(file: str) -> str:
-    """Return the last words of a process's stderr.
+    """Return what the last lines of a process's stderr say.
 
-    They are known only if its file is on this machine.
+    Empty if its file is not on this machine.
     """
     try:
         text = Path(file).read_text(encoding="utf-8", errors="replace") if file else ""

@@ -27,7 +27,7 @@ left_behind: list[object] = []
 def die_with(parent: int) -> None:
     """Make the kernel kill this process when `parent` ends, on Linux.
 
-    Elsewhere the end of their shared socket reveals it.
+    Elsewhere the process learns of it only from what the two share, such as a closed socket.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

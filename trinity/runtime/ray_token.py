@@ -34,7 +34,8 @@ class TokenMode:
     def follow(self, address: str | None) -> None:
         """Adopt the token mode of the cluster at `address`.
 
-        This has no effect where the user set a mode. None: Ray starts a cluster by its own rules.
+        A mode that the user set is kept and only checked against the cluster. With None, Ray starts a cluster by its
+        own rules.
 
         Raises:
             EnvironmentProblem: the cluster asks for another token, or the user asks for one and it for none (E3402).

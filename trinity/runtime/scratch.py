@@ -73,13 +73,13 @@ class Scratch:
         self.remove()
 
     def claim(self, beginning: str) -> None:
-        """Let the folder own shared memory named `beginning` and a hyphen."""
+        """Let the folder own shared memory whose name starts `<beginning>-`."""
         (self.path / _CLAIMS / beginning).touch()
 
     def remove(self) -> None:
         """Remove the folder and what belongs to it.
 
-        The processes that used it have ended.
+        Call it after the processes that used the folder have ended.
         """
         atexit.unregister(self.remove)
         if os.getpid() == self._pid:  # a fork of the owner owns nothing
@@ -92,7 +92,7 @@ class SharedNames(dict[str, Any]):
 
     vLLM's configuration carries it to vLLM's processes.
 
-    A process that unpickles it gives the beginning to all that it makes in shared memory from then on, and ends with
+    A process that unpickles it gives the prefix to all that it makes in shared memory from then on, and ends with
     the process that pickled it, its parent, even while it starts or is stopped. It is an empty mapping to those who
     look, because caches of compiled code are known by the content of that configuration.
     """

@@ -98,7 +98,7 @@ class WorkerThread:
 
 
 async def call_in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Return `function(*args)`, computed in a new thread without a join.
+    """Return `function(*args)`, computed in a new thread that is never joined.
 
     Where the function may never return, this takes the place of `asyncio.to_thread`, whose thread would keep the
     process alive.

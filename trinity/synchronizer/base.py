@@ -23,12 +23,12 @@ class Synchronizer(Protocol):
 
     # ------------------------------------------------------------------ trainer
     async def is_awaited(self, version: int) -> bool:
-        """Return whether the explorer waiting for `version` may copy live tensors."""
+        """Return whether `version` is awaited and live tensors may be copied."""
 
     async def publish(self, ticket: Ticket, *, is_live: bool = False) -> int | None:
         """Make a version available; return the oldest version still needed.
 
-        Returns None if no explorer took live tensors.
+        None if live tensors were offered and no explorer was waiting.
         """
 
     async def wait_for_request(self, *, timeout_s: float) -> bool:

@@ -45,10 +45,10 @@ class LocalSynchronizer:
 
         explorer                                   trainer
         request(v) ---------- requested = v -----> wait_for_request()
-            |                                      publish(ticket)   if it has newer weights
-            | <------- newest version ------------ acknowledge()
-        ticket(v)     the engines load version v
-        release(v)    only then may an old version be dropped
+            | <------- newest version, >= v ------ publish(ticket)   if it has newer weights
+            | <------- newest version, >= v ------ acknowledge()     if it has none
+        fetch(v)      the engines load version v
+        release(v)    until then version v is not dropped
 
     Args:
         schedule: which version serves which explore step.
@@ -69,8 +69,8 @@ class LocalSynchronizer:
     async def is_awaited(self, version: int) -> bool:
         """Return whether `version` may be copied from the live tensors.
 
-        True if the only explorer waits for it and no older version can be requested again.
-        The trainer waits during the copy.
+        True if the only explorer waits for it and no older version can be requested again. The trainer waits during
+        the copy.
         """
         return self._may_publish_live(version)
 

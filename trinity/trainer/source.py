@@ -84,8 +84,9 @@ class BufferSource:
         return {}
 
     def metrics(self) -> dict[str, float]:
-        """Return 1 if the last batch had fewer rollouts than requested, else 0.
+        """Return the counts of the last read.
 
+        `sample/incomplete_batch_count` is 1 if the last batch had fewer rollouts than requested, else 0.
         A replay buffer adds `sample/evicted_count`: experiences evicted since the last call, because it was full.
         """
         metrics = {"sample/incomplete_batch_count": float(not self._is_complete)}

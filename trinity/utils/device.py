@@ -118,9 +118,9 @@ def thread_settings() -> dict[str, str | int]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether `error` means that a device or this machine is full.
+    """Return whether `error` means that memory is exhausted.
 
-    Full means that no memory is left.
+    It is the memory of a device or of this machine.
     """
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True

@@ -1,6 +1,6 @@
 """Rendezvous of processes for collectives.
 
-It is a store of torch.distributed, which authenticates nobody.
+Processes meet at a store of torch.distributed, which does not authenticate its clients.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ def open_store(host: str, *, timeout: timedelta) -> TCPStore:
 def stay_on_this_machine(host: str) -> None:
     """Make gloo listen at the loopback interface if `host` is its address.
 
-    The machine's name may resolve to another one.
-
-    An interface that the user names stays.
+    By itself gloo uses the machine's name, which may resolve to another interface. An interface that the user named
+    is kept.
     """
     if host == LOOPBACK and (name := loopback_interface()) is not None:
         os.environ.setdefault(INTERFACE_ENV_VAR, name)

@@ -22,7 +22,7 @@ def parsed(text: str) -> Any:
 def without_null(value: Any, *, kept: str = "") -> Any:
     """Return `value` without null entries at any depth.
 
-    `kept` of the outer mappings stay.
+    The outer mappings keep their entry `kept`, even if it is null.
 
     Arrow gives all mappings of a column the same keys and fills them up with null.
     """

@@ -140,7 +140,7 @@ class VerlDPPOKLPolicyLossFn(DPPOLossFn):
     def is_inside(
         self, logprob: Float[Tensor, "B T"], old_logprob: Float[Tensor, "B T"], is_positive: Bool[Tensor, "B T"]
     ) -> Bool[Tensor, "B T"]:
-        """Return where KL is within its bound, or p moves against it.
+        """Return where KL is within its bound, or the update reduces it.
 
         `KL <= high or p <= p_old` for a positive advantage, `KL <= low or p >= p_old` otherwise.
         """

@@ -92,7 +92,10 @@ def _value_path(leaf: Path) -> Path:
 
 
 def _is_unused(resolution: Resolution, path: Path) -> bool:
-    """Return whether this run does not read the section of a key."""
+    """Return whether this run does not read the section of a key.
+
+    That is the explorer's in mode train, and the critic's in a run without one.
+    """
     trainer = resolution.config.trainer
     if path[:3] == path_of(CRITIC) and not may_read_values(resolution):
         return True
@@ -104,7 +107,10 @@ def _is_unused(resolution: Resolution, path: Path) -> bool:
 
 
 def _value(resolution: Resolution, path: Path) -> Any:
-    """Return the written value as the schema reads it: `no` is false."""
+    """Return the written value as the schema reads it.
+
+    For example, `no` is false and `None` is null.
+    """
     try:
         return plain_value(value_at(resolution.typed, path))
     except KeyError:

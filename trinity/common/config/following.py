@@ -23,7 +23,10 @@ def mirrors(section: Key[object], *, but: tuple[Key[object], ...] = ()) -> Itera
 
 
 def join_mirrors(resolution: Resolution, section: Key[object], *, but: tuple[Key[object], ...] = ()) -> None:
-    """Give two mirrored keys one value; that of `section` wins (W1816)."""
+    """Give two mirrored keys one value.
+
+    The one of `section` wins if it was written (W1816); otherwise it follows the other.
+    """
     for key, other in mirrors(section, but=but):
         if not _is_left_out(resolution, key):
             value = resolution.get(key)

@@ -36,7 +36,7 @@ def num_expert_rows(expert_data_ratio: float, batch_size: int) -> int:
 
 
 def batch_size_for(num_usual: int, expert_data_ratio: float) -> int:
-    """Return the smallest batch size with `num_usual` non-expert rows.
+    """Return the smallest batch size with >= `num_usual` non-expert rows.
 
     Raises:
         ValueError: the ratio is outside [0, 1).

@@ -30,7 +30,7 @@ VOCABULARY_TIMEOUT_S = 60.0
 
 
 class DistantEngine:
-    """An engine in the parent; see `models.model.InferenceModel`."""
+    """A proxy of an engine in the parent; see `InferenceModel`."""
 
     def __init__(self, calls: BatchedCalls, index: int) -> None:
         self.model_version = 0

@@ -21,7 +21,7 @@ logger = get_logger("explorer")
 
 
 class _CompanyError(Exception):
-    """The process of an attempt ended and the guilty attempt is unknown."""
+    """A shared process ended, and which attempt caused it is unknown."""
 
 
 class ProcessRunner(Runner):
@@ -112,7 +112,7 @@ class ProcessRunner(Runner):
     def abandon(self, *, is_overdue: bool) -> None:
         """Abandon an attempt.
 
-        A late attempt retires its process, whatever it does. Otherwise only its thread is left behind.
+        A late attempt retires its process, whatever it does. Otherwise only its thread in the process is left behind.
         """
         if self._process.is_killed:
             return  # and the attempt with it

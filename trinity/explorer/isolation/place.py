@@ -84,7 +84,7 @@ class RunnerPlace:
         return is_first
 
     async def lose(self, process: SharedProcess) -> bool:
-        """Kill a process and its attempts; return False if already done."""
+        """Kill a process and its attempts; return False if it was retired."""
         is_first = not process.is_retired
         await process.kill()
         return is_first
@@ -94,15 +94,15 @@ class RunnerPlace:
         self._alive.discard(process)
 
     def close(self) -> None:
-        """Retire all processes without waiting.
+        """Release all processes without waiting for their end.
 
-        This includes processes that are retired already and still working.
+        This includes processes that are retired and still working.
         """
         for process in list(self._alive):
             process.close()
 
     async def ask(self, engine: int, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, Any]:
-        """Return the engine's current weights version and its method's result.
+        """Call an engine's method; return its weights version and the result.
 
         Args:
             engine: 0 for the rollout model, then the auxiliary models.

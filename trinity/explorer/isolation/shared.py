@@ -37,7 +37,7 @@ class Place(Protocol):
         """Return the process of runners called `name`, ready for work."""
 
     async def lose(self, process: SharedProcess) -> bool:
-        """Kill a process and its attempts; return False if already done."""
+        """Kill a process and its attempts; return False if it was retired."""
 
     def forget(self, process: SharedProcess) -> None:
         """Leave out of `close` a process that has ended."""
@@ -106,7 +106,7 @@ class SharedProcess:
     async def kill(self) -> None:
         """Kill the process at once.
 
-        Its calls fail with `ActorDiedError`.
+        Attempts under way fail with `ActorDiedError`.
         """
         self.is_retired = self.is_killed = True
         if self._starting is not None and not self._starting.done():

@@ -229,7 +229,10 @@ class _Mismatch:
         return together
 
     def metrics(self) -> dict[str, float]:
-        """Return `training/rollout_logprobs_diff_{max,mean}`, if rows compared."""
+        """Return `training/rollout_logprobs_diff_{max,mean}`, if any.
+
+        Empty if no row could be compared.
+        """
         if not self.count:
             return {}
         return {

@@ -180,7 +180,10 @@ class _RMSNorm(torch.autograd.Function):
 def rms_norm(
     x: Float[Tensor, "*shape I"], weight: Float[Tensor, "I"], *, eps: float, dtype: torch.dtype
 ) -> Float[Tensor, "*shape I"]:
-    """Return x / sqrt(mean(x^2) + eps) * weight, computed in float32."""
+    """Return x / sqrt(mean(x^2) + eps) * weight as `dtype`.
+
+    It is computed in float32.
+    """
     return _RMSNorm.apply(x, weight, eps, dtype)
 
 

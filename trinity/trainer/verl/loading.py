@@ -72,7 +72,9 @@ def load_model(path: str, device: torch.device, *, config: Config) -> PreTrained
 
 
 def attach_adapter(model: PreTrainedModel, config: Config) -> Adapter | None:
-    """Put the adapter of `model.lora_configs`, if any, into `model`.
+    """Put the adapter of `model.lora_configs` into `model` and return it.
+
+    Return None if there is no adapter to train.
 
     Raises:
         ConfigError: it names modules that the model does not have.

@@ -102,7 +102,10 @@ def make_schedule(
 
 
 def warmup_steps(steps: int, ratio: float, total_steps: int | None) -> int:
-    """Return `steps`, or the share `ratio` of all steps if it is negative."""
+    """Return the warm-up in training steps.
+
+    It is `steps`, or the share `ratio` of all steps if `steps` is negative.
+    """
     return steps if steps >= 0 else int(ratio * (total_steps or 0))
 
 

@@ -55,7 +55,7 @@ def is_supervised(config: Config) -> bool:
 
 
 def planned_steps(config: Config, explore_steps: int | None = None) -> int | None:
-    """Return the training steps of the run; None if only the data tell.
+    """Return the number of training steps; None if only the data tell.
 
     Args:
         config: resolved configuration.
@@ -167,7 +167,9 @@ def _rows(config: Config, size: int) -> int:
 
 
 def policy_lr_schedule(config: Config, total_steps: int | None, *, start: int = 0) -> Schedule:
-    """Return the policy's learning rate per step; the first `start` skip it.
+    """Return the policy's learning rate of each training step.
+
+    The first `start` steps do not train the policy.
 
     Raises:
         ConfigError: the rate depends on the number of all steps, and `total_steps` is None.

@@ -100,7 +100,10 @@ def check_micro_batches(resolution: Resolution) -> None:
 
 
 def check_groups(resolution: Resolution) -> None:
-    """Check that whole groups fill a batch if the trainer compares rollouts."""
+    """Check that whole groups fill a batch.
+
+    This matters if the trainer compares the rollouts of a task with each other.
+    """
     advantage, experts, size = (
         resolution.config.algorithm.advantage_fn,
         num_experts(resolution),

@@ -155,7 +155,10 @@ def _resolve_retention(resolution: Resolution) -> None:
 
 
 def check_schedule(resolution: Resolution) -> None:
-    """Refuse a schedule over all steps if a queue alone is trained."""
+    """Refuse a learning-rate schedule over an unknown number of steps.
+
+    The number of all steps is unknown if a queue is trained alone.
+    """
     buffer = resolution.config.buffer.trainer_input.experience_buffer
     if (
         resolution.mode != "train"
