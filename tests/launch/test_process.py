@@ -36,3 +36,9 @@ def test_a_small_model_runs_on_one_thread_that_sleeps_while_it_waits(tmp_path: P
 def test_what_the_user_set_stays(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 128}))
     assert facts_for(tmp_path, OMP_NUM_THREADS="2")["threads"] == 2
+
+
+def test_a_driver_whose_parts_are_elsewhere_imports_no_torch() -> None:
+    modules = "trinity.launch.run, trinity.launch.stage, trinity.launch.placement, trinity.runtime.process"
+    program = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=120, check=False).returncode == 0

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from trinity.common.checkpoint import CheckpointStore
 from trinity.common.constants import Mode
 from trinity.common.errors import ExitCode
-from trinity.common.weights.files import remove_unfinished
 from trinity.launch.bench import BenchSide
 from trinity.launch.explorer_side import ExplorerSide
 from trinity.launch.parts import part_of
@@ -125,7 +124,10 @@ class Stage:
         """
         checkpoints = CheckpointStore(self.job_dir)
         checkpoints.clean()
-        remove_unfinished(self.job_dir / "weights")
+        if (published := self.job_dir / "weights").is_dir():
+            from trinity.common.weights.files import remove_unfinished  # with torch: a driver needs it for nothing else
+
+            remove_unfinished(published)
         verl = self.config.trainer.trainer_config.trainer
         if verl.resume_mode == "resume_path":
             return rewound(checkpoints, Path(str(verl.resume_from_path)))

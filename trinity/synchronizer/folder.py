@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.common.constants import BENCH, TRAINER
 from trinity.common.errors import SyncError
-from trinity.common.weights.files import remove_unless_read, ticket_in, unpublished, versions_in
 from trinity.utils.disk import write_atomically
 from trinity.utils.locks import is_held, note_of, part_lock
 from trinity.utils.log import get_logger
@@ -162,6 +161,8 @@ class FolderSynchronizer:
 
         Versions that a lost later step published are removed.
         """
+        from trinity.common.weights.files import remove_unless_read, versions_in
+
         folder = self.job_dir / "weights"
         for later in versions_in(folder):
             if later > version:
@@ -221,6 +222,8 @@ class FolderSynchronizer:
         Raises:
             SyncError: its files are not there (E5502).
         """
+        from trinity.common.weights.files import ticket_in
+
         return await asyncio.to_thread(ticket_in, self.job_dir / "weights" / f"version_{version}")
 
     async def release(self, version: int, *, explorer: str) -> None:
@@ -292,6 +295,8 @@ class FolderSynchronizer:
         try:
             await asyncio.to_thread(write_atomically, self.job_dir / STATE_FILE, text)
         except OSError as error:
+            from trinity.common.weights.files import unpublished
+
             raise unpublished(self._own.version, self.job_dir, error) from error
 
     async def _until(
