@@ -6,8 +6,6 @@ import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-
 
 def modules(folder: Path) -> dict[str, Path]:
     """Return the file of each module of the package in `folder`, by its dotted name."""
@@ -19,28 +17,22 @@ def modules(folder: Path) -> dict[str, Path]:
 
 
 def imports(folder: Path) -> dict[str, set[str]]:
-    """Return the modules of the package that each of its modules imports at its top, for type checkers only or not.
-
-    What a function imports is left out: it is loaded when the function is called.
-    """
+    """Return the modules of the package that each of its modules imports, in functions and for type checkers, too."""
     files = modules(folder)
     graph: dict[str, set[str]] = {}
     for name, path in files.items():
-        found = (_module(each, files) for each in _named(ast.parse(path.read_text(encoding="utf-8"))))
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        found = (_module(named, files) for node in nodes for named in _named(node))
         graph[name] = {target for target in found if target is not None and target != name}
     return graph
 
 
 def _named(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """Yield module and name of every import below `node` that is in no function."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, FUNCTIONS):
-            continue
-        if isinstance(child, ast.Import):
-            yield from ((alias.name, "") for alias in child.names)
-        elif isinstance(child, ast.ImportFrom) and not child.level:
-            yield from ((child.module or "", alias.name) for alias in child.names)
-        yield from _named(child)
+    """Yield module and name of everything that `node` imports, if it is an import."""
+    if isinstance(node, ast.Import):
+        yield from ((alias.name, "") for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and not node.level:
+        yield from ((node.module or "", alias.name) for alias in node.names)
 
 
 def _module(named: tuple[str, str], files: Mapping[str, Path]) -> str | None:

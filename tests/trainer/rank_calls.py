@@ -17,8 +17,9 @@ from trinity.trainer.batch import TrainBatch, collate
 from trinity.trainer.correction import correction_of
 from trinity.trainer.verl.checkpoint import in_turns
 from trinity.trainer.verl.loss import Metrics
+from trinity.trainer.verl.parallel.exchange import local
 from trinity.trainer.verl.parallel.pipeline import Stages
-from trinity.trainer.verl.parallel.ranks import ALONE, Ranks, local
+from trinity.trainer.verl.parallel.ranks import ALONE, Ranks
 from trinity.trainer.verl.parallel.resharding import gathered, own_part
 from trinity.trainer.verl.settings import loss_of, num_stages, tensor_size
 from trinity.trainer.verl.worker import ActorWorker

@@ -23,7 +23,8 @@ from tests.trainer.test_together import _experiences as experiences_of_everythin
 from tests.trainer.test_update import TERMS, assert_same
 from tests.trainer.test_update import worker as one_worker
 from trinity.common.config import Config
-from trinity.trainer.verl.parallel.ranks import Ranks, local
+from trinity.trainer.verl.parallel.exchange import local
+from trinity.trainer.verl.parallel.ranks import Ranks
 
 Maker = Callable[..., Config]
 

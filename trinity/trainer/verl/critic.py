@@ -22,7 +22,8 @@ from trinity.trainer.verl.decoder import make_decoder
 from trinity.trainer.verl.dp_critic import CriticSettings, DataParallelPPOCritic
 from trinity.trainer.verl.loading import load_value_model, move_buffers, num_embeddings, value_head
 from trinity.trainer.verl.optim import Schedule, make_optimizer, make_schedule
-from trinity.trainer.verl.parallel.ranks import ALONE, Ranks, local
+from trinity.trainer.verl.parallel.exchange import local
+from trinity.trainer.verl.parallel.ranks import ALONE, Ranks
 from trinity.trainer.verl.parallel.ulysses import check_heads
 from trinity.trainer.verl.scorer import ActorSettings
 from trinity.trainer.verl.shard_settings import critic_options

@@ -37,7 +37,7 @@ from trinity.common.config.model import LoraConfig
 from trinity.common.constants import LORA_FOLDER
 from trinity.common.errors import CheckpointError, ConfigError, EnvironmentProblem
 from trinity.preflight.adapter import ADAPTER_FILES, ALL_LINEAR, check_adapter_dir, is_meant, near_name
-from trinity.trainer.verl.parallel.ranks import local, whole
+from trinity.trainer.verl.parallel.exchange import local, whole
 from trinity.trainer.verl.parallel.resharding import own_part
 from trinity.utils.log import get_logger
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trinity.common.errors import ConfigError
-from trinity.trainer.verl.parallel.ranks import local
+from trinity.trainer.verl.parallel.exchange import local
 
 Scheduler = Literal["constant", "linear", "cosine"]
 

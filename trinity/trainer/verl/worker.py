@@ -28,7 +28,8 @@ from trinity.trainer.verl.loading import CRITIC_KEY, attach_adapter, load_model,
 from trinity.trainer.verl.logprob import STATISTICS
 from trinity.trainer.verl.offload import Offload, tell_idle_offload
 from trinity.trainer.verl.optim import make_optimizer
-from trinity.trainer.verl.parallel.ranks import ALONE, Ranks, local
+from trinity.trainer.verl.parallel.exchange import local
+from trinity.trainer.verl.parallel.ranks import ALONE, Ranks
 from trinity.trainer.verl.parallel.ulysses import check_heads
 from trinity.trainer.verl.plugin_state import function_states, restore_functions
 from trinity.trainer.verl.reference import Reference, load_reference

@@ -1,4 +1,4 @@
-"""Exchanges of tensors between ranks, with their gradients."""
+"""Exchanges of tensors between ranks, and a rank's part of a tensor."""
 
 from __future__ import annotations
 
@@ -24,6 +24,24 @@ def exchange(x: Tensor, there: Move, back: Move) -> Tensor:
 def as_it_is(x: Tensor) -> Tensor:
     """Return a view of `x` of any shape: a move that changes nothing."""
     return x.view_as(x)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor, sharing its memory.
+
+    An unsharded tensor, of any shape, is its own part.
+    """
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part.detach()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return the tensor gathered from all ranks, which all call this.
+
+    An unsharded tensor, of any shape, is returned as it is.
+    """
+    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full.detach()
 
 
 class _Exchange(torch.autograd.Function):

@@ -19,6 +19,7 @@ from torch import Tensor, distributed, nn
 
 from trinity.common.errors import ConfigError
 from trinity.preflight.division import pipeline_problem
+from trinity.trainer.verl.parallel.exchange import local
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -170,8 +171,6 @@ class Stages:
 
     def _sum_outer(self, decoder: StagedDecoder) -> None:
         """Sum the gradients of the parameters that every stage has."""
-        from trinity.trainer.verl.parallel.ranks import local
-
         for parameter in decoder.outer():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

@@ -19,6 +19,7 @@ from trinity.common.errors import ConfigError
 from trinity.trainer.batch import TrainBatch, micro_batches
 from trinity.trainer.verl.packing import Packed
 from trinity.trainer.verl.parallel.balance import Work, split_work
+from trinity.trainer.verl.parallel.exchange import local
 from trinity.trainer.verl.parallel.pipeline import STAGE, Stages
 from trinity.trainer.verl.parallel.tensor import TENSOR, TensorGroup
 from trinity.trainer.verl.parallel.ulysses import Slice
@@ -308,24 +309,6 @@ def counts(tensor: Tensor) -> bool:
     spread: Any = tensor
     coordinates = zip(mesh.get_coordinate(), spread.placements, strict=True)
     return all(place == 0 for place, placement in coordinates if placement.is_replicate())
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor, sharing its memory.
-
-    An unsharded tensor, of any shape, is its own part.
-    """
-    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part.detach()
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """Return the tensor gathered from all ranks, which all call this.
-
-    An unsharded tensor, of any shape, is returned as it is.
-    """
-    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return full.detach()
 
 
 def blocks_of(decoder: Decoder, options: ShardOptions) -> list[nn.Module]:

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from trinity.common.tensor_files import read_tensors_of
+from trinity.trainer.verl.parallel.exchange import local, whole
 from trinity.trainer.verl.parallel.pipeline import Stages
-from trinity.trainer.verl.parallel.ranks import Ranks, local, whole
+from trinity.trainer.verl.parallel.ranks import Ranks
 from trinity.trainer.verl.parallel.tensor import TENSOR
 
 _NAME = re.compile(r"\w+_world_size_(\d+)_rank_\d+\.pt")
