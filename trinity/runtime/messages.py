@@ -38,9 +38,10 @@ def from_bytes(data: bytes) -> Any:
 
 
 def reduced(tensor: Tensor) -> tuple[Any, ...]:
-    """Return function and arguments that copy `tensor` in another process.
+    """Return function and arguments that copy a tensor in another process.
 
-    A tensor in main memory goes as its bytes: torch's own way writes a file of its own for each, at ten times the cost.
+    It may have any shape. In main memory it goes as its bytes: torch's own way writes a file for each, at ten times the
+    cost.
     """
     if tensor.device.type != "cpu" or tensor.requires_grad or tensor.layout != _strided():
         return tensor.__reduce_ex__(5)

@@ -56,7 +56,7 @@ def layout(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Entry], dict[int, T
 
 
 def as_bytes(tensor: Tensor) -> Any:
-    """Return the bytes of a tensor as an array of uint8.
+    """Return the bytes of a tensor of any shape as an array of uint8.
 
     The array is a copy only if the tensor is not contiguous on the CPU.
     """

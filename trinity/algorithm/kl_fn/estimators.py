@@ -42,7 +42,9 @@ class NoneKLFn(KLFn):
         """Return zeros [B, T] through which no gradient flows."""
         return torch.zeros_like(logprob) * logprob.detach()
 
-    def calculate_kl_loss(self, logprob: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, float]]:
+    def calculate_kl_loss(
+        self, logprob: Float[Tensor, "..."], *args: Any, **kwargs: Any
+    ) -> tuple[Float[Tensor, ""], dict[str, float]]:
         """Return 0 and no metrics; a reference model is not needed."""
         return torch.zeros((), dtype=logprob.dtype, device=logprob.device), {}
 
@@ -161,7 +163,7 @@ class FullKLFn(KLFn):
         self,
         logprob: Float[Tensor, "B T V"],
         ref_logprob: Float[Tensor, "B T V"],
-        old_logprob: Tensor | None = None,
+        old_logprob: Float[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "B T"]:
         """Return the divergence of two distributions over the vocabulary.
 

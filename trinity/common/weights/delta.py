@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
 from trinity.common.errors import SyncError
@@ -75,7 +76,7 @@ def apply_delta(file: Path, old: Mapping[str, Tensor]) -> dict[str, Tensor]:
         digests: dict[str, str] = json.loads(opened.metadata()["digests"])
         parts = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not iterable)
 
-    def make(name: str) -> Tensor:
+    def make(name: str) -> Shaped[Tensor, "..."]:
         tensor = _decode(old[name], parts[name], name) if name in parts else old[name]
         if tensor_digest(tensor) != digests[name]:
             raise SyncError(_torn(file, name), code="E5507")
@@ -120,7 +121,7 @@ def _bytes_of(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> tuple[lis
     Compared as bytes, two NaN are equal, and -0 differs from 0.
     """
 
-    def raw(tensor: Tensor) -> Tensor:
+    def raw(tensor: Shaped[Tensor, "..."]) -> UInt8[Tensor, "bytes"]:
         return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
     return [raw(old[name]) for name in new], [raw(tensor) for tensor in new.values()]

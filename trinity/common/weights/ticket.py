@@ -51,7 +51,7 @@ class Ticket:
 
 
 def tensor_digest(tensor: Tensor) -> str:
-    """Return the xxh3 of any tensor's bytes as hexadecimal digits."""
+    """Return the xxh3 of the bytes of a tensor of any shape, in hexadecimal."""
     plain = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
     return xxhash.xxh3_128_hexdigest(plain.numpy().data)
 

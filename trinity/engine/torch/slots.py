@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from trinity.common.models.vocabulary import Drawable
@@ -33,7 +33,7 @@ class Slots:
     """
 
     def __init__(self, num_slots: int, *, drawable: Drawable, device: torch.device) -> None:
-        def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
+        def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Shaped[Tensor, "*shape"]:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.rows: list[RunningRow | None] = [None] * num_slots

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 
 
@@ -33,7 +34,7 @@ class Download:
         self._event = torch.cuda.Event()
         self._event.record()
 
-    def result(self) -> list[Tensor]:
+    def result(self) -> list[Shaped[Tensor, "..."]]:
         """Return the tensors on the host, in the order and shapes given."""
         if self._event is not None:
             self._event.synchronize()

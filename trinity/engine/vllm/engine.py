@@ -217,7 +217,7 @@ class VLLMEngine(LocalModel):
         start = len(tokens) - 1 if temperature == self._temperature else 1
         params = GenerateParams(temperature=temperature, max_tokens=len(tokens) - start, ignore_eos=True)
 
-        async def score() -> Tensor:
+        async def score() -> Float[Tensor, "scored"]:
             sample, scored = await self._one(tokens[:start], params, 0, forced=tokens[start:])
             return torch.cat([torch.tensor(scored[1:]), sample.logprobs])
 

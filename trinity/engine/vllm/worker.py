@@ -269,6 +269,7 @@ def _make_room_for_stage_before(runner: Any, model: Any) -> None:
 
 def _normalised(compute: Callable[..., Tensor | None], temperature: float) -> Callable[..., Tensor | None]:
     def compute_logits(*args: Any, **kwargs: Any) -> Tensor | None:
+        """Return the natural logprobs [rows, vocabulary] instead of the logits."""
         logits = compute(*args, **kwargs)
         if logits is None:
             return None

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from jaxtyping import Float
 from torch import Tensor
 
 from trinity.trainer.batch import TrainBatch
@@ -44,7 +45,7 @@ def accumulate(
         decoder: computes the hidden states; every rank that shares its layers or matrices calls this.
         scorer: packs a micro-batch.
         steps: the micro-batches; one at a time is held, unless stages share the layers.
-        loss: makes the summand () of one of them from its last hidden states (m, d), its packing and its reference.
+        loss: makes the summand [] of one of them from its last hidden states [m, d], its packing and its reference.
         reference_of: the output with whose distributions the loss compares the policy's.
     """
     stages = decoder.stages
@@ -59,7 +60,7 @@ def accumulate(
     held = [(step, scorer.pack(step.micro)) for step in steps]
     references = [reference_of(packed) for _, packed in held]  # uses all stages, so it runs before the policy's passes
 
-    def loss_of(number: int, hidden: Tensor) -> Tensor:
+    def loss_of(number: int, hidden: Float[Tensor, "M d"]) -> Float[Tensor, ""]:
         step, packed = held[number]
         return loss(step, hidden, packed, references[number])
 

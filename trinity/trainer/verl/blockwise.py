@@ -155,8 +155,14 @@ def _blocks(queries: Tensor, pattern: _Pattern) -> Iterator[tuple[slice, slice, 
 class _Blockwise(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, hidden: Tensor | None, pattern: _Pattern
-    ) -> Tensor:
+        ctx: Any,
+        q: Float[Tensor, "B L Q D"],
+        k: Float[Tensor, "B W H D"],
+        v: Float[Tensor, "B W H E"],
+        sinks: Float[Tensor, "Q"] | None,
+        hidden: Float[Tensor, "B W"] | None,
+        pattern: _Pattern,
+    ) -> Float[Tensor, "B L Q E"]:
         ctx.save_for_backward(q, k, v, sinks, hidden)
         ctx.pattern = pattern
         out = q.new_empty(*q.shape[:3], v.shape[3])
@@ -166,7 +172,16 @@ class _Blockwise(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, grad: Float[Tensor, "B L Q E"]
+    ) -> tuple[
+        Float[Tensor, "B L Q D"],
+        Float[Tensor, "B W H D"],
+        Float[Tensor, "B W H E"],
+        Float[Tensor, "Q"] | None,
+        None,
+        None,
+    ]:
         q, k, v, sinks, hidden = ctx.saved_tensors
         of_q, of_k, of_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         of_sinks = None if sinks is None else torch.zeros_like(sinks)

@@ -38,13 +38,13 @@ class _ChunkedDivergence(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: Tensor,
-        bias: Tensor | None,
-        parameter: Tensor,
+        hidden: Float[Tensor, "M d"],
+        bias: Float[Tensor, "V"] | None,
+        parameter: Float[Tensor, "V d"],
         layer: OutputLayer,
         reference: Output,
         temperature: float,
-    ) -> Tensor:
+    ) -> Float[Tensor, "M"]:
         rows = chunk_rows(layer.num_tokens, hidden.device)
         divergence = hidden.new_empty(len(hidden), dtype=torch.float32)
         for start in range(0, len(hidden), rows):
@@ -57,7 +57,9 @@ class _ChunkedDivergence(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, grad: Float[Tensor, "M"]
+    ) -> tuple[Float[Tensor, "M d"], Float[Tensor, "V"] | None, Float[Tensor, "V d"] | None, None, None, None]:
         hidden, divergence = ctx.saved_tensors
         sums = LayerGradients(ctx.layer, hidden, of_bias=ctx.needs_input_grad[1], of_weight=ctx.needs_input_grad[2])
         for start in range(0, len(hidden), ctx.rows):

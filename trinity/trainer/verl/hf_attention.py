@@ -58,7 +58,7 @@ class _Seen(Tensor):
 def packed_mask(
     *args: Any, local_size: int | None = None, use_vmap: bool = False, device: torch.device | None = None, **_: Any
 ) -> Tensor:
-    """Return a stand-in mask that tells `packed_attention` the window.
+    """Return a stand-in mask [0] that tells `packed_attention` the window.
 
     This is the mask function for Hugging Face models.
 

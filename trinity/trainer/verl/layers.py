@@ -18,14 +18,24 @@ from torch.autograd.function import once_differentiable
 
 from trinity.utils.products import linear, matmul
 
+Gradients = tuple[Float[Tensor, "..."] | None, ...]  # by each argument of a forward pass, of its shape
+
 
 class _Linear(torch.autograd.Function):
-    """x W^T + b [N, O] with a copy W of parameters, which get the gradient."""
+    """x W^T + b [N, O] with copies of parameters, which get the gradient.
+
+    These are `num_weights` weights [O_i, I], then their biases [O_i], if any.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, num_weights: int, *parameters: Tensor
-    ) -> Tensor:
+        ctx: Any,
+        x: Float[Tensor, "N I"],
+        weight: Float[Tensor, "O I"],
+        bias: Float[Tensor, "O"] | None,
+        num_weights: int,
+        *parameters: Float[Tensor, "..."],
+    ) -> Float[Tensor, "N O"]:
         ctx.save_for_backward(x, weight)
         ctx.sizes = [parameter.shape[0] for parameter in parameters[:num_weights]]
         ctx.has_bias = bias is not None
@@ -33,7 +43,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Float[Tensor, "N O"]) -> Gradients:
         x, weight = ctx.saved_tensors
         grad_x = matmul(grad, weight) if ctx.needs_input_grad[0] else None
         if not any(ctx.needs_input_grad[4:]):
@@ -76,19 +86,19 @@ class _LowRankLinear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
+        x: Float[Tensor, "N I"],
+        weight: Float[Tensor, "O I"],
+        bias: Float[Tensor, "O"] | None,
         parts: Sequence[tuple[int, int, float]],
-        *parameters: Tensor,
-    ) -> Tensor:
+        *parameters: Float[Tensor, "_ _"],
+    ) -> Float[Tensor, "N O"]:
         ctx.save_for_backward(x, weight, *parameters)
         ctx.parts = parts
         return linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Float[Tensor, "N O"]) -> Gradients:
         x, weight, *parameters = ctx.saved_tensors
         grads: list[Tensor] = []
         for (start, size, scale), down, up in zip(ctx.parts, parameters[::2], parameters[1::2], strict=True):
@@ -156,7 +166,9 @@ class _RMSNorm(torch.autograd.Function):
     """x / rms(x) * weight over [..., I] in float32, cast to another type."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    def forward(
+        ctx: Any, x: Float[Tensor, "*shape I"], weight: Float[Tensor, "I"], eps: float, dtype: torch.dtype
+    ) -> Float[Tensor, "*shape I"]:
         wide = x.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         normed = wide * scale
@@ -166,7 +178,9 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(
+        ctx: Any, grad: Float[Tensor, "*shape I"]
+    ) -> tuple[Float[Tensor, "*shape I"], Float[Tensor, "I"] | None, None, None]:
         normed, scale, weight = ctx.saved_tensors
         grad = grad.float()
         size = weight.shape[0]
@@ -191,14 +205,14 @@ class _SwiGLU(torch.autograd.Function):
     """silu(gate) * up [N, I], from gate and up side by side [N, 2 I]."""
 
     @staticmethod
-    def forward(ctx: Any, fused: Tensor) -> Tensor:
+    def forward(ctx: Any, fused: Float[Tensor, "N two_I"]) -> Float[Tensor, "N I"]:
         ctx.save_for_backward(fused)
         gate, up = fused.chunk(2, dim=-1)
         return torch.nn.functional.silu(gate).mul_(up)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Float[Tensor, "N I"]) -> Float[Tensor, "N two_I"]:
         (fused,) = ctx.saved_tensors
         gate, up = fused.chunk(2, dim=-1)
         result = torch.empty_like(fused)
@@ -217,13 +231,15 @@ class _Rotate(torch.autograd.Function):
     """Rotary embedding of [N, H, D]; `sin` has its first half negated."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Float[Tensor, "N H D"], cos: Float[Tensor, "N 1 D"], sin: Float[Tensor, "N 1 D"]
+    ) -> Float[Tensor, "N H D"]:
         ctx.save_for_backward(cos, sin)
         return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Float[Tensor, "N H D"]) -> tuple[Float[Tensor, "N H D"], None, None]:
         cos, sin = ctx.saved_tensors
         return torch.add(grad * cos, (grad * sin).roll(grad.shape[-1] // 2, -1)), None, None
 
@@ -244,13 +260,15 @@ class _Spread(torch.autograd.Function):
     """Rows [n, ...] copied to their slots in zeros [size, ...]."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, slots: Tensor, size: int) -> Tensor:
+    def forward(
+        ctx: Any, x: Float[Tensor, "n *rest"], slots: Int[Tensor, "n"], size: int
+    ) -> Float[Tensor, "size *rest"]:
         ctx.save_for_backward(slots)
         return x.new_zeros(size, *x.shape[1:]).index_copy_(0, slots, x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Float[Tensor, "size *rest"]) -> tuple[Float[Tensor, "n *rest"], None, None]:
         return grad.index_select(0, ctx.saved_tensors[0]), None, None
 
 
@@ -258,14 +276,14 @@ class _Collect(torch.autograd.Function):
     """Rows [n, ...] read from distinct slots of [size, ...]."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, slots: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Float[Tensor, "size *rest"], slots: Int[Tensor, "n"]) -> Float[Tensor, "n *rest"]:
         ctx.save_for_backward(slots)
         ctx.size = x.shape[0]
         return x.index_select(0, slots)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Float[Tensor, "n *rest"]) -> tuple[Float[Tensor, "size *rest"], None]:
         return grad.new_zeros(ctx.size, *grad.shape[1:]).index_copy_(0, ctx.saved_tensors[0], grad), None
 
 

@@ -36,14 +36,14 @@ class _ChunkedLogprob(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: Tensor,
-        bias: Tensor | None,
-        parameter: Tensor,
-        labels: Tensor,
+        hidden: Float[Tensor, "M d"],
+        bias: Float[Tensor, "V"] | None,
+        parameter: Float[Tensor, "V d"],
+        labels: Int[Tensor, "M"],
         layer: OutputLayer,
         temperature: float,
         with_entropy: bool,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Float[Tensor, "M"], Float[Tensor, "M"]]:
         rows = chunk_rows(layer.num_tokens, hidden.device)
         logprob = hidden.new_empty(len(labels), dtype=torch.float32)
         entropy = torch.zeros_like(logprob)
@@ -61,7 +61,9 @@ class _ChunkedLogprob(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_logprob: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, grad_logprob: Float[Tensor, "M"], grad_entropy: Float[Tensor, "M"]
+    ) -> tuple[Float[Tensor, "M d"], Float[Tensor, "V"] | None, Float[Tensor, "V d"] | None, None, None, None, None]:
         hidden, labels, entropy, *rest = ctx.saved_tensors
         layer: OutputLayer = ctx.layer
         sums = LayerGradients(layer, hidden, of_bias=ctx.needs_input_grad[1], of_weight=ctx.needs_input_grad[2])

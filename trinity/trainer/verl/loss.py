@@ -245,7 +245,7 @@ class LossFn:
         except KeyError as error:
             raise self._lacks(str(error.args[0])) from error
 
-        def share(among: tuple[Tensor, Tensor]) -> Share:
+        def share(among: tuple[Bool[Tensor, "b"], Bool[Tensor, "B"]]) -> Share:
             return Share.of_rows(micro, mini, normalizer=normalizer, among=among)
 
         return Shares(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -46,11 +47,11 @@ def whole(tensor: Tensor) -> Tensor:
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, there: Move, back: Move) -> Tensor:
+    def forward(ctx: Any, x: Shaped[Tensor, "rows *rest"], there: Move, back: Move) -> Shaped[Tensor, "moved *changed"]:
         ctx.back, ctx.num_rows = back, len(x)
         return there(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Shaped[Tensor, "moved *changed"]) -> tuple[Shaped[Tensor, "rows *rest"], None, None]:
         return ctx.back(grad.contiguous())[: ctx.num_rows], None, None

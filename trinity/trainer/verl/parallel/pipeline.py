@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, distributed, nn
 
 from trinity.common.errors import ConfigError
@@ -152,7 +152,7 @@ class Stages:
             group=self.group,
         )
 
-        def loss_fn(hidden: Tensor, number: Tensor) -> Tensor:
+        def loss_fn(hidden: Float[Tensor, "M d"], number: Int[Tensor, "1"]) -> Float[Tensor, ""]:
             return loss_of(int(number), hidden)
 
         kind = Schedule1F1B if len(packs) >= self.size else ScheduleGPipe
@@ -180,7 +180,7 @@ class Stages:
 
     # ---------------------------------------------------------------- exchange
     def broadcast(self, tensor: Tensor | None, stage: int) -> Tensor:
-        """Return the whole tensor of `stage` on every stage; others pass None."""
+        """Return the tensor of `stage`, of any shape; other stages pass None."""
         facts: list[Any] = [None if tensor is None else (tensor.shape, tensor.dtype, tensor.device.type)]
         distributed.broadcast_object_list(facts, src=self.ranks[stage], group=self.group)
         if tensor is None:
@@ -206,8 +206,11 @@ class _Stage(nn.Module):
         self._outside: dict[str, Any] = {"decoder": decoder}
         self.packs, self.length = packs, length
 
-    def forward(self, stream: Tensor, *, number: Tensor) -> Tensor:
-        """Return the stream after this stage's layers, or the last hidden states."""
+    def forward(self, stream: Tensor, *, number: Int[Tensor, "1"]) -> Float[Tensor, "rows d"]:
+        """Return the stream [length, d] after this stage's layers.
+
+        The last stage returns the last hidden states [M, d]; the first one ignores `stream`.
+        """
         decoder, packed = self._outside["decoder"], self.packs[int(number)]
         stages = decoder.stages
         rows = decoder.stream_shape(packed)[0]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from trinity.common.tensor_files import read_tensors_of
@@ -58,7 +59,9 @@ def read_parts(folder: Path, kind: str, world: int) -> list[Any]:
 
 
 def joined(parts: list[Any]) -> Tensor:
-    """Join the parts of all ranks, in rank order, into the whole tensor.
+    """Join the parts of all ranks, in rank order, along their sharded dim.
+
+    The whole tensor may have any shape.
 
     Raises:
         ValueError: they are not parts of one tensor along one dimension.
@@ -106,7 +109,9 @@ def _chunk(full: Tensor, size: int, index: int, dim: int) -> Tensor:
 
 
 def gathered(named: Mapping[str, Tensor], name: str, *, stages: Stages | None) -> Tensor:
-    """Return the whole tensor `name` on every rank, whichever stage has it.
+    """Return the whole tensor `name`, of any shape, on every rank.
+
+    It is there whichever stage has it.
 
     Args:
         named: the tensors of this rank's stage.
@@ -161,8 +166,8 @@ def _is_plain(value: Any) -> bool:
     return not isinstance(value, Tensor) or value.dim() == 0
 
 
-def flattened(full: Tensor, ranks: Ranks) -> Tensor:
-    """Return this rank's piece of `full` as files store it, cut along dim 0."""
+def flattened(full: Shaped[Tensor, "whole *rest"], ranks: Ranks) -> Shaped[Tensor, "whole *rest"]:
+    """Return `full` as files store it: this rank has a piece along dim 0."""
     from torch.distributed.tensor import DTensor, Shard
 
     own = _chunk(full, ranks.world, ranks.rank, 0).clone()

@@ -138,6 +138,8 @@ class TensorGroup:
 def held(parameter: Tensor) -> Tensor:
     """Return the part of a gathered parameter that this rank computes with.
 
+    The parameter may have any shape.
+
     That is its part if ranks share the matrix, else the whole parameter. The gradient is that of the part; ranks that
     repeat a computation with a whole parameter have the same gradient.
     """

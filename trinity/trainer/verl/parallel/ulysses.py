@@ -2,9 +2,10 @@
 
     [n, Q, D] --all-to-all--> [N, Q / ranks, D]: attention --all-to-all--> [n, Q, D]
 
-Dimension key: N = packed tokens, n = a rank's tokens, Q = query heads, H = key heads, D = head size, M = scored
-positions, m = those of a rank. A rank computes every layer for its n tokens. For attention, an all-to-all gives it all
-tokens of its share of the heads; a second one returns the outputs (arXiv:2309.14509).
+Dimension key: N = packed tokens, n = a rank's tokens, Q = query heads, H = key heads, D = head size, q and h = a rank's
+share of the heads, M = scored positions, m = those of a rank. A rank computes every layer for its n tokens. For
+attention, an all-to-all gives it all tokens of its share of the heads; a second one returns the outputs
+(arXiv:2309.14509).
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class Slice:
         queries: Float[Tensor, "n Q D"],
         keys: Float[Tensor, "n H D"],
         values: Float[Tensor, "n H D"],
-        whole: Callable[[Tensor, Tensor, Tensor], Tensor],
+        whole: Callable[
+            [Float[Tensor, "N q D"], Float[Tensor, "N h D"], Float[Tensor, "N h D"]], Float[Tensor, "N q*D"]
+        ],
     ) -> Float[Tensor, "n Q*D"]:
         """Return the attention outputs of this rank's tokens.
 
@@ -106,7 +109,7 @@ class _Collect(torch.autograd.Function):
     """Values of all ranks, with the gradient of this rank's own values."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, piece: Slice, num_scored: int) -> Tensor:
+    def forward(ctx: Any, values: Float[Tensor, "m"], piece: Slice, num_scored: int) -> Float[Tensor, "M"]:
         ctx.scored = piece.scored
         result = values.new_zeros(num_scored).index_copy_(0, piece.scored, values)
         distributed.all_reduce(result, group=piece.group)
@@ -114,7 +117,7 @@ class _Collect(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Float[Tensor, "M"]) -> tuple[Float[Tensor, "m"], None, None]:
         return grad.index_select(0, ctx.scored), None, None
 
 
