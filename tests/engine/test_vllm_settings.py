@@ -18,7 +18,7 @@ from trinity.common.config import Config
 from trinity.common.errors import ConfigError, EnvironmentProblem, NotAvailableError
 from trinity.common.models import create_auxiliary_models, create_inference_model
 from trinity.engine.vllm.engine import VLLMEngine
-from trinity.engine.vllm.requests import Progress
+from trinity.engine.vllm.requests import RequestProgress
 from trinity.engine.vllm.settings import (
     VLLMSettings,
     check_device,
@@ -180,12 +180,12 @@ def test_without_vllm_the_package_to_install_is_named(monkeypatch: pytest.Monkey
 
 
 def test_each_token_has_the_version_that_made_it() -> None:
-    progress = Progress(3)
+    progress = RequestProgress(3)
     assert progress.versions(2) == [3, 3]
     progress.change(2, 4)
     progress.change(2, 5)
     progress.change(1, 6)
     assert progress.versions(4) == [3, 3, 6, 6]
-    fresh = Progress(0)
+    fresh = RequestProgress(0)
     fresh.change(0, 1)
     assert fresh.versions(2) == [1, 1]

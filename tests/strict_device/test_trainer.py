@@ -23,7 +23,7 @@ from trinity.algorithm import POLICY_LOSS_FN
 from trinity.common.config import Config
 from trinity.trainer.verl import attention, logprob
 from trinity.trainer.verl.checkpoint import random_state, restore_random_state
-from trinity.trainer.verl.decoder import FastDecoder, HFDecoder
+from trinity.trainer.verl.decoder import FastPackedDecoder, HFPackedDecoder
 from trinity.trainer.verl.worker import ActorWorker
 
 Maker = Callable[..., Config]
@@ -38,7 +38,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "offload": {"algorithm": TERMS, "trainer": tree(True)},
     "full KL": {"algorithm": {"kl_loss_fn": "full", "kl_loss_fn_args": {"kl_coef": 0.1}}},
 }
-FAMILIES = {"llama": FastDecoder, "gpt2": HFDecoder}
+FAMILIES = {"llama": FastPackedDecoder, "gpt2": HFPackedDecoder}
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from tests.trainer.conftest import make_experiences
 from trinity.algorithm import utils
 from trinity.trainer.batch import TrainBatch, collate
 from trinity.trainer.verl import attention, logprob
-from trinity.trainer.verl.decoder import FastDecoder, HFDecoder, is_common, make_decoder
+from trinity.trainer.verl.decoder import FastPackedDecoder, HFPackedDecoder, is_common, make_decoder
 from trinity.trainer.verl.hf_attention import computing
 from trinity.trainer.verl.logprob import logprob_and_entropy
 from trinity.trainer.verl.output_layer import LogitRule, OutputLayer
@@ -55,7 +55,7 @@ def test_packed_forward_equals_padded_forward(tmp_path: Path, family: str, ragge
     reference = AutoModelForCausalLM.from_pretrained(tmp_path)
     batch = collate(make_experiences(1, tasks=3, ragged=ragged))
     decoder = make_decoder(model, dtype=torch.float32, recompute=recompute)
-    assert isinstance(decoder, HFDecoder if family == "gpt2" else FastDecoder)
+    assert isinstance(decoder, HFPackedDecoder if family == "gpt2" else FastPackedDecoder)
     reference.load_state_dict(model.state_dict())
     for share in {False, decoder.can_share_prompts}:
         expected = padded_scores(reference, batch)
@@ -108,7 +108,7 @@ def test_bf16_products_stay_close(tmp_path: Path) -> None:
     packed = pack(batch, share_prompts=True)
     scores = []
     for dtype in (torch.float32, torch.bfloat16):
-        decoder = FastDecoder(model, dtype=dtype, recompute=False)
+        decoder = FastPackedDecoder(model, dtype=dtype, recompute=False)
         hidden = decoder.hidden(packed)
         assert hidden.dtype == dtype
         scores.append(logprob_and_entropy(hidden, decoder.head(), packed.labels)[0])

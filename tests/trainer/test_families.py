@@ -20,7 +20,7 @@ from trinity.common.experience import EID, Experience
 from trinity.common.models.families import REFUSED, families
 from trinity.common.models.model_config import silence
 from trinity.trainer.batch import TrainBatch, collate
-from trinity.trainer.verl.decoder import Decoder, HFDecoder, make_decoder
+from trinity.trainer.verl.decoder import HFPackedDecoder, PackedDecoder, make_decoder
 from trinity.trainer.verl.hf_attention import computing
 from trinity.trainer.verl.logprob import logprob_and_entropy
 from trinity.trainer.verl.packing import pack
@@ -69,7 +69,7 @@ def gradients(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def of_decoder(model: PreTrainedModel, decoder: Decoder) -> tuple[Tensor, dict[str, Tensor]]:
+def of_decoder(model: PreTrainedModel, decoder: PackedDecoder) -> tuple[Tensor, dict[str, Tensor]]:
     """Return log-probabilities and gradient of all rows together."""
     model.zero_grad()
     packed = pack(BATCH, share_prompts=decoder.can_share_prompts)
@@ -79,7 +79,7 @@ def of_decoder(model: PreTrainedModel, decoder: Decoder) -> tuple[Tensor, dict[s
     return logprob.detach(), gradients(model)
 
 
-def of_scores(decoder: Decoder) -> Tensor:
+def of_scores(decoder: PackedDecoder) -> Tensor:
     """Return log-probabilities of all rows together."""
     packed = pack(BATCH, share_prompts=decoder.can_share_prompts)
     with computing(packed):
@@ -117,7 +117,7 @@ def test_a_family_is_trained_as_each_row_alone_or_refused(family: str, variant: 
         assert model.config.model_type in str(problem)
         assert families()[family].trainer == REFUSED
         return
-    kind = decoder.layout.kind if isinstance(decoder, HFDecoder) else "own"
+    kind = decoder.layout.kind if isinstance(decoder, HFPackedDecoder) else "own"
     assert variant or kind == families()[family].trainer
     assert variant in UNPACKED or kind != "padded" or families()[family].trainer == "padded"
     wanted, of_wanted = of_rows_alone(calm)

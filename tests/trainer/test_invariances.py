@@ -20,7 +20,7 @@ from trinity.algorithm.utils import entropy_from_logits, logprobs_from_logits
 from trinity.common.config import Config
 from trinity.common.experience import Experience
 from trinity.trainer.batch import collate
-from trinity.trainer.verl.decoder import FastDecoder, HFDecoder
+from trinity.trainer.verl.decoder import FastPackedDecoder, HFPackedDecoder
 from trinity.trainer.verl.worker import ActorWorker
 
 Maker = Callable[..., Config]
@@ -73,9 +73,9 @@ def test_how_a_mini_batch_is_computed_does_not_change_its_gradient(make_config: 
     assert_same(expected, again(experiences, max_rows=1), 1e-6)  # split by rows
     assert_same(expected, again(experiences, max_rows=None, max_tokens=40), 1e-6)  # split by tokens
     assert_same(expected, again(experiences, max_tokens=None), 1e-6)  # no split
-    assert isinstance(actor.decoder, FastDecoder)
+    assert isinstance(actor.decoder, FastPackedDecoder)
     actor.decoder.recompute = True
     assert_same(expected, again(experiences), 1e-6)  # gradient checkpointing
     assert_same(expected, padded_gradients(made, experiences), 1e-6)  # padding in place of packing
-    actor.decoder = actor.scorer.decoder = HFDecoder(made.model, dtype=torch.float32, recompute=False)
+    actor.decoder = actor.scorer.decoder = HFPackedDecoder(made.model, dtype=torch.float32, recompute=False)
     assert_same(expected, again(experiences, max_rows=3), 1e-6)  # Hugging Face's layers

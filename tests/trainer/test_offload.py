@@ -19,7 +19,7 @@ from trinity.common.config import Config
 from trinity.runtime.local import LocalRuntime
 from trinity.trainer.batch import collate
 from trinity.trainer.rank_group import RankGroup, gpus_of_rank, has_ranks
-from trinity.trainer.verl.decoder import FastDecoder
+from trinity.trainer.verl.decoder import FastPackedDecoder
 from trinity.trainer.verl.shard_settings import needs_group
 from trinity.trainer.verl.worker import ActorWorker
 
@@ -68,7 +68,7 @@ def test_moves_between_the_steps_leave_the_numbers_and_drop_the_copies(make_conf
     for step in (1, 2):
         made.train_step(make_experiences(step), step)
         for decoder in (made.actor.decoder, made.reference.scorer.decoder):
-            assert isinstance(decoder, FastDecoder)
+            assert isinstance(decoder, FastPackedDecoder)
             assert decoder._head is None and decoder.layers[0].maps.qkv._weight is None
     assert all(torch.equal(a, b) for a, b in zip(held(plain), held(made), strict=True))
     owned = {id(parameter) for group in made.optimizer.param_groups for parameter in group["params"]}
@@ -110,7 +110,7 @@ def test_the_reference_scores_in_micro_batches_of_its_own(make_config: Maker) ->
         section = {"actor": FLOAT32 | {"use_dynamic_bsz": False, "ppo_micro_batch_size_per_gpu": 8}, "ref": ref}
         config = make_config(algorithm=TERMS, trainer={"trainer_config": {"actor_rollout_ref": section}})
         made = ActorWorker(config, tokenizer=None, total_steps=6, device="cpu")
-        assert made.reference is not None and isinstance(made.reference.scorer.decoder, FastDecoder)
+        assert made.reference is not None and isinstance(made.reference.scorer.decoder, FastPackedDecoder)
         rows: list[int] = []
         made.reference.scorer.decoder.register_forward_hook(lambda _, args, __: rows.append(args[0].num_rows))
         return rows, made.reference.compute_log_prob(collate(make_experiences(1)))

@@ -11,22 +11,22 @@ from tests.trainer.conftest import make_experiences
 from tests.trainer.test_update import worker
 from trinity.common.config import Config
 from trinity.common.errors import ConfigError
-from trinity.trainer.verl.optim import Schedule, gradient_norm, make_optimizer, scale_gradients, warmup_steps
+from trinity.trainer.verl.optim import LRSchedule, gradient_norm, make_optimizer, scale_gradients, warmup_steps
 from trinity.trainer.verl.settings import policy_lr_schedule
 
 
 def test_warm_up_learns_from_the_first_step_and_reaches_the_peak() -> None:
-    schedule = Schedule(1.0, "constant", warmup_steps=4)
+    schedule = LRSchedule(1.0, "constant", warmup_steps=4)
     assert [schedule.at(step) for step in range(1, 7)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
 def test_linear_schedule_ends_at_the_minimum() -> None:
-    schedule = Schedule(2.0, "linear", warmup_steps=2, total_steps=6, min_lr_ratio=0.1)
+    schedule = LRSchedule(2.0, "linear", warmup_steps=2, total_steps=6, min_lr_ratio=0.1)
     assert [schedule.at(step) for step in range(1, 8)] == pytest.approx([1.0, 2.0, 1.55, 1.1, 0.65, 0.2, 0.2])
 
 
 def test_cosine_schedule_is_half_way_at_half_time() -> None:
-    schedule = Schedule(1.0, "cosine", total_steps=8, min_lr_ratio=0.2)
+    schedule = LRSchedule(1.0, "cosine", total_steps=8, min_lr_ratio=0.2)
     assert schedule.at(4) == pytest.approx(0.6) and schedule.at(8) == pytest.approx(0.2)
     assert schedule.at(2) == pytest.approx(0.2 + 0.8 * 0.5 * (1 + 2**-0.5))
 

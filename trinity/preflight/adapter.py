@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from trinity.common.config.problems import Finding
-from trinity.preflight.model_files import EMBEDDING_NAMES, Unreadable, read_headers, read_mapping
+from trinity.preflight.model_files import EMBEDDING_NAMES, UnreadableFile, read_headers, read_mapping
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 ALL_LINEAR = "all-linear"
@@ -63,7 +63,7 @@ def linear_maps(model: Path) -> list[str]:
     """
     try:
         config = read_mapping(model / "config.json")
-    except (Unreadable, OSError):
+    except (UnreadableFile, OSError):
         return []
     is_renamed = config.get("model_type") in _RENAMED or any(config.get(name) for name in _EXPERTS)
     shapes = {} if is_renamed else read_headers(model)

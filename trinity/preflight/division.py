@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.common.config.problems import Finding
 from trinity.common.models.families import OWN, families
-from trinity.preflight.model_files import Unreadable, read_mapping
+from trinity.preflight.model_files import UnreadableFile, read_mapping
 
 if TYPE_CHECKING:
     from trinity.common.config import Config
@@ -109,7 +109,7 @@ def check_division(config: Config) -> Iterator[Finding]:
                     num_stages=1 if megatron is None else megatron.pipeline_model_parallel_size,
                 )
             )
-        except (Unreadable, TypeError, ValueError):
+        except (UnreadableFile, TypeError, ValueError):
             continue
         yield from (Finding(code, key, f"{path}: {problem}") for code, key, problem in problems)
 

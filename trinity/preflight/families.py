@@ -13,7 +13,7 @@ from trinity.preflight.devices import is_cpu_build
 from trinity.preflight.heads import CRITIC
 from trinity.preflight.loading import check_loading
 from trinity.preflight.model_dir import POLICY
-from trinity.preflight.model_files import Unreadable, read_mapping
+from trinity.preflight.model_files import UnreadableFile, read_mapping
 
 if TYPE_CHECKING:
     from trinity.common.config import Config
@@ -55,7 +55,7 @@ def _of_experts(config: Config) -> Iterator[Finding]:
     for key, path, name, overrides in models if config.model.model_path else ():
         try:
             written = read_mapping(Path(path).expanduser() / "config.json")
-        except Unreadable:
+        except UnreadableFile:
             continue
         problem = experts_problem(written, overrides, key=f"trainer.trainer_config.{name}.model.override_config")
         if problem is not None:
@@ -93,5 +93,5 @@ def _model_type(path: str | None) -> str:
     """
     try:
         return str(read_mapping(Path(path or "").expanduser() / "config.json").get("model_type"))
-    except (Unreadable, OSError):
+    except (UnreadableFile, OSError):
         return ""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity.common.config.problems import Finding
-from trinity.preflight.model_files import Unreadable, embedding_rows, largest_token, read_headers, read_mapping
+from trinity.preflight.model_files import UnreadableFile, embedding_rows, largest_token, read_headers, read_mapping
 
 HEADS = ("score", "classifier")
 CRITIC = "model.critic_model_path"
@@ -23,7 +23,7 @@ def critic_findings(path: str | Path, policy: str | Path) -> list[Finding]:
     try:
         headers = read_headers(own)
         return [*_several_outputs(own, headers, code="E3120", key=CRITIC), *_other_vocabulary(own, other, headers)]
-    except (Unreadable, OSError, TypeError, ValueError, KeyError, IndexError):
+    except (UnreadableFile, OSError, TypeError, ValueError, KeyError, IndexError):
         return []
 
 
@@ -32,7 +32,7 @@ def reward_model_findings(path: str | Path) -> list[Finding]:
     own = Path(path).expanduser()
     try:
         headers = read_headers(own)
-    except (Unreadable, OSError):
+    except (UnreadableFile, OSError):
         return []
     if headers and not any(name.split(".")[0] in HEADS for name in headers):
         return [
@@ -54,7 +54,7 @@ def teacher_findings(path: str | Path, student: str | Path, *, key: str) -> list
     files = [Path(folder).expanduser() / "tokenizer.json" for folder in (path, student)]
     try:
         own, other = (_vocabulary(read_mapping(file)) for file in files)
-    except (Unreadable, OSError, TypeError, ValueError, KeyError):
+    except (UnreadableFile, OSError, TypeError, ValueError, KeyError):
         return []
     if own == other:
         return []

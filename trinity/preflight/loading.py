@@ -16,7 +16,7 @@ from trinity.common.config.problems import Finding
 from trinity.common.models.families import engine_problem
 from trinity.common.models.rotary_lengths import rotary_refusal
 from trinity.preflight.model_dir import POLICY
-from trinity.preflight.model_files import Unreadable, read_mapping
+from trinity.preflight.model_files import UnreadableFile, read_mapping
 
 _TABLE = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 
@@ -58,7 +58,7 @@ def check_loading(
     """
     try:
         config = read_mapping(Path(path).expanduser() / "config.json")
-    except (Unreadable, OSError):
+    except (UnreadableFile, OSError):
         return []
     for name, value in (overrides or {}).items():
         old = config.get(name)

@@ -16,7 +16,7 @@ from typing import Any
 
 from trinity.common.config.problems import Finding
 from trinity.common.models.hub import is_hub_id, is_offline
-from trinity.preflight.model_files import Unreadable, embedding_rows, largest_token, read_headers, read_mapping
+from trinity.preflight.model_files import UnreadableFile, embedding_rows, largest_token, read_headers, read_mapping
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -120,7 +120,7 @@ def _read_config(root: Path, findings: list[Finding], *, key: str) -> dict[str, 
         return None
     try:
         return read_mapping(root / "config.json")
-    except Unreadable as error:
+    except UnreadableFile as error:
         findings.append(Finding("E3102", key, str(error)))
         return None
 
@@ -185,7 +185,7 @@ def _tokenizer_findings(
     try:
         largest = largest_token(read_mapping(tokenizer_path)) if tokenizer_path.is_file() else None
         settings = read_mapping(settings_path) if settings_path.is_file() else {}
-    except Unreadable as error:
+    except UnreadableFile as error:
         yield Finding("E3102", key, str(error))
         return
     except (TypeError, ValueError, KeyError, IndexError) as error:
@@ -209,14 +209,14 @@ def _special(root: Path) -> dict[str, Any]:
     path = root / "special_tokens_map.json"
     try:
         return read_mapping(path) if path.is_file() else {}
-    except Unreadable:
+    except UnreadableFile:
         return {}  # an optional file that newer tokenizers no longer write
 
 
 def _own_template_findings(root: Path, *, key: str) -> Iterator[Finding]:
     try:
         sources = _own_templates(root)
-    except (Unreadable, OSError, UnicodeDecodeError):
+    except (UnreadableFile, OSError, UnicodeDecodeError):
         return  # already reported as an unreadable tokenizer
     if not sources:
         yield Finding(

@@ -16,7 +16,7 @@ HEADER_LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100 * 1024 * 1024
 
 
-class Unreadable(Exception):
+class UnreadableFile(Exception):
     """A file whose content does not fit its name; the message has the reason."""
 
 
@@ -37,18 +37,18 @@ def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise Unreadable(f"{path} cannot be read as JSON: {error}") from error
+        raise UnreadableFile(f"{path} cannot be read as JSON: {error}") from error
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """Return the JSON object of a file.
 
     Raises:
-        Unreadable: it cannot be read, or holds something else.
+        UnreadableFile: it cannot be read, or holds something else.
     """
     data = _read_json(path)
     if not isinstance(data, dict):
-        raise Unreadable(f"{path} must hold a JSON object, got {type(data).__name__}")
+        raise UnreadableFile(f"{path} must hold a JSON object, got {type(data).__name__}")
     return data
 
 
@@ -58,7 +58,7 @@ def _read_header(path: Path) -> _Header:
         length = int.from_bytes(file.read(HEADER_LENGTH_BYTES), "little")
         start = HEADER_LENGTH_BYTES + length
         if size < HEADER_LENGTH_BYTES or length > MAX_HEADER_BYTES or start > size:
-            raise Unreadable(
+            raise UnreadableFile(
                 f"{path.name} is truncated or no safetensors file: its header ends at byte {start}, the file has {size}"
             )
         try:
@@ -67,7 +67,7 @@ def _read_header(path: Path) -> _Header:
             end = max((int(entry["data_offsets"][1]) for entry in tensors.values()), default=0)
             shapes = {name: list(entry["shape"]) for name, entry in tensors.items()}
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-            raise Unreadable(f"{path.name} has a broken safetensors header: {error}") from error
+            raise UnreadableFile(f"{path.name} has a broken safetensors header: {error}") from error
     return _Header(shapes, start + end)
 
 
@@ -81,7 +81,7 @@ def read_headers(root: Path, faults: list[str] | None = None) -> dict[str, list[
     for name in names:
         try:
             header = _read_header(root / name)
-        except (Unreadable, OSError) as error:
+        except (UnreadableFile, OSError) as error:
             faults.append(str(error))
             continue
         actual = (root / name).stat().st_size
@@ -99,7 +99,7 @@ def _weight_files(root: Path, faults: list[str]) -> tuple[list[str], list[str]]:
         return sorted(path.name for path in root.glob("*.safetensors")), []
     try:
         weight_map = read_mapping(index).get("weight_map")
-    except Unreadable as error:
+    except UnreadableFile as error:
         faults.append(str(error))
         return [], []
     if not isinstance(weight_map, dict):

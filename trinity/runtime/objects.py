@@ -26,7 +26,7 @@ _open_files: dict[str, int] = {}
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """Where one tensor lies: dtype, shape, offset and size in bytes."""
 
     dtype: str
@@ -35,20 +35,20 @@ class Entry:
     size: int
 
 
-def layout(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Entry], dict[int, Tensor], int]:
+def layout(tensors: Mapping[str, Tensor]) -> tuple[dict[str, TensorEntry], dict[int, Tensor], int]:
     """Return the layout of the tensors and the size in bytes.
 
     The layout has the place of every tensor and what to write at which offset. Tied tensors share one place.
     """
-    entries: dict[str, Entry] = {}
-    seen: dict[tuple[Any, ...], Entry] = {}
+    entries: dict[str, TensorEntry] = {}
+    seen: dict[tuple[Any, ...], TensorEntry] = {}
     parts: dict[int, Tensor] = {}
     size = 0
     for name, tensor in tensors.items():
         key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
         if key not in seen or not tensor.numel():
             length = tensor.numel() * tensor.element_size()
-            seen[key] = Entry(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), size, length)
+            seen[key] = TensorEntry(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), size, length)
             parts[size] = tensor
             size += -(-length // ALIGNMENT) * ALIGNMENT
         entries[name] = seen[key]
@@ -65,11 +65,11 @@ def as_bytes(tensor: Tensor) -> Any:
     return tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
-def views(entries: Mapping[str, Entry], parts: Mapping[int, Any]) -> dict[str, Tensor]:
+def views(entries: Mapping[str, TensorEntry], parts: Mapping[int, Any]) -> dict[str, Tensor]:
     """Return the tensors in the buffers `parts`, by offset, without a copy."""
     import torch
 
-    made: dict[Entry, Tensor] = {}
+    made: dict[TensorEntry, Tensor] = {}
     for entry in entries.values():
         if entry in made:
             continue
@@ -95,7 +95,7 @@ class MemoryRef:
     """
 
     path: str
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, TensorEntry]
     size: int
     inode: int = 0
 

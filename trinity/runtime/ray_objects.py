@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 from trinity.common.errors import SyncError
 from trinity.runtime import cluster
 from trinity.runtime.messages import reduced
-from trinity.runtime.objects import Entry, as_bytes, layout, views
+from trinity.runtime.objects import TensorEntry, as_bytes, layout, views
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +24,7 @@ OBJECT_TIMEOUT_S = 300.0
 class RayRef:
     """Tensors in Ray's object store; they live as long as a reference to them."""
 
-    def __init__(self, ref: Any, entries: Mapping[str, Entry]) -> None:
+    def __init__(self, ref: Any, entries: Mapping[str, TensorEntry]) -> None:
         self._ref = ref
         self._entries = entries
 

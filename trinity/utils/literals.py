@@ -31,7 +31,7 @@ _NAMES: dict[str, Any] = {"math.inf": math.inf, "math.nan": math.nan}
 MAX_ITEMS = 10_000
 
 
-class Unreadable(Exception):
+class NotLiteral(Exception):
     """An expression whose value only a run could tell.
 
     Args:
@@ -48,7 +48,7 @@ class Reader:
 
     Args:
         names: the expressions that names of the module stand for.
-        call: what the call of a function returns that is not one of Python's; raises `Unreadable` too.
+        call: what the call of a function returns that is not one of Python's; raises `NotLiteral` too.
     """
 
     def __init__(self, names: Mapping[str, ast.expr], call: Callable[[ast.Call], Any]) -> None:
@@ -61,13 +61,13 @@ class Reader:
         `local` holds the values of the function's names.
 
         Raises:
-            Unreadable: only a run could tell.
+            NotLiteral: only a run could tell.
         """
         local = local or {}
         try:
             return self._value(node, local)
         except (TypeError, ValueError, ArithmeticError, KeyError, RecursionError) as error:
-            raise Unreadable(node) from error
+            raise NotLiteral(node) from error
 
     def _value(self, node: ast.expr, local: Mapping[str, Any]) -> Any:
         if isinstance(node, ast.Constant):
@@ -93,7 +93,7 @@ class Reader:
             return self._value(node.value, local)
         if isinstance(node, ast.Call):
             return self._made(node, local)
-        raise Unreadable(node)
+        raise NotLiteral(node)
 
     def _named(self, node: ast.Name | ast.Attribute, local: Mapping[str, Any]) -> Any:
         if isinstance(node, ast.Name) and node.id in local:
@@ -102,12 +102,12 @@ class Reader:
             return self._value(self.names[node.id], {})
         if ast.unparse(node) in _NAMES:
             return _NAMES[ast.unparse(node)]
-        raise Unreadable(node)
+        raise NotLiteral(node)
 
     def _joined(self, node: ast.BinOp, local: Mapping[str, Any]) -> Any:
         left, right = self._value(node.left, local), self._value(node.right, local)
         if isinstance(node.op, ast.Mult) and not all(isinstance(side, int | float) for side in (left, right)):
-            raise Unreadable(node)  # a long text or list: nothing that a declaration says
+            raise NotLiteral(node)  # a long text or list: nothing that a declaration says
         return _BINARY[type(node.op)](left, right)
 
     def _made(self, node: ast.Call, local: Mapping[str, Any]) -> Any:
@@ -127,7 +127,7 @@ def returned(function: ast.FunctionDef, reader: Reader) -> Any:
     That is a value, or one built line by line.
 
     Raises:
-        Unreadable: only a run could tell.
+        NotLiteral: only a run could tell.
     """
     local: dict[str, Any] = {}
     for line in function.body:
@@ -142,8 +142,8 @@ def returned(function: ast.FunctionDef, reader: Reader) -> Any:
         elif isinstance(line, ast.Assign) and len(line.targets) == 1:
             _assign(line.targets[0], line.value, reader, local)
         else:
-            raise Unreadable(line)
-    raise Unreadable(function)
+            raise NotLiteral(line)
+    raise NotLiteral(function)
 
 
 def _assign(target: ast.expr, value: ast.expr, reader: Reader, local: dict[str, Any]) -> None:
@@ -154,7 +154,7 @@ def _assign(target: ast.expr, value: ast.expr, reader: Reader, local: dict[str, 
         name, key = target.value.id, reader.value(target.slice, local)
         local[name] = local[name] | {key: reader.value(value, local)}
     else:
-        raise Unreadable(target)
+        raise NotLiteral(target)
 
 
 def _update(call: ast.Call, reader: Reader, local: dict[str, Any]) -> None:
@@ -162,7 +162,7 @@ def _update(call: ast.Call, reader: Reader, local: dict[str, Any]) -> None:
     match call:
         case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="update"), args=[given], keywords=[]):
             if name not in local:
-                raise Unreadable(call)
+                raise NotLiteral(call)
             local[name] = local[name] | reader.value(given, local)
         case _:
-            raise Unreadable(call)
+            raise NotLiteral(call)

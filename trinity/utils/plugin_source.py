@@ -14,7 +14,7 @@ from typing import Any
 
 from trinity.utils.declaration import ATTRIBUTES, RESULTS, Body, Signature, entry_from
 from trinity.utils.entry import Entry
-from trinity.utils.literals import Reader, Unreadable, returned
+from trinity.utils.literals import NotLiteral, Reader, returned
 
 REGISTERING = frozenset({"register_module", "register_config", "register_check"})
 _CALLED = ("default_args", "default_config")
@@ -203,7 +203,7 @@ class ClassReader:
                     raise UndeclaredError(node.name, what, f"must be {fault}, got {attributes[what]!r}", value.lineno)
             for what in sorted(RESULTS.get(kind, frozenset()) & functions.keys()):
                 results[what] = returned(functions[what], reader)
-        except Unreadable as error:
+        except NotLiteral as error:
             raise UndeclaredError(node.name, what, f"is computed by `{error}`", error.line) from error
         doc = ast.get_docstring(node) or ""
         init = _signature(functions.get("__init__"), reader)
@@ -223,10 +223,10 @@ class ClassReader:
         """Return the value of `default_args()` of `super()` or of a named class."""
         function = call.func
         if not isinstance(function, ast.Attribute) or function.attr not in _CALLED or call.args:
-            raise Unreadable(call)
+            raise NotLiteral(call)
         base = line if ast.unparse(function.value) == "super()" else self._base(kind, source, function.value)
         if not base.is_known:
-            raise Unreadable(call)
+            raise NotLiteral(call)
         return dict(base.entry(kind).args)
 
 
@@ -273,6 +273,6 @@ def _signature(function: ast.FunctionDef | None, reader: Reader) -> Signature | 
         if default is not None:
             try:
                 defaults[parameter.arg] = reader.value(default)
-            except Unreadable:
+            except NotLiteral:
                 is_open = True
     return Signature(defaults, frozenset(p.arg for p, default in pairs if default is None), is_open)

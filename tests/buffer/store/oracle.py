@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from trinity.buffer.store import Counts, ExperienceStore
+from trinity.buffer.store import BufferCounts, ExperienceStore
 from trinity.common.experience import EID, Experience
 
 BUFFER, RUN, PRODUCER, CONSUMER = "exp", "project/run", "explorer", "trainer"
@@ -38,6 +38,6 @@ def open_store(folder: Path) -> ExperienceStore:
     return ExperienceStore(f"sqlite:///{folder}/experience.db", busy_timeout_s=20.0).open()
 
 
-def generated(counts: Counts) -> int:
+def generated(counts: BufferCounts) -> int:
     """Return the number of experiences that were ever appended."""
     return counts["ready"] + counts["claimed"] + counts["trained"] + sum(counts["dropped"].values())

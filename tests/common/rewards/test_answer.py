@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from trinity.common.rewards.answer import (
-    Answer,
+    FinalAnswer,
     compare_cheaply,
     final_answer,
     last_number,
@@ -39,7 +39,7 @@ from trinity.common.rewards.answer import (
     ],
 )
 def test_final_answer(response: str, text: str, is_marked: bool) -> None:
-    assert final_answer(response) == Answer(text, is_marked)
+    assert final_answer(response) == FinalAnswer(text, is_marked)
 
 
 def test_truth_of_gsm8k_is_what_follows_the_last_mark() -> None:

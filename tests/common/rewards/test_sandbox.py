@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from trinity.common.rewards.sandbox import Failed, Sandbox, Scored, TimedOut
+from trinity.common.rewards.sandbox import CallFailed, CallTimedOut, Sandbox, Scored
 
 BOMB = {"truth": "\\frac{1}{3}", "answer": "9^{9^{9^{9}}}", "is_marked": True}
 HALF = {"truth": "\\frac{1}{2}", "answer": "\\frac{2}{4}", "is_marked": True}
@@ -30,14 +30,14 @@ def test_one_worker_serves_many_calls(sandbox: Sandbox) -> None:
     assert sandbox.worker_pids() == []
     outcomes = [sandbox.call("equal", HALF, deadline_s=20) for _ in range(5)]
     assert outcomes == [Scored(True)] * 5
-    assert sandbox.counts() == {"calls": 5, "Scored": 5, "TimedOut": 0, "Failed": 0, "starts": 1}
+    assert sandbox.counts() == {"calls": 5, "Scored": 5, "CallTimedOut": 0, "CallFailed": 0, "starts": 1}
 
 
 def test_a_call_past_its_deadline_is_killed_and_the_next_one_works(sandbox: Sandbox) -> None:
     assert sandbox.call("equal", HALF, deadline_s=20) == Scored(True)
     (hung,) = sandbox.worker_pids()
     begin = time.monotonic()
-    assert sandbox.call("equal", BOMB, deadline_s=0.5) == TimedOut(0.5)
+    assert sandbox.call("equal", BOMB, deadline_s=0.5) == CallTimedOut(0.5)
     assert time.monotonic() - begin < 60.0
     assert not psutil.pid_exists(hung)
     assert sandbox.call("equal", HALF, deadline_s=20) == Scored(True)
@@ -53,14 +53,14 @@ def test_a_worker_killed_from_outside_is_replaced(sandbox: Sandbox) -> None:
         outcome = sandbox.call("equal", HALF, deadline_s=20)
         if outcome == Scored(True):
             break
-        assert isinstance(outcome, Failed) and "status -9" in outcome.reason
+        assert isinstance(outcome, CallFailed) and "status -9" in outcome.reason
     assert outcome == Scored(True)
 
 
 def test_what_the_library_raises_is_a_failure_with_its_reason(sandbox: Sandbox) -> None:
     outcome = sandbox.call("match", {"pattern": "(", "text": "x"}, deadline_s=20)
-    assert isinstance(outcome, Failed) and "missing )" in outcome.reason
-    assert sandbox.call("open", {}, deadline_s=20) == Failed("KeyError: 'open'")
+    assert isinstance(outcome, CallFailed) and "missing )" in outcome.reason
+    assert sandbox.call("open", {}, deadline_s=20) == CallFailed("KeyError: 'open'")
 
 
 def test_a_request_larger_than_a_pipe_arrives(sandbox: Sandbox) -> None:
@@ -77,7 +77,7 @@ def test_threads_share_the_workers() -> None:
     assert len(box.worker_pids()) <= 2
     box.close()
     assert box.worker_pids() == []
-    assert box.call("equal", HALF, deadline_s=1) == Failed("the sandbox is closed")
+    assert box.call("equal", HALF, deadline_s=1) == CallFailed("the sandbox is closed")
 
 
 def test_the_worker_has_no_secrets_and_limits_itself(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:

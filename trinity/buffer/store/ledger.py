@@ -37,7 +37,7 @@ from trinity.buffer.store.tables import (
     TABLES,
     TRAIN_STEP,
 )
-from trinity.buffer.store.types import ConsumerToken, Counts
+from trinity.buffer.store.types import BufferCounts, ConsumerToken
 from trinity.common.errors import StoreError
 from trinity.common.schema.sql_schema import CLAIMED, DROPPED, READY, TRAINED
 from trinity.utils.log import get_logger
@@ -362,11 +362,11 @@ def num_waiting(connection: Connection, scope: Scope) -> int:
     return connection.scalar(select(func.count()).where(scope.where(EXPERIENCE), waiting)) or 0
 
 
-def counts(connection: Connection, scope: Scope) -> Counts:
+def counts(connection: Connection, scope: Scope) -> BufferCounts:
     """Return the number of rows of the scope by state."""
     columns = EXPERIENCE.c
     statement = select(columns.state, columns.drop_reason, func.count()).where(scope.where(EXPERIENCE))
-    result = Counts(ready=0, claimed=0, trained=0, dropped={})
+    result = BufferCounts(ready=0, claimed=0, trained=0, dropped={})
     for state, reason, number in connection.execute(statement.group_by(columns.state, columns.drop_reason)):
         if state == DROPPED:
             result["dropped"][reason or ""] = number

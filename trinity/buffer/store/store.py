@@ -17,7 +17,7 @@ from trinity.buffer.store.producers import POLL_S, ProducerBoard
 from trinity.buffer.store.read_decision import decide_read
 from trinity.buffer.store.replay import Replay
 from trinity.buffer.store.tables import EXPERIENCE, TRAIN_STEP
-from trinity.buffer.store.types import AppendResult, Batch, ConsumerToken, Counts, num_rollouts
+from trinity.buffer.store.types import AppendResult, Batch, BufferCounts, ConsumerToken, num_rollouts
 from trinity.buffer.store.validation import prepare
 from trinity.common.errors import DataError, StarvedError, StoreError
 from trinity.common.experience import Experience
@@ -308,7 +308,7 @@ class ExperienceStore(ProducerBoard):
             ledger.verify_token(connection, token)
             return ledger.prune(connection, token, up_to_step=up_to_step, is_reused=self.replay is not None)
 
-    def counts(self, buffer: str, run: str, stage: str = "") -> Counts:
+    def counts(self, buffer: str, run: str, stage: str = "") -> BufferCounts:
         """Return the number of experiences by state.
 
         Their sum is the number generated.

@@ -65,7 +65,7 @@ class Batch:
     evicted: int = 0
 
 
-class Counts(TypedDict):
+class BufferCounts(TypedDict):
     """Number of experiences by state; their sum is what was generated."""
 
     ready: int

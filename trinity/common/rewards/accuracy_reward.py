@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from trinity.common.rewards.answer import Answer, compare_cheaply, final_answer, true_answer
+from trinity.common.rewards.answer import FinalAnswer, compare_cheaply, final_answer, true_answer
 from trinity.common.rewards.registry import REWARD_FUNCTIONS
 from trinity.common.rewards.reward_fn import RewardError, RewardFn
-from trinity.common.rewards.sandbox import Scored, TimedOut, shared_sandbox
+from trinity.common.rewards.sandbox import CallTimedOut, Scored, shared_sandbox
 
 DEADLINE_S = 5.0
 
@@ -33,7 +33,7 @@ def run_in_sandbox(operation: str, arguments: dict[str, Any], *, deadline_s: flo
     outcome = shared_sandbox().call(operation, arguments, deadline_s=deadline_s)
     if isinstance(outcome, Scored):
         return outcome.value
-    if isinstance(outcome, TimedOut):
+    if isinstance(outcome, CallTimedOut):
         raise RewardError(
             f"scoring took more than deadline_s = {outcome.after_s:g} s and was stopped; "
             "raise reward_fn_args.deadline_s if answers may take longer",
@@ -91,7 +91,7 @@ class AccuracyReward(RewardFn):
             )
         return target
 
-    def _answer(self, response: str) -> Answer:
+    def _answer(self, response: str) -> FinalAnswer:
         if self.answer_parser is None:
             return final_answer(response)
-        return Answer((self.answer_parser(response) or "").strip(), is_marked=True)
+        return FinalAnswer((self.answer_parser(response) or "").strip(), is_marked=True)

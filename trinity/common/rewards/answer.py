@@ -30,7 +30,7 @@ _OPEN, _CLOSE, _BOXED = "<answer>", "</answer>", "\\boxed{"
 
 
 @dataclass(frozen=True)
-class Answer:
+class FinalAnswer:
     r"""A final answer.
 
     Attributes:
@@ -63,7 +63,7 @@ def _last_hash(text: str) -> tuple[int, str] | None:
     return None if is_heading else (start, line)
 
 
-def final_answer(text: str) -> Answer:
+def final_answer(text: str) -> FinalAnswer:
     r"""Return the final answer of a response.
 
     It is what the last `<answer>...</answer>` holds; else the last `\boxed{...}` or the line after the last `#`,
@@ -74,11 +74,11 @@ def final_answer(text: str) -> Answer:
     if start >= 0:
         inner = text[start + len(_OPEN) : end]
         boxed = _last_boxed(inner)
-        return Answer((boxed[1] if boxed else inner).strip(), is_marked=True)
+        return FinalAnswer((boxed[1] if boxed else inner).strip(), is_marked=True)
     found = [mark for mark in (_last_boxed(text), _last_hash(text)) if mark is not None]
     if found:
-        return Answer(max(found)[1].strip(), is_marked=True)
-    return Answer(text[-TAIL_CHARS:].strip(), is_marked=False)
+        return FinalAnswer(max(found)[1].strip(), is_marked=True)
+    return FinalAnswer(text[-TAIL_CHARS:].strip(), is_marked=False)
 
 
 def true_answer(truth: Any) -> str:
@@ -130,7 +130,7 @@ def same_number(left: Fraction, right: Fraction) -> bool:
     return abs(left - right) <= TOLERANCE * max(abs(left), abs(right))
 
 
-def compare_cheaply(answer: Answer, truth: str) -> bool | None:
+def compare_cheaply(answer: FinalAnswer, truth: str) -> bool | None:
     """Return whether `answer` equals `truth`, without computer algebra.
 
     `None` means that only computer algebra can tell. Where the truth is a number, a marked answer may be arithmetic,

@@ -2,8 +2,8 @@
 
 Computer algebra runs there. A worker that exceeds its deadline is killed and replaced.
 
-A call returns `Scored`, `TimedOut` or `Failed`; it never raises for what the text did and never blocks longer than
-its deadline (plus the start of a worker).
+A call returns `Scored`, `CallTimedOut` or `CallFailed`; it never raises for what the text did and never blocks longer
+than its deadline (plus the start of a worker).
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class TimedOut:
+class CallTimedOut:
     """The call did not return within `after_s` seconds; its worker was killed."""
 
     after_s: float
 
 
 @dataclass(frozen=True)
-class Failed:
+class CallFailed:
     """The call ended without a value, for `reason`."""
 
     reason: str
 
 
-Outcome = Scored | TimedOut | Failed
+CallOutcome = Scored | CallTimedOut | CallFailed
 
 
 class _Ended(Exception):
@@ -181,24 +181,24 @@ class Sandbox:
         self._owner_pid = os.getpid()
         self._logger = get_logger("rewards")
 
-    def call(self, operation: str, arguments: Mapping[str, Any], *, deadline_s: float) -> Outcome:
+    def call(self, operation: str, arguments: Mapping[str, Any], *, deadline_s: float) -> CallOutcome:
         """Return the outcome of `operation` in a worker.
 
         The call takes at most `deadline_s` seconds after a worker is ready.
         """
         if self._is_closed:
-            return Failed("the sandbox is closed")
+            return CallFailed("the sandbox is closed")
         try:
             worker = self._free.get(timeout=FREE_WORKER_DEADLINE_S)
         except queue.Empty:
-            return self._count(Failed(f"no worker was free for {FREE_WORKER_DEADLINE_S:g} s"))
+            return self._count(CallFailed(f"no worker was free for {FREE_WORKER_DEADLINE_S:g} s"))
         try:
             request = {"operation": operation, "arguments": dict(arguments), "deadline_s": deadline_s}
             return self._count(self._call(worker, request, deadline_s=deadline_s))
         finally:
             self._free.put(worker)
 
-    def _call(self, worker: _Worker, request: dict[str, Any], *, deadline_s: float) -> Outcome:
+    def _call(self, worker: _Worker, request: dict[str, Any], *, deadline_s: float) -> CallOutcome:
         try:
             if not worker.is_alive:
                 self._start(worker)
@@ -206,14 +206,14 @@ class Sandbox:
         except (_Ended, OSError) as error:
             status = worker.stop()
             if status == -signal.SIGXCPU:
-                return TimedOut(deadline_s)
-            return Failed(f"the worker ended with status {status} ({type(error).__name__.strip('_')})")
+                return CallTimedOut(deadline_s)
+            return CallFailed(f"the worker ended with status {status} ({type(error).__name__.strip('_')})")
         except _Expired:
             worker.stop()
-            return TimedOut(deadline_s)
+            return CallTimedOut(deadline_s)
         if reply.get("is_last"):
             worker.stop()
-        return Failed(reply["error"]) if "error" in reply else Scored(reply["value"])
+        return CallFailed(reply["error"]) if "error" in reply else Scored(reply["value"])
 
     def _start(self, worker: _Worker) -> None:
         with self._lock:
@@ -224,7 +224,7 @@ class Sandbox:
             worker.stop()
             raise OSError(f"worker not ready within {START_DEADLINE_S:g} s") from None
 
-    def _count(self, outcome: Outcome) -> Outcome:
+    def _count(self, outcome: CallOutcome) -> CallOutcome:
         with self._lock:
             self._counts["calls"] += 1
             self._counts[type(outcome).__name__] += 1
@@ -235,7 +235,7 @@ class Sandbox:
     def counts(self) -> dict[str, int]:
         """Return the numbers of calls, of their outcomes and of started workers."""
         with self._lock:
-            names = ("calls", "Scored", "TimedOut", "Failed", "starts")
+            names = ("calls", "Scored", "CallTimedOut", "CallFailed", "starts")
             return {name: self._counts[name] for name in names}
 
     def worker_pids(self) -> list[int]:

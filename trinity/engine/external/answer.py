@@ -29,14 +29,14 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Answer:
+class EndpointAnswer:
     """All choices of one request, and its prompt tokens if returned."""
 
     choices: list[Choice]
     prompt_ids: list[int] | None = None
 
 
-def read_answer(document: Any, *, where: str) -> Answer:
+def read_answer(document: Any, *, where: str) -> EndpointAnswer:
     """Parse the answer to `/chat/completions` or `/completions`.
 
     Args:
@@ -57,7 +57,7 @@ def read_answer(document: Any, *, where: str) -> Answer:
         ) from error
     if not read:
         raise EngineError(f"{where}: the server's answer holds no choice", code="E5733")
-    return Answer(read, prompt_ids)
+    return EndpointAnswer(read, prompt_ids)
 
 
 def _choice(choice: dict[str, Any]) -> Choice:

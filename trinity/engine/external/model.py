@@ -25,7 +25,7 @@ from trinity.common.models.chat_template import encode_text, load_tokenizer, ren
 from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.model import call_timeout_s
 from trinity.common.weights import Ticket
-from trinity.engine.external.answer import Answer, read_answer
+from trinity.engine.external.answer import EndpointAnswer, read_answer
 from trinity.engine.external.client import ExternalClient
 from trinity.engine.settings import inherited
 from trinity.utils.deadline import bounded
@@ -194,7 +194,7 @@ class ExternalModel:
         return encode_text(self.tokenizer, text)
 
     def _experiences(
-        self, answer: Answer, tokens: Sequence[int], text: str, *, params: GenerateParams
+        self, answer: EndpointAnswer, tokens: Sequence[int], text: str, *, params: GenerateParams
     ) -> list[Experience]:
         prompt = list(answer.prompt_ids or tokens)
         experiences = []

@@ -33,7 +33,7 @@ _MAX_PREFILL_TOKENS = 4096
 
 
 @dataclass
-class Counts:
+class EngineTotals:
     """Totals of the engine; `busy_s` are seconds at work."""
 
     generated_tokens: int = 0
@@ -92,7 +92,7 @@ class RunningBatch:
         ids = drawable(tokenizer, decoder.vocab_size, stop_ids)
         self.stop_ids = frozenset(ids.stop_ids)
         self.slots = Slots(num_slots, drawable=ids, device=decoder.device)
-        self.counts = Counts()
+        self.counts = EngineTotals()
         # With fixed shapes a prompt is copied to every slot, so the bits of a row do not depend on other rows.
         self.shares_prompts = decoder.can_share_prompts and not is_fixed
         self._decode = decoder.decode

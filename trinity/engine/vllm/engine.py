@@ -29,7 +29,7 @@ from trinity.common.models.vocabulary import drawable
 from trinity.engine.local_model import LocalModel, stop_token_ids
 from trinity.engine.sample import Sample
 from trinity.engine.vllm.core_watch import watch_over
-from trinity.engine.vllm.requests import Progress, Scored, Texts, is_early, sample_of, stops_of
+from trinity.engine.vllm.requests import RequestProgress, Scored, Texts, is_early, sample_of, stops_of
 from trinity.engine.vllm.settings import (
     OWN_ARGS,
     TORCH_INSTEAD,
@@ -37,7 +37,7 @@ from trinity.engine.vllm.settings import (
     engine_arguments,
 )
 from trinity.engine.vllm.start import async_llm, check_installed, difference, refusal, trial_of
-from trinity.engine.vllm.state import Counts, Started, running_task
+from trinity.engine.vllm.state import Started, VLLMTotals, running_task
 from trinity.engine.vllm.weights import read_facts, written_weights
 from trinity.utils.deadline import bounded
 from trinity.utils.device import compute_dtype, select_device
@@ -62,7 +62,7 @@ class VLLMEngine(LocalModel):
         self._prepare_lock = threading.Lock()
         self._failure: EngineError | None = None
         self._version = 0
-        self._counts = Counts()
+        self._counts = VLLMTotals()
         self.workers: list[dict[str, Any]] = []
         self._ids = itertools.count()
         # A prompt is scored in one pass at this temperature; at any other, scoring takes a step a token.
@@ -90,7 +90,7 @@ class VLLMEngine(LocalModel):
             try:
                 self._started = asyncio.run_coroutine_threadsafe(self._start(), loop).result(_START_TIMEOUT_S)
                 asyncio.run_coroutine_threadsafe(self._try(), loop).result(_START_TIMEOUT_S)
-                self._counts = Counts()
+                self._counts = VLLMTotals()
                 loop.call_soon_threadsafe(watch_over, self._started, self.workers, self.settings.probes, self._fail)
             except (EnvironmentProblem, ConfigError):
                 self._give_up(loop)
@@ -238,7 +238,7 @@ class VLLMEngine(LocalModel):
             await started.gate.wait()
             self._ready()
             name = str(next(self._ids))
-            progress = Progress(self._version)
+            progress = RequestProgress(self._version)
             started.begin(name, progress, self._counts)
             try:
                 return await self._ask(name, prompt, params, key=key, forced=forced, progress=progress, stops=stops)
@@ -257,7 +257,7 @@ class VLLMEngine(LocalModel):
         *,
         key: int,
         forced: list[int] | None,
-        progress: Progress,
+        progress: RequestProgress,
         stops: Texts,
     ) -> Scored:
         from vllm import SamplingParams, TokensPrompt
@@ -393,7 +393,7 @@ class VLLMEngine(LocalModel):
     async def stats(self) -> dict[str, float]:
         """Return totals since the start, and current figures.
 
-        They have the names of the torch engine; see `Counts.table` and `RequestGauge.table`.
+        They have the names of the torch engine; see `VLLMTotals.table` and `RequestGauge.table`.
         """
         started, num_slots = self._ready(), self.settings.max_num_seqs
         totals = self._counts.table(is_busy=not started.idle.is_set(), num_slots=num_slots)

@@ -16,7 +16,7 @@ Scored = tuple[Sample, list[float]]
 Texts = tuple[str, ...]
 
 
-class Progress:
+class RequestProgress:
     """Versions of the weights that made a request's tokens.
 
     Args:
@@ -60,7 +60,7 @@ def sample_of(
     params: GenerateParams,
     *,
     tokenizer: PreTrainedTokenizerBase,
-    progress: Progress,
+    progress: RequestProgress,
     has_stops: bool,
 ) -> Scored:
     """Return the sample of a final output, and the prompt's logprobs.

@@ -15,7 +15,7 @@ import psutil
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from trinity.engine.vllm.requests import Progress
+from trinity.engine.vllm.requests import RequestProgress
 from trinity.engine.vllm.weights import ModelFacts
 from trinity.runtime.scratch import Scratch
 
@@ -27,7 +27,7 @@ start_lock = threading.Lock()
 
 
 @dataclass
-class Counts:
+class VLLMTotals:
     """Totals of the engine; `busy_s` are seconds with a request in progress."""
 
     generated_tokens: int = 0
@@ -88,7 +88,7 @@ class Started:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     update_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    active: dict[str, Progress] = field(default_factory=dict)
+    active: dict[str, RequestProgress] = field(default_factory=dict)
     tasks: set[asyncio.Task] = field(default_factory=set)
     processes: list[psutil.Process] = field(default_factory=list)
     watch: asyncio.Task | None = None
@@ -105,7 +105,7 @@ class Started:
             if worker["shared"]:
                 self.scratch.claim(worker["shared"])
 
-    def begin(self, name: str, progress: Progress, counts: Counts) -> None:
+    def begin(self, name: str, progress: RequestProgress, counts: VLLMTotals) -> None:
         """Record that the running task has requested a sample."""
         self.active[name] = progress
         self.tasks.add(running_task())
@@ -113,7 +113,7 @@ class Started:
             counts.busy_since = time.perf_counter()
         self.idle.clear()
 
-    def end(self, name: str, counts: Counts) -> None:
+    def end(self, name: str, counts: VLLMTotals) -> None:
         """Record that the running task's sample is finished or has failed."""
         self.tasks.discard(running_task())
         del self.active[name]

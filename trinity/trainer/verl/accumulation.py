@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from trinity.trainer.batch import TrainBatch
-from trinity.trainer.verl.decoder import Decoder, FastDecoder
+from trinity.trainer.verl.decoder import FastPackedDecoder, PackedDecoder
 from trinity.trainer.verl.divergence import Output
 from trinity.trainer.verl.hf_attention import computing
 from trinity.trainer.verl.packing import Packed
@@ -32,7 +32,7 @@ class MicroStep(Generic[S]):
 
 
 def accumulate(
-    decoder: Decoder,
+    decoder: PackedDecoder,
     scorer: Scorer,
     steps: Iterable[MicroStep[S]],
     *,
@@ -56,7 +56,7 @@ def accumulate(
                 hidden = decoder.hidden(packed)
                 loss(step, hidden, packed, reference_of(packed)).backward()
         return
-    assert isinstance(decoder, FastDecoder), "only its layers are shared by stages"
+    assert isinstance(decoder, FastPackedDecoder), "only its layers are shared by stages"
     held = [(step, scorer.pack(step.micro)) for step in steps]
     references = [reference_of(packed) for _, packed in held]  # uses all stages, so it runs before the policy's passes
 

@@ -21,7 +21,7 @@ from trinity.trainer.verl.checkpoint import load_trained, save_trained
 from trinity.trainer.verl.decoder import make_decoder
 from trinity.trainer.verl.dp_critic import CriticSettings, DataParallelPPOCritic
 from trinity.trainer.verl.loading import load_value_model, move_buffers, num_embeddings, value_head
-from trinity.trainer.verl.optim import Schedule, make_optimizer, make_schedule
+from trinity.trainer.verl.optim import LRSchedule, make_optimizer, make_schedule
 from trinity.trainer.verl.parallel.exchange import local
 from trinity.trainer.verl.parallel.ranks import ALONE, Ranks
 from trinity.trainer.verl.parallel.ulysses import check_heads
@@ -181,7 +181,7 @@ def critic_dtype(config: Config, device: torch.device) -> torch.dtype:
     return settings.dtype_of(fsdp, device) if is_written else settings.products_dtype(config, device)
 
 
-def critic_lr_schedule(config: Config, total_steps: int | None) -> Schedule:
+def critic_lr_schedule(config: Config, total_steps: int | None) -> LRSchedule:
     """Return the learning rate of each training step.
 
     Raises:

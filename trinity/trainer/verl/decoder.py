@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from trinity.common.models.families import OWN
 from trinity.trainer.verl.attention import attend
-from trinity.trainer.verl.hf_decoder import HFDecoder, Without
+from trinity.trainer.verl.hf_decoder import HFPackedDecoder, Without
 from trinity.trainer.verl.layer_maps import LayerMaps
 from trinity.trainer.verl.layers import rms_norm, rotate, swiglu
 from trinity.trainer.verl.output_layer import OutputLayer
@@ -35,7 +35,7 @@ HEADS = ("ForCausalLM", "ForTokenClassification")  # heads on top of the same la
 
 
 @runtime_checkable
-class Decoder(Protocol):
+class PackedDecoder(Protocol):
     """Computes hidden states of packed tokens from a model's parameters."""
 
     can_share_prompts: bool
@@ -149,7 +149,7 @@ class _Layer(nn.Module):
         return total if bias is None else total + self._norm(bias, is_whole=is_whole)
 
 
-class FastDecoder(nn.Module):
+class FastPackedDecoder(nn.Module):
     """Llama, Qwen2 and Qwen3 over the parameters of the Hugging Face model.
 
     The residual stream is float32, products are in `dtype`. After its attention, the last layer computes the scored
@@ -184,11 +184,11 @@ class FastDecoder(nn.Module):
         self._head: Tensor | None = None
 
     def blocks(self) -> list[nn.Module]:
-        """Return the modules that are sharded separately; see `Decoder`."""
+        """Return the modules that are sharded separately; see `PackedDecoder`."""
         return list(self.layers)
 
     def shard(self, group: TensorGroup | None = None, stages: Stages | None = None) -> None:
-        """Prepare for sharding, keep this rank's layers; see `Decoder`."""
+        """Prepare for sharding, keep this rank's layers; see `PackedDecoder`."""
         self.is_sharded, self.group, self.stages = True, group, stages
         if group is not None:
             check_matrices(self._outside["model"], group.size)
@@ -201,7 +201,7 @@ class FastDecoder(nn.Module):
             group.replicate(self)
 
     def hidden(self, packed: Packed) -> Float[Tensor, "m d"]:
-        """Return the last hidden states; see `Decoder`."""
+        """Return the last hidden states; see `PackedDecoder`."""
         if self.stages is not None:
             last = self.stages.forward(self, packed)
             return packed.tokens.new_zeros(len(packed.sources), self.width, dtype=self.dtype) if last is None else last
@@ -243,14 +243,14 @@ class FastDecoder(nn.Module):
         return rms_norm(hidden, held(self.norm.weight), eps=self.eps, dtype=self.dtype)
 
     def head(self) -> OutputLayer:
-        """Return the output layer; see `Decoder`."""
+        """Return the output layer; see `PackedDecoder`."""
         parameter = held(self._outside["model"].get_output_embeddings().weight)
         if self._head is None or self.is_sharded:
             self._head = parameter.detach().to(self.dtype)
         return OutputLayer(self._head, None, parameter)
 
     def refresh(self) -> None:
-        """Drop copies of the parameters; see `Decoder`."""
+        """Drop copies of the parameters; see `PackedDecoder`."""
         self._head = None
         for layer in self._own if not self.is_sharded else ():
             layer.maps.refresh()
@@ -274,21 +274,21 @@ class WithoutAdapter:
         decoder: computes with the adapter, and shares everything with the view.
     """
 
-    def __init__(self, decoder: FastDecoder) -> None:
+    def __init__(self, decoder: FastPackedDecoder) -> None:
         self.decoder = decoder
         self.stages = decoder.stages
         self.can_share_prompts = decoder.can_share_prompts
         self.blocks, self.shard, self.head, self.refresh = decoder.blocks, decoder.shard, decoder.head, decoder.refresh
 
     def hidden(self, packed: Packed) -> Float[Tensor, "m d"]:
-        """Return the last hidden states; see `Decoder`."""
+        """Return the last hidden states; see `PackedDecoder`."""
         with self.decoder.without_adapter():
             return self.decoder.hidden(packed)
 
 
 def make_decoder(
     model: PreTrainedModel, *, dtype: torch.dtype, recompute: bool, without: Without | None = None
-) -> Decoder:
+) -> PackedDecoder:
     """Return our own decoder if it supports the model, else Hugging Face's.
 
     Args:
@@ -298,8 +298,8 @@ def make_decoder(
         without: makes the context in which the model's forward leaves its adapter out; None: with the adapter.
     """
     if is_common(model):
-        return FastDecoder(model, dtype=dtype, recompute=recompute, is_adapted=without is None)
-    decoder = HFDecoder(model, dtype=dtype, recompute=recompute, without=without)
+        return FastPackedDecoder(model, dtype=dtype, recompute=recompute, is_adapted=without is None)
+    decoder = HFPackedDecoder(model, dtype=dtype, recompute=recompute, without=without)
     logger.info(
         "model type %s is computed by Hugging Face's own forward, %s", model.config.model_type, decoder.layout.text
     )
@@ -325,4 +325,4 @@ def is_common(model: PreTrainedModel) -> bool:
     )
 
 
-__all__ = ["Decoder", "FastDecoder", "HFDecoder", "WithoutAdapter", "is_common", "make_decoder"]
+__all__ = ["PackedDecoder", "FastPackedDecoder", "HFPackedDecoder", "WithoutAdapter", "is_common", "make_decoder"]

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from trinity.trainer.batch import TrainBatch, counted_rows
 from trinity.trainer.quarantine import Quarantine
 from trinity.trainer.verl.accumulation import MicroStep, accumulate
-from trinity.trainer.verl.decoder import Decoder
+from trinity.trainer.verl.decoder import PackedDecoder
 from trinity.trainer.verl.divergence import Output
 from trinity.trainer.verl.loss import LossFn, Metrics, Shares, spread_to_rows
-from trinity.trainer.verl.optim import Schedule
+from trinity.trainer.verl.optim import LRSchedule
 from trinity.trainer.verl.packing import Packed
 from trinity.trainer.verl.parallel.ranks import ALONE, Ranks
 from trinity.trainer.verl.reference import Reference
@@ -49,11 +49,11 @@ class DataParallelPPOActor:
     def __init__(
         self,
         model: nn.Module,
-        decoder: Decoder,
+        decoder: PackedDecoder,
         *,
         loss_fn: LossFn,
         optimizer: torch.optim.Optimizer,
-        schedule: Schedule,
+        schedule: LRSchedule,
         settings: ActorSettings,
         quarantine: Quarantine | None = None,
         ranks: Ranks = ALONE,

@@ -20,10 +20,10 @@ from trinity.algorithm.value_loss import compute_value_loss
 from trinity.trainer.batch import TrainBatch, rows_of_policy
 from trinity.trainer.quarantine import Quarantine
 from trinity.trainer.verl.accumulation import MicroStep, accumulate
-from trinity.trainer.verl.decoder import Decoder
+from trinity.trainer.verl.decoder import PackedDecoder
 from trinity.trainer.verl.divergence import Output
 from trinity.trainer.verl.loss import Metrics, Share, spread_to_rows
-from trinity.trainer.verl.optim import Schedule
+from trinity.trainer.verl.optim import LRSchedule
 from trinity.trainer.verl.packing import Packed
 from trinity.trainer.verl.parallel.ranks import ALONE, Ranks
 from trinity.trainer.verl.parallel.tensor import held
@@ -69,11 +69,11 @@ class DataParallelPPOCritic:
     def __init__(
         self,
         model: nn.Module,
-        decoder: Decoder,
+        decoder: PackedDecoder,
         *,
         head: nn.Linear,
         optimizer: torch.optim.Optimizer,
-        schedule: Schedule,
+        schedule: LRSchedule,
         settings: CriticSettings,
         quarantine: Quarantine | None = None,
         ranks: Ranks = ALONE,

@@ -31,7 +31,7 @@ from trinity.trainer.verl.parallel.tensor import TensorGroup
 Without = Callable[[], AbstractContextManager[None]]
 
 
-class HFDecoder(nn.Module):
+class HFPackedDecoder(nn.Module):
     """Any causal language model through Hugging Face's own forward.
 
     Each row is computed as if it were alone; see `layout.py`.
@@ -63,7 +63,7 @@ class HFDecoder(nn.Module):
             recompute_layers(model)
 
     def blocks(self) -> list[nn.Module]:
-        """Return the modules that are sharded separately; see `Decoder`."""
+        """Return the modules that are sharded separately; see `PackedDecoder`."""
         names = set(self.model._no_split_modules or ())
         return [module for module in self.model.modules() if type(module).__name__ in names]
 
@@ -78,7 +78,7 @@ class HFDecoder(nn.Module):
         self.is_sharded = True
 
     def hidden(self, packed: Packed) -> Float[Tensor, "m d"]:
-        """Return the last hidden states; see `Decoder`.
+        """Return the last hidden states; see `PackedDecoder`.
 
         The caller stays inside `computing` for the backward pass.
         """
@@ -111,7 +111,7 @@ class HFDecoder(nn.Module):
         return torch.cat([found[row] for row in range(len(rows))])
 
     def head(self) -> OutputLayer:
-        """Return the output layer; see `Decoder`."""
+        """Return the output layer; see `PackedDecoder`."""
         layer: Any = self.model.get_output_embeddings()
         return OutputLayer(layer.weight.detach().to(self.dtype), layer.bias, layer.weight, self.layout.logits)
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from trinity.trainer.verl.decoder import Decoder
+from trinity.trainer.verl.decoder import PackedDecoder
 from trinity.utils.log import get_logger
 
 logger = get_logger("trainer")
@@ -34,7 +34,7 @@ class Offload:
         *,
         models: Sequence[nn.Module] = (),
         optimizers: Sequence[torch.optim.Optimizer] = (),
-        decoders: Sequence[Decoder] = (),
+        decoders: Sequence[PackedDecoder] = (),
     ) -> None:
         self.device = device
         self.is_active = device.type != HOST.type and bool(models or optimizers)

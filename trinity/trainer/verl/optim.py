@@ -17,7 +17,7 @@ Scheduler = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True)
-class Schedule:
+class LRSchedule:
     """Learning rate of each training step (1-based).
 
         s < w       lr s / w
@@ -67,7 +67,7 @@ def make_schedule(
     ratio: float,
     min_lr_ratio: float,
     start: int = 0,
-) -> Schedule:
+) -> LRSchedule:
     """Return the learning rate of each training step.
 
     Args:
@@ -91,7 +91,7 @@ def make_schedule(
             code="E1873",
         )
     total_steps = None if total_steps is None else max(total_steps - start, 1)
-    return Schedule(
+    return LRSchedule(
         lr=lr,
         kind=kind,
         warmup_steps=warmup_steps(steps, ratio, total_steps),

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from trinity.common.config import Config
 from trinity.trainer.batch import TrainBatch
-from trinity.trainer.verl.decoder import Decoder, FastDecoder, WithoutAdapter, make_decoder
+from trinity.trainer.verl.decoder import FastPackedDecoder, PackedDecoder, WithoutAdapter, make_decoder
 from trinity.trainer.verl.divergence import Output
 from trinity.trainer.verl.loading import attach_adapter, load_model, model_hash, move_buffers
 from trinity.trainer.verl.offload import Offload, tell_idle_offload
@@ -43,7 +43,7 @@ class Reference:
     def __init__(
         self,
         path: str,
-        decoder: Decoder,
+        decoder: PackedDecoder,
         *,
         settings: ActorSettings,
         device: torch.device,
@@ -87,7 +87,7 @@ def load_reference(
     device: torch.device,
     dtype: torch.dtype,
     ranks: Ranks = ALONE,
-    decoder: Decoder | None = None,
+    decoder: PackedDecoder | None = None,
 ) -> Reference:
     """Load the reference: the policy as it is before the stage.
 
@@ -103,8 +103,8 @@ def load_reference(
     """
     path = str(config.model.model_path)
     fingerprint, model = model_hash(path), None
-    made: Decoder
-    if adapter is not None and adapter.is_fresh and not ranks.is_alone and isinstance(decoder, FastDecoder):
+    made: PackedDecoder
+    if adapter is not None and adapter.is_fresh and not ranks.is_alone and isinstance(decoder, FastPackedDecoder):
         made = WithoutAdapter(decoder)
     elif adapter is not None and adapter.is_fresh and ranks.is_alone:
         made = make_decoder(policy, dtype=dtype, recompute=False, without=adapter.disabled)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trinity.trainer.batch import TrainBatch, counted_rows
 from trinity.trainer.verl.attention import is_blockwise
-from trinity.trainer.verl.decoder import Decoder
+from trinity.trainer.verl.decoder import PackedDecoder
 from trinity.trainer.verl.divergence import Output, full_divergence
 from trinity.trainer.verl.hf_attention import computing
 from trinity.trainer.verl.logprob import distribution_statistics, logprob_and_entropy
@@ -59,7 +59,7 @@ class Scorer:
     """
 
     def __init__(
-        self, decoder: Decoder, *, settings: ActorSettings, device: torch.device, ranks: Ranks = ALONE
+        self, decoder: PackedDecoder, *, settings: ActorSettings, device: torch.device, ranks: Ranks = ALONE
     ) -> None:
         self.decoder = decoder
         self.settings = settings

@@ -16,7 +16,7 @@ from trinity.common.config.verl_base import FsdpConfig
 from trinity.common.config.verl_policy import ActorConfig
 from trinity.common.constants import SyncStyle
 from trinity.trainer.verl.loss import TOKEN_MEAN, LossFn
-from trinity.trainer.verl.optim import Schedule, make_schedule
+from trinity.trainer.verl.optim import LRSchedule, make_schedule
 from trinity.trainer.verl.scorer import ActorSettings
 from trinity.utils.device import has_bf16_units
 from trinity.utils.registry import Registry
@@ -166,7 +166,7 @@ def _rows(config: Config, size: int) -> int:
     return 2 * size if schema_of(config) == "dpo" else size
 
 
-def policy_lr_schedule(config: Config, total_steps: int | None, *, start: int = 0) -> Schedule:
+def policy_lr_schedule(config: Config, total_steps: int | None, *, start: int = 0) -> LRSchedule:
     """Return the policy's learning rate of each training step.
 
     The first `start` steps do not train the policy.

@@ -13,8 +13,8 @@ from torch import nn
 
 from trinity.common.errors import NumericError
 from trinity.trainer.batch import TrainBatch, mini_batches
-from trinity.trainer.verl.decoder import Decoder
-from trinity.trainer.verl.optim import Schedule, gradient_norm, scale_gradients
+from trinity.trainer.verl.decoder import PackedDecoder
+from trinity.trainer.verl.optim import LRSchedule, gradient_norm, scale_gradients
 from trinity.trainer.verl.parallel.ranks import ALONE, Ranks
 from trinity.trainer.verl.scorer import ActorSettings
 from trinity.utils.log import get_logger
@@ -46,10 +46,10 @@ class Stepper:
     def __init__(
         self,
         model: nn.Module,
-        decoder: Decoder,
+        decoder: PackedDecoder,
         *,
         optimizer: torch.optim.Optimizer,
-        schedule: Schedule,
+        schedule: LRSchedule,
         grad_clip: float | None,
         keys: str,
         ranks: Ranks = ALONE,

@@ -27,7 +27,7 @@ from trinity.trainer.verl.parallel.ulysses import Slice
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from trinity.trainer.verl.decoder import Decoder
+    from trinity.trainer.verl.decoder import PackedDecoder
 
 T = TypeVar("T")
 
@@ -233,7 +233,7 @@ class Ranks:
             self._meshes[key] = init_device_mesh(self.device.type, shape, mesh_dim_names=names)
         return self._meshes[key]
 
-    def shard(self, decoder: Decoder, options: ShardOptions) -> None:
+    def shard(self, decoder: PackedDecoder, options: ShardOptions) -> None:
         """Shard the parameters of `decoder` layer by layer; alone, keep them.
 
         Raises:
@@ -270,7 +270,7 @@ class Ranks:
                 assert isinstance(block, FSDPModule) and isinstance(following, FSDPModule), "fully_shard made them so"
                 block.set_modules_to_forward_prefetch([following])
 
-    def free(self, decoder: Decoder) -> None:
+    def free(self, decoder: PackedDecoder) -> None:
         """Keep only this rank's shards; free what a forward pass has gathered."""
         if self.is_alone:
             return
@@ -311,7 +311,7 @@ def counts(tensor: Tensor) -> bool:
     return all(place == 0 for place, placement in coordinates if placement.is_replicate())
 
 
-def blocks_of(decoder: Decoder, options: ShardOptions) -> list[nn.Module]:
+def blocks_of(decoder: PackedDecoder, options: ShardOptions) -> list[nn.Module]:
     """Return the layers that are gathered one at a time.
 
     Raises:
