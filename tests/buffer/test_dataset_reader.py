@@ -165,7 +165,7 @@ def test_long_rows_are_dropped_cut_or_an_error_and_always_counted(tokenizer, tmp
     assert [len(row.tokens) for row in read][1] == 40 and len(read) == 3
     assert [row.truncate_status for row in read] == [None, "response_truncated", None]
     assert cutting.num_overlong == 2
-    with pytest.raises(DataError, match=r"E4014.*d.jsonl:2: the sample has .* tokens, more than 40"):
+    with pytest.raises(DataError, match=r"E4014.*d.jsonl:2: the row has .* tokens, more than 40"):
         DatasetReader(config, **options, overlong="error").read(10)
 
 

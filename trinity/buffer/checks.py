@@ -1,7 +1,7 @@
 """Rules for the columns of a row.
 
 Nothing here imports torch, because readers and `trinity validate` use it. What a row of a dataset for training must
-hold in addition is in `trinity.buffer.samples`.
+hold in addition is in `trinity.buffer.training_rows`.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from trinity.buffer.formatter import Formatter, TokenizedRow, make_formatter
 from trinity.buffer.quarantine import MAX_BAD_ROW_RATIO, admit, write_quarantine
 from trinity.buffer.recorded import RecordedFormatter
 from trinity.buffer.rows import BadRow
-from trinity.buffer.samples import NEEDED, decoded, form_of, sample_faults
 from trinity.buffer.selector import SELECTORS, BaseSelector
 from trinity.buffer.sql_tables import ExperienceTable, SQLTable, load_sql_table
+from trinity.buffer.training_rows import NEEDED, decoded, form_of, training_row_faults
 from trinity.common.config.buffer import DataSelectorConfig, ExperienceBufferConfig
 from trinity.common.errors import CheckpointError, DataError, EnvironmentProblem
 from trinity.common.experience import EID, Experience
@@ -37,7 +37,7 @@ _logger = get_logger("buffer")
 
 
 class DatasetReader:
-    """Reads training samples from a dataset as experiences.
+    """Reads the rows of a dataset for training as experiences.
 
     The experiences have no reward and no log-probabilities.
 
@@ -51,7 +51,7 @@ class DatasetReader:
         tokenizer: with its chat template.
         schema: `sft`, `dpo`, `cpt` or `experience`; in a database `sft` or `experience`.
         seed: of the permutation, unless `config.data_selector` has its own.
-        max_length: longest sample in tokens; None without limit.
+        max_length: longest row in tokens; None without limit.
         overlong: what happens to longer ones: `drop` (skip and count), `truncate` (cut the response and count;
             skip where the prompt alone is too long) or `error`; None: `truncate` for texts, else `drop`.
         shuffle: permute; false takes the order of the dataset.
@@ -98,7 +98,7 @@ class DatasetReader:
         return len(self._rows)
 
     def read(self, n: int) -> list[Experience]:
-        """Return the next `n` samples.
+        """Return the next `n` rows as experiences.
 
         Fewer are returned at the end of the last epoch, none after it.
 
@@ -110,9 +110,9 @@ class DatasetReader:
         while len(experiences) < n and not self._is_at_end():
             position = self.selector.position
             number = self.selector.get_indices(1)[0]
-            sample = self._sample(number)
-            if sample is not None:
-                experiences.append(self._experience(sample, number, epoch=position // len(self) + 1))
+            tokenized = self._tokenized_row(number)
+            if tokenized is not None:
+                experiences.append(self._experience(tokenized, number, epoch=position // len(self) + 1))
                 misses = 0
                 continue
             misses += 1
@@ -225,7 +225,7 @@ class DatasetReader:
         good = []
         for number in range(len(self.table)):
             row = self.table.row(number)
-            fault = next(sample_faults(self.schema, fmt, decoded(fmt, row.values, kind=kind), kind=kind), None)
+            fault = next(training_row_faults(self.schema, fmt, decoded(fmt, row.values, kind=kind), kind=kind), None)
             if fault is None:
                 good.append(number)
             else:
@@ -245,23 +245,23 @@ class DatasetReader:
         selector: BaseSelector = SELECTORS.get(settings.selector_type)(self, settings)
         return selector
 
-    def _sample(self, number: int) -> TokenizedRow | None:
-        """Return the sample of usable row `number`.
+    def _tokenized_row(self, number: int) -> TokenizedRow | None:
+        """Return the tokens of usable row `number`.
 
-        Return None if the sample is too long or the row proves unusable.
+        Return None if they are too many or the row proves unusable.
         """
         if number in self._cache:
-            sample = self._cache[number]
+            tokenized = self._cache[number]
         else:
-            sample = self._format(number)
-            size = sample.num_tokens if sample is not None else 0
-            if sample is None or self._cached_tokens + size <= MAX_CACHED_TOKENS:
-                self._cache[number] = sample
+            tokenized = self._format(number)
+            size = tokenized.num_tokens if tokenized is not None else 0
+            if tokenized is None or self._cached_tokens + size <= MAX_CACHED_TOKENS:
+                self._cache[number] = tokenized
                 self._cached_tokens += size
-        if sample is None or self.max_length is None or sample.num_tokens <= self.max_length:
-            return sample
+        if tokenized is None or self.max_length is None or tokenized.num_tokens <= self.max_length:
+            return tokenized
         self.num_overlong += 1
-        return self._shorten(sample, number, self.max_length)
+        return self._shorten(tokenized, number, self.max_length)
 
     def _format(self, number: int) -> TokenizedRow | None:
         row = self.table.row(self._rows[number])
@@ -280,26 +280,26 @@ class DatasetReader:
         self.quarantined.append(row)
         self._cache[number] = None
 
-    def _shorten(self, sample: TokenizedRow, number: int, limit: int) -> TokenizedRow | None:
+    def _shorten(self, tokenized: TokenizedRow, number: int, limit: int) -> TokenizedRow | None:
         row = self.table.row(self._rows[number])
-        text = f"{row.file}:{row.line}: the sample has {sample.num_tokens} tokens, more than {limit}"
+        text = f"{row.file}:{row.line}: the row has {tokenized.num_tokens} tokens, more than {limit}"
         if self.overlong == "error":
             raise DataError(f"buffer {self.config.name!r}: {text}; raise model.max_model_len", code="E4014")
         if self.num_overlong == 1:
             _logger.warning("buffer %r: %s; policy: %s", self.config.name, text, self.overlong)
-        return None if self.overlong == "drop" else sample.shortened(limit)
+        return None if self.overlong == "drop" else tokenized.shortened(limit)
 
-    def _experience(self, sample: TokenizedRow, number: int, *, epoch: int) -> Experience:
-        prompt, response = sample.tokens[: sample.prompt_length], sample.tokens[sample.prompt_length :]
-        is_pair = sample.rejected is not None
+    def _experience(self, tokenized: TokenizedRow, number: int, *, epoch: int) -> Experience:
+        prompt, response = tokenized.tokens[: tokenized.prompt_length], tokenized.tokens[tokenized.prompt_length :]
+        is_pair = tokenized.rejected is not None
         return Experience(
             eid=EID(batch=f"{self.config.name}/{epoch}", task=number),
-            tokens=torch.tensor(prompt if is_pair else sample.tokens, dtype=torch.long),
-            prompt_length=sample.prompt_length,
-            action_mask=None if is_pair else torch.tensor(sample.action_mask, dtype=torch.bool),
+            tokens=torch.tensor(prompt if is_pair else tokenized.tokens, dtype=torch.long),
+            prompt_length=tokenized.prompt_length,
+            action_mask=None if is_pair else torch.tensor(tokenized.action_mask, dtype=torch.bool),
             chosen=torch.tensor(response, dtype=torch.long) if is_pair else None,
-            rejected=torch.tensor(sample.rejected, dtype=torch.long) if is_pair else None,
-            truncate_status="response_truncated" if sample.is_truncated else None,
+            rejected=torch.tensor(tokenized.rejected, dtype=torch.long) if is_pair else None,
+            truncate_status="response_truncated" if tokenized.is_truncated else None,
             info={"dataset": self.config.name, "index": number, "epoch": epoch},
             prompt_text=str(self.tokenizer.decode(prompt)),
             response_text=str(self.tokenizer.decode(response)),

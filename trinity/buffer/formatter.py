@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trinity.buffer.checks import Fault
-from trinity.buffer.samples import Message, prompt_messages, split_pair
+from trinity.buffer.training_rows import Message, prompt_messages, split_pair
 from trinity.common.config.buffer import FormatConfig
 from trinity.common.errors import ConfigError, DataError
 from trinity.common.models.answers import AnswerRenderer
@@ -61,12 +61,12 @@ class TokenizedRow:
 
 
 class Formatter(Protocol):
-    """Turns rows into samples."""
+    """Turns rows of texts or messages into rows of tokens."""
 
     kind: str
 
     def __call__(self, values: Mapping[str, Any]) -> TokenizedRow:
-        """Return the sample of a row that passed `sample_faults`.
+        """Return the tokens of a row that passed `training_row_faults`.
 
         Raises:
             DataError: the row cannot be used.
@@ -137,7 +137,7 @@ class _ChatFormatter:
 
 
 class SFTFormatter(_ChatFormatter):
-    """Turns conversations into samples whose answers are imitated.
+    """Turns conversations into rows whose answers are imitated.
 
     Args:
         fmt: names of the columns and the form of the rows.
@@ -146,7 +146,7 @@ class SFTFormatter(_ChatFormatter):
     """
 
     def __call__(self, values: Mapping[str, Any]) -> TokenizedRow:
-        """Return the sample of a row.
+        """Return the tokens of a row.
 
         The last answer is learnt, or all answers with `enable_concatenated_multi_turn`.
 
@@ -209,7 +209,7 @@ class DPOFormatter(_ChatFormatter):
 
 
 class CPTFormatter:
-    """Turns a text into a sample of which every token but the first is learnt.
+    """Turns a text into a row whose tokens but the first are all learnt.
 
     Args:
         fmt: names of the columns.
@@ -223,7 +223,7 @@ class CPTFormatter:
         self.kind = kind
 
     def __call__(self, values: Mapping[str, Any]) -> TokenizedRow:
-        """Return the sample of a row.
+        """Return the tokens of a row.
 
         Raises:
             DataError: fewer than two tokens (E4024).

@@ -21,7 +21,7 @@ NUM_COMPARED = 32
 
 
 class RecordedFormatter:
-    """Turns stored experiences into samples.
+    """Turns stored experiences into rows of tokens.
 
     Imitates the tokens that the policy of that run produced.
 
@@ -43,18 +43,18 @@ class RecordedFormatter:
         check_vocabulary((self._experience(row) for row in rows if row["size"]), tokenizer, name=name)
 
     def __call__(self, values: Mapping[str, Any]) -> TokenizedRow:
-        """Return the sample of a row.
+        """Return the tokens of a row.
 
         Raises:
             DataError: the payload is damaged (E5101), or nothing in it can be imitated (E4025).
         """
-        return sample_of(self._experience(values), self.tokenizer)
+        return tokenized(self._experience(values), self.tokenizer)
 
     def _experience(self, values: Mapping[str, Any]) -> Experience:
         return Experience.deserialize(self.table.payload(values["id"]))
 
 
-def sample_of(experience: Experience, tokenizer: PreTrainedTokenizerBase) -> TokenizedRow:
+def tokenized(experience: Experience, tokenizer: PreTrainedTokenizerBase) -> TokenizedRow:
     """Return the tokens of an experience, and which of them are learnt.
 
     The tokens that its policy produced are learnt.

@@ -9,8 +9,8 @@ from trinity.buffer.checks import Fault, control_token, missing_columns, prompt_
 from trinity.buffer.dataset import Table, fingerprint, load_table
 from trinity.buffer.quarantine import MAX_BAD_ROW_RATIO, admit, write_quarantine
 from trinity.buffer.rows import BadRow, DataRow
-from trinity.buffer.samples import tools_fault
 from trinity.buffer.selector import SELECTORS, BaseSelector
+from trinity.buffer.training_rows import tools_fault
 from trinity.common.config.buffer import DataSelectorConfig, TasksetConfig
 from trinity.common.errors import CheckpointError, ConfigError, DataError
 from trinity.common.rewards import REWARD_FUNCTIONS

@@ -21,7 +21,7 @@ START_POLL_S = 0.1  # between two looks at whether the next batch may begin
 @dataclass
 class _Flight:
     step: int
-    rollout: asyncio.Task[ExploredBatch | None]
+    batch: asyncio.Task[ExploredBatch | None]
 
 
 async def explore_in_turn(steps: ExploreSteps, *, admission: Admission) -> None:
@@ -33,10 +33,10 @@ async def explore_in_turn(steps: ExploreSteps, *, admission: Admission) -> None:
             return
         if steps.is_eval_due(step - 1):
             await steps.evaluate(step - 1)
-        rollout = await steps.roll_out(step, tasks)
-        if rollout is None:
+        batch = await steps.roll_out(step, tasks)
+        if batch is None:
             return
-        await steps.finish_step(step, rollout)
+        await steps.finish_step(step, batch)
 
 
 async def explore_overlapped(steps: ExploreSteps, *, admission: PacedAdmission, limit: int) -> None:
@@ -68,23 +68,23 @@ async def explore_overlapped(steps: ExploreSteps, *, admission: PacedAdmission, 
                 if not verdict:
                     ahead.is_ended = True
                     break
-                rollout = asyncio.ensure_future(steps.roll_out(ahead.step, tasks))
-                flights.append(_Flight(ahead.step, rollout))
+                batch = asyncio.ensure_future(steps.roll_out(ahead.step, tasks))
+                flights.append(_Flight(ahead.step, batch))
                 ahead.advance()
             if not flights:
                 return
             first = flights[0]
             # The rollouts of a batch have their own deadlines; this wait only looks again at what may begin.
-            await asyncio.wait({first.rollout, following}, timeout=START_POLL_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({first.batch, following}, timeout=START_POLL_S, return_when=asyncio.FIRST_COMPLETED)
             if following.done():
                 following.result()
-            if first.rollout.done():
+            if first.batch.done():
                 flights.popleft()
-                ended = first.rollout.result()
+                ended = first.batch.result()
                 if ended is not None:  # else the last tasks were left out; what began after them goes on
                     await steps.finish_step(first.step, ended)
     finally:
-        left = [following, *(flight.rollout for flight in flights)]
+        left = [following, *(flight.batch for flight in flights)]
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)

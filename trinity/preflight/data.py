@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from trinity.buffer.checks import Fault, control_token, missing_columns, prompt_type, row_faults
 from trinity.buffer.data_files import data_files
 from trinity.buffer.rows import BadRow, DataRow, read_rows
-from trinity.buffer.samples import NEEDED, decoded, form_of, sample_faults
+from trinity.buffer.training_rows import NEEDED, decoded, form_of, training_row_faults
 from trinity.common.config.buffer import ExperienceBufferConfig, FormatConfig, TasksetConfig
 from trinity.common.config.problems import Finding
 from trinity.common.errors import DataError, EnvironmentProblem
@@ -175,7 +175,7 @@ def _check_rows(
         if schema is None:
             of_row = row_faults(fmt, row.values, kind=kind, **marks)
         else:
-            of_row = sample_faults(schema, fmt, decoded(fmt, row.values, kind=kind), kind=kind)
+            of_row = training_row_faults(schema, fmt, decoded(fmt, row.values, kind=kind), kind=kind)
         fault: Fault | None = next(of_row, None)
         if fault is not None:
             bad.append((fault.code, f"{row.file}:{row.line}: {fault.key}: {fault.reason}"))

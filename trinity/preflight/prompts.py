@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trinity.buffer.checks import prompt_type
 from trinity.buffer.data_files import data_files
 from trinity.buffer.rows import DataRow, read_rows
-from trinity.buffer.samples import decoded
+from trinity.buffer.training_rows import decoded
 from trinity.common.config.buffer import FormatConfig, TasksetConfig
 from trinity.common.config.problems import Finding
 from trinity.preflight.data import tasksets

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from trinity.algorithm.sample_strategy.sample_strategy import AuxiliaryReader
 from trinity.buffer.dataset_reader import DatasetReader
-from trinity.buffer.recorded import check_vocabulary, sample_of
+from trinity.buffer.recorded import check_vocabulary, tokenized
 from trinity.buffer.store import Batch, ConsumerToken, ExperienceStore
 from trinity.buffer.store.tables import NO_ROOM
 from trinity.buffer.store.types import num_rollouts
@@ -259,12 +259,12 @@ class QueueReader:
 
     def _demonstration(self, experience: Experience) -> Experience:
         """Return a demonstration with an ID that no rollout of this run has."""
-        sample, eid = sample_of(experience, self.tokenizer), experience.eid
+        row, eid = tokenized(experience, self.tokenizer), experience.eid
         return Experience(
             eid=EID(f"{self.config.name}/{eid.batch}", eid.task, eid.run, eid.step, eid.suffix),
-            tokens=torch.tensor(sample.tokens, dtype=torch.long),
-            prompt_length=sample.prompt_length,
-            action_mask=torch.tensor(sample.action_mask, dtype=torch.bool),
+            tokens=torch.tensor(row.tokens, dtype=torch.long),
+            prompt_length=row.prompt_length,
+            action_mask=torch.tensor(row.action_mask, dtype=torch.bool),
             info={"dataset": self.config.name, "uid": eid.uid},
             prompt_text=experience.prompt_text,
             response_text=experience.response_text,

@@ -61,7 +61,7 @@ def decoded(fmt: FormatConfig, values: Mapping[str, Any], *, kind: str) -> dict[
     return row
 
 
-def sample_faults(schema: str, fmt: FormatConfig, values: Mapping[str, Any], *, kind: str) -> Iterator[Fault]:
+def training_row_faults(schema: str, fmt: FormatConfig, values: Mapping[str, Any], *, kind: str) -> Iterator[Fault]:
     """Yield what is wrong with a row, decoded, of a dataset for training.
 
     Args:
