@@ -20,7 +20,7 @@ from sqlalchemy.engine import make_url
 
 from trinity.buffer.priority import PRIORITY_FUNC
 from trinity.buffer.store import ConsumerToken, ExperienceStore, Replay
-from trinity.buffer.store.staleness import Pace
+from trinity.buffer.store.staleness import StalenessBound
 from trinity.buffer.store.tables import CONSUMER, TRAIN_STEP
 from trinity.common.experience import EID, Experience
 
@@ -137,13 +137,13 @@ def _poll(store: ExperienceStore, token: ConsumerToken) -> None:
 
 def _queue(store: ExperienceStore, token: ConsumerToken, timer: Timer, *, steps: int, repeats: int) -> int:
     """Time a queue's calls; return the number of training steps at their end."""
-    pace = Pace(max_staleness=1, rollouts=BATCH, rollouts_per_step=BATCH)
+    bound = StalenessBound(max_staleness=1, rollouts=BATCH, rollouts_per_step=BATCH)
     for _ in range(repeats):
         for _ in range(3):
             with timer.of("poll"):
                 _poll(store, token)
         with timer.of("enter_batch"):
-            store.enter_batch("exp", "explorer", run="run", version=steps, pace=pace)
+            store.enter_batch("exp", "explorer", run="run", version=steps, bound=bound)
         with timer.of("room"):
             store.wait_for_room("exp", "explorer", run="run", timeout_s=60.0)
         steps += 1

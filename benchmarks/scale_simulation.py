@@ -1,7 +1,7 @@
 """A run on many engines as discrete events: which engine answers, who waits for whom, how old what is trained is.
 
 The decisions are the product's own functions (`choose_engine`, `PrefixTable`, `OverRollout`, `FixedSchedule`,
-`DynamicSchedule`, `Backlog`); only time is simulated. A runner does all rollouts of one task as one request of
+`DynamicSchedule`, `UntrainedRollouts`); only time is simulated. A runner does all rollouts of one task as one request of
 `repeat_times` samples, each of which takes as long as a draw from the latency distribution. A sample waits on its
 engine while all of the engine's slots are taken.
 """
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trinity.buffer.store.staleness import Backlog, Pace
+from trinity.buffer.store.staleness import StalenessBound, UntrainedRollouts
 from trinity.common.constants import SyncStyle
 from trinity.engine.router.policy import PrefixTable, choose_engine
 from trinity.explorer.pacing import OverRollout
@@ -186,10 +186,10 @@ class Simulation:
                 return None
             self._answer(step)
             return self._published
-        pace = Pace(plan.max_staleness, plan.batch_size, plan.batch_size, plan.max_inflight)
+        bound = StalenessBound(plan.max_staleness, plan.batch_size, plan.batch_size, plan.max_inflight)
         ready = sum(tasks for _, tasks in self._ready)
-        backlog = Backlog(self._trained, claimed=plan.batch_size * self._is_training, ready=ready, busy=0)
-        required = backlog.required_version(pace, in_flight=self._inflight)
+        untrained = UntrainedRollouts(self._trained, claimed=plan.batch_size * self._is_training, ready=ready, busy=0)
+        required = untrained.required_version(bound, in_flight=self._inflight)
         return self._published if self._published >= required else None
 
     def _answer(self, step: int) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from trinity.buffer.store.staleness import Backlog, Pace
+from trinity.buffer.store.staleness import StalenessBound, UntrainedRollouts
 from trinity.common.config.resolved import filled, num_rollouts
 from trinity.common.constants import SyncStyle
 from trinity.common.errors import SyncError
@@ -115,7 +115,7 @@ class ApartAdmission(FixedAdmission):
         return True
 
 
-def pace_of(config: Config) -> Pace | None:
+def bound_of(config: Config) -> StalenessBound | None:
     """Return the bound of `synchronizer.max_staleness`, or None without one.
 
     The result holds the sizes that the bound depends on.
@@ -126,7 +126,7 @@ def pace_of(config: Config) -> Pace | None:
     taskset = buffer.explorer_input.taskset
     repeats = config.algorithm.repeat_times if taskset is None else taskset.repeat_times
     rollouts = buffer.batch_size * filled(repeats, "algorithm.repeat_times")
-    return Pace(limit, rollouts, max(1, num_rollouts(config)), batches_at_once(config))
+    return StalenessBound(limit, rollouts, max(1, num_rollouts(config)), batches_at_once(config))
 
 
 def batches_at_once(config: Config) -> int:
@@ -168,7 +168,7 @@ class PacedAdmission:
         self._schedule = schedule
         self._served = served
         self._producer = producer
-        self._pace = pace_of(config)
+        self._bound = bound_of(config)
         self._timeout_s = config.synchronizer.sync_timeout
         self._is_first = True
 
@@ -182,28 +182,28 @@ class PacedAdmission:
         started, synchronizer = time.perf_counter(), self._served.synchronizer
         asks = self._schedule.is_requested_before(step)
         if asks:
-            await self._ask(0)
+            await self._request(0)
         if asks or self._is_first or self._schedule.style != SyncStyle.DYNAMIC_BY_EXPLORER:
             self._is_first = False  # a process that begins takes what there is, whatever the step
             await self.take_newest()
         while not await synchronizer.is_trainer_finished():
             version = self._served.engine.model_version
-            if self._pace is None:
+            if self._bound is None:
                 self._served.note_wait(started)
                 return True
-            backlog = await self._producer.enter_batch(version, self._pace, in_flight=in_flight)
-            if version >= backlog.required_version(self._pace, in_flight=in_flight):
+            untrained = await self._producer.enter_batch(version, self._bound, in_flight=in_flight)
+            if version >= untrained.required_version(self._bound, in_flight=in_flight):
                 self._served.note_wait(started)
                 return True
             if in_flight:
                 return None
-            self._check_possible(backlog, version, step=step)
-            await self._ask(version + 1)
+            self._check_possible(untrained, version, step=step)
+            await self._request(version + 1)
             await self.take_newest()
         logger.info("the trainer has finished: no explore step %d", step)
         return False
 
-    async def _ask(self, version: int) -> None:
+    async def _request(self, version: int) -> None:
         """Let the trainer publish `version` or a newer one; 0: what it has."""
         await self._served.synchronizer.request(version, timeout_s=self._timeout_s, explorer=self._served.explorer)
 
@@ -228,15 +228,15 @@ class PacedAdmission:
             await asyncio.sleep(FOLLOW_POLL_S)
             await self.take_newest()
 
-    def _check_possible(self, backlog: Backlog, version: int, *, step: int) -> None:
-        pace = self._pace
-        if pace is None or not backlog.is_empty or version < backlog.step:
+    def _check_possible(self, untrained: UntrainedRollouts, version: int, *, step: int) -> None:
+        bound = self._bound
+        if bound is None or not untrained.is_empty or version < untrained.step:
             return
-        least = -(-pace.rollouts // pace.rollouts_per_step) - 1
-        if pace.max_staleness < least:
+        least = -(-bound.rollouts // bound.rollouts_per_step) - 1
+        if bound.max_staleness < least:
             raise SyncError(
-                f"explore step {step} cannot begin: its {pace.rollouts} rollouts are trained in steps of "
-                f"{pace.rollouts_per_step}, so that the last are {least} versions old, and "
-                f"synchronizer.max_staleness is {pace.max_staleness}; raise it to {least}",
+                f"explore step {step} cannot begin: its {bound.rollouts} rollouts are trained in steps of "
+                f"{bound.rollouts_per_step}, so that the last are {least} versions old, and "
+                f"synchronizer.max_staleness is {bound.max_staleness}; raise it to {least}",
                 code="E5510",
             )

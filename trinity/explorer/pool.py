@@ -1,4 +1,4 @@
-"""The runners of a scheduler, lent to one batch's work at a time."""
+"""The runners of a scheduler, each of which works for one batch at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trinity.explorer.attempts import Runner
 
 
 class RunnerPool:
-    """Lends idle runners; the oldest waiting batch goes first.
+    """Hands out idle runners; the oldest waiting batch goes first.
 
     Args:
         runners: all of them.
@@ -24,7 +24,7 @@ class RunnerPool:
         self._numbers = itertools.count()
 
     @asynccontextmanager
-    async def lent(self, batch: int) -> AsyncIterator[Runner]:
+    async def acquired(self, batch: int) -> AsyncIterator[Runner]:
         """Return a runner for one part of batch number `batch`.
 
         The attempts of other parts bound the wait.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trinity.buffer.store import AppendResult, ExperienceStore
-    from trinity.buffer.store.staleness import Backlog, Pace
+    from trinity.buffer.store.staleness import StalenessBound, UntrainedRollouts
     from trinity.common.experience import Experience
 
 Call = Callable[..., Coroutine[Any, Any, Any]]
@@ -51,14 +51,16 @@ class Producer:
         """Say that nothing more comes before weights of `version`."""
         await self._call(self.store.announce_wait, self.buffer, self.name, version, **self.scope)
 
-    async def enter_batch(self, version: int, pace: Pace, *, in_flight: int) -> Backlog:
-        """Record whether a batch begins on `version`; return the backlog.
+    async def enter_batch(self, version: int, bound: StalenessBound, *, in_flight: int) -> UntrainedRollouts:
+        """Record whether a batch begins on `version`; return what is untrained.
 
-        The batch begins if the weights of `version` are new enough for `pace`.
+        The batch begins if the weights of `version` are new enough for `bound`.
         """
-        now = {"version": version, "pace": pace, "in_flight": in_flight}
-        backlog: Backlog = await self._call(self.store.enter_batch, self.buffer, self.name, **self.scope, **now)
-        return backlog
+        now = {"version": version, "bound": bound, "in_flight": in_flight}
+        untrained: UntrainedRollouts = await self._call(
+            self.store.enter_batch, self.buffer, self.name, **self.scope, **now
+        )
+        return untrained
 
     async def append(self, experiences: Sequence[Experience], *, explore_step: int, snapshot: str) -> AppendResult:
         """Store a step's experiences and the explorer's snapshot after it."""

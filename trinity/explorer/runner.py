@@ -98,7 +98,7 @@ class WorkflowRunner(Runner):
         except RewardError as error:
             self._forget(task)
             return [Rejected(f"reward: {error}")] * len(runs)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the one door of user code: a broken rollout is data
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the one call of user code: a broken rollout is data
             self._forget(task)
             place = user_frame(error)
             message = f"{type(error).__name__}: {error} ({place})"

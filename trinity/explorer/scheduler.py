@@ -224,7 +224,7 @@ class Scheduler:
 
         async def work() -> None:
             while queue:
-                async with self._pool.lent(number) as runner:
+                async with self._pool.acquired(number) as runner:
                     if not queue:
                         return
                     part = queue.popleft()

@@ -56,7 +56,7 @@ class Publisher:
         await asyncio.to_thread(self.transport.drop_before, oldest or 0)
         return sync_metrics(ticket, time.perf_counter() - start)
 
-    async def answer_questions(
+    async def publish_on_request(
         self, lock: asyncio.Lock, *, step: Callable[[], int], weights: Callable[[], Awaitable[Mapping[str, Tensor]]]
     ) -> None:
         """Publish between training steps whenever an explorer requests it.

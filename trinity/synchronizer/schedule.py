@@ -7,7 +7,7 @@ by two optimizer steps has explorer interval 1 and trainer interval 2, and explo
 2 (k - 1).
 
 Under the other styles the explorer takes the newest version there is, so that timing decides which; a bound on
-staleness is then kept by pacing.
+staleness then delays explore steps.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class DynamicSchedule:
     Attributes:
         style: `dynamic_by_explorer` (the trainer publishes when it is asked), `dynamic_by_trainer` (the explorer takes
             what there is before each step), or `fully_async` (also while rollouts are under way).
-        explorer_interval: explore steps between two questions, >= 1.
+        explorer_interval: explore steps between two requests, >= 1.
         trainer_interval: training steps between two versions that nobody has asked for, >= 1.
         offset: explore steps before the first request, >= 0.
         is_apart: explorer and trainer meet in files, where nobody can ask: versions come every `trainer_interval`.

@@ -212,7 +212,7 @@ class Trainer:
             return await self._train()
         training = asyncio.ensure_future(self._train())
         answering = asyncio.ensure_future(
-            self.publisher.answer_questions(self._step_lock, step=lambda: self.step, weights=self.weights)
+            self.publisher.publish_on_request(self._step_lock, step=lambda: self.step, weights=self.weights)
         )
         try:
             await asyncio.wait({training, answering}, return_when=asyncio.FIRST_COMPLETED)

@@ -17,12 +17,12 @@ from sqlalchemy import event
 from tests.buffer.store.oracle import BUFFER, RUN, experience, uids
 from trinity.buffer.priority import PRIORITY_FUNC
 from trinity.buffer.store import ConsumerToken, ExperienceStore, Replay
-from trinity.buffer.store.staleness import Pace
+from trinity.buffer.store.staleness import StalenessBound
 
 BATCH, CONSUMER, PRODUCER = 64, "trainer", "explorer"
 SHORT, LONG = 10, 200
 LIVE = ("experience", "step_exp", "train_step")
-PACE = Pace(max_staleness=1, rollouts=4, rollouts_per_step=4)
+BOUND = StalenessBound(max_staleness=1, rollouts=4, rollouts_per_step=4)
 Watch = Callable[[str], None]
 
 
@@ -91,7 +91,7 @@ def use_as_queue(url: str, steps: int) -> Meter:
         meter("poll")
         poll(store, token)
         meter("enter_batch")
-        store.enter_batch(BUFFER, PRODUCER, run=RUN, version=steps, pace=PACE)
+        store.enter_batch(BUFFER, PRODUCER, run=RUN, version=steps, bound=BOUND)
         meter("wait_for_room")
         assert store.wait_for_room(BUFFER, PRODUCER, run=RUN, timeout_s=0)
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Pacing from what is in the log: one producer, several, and after a restart."""
+"""The staleness bound from what is in the log: one producer, several, and after a restart."""
 
 from __future__ import annotations
 
@@ -8,36 +8,38 @@ import pytest
 
 from tests.trainer.conftest import make_experiences
 from trinity.buffer.store import ExperienceStore
-from trinity.buffer.store.staleness import Backlog, Pace
+from trinity.buffer.store.staleness import StalenessBound, UntrainedRollouts
 
 SCOPE = {"run": "p/n"}
 
 
-def pace(limit: int, *, per_step: int = 8, batches: int = 1) -> Pace:
-    """Return the pace of batches of eight rollouts."""
-    return Pace(limit, rollouts=8, rollouts_per_step=per_step, max_batches=batches)
+def bound(limit: int, *, per_step: int = 8, batches: int = 1) -> StalenessBound:
+    """Return the bound of batches of eight rollouts."""
+    return StalenessBound(limit, rollouts=8, rollouts_per_step=per_step, max_batches=batches)
 
 
 @pytest.mark.parametrize(
-    ("backlog", "in_flight", "step"),
+    ("untrained", "in_flight", "step"),
     [
-        (Backlog(0, 0, 0, 0), 0, 1),
-        (Backlog(3, 0, 0, 0), 0, 4),
-        (Backlog(3, 8, 0, 0), 0, 5),
-        (Backlog(3, 2, 0, 0), 0, 5),
-        (Backlog(3, 8, 8, 0), 1, 7),
-        (Backlog(3, 0, 3, 0), 0, 5),
-        (Backlog(3, 0, 0, 2), 0, 6),
+        (UntrainedRollouts(0, 0, 0, 0), 0, 1),
+        (UntrainedRollouts(3, 0, 0, 0), 0, 4),
+        (UntrainedRollouts(3, 8, 0, 0), 0, 5),
+        (UntrainedRollouts(3, 2, 0, 0), 0, 5),
+        (UntrainedRollouts(3, 8, 8, 0), 1, 7),
+        (UntrainedRollouts(3, 0, 3, 0), 0, 5),
+        (UntrainedRollouts(3, 0, 0, 2), 0, 6),
     ],
 )
-def test_the_last_step_of_a_batch_counts_what_comes_before_it(backlog: Backlog, in_flight: int, step: int) -> None:
-    assert backlog.last_step(pace(0), in_flight=in_flight) == step
-    assert backlog.required_version(pace(2), in_flight=in_flight) == step - 3
+def test_the_last_step_of_a_batch_counts_what_comes_before_it(
+    untrained: UntrainedRollouts, in_flight: int, step: int
+) -> None:
+    assert untrained.last_step(bound(0), in_flight=in_flight) == step
+    assert untrained.required_version(bound(2), in_flight=in_flight) == step - 3
 
 
 def test_a_batch_of_two_steps_needs_weights_of_between() -> None:
-    assert Backlog(4, 0, 0, 0).required_version(pace(1, per_step=4), in_flight=0) == 4
-    assert Backlog(4, 0, 0, 0).required_version(pace(0, per_step=4), in_flight=0) == 5
+    assert UntrainedRollouts(4, 0, 0, 0).required_version(bound(1, per_step=4), in_flight=0) == 4
+    assert UntrainedRollouts(4, 0, 0, 0).required_version(bound(0, per_step=4), in_flight=0) == 5
 
 
 def test_who_may_not_begin_waits_and_the_trainer_takes_what_there_is(tmp_path: Path) -> None:
@@ -45,25 +47,26 @@ def test_who_may_not_begin_waits_and_the_trainer_takes_what_there_is(tmp_path: P
         store.open_producer("b", "one", **SCOPE)
         token = store.open_consumer("b", "trainer", cut=0, **SCOPE)
         assert (
-            store.enter_batch("b", "one", version=0, pace=pace(0), **SCOPE).required_version(pace(0), in_flight=0) == 0
+            store.enter_batch("b", "one", version=0, bound=bound(0), **SCOPE).required_version(bound(0), in_flight=0)
+            == 0
         )
         store.append("b", make_experiences(1)[:5], producer="one", explore_step=1, **SCOPE)
-        backlog = store.enter_batch("b", "one", version=0, pace=pace(0), **SCOPE)
-        assert backlog == Backlog(0, 0, 5, 0) and backlog.required_version(pace(0), in_flight=0) == 1
+        untrained = store.enter_batch("b", "one", version=0, bound=bound(0), **SCOPE)
+        assert untrained == UntrainedRollouts(0, 0, 5, 0) and untrained.required_version(bound(0), in_flight=0) == 1
         batch = store.read_batch(token, 8, timeout_s=5, trained_version=0)
         assert len(batch.experiences) == 5, "the producer waits, so that no more can come"
-        assert store.enter_batch("b", "one", version=0, pace=pace(0), **SCOPE).claimed == 5
+        assert store.enter_batch("b", "one", version=0, bound=bound(0), **SCOPE).claimed == 5
         store.commit_step(token, 1, [exp.eid.uid for exp in batch.experiences])
-        assert store.enter_batch("b", "one", version=1, pace=pace(0), **SCOPE) == Backlog(1, 0, 0, 0)
+        assert store.enter_batch("b", "one", version=1, bound=bound(0), **SCOPE) == UntrainedRollouts(1, 0, 0, 0)
 
 
 def test_a_second_producer_that_is_busy_counts_and_one_that_waits_does_not(tmp_path: Path) -> None:
     with ExperienceStore(f"sqlite:///{tmp_path}/experience.db") as store:
         for name in ("one", "two"):
             store.open_producer("b", name, **SCOPE)
-        first = store.enter_batch("b", "one", version=0, pace=pace(1, batches=2), **SCOPE)
-        assert first.busy == 1 and first.required_version(pace(1, batches=2), in_flight=0) == 1
-        second = store.enter_batch("b", "two", version=0, pace=pace(1), **SCOPE)
+        first = store.enter_batch("b", "one", version=0, bound=bound(1, batches=2), **SCOPE)
+        assert first.busy == 1 and first.required_version(bound(1, batches=2), in_flight=0) == 1
+        second = store.enter_batch("b", "two", version=0, bound=bound(1), **SCOPE)
         assert second.busy == 0, "the first waits for the next version"
-        again = store.enter_batch("b", "one", version=0, pace=pace(1), **SCOPE)
-        assert again.busy == 1 and again.required_version(pace(1), in_flight=0) == 0
+        again = store.enter_batch("b", "one", version=0, bound=bound(1), **SCOPE)
+        assert again.busy == 1 and again.required_version(bound(1), in_flight=0) == 0

@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 from trinity.buffer.store import ledger, staleness
 from trinity.buffer.store.database import Database
 from trinity.buffer.store.ledger import Scope
-from trinity.buffer.store.staleness import Backlog, Pace
+from trinity.buffer.store.staleness import StalenessBound, UntrainedRollouts
 from trinity.buffer.store.tables import NO_ROOM, PRODUCER, SNAPSHOT
 
 POLL_S = 0.2
@@ -77,15 +77,23 @@ class ProducerBoard:
         self._notify()
 
     def enter_batch(
-        self, buffer: str, producer: str, *, run: str, stage: str = "", version: int, pace: Pace, in_flight: int = 0
-    ) -> Backlog:
-        """Record whether `producer` begins a batch; return the backlog.
+        self,
+        buffer: str,
+        producer: str,
+        *,
+        run: str,
+        stage: str = "",
+        version: int,
+        bound: StalenessBound,
+        in_flight: int = 0,
+    ) -> UntrainedRollouts:
+        """Record whether `producer` begins a batch; return what is untrained.
 
         Both happen in one transaction. The producer begins a batch if `version`, which its engine serves, is new
-        enough for the bound of `pace`. Otherwise, if it has no batch under way, it is recorded as waiting for the
+        enough for `bound`. Otherwise, if it has no batch under way, it is recorded as waiting for the
         training step after the last, which then takes what there is.
         """
-        place: dict[str, Any] = {"producer": producer, "version": version, "pace": pace, "in_flight": in_flight}
+        place: dict[str, Any] = {"producer": producer, "version": version, "bound": bound, "in_flight": in_flight}
         with self._database.write() as connection:
             found = staleness.enter_batch(connection, Scope(run, stage, buffer), **place)
         self._notify()

@@ -1,4 +1,4 @@
-"""Pacing: whether a producer may begin a batch now.
+"""The staleness bound: whether a producer may begin a batch now.
 
 A batch must not get too old before it is trained. The decision uses only the log, so that it holds for several
 producers and after a restart of any of them. The oldest version that a batch may be sampled with follows from the
@@ -26,7 +26,7 @@ from trinity.common.schema.sql_schema import CLAIMED, READY
 
 
 @dataclass(frozen=True)
-class Pace:
+class StalenessBound:
     """The bound, and the sizes that it depends on.
 
     Attributes:
@@ -43,7 +43,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Backlog:
+class UntrainedRollouts:
     """What waits to be trained.
 
     Attributes:
@@ -58,7 +58,7 @@ class Backlog:
     ready: int
     busy: int
 
-    def last_step(self, pace: Pace, *, in_flight: int) -> int:
+    def last_step(self, bound: StalenessBound, *, in_flight: int) -> int:
         """Return the latest step that trains a batch which begins now.
 
         More exactly, the step in which its last rollout is trained, at the latest. The log is trained in order. A step
@@ -66,15 +66,15 @@ class Backlog:
         is delayed.
 
         Args:
-            pace: sizes of a batch and of a training step.
+            bound: sizes of a batch and of a training step.
             in_flight: batches of this producer that are under way already.
         """
-        ahead = self.ready + (in_flight + self.busy * pace.max_batches + 1) * pace.rollouts
-        return self.step + (self.claimed > 0) + math.ceil(ahead / pace.rollouts_per_step)
+        ahead = self.ready + (in_flight + self.busy * bound.max_batches + 1) * bound.rollouts
+        return self.step + (self.claimed > 0) + math.ceil(ahead / bound.rollouts_per_step)
 
-    def required_version(self, pace: Pace, *, in_flight: int) -> int:
+    def required_version(self, bound: StalenessBound, *, in_flight: int) -> int:
         """Return the oldest version allowed for a batch that begins now."""
-        return self.last_step(pace, in_flight=in_flight) - 1 - pace.max_staleness
+        return self.last_step(bound, in_flight=in_flight) - 1 - bound.max_staleness
 
     @property
     def is_empty(self) -> bool:
@@ -83,9 +83,9 @@ class Backlog:
 
 
 def enter_batch(
-    connection: Connection, scope: Scope, *, producer: str, version: int, pace: Pace, in_flight: int
-) -> Backlog:
-    """Return the backlog, and record whether the producer begins or waits.
+    connection: Connection, scope: Scope, *, producer: str, version: int, bound: StalenessBound, in_flight: int
+) -> UntrainedRollouts:
+    """Return what is untrained; record whether the producer begins a batch.
 
     See `ProducerBoard.enter_batch`.
     """
@@ -97,12 +97,12 @@ def enter_batch(
         scope.where(PRODUCER), PRODUCER.c.producer != producer, PRODUCER.c.is_open == 1
     )
     busy = sum(1 for wait in connection.scalars(others) if wait in (None, NO_ROOM) or wait <= step)
-    backlog = Backlog(step, _rollouts(rows, CLAIMED), _rollouts(rows, READY), busy)
-    if version >= backlog.required_version(pace, in_flight=in_flight):
+    untrained = UntrainedRollouts(step, _rollouts(rows, CLAIMED), _rollouts(rows, READY), busy)
+    if version >= untrained.required_version(bound, in_flight=in_flight):
         ledger.upsert_producer(connection, scope, producer=producer, values={"wait_version": None})
     elif not in_flight:
         ledger.upsert_producer(connection, scope, producer=producer, values={"wait_version": step + 1})
-    return backlog
+    return untrained
 
 
 def _last_step(connection: Connection, scope: Scope) -> int:
