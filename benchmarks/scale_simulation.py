@@ -1,8 +1,8 @@
 """A run on many engines as discrete events: which engine answers, who waits for whom, how old what is trained is.
 
 The decisions are the product's own functions (`choose_engine`, `PrefixTable`, `OverRollout`, `FixedSchedule`,
-`DynamicSchedule`, `UntrainedRollouts`); only time is simulated. A runner does all rollouts of one task as one request of
-`repeat_times` samples, each of which takes as long as a draw from the latency distribution. A sample waits on its
+`DynamicSchedule`, `UntrainedRollouts`); only time is simulated. A runner does all rollouts of one task as one request
+of `repeat_times` samples, each of which takes as long as a draw from the latency distribution. A sample waits on its
 engine while all of the engine's slots are taken.
 """
 
