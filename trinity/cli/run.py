@@ -60,9 +60,7 @@ def run(
 def run_config(path: Path, options: RunOptions) -> RunResult:
     """Plan, check and run `path` with live progress; report errors.
 
-    Errors are printed, not raised. The line that `closing_lines` returns is not printed before.
-
-    What `closing_lines` says in one line is not printed before.
+    Errors are printed, not raised; those that `closing_lines` says in one line are left to it.
 
     Args:
         path: the YAML file.

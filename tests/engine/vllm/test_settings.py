@@ -30,7 +30,7 @@ from trinity.engine.vllm.settings import (
 )
 from trinity.engine.vllm.weights import read_facts
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SIZES = SimpleNamespace(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=64, head_dim=32)
 
 
