@@ -87,3 +87,9 @@ def test_a_database_of_the_users_is_the_store_and_keeps_its_payloads(tmp_path: P
     with open_store(run_config(tmp_path / "job", path=url)) as store:
         assert store.keep_payloads and store.url == url
     assert not (tmp_path / "job").exists()
+
+
+@pytest.mark.parametrize(("storage_type", "message"), [("file", "needs a path"), ("queue", "must be a database URL")])
+def test_a_writer_needs_a_path(storage_type: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"E1610.*{message}"):
+        get_buffer_writer(buffer(storage_type=storage_type))

@@ -189,7 +189,7 @@ def test_the_published_function_returns_the_reader(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"default_workflow_type": None}, "default_workflow_type is not set"),
+        ({"default_workflow_type": None}, "E1614.*default_workflow_type is not set"),
         ({"default_workflow_type": "math_workflw"}, "did you mean 'math_workflow'"),
         ({"data_selector": {"selector_type": "shufle"}}, "did you mean 'shuffle'"),
     ],

@@ -155,7 +155,7 @@ def get_buffer_reader(
         return TaskReader(config, **options)
     if config.storage_type == "file" or (config.storage_type == "sql" and config.schema_type == "sft"):
         if tokenizer is None:
-            raise ConfigError(f"buffer {config.name!r}: a dataset needs a tokenizer", code="E1610")
+            raise ConfigError(f"buffer {config.name!r}: a dataset needs a tokenizer", code="E1615")
         return DatasetReader(config, tokenizer=tokenizer, **{"schema": config.schema_type or "sft"} | options)
     store = _named_store(config)
     token = store.open_consumer(config.name, consumer, run=run, cut=0)

@@ -61,7 +61,7 @@ class TaskReader:
         self.workflow = workflow or WORKFLOWS.get(config.default_workflow_type)
         self.reward_fn = reward_fn or REWARD_FUNCTIONS.get(config.default_reward_fn_type)
         if self.workflow is None and not config.format.workflow_key:
-            raise ConfigError(f"taskset {config.name!r}: default_workflow_type is not set", code="E1602")
+            raise ConfigError(f"taskset {config.name!r}: default_workflow_type is not set", code="E1614")
         self.table = self._load()
         self.kind = prompt_type(config.format, self.table.columns)
         self.quarantined: list[BadRow] = list(self.table.bad)
