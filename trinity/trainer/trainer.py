@@ -26,7 +26,7 @@ from trinity.monitor.monitor import Monitor
 from trinity.runtime.worker_thread import WorkerThread
 from trinity.synchronizer.base import Synchronizer
 from trinity.synchronizer.publisher import Publisher
-from trinity.synchronizer.schedule import FixedSchedule, sync_schedule
+from trinity.synchronizer.schedule import sync_schedule
 from trinity.synchronizer.transport import transport_of
 from trinity.trainer.auxiliary import open_auxiliary
 from trinity.trainer.backend import TrainerBackend, run_on
@@ -208,7 +208,7 @@ class Trainer:
             SyncError: the explorer did not take new weights in time.
             CheckpointError: a checkpoint could not be written.
         """
-        if isinstance(self.schedule, FixedSchedule) or not self._publishes():
+        if self.schedule.is_fixed or not self._publishes():
             return await self._train()
         training = asyncio.ensure_future(self._train())
         answering = asyncio.ensure_future(
