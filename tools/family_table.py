@@ -2,7 +2,8 @@
 
 Every causal language-model family that the installed transformers knows is built tiny and tried. The tests compare the
 files with what is so; run this after an upgrade of transformers or a change of what is trained. What the table says of
-vLLM (`tools/vllm_families.py` measures it), and which families the torch engine refuses, is kept as it stands there.
+vLLM (`tools/vllm_families.py` measures it), which families the torch engine refuses, and whose modules are renamed, is
+kept as it stands there.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def entry(family: str, *, trainer: str, critic: str, engine: str, reason: str) -
     reasons = {"trainer": reason} if trainer == REFUSED else {}
     reasons |= {name: why for name, why in said.get("reasons", {}).items() if name != "trainer"}
     made = {"trainer": trainer, "critic": critic, "engine": engine}
-    made |= {name: said[name] for name in ("vllm", "is_encoder") if name in said}
+    made |= {name: said[name] for name in ("vllm", "is_renamed", "is_encoder") if name in said}
     return made | ({"reasons": reasons} if reasons else {})
 
 

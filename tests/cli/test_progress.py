@@ -6,8 +6,7 @@ import io
 
 from rich.console import Console
 
-from trinity.cli.progress import Progress, num_steps
-from trinity.common.config import Config
+from trinity.cli.progress import Progress
 
 
 class Clock:
@@ -96,18 +95,3 @@ def test_a_bar_moves_on_a_terminal() -> None:
         progress.on_metrics("trainer", 20, {"rollout/accuracy/mean": 0.625})
     shown = text.getvalue()
     assert "rft" in shown and "20/80" in shown and "reward 0.625" in shown
-
-
-def test_each_mode_has_its_steps() -> None:
-    both = Config.model_validate(
-        {
-            "mode": "both",
-            "buffer": {"total_steps": 40},
-            "synchronizer": {"explorer_sync_interval": 1, "trainer_sync_interval": 2},
-        }
-    )
-    train = Config.model_validate({"mode": "train", "trainer": {"name": "t", "total_steps": 9}})
-    explore = Config.model_validate({"mode": "explore", "buffer": {"total_steps": 7}})
-    assert num_steps(both) == {"trainer": 80, "explorer": 40}
-    assert num_steps(train) == {"t": 9}
-    assert num_steps(explore) == {"explorer": 7}

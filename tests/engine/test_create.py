@@ -54,7 +54,7 @@ def test_slots_fit_the_batch_that_is_expected() -> None:
 
 
 def test_an_unknown_engine_argument_is_named() -> None:
-    with pytest.raises(ConfigError, match="max_num_seqs, got 'swap_space'"):
+    with pytest.raises(ConfigError, match="extra_engine_args.swap_space` is no argument of the torch engine"):
         engine_settings(config("m", {"extra_engine_args": {"swap_space": 4}}))
 
 
@@ -75,9 +75,16 @@ def test_what_is_not_available_yet_is_refused(rollout: dict[str, Any], key: str)
         create_inference_model(config("m", rollout))
 
 
-@pytest.mark.parametrize("key", ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"])
-def test_an_engine_on_several_devices_is_another(key: str) -> None:
-    with pytest.raises(ConfigError, match=f"explorer.rollout_model.{key}.*engine_type: vllm") as caught:
+@pytest.mark.parametrize(
+    ("key", "way_out"),
+    [
+        ("tensor_parallel_size", "engine_type=vllm"),
+        ("pipeline_parallel_size", "engine_type=vllm"),
+        ("data_parallel_size", "use `explorer.rollout_model.engine_num`"),
+    ],
+)
+def test_an_engine_on_several_devices_is_another(key: str, way_out: str) -> None:
+    with pytest.raises(ConfigError, match=f"explorer.rollout_model.{key}.*{way_out}") as caught:
         create_inference_model(config("m", {key: 4}))
     assert caught.value.code == "E3223"
 
@@ -96,6 +103,6 @@ def test_auxiliary_models_have_their_own_settings() -> None:
     explorer = {"auxiliary_models": [auxiliary]}
     whole = Config.model_validate({"model": {"model_path": "m", "max_model_len": 48}, "explorer": explorer})
     assert len(create_auxiliary_models(whole)) == 1
-    made = engine_settings(whole, whole.explorer.auxiliary_models[0])
+    made = engine_settings(whole, 0)
     assert (made.model.model_path, made.model.max_model_len) == ("judge", 99)
     assert made.model.custom_chat_template == "{{ 1 }}"

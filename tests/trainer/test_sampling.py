@@ -21,10 +21,10 @@ from trinity.buffer.store import ExperienceStore
 from trinity.common.config import Config
 from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.config.mixture import batch_size_for, num_expert_rows
+from trinity.common.config.resolved import planned_steps
 from trinity.common.errors import CheckpointError, ConfigError, DataError, StarvedError
 from trinity.common.experience import EID, CustomField, Experience
 from trinity.trainer.source import BufferSource
-from trinity.trainer.verl.settings import planned_steps
 from trinity.utils import failpoints
 
 Maker = Callable[..., Config]

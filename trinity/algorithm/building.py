@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from trinity.common.config import AlgorithmConfig
-from trinity.common.errors import ConfigError
 from trinity.utils.registry import Registry
 
 
@@ -30,12 +29,9 @@ def build(
     """
     section = vars(algorithm)
     name = section[key] or default
-    component = registry.get(name)
-    if component is None:
+    if name is None:
         return None
     written = section[f"{key}_args"] or {}
-    declared = {one: value for one, value in registry.arguments(str(name), None).items() if one not in written}
-    try:
-        return component(*given, **declared | fixed, **written)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"algorithm.{key}_args of {name}: {error}", code="E1302") from error
+    declared = {one: value for one, value in registry.arguments(name, None).items() if one not in written}
+    place = f"algorithm.{key}_args"
+    return registry.build(name, written, *given, key=place, code="E1302", fixed=declared | fixed)

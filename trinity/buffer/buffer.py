@@ -102,12 +102,8 @@ def replay_of(config: Config) -> Replay | None:
     if buffer is None or buffer.replay_buffer.reuse_cooldown_time is None:
         return None
     replay = buffer.replay_buffer
-    priority_class = PRIORITY_FUNC.get(replay.priority_fn)
-    try:
-        priority: PriorityFunction = priority_class(**replay.priority_fn_args)
-    except (TypeError, ValueError) as error:
-        place = "buffer.trainer_input.experience_buffer.replay_buffer.priority_fn_args"
-        raise ConfigError(f"{place} of {replay.priority_fn}: {error}", code="E1866") from error
+    key = "buffer.trainer_input.experience_buffer.replay_buffer.priority_fn_args"
+    priority: PriorityFunction = PRIORITY_FUNC.build(replay.priority_fn, replay.priority_fn_args, key=key, code="E1866")
     priority.seed = config.seed
     return Replay(
         priority,

@@ -15,7 +15,7 @@ from rich.progress import Progress as RichProgress
 from trinity.monitor import headline
 
 if TYPE_CHECKING:
-    from trinity.common.config import Config, StagePlan
+    from trinity.common.config import StagePlan
 
 PLAIN_INTERVAL_S = 5.0
 SMOOTHING = 0.2
@@ -103,7 +103,9 @@ class Progress:
 
     def on_stage(self, stage: StagePlan) -> None:
         """Begin the display of a planned stage."""
-        self.start(stage.name or stage.config.name, totals=num_steps(stage.config))
+        from trinity.common.config.resolved import steps_by_actor
+
+        self.start(stage.name or stage.config.name, totals=steps_by_actor(stage.config))
 
     def start(self, stage: str, *, totals: Mapping[str, int | None]) -> None:
         """Begin a stage; end the display of an earlier one.
@@ -178,18 +180,6 @@ class Progress:
         done = self._figures.step - self._first_step + 1
         seconds = (now - self._started) / done * (self._total - self._figures.step)
         return f"  ETA {int(seconds) // 60}:{int(seconds) % 60:02d}"
-
-
-def num_steps(config: Config) -> dict[str, int | None]:
-    """Return the number of steps of each actor; the displayed one is first."""
-    sync, explored = config.synchronizer, config.buffer.total_steps
-    if config.mode == "train":
-        return {config.trainer.name: config.trainer.total_steps}
-    if config.mode != "both":
-        return {config.explorer.name: explored}
-    per_exploration = (sync.trainer_sync_interval or 1) / (sync.explorer_sync_interval or 1)
-    trained = None if explored is None else round(explored * per_exploration)
-    return {config.trainer.name: trained, config.explorer.name: explored}
 
 
 def _new_bar(console: Console) -> RichProgress:

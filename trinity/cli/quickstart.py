@@ -59,16 +59,9 @@ def _run(directory: Path, config: Path, seed: int) -> None:
         for line in closing_lines(result, config, options):
             typer.echo(line, err=True)
         raise typer.Exit(int(result.exit_code))
-    # A stage that an earlier run completed has no result of its own; the plan names them all.
-    done = {stage.name: stage for stage in result.stages}
     plan = plan_run(config, options)
-    stages = [
-        summaries.StageRun(stage.name or "", done[stage.name].job_dir, done[stage.name].seconds)
-        if stage.name in done
-        else summaries.StageRun(stage.name or "", Path(stage.config.checkpoint_job_dir), 0.0)
-        for stage in plan.stages
-    ]
-    stages = summaries.keep_known_times(stages, directory, started=started)
+    done = [summaries.StageRun(stage.name or "", stage.job_dir, stage.seconds) for stage in result.stages]
+    stages = summaries.planned_runs(plan, done, directory, started=started)
     # The plan of the last stage names the model that the first one started from.
     summary = summaries.summarize(stages, seed=seed, initial_accuracy=initial_accuracy(plan.stages[-1].config))
     curve = summaries.write_curve(summary, directory)

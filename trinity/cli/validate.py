@@ -63,12 +63,13 @@ def validate(
 
 def _as_json(plan: Plan | None, problems: list[Finding], reports: list[ProbeReport] | None) -> str:
     from trinity.common.config.problems import shown_value
+    from trinity.common.config.resolved import database_file
 
     stages = [
         {
             "name": stage.name,
             "job": stage.config.checkpoint_job_dir,
-            "database": _database(stage),
+            "database": database_file(stage.config),
             "derived": [
                 {"key": d.key, "value": shown_value(d.key, d.value), "reason": d.reason} for d in stage.derived
             ],
@@ -102,19 +103,13 @@ def _as_text(path: Path, plan: Plan | None, problems: list[Finding], reports: li
 
 def _stage_text(stage: StagePlan) -> str:
     from trinity.common.config.problems import shown_value
+    from trinity.common.config.resolved import database_file
 
     rows = [d for d in stage.derived if not d.is_copy]
     width = max((len(d.key) for d in rows), default=0)
     title = f"stage {stage.name}, derived values:" if stage.name else "derived values:"
     lines = [title, *(f"  {d.key:<{width}}  {shown_value(d.key, d.value)}  ({d.reason})" for d in rows)]
-    database = _database(stage)
+    database = database_file(stage.config)
     if database:
         lines.append(f"  database file: {database}")
     return "\n".join(lines)
-
-
-def _database(stage: StagePlan) -> str | None:
-    from trinity.common.config.rules.buffers import sqlite_file
-
-    output = stage.config.buffer.trainer_input.experience_buffer
-    return sqlite_file(output.path) if output is not None and output.storage_type != "file" else None

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from trinity.common.config import Config
+from trinity.common.config.keys import value_of
 from trinity.common.config.model import InferenceModelConfig
-from trinity.common.errors import ConfigError, NotAvailableError
 from trinity.common.models.model import InferenceModel, call_timeout_s
 from trinity.engine.external.model import ExternalModel, external_settings
 from trinity.engine.router.engine_pool import EnginePoolSettings
 from trinity.engine.router.remote import RuntimeEngines
 from trinity.engine.router.router import EngineRouter
 from trinity.engine.router.slot import EngineSource, LocalEngines
-from trinity.engine.settings import engine_settings
+from trinity.engine.settings import engine_settings, section_key
 from trinity.engine.torch.engine import TorchEngine
 from trinity.engine.vllm.engine import VLLMEngine
 from trinity.engine.vllm.settings import vllm_settings
@@ -32,7 +32,7 @@ def create_inference_model(config: Config, runtime: Runtime | None = None) -> In
         runtime: starts the processes of several engines, and of engines on other nodes; None: all in this process.
 
     Raises:
-        NotAvailableError: an `engine_type` that is not served (E1900).
+        NotAvailableError: an `engine_type`, or another value, that no engine serves (E1900).
         ConfigError: a value that the engine does not serve (E1612, E3220, E3223, E3224).
     """
     return _model(config, runtime, auxiliary=None)
@@ -54,11 +54,11 @@ def _model(config: Config, runtime: Runtime | None, *, auxiliary: int | None) ->
     processes.
     """
     is_rollout = auxiliary is None
-    section = config.explorer.rollout_model if auxiliary is None else config.explorer.auxiliary_models[auxiliary]
-    key = "explorer.rollout_model" if is_rollout else f"explorer.auxiliary_models[{auxiliary}]"
+    key = section_key(auxiliary)
+    section = value_of(config, key)
     if section.engine_type == "external":
-        return ExternalModel(external_settings(config, section, key=key))
-    engine_class, settings = _engine(config, None if is_rollout else section, key=key)
+        return ExternalModel(external_settings(config, section, key=str(key)))
+    engine_class, settings = _engine(config, auxiliary)
     if section.engine_num == 1 and (runtime is None or runtime.is_local):
         return engine_class(settings)
     source: EngineSource = LocalEngines(lambda: engine_class(settings))
@@ -83,14 +83,10 @@ def _model(config: Config, runtime: Runtime | None, *, auxiliary: int | None) ->
     )
 
 
-def _engine(
-    config: Config, auxiliary: InferenceModelConfig | None, *, key: str
-) -> tuple[Callable[[Any], InferenceModel], Any]:
+def _engine(config: Config, auxiliary: int | None) -> tuple[Callable[[Any], InferenceModel], Any]:
     """Return the class of a model's engine, and its settings."""
-    section = auxiliary or config.explorer.rollout_model
-    if section.engine_type in ("vllm", "vllm_async"):
-        return VLLMEngine, vllm_settings(config, auxiliary, key=key)
-    _check(section, key=key)
+    if value_of(config, section_key(auxiliary)).engine_type in ("vllm", "vllm_async"):
+        return VLLMEngine, vllm_settings(config, auxiliary)
     return TorchEngine, engine_settings(config, auxiliary)
 
 
@@ -114,17 +110,3 @@ def pool_settings(config: Config, model: InferenceModelConfig) -> EnginePoolSett
         recovery_timeout_s=explorer.engine_recovery_timeout,
         sync_timeout_s=config.synchronizer.sync_timeout,
     )
-
-
-def _check(model: InferenceModelConfig, *, key: str) -> None:
-    if model.engine_type not in ("auto", "torch"):
-        raise NotAvailableError(
-            f"{key}.engine_type: auto, torch, vllm and external are available in this version, got "
-            f"{model.engine_type!r}; use --set {key}.engine_type=torch"
-        )
-    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
-        size = model.__dict__[name]
-        if size != 1:
-            raise ConfigError(
-                f"{key}.{name}: the torch engine is on one device, got {size}; use 1 or engine_type: vllm", code="E3223"
-            )

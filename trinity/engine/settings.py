@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from trinity.common.config import Config
-from trinity.common.config.engine_args import TORCH_ENGINE_ARGS
+from trinity.common.config.engine_refusals import torch_refusals, unspread_replicas
+from trinity.common.config.keys import KEYS, ROLLOUT_MODEL, Key, value_of
 from trinity.common.config.model import InferenceModelConfig, ModelConfig
-from trinity.common.errors import ConfigError, NotAvailableError
+from trinity.common.config.refusals import Refusal, unserved
+from trinity.common.errors import ConfigError
 from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.model import call_timeout_s
 
@@ -59,33 +62,35 @@ class EngineSettings:
     external_lib: str | tuple[str, ...] | None = None
 
 
-def engine_settings(
-    config: Config, auxiliary: InferenceModelConfig | None = None, *, is_any_argument_known: bool = False
-) -> EngineSettings:
+def engine_settings(config: Config, auxiliary: int | None = None) -> EngineSettings:
     """Return the engine settings of the rollout or an auxiliary model.
 
     Args:
         config: the run's configuration.
-        auxiliary: section of an auxiliary model; None: the rollout model.
-        is_any_argument_known: do not check the names in `extra_engine_args`; the engine will.
+        auxiliary: index of an auxiliary model; None: the rollout model.
 
     Raises:
-        ConfigError: `max_model_len` is unknown, or an unknown key in `extra_engine_args` (E1612).
+        ConfigError: `max_model_len` is unknown (E1612), or the torch engine serves another value (E1612, E3223).
+        NotAvailableError: a value that no engine serves (E1900).
     """
-    rollout = auxiliary or config.explorer.rollout_model
+    key = section_key(auxiliary)
+    check(chain(torch_refusals(config, key), unspread_replicas(config, key)))
+    return shared_settings(config, auxiliary)
+
+
+def shared_settings(config: Config, auxiliary: int | None = None) -> EngineSettings:
+    """Return the settings that every engine which samples here has.
+
+    Raises:
+        ConfigError: `max_model_len` is unknown (E1612).
+        NotAvailableError: a value that no engine serves (E1900).
+    """
+    key = section_key(auxiliary)
+    check(chain(unserved(config, key), unserved(config, KEYS.model)))
+    rollout = value_of(config, key)
     model = inherited(config.model, rollout)
-    unknown = sorted(rollout.extra_engine_args.keys() - set(TORCH_ENGINE_ARGS))
-    if unknown and not is_any_argument_known:
-        raise ConfigError(
-            f"explorer.rollout_model.extra_engine_args: the torch engine knows {', '.join(TORCH_ENGINE_ARGS)}, "
-            f"got {unknown[0]!r}",
-            code="E1612",
-        )
     if model.max_model_len is None:
         raise ConfigError("model.max_model_len must be set or derived before an engine starts, got null", code="E1612")
-    check_available(model)
-    if rollout.lora_configs:
-        raise NotAvailableError("an engine's own lora_configs are not available; the adapter is that of section model")
     trained = config.trainer.trainer_config.actor_rollout_ref.model
     slots = min(MAX_DEFAULT_SLOTS, config.explorer.runner_per_model * (config.algorithm.repeat_times or 1))
     return EngineSettings(
@@ -108,19 +113,15 @@ def engine_settings(
     )
 
 
-def check_available(model: ModelConfig) -> None:
-    """Refuse settings that the torch engine would otherwise ignore.
+def section_key(auxiliary: int | None) -> Key[InferenceModelConfig]:
+    """Return the key of the rollout model's section, or an auxiliary one's."""
+    return ROLLOUT_MODEL if auxiliary is None else KEYS.explorer.auxiliary_models[auxiliary]
 
-    Raises:
-        NotAvailableError: the message names the key and the value to use.
-    """
-    plain = {"repetition_penalty": 1.0, "rope_scaling": None, "rope_theta": None}
-    for name, value in plain.items():
-        got = model.__dict__[name]
-        if got != value and got != ():
-            raise NotAvailableError(f"model.{name} is not available with the torch engine, got {got}; use {value}")
-    if model.logprobs > 1:
-        raise NotAvailableError(f"model.logprobs above 1 is not available with the torch engine, got {model.logprobs}")
+
+def check(refusals: Iterable[Refusal]) -> None:
+    """Raise the first refusal; the rules have done so for a resolved section."""
+    for refusal in refusals:
+        raise refusal.error()
 
 
 def inherited(model: ModelConfig, rollout: InferenceModelConfig) -> ModelConfig:

@@ -41,6 +41,16 @@ class Admission(Protocol):
         """
 
 
+class FollowingAdmission(Admission, Protocol):
+    """An admission that loads newer weights while steps are under way."""
+
+    lock: asyncio.Lock
+    """Held while the weights change; who holds it has the engine as it is."""
+
+    async def follow(self) -> None:
+        """Load every version soon after it is published, until cancelled."""
+
+
 class FixedAdmission:
     """What the two admissions of style `fixed` have in common.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ from trinity.algorithm.building import build
 from trinity.buffer.pipelines.experience_pipeline import ExperiencePipeline, build_operators
 from trinity.buffer.pipelines.reward_model import NAME, RewardModelScores
 from trinity.buffer.task_reader import TaskReader
-from trinity.common.errors import ConfigError
 from trinity.common.models.model import ModelWrapper
 from trinity.common.models.reward_models import REWARD_MODELS
 from trinity.explorer.advantage_inputs import NeededInputs, input_completer, needed_inputs
@@ -172,14 +170,10 @@ def build_reward_model(config: Config) -> RewardModel | None:
     section = config.trainer.trainer_config.reward_model
     if not section.enable:
         return None
-    model_class = REWARD_MODELS.get(section.worker)
-    try:
-        inspect.signature(model_class).bind(config, **section.worker_args)
-    except TypeError as error:
-        raise ConfigError(
-            f"trainer.trainer_config.reward_model.worker_args of {section.worker}: {error}", code="E1861"
-        ) from error
-    made: RewardModel = model_class(config, **section.worker_args)
+    key = "trainer.trainer_config.reward_model.worker_args"
+    made: RewardModel = REWARD_MODELS.build(
+        section.worker, section.worker_args, config, key=key, code="E1861", names_only=True
+    )
     return made
 
 

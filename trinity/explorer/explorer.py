@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trinity.common.constants import Mode, SyncStyle
-from trinity.explorer.admission import ApartAdmission, PacedAdmission, ScheduledAdmission, batches_at_once
 from trinity.explorer.assembly import ExplorerParts, build_parts, experience_buffer, store_scope
-from trinity.explorer.loops import explore_in_turn, explore_overlapped
+from trinity.explorer.loops import loop_of
 from trinity.explorer.producer import Producer
 from trinity.explorer.state import ExplorerState
 from trinity.explorer.step_tasks import TASKSET, StepTasks
 from trinity.explorer.steps import ExploreSteps, ExploreSummary
 from trinity.runtime.worker_thread import WorkerThread
-from trinity.synchronizer.schedule import DynamicSchedule, Schedule, sync_schedule
 from trinity.synchronizer.served import ServedWeights
 from trinity.utils.log import get_logger
 
@@ -74,21 +71,9 @@ class Explorer:
         self._producer = Producer(store, self._io.call, buffer=buffer, name=name, scope=store_scope(config))
         self._served = ServedWeights(synchronizer, model, explorer=name)
         self._is_apart = config.mode == Mode.EXPLORE
-        self._explore_all = self._loop(sync_schedule(config))
+        self._explore_all = loop_of(config, served=self._served, producer=self._producer)
         self._parts: ExplorerParts | None = None
         self._steps: ExploreSteps | None = None
-
-    def _loop(self, schedule: Schedule) -> Callable[[ExploreSteps], Awaitable[None]]:
-        """Return the loop over explore steps with its rule of admission."""
-        config = self.config
-        ways: dict[str, Any] = {"served": self._served, "producer": self._producer}
-        if isinstance(schedule, DynamicSchedule):
-            paced = PacedAdmission(config, schedule, **ways)
-            if schedule.style == SyncStyle.FULLY_ASYNC:
-                return partial(explore_overlapped, admission=paced, limit=batches_at_once(config))
-            return partial(explore_in_turn, admission=paced)
-        kind = ApartAdmission if self._is_apart else ScheduledAdmission
-        return partial(explore_in_turn, admission=kind(schedule, timeout_s=config.synchronizer.sync_timeout, **ways))
 
     @property
     def parts(self) -> ExplorerParts:

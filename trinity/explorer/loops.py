@@ -7,13 +7,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+from trinity.common.constants import Mode, SyncStyle
+from trinity.explorer.admission import ApartAdmission, PacedAdmission, ScheduledAdmission, batches_at_once
+from trinity.synchronizer.schedule import sync_schedule
+
 if TYPE_CHECKING:
+    from trinity.common.config import Config
     from trinity.common.workflows.task import Task
-    from trinity.explorer.admission import Admission, PacedAdmission
+    from trinity.explorer.admission import Admission, FollowingAdmission
+    from trinity.explorer.producer import Producer
     from trinity.explorer.steps import ExploredBatch, ExploreSteps
+    from trinity.synchronizer.served import ServedWeights
 
 START_POLL_S = 0.1  # between two looks at whether the next batch may begin
 
@@ -22,6 +31,20 @@ START_POLL_S = 0.1  # between two looks at whether the next batch may begin
 class _Flight:
     step: int
     batch: asyncio.Task[ExploredBatch | None]
+
+
+def loop_of(config: Config, *, served: ServedWeights, producer: Producer) -> Callable[[ExploreSteps], Awaitable[None]]:
+    """Return the loop over explore steps with its rule of admission."""
+    schedule = sync_schedule(config)
+    if schedule.is_fixed:
+        kind = ApartAdmission if config.mode == Mode.EXPLORE else ScheduledAdmission
+        timeout_s = config.synchronizer.sync_timeout
+        fixed = kind(schedule, served=served, producer=producer, timeout_s=timeout_s)
+        return partial(explore_in_turn, admission=fixed)
+    paced = PacedAdmission(config, schedule, served=served, producer=producer)
+    if schedule.style == SyncStyle.FULLY_ASYNC:
+        return partial(explore_overlapped, admission=paced, limit=batches_at_once(config))
+    return partial(explore_in_turn, admission=paced)
 
 
 async def explore_in_turn(steps: ExploreSteps, *, admission: Admission) -> None:
@@ -39,7 +62,7 @@ async def explore_in_turn(steps: ExploreSteps, *, admission: Admission) -> None:
         await steps.finish_step(step, batch)
 
 
-async def explore_overlapped(steps: ExploreSteps, *, admission: PacedAdmission, limit: int) -> None:
+async def explore_overlapped(steps: ExploreSteps, *, admission: FollowingAdmission, limit: int) -> None:
     """Explore to the end with at most `limit` batches under way.
 
     Steps finish in their order.

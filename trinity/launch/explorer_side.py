@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LOOP_GRACE_S = 10.0
 
 
-class ExplorerSide(Side):
+class ExplorerSide(Side["ExploreSummary"]):
     """Engines and explorer of one stage.
 
     The synchronizer is the only connection to the trainer.

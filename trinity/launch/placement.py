@@ -10,13 +10,13 @@ import threading
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from trinity.common.constants import BENCH
 from trinity.common.errors import EnvironmentProblem
 from trinity.launch.parts import part_of
-from trinity.launch.process_setup import process_setup
-from trinity.launch.side import MetricsListener, Side
+from trinity.launch.process_setup import THIS_MACHINE, process_setup
+from trinity.launch.side import MetricsListener, R, Side, StageSide
 from trinity.runtime.base import ActorDiedError, Handle, Resources, Runtime
 from trinity.runtime.cluster import ClusterRequest
 from trinity.runtime.head_watch import ClusterLostError, HeadWatch, lost
@@ -27,7 +27,9 @@ from trinity.synchronizer.schedule import sync_schedule
 from trinity.utils.deadline import within
 
 if TYPE_CHECKING:
+    from trinity.buffer.store import ExperienceStore
     from trinity.common.config import Config
+    from trinity.synchronizer.base import Synchronizer
 
 METRICS_WAIT_S = 1.0
 CLOSE_S = 60.0
@@ -41,6 +43,41 @@ def make_synchronizer(config: Config) -> LocalSynchronizer:
     return LocalSynchronizer(sync_schedule(config), timeout_s=config.synchronizer.sync_timeout)
 
 
+class Placement(Protocol):
+    """Where the sides of a stage are.
+
+    Attributes:
+        runtime: places what a side needs beside itself.
+    """
+
+    runtime: Runtime
+
+    async def side(self, cls: type[Side[R]], *, on_metrics: MetricsListener | None, **arguments: Any) -> StageSide[R]:
+        """Return a side of the stage."""
+
+    async def synchronizer(self) -> Synchronizer:
+        """Return the synchronizer between the sides."""
+
+    async def wait_lost(self) -> None:
+        """Wait until the synchronizer is lost.
+
+        Raises:
+            ActorDiedError: it is (E5701).
+        """
+
+    def shared_store(self) -> contextlib.AbstractContextManager[ExperienceStore | None]:
+        """Return the store that the sides share; None: each opens it."""
+
+    def log_files(self) -> dict[Path, str]:
+        """Return the log files of this process, with the logger of each."""
+
+    async def watched(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `work`, which ends when the sides are lost."""
+
+    async def close(self) -> None:
+        """End what the runtime started."""
+
+
 class LocalPlacement:
     """Sides in this process, one loop for all.
 
@@ -48,24 +85,39 @@ class LocalPlacement:
         config: resolved configuration of the stage.
     """
 
-    is_local = True
-
     def __init__(self, config: Config) -> None:
         self.config = config
         divides_gpus = bool(config.cluster.total_gpu_num)
         self.runtime: Runtime = LocalRuntime(process_setup(config, has_console=False), divides_gpus=divides_gpus)
 
-    async def synchronizer(self) -> Any:
+    async def side(
+        self, cls: type[Side[R]], *, on_metrics: MetricsListener | None = None, **arguments: Any
+    ) -> StageSide[R]:
+        """Return a side of the stage."""
+        return cls(self.config, self.runtime, on_metrics=on_metrics, **arguments)
+
+    async def synchronizer(self) -> Synchronizer:
         """Return the synchronizer of the stage."""
         return make_synchronizer(self.config)
 
-    async def wait_lost(self, synchronizer: Any) -> None:
+    async def wait_lost(self) -> None:
         """Wait for ever: a synchronizer in this process is not lost."""
         await asyncio.Event().wait()
 
-    async def side(self, cls: type[Side], **arguments: Any) -> Any:
-        """Return a side of the stage."""
-        return cls(self.config, self.runtime, **arguments)
+    def shared_store(self) -> contextlib.AbstractContextManager[ExperienceStore | None]:
+        """Return the store of both sides."""
+        from trinity.buffer.buffer import open_store
+
+        return open_store(self.config)
+
+    def log_files(self) -> dict[Path, str]:
+        """Return a file for the run and one a side; a part has one."""
+        config, part = self.config, part_of(self.config)
+        names = {part: ""} if part else {"run": "", config.explorer.name: "explorer", config.trainer.name: "trainer"}
+        folder = Path(config.checkpoint_job_dir) / "log"
+        if config.log.group_by_node:
+            folder /= THIS_MACHINE
+        return {folder / f"{name}.log": logger for name, logger in names.items()}
 
     async def watched(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`."""
@@ -86,32 +138,47 @@ class ClusterPlacement:
         head: address of the cluster's head.
     """
 
-    is_local = False
-
     def __init__(self, config: Config, runtime: Runtime, node: str, *, head: str) -> None:
         self.config = config
         self.runtime = runtime
         self.node = node
         self.head = head
         self.lost = threading.Event()
+        self._synchronizer: Handle | None = None
 
-    async def synchronizer(self) -> Handle:
+    async def synchronizer(self) -> Synchronizer:
         """Return a handle of the stage's synchronizer."""
         place = Resources(node=self.node)
-        return await self.runtime.start(make_synchronizer, self.config, name="synchronizer", resources=place)
+        self._synchronizer = await self.runtime.start(
+            make_synchronizer, self.config, name="synchronizer", resources=place
+        )
+        forwarding: Any = self._synchronizer
+        synchronizer: Synchronizer = forwarding
+        return synchronizer
 
-    async def wait_lost(self, synchronizer: Handle) -> None:
+    async def wait_lost(self) -> None:
         """Wait until the process of the synchronizer is gone.
 
         Raises:
             ActorDiedError: it is (E5701).
         """
-        cause = await synchronizer.wait_dead()
-        raise ActorDiedError(
-            f"{synchronizer.name} (process {synchronizer.pid} on {synchronizer.node}) is gone: {cause}"
-        )
+        gone = self._synchronizer
+        assert gone is not None, "synchronizer() comes first"
+        cause = await gone.wait_dead()
+        raise ActorDiedError(f"{gone.name} (process {gone.pid} on {gone.node}) is gone: {cause}")
 
-    async def side(self, cls: type[Side], *, on_metrics: MetricsListener | None = None, **arguments: Any) -> RemoteSide:
+    def shared_store(self) -> contextlib.AbstractContextManager[None]:
+        """Return no store: each process opens it."""
+        return contextlib.nullcontext()
+
+    def log_files(self) -> dict[Path, str]:
+        """Return the file of the run; each process writes its own."""
+        part = part_of(self.config)
+        return {Path(self.config.checkpoint_job_dir) / "log" / (f"run_{part}.log" if part else "run.log"): ""}
+
+    async def side(
+        self, cls: type[Side[R]], *, on_metrics: MetricsListener | None = None, **arguments: Any
+    ) -> StageSide[R]:
         """Return a side of the stage in its own process; it opens the store."""
         spec = cls.process(self.config)
         handle = await self.runtime.start(
@@ -123,7 +190,7 @@ class ClusterPlacement:
             has_process=True,
             **arguments,
         )
-        return RemoteSide(handle, on_metrics, self.lost)
+        return RemoteSide[R](handle, on_metrics, self.lost)
 
     async def watched(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`, which ends when the cluster loses its head.
@@ -159,7 +226,7 @@ class ClusterPlacement:
             await self.runtime.close()
 
 
-class RemoteSide:
+class RemoteSide(Generic[R]):
     """A side in another process, as the stage sees it.
 
     Args:
@@ -173,15 +240,16 @@ class RemoteSide:
         self._on_metrics = on_metrics
         self._lost = lost
 
-    async def prepare(self, synchronizer: Any = None, **arguments: Any) -> Any:
+    async def prepare(self, *arguments: Any, **options: Any) -> Any:
         """Prepare the side; see there."""
-        return await self._handle.prepare(synchronizer, **arguments)
+        return await self._handle.prepare(*arguments, **options)
 
-    async def run(self) -> Any:
+    async def run(self) -> R:
         """Run the side to its end; return what it did."""
         showing = asyncio.ensure_future(self._show())
         try:
-            return await self._handle.run()
+            result: R = await self._handle.run()
+            return result
         finally:
             showing.cancel()
             await asyncio.gather(showing, return_exceptions=True)
@@ -212,7 +280,7 @@ class RemoteSide:
 
 
 @contextlib.contextmanager
-def placed(config: Config) -> Iterator[LocalPlacement | ClusterPlacement]:
+def placed(config: Config) -> Iterator[Placement]:
     """Yield the placement of a stage.
 
     On a cluster, join or start it before and leave it afterwards.

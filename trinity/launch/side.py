@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from trinity.common.config.showing import plain_values
 from trinity.launch.process import hide_progress_bars
@@ -29,6 +29,28 @@ logger = get_logger("launch")
 
 MetricsListener = Callable[[str, int, Mapping[str, float]], None]
 
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class StageSide(Protocol[R_co]):
+    """A side as the stage sees it, in this process or another.
+
+    Its `run` returns what it did.
+    """
+
+    async def prepare(self, *arguments: Any, **options: Any) -> Any:
+        """Load and connect everything; each side says what it takes."""
+
+    async def run(self) -> R_co:
+        """Run to the end; return what was done."""
+
+    async def request_stop(self) -> None:
+        """Let the side end early."""
+
+    async def close(self) -> None:
+        """Close everything; also after a failure."""
+
 
 @dataclass(frozen=True)
 class ProcessSpec:
@@ -43,7 +65,7 @@ class ProcessSpec:
     num_gpus: float = 0.0
 
 
-class Side(ABC):
+class Side(ABC, Generic[R]):
     """One side of a stage: prepared, run and closed.
 
     `close` is called also after a failure.
@@ -82,6 +104,22 @@ class Side(ABC):
         if has_process:
             self.load()
             hide_progress_bars()
+
+    @abstractmethod
+    async def prepare(self, *arguments: Any, **options: Any) -> Any:
+        """Load and connect everything; see `StageSide`."""
+
+    @abstractmethod
+    async def run(self) -> R:
+        """Run to the end; return what was done."""
+
+    @abstractmethod
+    async def request_stop(self) -> None:
+        """Let the side end early."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close everything; also after a failure."""
 
     @classmethod
     @abstractmethod

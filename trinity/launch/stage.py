@@ -16,16 +16,14 @@ from trinity.common.errors import ExitCode
 from trinity.launch.bench import BenchSide
 from trinity.launch.explorer_side import ExplorerSide
 from trinity.launch.parts import part_of
-from trinity.launch.placement import ClusterPlacement, LocalPlacement
-from trinity.launch.process_setup import THIS_MACHINE
+from trinity.launch.placement import LocalPlacement, Placement
 from trinity.launch.rewind import rewound
-from trinity.launch.side import MetricsListener, close_all
+from trinity.launch.side import MetricsListener, StageSide, close_all
 from trinity.launch.stop import StopSignal
 from trinity.launch.trainer_side import TrainerSide
 from trinity.utils.log import get_logger, logged_to_file
 
 if TYPE_CHECKING:
-    from trinity.buffer.store import ExperienceStore
     from trinity.common.config import Config
 
 logger = get_logger("launch")
@@ -78,14 +76,14 @@ class Stage:
         name: str | None,
         stop: StopSignal,
         on_metrics: MetricsListener | None = None,
-        place: LocalPlacement | ClusterPlacement | None = None,
+        place: Placement | None = None,
     ) -> None:
         self.config = config
         self.name = name
         self.stop = stop
         self.on_metrics = on_metrics
         self.job_dir = Path(config.checkpoint_job_dir)
-        self.place = place or LocalPlacement(config)
+        self.place: Placement = place or LocalPlacement(config)
         self.has_begun = False
 
     async def run(self) -> StageResult:
@@ -142,18 +140,9 @@ class Stage:
     @contextlib.contextmanager
     def _logged(self) -> Iterator[None]:
         """Write the logs of the run and its sides into the job's folder."""
-        logs, part = self.job_dir / "log", part_of(self.config)
-        if not self.place.is_local:  # each process writes its own
-            names = {f"run_{part}" if part else "run": ""}
-        elif part:
-            names = {part: ""}
-        else:
-            names = {"run": "", self.config.explorer.name: "explorer", self.config.trainer.name: "trainer"}
-        if self.config.log.group_by_node and self.place.is_local:
-            logs /= THIS_MACHINE
         with contextlib.ExitStack() as stack:
-            for file, logger_name in names.items():
-                stack.enter_context(logged_to_file(logger_name, logs / f"{file}.log"))
+            for file, logger_name in self.place.log_files().items():
+                stack.enter_context(logged_to_file(logger_name, file))
             yield
 
     # ------------------------------------------------------------------- modes
@@ -182,29 +171,23 @@ class Stage:
             result.training_step = max(result.evaluations, default=0)
 
     async def _explore_and_train(self, resume: Path | None, result: StageResult) -> None:
-        with self._shared_store() as store:
+        with self.place.shared_store() as store:
             shared: dict[str, Any] = {"resume": resume, "store": store, "on_metrics": self.on_metrics}
             # Processes start, and import what they need, side by side.
             explorer, trainer, synchronizer = await asyncio.gather(
-                *(self.place.side(side, **shared) for side in (ExplorerSide, TrainerSide)), self.place.synchronizer()
+                self.place.side(ExplorerSide, **shared),
+                self.place.side(TrainerSide, **shared),
+                self.place.synchronizer(),
             )
             async with _closing(explorer, trainer):
                 await trainer.prepare(synchronizer, explore_steps=await explorer.prepare(synchronizer))
                 exploring = asyncio.create_task(explorer.run(), name=self.config.explorer.name)
                 training = asyncio.create_task(trainer.run(), name=self.config.trainer.name)
                 self._stop_with(trainer, explorer)
-                await self._join(exploring, training, until_lost=self.place.wait_lost(synchronizer))
+                await self._join(exploring, training, until_lost=self.place.wait_lost())
                 result.explore_step = exploring.result().step
                 result.training_step = training.result().step
                 self._tell_untrained()
-
-    def _shared_store(self) -> contextlib.AbstractContextManager[ExperienceStore | None]:
-        """Return the store that both sides share; None across processes."""
-        if not self.place.is_local:
-            return contextlib.nullcontext()
-        from trinity.buffer.buffer import open_store
-
-        return open_store(self.config)
 
     def _tell_untrained(self) -> None:
         """Warn of experiences that were never trained on."""
@@ -244,7 +227,7 @@ class Stage:
                 task.cancel()
             await asyncio.gather(exploring, training, losing, both, return_exceptions=True)
 
-    def _stop_with(self, *sides: Any) -> None:
+    def _stop_with(self, *sides: StageSide[Any]) -> None:
         """Make a signal abandon the rollouts and end training after its step.
 
         Called once the sides are ready.
@@ -263,7 +246,7 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def _closing(*sides: Any) -> AsyncIterator[None]:
+async def _closing(*sides: StageSide[Any]) -> AsyncIterator[None]:
     """Close the sides at the end.
 
     A failure to close is raised only if nothing failed before.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = get_logger("trainer")
 
 
-class TrainerSide(Side):
+class TrainerSide(Side["TrainSummary"]):
     """Trainer of one stage, linked to the explorer by the synchronizer."""
 
     def __init__(self, *args: Any, **options: Any) -> None:

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from trinity.common.config.problems import Finding
+from trinity.common.models.families import families
 from trinity.preflight.model_files import EMBEDDING_NAMES, UnreadableFile, read_headers, read_mapping
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -18,8 +19,6 @@ _POSITIONS = ("wpe.weight", "embed_positions.weight")
 # What files may leave out of a module's name, and what they may have more.
 _PREFIXES = ("model.", "transformer.", "gpt_neox.", "backbone.", "language_model.", "model.language_model.",
              "language_model.model.")  # fmt: skip
-# Families whose modules have other names than their files, or whose output layer is one of several of that name.
-_RENAMED = frozenset({"blt", "fuyu", "hrm_text", "zamba"})
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
@@ -65,7 +64,8 @@ def linear_maps(model: Path) -> list[str]:
         config = read_mapping(model / "config.json")
     except (UnreadableFile, OSError):
         return []
-    is_renamed = config.get("model_type") in _RENAMED or any(config.get(name) for name in _EXPERTS)
+    family = families().get(str(config.get("model_type")))
+    is_renamed = (family is not None and family.is_renamed) or any(config.get(name) for name in _EXPERTS)
     shapes = {} if is_renamed else read_headers(model)
     wide = (name for name, shape in shapes.items() if name.endswith(".weight") and len(shape) == 2)
     inner = (name.removesuffix(".weight") for name in wide if not name.endswith((*EMBEDDING_NAMES, *_POSITIONS)))

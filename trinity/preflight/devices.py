@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from trinity.common.config.engine_refusals import divisions
 from trinity.common.config.keys import value_of
 from trinity.common.config.problems import Finding
-from trinity.common.config.rules.engines import divisions, engines
+from trinity.common.config.rules.engines import engines
 from trinity.common.errors import EnvironmentProblem
 from trinity.runtime.cluster import LOCAL, found_address
 from trinity.utils.gpu import VISIBLE, device_count, gpu_count, has_gpu

@@ -8,10 +8,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trinity.monitor import headline
 from trinity.monitor.jsonl import read_metrics
+
+if TYPE_CHECKING:
+    from trinity.common.config import Plan
 
 SUMMARY_NAME = "summary.json"
 CURVE_NAME = "learning_curve.png"
@@ -153,6 +156,23 @@ def _total(stages: list[StageSummary], seed: int) -> Summary:
         tokens_per_second=round(tokens / seconds, 1) if tokens and seconds else None,
         stages=tuple(stages),
     )
+
+
+def planned_runs(plan: Plan, done: Sequence[StageRun], directory: Path, *, started: float) -> list[StageRun]:
+    """Return all stages of a plan as they ran, now or earlier.
+
+    A stage that an earlier run completed has no result of its own; the plan names them all.
+
+    Args:
+        plan: of the run.
+        done: stages that ran now.
+        directory: of the quickstart, with the earlier summary if there is one.
+        started: time of the start of this run, in seconds since the epoch.
+    """
+    now = {stage.name: stage for stage in done}
+    names = {stage.name or "": Path(stage.config.checkpoint_job_dir) for stage in plan.stages}
+    stages = [now.get(name) or StageRun(name, job_dir, 0.0) for name, job_dir in names.items()]
+    return keep_known_times(stages, directory, started=started)
 
 
 def keep_known_times(stages: Sequence[StageRun], directory: Path, *, started: float) -> list[StageRun]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trinity.common.errors import SyncError
-from trinity.synchronizer.schedule import FixedSchedule, Schedule
+from trinity.synchronizer.schedule import Schedule
 from trinity.utils.deadline import within
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class LocalSynchronizer:
         Empty where the checkpoint's own weights, or the initial model, serve all that comes: always so where the
         explorer takes the newest.
         """
-        if not isinstance(self.schedule, FixedSchedule):
+        if not self.schedule.is_fixed:
             return []
         oldest = self._oldest_needed()
         return [version for version in sorted(self._tickets) if oldest <= version < training_step]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from trinity.common.constants import Mode, StorageType, SyncStyle
 
@@ -31,6 +31,8 @@ class FixedSchedule:
         trainer_interval: training steps between two published versions, >= 1.
         offset: explore steps that the explorer runs ahead, >= 0.
     """
+
+    is_fixed: ClassVar[Literal[True]] = True
 
     explorer_interval: int = 1
     trainer_interval: int = 1
@@ -79,6 +81,8 @@ class DynamicSchedule:
         offset: explore steps before the first request, >= 0.
         is_apart: explorer and trainer meet in files, where nobody can ask: versions come every `trainer_interval`.
     """
+
+    is_fixed: ClassVar[Literal[False]] = False
 
     style: SyncStyle
     explorer_interval: int = 1

@@ -18,6 +18,7 @@ from trinity.buffer.dataset_reader import DatasetReader
 from trinity.buffer.store import ExperienceStore
 from trinity.common.checkpoint import CheckpointStore
 from trinity.common.config import Config
+from trinity.common.config.resolved import planned_steps
 from trinity.common.constants import TRAINER, Mode, SyncMethod
 from trinity.common.errors import ConfigError
 from trinity.common.experience import Experience
@@ -26,7 +27,7 @@ from trinity.monitor.monitor import Monitor
 from trinity.runtime.worker_thread import WorkerThread
 from trinity.synchronizer.base import Synchronizer
 from trinity.synchronizer.publisher import Publisher
-from trinity.synchronizer.schedule import FixedSchedule, sync_schedule
+from trinity.synchronizer.schedule import sync_schedule
 from trinity.synchronizer.transport import transport_of
 from trinity.trainer.auxiliary import open_auxiliary
 from trinity.trainer.backend import TrainerBackend, run_on
@@ -150,7 +151,7 @@ class Trainer:
         self.step = 0 if state is None else state.step
         source = self._open_source(state)
         batch_size = config.buffer.train_batch_size
-        self._total_steps = settings.planned_steps(config, explore_steps)
+        self._total_steps = planned_steps(config, explore_steps)
         if self._total_steps is None and isinstance(source, DatasetSource):
             self._total_steps = -(-len(source.reader) * source.reader.total_epochs // batch_size) or None
         self._strategy = self._make_strategy(source, batch_size)
@@ -208,7 +209,7 @@ class Trainer:
             SyncError: the explorer did not take new weights in time.
             CheckpointError: a checkpoint could not be written.
         """
-        if isinstance(self.schedule, FixedSchedule) or not self._publishes():
+        if self.schedule.is_fixed or not self._publishes():
             return await self._train()
         training = asyncio.ensure_future(self._train())
         answering = asyncio.ensure_future(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -83,6 +84,40 @@ class Registry:
             module, _, attribute = entry.path.partition(":")
             self.classes[name] = getattr(importlib.import_module(module), attribute)
         return self.classes[name]
+
+    def build(
+        self,
+        name: str,
+        args: Mapping[str, Any] | None,
+        *given: Any,
+        key: str,
+        code: str | None = None,
+        names_only: bool = False,
+        fixed: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Return a component, made with the written arguments.
+
+        Args:
+            name: of the component.
+            args: the written arguments.
+            given: positional arguments that the configuration does not set.
+            key: key of the written arguments, for the message.
+            code: code of the error.
+            names_only: check the arguments' names; a failure of the constructor is not one of its arguments.
+            fixed: further arguments; one that is written as well is an error.
+
+        Raises:
+            ConfigError: an unknown name (E1701), or arguments that the component does not take (`code`).
+        """
+        component, written, fixed = self.get(name), dict(args or {}), fixed or {}
+        try:
+            if not names_only:
+                return component(*given, **fixed, **written)
+            inspect.signature(component).bind(*given, **fixed, **written)
+        except (TypeError, ValueError) as error:
+            got = f"; got {sorted(written)}" if names_only else ""
+            raise ConfigError(f"{key} of {name}: {error}{got}", code=code) from error
+        return component(*given, **fixed, **written)
 
     def arguments(self, name: str, written: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the arguments of a component.

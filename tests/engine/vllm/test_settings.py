@@ -112,13 +112,13 @@ def test_the_environment_is_the_users_where_it_is_set(monkeypatch: pytest.Monkey
     ("rollout", "sections", "code", "words"),
     [
         ({}, {"deterministic": True}, "E3220", "engine_type=torch"),
-        ({"data_parallel_size": 2}, {}, "E3223", "started again on its own: use engine_num"),
-        ({"use_v1": False}, {}, "E3223", "remove the key"),
-        ({"enable_multimodal": True}, {}, "E3223", "enable_multimodal"),
-        ({"enable_return_routed_experts": True}, {}, "E3223", "enable_return_routed_experts"),
-        ({"nnodes": 2}, {}, "E3223", "one node"),
-        ({"extra_engine_args": {"dtype": "float16"}}, {}, "E3224", "write explorer.rollout_model.dtype"),
-        ({"extra_engine_args": {"logprobs_mode": "raw_logits"}}, {}, "E3224", "sets logprobs_mode itself"),
+        ({"data_parallel_size": 2}, {}, "E3223", "started again on its own; use `explorer.rollout_model.engine_num`"),
+        ({"use_v1": False}, {}, "E1900", "remove `use_v1`"),
+        ({"enable_multimodal": True}, {}, "E1900", "enable_multimodal"),
+        ({"enable_return_routed_experts": True}, {}, "E1900", "enable_return_routed_experts"),
+        ({"nnodes": 2}, {}, "E1900", "remove `nnodes`"),
+        ({"extra_engine_args": {"dtype": "float16"}}, {}, "E3224", "write `explorer.rollout_model.dtype`"),
+        ({"extra_engine_args": {"logprobs_mode": "raw_logits"}}, {}, "E3224", "logprobs_mode` is set by the engine"),
     ],
 )
 def test_what_the_engine_does_not_serve_is_refused_by_name(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from trinity.buffer.operators import EXPERIENCE_OPERATORS, ExperienceOperatorV1
-from trinity.common.errors import ConfigError, TrinityError, WorkflowError
+from trinity.common.errors import TrinityError, WorkflowError
 from trinity.common.experience import Experience
 from trinity.runtime.worker_thread import WorkerThread
 from trinity.utils.deadline import bounded
@@ -52,14 +52,8 @@ def build_operators(settings: Sequence[Any]) -> list[tuple[str, Any]]:
     """
     operators = []
     for index, entry in enumerate(settings):
-        key = f"data_processor.experience_pipeline.operators[{index}]"
-        operator_class = EXPERIENCE_OPERATORS.get(entry.name)
-        args = dict(entry.args or {})
-        try:
-            inspect.signature(operator_class).bind(**args)
-        except TypeError as error:
-            raise ConfigError(f"{key}.args of {entry.name}: {error}; got {sorted(args)}") from error
-        operators.append((entry.name, operator_class(**args)))
+        key = f"data_processor.experience_pipeline.operators[{index}].args"
+        operators.append((entry.name, EXPERIENCE_OPERATORS.build(entry.name, entry.args, key=key, names_only=True)))
     return operators
 
 

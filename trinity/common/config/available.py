@@ -11,7 +11,7 @@ from typing import Any
 
 from trinity.common.config.base import Idle, Support
 from trinity.common.config.keys import CRITIC, REWARD_MODEL, Key, key_at, key_named, path_of
-from trinity.common.config.problems import shown_value
+from trinity.common.config.refusals import is_default, is_served, section_refusal, support_refusal
 from trinity.common.config.resolution import Resolution, plain_value
 from trinity.common.config.rules.critic import may_read_values
 from trinity.common.config.schema_index import default_at, facts_at, holds_section
@@ -34,8 +34,6 @@ LATER_NAMES: dict[str, tuple[str, ...]] = {
     "selector": ("offline_easy2hard", "difficulty_based"),
     "monitor": ("swanlab",),
 }  # fmt: skip
-
-_SAID = {"E1886": "is refused", "E1857": "is not done here"}
 
 
 def check_available(resolution: Resolution) -> None:
@@ -63,25 +61,16 @@ def _is_refused(resolution: Resolution, path: Path, support: Support) -> bool:
     if holds_section(path):
         return resolution.is_given(key_at(path)) and resolution.tree.get(path) not in ({}, [], "None")
     value = _value(resolution, path)
-    return not (_matches(value, support.only) or _is_default(path, value) or _is_repeated(resolution, path, value))
+    return not (is_served(support, value) or _is_default(path, value) or _is_repeated(resolution, path, value))
 
 
 def _refuse(resolution: Resolution, path: Path, support: Support) -> None:
     key = key_at(path)
     if holds_section(path):
-        way_out = support.instead or f"remove `{key}`"
-        resolution.problem("E1900", key, f"`{key}` is not available yet in this version", suggestion=way_out)
-        return
-    value = _value(resolution, path)
-    if support.why:
-        said, rule = f"`{key}: {value}` {_SAID[support.code]}: {support.why}", "the default"
-        if support.code == "E1886":
-            best = support.only[-1] if support.only else default_at(path)[1]
-            rule = "null" if best is None else f"{best}"
+        resolution.refuse(section_refusal(key, support))
     else:
-        said = f"`{key}: {shown_value(str(key), value)}` is not available yet in this version"
-        rule = f"one of {', '.join(str(v) for v in support.only)}" if support.only else "the default"
-    resolution.problem(support.code, key, said, suggestion=support.instead or _hint(path, support.only), rule=rule)
+        value = _value(resolution, path)
+        resolution.refuse(support_refusal(key, support, value, default=default_at(path)[1]))
 
 
 def _value_path(leaf: Path) -> Path:
@@ -124,26 +113,6 @@ def _is_repeated(resolution: Resolution, path: Path, value: Any) -> bool:
     return other is not None and bool(facts.value_from(resolution.get(key_named(other))) == value)
 
 
-def _matches(value: Any, allowed: tuple[Any, ...]) -> bool:
-    return any((choice == value and type(choice) is type(value)) or _same_number(choice, value)
-               for choice in allowed)  # fmt: skip
-
-
-def _same_number(left: Any, right: Any) -> bool:
-    numbers = (int, float)
-    if isinstance(left, bool) or isinstance(right, bool):
-        return False
-    return isinstance(left, numbers) and isinstance(right, numbers) and left == right
-
-
 def _is_default(path: Path, value: Any) -> bool:
-    if value is None:
-        return True
     has_default, default = default_at(path)
-    plain = list(default) if isinstance(default, tuple) else default
-    return has_default and (plain == value or str(plain) == str(value))
-
-
-def _hint(path: Path, allowed: tuple[Any, ...]) -> str:
-    words = [str(value) for value in allowed if value not in (None, {}, [])]
-    return f"available: {', '.join(words)}" if words else f"remove `{path[-1]}`"
+    return value is None or (has_default and is_default(value, default))

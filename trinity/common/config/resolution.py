@@ -13,6 +13,7 @@ from trinity.common.config.config import Config, ModeName
 from trinity.common.config.keys import Key, path_of, value_of
 from trinity.common.config.overrides import parse_path
 from trinity.common.config.problems import Finding
+from trinity.common.config.refusals import Refusal
 from trinity.common.config.tree import Origin, Path, Tree, place_problem, value_at
 
 T = TypeVar("T")
@@ -159,6 +160,17 @@ class Resolution:
         path = path_of(key)
         details.setdefault("value", self._value(path))
         self.problems.append(place_problem(self.tree.origin(path), code, path, message, **details))
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Note a refusal as a problem."""
+        self.problem(
+            refusal.code,
+            refusal.key,
+            refusal.message,
+            involves=refusal.involves,
+            rule=refusal.rule,
+            suggestion=refusal.suggestion,
+        )
 
     def _value(self, path: Path) -> Any:
         try:

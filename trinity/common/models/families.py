@@ -2,8 +2,9 @@
 
 The table of causal language model families is `families.json`; no other list of families exists.
 `tools/family_table.py` writes it and its docs page from tiny models of all families that the installed transformers
-knows, and tests verify both. The tool keeps two kinds of entries that it cannot find by trying: which families the
-torch engine refuses, and what `tools/vllm_families.py` has measured of vLLM. Imports neither torch nor transformers.
+knows, and tests verify both. The tool keeps three kinds of entries that it cannot find by trying: which families the
+torch engine refuses, whose modules are renamed, and what `tools/vllm_families.py` has measured of vLLM. Imports
+neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Family:
             `refused` (they differ more), `refused on a CPU` (they differ more there; other kernels were not measured),
             `not started` (vLLM fails to start, E3222), `not served` (vLLM has no model of it; for some families it
             falls back to transformers', which was not measured), or empty (not measured).
+        is_renamed: its modules have other names than its files, or its output layer is one of several of that name.
         is_encoder: the torch engine serves it only if it was made a decoder (`is_decoder: true`).
         reasons: why it is not served, by the name of an attribute above.
     """
@@ -46,6 +48,7 @@ class Family:
     critic: str
     engine: str
     vllm: str = ""
+    is_renamed: bool = False
     is_encoder: bool = False
     reasons: Mapping[str, str] = field(default_factory=dict)
 
@@ -93,7 +96,7 @@ def critic_problem(kind: str) -> str | None:
     family = families().get(kind)
     if family is None or family.critic != REFUSED:
         return None
-    fitting = ", ".join(name for name in ("llama", "qwen2", "qwen3", "mistral", "gemma2") if name in families())
+    fitting = ", ".join(name for name, entry in families().items() if entry.critic == "own")
     return (
         f"a model of type {kind} cannot be a critic: transformers has no causal model with one number a token for this "
         f"family; give model.critic_model_path a model of another family with the same vocabulary ({fitting}, ...), or "

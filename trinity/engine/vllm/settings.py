@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,10 @@ import torch
 import xxhash
 
 from trinity.common.config import Config
-from trinity.common.config.engine_args import FIXED_ARGS, KEY_ARGS
-from trinity.common.config.model import InferenceModelConfig
-from trinity.common.config.rules.engines import REPLICAS
-from trinity.common.errors import ConfigError, EnvironmentProblem
-from trinity.engine.settings import EngineSettings, engine_settings
+from trinity.common.config.engine_refusals import unspread_replicas, vllm_refusals
+from trinity.common.config.keys import value_of
+from trinity.common.errors import EnvironmentProblem
+from trinity.engine.settings import EngineSettings, check, section_key, shared_settings
 from trinity.engine.vllm.core_watch import ProbeTimes
 from trinity.utils.device import total_memory_bytes
 from trinity.utils.log import get_logger
@@ -37,13 +37,6 @@ TORCH_INSTEAD = "--set explorer.rollout_model.engine_type=torch"
 SAMPLER = "trinity.engine.vllm.worker:RowSampler"
 WORKER_CALLS = "trinity.engine.vllm.worker.WorkerCalls"
 
-_REFUSED = {
-    "data_parallel_size": (1, f"{REPLICAS}: use engine_num"),
-    "use_v1": (True, "vLLM has no other version: remove the key"),
-    "enable_multimodal": (False, "images and videos are not served: remove the key"),
-    "enable_return_routed_experts": (False, "chosen experts are not returned: remove the key"),
-    "nnodes": (None, "an engine stays on one node: remove the key"),
-}
 _CPU_CACHE_FRAC = 0.4
 _MIN_CACHE_BYTES = 64 << 20
 _CPU_BLOCK_TOKENS = 32
@@ -64,32 +57,17 @@ class VLLMSettings(EngineSettings):
     probes: ProbeTimes = field(default_factory=ProbeTimes)
 
 
-def vllm_settings(
-    config: Config, auxiliary: InferenceModelConfig | None = None, *, key: str = "explorer.rollout_model"
-) -> VLLMSettings:
+def vllm_settings(config: Config, auxiliary: int | None = None) -> VLLMSettings:
     """Return the engine settings of the rollout or an auxiliary model.
 
     Raises:
-        ConfigError: `deterministic` (E3220), a value that this engine does not support (E3223), an argument of vLLM
-            that has its own key or that only the engine may set (E3224).
+        ConfigError: `deterministic` (E3220), replicas inside the engine (E3223), an argument of vLLM that has its own
+            key or that only the engine may set (E3224).
+        NotAvailableError: a value that no engine serves (E1900).
     """
-    rollout = auxiliary or config.explorer.rollout_model
-    if config.deterministic:
-        raise ConfigError(deterministic_message(key), code="E3220")
-    for name, (served, advice) in _REFUSED.items():
-        if rollout.__dict__[name] != served:
-            raise ConfigError(f"{key}.{name} must be {served} with vLLM, got {rollout.__dict__[name]}; {advice}",
-                              code="E3223")  # fmt: skip
-    for name in rollout.extra_engine_args:
-        if name in KEY_ARGS:
-            raise ConfigError(f"{key}.extra_engine_args.{name}: write {key}.{name}", code="E3224")
-        if name in FIXED_ARGS:
-            raise ConfigError(
-                f"{key}.extra_engine_args.{name}: the engine sets {name} itself, as its samples and weight updates "
-                "depend on it; remove it",
-                code="E3224",
-            )
-    explorer, base = config.explorer, engine_settings(config, auxiliary, is_any_argument_known=True)
+    key = section_key(auxiliary)
+    check(chain(vllm_refusals(config, key), unspread_replicas(config, key)))
+    explorer, rollout, base = config.explorer, value_of(config, key), shared_settings(config, auxiliary)
     own = ("tensor_parallel_size", "pipeline_parallel_size", "enforce_eager", "enable_prefix_caching",
            "enable_chunked_prefill", "gpu_memory_utilization", "enable_expert_parallel", "seed")  # fmt: skip
     return VLLMSettings(
@@ -97,14 +75,6 @@ def vllm_settings(
         engine_args={name: rollout.__dict__[name] for name in own} | rollout.extra_engine_args,
         has_request_log=rollout.enable_log_requests,
         probes=ProbeTimes(explorer.engine_probe_interval, explorer.engine_probe_timeout, base.timeout_s),
-    )
-
-
-def deterministic_message(key: str) -> str:
-    """Return why `deterministic` excludes vLLM, and the way out."""
-    return (
-        f"`deterministic: true` does not fit {key}.engine_type vllm: the bits of its sums depend on which requests "
-        f"share a batch; use {TORCH_INSTEAD} or deterministic: false"
     )
 
 

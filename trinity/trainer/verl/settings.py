@@ -11,10 +11,9 @@ from trinity.algorithm import ALGORITHM_TYPE, ENTROPY_LOSS_FN, KL_FN, POLICY_LOS
 from trinity.algorithm.aggregation import LOSS_AGG_MODES
 from trinity.algorithm.building import build
 from trinity.common.config import Config
-from trinity.common.config.resolved import filled, loss_divisor, num_rollouts
+from trinity.common.config.resolved import filled, loss_divisor
 from trinity.common.config.verl_base import FsdpConfig
 from trinity.common.config.verl_policy import ActorConfig
-from trinity.common.constants import SyncStyle
 from trinity.trainer.verl.loss import TOKEN_MEAN, LossFn
 from trinity.trainer.verl.optim import LRSchedule, make_schedule
 from trinity.trainer.verl.scorer import ActorSettings
@@ -52,38 +51,6 @@ def schema_of(config: Config) -> str:
 def is_supervised(config: Config) -> bool:
     """Return whether the algorithm trains on a dataset instead of rollouts."""
     return schema_of(config) != "experience"
-
-
-def planned_steps(config: Config, explore_steps: int | None = None) -> int | None:
-    """Return the number of training steps; None if only the data tell.
-
-    Args:
-        config: resolved configuration.
-        explore_steps: explore steps that the explorer plans, where one runs beside the trainer.
-    """
-    if config.trainer.total_steps is not None:
-        return int(config.trainer.total_steps)
-    buffer = config.buffer
-    if config.mode != "both":
-        return None if buffer.total_steps is None else int(buffer.total_steps)
-    steps = buffer.total_steps if buffer.total_steps is not None else explore_steps
-    if steps is None:
-        return None
-    if _uses_again(config):
-        # Rollouts of earlier steps fill the batches: the schedule says how many steps there are, not the rollouts.
-        sync = config.synchronizer
-        if sync.sync_style != SyncStyle.FIXED:
-            return None
-        ours = filled(sync.trainer_sync_interval, "synchronizer.trainer_sync_interval")
-        theirs = filled(sync.explorer_sync_interval, "synchronizer.explorer_sync_interval")
-        return max(1, -(-steps * ours // theirs))
-    produced = steps * buffer.batch_size * filled(config.algorithm.repeat_times, "algorithm.repeat_times")
-    return max(1, -(-produced // num_rollouts(config)))
-
-
-def _uses_again(config: Config) -> bool:
-    buffer = config.buffer.trainer_input.experience_buffer
-    return buffer is not None and buffer.replay_buffer.enable and buffer.replay_buffer.reuse_cooldown_time is not None
 
 
 def mini_batch_size(config: Config, written: int | None) -> int | None:

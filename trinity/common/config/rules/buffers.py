@@ -165,13 +165,6 @@ def is_database(url: str) -> bool:
     return backend == "postgresql" or (backend == "sqlite" and file not in ("", ":memory:") and file[:5] != "file:")
 
 
-def sqlite_file(url: str | None) -> str | None:
-    """Return the file of a SQLite URL, or `None` for other databases."""
-    if not url or not url.startswith("sqlite") or "://" not in url:
-        return None
-    return url.partition("://")[2][1:].partition("?")[0] or None
-
-
 def _absolute(resolution: Resolution, path: str) -> Path:
     return Path(os.path.normpath(resolution.cwd / Path(path).expanduser()))
 

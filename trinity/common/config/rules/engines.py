@@ -5,7 +5,14 @@ from __future__ import annotations
 import importlib.util
 
 from trinity.common.config.config import Config
-from trinity.common.config.engine_args import FIXED_ARGS, KEY_ARGS, TORCH_ENGINE_ARGS
+from trinity.common.config.engine_refusals import (
+    REPLICAS,
+    divisions,
+    foreign_arguments,
+    shared_replicas,
+    torch_refusals,
+    vllm_refusals,
+)
 from trinity.common.config.keys import KEYS, ROLLOUT_MODEL, Key, last_part
 from trinity.common.config.model import InferenceModelConfig
 from trinity.common.config.resolution import Resolution
@@ -16,17 +23,11 @@ MODELS = KEYS.explorer.auxiliary_models
 SHARED = KEYS.model.external_model
 EXTERNAL = "external"
 ISOLATION = KEYS.explorer.runner_isolation
-REPLICAS = "replicas are engines here, each watched and started again on its own"
 
 
 def engines(config: Config) -> list[Key[InferenceModelConfig]]:
     """Return the keys of all engines' sections, the trained model's first."""
     return [ROLLOUT_MODEL, *(MODELS[index] for index in range(len(config.explorer.auxiliary_models)))]
-
-
-def divisions(model: Key[InferenceModelConfig]) -> tuple[Key[int], ...]:
-    """Return the keys of how many devices one engine is divided over."""
-    return model.tensor_parallel_size, model.pipeline_parallel_size
 
 
 def resolve_engine(resolution: Resolution) -> None:
@@ -54,8 +55,8 @@ def _resolve_types(resolution: Resolution) -> None:
             resolution.derive(key, "vllm", "vllm_async means vllm")
         _spread_replicas(resolution, model)
         if resolution.get(key) == "vllm":
-            _check_vllm(resolution, model)
-            _check_arguments(resolution, model)
+            for refusal in vllm_refusals(resolution.config, model):
+                resolution.refuse(refusal)
         elif resolution.get(key) == "torch":
             _check_torch(resolution, model)
 
@@ -65,17 +66,12 @@ def _chosen_engine(resolution: Resolution, model: Key[InferenceModelConfig]) -> 
     for key in divisions(model):
         if resolution.get(key) > 1:
             return "vllm", f"{last_part(key)} above 1 needs it"
-    foreign = _foreign_arguments(resolution, model)
+    foreign = foreign_arguments(resolution.config, model)
     if foreign:
         return "vllm", f"extra_engine_args.{foreign[0]} is an argument of vLLM"
     if not resolution.looks_at_machine and not resolution.config.deterministic:
         return "auto", "the machine that runs it decides"
     return best_engine(is_deterministic=resolution.config.deterministic, sees_gpus=_sees_gpus(resolution))
-
-
-def _foreign_arguments(resolution: Resolution, model: Key[InferenceModelConfig]) -> list[str]:
-    """Return names in `extra_engine_args` that the torch engine lacks."""
-    return sorted(set(resolution.get(model.extra_engine_args)) - set(TORCH_ENGINE_ARGS))
 
 
 def _spread_replicas(resolution: Resolution, model: Key[InferenceModelConfig]) -> None:
@@ -87,9 +83,10 @@ def _spread_replicas(resolution: Resolution, model: Key[InferenceModelConfig]) -
     size = resolution.get(key)
     if size == 1:
         return
-    if resolution.get(model.enable_expert_parallel):
-        why = f" with enable_expert_parallel: {REPLICAS}, and share no experts"
-        _refuse_size(resolution, model, key, why=why, suggestion=f"write `{model.tensor_parallel_size}`")
+    refusals = list(shared_replicas(resolution.config, model))
+    for refusal in refusals:
+        resolution.refuse(refusal)
+    if refusals:
         return
     resolution.derive(number, resolution.get(number) * size, f"{key} {size}: {REPLICAS}")
     resolution.derive(key, 1, f"each replica is one of {number}")
@@ -116,53 +113,9 @@ def best_engine(*, is_deterministic: bool, sees_gpus: bool = True) -> tuple[str,
     return ("vllm", "vLLM and a GPU are there") if has_gpu() else ("torch", "this machine has no GPU")
 
 
-def _refuse_size(
-    resolution: Resolution, model: Key[InferenceModelConfig], key: Key[int], *, why: str, suggestion: str
-) -> None:
-    if resolution.get(key) != 1:
-        message = f"`{key}: {resolution.get(key)}` is not served{why}"
-        resolution.problem("E3223", key, message, rule="1", involves=(model.engine_type,), suggestion=suggestion)
-
-
-def _check_vllm(resolution: Resolution, model: Key[InferenceModelConfig]) -> None:
-    if resolution.config.deterministic:
-        resolution.problem(
-            "E3220",
-            model.engine_type,
-            "`deterministic: true` does not fit engine_type vllm: the bits of its sums depend on which requests share "
-            "a batch",
-            rule="torch",
-            involves=(KEYS.deterministic, *divisions(model)),
-            suggestion=f"use --set {model.engine_type}=torch, or write `deterministic: false`",
-        )
-
-
-def _check_arguments(resolution: Resolution, model: Key[InferenceModelConfig]) -> None:
-    """Refuse vLLM arguments that have their own key or that the engine sets."""
-    for name in resolution.get(model.extra_engine_args):
-        key = model.extra_engine_args[name]
-        if name in KEY_ARGS:
-            why, way_out = "has a key of its own", f"write `{model}.{name}`"
-        elif name in FIXED_ARGS:
-            why, way_out = "is set by the engine, whose samples and weight updates depend on it", "remove it"
-        else:
-            continue
-        resolution.problem("E3224", key, f"`{key}` {why}", involves=(model.engine_type,), suggestion=way_out)
-
-
 def _check_torch(resolution: Resolution, model: Key[InferenceModelConfig]) -> None:
-    for size in divisions(model):
-        way_out = f"use --set {size}=1 or --set {model.engine_type}=vllm"
-        _refuse_size(resolution, model, size, why=" by the torch engine, which is on one device", suggestion=way_out)
-    for name in _foreign_arguments(resolution, model):
-        resolution.problem(
-            "E1612",
-            model.extra_engine_args[name],
-            f"`{model.extra_engine_args[name]}` is no argument of the torch engine",
-            rule=f"one of {', '.join(TORCH_ENGINE_ARGS)}",
-            involves=(model.engine_type,),
-            suggestion=f"remove it, or use --set {model.engine_type}=vllm",
-        )
+    for refusal in torch_refusals(resolution.config, model):
+        resolution.refuse(refusal)
     tuning = (model.enforce_eager, model.enable_prefix_caching, model.enable_chunked_prefill)
     for key in (*tuning, model.enable_expert_parallel, model.enable_log_requests):
         if resolution.is_given(key):
