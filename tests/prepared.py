@@ -3,7 +3,8 @@
 A run of a few seconds spends half of its time on importing torch, transformers and the rest. Here one process per
 session of tests, which is no fork of pytest, does so once; each run is a fork of it (`tests.prepared_server`), a
 process with its own environment, folder and output. Whatever is read before `main` is the same in all of them, so
-where a run asks for other such variables, or for what a fork cannot give, it is an ordinary process.
+where a run asks for other such variables, or for what a fork cannot give, it is an ordinary process. A script is given
+`tests.prepared_command` in place of `trinity`.
 
 Forks of one server have Python's hash seed in common. A test that two runs give the same bits has one of them started
 with `is_real`.
@@ -30,8 +31,10 @@ from typing import Any
 from trinity.utils.gpu import device_count
 
 ROOT = Path(__file__).resolve().parents[1]
-# Read by a run in `main` or later, or by nobody. What imports read is unknown, so every other variable counts as read.
-READ_LATE = ("TRINITY_", "PYTEST_")
+# Read by a run in `main` or later, or by nobody; Ray is imported later. What imports read is unknown, so every other
+# variable counts as read.
+READ_LATE = ("TRINITY_", "PYTEST_", "RAY_")
+SET_BY_SHELLS = ("_", "COLUMNS", "LINES", "OLDPWD", "PWD", "SHLVL")
 # Set by the import of libraries where it is missing; so does the import in a run.
 SET_BY_LIBRARIES = ("RAY_CLIENT_MODE", "TORCHINDUCTOR_CACHE_DIR")
 # Forks of a process that has asked for CUDA cannot use it.
@@ -51,6 +54,7 @@ def start(
     *,
     cwd: Path,
     environment: Mapping[str, str] | None = None,
+    inherited: Mapping[str, str] | None = None,
     output: Any = None,
     is_real: bool = False,
 ) -> subprocess.Popen[str]:
@@ -59,11 +63,12 @@ def start(
     Args:
         words: its arguments.
         cwd: folder that it runs in.
-        environment: variables besides those of this process.
+        environment: variables besides those that it inherits.
+        inherited: these; None: those of this process.
         output: file of what it prints; None: a pipe.
         is_real: it is an ordinary process, that imports what it needs.
     """
-    variables = variables_of(os.environ) | dict(environment or {})
+    variables = variables_of(os.environ if inherited is None else inherited) | dict(environment or {})
     if is_real or not may_be_forked(variables):
         return subprocess.Popen(
             command(*words),
@@ -84,6 +89,23 @@ def start(
         os.close(writer)
 
 
+def finish(words: Sequence[str], *, timeout_s: float, **how: Any) -> tuple[int, str]:
+    """Start `python -m trinity`, see `start`; return its exit status and what it has printed.
+
+    Raises:
+        subprocess.TimeoutExpired: it lives after `timeout_s` seconds, and is killed.
+    """
+    process = start(words, **how)
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except BaseException:
+        process.kill()
+        process.communicate(timeout=60)
+        raise
+    assert process.returncode is not None
+    return process.returncode, output
+
+
 def variables_of(environment: Mapping[str, str]) -> dict[str, str]:
     """Return what runs are started with: one thread, this tree's package, no failpoint."""
     folders = dict.fromkeys([str(ROOT), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))])
@@ -94,7 +116,9 @@ def variables_of(environment: Mapping[str, str]) -> dict[str, str]:
 
 def read_early(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that may be read before `main`."""
-    return {name: value for name, value in variables.items() if not name.startswith(READ_LATE)}
+    return {
+        name: value for name, value in variables.items() if not name.startswith(READ_LATE) and name not in SET_BY_SHELLS
+    }
 
 
 def may_be_forked(variables: Mapping[str, str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import gc
 import importlib
@@ -62,6 +63,7 @@ def prepare() -> dict[str, str]:
 
     prepare_process("", deterministic=True)
     compute_as_the_command()  # what it asks a fresh process is kept, and each deterministic fork is held against it
+    assert "ray" not in sys.modules, "it reads the environment of its process when it is imported"
     threads = os.listdir("/proc/self/task")
     if len(threads) > 1:
         raise RuntimeError(f"the imports have started {len(threads) - 1} threads, which a fork would not have")
@@ -135,6 +137,20 @@ class Forks:
         self.selector.close()
 
 
+class Last:
+    """What an interpreter drops last, when Python itself has nothing more to say: from then on nothing is printed.
+
+    What the server has imported stays frozen in a fork, where each collection would walk through it and copy it. The
+    end of the interpreter does not free all of that, and a library of triton would complain.
+    """
+
+    def __init__(self) -> None:
+        self._close = os.close
+
+    def __del__(self) -> None:
+        self._close(2)
+
+
 def become(order: dict[str, Any], added: dict[str, str]) -> None:
     """Be the process that Python has started with the command and the environment of `order`; imports have `added`."""
     import numpy
@@ -161,8 +177,8 @@ def become(order: dict[str, Any], added: dict[str, str]) -> None:
 def main() -> None:
     """Serve the socket whose descriptor is the only argument; every fork leaves as `python -m trinity`."""
     added = prepare()
+    builtins.last = Last()  # type: ignore[attr-defined]
     order = Forks(socket.socket(fileno=int(sys.argv[1]))).serve()
-    gc.unfreeze()  # the end of an interpreter frees all that there is
     if order is not None:
         become(order, added)
         runpy.run_module("trinity", run_name="__main__", alter_sys=True)

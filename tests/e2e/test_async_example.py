@@ -6,7 +6,6 @@ import json
 import os
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -16,6 +15,7 @@ import yaml
 
 from tests.e2e.ray_run import own_cluster
 from tests.e2e.short_run import ROOT
+from tests.prepared_command import program
 from trinity.launch.run import RunOptions, plan_run, run_plan
 from trinity.quickstart.dataset import solution, write_jsonl
 from trinity.quickstart.model import write_model
@@ -63,19 +63,17 @@ def warm_model(folder: Path) -> Path:
 def run(folder: Path, name: str, *options: str) -> Path:
     """Run the script in a folder of its own; return the job's folder."""
     environment = {
-        "TRINITY": f"{sys.executable} -m trinity",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep),
-        "OMP_NUM_THREADS": "1",
         "TRINITY_MODEL_PATH": str(warm_model(folder)),
         "TRINITY_TASKSET_PATH": str(folder / "first.jsonl"),
         "TRINITY_NEW_TASKSET_PATH": str(folder / "second.jsonl"),
         "EXPLORER_SIZES": " ".join(EXPLORER_SIZES),
         "TRAINER_SIZES": " ".join(TRAINER_SIZES),
     }
-    done = subprocess.run(
-        ["bash", str(EXAMPLE / "run.sh"), str(folder / name), *options],
-        env=os.environ | environment, capture_output=True, text=True, timeout=500,
-    )  # fmt: skip
+    with program() as trinity:
+        done = subprocess.run(
+            ["bash", str(EXAMPLE / "run.sh"), str(folder / name), *options],
+            env=os.environ | environment | {"TRINITY": str(trinity)}, capture_output=True, text=True, timeout=500,
+        )  # fmt: skip
     parts = {path.name: path.read_text() for path in sorted((folder / name).glob("*.out"))}
     assert done.returncode == 0, (done.stdout, done.stderr, parts)
     return folder / name / "checkpoints" / "async_gsm8k" / "grpo"

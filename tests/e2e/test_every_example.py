@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import subprocess
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import prepared
 from tests.e2e.ray_run import own_cluster
 from tests.e2e.short_run import ROOT
+from tests.prepared_command import program
 from trinity.quickstart.dataset import train_rows, write_jsonl
 from trinity.quickstart.folder import prepare
 from trinity.quickstart.model import write_model
@@ -63,16 +63,8 @@ def environment(tmp_path: Path, *, num_rows: int, **values: str) -> dict[str, st
         "TRINITY_TASKSET_PATH": str(tmp_path / "first.jsonl"),
         "TRINITY_NEW_TASKSET_PATH": str(tmp_path / "second.jsonl"),
         "TRINITY_CHECKPOINT_ROOT_DIR": str(tmp_path / "out"),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep),
-        "OMP_NUM_THREADS": "1",
     }
     return kept | ours | values
-
-
-def run(command: list[str], *, cwd: Path, env: dict[str, str]) -> None:
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=600)
-    parts = {path.name: path.read_text()[-2000:] for path in cwd.rglob("*.out")}
-    assert done.returncode == 0, (done.stdout[-2000:], done.stderr[-4000:], parts)
 
 
 def steps_of(job: Path) -> dict[str, int]:
@@ -95,10 +87,14 @@ def test_every_file_is_run_or_named_by_one_that_is() -> None:
 def test_a_script_runs_with_a_model_and_data_of_ones_own(script: Path, tmp_path: Path) -> None:
     log = tmp_path / "commands"
     wrapper = tmp_path / "trinity"
-    wrapper.write_text(f'#!/bin/sh\necho "$@" >>{log}\nexec {sys.executable} -m trinity "$@"\n')
-    wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
-    env = environment(tmp_path, num_rows=144, TRINITY=str(wrapper))
-    run(["bash", str(script), str(tmp_path / "work")], cwd=tmp_path, env=env)
+    with program() as trinity:
+        wrapper.write_text(f'#!/bin/sh\necho "$@" >>{log}\nexec {trinity} "$@"\n')
+        wrapper.chmod(0o755)
+        env = environment(tmp_path, num_rows=144, TRINITY=str(wrapper))
+        command = ["bash", str(script), str(tmp_path / "work")]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
+    parts = {path.name: path.read_text()[-2000:] for path in tmp_path.rglob("*.out")}
+    assert done.returncode == 0, (done.stdout[-2000:], done.stderr[-4000:], parts)
     commands = log.read_text().splitlines()
     started = {path for path in script.parent.rglob("*.yaml") if any(f"--config {path} " in line for line in commands)}
     assert started == set(by_script(script.parent))
@@ -125,7 +121,8 @@ def test_a_configuration_runs(path: Path, tmp_path: Path) -> None:
     with own_cluster(num_gpus=gpus) if gpus else nullcontext() as joined:
         address = {"RAY_ADDRESS": joined.address} if joined else {}
         env = environment(tmp_path, num_rows=96, **address)
-        run([sys.executable, "-m", "trinity", "run", "--config", str(path)], cwd=cwd, env=env)
+        status, output = prepared.finish(["run", "--config", str(path)], cwd=cwd, inherited=env, timeout_s=600)
+    assert status == 0, output[-4000:]
     job = tmp_path / "out" / tree["project"] / tree["name"]
     steps = steps_of(job)
     expected = tree.get("trainer", {}).get("total_steps") or -(-96 // tree["buffer"]["batch_size"])

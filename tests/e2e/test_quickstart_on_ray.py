@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import prepared
 from tests.e2e.ray_run import own_cluster
 from tests.e2e.short_run import ROOT
 from trinity.quickstart.dataset import solution, write_jsonl
@@ -54,12 +52,8 @@ def learn(folder: Path, **options: Any) -> Path:
         "stages[1].explorer.runner_per_model": 48,
     }
     words = [word for key, value in (sizes | options).items() for word in ("--set", f"{key}={value}")]
-    done = subprocess.run(
-        [sys.executable, "-m", "trinity", "run", "--config", str(made.config), *words],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, (done.stdout[-4000:], done.stderr[-4000:])
+    status, output = prepared.finish(["run", "--config", str(made.config), *words], cwd=ROOT, timeout_s=600)
+    assert status == 0, output[-8000:]
     return folder / "checkpoints" / "quickstart" / "addition" / "rft"
 
 
