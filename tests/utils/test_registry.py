@@ -88,3 +88,34 @@ def test_an_unknown_name_lists_the_known_and_the_nearest() -> None:
         "unknown number 'zzz'; known: decimal, fraction; a name of your own needs"
     )
     assert "--plugin-dir" in registry.unknown("zzz")
+
+
+class Bounded:
+    """A number that takes one argument."""
+
+    def __init__(self, unit: str, *, most: int = 1, names: tuple[str, ...] = ()) -> None:
+        if most < 0:
+            raise ValueError("most must be >= 0")
+        self.made = (unit, most, names)
+
+
+def test_a_component_is_made_with_what_was_written() -> None:
+    registry = Registry("number", {})
+    registry.register_module("bounded")(Bounded)
+    made = registry.build("bounded", {"most": 3}, "m", key="a.args", fixed={"names": ("x",)})
+    assert made.made == ("m", 3, ("x",))
+    with pytest.raises(ConfigError, match=r"\[E1302\] a.args of bounded: most must be >= 0"):
+        registry.build("bounded", {"most": -1}, "m", key="a.args", code="E1302")
+    with pytest.raises(ConfigError, match=r"\[E1866\] a.args of bounded: .*'least'"):
+        registry.build("bounded", {"least": 1}, "m", key="a.args", code="E1866")
+    with pytest.raises(ConfigError, match=r"multiple values for keyword argument 'most'"):
+        registry.build("bounded", {"most": 1}, "m", key="a.args", fixed={"most": 2})
+
+
+def test_where_only_names_are_checked_a_constructor_fails_as_itself() -> None:
+    registry = Registry("number", {})
+    registry.register_module("bounded")(Bounded)
+    with pytest.raises(ValueError, match="must be >= 0"):
+        registry.build("bounded", {"most": -1}, "m", key="a.args", names_only=True)
+    with pytest.raises(ConfigError, match=r"a.args of bounded: got an unexpected .*'least'; got \['least'\]"):
+        registry.build("bounded", {"least": 1}, "m", key="a.args", names_only=True)

@@ -1,4 +1,4 @@
-"""What an engine does not serve of its section, for rules and engines alike."""
+"""What an engine does not serve of its section; rules and engines ask."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def is_default(value: Any, default: Any) -> bool:
 
 
 def unserved(config: Config, section: Key[Any]) -> Iterator[Refusal]:
-    """Yield the refusals of a section's own values, by what its fields support.
+    """Yield the refusals of a section's values, by what its fields support.
 
     The sections below it are not looked at; a list of them is refused as a whole.
     """
