@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests import prepared
 from tests.e2e.ray_run import own_cluster
@@ -47,10 +48,18 @@ def by_script(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*.yaml") if f"start {path.stem} " in texts]
 
 
+def shrink(model: Path) -> None:
+    """Write over a model one with fewer weights: these runs are about the files, not about what is learned."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model, **sizes, **heads)).save_pretrained(model)
+
+
 def environment(tmp_path: Path, *, num_rows: int, **values: str) -> dict[str, str]:
     """Return the variables that name a tiny model and its sums; those that were set before are not passed on."""
     model = tmp_path / "model"
     write_model(model, seed=1)
+    shrink(model)
     for name, key in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
         path = model / name
         path.write_text(json.dumps(json.loads(path.read_text()) | {key: 2048}))
@@ -114,6 +123,7 @@ def test_a_configuration_runs(path: Path, tmp_path: Path) -> None:
     cwd = ROOT if needs_model else tmp_path / "prepared"
     if not needs_model:
         prepare(cwd, seed=1)
+        shrink(cwd / "model")
     cluster = tree.get("cluster", {})
     gpus = cluster.get("node_num", 1) * cluster.get("gpu_per_node", 0)
     if gpus:
