@@ -18,6 +18,7 @@ from trinity.buffer.dataset_reader import DatasetReader
 from trinity.buffer.store import ExperienceStore
 from trinity.common.checkpoint import CheckpointStore
 from trinity.common.config import Config
+from trinity.common.config.resolved import planned_steps
 from trinity.common.constants import TRAINER, Mode, SyncMethod
 from trinity.common.errors import ConfigError
 from trinity.common.experience import Experience
@@ -150,7 +151,7 @@ class Trainer:
         self.step = 0 if state is None else state.step
         source = self._open_source(state)
         batch_size = config.buffer.train_batch_size
-        self._total_steps = settings.planned_steps(config, explore_steps)
+        self._total_steps = planned_steps(config, explore_steps)
         if self._total_steps is None and isinstance(source, DatasetSource):
             self._total_steps = -(-len(source.reader) * source.reader.total_epochs // batch_size) or None
         self._strategy = self._make_strategy(source, batch_size)
