@@ -24,7 +24,7 @@ from trinity.common.config import examine
 from trinity.common.errors import ExitCode
 from trinity.explain.algorithms import facts, page
 from trinity.explain.components import sources
-from trinity.trainer.verl.settings import actor_settings, loss_of, temperature
+from trinity.trainer.verl.settings import actor_settings, loss_of
 from trinity.utils.formula import arguments, in_numbers, in_symbols, number
 from trinity.utils.registry import Entry, Registry
 
@@ -272,7 +272,7 @@ def test_what_is_said_of_the_loss_is_what_the_trainer_builds(tmp_path: Path, set
     plan, _ = examine(tmp_path / "run.yaml", settings, catalogue=BUILT_IN, schema_only=True)
     loss = loss_of(plan.stages[0].config)
     assert ("K" in found["loss"]) is loss.with_kl
-    assert found["batch"][1].endswith(f"at temperature {number(temperature(plan.stages[0].config))}")
+    assert found["batch"][1].endswith(f"at temperature {number(actor_settings(plan.stages[0].config).temperature)}")
     assert any(line.startswith("reference: yes") for line in found["models"]) is loss.needs_reference
     assert any("the entropy is not computed" in line for line in found["dropped"]) is not loss.with_entropy
 

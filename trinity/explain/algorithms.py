@@ -45,7 +45,7 @@ def facts(name: str) -> dict[str, Any]:
             }
             for role, part in parts.items()
         },
-        "critic": critic.in_symbols() if critic.has_critic(parts) else [],
+        "critic": critic.in_symbols() if _reads_values(parts) else [],
         "sources": all_sources(name, parts),
         "yaml": yaml(name, parts),
     }
@@ -54,10 +54,14 @@ def facts(name: str) -> dict[str, Any]:
 def all_sources(name: str, parts: dict[str, Component]) -> list[str]:
     """Return each work that an algorithm type and its functions cite."""
     found = [*sources(ALGORITHM_CONTENTS[name]), *(work for part in parts.values() for work in part.sources)]
-    found += [critic.SOURCE] if critic.has_critic(parts) else []
+    found += [critic.SOURCE] if _reads_values(parts) else []
     return [
         work for work in dict.fromkeys(found) if not any(other.startswith((f"{work},", f"{work}v")) for other in found)
     ]
+
+
+def _reads_values(parts: dict[str, Component]) -> bool:
+    return "values" in parts["advantage_fn"].needs
 
 
 def table() -> str:
@@ -79,7 +83,7 @@ def page(name: str) -> str:
     blocks = [f"{name}: {entry.doc}\nrepeat_times {entry.args['repeat_times']}, mode {entry.args['mode']}"]
     blocks.append("\n".join(["Formula", *(f"{INDENT}{line}" for line in _sum(parts))]))
     blocks += [_part(part) for part in parts.values() if not part.is_none]
-    if critic.has_critic(parts):
+    if _reads_values(parts):
         blocks.append(f"\n{INDENT}".join(critic.in_symbols()))
     unused = [TITLES[role] for role, part in parts.items() if part.is_none]
     if unused:

@@ -9,18 +9,9 @@ from trinity.explain.aggregation import aggregation
 from trinity.utils.formula import number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from trinity.common.config import Config
-    from trinity.explain.components import Component
 
 SOURCE = "arXiv:2005.12729"
-
-
-def has_critic(parts: Mapping[str, Component], config: Config | None = None) -> bool:
-    """Return whether a value model is trained beside the policy."""
-    is_enabled = config is not None and config.trainer.trainer_config.critic.enable is True
-    return is_enabled or "values" in parts["advantage_fn"].needs
 
 
 def in_symbols() -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trinity.common.config.mixture import num_expert_rows
-from trinity.common.config.resolved import loss_divisor
+from trinity.common.config.resolved import has_critic, loss_divisor, temperature
 from trinity.explain import critic
 from trinity.explain.aggregation import aggregation
 from trinity.explain.components import Component, component
@@ -78,7 +78,7 @@ def effective_loss(stage: StagePlan) -> EffectiveLoss:
     has_penalty = _advantage(config, parts, found)
     reads_old = has_penalty or any("old_logprob" in parts[role].needs for role in ("policy_loss_fn", "kl_loss_fn"))
     found.batch = _batch(stage, reads_old=reads_old)
-    if critic.has_critic(parts, config):
+    if has_critic(config):
         found.terms.append(critic.in_numbers(config))
         found.batch.append(critic.in_batch(config))
     found.models = _models(config, parts, has_penalty=has_penalty)
@@ -162,11 +162,12 @@ def _batch(stage: StagePlan, *, reads_old: bool) -> list[str]:
     rows = config.buffer.train_batch_size
     size = actor.ppo_mini_batch_size or rows
     steps = (-(-rows // size) if rows and size else 1) * actor.ppo_epochs
-    what = "pairs" if _schema(stage) == "dpo" else "experiences"
+    schema = stage.catalogue.schema_of(config.algorithm.algorithm_type)
+    what = "pairs" if schema == "dpo" else "experiences"
     epochs = f"{actor.ppo_epochs} epoch{'s' if actor.ppo_epochs != 1 else ''}"
     lines = [
         f"{rows} {what} in mini-batches of {size}, {epochs}: {steps} optimizer step{'s' if steps != 1 else ''}",
-        f"logprob, ref_logprob and entropy at temperature {number(_temperature(stage))}",
+        f"logprob, ref_logprob and entropy at temperature {number(temperature(config, schema))}",
         parts(config),
         optimizer(config),
     ]
@@ -205,20 +206,6 @@ def _correction(config: Config) -> list[str]:
     return [*lines, "rho = exp(old_logprob - rollout_logprob)"] if lines else []
 
 
-def _schema(stage: StagePlan) -> str:
-    entry = stage.catalogue.entry("algorithm_type", stage.config.algorithm.algorithm_type)
-    return "experience" if entry is None else entry.schema
-
-
-def _temperature(stage: StagePlan) -> float:
-    config = stage.config
-    taskset = config.buffer.explorer_input.taskset
-    if _schema(stage) != "experience":
-        return 1.0
-    value = None if taskset is None else taskset.rollout_args.temperature
-    return float(config.model.temperature if value is None else value) or 1.0
-
-
 def _models(config: Config, parts: dict[str, Component], *, has_penalty: bool) -> list[str]:
     reasons = []
     if "ref_logprob" in parts["policy_loss_fn"].needs:
@@ -231,7 +218,7 @@ def _models(config: Config, parts: dict[str, Component], *, has_penalty: bool) -
         "policy: yes, trained",
         f"reference: {'yes, ' + ', '.join(reasons) if reasons else 'no, nothing reads it'}",
     ]
-    reads_values = critic.has_critic(parts, config)
+    reads_values = has_critic(config)
     lines.append(f"critic: {'yes, the advantage reads its values' if reads_values else 'no, nothing reads its values'}")
     if "teacher_logprobs" in parts["advantage_fn"].needs:
         lines.append(f"teacher: yes, the advantage {parts['advantage_fn'].name} reads it")

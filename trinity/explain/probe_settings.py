@@ -23,6 +23,7 @@ from trinity.algorithm.policy_loss_fn.bypass_mode import LOSS_TYPES
 from trinity.algorithm.policy_loss_fn.rec import CLIP_MODES, REGULARIZERS, WEIGHTS
 from trinity.common.config import StagePlan
 from trinity.common.config.overrides import parse_path
+from trinity.common.config.resolved import has_critic
 from trinity.explain.algorithms import scalar
 from trinity.trainer.verl.settings import is_supervised
 from trinity.utils.registry import Registry
@@ -52,7 +53,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
 _NUMBER = re.compile(r"[0-9.]+")
 _TASKSET = "buffer.explorer_input.taskset.rollout_args.temperature"
 CRITIC = "trainer.trainer_config.critic"
-_DIVISOR = "trainer.trainer_config.actor_rollout_ref.actor.loss_scale_factor"
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,7 @@ def _all(stage: StagePlan) -> Iterator[Setting]:
         yield Setting(_TASKSET, taskset.rollout_args.temperature)
     elif not is_supervised(config):
         yield Setting("model.temperature", config.model.temperature)
-    yield Setting(_DIVISOR, config.trainer.trainer_config.actor_rollout_ref.actor.loss_scale_factor)
-    advantage = ADVANTAGE_CONTENTS.get(config.algorithm.advantage_fn or "")
-    if advantage is not None and "values" in advantage.needs:
+    if has_critic(config):
         critic = config.trainer.trainer_config.critic
         yield Setting(f"{CRITIC}.cliprange_value", critic.cliprange_value, CRITIC)
         yield Setting(f"{CRITIC}.loss_agg_mode", critic.loss_agg_mode, CRITIC)

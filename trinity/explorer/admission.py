@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from trinity.buffer.store.staleness import StalenessBound, UntrainedRollouts
-from trinity.common.config.resolved import filled, num_rollouts
+from trinity.common.config.resolved import num_explored, num_rollouts
 from trinity.common.constants import SyncStyle
 from trinity.common.errors import SyncError
 from trinity.utils.log import get_logger
@@ -130,13 +130,10 @@ def bound_of(config: Config) -> StalenessBound | None:
 
     The result holds the sizes that the bound depends on.
     """
-    limit, buffer = config.synchronizer.max_staleness, config.buffer
+    limit = config.synchronizer.max_staleness
     if limit is None:
         return None
-    taskset = buffer.explorer_input.taskset
-    repeats = config.algorithm.repeat_times if taskset is None else taskset.repeat_times
-    rollouts = buffer.batch_size * filled(repeats, "algorithm.repeat_times")
-    return StalenessBound(limit, rollouts, max(1, num_rollouts(config)), batches_at_once(config))
+    return StalenessBound(limit, num_explored(config), max(1, num_rollouts(config)), batches_at_once(config))
 
 
 def batches_at_once(config: Config) -> int:

@@ -17,6 +17,7 @@ from torch import Tensor
 from trinity.algorithm import ADVANTAGE_FN, KL_FN, AdvantageFn, KLFn
 from trinity.algorithm.building import build
 from trinity.common.config import Config
+from trinity.common.config.resolved import repeat_times
 from trinity.common.errors import ConfigError, DataError
 from trinity.trainer.batch import TrainBatch, rows_of_policy
 from trinity.trainer.metrics import spread_metrics
@@ -178,8 +179,6 @@ def batch_advantage_of(config: Config) -> BatchAdvantage | None:
                 code="E1831",
             )
         return None
-    taskset = config.buffer.explorer_input.taskset
-    repeat = (taskset.repeat_times if taskset is not None else None) or algorithm.repeat_times or 1
     made = build(ADVANTAGE_FN, algorithm, "advantage_fn")
     kl = build(KL_FN, algorithm, "kl_penalty_fn", default="none")
     if kl.of_distributions:
@@ -188,4 +187,4 @@ def batch_advantage_of(config: Config) -> BatchAdvantage | None:
             "log-probability of its token; use kl_loss_fn, or another kl_penalty_fn such as k3",
             code="E1854",
         )
-    return BatchAdvantage(made, kl, group_size=repeat)
+    return BatchAdvantage(made, kl, group_size=repeat_times(config))

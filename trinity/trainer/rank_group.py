@@ -12,13 +12,13 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from trinity.common.config import Config
+from trinity.common.config.resolved import num_workers
 from trinity.common.constants import Mode
 from trinity.common.experience import Experience
 from trinity.engine.create import SHARE_OF_ENGINES
 from trinity.runtime.base import ActorDiedError, Resources
 from trinity.trainer.backend import LocalBackend, TrainerBackend
 from trinity.trainer.rank_worker import TIMEOUT_KEY, RankError, RankWorker
-from trinity.trainer.verl.settings import num_workers
 from trinity.trainer.verl.shard_settings import needs_group
 from trinity.utils.deadline import within
 from trinity.utils.log import get_logger

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.common.config.conftest import MINIMAL, Examine
-from trinity.trainer.verl.settings import num_workers
+from trinity.common.config.resolved import num_workers
 
 ACTOR = "trainer.trainer_config.actor_rollout_ref.actor"
 SEQUENCE = "trainer.ulysses_sequence_parallel_size"

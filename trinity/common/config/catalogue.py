@@ -47,6 +47,14 @@ class Catalogue:
             return self.plugin_entries.get(registry, {}).get(name)
         return self.contents(registry).get(name)
 
+    def schema_of(self, algorithm_type: str) -> str:
+        """Return the kind of experiences of an algorithm type.
+
+        It is `experience`, `sft`, `cpt` or `dpo`.
+        """
+        entry = self.entry("algorithm_type", algorithm_type)
+        return "experience" if entry is None else entry.schema
+
     def is_built_in(self, registry: str, name: str | None) -> bool:
         """Return whether a name belongs to a built-in, not to a plugin."""
         return name in self.contents(registry) and name not in self.plugins.get(registry, ())

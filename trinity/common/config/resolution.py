@@ -85,8 +85,7 @@ class Resolution:
     @property
     def schema(self) -> str:
         """The kind of experiences trained on: `experience`, `sft`, `cpt` or `dpo`."""
-        entry = self.catalogue.entry("algorithm_type", self.config.algorithm.algorithm_type)
-        return "experience" if entry is None else entry.schema
+        return self.catalogue.schema_of(self.config.algorithm.algorithm_type)
 
     @property
     def trains_on_dataset(self) -> bool:

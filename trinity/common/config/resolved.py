@@ -1,12 +1,14 @@
-"""Access to a resolved configuration: values filled by `resolve` are set."""
+"""Facts of a configuration: the one function for each, for all readers."""
 
 from __future__ import annotations
 
+import math
 from typing import TypeVar
 
 from trinity.common.config.config import Config
+from trinity.common.config.keys import CRITIC, Key, present, value_of
 from trinity.common.config.mixture import num_expert_rows
-from trinity.common.constants import SyncStyle
+from trinity.common.config.verl_base import FsdpConfig
 
 T = TypeVar("T")
 
@@ -15,6 +17,22 @@ def filled(value: T | None, key: str) -> T:
     """Return a value that `resolve` fills in if it is absent from the file."""
     assert value is not None, f"{key} is open: the configuration was not resolved"
     return value
+
+
+def num_workers(config: Config) -> int:
+    """Return the training processes: as written, else one per trainer GPU."""
+    return int(config.trainer.num_workers or config.cluster.trainer_gpu_num or 1)
+
+
+def repeat_times(config: Config) -> int:
+    """Return the rollouts of each task that is explored for training."""
+    taskset = config.buffer.explorer_input.taskset
+    return (taskset and taskset.repeat_times) or config.algorithm.repeat_times or 1
+
+
+def num_explored(config: Config) -> int:
+    """Return the rollouts of an explorer step."""
+    return config.buffer.batch_size * repeat_times(config)
 
 
 def num_rollouts(config: Config) -> int:
@@ -26,14 +44,37 @@ def num_rollouts(config: Config) -> int:
     return size - num_expert_rows(arguments["expert_data_ratio"], size)
 
 
-def loss_divisor(config: Config) -> float:
-    """Return what `seq-mean-token-sum-norm` divides by, in tokens."""
-    actor = config.trainer.trainer_config.actor_rollout_ref.actor
-    return float(actor.loss_scale_factor or filled(config.model.max_response_tokens, "model.max_response_tokens"))
+def reuses_rollouts(config: Config) -> bool:
+    """Return whether a replay buffer adds rollouts of earlier steps."""
+    buffer = config.buffer.trainer_input.experience_buffer
+    return buffer is not None and buffer.replay_buffer.enable and buffer.replay_buffer.reuse_cooldown_time is not None
+
+
+def sync_intervals(config: Config) -> tuple[int, int]:
+    """Return the explorer's and the trainer's steps between two fixed syncs."""
+    sync = config.synchronizer
+    return (
+        filled(sync.explorer_sync_interval, "synchronizer.explorer_sync_interval"),
+        filled(sync.trainer_sync_interval, "synchronizer.trainer_sync_interval"),
+    )
+
+
+def rhythm(config: Config, taken: int) -> tuple[int, int]:
+    """Return matching explorer and trainer steps: the intervals, if fixed.
+
+    Otherwise they follow from the rollouts made and `taken`, those of a training step.
+    """
+    if config.synchronizer.sync_style == "fixed":
+        return sync_intervals(config)
+    made, taken = num_explored(config), max(1, taken)
+    shared = math.gcd(made, taken)
+    return taken // shared, made // shared
 
 
 def planned_steps(config: Config, explore_steps: int | None = None) -> int | None:
     """Return the number of training steps; None if only the data tell.
+
+    `resolve` fills `trainer.total_steps` from `buffer.total_steps`: without the first, the second is open too.
 
     Args:
         config: resolved configuration.
@@ -41,27 +82,51 @@ def planned_steps(config: Config, explore_steps: int | None = None) -> int | Non
     """
     if config.trainer.total_steps is not None:
         return int(config.trainer.total_steps)
-    buffer = config.buffer
-    if config.mode != "both":
-        return None if buffer.total_steps is None else int(buffer.total_steps)
-    steps = buffer.total_steps if buffer.total_steps is not None else explore_steps
-    if steps is None:
+    if config.mode != "both" or explore_steps is None:
         return None
-    if _uses_again(config):
+    if reuses_rollouts(config):
         # Rollouts of earlier steps fill the batches: the schedule says how many steps there are, not the rollouts.
-        sync = config.synchronizer
-        if SyncStyle(sync.sync_style) != SyncStyle.FIXED:
+        if config.synchronizer.sync_style != "fixed":
             return None
-        ours = filled(sync.trainer_sync_interval, "synchronizer.trainer_sync_interval")
-        theirs = filled(sync.explorer_sync_interval, "synchronizer.explorer_sync_interval")
-        return max(1, -(-steps * ours // theirs))
-    produced = steps * buffer.batch_size * filled(config.algorithm.repeat_times, "algorithm.repeat_times")
-    return max(1, -(-produced // num_rollouts(config)))
+        theirs, ours = sync_intervals(config)
+        return max(1, -(-explore_steps * ours // theirs))
+    return max(1, -(-explore_steps * num_explored(config) // num_rollouts(config)))
 
 
-def _uses_again(config: Config) -> bool:
-    buffer = config.buffer.trainer_input.experience_buffer
-    return buffer is not None and buffer.replay_buffer.enable and buffer.replay_buffer.reuse_cooldown_time is not None
+def temperature(config: Config, schema: str) -> float:
+    """Return the engine's temperature, which divides the logits; 1 if greedy.
+
+    It is 1 as well where an algorithm type of another `schema` than `experience` trains on a dataset.
+    """
+    if schema != "experience":
+        return 1.0
+    taskset = config.buffer.explorer_input.taskset
+    value = None if taskset is None else taskset.rollout_args.temperature
+    return float(config.model.temperature if value is None else value) or 1.0
+
+
+def critic_sharding(config: Config) -> Key[FsdpConfig]:
+    """Return which section has the critic's sharding and number types."""
+    is_older = config.trainer.trainer_config.critic.fsdp is None
+    return CRITIC.model.fsdp_config if is_older else present(CRITIC.fsdp)
+
+
+def critic_fsdp(config: Config) -> FsdpConfig:
+    """Return the critic's sharding, at its newer or older place."""
+    return value_of(config, critic_sharding(config))
+
+
+def has_critic(config: Config) -> bool:
+    """Return whether a value model is trained, as `resolve` decides.
+
+    Of a plugin's advantage that declares nothing, only the run knows: see `trinity.trainer.verl.critic.reads_values`.
+    """
+    return config.trainer.trainer_config.critic.enable is True
+
+
+def loss_divisor(config: Config) -> float:
+    """Return what `seq-mean-token-sum-norm` divides by, in tokens."""
+    return float(filled(config.model.max_response_tokens, "model.max_response_tokens"))
 
 
 def steps_by_actor(config: Config) -> dict[str, int | None]:

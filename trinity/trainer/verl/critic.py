@@ -9,8 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from trinity.common.config import Config
-from trinity.common.config.resolved import filled
-from trinity.common.config.verl_base import FsdpConfig
+from trinity.common.config.resolved import critic_fsdp, filled, has_critic
 from trinity.common.config.verl_critic import CriticConfig
 from trinity.common.errors import EnvironmentProblem
 from trinity.trainer.advantage import BatchAdvantage
@@ -155,7 +154,7 @@ class Critic:
 
 def reads_values(advantage: BatchAdvantage, config: Config) -> bool:
     """Return whether a function needs `values`, or takes an enabled critic's."""
-    return "values" in advantage.required or ("values" in advantage.names and bool(critic_of(config).enable))
+    return "values" in advantage.required or ("values" in advantage.names and has_critic(config))
 
 
 def critic_of(config: Config) -> CriticConfig:
@@ -168,15 +167,9 @@ def critic_warmup(config: Config) -> int:
     return config.trainer.critic_warmup
 
 
-def fsdp_of(config: Config) -> FsdpConfig:
-    """Return the critic's FSDP section, at its newer or older place."""
-    critic = critic_of(config)
-    return critic.model.fsdp_config if critic.fsdp is None else critic.fsdp
-
-
 def critic_dtype(config: Config, device: torch.device) -> torch.dtype:
     """Return the number type of the critic's products, by default the actor's."""
-    fsdp = fsdp_of(config)
+    fsdp = critic_fsdp(config)
     is_written = settings.writes_products(fsdp) or "dtype" in fsdp.model_fields_set
     return settings.dtype_of(fsdp, device) if is_written else settings.products_dtype(config, device)
 

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import torch
 
-from trinity.algorithm import ALGORITHM_TYPE, ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN, PolicyLossFn
-from trinity.algorithm.aggregation import LOSS_AGG_MODES
+from trinity.algorithm import ALGORITHM_TYPE, ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN
 from trinity.algorithm.building import build
 from trinity.common.config import Config
-from trinity.common.config.resolved import filled, loss_divisor
+from trinity.common.config.resolved import filled, loss_divisor, temperature
 from trinity.common.config.verl_base import FsdpConfig
 from trinity.common.config.verl_policy import ActorConfig
-from trinity.trainer.verl.loss import TOKEN_MEAN, LossFn
+from trinity.trainer.verl.loss import LossFn
 from trinity.trainer.verl.optim import LRSchedule, make_schedule
 from trinity.trainer.verl.scorer import ActorSettings
 from trinity.utils.device import has_bf16_units
-from trinity.utils.registry import Registry
 
 FLOATS = {
     "fp32": torch.float32, "float32": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16,
     "fp16": torch.float16, "float16": torch.float16,
 }  # fmt: skip
-
-
-def num_workers(config: Config) -> int:
-    """Return the number of training processes, by default one per trainer GPU."""
-    return int(config.trainer.num_workers or config.cluster.trainer_gpu_num or 1)
 
 
 def tensor_size(config: Config) -> int:
@@ -60,15 +52,6 @@ def mini_batch_size(config: Config, written: int | None) -> int | None:
     `train_batch_size` rollouts is one mini-batch.
     """
     return None if written == config.buffer.train_batch_size else written
-
-
-def temperature(config: Config) -> float:
-    """Return the engine's temperature, which divides the logits; 1 if greedy."""
-    if is_supervised(config):
-        return 1.0
-    taskset = config.buffer.explorer_input.taskset
-    value = None if taskset is None else taskset.rollout_args.temperature
-    return float(config.model.temperature if value is None else value) or 1.0
 
 
 def actor_of(config: Config) -> ActorConfig:
@@ -107,7 +90,7 @@ def actor_settings(config: Config) -> ActorSettings:
     by_tokens = filled(actor.use_dynamic_bsz, "actor.use_dynamic_bsz")
     tokens, size = actor.ppo_max_token_len_per_gpu, actor.ppo_micro_batch_size_per_gpu
     return ActorSettings(
-        temperature=temperature(config),
+        temperature=temperature(config, schema_of(config)),
         mini_batch_size=mini_batch_size(config, actor.ppo_mini_batch_size),
         max_tokens=filled(tokens, "actor.ppo_max_token_len_per_gpu") if by_tokens else None,
         max_rows=None if by_tokens else _rows(config, filled(size, "actor.ppo_micro_batch_size_per_gpu")),
@@ -155,27 +138,11 @@ def policy_lr_schedule(config: Config, total_steps: int | None, *, start: int = 
 
 
 def loss_of(config: Config) -> LossFn:
-    """Return the loss of the algorithm section, with its type's defaults."""
+    """Return the loss of the algorithm section."""
     algorithm = config.algorithm
-    defaults = ALGORITHM_TYPE.contents[algorithm.algorithm_type].args
-
-    def made(registry: Registry, key: str) -> Any:
-        return build(registry, algorithm, key, default=defaults.get(key) or "none")
-
-    entry = POLICY_LOSS_FN.contents.get(algorithm.policy_loss_fn or defaults.get("policy_loss_fn") or "")
-    if entry is not None and "loss_agg_mode" in entry.args and algorithm.loss_agg_mode is not None:
-        args = {"loss_agg_mode": algorithm.loss_agg_mode} | (algorithm.policy_loss_fn_args or {})
-        algorithm = algorithm.model_copy(update={"policy_loss_fn_args": args})
-    policy_loss = made(POLICY_LOSS_FN, "policy_loss_fn")
     return LossFn(
-        policy_loss,
-        made(KL_FN, "kl_loss_fn"),
-        made(ENTROPY_LOSS_FN, "entropy_loss_fn"),
-        loss_agg_mode=algorithm.loss_agg_mode or _shared_mode(policy_loss),
+        build(POLICY_LOSS_FN, algorithm, "policy_loss_fn", default="none"),
+        build(KL_FN, algorithm, "kl_loss_fn", default="none"),
+        build(ENTROPY_LOSS_FN, algorithm, "entropy_loss_fn", default="none"),
+        loss_agg_mode=filled(algorithm.loss_agg_mode, "algorithm.loss_agg_mode"),
     )
-
-
-def _shared_mode(policy_loss: PolicyLossFn) -> str:
-    """Return the policy loss's mode if KL and entropy have it, or token mean."""
-    own = policy_loss.loss_agg_mode
-    return own if own in LOSS_AGG_MODES else TOKEN_MEAN

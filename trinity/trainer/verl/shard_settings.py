@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trinity.common.config import Config
+from trinity.common.config.resolved import critic_fsdp
 from trinity.common.config.verl_base import FsdpConfig
 from trinity.trainer.verl.parallel.ranks import ShardOptions
 from trinity.trainer.verl.settings import FLOATS
@@ -32,7 +33,7 @@ def actor_switches(config: Config) -> HostSwitches:
 
 def critic_switches(config: Config) -> HostSwitches:
     """Return which parts of the value model are kept in host memory."""
-    return _switches(_of_critic(config))
+    return _switches(critic_fsdp(config))
 
 
 def needs_group(config: Config) -> bool:
@@ -52,12 +53,7 @@ def reference_options(config: Config) -> ShardOptions:
 
 def critic_options(config: Config) -> ShardOptions:
     """Return how the value model is sharded; `critic.fsdp` takes precedence."""
-    return _options(_of_critic(config))
-
-
-def _of_critic(config: Config) -> FsdpConfig:
-    critic = config.trainer.trainer_config.critic
-    return critic.model.fsdp_config if critic.fsdp is None else critic.fsdp
+    return _options(critic_fsdp(config))
 
 
 def _switches(fsdp: FsdpConfig) -> HostSwitches:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from trinity.common.config.following import override
 from trinity.common.config.keys import ACTOR, KEYS, Key, args_of, part_of
 from trinity.common.config.mixture import batch_size_for, num_expert_rows
 from trinity.common.config.resolution import Resolution
-from trinity.common.config.rules.ranks import num_workers
+from trinity.common.config.resolved import (
+    num_explored,
+    num_workers,
+    repeat_times,
+    reuses_rollouts,
+    rhythm,
+    sync_intervals,
+)
 
 SIZE = KEYS.buffer.train_batch_size
 MANY_EPOCHS = 100_000
@@ -44,17 +50,6 @@ def is_built_in(resolution: Resolution, name: str, registry: str = "sample_strat
     return is_chosen and name not in resolution.catalogue.plugins.get(registry, ())
 
 
-def repeat_times(resolution: Resolution) -> int:
-    """Return the rollouts of each task that is explored for training."""
-    taskset = resolution.config.buffer.explorer_input.taskset
-    return (taskset and taskset.repeat_times) or resolution.config.algorithm.repeat_times or 1
-
-
-def num_explored(resolution: Resolution) -> int:
-    """Return the rollouts of an explorer step."""
-    return resolution.config.buffer.batch_size * repeat_times(resolution)
-
-
 def num_trained(resolution: Resolution) -> int:
     """Return the rollouts of a training batch, without the expert's rows."""
     return resolution.get(SIZE) - num_experts(resolution)
@@ -84,7 +79,7 @@ def check_micro_batches(resolution: Resolution) -> None:
     """Check that fixed micro-batches fill a batch."""
     micro, size = resolution.filled(ACTOR.ppo_micro_batch_size_per_gpu), resolution.get(SIZE)
     is_written = resolution.is_given(ACTOR.ppo_micro_batch_size_per_gpu)
-    has_ranks = num_workers(resolution) > 1  # which share any number of experiences
+    has_ranks = num_workers(resolution.config) > 1  # which share any number of experiences
     if resolution.get(ACTOR.use_dynamic_bsz) or not is_written or size % micro == 0 or has_ranks:
         return
     below, above = size // micro * micro, -(-size // micro) * micro
@@ -112,7 +107,7 @@ def check_groups(resolution: Resolution) -> None:
     entry = resolution.catalogue.entry("advantage_fn", advantage)
     if entry is None or not entry.compares or entry.scope != "trainer":
         return
-    repeat = repeat_times(resolution)
+    repeat = repeat_times(resolution.config)
     if size % repeat == 0:
         return
     below, above = size // repeat * repeat, -(-size // repeat) * repeat
@@ -176,17 +171,7 @@ def _in_explorer_steps(resolution: Resolution, steps: int) -> int:
 
 
 def _rhythm(resolution: Resolution) -> tuple[int, int]:
-    """Return matching explorer and trainer steps: the intervals, if fixed."""
-    if resolution.config.synchronizer.sync_style == "fixed":
-        return _intervals(resolution)
-    made, taken = num_explored(resolution), max(1, num_trained(resolution))
-    shared = math.gcd(made, taken)
-    return taken // shared, made // shared
-
-
-def _intervals(resolution: Resolution) -> tuple[int, int]:
-    section = KEYS.synchronizer
-    return resolution.filled(section.explorer_sync_interval), resolution.filled(section.trainer_sync_interval)
+    return rhythm(resolution.config, num_trained(resolution))
 
 
 def _check_length_of_run(resolution: Resolution) -> None:
@@ -211,10 +196,11 @@ def check_intervals(resolution: Resolution) -> None:
     trains_on_data = resolution.trains_on_dataset
     if resolution.mode != "both" or resolution.config.synchronizer.sync_style != "fixed" or trains_on_data:
         return
-    theirs, ours = _intervals(resolution)
+    theirs, ours = sync_intervals(resolution.config)
     experts, size = num_experts(resolution), num_trained(resolution)
-    made, taken = num_explored(resolution) * theirs, size * ours
-    is_at_most, is_at_least = _may_drop(resolution), _uses_again(resolution)
+    repeat = repeat_times(resolution.config)
+    made, taken = num_explored(resolution.config) * theirs, size * ours
+    is_at_most, is_at_least = _may_drop(resolution), reuses_rollouts(resolution.config)
     if taken == made or (is_at_most and taken < made) or (is_at_least and taken > made):
         return
     relation = "at most" if is_at_most else "at least" if is_at_least else "equal"
@@ -223,7 +209,7 @@ def check_intervals(resolution: Resolution) -> None:
         "E1824",
         SIZE,
         f"between two synchronisations the explorer makes {made} rollouts (batch_size "
-        f"{resolution.config.buffer.batch_size} x repeat_times {repeat_times(resolution)} x explorer_sync_interval "
+        f"{resolution.config.buffer.batch_size} x repeat_times {repeat} x explorer_sync_interval "
         f"{theirs}) and the trainer takes {taken} (train_batch_size {rollouts} x trainer_sync_interval {ours})",
         rule=f"the trainer's number is {relation} the explorer's",
         involves=(
@@ -253,9 +239,3 @@ def _may_drop(resolution: Resolution) -> bool:
     entries = [resolution.catalogue.entry("operator", operator.name) for operator in operators]
     has_filter = any(entry is not None and entry.drops_experiences for entry in entries)
     return arguments.get("std_threshold") is not None or has_filter
-
-
-def _uses_again(resolution: Resolution) -> bool:
-    """Return whether a replay buffer adds rollouts of earlier steps."""
-    buffer = resolution.config.buffer.trainer_input.experience_buffer
-    return buffer is not None and buffer.replay_buffer.enable and buffer.replay_buffer.reuse_cooldown_time is not None

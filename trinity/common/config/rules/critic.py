@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from trinity.common.config.following import fill_defaults, note_overridden, override
-from trinity.common.config.keys import ACTOR, CRITIC, KEYS, VERL_TRAINER, Key, present
+from trinity.common.config.keys import ACTOR, CRITIC, KEYS, VERL_TRAINER, Key
 from trinity.common.config.resolution import Resolution
-from trinity.common.config.verl_base import FsdpConfig
 from trinity.common.config.verl_critic import CriticConfig
 
 PATH = KEYS.model.critic_model_path
@@ -31,11 +30,6 @@ def may_read_values(resolution: Resolution) -> bool:
     name = resolution.config.algorithm.advantage_fn
     is_plugin = name is not None and resolution.catalogue.entry("advantage_fn", name) is None
     return is_plugin or reads_values(resolution)
-
-
-def sharding(resolution: Resolution) -> Key[FsdpConfig]:
-    """Return which section has the critic's sharding and number types."""
-    return CRITIC.model.fsdp_config if resolution.get(CRITIC.fsdp) is None else present(CRITIC.fsdp)
 
 
 def resolve_critic(resolution: Resolution) -> None:

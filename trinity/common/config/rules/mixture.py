@@ -12,10 +12,11 @@ from trinity.common.config.keys import ACTOR, AUXILIARY, KEYS, Key, args_of, las
 from trinity.common.config.mixture import DERIVED_ARGUMENTS, num_expert_rows
 from trinity.common.config.nearest import nearest
 from trinity.common.config.resolution import Resolution
+from trinity.common.config.resolved import num_workers
 from trinity.common.config.rules.batches import SIZE, expert_ratio, is_built_in, num_experts
 from trinity.common.config.rules.buffers import absolute_url, is_database
 from trinity.common.config.rules.components import check_name
-from trinity.common.config.rules.ranks import is_world_known, num_workers
+from trinity.common.config.rules.ranks import is_world_known
 from trinity.common.config.rules.tasksets import check_format, resolve_format
 
 STRATEGY = KEYS.algorithm.sample_strategy
@@ -126,7 +127,7 @@ def resolve_mixed_loss(resolution: Resolution) -> None:
         (resolution.get(ACTOR.use_dynamic_bsz), KEYS.trainer.use_dynamic_bsz),
         (resolution.get(ACTOR.ppo_mini_batch_size), SIZE),
         (resolution.get(micro), micro),
-        (num_workers(resolution), "the number of trainer workers"),
+        (num_workers(resolution.config), "the number of trainer workers"),
         (size - num_expert, f"{SIZE} ({size}) less the {num_expert} expert rows"),
         (num_expert, f"expert_data_ratio of {SIZE} ({size}), rounded up"),
     )

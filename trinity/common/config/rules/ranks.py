@@ -7,7 +7,7 @@ from typing import Any
 
 from trinity.common.config.keys import ACTOR, CRITIC, KEYS, REFERENCE, Key, last_part, part_of, path_of
 from trinity.common.config.resolution import Resolution
-from trinity.common.config.rules.critic import sharding
+from trinity.common.config.resolved import critic_sharding, num_workers
 from trinity.common.config.schema_index import default_at
 from trinity.common.config.verl_base import CheckpointContents
 from trinity.utils.gpu import gpu_table
@@ -37,11 +37,6 @@ _RECOMPUTES = {
 }
 
 
-def num_workers(resolution: Resolution) -> int:
-    """Return the training processes: as written, else one per trainer GPU."""
-    return int(resolution.get(WORKERS) or resolution.config.cluster.trainer_gpu_num or 1)
-
-
 def is_world_known(resolution: Resolution) -> bool:
     """Return whether the process count is written or the GPUs are assigned."""
     is_open = resolution.config.cluster.gpu_per_node > 0 and resolution.config.cluster.trainer_gpu_num is None
@@ -53,7 +48,7 @@ def check_ranks(resolution: Resolution) -> None:
     if resolution.mode not in ("both", "train"):
         return
     if is_world_known(resolution):
-        _check_world(resolution, num_workers(resolution))
+        _check_world(resolution, num_workers(resolution.config))
     for key in (REFERENCE.ulysses_sequence_parallel_size, CRITIC.ulysses_sequence_parallel_size):
         value, wanted = resolution.get(key), resolution.get(SEQUENCE)
         if resolution.is_given(key) and value not in (None, wanted):
@@ -235,7 +230,7 @@ def _join(resolution: Resolution) -> None:
                 _differs(resolution, key, plain)
     _join_offload(resolution, REFERENCE.megatron.param_offload, REFERENCE.fsdp_config.param_offload)
     for name in OFFLOADS:
-        _join_offload(resolution, part_of(CRITIC.megatron, name), part_of(sharding(resolution), name))
+        _join_offload(resolution, part_of(CRITIC.megatron, name), part_of(critic_sharding(resolution.config), name))
 
 
 def _check_transformer(resolution: Resolution, key: Key[dict[str, Any]]) -> None:

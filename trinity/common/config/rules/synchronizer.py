@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from trinity.common.config.keys import EXPERIENCES, KEYS, ROLLOUT_MODEL, Key, path_of
 from trinity.common.config.resolution import Resolution
-from trinity.common.config.rules.batches import SIZE, num_explored, num_trained
+from trinity.common.config.resolved import num_explored
+from trinity.common.config.rules.batches import SIZE, num_trained
 
 SECTION = KEYS.synchronizer
 METHOD = SECTION.sync_method
@@ -118,7 +119,7 @@ def resolve_staleness(resolution: Resolution) -> None:
     _check_style(resolution, style)
     if style == "fixed":
         return
-    explored, limit = num_explored(resolution), resolution.get(LIMIT)
+    explored, limit = num_explored(resolution.config), resolution.get(LIMIT)
     least = -(-explored // max(1, num_trained(resolution))) - 1
     if limit is None:
         if style == "fully_async":

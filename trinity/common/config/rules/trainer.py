@@ -20,7 +20,8 @@ from trinity.common.config.keys import (
 )
 from trinity.common.config.noise import is_noise
 from trinity.common.config.resolution import Resolution
-from trinity.common.config.rules.critic import reads_values, sharding
+from trinity.common.config.resolved import critic_sharding
+from trinity.common.config.rules.critic import reads_values
 from trinity.common.config.schema_index import default_at, facts_at
 
 MODEL = KEYS.trainer.trainer_config.actor_rollout_ref.model
@@ -244,7 +245,7 @@ def _check_loaded(resolution: Resolution) -> None:
 def _check_host(resolution: Resolution) -> None:
     """Warn if one way to offload weights to the host makes another idle."""
     sections = [ACTOR.fsdp_config, REFERENCE.fsdp_config]
-    sections += [sharding(resolution)] if reads_values(resolution) else []
+    sections += [critic_sharding(resolution.config)] if reads_values(resolution) else []
     for section in sections:
         if not resolution.get(section.offload_policy):
             continue
