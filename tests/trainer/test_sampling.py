@@ -341,7 +341,7 @@ def test_what_cannot_be_read_ends_before_the_first_step(
 def test_planned_steps_count_the_rollouts(make_config: Maker, demonstrations: Path) -> None:
     config = _mixed_config(make_config, demonstrations, expert_data_ratio=0.25)
     values = config.model_dump()
-    values["mode"], values["buffer"]["explorer_input"]["taskset"]["repeat_times"] = "both", 3
+    values["mode"], values["algorithm"]["repeat_times"] = "both", 3
     values["buffer"]["total_steps"] = values["trainer"]["total_steps"] = None
     # Five explore steps make 2 x 3 experiences each, and a training step takes 6 of its 8 from them.
     assert planned_steps(Config.model_validate(values), 5) == 5
