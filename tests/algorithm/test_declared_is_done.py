@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.algorithm.plugin_shapes import HEAD
 from tests.algorithm.test_plugin_declarations import _examined
+from tests.common.config.conftest import MINIMAL
 from trinity.algorithm import ENTROPY_LOSS_FN, KL_FN, AdvantageFn, PolicyLossFn
 from trinity.trainer.advantage import BatchAdvantage
 from trinity.trainer.verl.loss import LossFn
@@ -79,3 +81,45 @@ def test_what_the_run_would_refuse_is_refused_before(
 ) -> None:
     problems = _examined(tmp_path, HEAD + text, algorithm)[1]
     assert any(p.code == code and words in p.message for p in problems), problems
+
+
+STRATEGY = """
+from trinity.algorithm.sample_strategy.{0} import {1}
+
+@SAMPLE_STRATEGY.register_module("mine")
+class Mine({1}):
+    pass
+"""
+MIX, STALE = ("mix", "MixSampleStrategy"), ("staleness_control", "StalenessControlStrategy")
+
+
+@pytest.mark.parametrize("base", [MIX, STALE])
+def test_a_strategy_over_a_built_in_resolves_as_that(tmp_path: Path, base: tuple[str, str]) -> None:
+    read = {"trainer_input": {"auxiliary_buffers": {"sft_dataset": {"path": "demonstrations.jsonl"}}}}
+    algorithm = {"algorithm_type": "mix"} if base == MIX else {}
+    buffer = yaml.safe_load(MINIMAL)["buffer"] | (read if base == MIX else {})
+    sizes = []
+    for name in (base[0], "mine"):
+        chosen = algorithm | {"sample_strategy": name}
+        config, problems = _examined(tmp_path, HEAD + STRATEGY.format(*base), chosen, buffer=buffer)
+        assert not [p for p in problems if p.is_error], problems
+        sizes.append(config.buffer.train_batch_size)
+    assert sizes[0] == sizes[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("base", "arguments", "code"),
+    [
+        (MIX, {"expert_data_ratio": 1.5}, "E1844"),
+        (STALE, {"max_staleness": -2}, "E1302"),
+        (STALE, {"max_staleness": "old"}, "E1302"),
+    ],
+)
+def test_a_strategy_over_a_built_in_is_checked_as_that(
+    tmp_path: Path, base: tuple[str, str], arguments: dict[str, Any], code: str
+) -> None:
+    for name in (base[0], "mine"):
+        chosen = {"sample_strategy": name, "sample_strategy_args": arguments}
+        problems = _examined(tmp_path, HEAD + STRATEGY.format(*base), chosen)[1]
+        key = f"algorithm.sample_strategy_args.{next(iter(arguments))}"
+        assert (code, key) in [(p.code, p.key) for p in problems], (name, problems)

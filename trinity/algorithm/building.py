@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from trinity.common.config import AlgorithmConfig
+from trinity.algorithm import SAMPLE_STRATEGY
+from trinity.common.config import AlgorithmConfig, Config
+from trinity.common.config.mixture import num_expert_rows
 from trinity.common.errors import ConfigError
 from trinity.utils.registry import Registry
 
@@ -39,3 +41,21 @@ def build(
         return component(*given, **declared | fixed, **written)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"algorithm.{key}_args of {name}: {error}", code="E1302") from error
+
+
+def num_rollouts(config: Config) -> int:
+    """Return the rollouts of a training step, without the expert's rows."""
+    size, algorithm = config.buffer.train_batch_size, config.algorithm
+    if not mixes_experts(config):
+        return size
+    arguments = algorithm.sample_strategy_args or {}
+    return size - num_expert_rows(arguments["expert_data_ratio"], size)
+
+
+def mixes_experts(config: Config) -> bool:
+    """Return whether the sample strategy adds rows of an expert.
+
+    Plugins are imported already.
+    """
+    strategy = SAMPLE_STRATEGY.contents.get(config.algorithm.sample_strategy or "")
+    return strategy is not None and strategy.mixes_experts

@@ -81,6 +81,7 @@ _COPIED: dict[str, frozenset[str]] = {
     "workflow": frozenset({"default_reward_fn"}),
     "reward_fn": frozenset({"gives_scores"}),
     "reward_model": frozenset({"is_classifier"}),
+    "sample_strategy": frozenset({"mixes_experts", "of_rollouts"}),
     "operator": frozenset({"drops_experiences", "changes_rewards"}),
     "monitor": frozenset({"package"}),
 }

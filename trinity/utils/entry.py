@@ -41,6 +41,8 @@ class Entry:
         has_check: an algorithm type has a `check_config` of its own.
         default_reward_fn: reward function of a workflow where the taskset names none.
         gives_scores: a reward function scores; otherwise a reward model has to.
+        mixes_experts: a sample strategy adds rows of an expert: `expert_data_ratio` of a batch from `sft_dataset_name`.
+        of_rollouts: a sample strategy chooses among rollouts, so that it cannot read a dataset.
         drops_experiences: an operator may drop experiences.
         changes_rewards: an operator may change rewards.
         is_classifier: the model of a reward model is a sequence classifier of Hugging Face.
@@ -72,6 +74,8 @@ class Entry:
     has_check: bool = False
     default_reward_fn: str | None = None
     gives_scores: bool = True
+    mixes_experts: bool = False
+    of_rollouts: bool = False
     drops_experiences: bool = False
     changes_rewards: bool = False
     is_classifier: bool = False

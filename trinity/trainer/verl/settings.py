@@ -9,9 +9,9 @@ import torch
 
 from trinity.algorithm import ALGORITHM_TYPE, ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN, PolicyLossFn
 from trinity.algorithm.aggregation import LOSS_AGG_MODES
-from trinity.algorithm.building import build
+from trinity.algorithm.building import build, num_rollouts
 from trinity.common.config import Config
-from trinity.common.config.resolved import filled, loss_divisor, num_rollouts
+from trinity.common.config.resolved import filled, loss_divisor
 from trinity.common.config.verl_base import FsdpConfig
 from trinity.common.config.verl_policy import ActorConfig
 from trinity.common.constants import SyncStyle
