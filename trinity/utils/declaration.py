@@ -187,7 +187,7 @@ def entry_of(cls: type[Any], *, kind: str, doc: str = "", calls: bool = True) ->
 
 @dataclass(frozen=True)
 class Inputs:
-    """The tensors of a call of a class of an algorithm, as the run asks for them.
+    """The tensors that a call of an algorithm's class gets.
 
     Attributes:
         required: those that it needs.
