@@ -14,14 +14,19 @@ from trinity.explorer.assembly import build_advantage_fn
 from trinity.trainer.advantage import batch_advantage_of
 from trinity.trainer.verl.settings import loss_of
 
+PPO = {"policy_loss_fn": "ppo", "policy_loss_fn_args": {}}
 GAE = {"advantage_fn": "ppo", "kl_penalty_fn": "k1"}
 REFUSED = [
     (build_advantage_fn, {"advantage_fn": "grpo", "advantage_fn_args": {"epsilom": 1}}, "advantage_fn_args of grpo"),
     (batch_advantage_of, GAE | {"advantage_fn_args": {"gama": 1.0}}, "advantage_fn_args of ppo"),
     (batch_advantage_of, GAE | {"kl_penalty_fn_args": {"kl_cof": 1.0}}, "kl_penalty_fn_args of k1"),
     (loss_of, {"policy_loss_fn": "sppo", "policy_loss_fn_args": {"b": 1}}, "policy_loss_fn_args of sppo"),
-    (loss_of, {"kl_loss_fn": "k2", "kl_loss_fn_args": {"kl_cof": 1.0}}, "kl_loss_fn_args of k2"),
-    (loss_of, {"entropy_loss_fn": "default", "entropy_loss_fn_args": {"c": 1}}, "entropy_loss_fn_args of default"),
+    (loss_of, PPO | {"kl_loss_fn": "k2", "kl_loss_fn_args": {"kl_cof": 1.0}}, "kl_loss_fn_args of k2"),
+    (
+        loss_of,
+        PPO | {"entropy_loss_fn": "default", "entropy_loss_fn_args": {"c": 1}},
+        "entropy_loss_fn_args of default",
+    ),
 ]
 
 

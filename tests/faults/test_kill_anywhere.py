@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,13 @@ def test_twenty_kills_at_random_instants_change_no_bit(undisturbed, tmp_path: Pa
     draw = random.Random(20)
     kills, runs, run = 0, 0, None
     while kills < NUM_KILLS or run is not None:
-        run = run or made(tmp_path / f"run{runs}")
+        is_whole, run = run is None, run or made(tmp_path / f"run{runs}")
+        begun = time.monotonic()
         if kills < NUM_KILLS and run.kill_after(draw.uniform(0.0, seconds)):
             kills += 1
             continue
+        if is_whole:  # the machine may have less to do beside it than when it was measured
+            seconds = min(seconds, time.monotonic() - begun)
         status, output = run.finish()
         assert status == 0, output
         assert without_paths(run.outcome()) == without_paths(expected), f"after {kills} kills in all"

@@ -14,6 +14,7 @@ import pytest
 from tests.tiny import tiny_tokenizer
 from tests.trainer.conftest import make_experiences
 from tests.trainer.test_trainer import Run, assert_equal_bits, final_state
+from trinity.algorithm.planning import planned_steps
 from trinity.algorithm.sample_strategy.mix import MixSampleStrategy
 from trinity.algorithm.sample_strategy.staleness_control import StalenessControlStrategy
 from trinity.buffer.dataset_reader import DatasetReader
@@ -21,7 +22,6 @@ from trinity.buffer.store import ExperienceStore
 from trinity.common.config import Config
 from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.config.mixture import batch_size_for, num_expert_rows
-from trinity.common.config.resolved import planned_steps
 from trinity.common.errors import CheckpointError, ConfigError, DataError, StarvedError
 from trinity.common.experience import EID, CustomField, Experience
 from trinity.trainer.source import BufferSource

@@ -103,7 +103,7 @@ class Progress:
 
     def on_stage(self, stage: StagePlan) -> None:
         """Begin the display of a planned stage."""
-        from trinity.common.config.resolved import steps_by_actor
+        from trinity.algorithm.planning import steps_by_actor
 
         self.start(stage.name or stage.config.name, totals=steps_by_actor(stage.config))
 

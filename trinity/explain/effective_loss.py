@@ -171,7 +171,8 @@ def _batch(stage: StagePlan, *, reads_old: bool) -> list[str]:
         parts(config),
         optimizer(config),
     ]
-    mixture = (config.algorithm.sample_strategy_args or {}) if config.algorithm.sample_strategy == "mix" else {}
+    strategy = stage.catalogue.entry("sample_strategy", config.algorithm.sample_strategy)
+    mixture = (config.algorithm.sample_strategy_args or {}) if strategy and strategy.mixes_experts else {}
     if mixture:
         experts = num_expert_rows(mixture["expert_data_ratio"], rows)
         lines.insert(1, f"of each batch, {experts} are demonstrations of {mixture['sft_dataset_name']}")

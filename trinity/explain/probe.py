@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from trinity.algorithm.planning import mixes_experts
 from trinity.common.config import Config, ConfigErrors, StagePlan, load_plan
 from trinity.common.errors import TrinityError
 from trinity.explain.dry_batch import SEED, add_logprobs, dry_experiences, probe_model, with_experts
@@ -213,7 +214,7 @@ class Probe:
         advantage = build_advantage_fn(config)
         if advantage is not None:
             experiences, _ = advantage.process(experiences)
-        return with_experts(experiences, step=step) if config.algorithm.sample_strategy == "mix" else list(experiences)
+        return with_experts(experiences, step=step) if mixes_experts(config) else list(experiences)
 
     def row(self, setting: Setting, base: Measurement) -> ProbeRow:
         """Return the effect of changing one setting."""

@@ -7,16 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trinity.algorithm import (
-    ADVANTAGE_CONTENTS,
-    ADVANTAGE_FN,
-    ENTROPY_LOSS_CONTENTS,
-    ENTROPY_LOSS_FN,
-    KL_CONTENTS,
-    KL_FN,
-    POLICY_LOSS_CONTENTS,
-    POLICY_LOSS_FN,
-)
+from trinity.algorithm import ADVANTAGE_FN, ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN
 from trinity.algorithm.advantage_fn.opmd import BASELINES
 from trinity.algorithm.aggregation import LOSS_AGG_MODES, VERL_LOSS_AGG_MODES
 from trinity.algorithm.policy_loss_fn.bypass_mode import LOSS_TYPES
@@ -25,15 +16,16 @@ from trinity.common.config import StagePlan
 from trinity.common.config.overrides import parse_path
 from trinity.common.config.resolved import has_critic
 from trinity.explain.algorithms import scalar
+from trinity.explain.components import REGISTRIES
 from trinity.trainer.verl.settings import is_supervised
 from trinity.utils.registry import Registry
 
-ROLES: dict[str, tuple[Registry, Any]] = {
-    "policy_loss_fn": (POLICY_LOSS_FN, POLICY_LOSS_CONTENTS),
-    "kl_loss_fn": (KL_FN, KL_CONTENTS),
-    "kl_penalty_fn": (KL_FN, KL_CONTENTS),
-    "entropy_loss_fn": (ENTROPY_LOSS_FN, ENTROPY_LOSS_CONTENTS),
-    "advantage_fn": (ADVANTAGE_FN, ADVANTAGE_CONTENTS),
+ROLES: dict[str, Registry] = {
+    "policy_loss_fn": POLICY_LOSS_FN,
+    "kl_loss_fn": KL_FN,
+    "kl_penalty_fn": KL_FN,
+    "entropy_loss_fn": ENTROPY_LOSS_FN,
+    "advantage_fn": ADVANTAGE_FN,
 }
 TERMS = ("kl_loss_fn", "kl_penalty_fn", "entropy_loss_fn")
 # Values of the arguments that are one of a few words.
@@ -99,13 +91,14 @@ def settings_of(stage: StagePlan) -> list[Setting]:
 def _all(stage: StagePlan) -> Iterator[Setting]:
     config = stage.config
     algorithm = vars(config.algorithm)
-    for role, (registry, contents) in ROLES.items():
+    for role, registry in ROLES.items():
         name = algorithm[role]
         if name in (None, "none"):
             continue
         if role in TERMS:
             yield Setting(f"algorithm.{role}", name, role, is_term=True)
-        defaults = dict(contents[name].args) if name in contents else registry.get(name).default_args()
+        entry = stage.catalogue.entry(REGISTRIES[role], name)
+        defaults = dict(entry.args) if entry is not None else registry.get(name).default_args()
         for argument, value in (defaults | dict(algorithm[f"{role}_args"] or {})).items():
             is_optional = defaults.get(argument, 0) is None
             yield Setting(f"algorithm.{role}_args.{argument}", value, role, is_optional=is_optional)

@@ -9,8 +9,9 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Protocol
 
+from trinity.algorithm.planning import num_rollouts
 from trinity.buffer.store.staleness import StalenessBound, UntrainedRollouts
-from trinity.common.config.resolved import num_explored, num_rollouts
+from trinity.common.config.resolved import num_explored
 from trinity.common.constants import SyncStyle
 from trinity.common.errors import SyncError
 from trinity.utils.log import get_logger

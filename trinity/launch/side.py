@@ -184,7 +184,7 @@ def folder_synchronizer(config: Config, store: ExperienceStore, *, trainer: str 
         store: the open store of the job.
         trainer: name of the part, on the trainer's side.
     """
-    from trinity.common.config.resolved import num_rollouts
+    from trinity.algorithm.planning import num_rollouts
     from trinity.explorer.assembly import experience_buffer, store_scope
 
     schedule = sync_schedule(config)

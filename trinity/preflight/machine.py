@@ -37,7 +37,7 @@ def check_machine(plan: Plan) -> list[Finding]:
             (POLICY, check_families),
             (CRITIC, check_critic),
             ("trainer", check_division),
-            ("explorer.auxiliary_models", check_auxiliary),
+            ("explorer.auxiliary_models", partial(check_auxiliary, catalogue=stage.catalogue)),
             (REWARD_MODEL, partial(check_reward_model, catalogue=stage.catalogue)),
             ("buffer", partial(check_data, catalogue=stage.catalogue)),
             ("buffer", partial(check_tables, written=frozenset(written))),

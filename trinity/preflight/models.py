@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trinity.algorithm import ADVANTAGE_FN
 from trinity.common.config.problems import Finding
 from trinity.preflight.adapter import check_adapter_dir, check_targets
 from trinity.preflight.data import OUTPUT, trained_dataset
@@ -43,16 +42,16 @@ def check_policy(config: Config) -> Iterator[Finding]:
         )
 
 
-def check_auxiliary(config: Config) -> Iterator[Finding]:
+def check_auxiliary(config: Config, *, catalogue: Catalogue) -> Iterator[Finding]:
     """Yield the problems of the auxiliary models; the first may be a teacher."""
-    advantage = ADVANTAGE_FN.contents.get(config.algorithm.advantage_fn or "")
+    advantage = catalogue.entry("advantage_fn", config.algorithm.advantage_fn)
     for index, auxiliary in enumerate(config.explorer.auxiliary_models if config.mode != "train" else ()):
         if auxiliary.engine_type == "external":
             continue
         key, path = f"explorer.auxiliary_models[{index}].model_path", auxiliary.model_path or config.model.model_path
         trusts = bool(auxiliary.trust_remote_code)
         found = check_model_dir(path, key=key, trust_remote_code=trusts, need_chat_template=False)
-        if index == 0 and not found and advantage is not None and "teacher_logprobs" in advantage.needs:
+        if index == 0 and not found and advantage is not None and "teacher_logprobs" in advantage.reads:
             found = teacher_findings(path, config.model.model_path, key=key)
         yield from found
 

@@ -5,7 +5,6 @@ Dimension key: B = rows (experiences), T = longest response.
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -21,8 +20,7 @@ from trinity.common.config.resolved import repeat_times
 from trinity.common.errors import ConfigError, DataError
 from trinity.trainer.batch import TrainBatch, rows_of_policy
 from trinity.trainer.metrics import spread_metrics
-
-_VARIABLE = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+from trinity.utils.declaration import inputs_of
 
 
 class BatchAdvantage:
@@ -38,9 +36,8 @@ class BatchAdvantage:
         self.function = function
         self.kl = kl
         self.group_size = group_size
-        parameters = [p for p in inspect.signature(_call_of(function)).parameters.values() if p.kind not in _VARIABLE]
-        self.names = {p.name for p in parameters}
-        self.required = {p.name for p in parameters if p.default is inspect.Parameter.empty}
+        inputs = inputs_of(type(function), kind="advantage_fn")
+        self.names, self.required, self.passed = inputs.reads, inputs.required, inputs.passed
 
     @property
     def with_kl(self) -> bool:
@@ -87,7 +84,7 @@ class BatchAdvantage:
                 "experiences do not hold; choose another algorithm.advantage_fn, or a workflow that sets them",
                 code="E4604",
             )
-        given = {name: known[name] for name in self.names & known.keys()}
+        given = {name: known[name] for name in self.passed & known.keys()}
         advantages, returns, values = _call_of(self.function)(**given)
         if "uid" in self.names:
             sizes = Counter(groups)

@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerBase
 
 from trinity.algorithm import SAMPLE_STRATEGY, SampleStrategy
 from trinity.algorithm.building import build
+from trinity.algorithm.planning import planned_steps
 from trinity.buffer.dataset_reader import DatasetReader
 from trinity.buffer.store import ExperienceStore
 from trinity.common.checkpoint import CheckpointStore
 from trinity.common.config import Config
-from trinity.common.config.resolved import planned_steps
 from trinity.common.constants import TRAINER, Mode, SyncMethod
 from trinity.common.errors import ConfigError
 from trinity.common.experience import Experience

@@ -66,18 +66,21 @@ OF_DATASETS: dict[str, Any] = COMMON | {
 }
 ROLES = tuple(name for name in COMMON if name != "repeat_times")
 CLAIMS = ("use_critic", "use_reference", "compute_advantage_in_trainer", "use_rollout")
-# What may be needed, where it is not a tensor.
+# What may be needed, of classes whose `__call__` names no tensors.
 NEEDS: dict[str, frozenset[str]] = {
     "workflow": frozenset({"prompt", "reward_fn", "auxiliary_model"}),
     "reward_fn": frozenset({"truth"}),
+    "kl_fn": frozenset({"ref_logprob", "old_logprob", "full_logprob", "full_ref_logprob"}),
 }
 # Attributes that are the field of the entry of the same name.
 _COPIED: dict[str, frozenset[str]] = {
     "policy_loss_fn": frozenset({"of_pairs", "of_rollout_logprobs"}),
     "advantage_fn": frozenset({"compares_steps"}),
+    "kl_fn": frozenset({"of_distributions"}),
     "workflow": frozenset({"default_reward_fn"}),
     "reward_fn": frozenset({"gives_scores"}),
     "reward_model": frozenset({"is_classifier"}),
+    "sample_strategy": frozenset({"mixes_experts", "of_rollouts"}),
     "operator": frozenset({"drops_experiences", "changes_rewards"}),
     "monitor": frozenset({"package"}),
 }
@@ -181,6 +184,32 @@ def entry_of(cls: type[Any], *, kind: str, doc: str = "", calls: bool = True) ->
     return replace(entry, doc=doc) if doc else entry
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """The tensors that a call of an algorithm's class gets.
+
+    Attributes:
+        required: those that it needs.
+        reads: those and what it takes where the run has it.
+        passed: those of them that `__call__` accepts.
+        is_open: `__call__` takes whatever it is given.
+    """
+
+    required: frozenset[str]
+    reads: frozenset[str]
+    passed: frozenset[str]
+    is_open: bool
+
+
+def inputs_of(cls: type[Any], *, kind: str) -> Inputs:
+    """Return the tensors that a call of a class gets: what its entry says."""
+    entry, call = entry_of(cls, kind=kind, calls=False), _signature(cls.__call__)
+    given = GIVEN_TENSORS[kind] if call.is_open else GIVEN_TENSORS[kind] & call.names
+    reads = entry.reads | given
+    passed = reads if call.is_open else reads & call.names
+    return Inputs(entry.needs | (given - call.defaults.keys()), reads, passed, call.is_open)
+
+
 def entry_from(kind: str, bodies: Iterable[Body], *, base: Entry | None = None) -> Entry:
     """Return the entry of a class of a registry.
 
@@ -247,7 +276,8 @@ def _with_tensors(kind: str, entry: Entry, body: Body) -> Entry:
         takes = frozenset(body.call.defaults) - given
         entry = replace(entry, needs=body.call.required - given, takes=takes, compares="uid" in body.call.names)
     if own.get("needs") is not None:
-        entry = replace(entry, needs=frozenset(own["needs"]))
+        called = frozenset() if body.call is None else body.call.required - GIVEN_TENSORS.get(kind, frozenset())
+        entry = replace(entry, needs=frozenset(own["needs"]) | called)
     if "compute_in_trainer" in body.results:
         entry = replace(entry, scope="trainer" if body.results["compute_in_trainer"] else "pipeline")
     return replace(entry, compares=own.get("compares_rollouts", entry.compares))

@@ -15,7 +15,8 @@ class Entry:
 
     Attributes:
         path: `package.module:Class`, imported on first use.
-        args: constructor arguments with their defaults; a test holds them equal to the signature.
+        args: constructor arguments with their defaults, from signature and `default_args`; of an algorithm type its
+            functions and theirs, of a monitor what it reads of `monitor_args`.
         needs: what the component makes the run load: `ref_logprob`, `values`, `entropy`, ...; of a workflow `prompt`,
             `reward_fn` and `auxiliary_model`, of a reward function `truth`.
         takes: what it uses where the run has it: `rollout_is_weights`.
@@ -31,6 +32,7 @@ class Entry:
         compares_steps: an advantage compares the steps of rollouts that have several.
         of_pairs: the rows of a policy loss are pairs, as of algorithm type dpo and no other.
         of_rollout_logprobs: a policy loss takes the rollout's log-probabilities for the old ones, and corrects itself.
+        of_distributions: a divergence compares whole distributions, not the log-probabilities of tokens.
         schema: experiences of an algorithm type: `experience`, or those of a dataset: `sft`, `cpt`, `dpo`.
         claims: what an algorithm type says about its functions; holds if they agree.
         can_balance_batch: rows of an algorithm type may be shared among workers in any order.
@@ -39,6 +41,8 @@ class Entry:
         has_check: an algorithm type has a `check_config` of its own.
         default_reward_fn: reward function of a workflow where the taskset names none.
         gives_scores: a reward function scores; otherwise a reward model has to.
+        mixes_experts: a sample strategy adds rows of an expert: `expert_data_ratio` of a batch from `sft_dataset_name`.
+        of_rollouts: a sample strategy chooses among rollouts, so that it cannot read a dataset.
         drops_experiences: an operator may drop experiences.
         changes_rewards: an operator may change rewards.
         is_classifier: the model of a reward model is a sequence classifier of Hugging Face.
@@ -61,6 +65,7 @@ class Entry:
     compares_steps: bool = False
     of_pairs: bool = False
     of_rollout_logprobs: bool = False
+    of_distributions: bool = False
     schema: str = "experience"
     claims: Mapping[str, bool] = field(default_factory=dict)
     can_balance_batch: bool = True
@@ -69,6 +74,8 @@ class Entry:
     has_check: bool = False
     default_reward_fn: str | None = None
     gives_scores: bool = True
+    mixes_experts: bool = False
+    of_rollouts: bool = False
     drops_experiences: bool = False
     changes_rewards: bool = False
     is_classifier: bool = False

@@ -267,11 +267,11 @@ PLAIN = yaml.safe_dump({k: v for k, v in yaml.safe_load(GUIDE).items() if k != "
         (("algorithm.sample_strategy=staleness_control", "algorithm.sample_strategy_args.max_staleness=.inf"), []),
         (
             ("algorithm.sample_strategy=staleness_control", "algorithm.sample_strategy_args.max_staleness=-1"),
-            [("E1844", "algorithm.sample_strategy_args.max_staleness")],
+            [("E1302", "algorithm.sample_strategy_args.max_staleness")],
         ),
         (
             ("algorithm.sample_strategy=staleness_control", "algorithm.sample_strategy_args.max_staleness=true"),
-            [("E1844", "algorithm.sample_strategy_args.max_staleness")],
+            [("E1302", "algorithm.sample_strategy_args.max_staleness")],
         ),
         (
             ("algorithm.algorithm_type=sft", "mode=train", "buffer.train_batch_size=4", "trainer.total_steps=1",

@@ -5,22 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trinity.common.config import Config
-from trinity.common.config.resolved import database_file, steps_by_actor
-
-
-def test_each_mode_has_its_steps() -> None:
-    both = Config.model_validate(
-        {
-            "mode": "both",
-            "algorithm": {"repeat_times": 4},
-            "buffer": {"total_steps": 40, "batch_size": 8, "train_batch_size": 16},
-        }
-    )
-    train = Config.model_validate({"mode": "train", "trainer": {"name": "t", "total_steps": 9}})
-    explore = Config.model_validate({"mode": "explore", "buffer": {"total_steps": 7}})
-    assert list(steps_by_actor(both).items()) == [("trainer", 80), ("explorer", 40)]
-    assert steps_by_actor(train) == {"t": 9}
-    assert steps_by_actor(explore) == {"explorer": 7}
+from trinity.common.config.resolved import database_file
 
 
 @pytest.mark.parametrize(

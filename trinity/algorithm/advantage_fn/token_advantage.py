@@ -5,9 +5,9 @@ Dimension key: B = responses, T = response positions.
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from trinity.algorithm.advantage_fn.advantage_fn import AdvantageFn
 from trinity.algorithm.statistics import masked_zero, rows_by_group
 from trinity.algorithm.utils import masked_sum
+from trinity.utils.declaration import inputs_of
 
 Advantages = tuple[Tensor, Tensor, dict[str, float]]
 
@@ -36,11 +37,10 @@ class TokenAdvantage(AdvantageFn, ABC):
         Advantages and returns are [B, T], 0 where `action_mask` is false.
         """
 
-    @property
+    @cached_property
     def select_keys(self) -> frozenset[str]:
         """Names of the tensors that `__call__` asks for."""
-        kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-        return frozenset(p.name for p in inspect.signature(self.__call__).parameters.values() if p.kind not in kinds)
+        return inputs_of(type(self), kind=self.kind).passed
 
 
 class GroupedTokenAdvantage(TokenAdvantage):

@@ -5,18 +5,16 @@ Dimension key: B = responses, T = response positions.
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from trinity.utils.declaration import Declared
-
-_VARIABLE = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+from trinity.utils.declaration import Declared, inputs_of
 
 
 @dataclass(frozen=True)
@@ -105,8 +103,7 @@ class PolicyLossFn(Declared, ABC):
         """
         return self.convention != "verl"
 
-    @property
+    @cached_property
     def select_keys(self) -> frozenset[str]:
         """Names of the tensors that `__call__` asks for, without `logprob`."""
-        names = [p.name for p in inspect.signature(self.__call__).parameters.values() if p.kind not in _VARIABLE]
-        return frozenset(names) - {"logprob"}
+        return inputs_of(type(self), kind=self.kind).passed - {"logprob"}

@@ -42,6 +42,8 @@ class MixSampleStrategy(SampleStrategy):
     """
 
     summary = "a share of the batch from a dataset of demonstrations, the rest from the experience buffer"
+    mixes_experts = True
+    of_rollouts = True
 
     def __init__(
         self,

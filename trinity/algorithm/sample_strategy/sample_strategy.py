@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from trinity.common.errors import CheckpointError
 from trinity.common.experience import Experience
@@ -84,10 +84,15 @@ class SampleStrategy(Declared, ABC):
         batch_size: rollouts a training step, or rows of a dataset (`buffer.train_batch_size`).
 
     Attributes:
+        mixes_experts: it adds rows of an expert: its argument `expert_data_ratio` of a batch, from the auxiliary buffer
+            that its argument `sft_dataset_name` names.
+        of_rollouts: it chooses among rollouts, so that it cannot read a dataset.
         auxiliary: the readers that `auxiliary_buffers` asked for, by name; filled before the first step.
     """
 
     kind = "sample_strategy"
+    mixes_experts: ClassVar[bool] = False
+    of_rollouts: ClassVar[bool] = False
 
     def __init__(self, source: ExperienceSource, *, batch_size: int) -> None:
         self.source = source

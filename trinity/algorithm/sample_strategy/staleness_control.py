@@ -39,6 +39,8 @@ class StalenessControlStrategy(SampleStrategy):
     """
 
     summary = "as default, without experiences that are more than max_staleness training steps old"
+    of_rollouts = True
+    ranges = {"max_staleness": "[0, inf]"}
 
     def __init__(self, source: ExperienceSource, *, batch_size: int, max_staleness: float | None = None) -> None:
         super().__init__(source, batch_size=batch_size)

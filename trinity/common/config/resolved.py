@@ -7,7 +7,6 @@ from typing import TypeVar
 
 from trinity.common.config.config import Config
 from trinity.common.config.keys import CRITIC, Key, present, value_of
-from trinity.common.config.mixture import num_expert_rows
 from trinity.common.config.verl_base import FsdpConfig
 
 T = TypeVar("T")
@@ -35,15 +34,6 @@ def num_explored(config: Config) -> int:
     return config.buffer.batch_size * repeat_times(config)
 
 
-def num_rollouts(config: Config) -> int:
-    """Return the rollouts of a training step, without the expert's rows."""
-    size, algorithm = config.buffer.train_batch_size, config.algorithm
-    if algorithm.sample_strategy != "mix":
-        return size
-    arguments = filled(algorithm.sample_strategy_args, "algorithm.sample_strategy_args")
-    return size - num_expert_rows(arguments["expert_data_ratio"], size)
-
-
 def reuses_rollouts(config: Config) -> bool:
     """Return whether a replay buffer adds rollouts of earlier steps."""
     buffer = config.buffer.trainer_input.experience_buffer
@@ -69,28 +59,6 @@ def rhythm(config: Config, taken: int) -> tuple[int, int]:
     made, taken = num_explored(config), max(1, taken)
     shared = math.gcd(made, taken)
     return taken // shared, made // shared
-
-
-def planned_steps(config: Config, explore_steps: int | None = None) -> int | None:
-    """Return the number of training steps; None if only the data tell.
-
-    `resolve` fills `trainer.total_steps` from `buffer.total_steps`: without the first, the second is open too.
-
-    Args:
-        config: resolved configuration.
-        explore_steps: explore steps that the explorer plans, where one runs beside the trainer.
-    """
-    if config.trainer.total_steps is not None:
-        return int(config.trainer.total_steps)
-    if config.mode != "both" or explore_steps is None:
-        return None
-    if reuses_rollouts(config):
-        # Rollouts of earlier steps fill the batches: the schedule says how many steps there are, not the rollouts.
-        if config.synchronizer.sync_style != "fixed":
-            return None
-        theirs, ours = sync_intervals(config)
-        return max(1, -(-explore_steps * ours // theirs))
-    return max(1, -(-explore_steps * num_explored(config) // num_rollouts(config)))
 
 
 def temperature(config: Config, schema: str) -> float:
@@ -127,16 +95,6 @@ def has_critic(config: Config) -> bool:
 def loss_divisor(config: Config) -> float:
     """Return what `seq-mean-token-sum-norm` divides by, in tokens."""
     return float(filled(config.model.max_response_tokens, "model.max_response_tokens"))
-
-
-def steps_by_actor(config: Config) -> dict[str, int | None]:
-    """Return the planned steps of each actor, None where only data tell.
-
-    The trainer is first, where there is one.
-    """
-    explored = {} if config.mode == "train" else {config.explorer.name: config.buffer.total_steps}
-    trained = {config.trainer.name: planned_steps(config)} if config.mode in ("train", "both") else {}
-    return trained | explored
 
 
 def database_file(config: Config) -> str | None:

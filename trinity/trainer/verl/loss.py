@@ -10,7 +10,6 @@ Dimension key: B = rows, b = rows of a micro-batch, T = response positions, M = 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,7 @@ from trinity.algorithm.policy_loss_fn.policy_loss_fn import LossPart
 from trinity.common.errors import DataError
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.verl.parallel.ranks import Ranks
-from trinity.utils.declaration import entry_of
+from trinity.utils.declaration import entry_of, inputs_of
 
 TOKEN_MEAN = "token-mean"
 TOKEN_SUM = "token-sum"
@@ -188,9 +187,8 @@ class LossFn:
         self.loss_agg_mode = loss_agg_mode
         of_entropy = entry_of(type(entropy), kind="entropy_loss_fn")
         self.entropy_needs, self.entropy_names = of_entropy.needs, (of_entropy.needs | of_entropy.takes) - {"entropy"}
-        parameters = inspect.signature(policy_loss.__call__).parameters.values()
-        self.takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-        self.required = {p.name for p in parameters if p.kind not in _VARIABLE and p.default is inspect.Parameter.empty}
+        of_policy = inputs_of(type(policy_loss), kind="policy_loss_fn")
+        self.required, self.policy_reads, self.takes_all = of_policy.required, of_policy.reads, of_policy.is_open
 
     @property
     def with_entropy(self) -> bool:
@@ -215,7 +213,7 @@ class LossFn:
     @property
     def reads_ref_logprob(self) -> bool:
         """Whether a term reads the reference's log-probabilities of the tokens."""
-        return "ref_logprob" in self.policy_loss.select_keys or (self.with_kl and not self.with_full_kl)
+        return "ref_logprob" in self.policy_reads or (self.with_kl and not self.with_full_kl)
 
     @property
     def ignores_zero_advantage(self) -> bool:
@@ -352,9 +350,6 @@ def _sampled_logprob(logprob: Float[Tensor, "B T"], tensors: dict[str, Tensor]) 
     if old is None or is_expert is None:
         return old
     return torch.where(is_expert[:, None], logprob.detach(), old)
-
-
-_VARIABLE = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
 def spread_to_rows(values: Float[Tensor, "M"], targets: Tensor, *, num_rows: int, width: int) -> Float[Tensor, "B T"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trinity.common.config.following import override
-from trinity.common.config.keys import ACTOR, KEYS, Key, args_of, part_of
+from trinity.common.config.keys import ACTOR, KEYS, Key, args_of
 from trinity.common.config.mixture import batch_size_for, num_expert_rows
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.resolved import (
@@ -24,7 +24,7 @@ MANY_STEPS = 10_000_000
 
 def expert_ratio(resolution: Resolution) -> float:
     """Return the share of expert rows in a batch; 0 if unmixed or invalid."""
-    if not is_built_in(resolution, "mix"):
+    if not mixes_experts(resolution):
         return 0.0
     ratio: Any = (resolution.get(args_of(KEYS.algorithm.sample_strategy)) or {}).get("expert_data_ratio")
     is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
@@ -44,10 +44,10 @@ def train_batch_size(resolution: Resolution, num_rollouts: int) -> int:
     return batch_size_for(num_rollouts, expert_ratio(resolution))
 
 
-def is_built_in(resolution: Resolution, name: str, registry: str = "sample_strategy") -> bool:
-    """Return whether the algorithm uses the built-in `name`, not a plugin's."""
-    is_chosen = resolution.get(part_of(KEYS.algorithm, registry)) == name
-    return is_chosen and name not in resolution.catalogue.plugins.get(registry, ())
+def mixes_experts(resolution: Resolution) -> bool:
+    """Return whether the sample strategy adds rows of an expert."""
+    strategy = resolution.catalogue.entry("sample_strategy", resolution.get(KEYS.algorithm.sample_strategy))
+    return strategy is not None and strategy.mixes_experts
 
 
 def num_trained(resolution: Resolution) -> int:

@@ -263,7 +263,7 @@ def range_faults(
             is_side = name.removesuffix("_low").removesuffix("_high") in known.keys() & _CLIPS
             if is_needed and not is_side and name not in _MAY_BE_NULL and not name.endswith("agg_mode"):
                 yield name, _said(rule) if rule else "a number" if not isinstance(default, str) else "a text", way_out
-        elif rule is not None and not is_unused and not _is_in(value, rule):
+        elif rule is not None and not is_unused and (not _is_in(value, rule) or _is_no_number(value, default, rule)):
             yield name, _said(rule), way_out
     yield from _missing(known, arguments)
 
@@ -294,6 +294,11 @@ def _is_in(value: Any, rule: str | tuple[str, ...]) -> bool:
     low, high = (float(end) for end in rule[1:-1].split(","))
     is_above = value > low if rule[0] == "(" else value >= low
     return is_above and (value < high if rule[-1] == ")" else value <= high)
+
+
+def _is_no_number(value: Any, default: Any, rule: str | tuple[str, ...]) -> bool:
+    """Return whether an interval gets something else and null tells no kind."""
+    return default is None and isinstance(rule, str) and not _is_a(value, float)
 
 
 def _said(rule: str | tuple[str, ...]) -> str:

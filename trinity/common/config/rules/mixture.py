@@ -13,7 +13,7 @@ from trinity.common.config.mixture import DERIVED_ARGUMENTS, num_expert_rows
 from trinity.common.config.nearest import nearest
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.resolved import num_workers
-from trinity.common.config.rules.batches import SIZE, expert_ratio, is_built_in, num_experts
+from trinity.common.config.rules.batches import SIZE, expert_ratio, mixes_experts, num_experts
 from trinity.common.config.rules.buffers import absolute_url, is_database
 from trinity.common.config.rules.components import check_name
 from trinity.common.config.rules.ranks import is_world_known
@@ -30,7 +30,8 @@ SCHEMAS: dict[str, tuple[str, ...]] = {"file": ("sft",), "sql": ("experience", "
 
 def check_sampling(resolution: Resolution) -> None:
     """Check strategy arguments, and that strategy, loss and algorithm fit."""
-    if is_built_in(resolution, "warmup"):
+    is_built_in = resolution.catalogue.is_built_in("sample_strategy", resolution.get(STRATEGY))
+    if is_built_in and resolution.get(STRATEGY) == "warmup":
         resolution.problem(
             "W1301", STRATEGY, f"`{STRATEGY}: warmup` is deprecated", suggestion=f"write `{STRATEGY}: default`"
         )
@@ -40,7 +41,7 @@ def check_sampling(resolution: Resolution) -> None:
 
 def _check_arguments(resolution: Resolution) -> None:
     arguments = resolution.get(ARGS) or {}
-    if is_built_in(resolution, "mix"):
+    if mixes_experts(resolution):
         ratio: Any = arguments.get("expert_data_ratio")
         try:
             num_expert_rows(ratio, resolution.get(SIZE))
@@ -54,23 +55,13 @@ def _check_arguments(resolution: Resolution) -> None:
                 involves=(SIZE, STRATEGY),
                 suggestion="write `expert_data_ratio: 0.5`; to imitate only, use `algorithm_type: sft`",
             )
-    if is_built_in(resolution, "staleness_control"):
-        limit = arguments.get("max_staleness")
-        is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
-        if limit is not None and not (is_number and limit >= 0):
-            resolution.problem(
-                "E1844",
-                ARGS["max_staleness"],
-                f"`{ARGS['max_staleness']}` is an age in training steps, got {limit!r}",
-                rule="a number >= 0, or null for any age",
-                suggestion="write `max_staleness: 1`",
-            )
 
 
 def _check_parts(resolution: Resolution) -> None:
     algorithm, strategy = resolution.config.algorithm.algorithm_type, resolution.get(STRATEGY)
-    is_known = resolution.catalogue.is_built_in("sample_strategy", strategy)
-    if resolution.trains_on_dataset and strategy in ("mix", "staleness_control"):
+    entry = resolution.catalogue.entry("sample_strategy", strategy)
+    is_built_in = resolution.catalogue.is_built_in("sample_strategy", strategy)
+    if resolution.trains_on_dataset and entry is not None and entry.of_rollouts:
         _misfit(
             resolution,
             STRATEGY,
@@ -80,14 +71,14 @@ def _check_parts(resolution: Resolution) -> None:
         return
     for key, registry in ((LOSS, "policy_loss_fn"), (KEYS.algorithm.entropy_loss_fn, "entropy_loss_fn")):
         entry = resolution.catalogue.entry(registry, resolution.get(key))
-        if entry is not None and "expert_mask" in entry.reads and is_known and strategy != "mix":
+        if entry is not None and "expert_mask" in entry.reads and is_built_in and not mixes_experts(resolution):
             _misfit(
                 resolution,
                 key,
                 f"`{key}: {resolution.get(key)}` treats an expert's rows apart, and {STRATEGY} {strategy} has none",
                 f"write `{last_part(STRATEGY)}: mix`",
             )
-    if not is_built_in(resolution, "mix"):
+    if not mixes_experts(resolution):
         return
     loss = resolution.catalogue.entry("policy_loss_fn", resolution.get(LOSS))
     if not resolution.catalogue.is_built_in("policy_loss_fn", resolution.get(LOSS)):
@@ -96,7 +87,7 @@ def _check_parts(resolution: Resolution) -> None:
         _misfit(
             resolution,
             STRATEGY,
-            f"`{STRATEGY}: mix` has rows of an expert, which have no advantage, and policy_loss_fn "
+            f"`{STRATEGY}: {strategy}` has rows of an expert, which have no advantage, and policy_loss_fn "
             f"{resolution.get(LOSS)} would learn nothing from them",
             "write `policy_loss_fn: mix`",
         )
@@ -106,7 +97,7 @@ def _check_parts(resolution: Resolution) -> None:
             resolution,
             KEYS.algorithm.advantage_fn,
             f"`algorithm.advantage_fn: {resolution.config.algorithm.advantage_fn}` needs a critic, which cannot learn "
-            f"from rows of an expert: they have no reward ({STRATEGY} mix)",
+            f"from rows of an expert: they have no reward ({STRATEGY} {strategy})",
             "write `advantage_fn: grpo`",
         )
 
@@ -149,7 +140,7 @@ def resolve_mixed_loss(resolution: Resolution) -> None:
 def resolve_auxiliary_buffers(resolution: Resolution) -> None:
     """Fill the auxiliary buffers; check that the strategy's buffer exists."""
     buffers = resolution.get(AUXILIARY)
-    mixes = is_built_in(resolution, "mix") and not resolution.trains_on_dataset
+    mixes = mixes_experts(resolution) and not resolution.trains_on_dataset
     named = (resolution.get(ARGS) or {}).get("sft_dataset_name") if mixes else None
     read = named if expert_ratio(resolution) > 0 else None
     if read is not None and read not in buffers:
@@ -164,7 +155,7 @@ def resolve_auxiliary_buffers(resolution: Resolution) -> None:
                 rule="1 to 120 letters, digits, '_', '-', '+'",
                 suggestion="choose another name",
             )
-        elif name == read or is_plugin:
+        elif name == read or (is_plugin and not mixes):
             _resolve_auxiliary(resolution, name, index)
         elif resolution.is_own(AUXILIARY[name]):
             _note_unread(resolution, name, named=named, has_other=read in buffers)
@@ -175,8 +166,8 @@ def _note_missing(resolution: Resolution, read: str, buffers: Iterable[str]) -> 
     resolution.problem(
         "E1843",
         name if resolution.is_given(name) else AUXILIARY,
-        f"`{STRATEGY}: mix` reads the demonstrations of `{AUXILIARY[read]}`, which is missing; there: "
-        f"{', '.join(buffers) or 'none'}",
+        f"`{STRATEGY}: {resolution.get(STRATEGY)}` reads the demonstrations of `{AUXILIARY[read]}`, which is missing; "
+        f"there: {', '.join(buffers) or 'none'}",
         involves=(STRATEGY, ARGS),
         suggestion=f"did you mean `sft_dataset_name: {near}`?"
         if near
@@ -194,7 +185,10 @@ def _note_unread(resolution: Resolution, name: str, *, named: str | None, has_ot
         if (resolution.get(ARGS) or {}).get("expert_data_ratio") != 0:
             return
     elif has_other:
-        why, way_out = f"`{STRATEGY}: mix` reads `{named}`", f"remove it, or write `sft_dataset_name: {name}`"
+        why, way_out = (
+            f"`{STRATEGY}: {resolution.get(STRATEGY)}` reads `{named}`",
+            f"remove it, or write `sft_dataset_name: {name}`",
+        )
     else:
         return
     resolution.problem("W1902", key, f"`{key}` has no effect: {why}", suggestion=way_out)
