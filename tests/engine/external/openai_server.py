@@ -101,11 +101,21 @@ def _handler(service: Service, made: TorchEngine) -> type[BaseHTTPRequestHandler
 
 
 @contextlib.contextmanager
-def serving(model: Path) -> Iterator[Service]:
-    """Yield a server over the model of a folder."""
-    service, loop = Service(), asyncio.new_event_loop()
+def started(model: Path) -> Iterator[TorchEngine]:
+    """Yield the engine of a model folder."""
+    loop = asyncio.new_event_loop()
     context = engine(model)
-    made = loop.run_until_complete(context.__aenter__())
+    try:
+        yield loop.run_until_complete(context.__aenter__())
+    finally:
+        loop.run_until_complete(context.__aexit__(None, None, None))
+        loop.close()
+
+
+@contextlib.contextmanager
+def served(made: TorchEngine) -> Iterator[Service]:
+    """Yield a server over an engine; requests that come after its end are not another's."""
+    service = Service()
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(service, made))
     server.daemon_threads = True
     service.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
@@ -117,5 +127,10 @@ def serving(model: Path) -> Iterator[Service]:
         server.shutdown()
         server.server_close()
         thread.join(timeout=10)
-        loop.run_until_complete(context.__aexit__(None, None, None))
-        loop.close()
+
+
+@contextlib.contextmanager
+def serving(model: Path) -> Iterator[Service]:
+    """Yield a server over the model of a folder."""
+    with started(model) as made, served(made) as service:
+        yield service

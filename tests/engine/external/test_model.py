@@ -14,13 +14,14 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedModel
 
 from tests.engine.engines import recomputed, response, run
-from tests.engine.external.openai_server import Service, serving
+from tests.engine.external.openai_server import Service, served, started
 from trinity.common.config import Config
 from trinity.common.config.model import ModelConfig
 from trinity.common.errors import DeadlineError, EngineError, EnvironmentProblem
 from trinity.common.experience import Experience
 from trinity.common.models import ModelWrapper, create_auxiliary_models, load_tokenizer
 from trinity.engine.external.model import ExternalModel
+from trinity.engine.torch.engine import TorchEngine
 from trinity.utils.log import redact
 
 Made = tuple[Path, PreTrainedModel]
@@ -30,18 +31,18 @@ QUESTION = [{"role": "user", "content": "1+1="}]
 
 
 @pytest.fixture(scope="module")
-def running(llama: Made) -> Iterator[Service]:
-    with serving(llama[0]) as service:
-        yield service
+def running(llama: Made) -> Iterator[TorchEngine]:
+    with started(llama[0]) as made:
+        yield made
 
 
 @pytest.fixture
-def service(running: Service, monkeypatch: pytest.MonkeyPatch) -> Service:
-    """The server without requests, faults and rules of another test."""
-    running.requests, running.faults, running.raw, running.is_plain, running.api_key = [], [], None, False, None
-    monkeypatch.setenv("JUDGE_URL", running.url)
-    monkeypatch.setenv("JUDGE_KEY", KEY)
-    return running
+def service(running: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """A server of this test alone: what another gave up waiting for may be on its way still."""
+    with served(running) as made:
+        monkeypatch.setenv("JUDGE_URL", made.url)
+        monkeypatch.setenv("JUDGE_KEY", KEY)
+        yield made
 
 
 def config(llama: Made, *, timeout_s: float = 30.0, **section: Any) -> Config:
