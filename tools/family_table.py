@@ -25,8 +25,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATIO
 from tests.families import FAMILIES, NOT_BUILT, tiny_config, tiny_model  # noqa: E402
 from trinity.common.errors import EnvironmentProblem  # noqa: E402
 from trinity.common.models.families import OWN, REFUSED, REFUSED_ON_CPU, TABLE, families, table  # noqa: E402
-from trinity.engine.torch.decoder import hf_decoder  # noqa: E402
 from trinity.engine.torch.hf_decoder import HFDecoder  # noqa: E402
+from trinity.engine.torch.hf_loading import hf_decoder  # noqa: E402
 from trinity.engine.torch.row_decoder import RowDecoder  # noqa: E402
 from trinity.trainer.verl.decoder import is_common  # noqa: E402
 from trinity.trainer.verl.layout import choose_layout  # noqa: E402

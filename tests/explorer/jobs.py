@@ -18,7 +18,7 @@ from trinity.common.experience import Experience
 from trinity.common.models import create_inference_model
 from trinity.explorer.assembly import experience_buffer, store_scope
 from trinity.explorer.explorer import Explorer
-from trinity.explorer.steps import ExploreSummary
+from trinity.explorer.summary import ExploreSummary
 from trinity.monitor.monitor import Monitor
 from trinity.synchronizer.local import LocalSynchronizer
 from trinity.synchronizer.publisher import Publisher

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from trinity.common.weights import Ticket
+from trinity.explorer.summary import ExploreSummary
+from trinity.launch.facts import process_facts
+from trinity.trainer.summary import TrainSummary
 
 SHOW = """
 import json, os, sys
@@ -38,7 +46,29 @@ def test_what_the_user_set_stays(tmp_path: Path):
     assert facts_for(tmp_path, OMP_NUM_THREADS="2")["threads"] == 2
 
 
-def test_a_driver_whose_parts_are_elsewhere_imports_no_torch() -> None:
-    modules = "trinity.launch.run, trinity.launch.stage, trinity.launch.placement, trinity.runtime.process"
-    program = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], timeout=120, check=False).returncode == 0
+SUMMARIES = (ExploreSummary(3, 24), TrainSummary(3, None, False, {"loss": 0.5}), process_facts(), Ticket(3, "", "", 0))
+
+# Of a run whose parts have processes of their own: each that imports more starts later, by seconds.
+NEEDED = {
+    "driver": ("import trinity.launch.run, trinity.launch.stage, trinity.runtime.process", "torch"),
+    "synchronizer": ("from trinity.launch.placement import make_synchronizer", "torch"),
+    "explorer": ("from trinity.launch.explorer_side import ExplorerSide; ExplorerSide.load()", "transformers"),
+    "fast engine": ("import trinity.engine.torch.engine", "transformers.generation.utils"),
+}
+
+
+@pytest.mark.parametrize(("work", "unneeded"), NEEDED.values(), ids=NEEDED)
+def test_a_process_imports_only_what_it_needs(work: str, unneeded: str) -> None:
+    assert unneeded not in modules_after(work)
+
+
+def test_what_processes_say_to_a_driver_is_read_without_torch() -> None:
+    told = pickle.dumps(SUMMARIES)
+    assert "torch" not in modules_after(f"import pickle; pickle.loads({told!r})")
+
+
+def modules_after(work: str) -> list[str]:
+    """Return what a process has imported after `work`."""
+    program = f"{work}; import json, sys; print(json.dumps(list(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], timeout=120, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])

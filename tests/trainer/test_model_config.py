@@ -19,7 +19,7 @@ from tests.trainer.test_update import TERMS
 from trinity.common.config import Config
 from trinity.common.errors import ConfigError, EnvironmentProblem
 from trinity.engine.settings import engine_settings
-from trinity.engine.torch.decoder import load_decoder
+from trinity.engine.torch.loading import load_decoder
 from trinity.trainer.batch import collate
 from trinity.trainer.verl.critic import Critic
 from trinity.trainer.verl.worker import ActorWorker

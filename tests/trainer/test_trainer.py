@@ -23,7 +23,8 @@ from trinity.synchronizer.local import LocalSynchronizer
 from trinity.synchronizer.schedule import sync_schedule
 from trinity.trainer.backend import LocalBackend
 from trinity.trainer.state import read_served_weights, read_trainer_state
-from trinity.trainer.trainer import Trainer, TrainSummary
+from trinity.trainer.summary import TrainSummary
+from trinity.trainer.trainer import Trainer
 from trinity.utils import failpoints
 
 Maker = Callable[..., Config]

@@ -17,7 +17,7 @@ from trinity.common.config.buffer import FormatConfig
 from trinity.common.errors import ConfigError, DataError
 from trinity.common.models.answers import AnswerRenderer
 from trinity.common.models.chat_template import encode_text
-from trinity.engine.local_model import stop_token_ids
+from trinity.common.models.vocabulary import stop_token_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

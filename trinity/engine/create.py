@@ -14,10 +14,8 @@ from trinity.engine.router.engine_pool import EnginePoolSettings
 from trinity.engine.router.remote import RuntimeEngines
 from trinity.engine.router.router import EngineRouter
 from trinity.engine.router.slot import EngineSource, LocalEngines
-from trinity.engine.settings import engine_settings, section_key
-from trinity.engine.torch.engine import TorchEngine
-from trinity.engine.vllm.engine import VLLMEngine
-from trinity.engine.vllm.settings import vllm_settings
+from trinity.engine.settings import EngineSettings, engine_settings, section_key
+from trinity.engine.vllm.settings import VLLMSettings, vllm_settings
 from trinity.runtime.base import Resources, Runtime
 
 SHARE_OF_ENGINES = 0.5  # of a single GPU; the trainer has the rest
@@ -58,15 +56,15 @@ def _model(config: Config, runtime: Runtime | None, *, auxiliary: int | None) ->
     section = value_of(config, key)
     if section.engine_type == "external":
         return ExternalModel(external_settings(config, section, key=str(key)))
-    engine_class, settings = _engine(config, auxiliary)
+    make, settings = _engine(config, auxiliary)
     if section.engine_num == 1 and (runtime is None or runtime.is_local):
-        return engine_class(settings)
-    source: EngineSource = LocalEngines(lambda: engine_class(settings))
+        return make(settings)
+    source: EngineSource = LocalEngines(lambda: make(settings))
     timeout_s = call_timeout_s(config)
     if runtime is not None:
         source = RuntimeEngines(
             runtime,
-            engine_class,
+            make,
             settings,
             name=f"{config.explorer.name}_{'rollout_model' if is_rollout else f'auxiliary_model_{auxiliary}'}",
             resources=Resources(num_gpus=gpus_of_engine(config, section), own_process=True),
@@ -84,10 +82,24 @@ def _model(config: Config, runtime: Runtime | None, *, auxiliary: int | None) ->
 
 
 def _engine(config: Config, auxiliary: int | None) -> tuple[Callable[[Any], InferenceModel], Any]:
-    """Return the class of a model's engine, and its settings."""
+    """Return what makes a model's engine, and its settings."""
     if value_of(config, section_key(auxiliary)).engine_type in ("vllm", "vllm_async"):
-        return VLLMEngine, vllm_settings(config, auxiliary)
-    return TorchEngine, engine_settings(config, auxiliary)
+        return vllm_engine, vllm_settings(config, auxiliary)
+    return torch_engine, engine_settings(config, auxiliary)
+
+
+def vllm_engine(settings: VLLMSettings) -> InferenceModel:
+    """Return a vLLM engine; only its process imports what it needs."""
+    from trinity.engine.vllm.engine import VLLMEngine
+
+    return VLLMEngine(settings)
+
+
+def torch_engine(settings: EngineSettings) -> InferenceModel:
+    """Return a torch engine; only its process imports what it needs."""
+    from trinity.engine.torch.engine import TorchEngine
+
+    return TorchEngine(settings)
 
 
 def gpus_of_engine(config: Config, model: InferenceModelConfig) -> float:

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from trinity.common.errors import EngineError
 from trinity.common.experience import Experience
 from trinity.common.models.chat_template import decode_tokens, encode_text, render_chat
 from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.masking import masked_conversation
-from trinity.common.models.weights import model_folder
+from trinity.common.models.vocabulary import stop_token_ids
 from trinity.common.weights import Ticket, update_from
 from trinity.engine.gauge import RequestGauge
 from trinity.engine.sample import Sample
@@ -265,18 +265,3 @@ class LocalModel(ABC):
             prompt_text=decode_tokens(self.tokenizer, tokens[:-1]),
             response_text="",
         )
-
-
-def stop_token_ids(model_path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the ids that end a response.
-
-    They are those of `generation_config.json` and the tokenizer's end of sequence.
-    """
-    found: set[int] = set()
-    folder = model_folder(model_path)
-    if (folder / "generation_config.json").is_file():
-        named = GenerationConfig.from_pretrained(folder).eos_token_id
-        found |= {named} if isinstance(named, int) else set(named or [])
-    if tokenizer.eos_token_id is not None:
-        found.add(int(tokenizer.eos_token_id))
-    return sorted(found)

@@ -18,7 +18,8 @@ from trinity.explorer.loops import loop_of
 from trinity.explorer.producer import Producer
 from trinity.explorer.state import ExplorerState
 from trinity.explorer.step_tasks import TASKSET, StepTasks
-from trinity.explorer.steps import ExploreSteps, ExploreSummary
+from trinity.explorer.steps import ExploreSteps
+from trinity.explorer.summary import ExploreSummary
 from trinity.runtime.worker_thread import WorkerThread
 from trinity.synchronizer.served import ServedWeights
 from trinity.utils.log import get_logger

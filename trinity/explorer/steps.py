@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trinity.common.constants import Mode
@@ -15,6 +15,7 @@ from trinity.explorer.metrics import prefixed, rollout_metrics
 from trinity.explorer.outcome import BatchResult
 from trinity.explorer.state import ExplorerState
 from trinity.explorer.step_tasks import StepTasks
+from trinity.explorer.summary import ExploreSummary
 from trinity.utils.failpoints import failpoint
 from trinity.utils.log import get_logger
 
@@ -28,21 +29,6 @@ if TYPE_CHECKING:
     from trinity.synchronizer.served import ServedWeights
 
 logger = get_logger("explorer")
-
-
-@dataclass
-class ExploreSummary:
-    """What the explorer did.
-
-    Attributes:
-        step: the last finished explore step, over all processes of the job.
-        experience_count: experiences appended by this process.
-        evaluations: explore step -> metrics of the evaluations of this process.
-    """
-
-    step: int = 0
-    experience_count: int = 0
-    evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

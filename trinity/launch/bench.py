@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trinity.common.checkpoint import CheckpointStore
 from trinity.common.constants import BENCH
 from trinity.common.errors import CheckpointError
+from trinity.launch.facts import process_facts
 from trinity.launch.side import MetricsListener, close_all, end_all, open_monitor
 from trinity.utils.log import get_logger
 
@@ -50,6 +51,10 @@ class BenchSide:
         self._scheduler: Scheduler | None = None
         self._evaluator: Evaluator | None = None
         self._evaluating: asyncio.Task[dict[int, dict[str, float]]] | None = None
+
+    async def facts(self) -> dict[str, Any]:
+        """Return what decides float results in this process."""
+        return process_facts()
 
     async def prepare(self) -> None:
         """Load the engines and the tasks.

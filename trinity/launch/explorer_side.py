@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity.launch.side import ProcessSpec, Side, folder_synchronizer, logger, open_monitor
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from trinity.common.models.model import InferenceModel
     from trinity.explorer.explorer import Explorer
     from trinity.explorer.isolation.place import RunnerPlace
-    from trinity.explorer.steps import ExploreSummary
+    from trinity.explorer.summary import ExploreSummary
     from trinity.synchronizer.base import Synchronizer
 
 LOOP_GRACE_S = 10.0
@@ -57,13 +58,14 @@ class ExplorerSide(Side["ExploreSummary"]):
         assert self._explorer is not None, "prepare() comes first"
         return self._explorer
 
-    async def prepare(self, synchronizer: Synchronizer | None = None) -> int | None:
+    async def prepare(self, synchronizer: Synchronizer | None = None, *, resume: Path | None = None) -> int | None:
         """Load the engines and prepare the explorer.
 
         Return the explore steps of the whole run, or None if it has no end.
 
         Args:
             synchronizer: between the sides, or a handle of it; None: they run apart and meet in the folder of the job.
+            resume: checkpoint to continue from.
 
         Raises:
             TrinityError: a model, a dataset or the store cannot be used.
@@ -91,7 +93,7 @@ class ExplorerSide(Side["ExploreSummary"]):
             store=self._store,
             synchronizer=synchronizer,
             monitor=self._monitor,
-            resume=self.resume,
+            resume=resume,
             place=self._place,
         )
         for each in self._engines:

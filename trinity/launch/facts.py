@@ -42,7 +42,7 @@ def process_facts() -> dict[str, Any]:
 
     has_cuda = torch.cuda.is_available()
     return {
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # a process without torch can read it then
         "transformers": version("transformers"),
         "threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),

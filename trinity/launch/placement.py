@@ -240,6 +240,10 @@ class RemoteSide(Generic[R]):
         self._on_metrics = on_metrics
         self._lost = lost
 
+    async def facts(self) -> dict[str, Any]:
+        """Return what decides float results in the side's process."""
+        return dict(await self._handle.facts())
+
     async def prepare(self, *arguments: Any, **options: Any) -> Any:
         """Prepare the side; see there."""
         return await self._handle.prepare(*arguments, **options)
@@ -255,6 +259,11 @@ class RemoteSide(Generic[R]):
             await asyncio.gather(showing, return_exceptions=True)
             with contextlib.suppress(Exception):  # the side may be gone, and its last lines with it
                 await within(self._take(), METRICS_WAIT_S)
+
+    async def untrained(self) -> tuple[int, int]:
+        """Return how many experiences are not trained, and of how many."""
+        left, total = await self._handle.untrained()
+        return left, total
 
     async def request_stop(self) -> None:
         """Let the side end early."""

@@ -71,10 +71,3 @@ def use_deterministic_algorithms() -> None:
     torch.use_deterministic_algorithms(True)
     # The filling of new tensors is a help for finding code that reads them unwritten; it costs a tenth of a step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-
-def hide_progress_bars() -> None:
-    """Keep transformers from drawing into the log while it loads and saves."""
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()

@@ -18,7 +18,7 @@ from trinity.common.config import Config, ConfigErrors, Plan, StagePlan, dump_co
 from trinity.common.constants import BENCH, Mode
 from trinity.common.errors import CheckpointError, ConfigError, ExitCode, TrinityError
 from trinity.common.models.hub import fetched_model
-from trinity.launch.facts import check_same_facts, compute_as_the_command, process_facts
+from trinity.launch.facts import check_same_facts, compute_as_the_command
 from trinity.launch.job import (
     RUNNING,
     Attempt,
@@ -32,7 +32,7 @@ from trinity.launch.job import (
 )
 from trinity.launch.models import with_local_models
 from trinity.launch.parts import check_shared_keys, part_of
-from trinity.launch.process import hide_progress_bars, prepare_process, use_deterministic_algorithms
+from trinity.launch.process import prepare_process, use_deterministic_algorithms
 from trinity.launch.rewind import goes_back
 from trinity.launch.stop import StopSignal
 from trinity.launch.type_check import check_type_of
@@ -308,13 +308,10 @@ def _run_stage(
                 put_back=put_back,
             )
         set_level(config.log.level)
-        if config.cluster.runtime != "ray":  # nothing of transformers is used in the driver of a cluster
-            hide_progress_bars()
-        facts = process_facts()
-        check_same_facts(read_record(job_dir, part).get("facts", {}), facts, deterministic=config.deterministic)
-        if config.deterministic:
+        # The driver of a cluster computes nothing but evaluations, and imports no torch.
+        if config.deterministic and (config.cluster.runtime != "ray" or part == BENCH):
             use_deterministic_algorithms()
-        with recorded(job_dir, part, text, facts=facts, stage=stage.name) as attempt:
+        with recorded(job_dir, part, text, stage=stage.name) as attempt:
             return _perform(stage, stop, options, attempt)
     finally:
         sweep()
@@ -327,8 +324,14 @@ def _perform(stage: StagePlan, stop: StopSignal, options: RunOptions, attempt: A
 
     config = stage.config
     job_dir, part = Path(config.checkpoint_job_dir), part_of(config)
+
+    def note(facts: Mapping[str, Any]) -> None:
+        known = read_record(job_dir, part).get("facts", {})
+        check_same_facts(known, facts, deterministic=config.deterministic)
+        write_record(job_dir, part, facts=facts)
+
     with placed(config) as place:
-        made = Stage(config, name=stage.name, stop=stop, on_metrics=options.on_metrics, place=place)
+        made = Stage(config, name=stage.name, stop=stop, on_metrics=options.on_metrics, on_facts=note, place=place)
         attempt.has_begun = lambda: made.has_begun
         outcome = run_event_loop(place.watched(made.run()))
     write_record(

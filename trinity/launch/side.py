@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from trinity.common.config.showing import plain_values
-from trinity.launch.process import hide_progress_bars
+from trinity.launch.facts import process_facts
 from trinity.monitor.headline import TOTAL_STEPS
 from trinity.monitor.monitor import Monitor
 from trinity.synchronizer.folder import FolderSynchronizer, TrainerNews
@@ -33,7 +33,24 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
-class StageSide(Protocol[R_co]):
+class Ending(Protocol):
+    """What a stage stops and closes."""
+
+    async def request_stop(self) -> None:
+        """Let it end early."""
+
+    async def close(self) -> None:
+        """Close everything; also after a failure."""
+
+
+class Computing(Protocol):
+    """What computes for a stage."""
+
+    async def facts(self) -> dict[str, Any]:
+        """Return what decides float results in its process."""
+
+
+class StageSide(Ending, Computing, Protocol[R_co]):
     """A side as the stage sees it, in this process or another.
 
     Its `run` returns what it did.
@@ -45,11 +62,8 @@ class StageSide(Protocol[R_co]):
     async def run(self) -> R_co:
         """Run to the end; return what was done."""
 
-    async def request_stop(self) -> None:
-        """Let the side end early."""
-
-    async def close(self) -> None:
-        """Close everything; also after a failure."""
+    async def untrained(self) -> tuple[int, int]:
+        """Return how many experiences are not trained, and of how many."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +89,6 @@ class Side(ABC, Generic[R]):
     Args:
         config: resolved configuration of the stage.
         runtime: places what needs a process of its own.
-        resume: checkpoint to continue from.
         store: an open store that the caller closes; None lets the side open one of its own.
         on_metrics: called with actor name, step and values of every logged line.
         has_process: the side has this process for itself: what preparation needs is imported at once, and the metrics
@@ -87,14 +100,12 @@ class Side(ABC, Generic[R]):
         config: Config,
         runtime: Runtime,
         *,
-        resume: Path | None = None,
         store: ExperienceStore | None = None,
         on_metrics: MetricsListener | None = None,
         has_process: bool = False,
     ) -> None:
         self.config = config
         self.runtime = runtime
-        self.resume = resume
         self._store = store
         self._owns_store = store is None
         self._on_metrics = self._keep if has_process else on_metrics
@@ -103,7 +114,10 @@ class Side(ABC, Generic[R]):
         self._is_stopped = False
         if has_process:
             self.load()
-            hide_progress_bars()
+
+    async def facts(self) -> dict[str, Any]:
+        """Return what decides float results in this process."""
+        return process_facts()
 
     @abstractmethod
     async def prepare(self, *arguments: Any, **options: Any) -> Any:
@@ -133,6 +147,16 @@ class Side(ABC, Generic[R]):
 
         This takes seconds.
         """
+
+    async def untrained(self) -> tuple[int, int]:
+        """Return how many stored experiences are untrained, and of how many."""
+        if self._store is None:
+            return 0, 0
+        from trinity.explorer.assembly import experience_buffer, store_scope
+
+        counts = self._store.counts(experience_buffer(self.config), **store_scope(self.config))
+        left = counts["ready"] + counts["claimed"]
+        return left, left + counts["trained"]
 
     def _keep(self, actor: str, step: int, values: Mapping[str, float]) -> None:
         self._lines.append((actor, step, dict(values)))

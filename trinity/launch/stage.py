@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from trinity.launch.explorer_side import ExplorerSide
 from trinity.launch.parts import part_of
 from trinity.launch.placement import LocalPlacement, Placement
 from trinity.launch.rewind import rewound
-from trinity.launch.side import MetricsListener, StageSide, close_all
+from trinity.launch.side import Computing, Ending, MetricsListener, StageSide, close_all
 from trinity.launch.stop import StopSignal
 from trinity.launch.trainer_side import TrainerSide
 from trinity.utils.log import get_logger, logged_to_file
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from trinity.common.config import Config
 
 logger = get_logger("launch")
+
+FactsListener = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass
@@ -63,6 +65,8 @@ class Stage:
         name: stage name.
         stop: the signal context of the process.
         on_metrics: called with actor name, step and values of every logged line.
+        on_facts: called with what decides float results where the stage computes, before anything is loaded; it may
+            refuse them.
         place: where the sides are; None: in this process.
 
     Attributes:
@@ -76,15 +80,18 @@ class Stage:
         name: str | None,
         stop: StopSignal,
         on_metrics: MetricsListener | None = None,
+        on_facts: FactsListener | None = None,
         place: Placement | None = None,
     ) -> None:
         self.config = config
         self.name = name
         self.stop = stop
         self.on_metrics = on_metrics
+        self.on_facts = on_facts
         self.job_dir = Path(config.checkpoint_job_dir)
         self.place: Placement = place or LocalPlacement(config)
         self.has_begun = False
+        self._was_here = False
 
     async def run(self) -> StageResult:
         """Run the stage; return what it did.
@@ -93,27 +100,38 @@ class Stage:
             TrinityError: the first failure of a side, after the other was ended.
         """
         started, config = time.monotonic(), self.config
-        resume = self._checkpoint() if config.mode in (Mode.BOTH, Mode.TRAIN) else None
-        result = StageResult(self.name, self.job_dir, is_resumed=resume is not None)
-        was_here = (self.job_dir / "log").is_dir()
+        result = StageResult(self.name, self.job_dir)
+        self._was_here = (self.job_dir / "log").is_dir()
         try:
             with self._logged():
-                if was_here and config.mode in (Mode.BOTH, Mode.TRAIN):
-                    self._tell_resumed(resume)
                 if config.mode == Mode.TRAIN:
-                    await self._train_only(resume, result)
+                    await self._train_only(result)
                 elif config.mode == Mode.EXPLORE:
                     await self._explore_only(result)
                 elif config.mode == Mode.BENCH:
                     await self._bench(result)
                 else:
-                    await self._explore_and_train(resume, result)
+                    await self._explore_and_train(result)
         finally:
             self.stop.on_stop(None)
             await self.place.close()
             result.seconds = time.monotonic() - started
         result.stopped = self.stop.code
         return result
+
+    async def _resumed(self, trainer: StageSide[Any], result: StageResult) -> Path | None:
+        """Return the checkpoint that the trainer continues from, and tell.
+
+        The folder is as it was if the trainer's process does not compute as the one that began the run.
+        """
+        await self._check_facts(trainer)
+        resume = self._checkpoint()
+        result.is_resumed = resume is not None
+        if resume is not None and self._was_here:
+            logger.info("continuing from step %s (%s)", resume.name.rsplit("_", 1)[-1], resume)
+        elif self._was_here:
+            logger.info("continuing from step 0: %s has no checkpoint yet", self.job_dir)
+        return resume
 
     def _checkpoint(self) -> Path | None:
         """Return the checkpoint that the trainer continues from.
@@ -131,12 +149,6 @@ class Stage:
             return rewound(checkpoints, Path(str(verl.resume_from_path)))
         return checkpoints.latest() if self.config.continue_from_checkpoint else None
 
-    def _tell_resumed(self, resume: Path | None) -> None:
-        if resume is None:
-            logger.info("continuing from step 0: %s has no checkpoint yet", self.job_dir)
-        else:
-            logger.info("continuing from step %s (%s)", resume.name.rsplit("_", 1)[-1], resume)
-
     @contextlib.contextmanager
     def _logged(self) -> Iterator[None]:
         """Write the logs of the run and its sides into the job's folder."""
@@ -146,18 +158,19 @@ class Stage:
             yield
 
     # ------------------------------------------------------------------- modes
-    async def _train_only(self, resume: Path | None, result: StageResult) -> None:
-        trainer = await self.place.side(TrainerSide, resume=resume, on_metrics=self.on_metrics)
+    async def _train_only(self, result: StageResult) -> None:
+        trainer = await self.place.side(TrainerSide, on_metrics=self.on_metrics)
         async with _closing(trainer):
-            await trainer.prepare()
+            await trainer.prepare(resume=await self._resumed(trainer, result))
             self._stop_with(trainer)
             result.training_step = (await trainer.run()).step
-        if part_of(self.config) is not None:
-            self._tell_untrained()
+            if part_of(self.config) is not None:
+                await self._tell_untrained(trainer)
 
     async def _explore_only(self, result: StageResult) -> None:
         explorer = await self.place.side(ExplorerSide, on_metrics=self.on_metrics)
         async with _closing(explorer):
+            await self._check_facts(explorer)
             await explorer.prepare()
             self._stop_with(explorer)
             result.explore_step = (await explorer.run()).step
@@ -165,14 +178,15 @@ class Stage:
     async def _bench(self, result: StageResult) -> None:
         bench = BenchSide(self.config, self.place.runtime, on_metrics=self.on_metrics)
         async with _closing(bench):
+            await self._check_facts(bench)
             await bench.prepare()
             self._stop_with(bench)
             result.evaluations = await bench.run()
             result.training_step = max(result.evaluations, default=0)
 
-    async def _explore_and_train(self, resume: Path | None, result: StageResult) -> None:
+    async def _explore_and_train(self, result: StageResult) -> None:
         with self.place.shared_store() as store:
-            shared: dict[str, Any] = {"resume": resume, "store": store, "on_metrics": self.on_metrics}
+            shared: dict[str, Any] = {"store": store, "on_metrics": self.on_metrics}
             # Processes start, and import what they need, side by side.
             explorer, trainer, synchronizer = await asyncio.gather(
                 self.place.side(ExplorerSide, **shared),
@@ -180,31 +194,32 @@ class Stage:
                 self.place.synchronizer(),
             )
             async with _closing(explorer, trainer):
-                await trainer.prepare(synchronizer, explore_steps=await explorer.prepare(synchronizer))
+                resume = await self._resumed(trainer, result)
+                explore_steps = await explorer.prepare(synchronizer, resume=resume)
+                await trainer.prepare(synchronizer, resume=resume, explore_steps=explore_steps)
                 exploring = asyncio.create_task(explorer.run(), name=self.config.explorer.name)
                 training = asyncio.create_task(trainer.run(), name=self.config.trainer.name)
                 self._stop_with(trainer, explorer)
                 await self._join(exploring, training, until_lost=self.place.wait_lost())
                 result.explore_step = exploring.result().step
                 result.training_step = training.result().step
-                self._tell_untrained()
+                await self._tell_untrained(trainer)
 
-    def _tell_untrained(self) -> None:
+    async def _check_facts(self, side: Computing) -> None:
+        if self.on_facts is not None:
+            self.on_facts(await side.facts())
+
+    async def _tell_untrained(self, trainer: StageSide[Any]) -> None:
         """Warn of experiences that were never trained on."""
-        from trinity.buffer.buffer import open_store
-        from trinity.explorer.assembly import experience_buffer, store_scope
-
         if self.stop.code is not None:
             return
-        with open_store(self.config) as store:
-            counts = store.counts(experience_buffer(self.config), **store_scope(self.config))
-        left = counts["ready"] + counts["claimed"]
+        left, total = await trainer.untrained()
         if left:
             logger.warning(
                 "%d of %d experiences were explored and not trained: the planned steps ended before; raise "
                 "buffer.train_batch_size (now %s) or trainer.total_steps",
                 left,
-                left + counts["trained"],
+                total,
                 self.config.buffer.train_batch_size,
             )
 
@@ -227,7 +242,7 @@ class Stage:
                 task.cancel()
             await asyncio.gather(exploring, training, losing, both, return_exceptions=True)
 
-    def _stop_with(self, *sides: StageSide[Any]) -> None:
+    def _stop_with(self, *sides: Ending) -> None:
         """Make a signal abandon the rollouts and end training after its step.
 
         Called once the sides are ready.
@@ -246,7 +261,7 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def _closing(*sides: StageSide[Any]) -> AsyncIterator[None]:
+async def _closing(*sides: Ending) -> AsyncIterator[None]:
     """Close the sides at the end.
 
     A failure to close is raised only if nothing failed before.

@@ -20,7 +20,8 @@ from trinity.utils.log import get_logger
 if TYPE_CHECKING:
     from trinity.common.config import Config
     from trinity.synchronizer.base import Synchronizer
-    from trinity.trainer.trainer import Trainer, TrainSummary
+    from trinity.trainer.summary import TrainSummary
+    from trinity.trainer.trainer import Trainer
 
 logger = get_logger("trainer")
 
@@ -57,7 +58,13 @@ class TrainerSide(Side["TrainSummary"]):
         assert self._trainer is not None, "prepare() comes first"
         return self._trainer
 
-    async def prepare(self, synchronizer: Synchronizer | None = None, *, explore_steps: int | None = None) -> None:
+    async def prepare(
+        self,
+        synchronizer: Synchronizer | None = None,
+        *,
+        resume: Path | None = None,
+        explore_steps: int | None = None,
+    ) -> None:
         """Load the model, the data and, when resuming, the checkpoint.
 
         The synchronizer then holds the checkpoint's versions.
@@ -65,6 +72,7 @@ class TrainerSide(Side["TrainSummary"]):
         Args:
             synchronizer: between the sides, or a handle of it; None: they run apart and meet in the folder of the job,
                 or the trainer meets nobody.
+            resume: checkpoint to continue from.
             explore_steps: explore steps that the explorer plans, for the learning-rate schedule.
 
         Raises:
@@ -85,15 +93,15 @@ class TrainerSide(Side["TrainSummary"]):
             store=self._store,
             synchronizer=synchronizer,
             monitor=self._monitor,
-            resume=self.resume,
+            resume=resume,
             runtime=self.runtime,
         )
         await self._trainer.prepare(explore_steps=explore_steps)
         self._tell_total(config.trainer.name, self._trainer.total_steps, step=self._trainer.step)
         if self._is_apart:
             await self._begin_apart(self._trainer)
-        elif self.resume is not None and config.mode == Mode.BOTH:
-            await self._restore(self.resume, synchronizer)
+        elif resume is not None and config.mode == Mode.BOTH:
+            await self._restore(resume, synchronizer)
         if self._is_stopped:
             self._trainer.request_stop()
 

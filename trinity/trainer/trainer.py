@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -40,6 +39,7 @@ from trinity.trainer.state import (
     read_trainer_state,
     write_explorer_part,
 )
+from trinity.trainer.summary import TrainSummary
 from trinity.trainer.verl import settings
 from trinity.utils.failpoints import failpoint
 from trinity.utils.log import get_logger
@@ -52,23 +52,6 @@ logger = get_logger("trainer")
 T = TypeVar("T")
 
 JOIN_POLL_S = 0.5
-
-
-@dataclass(frozen=True)
-class TrainSummary:
-    """Result of the training loop.
-
-    Attributes:
-        step: last training step.
-        checkpoint: the newest checkpoint, or None if none was written.
-        is_stopped: ended by `request_stop`.
-        metrics: of the last step.
-    """
-
-    step: int
-    checkpoint: Path | None
-    is_stopped: bool
-    metrics: Mapping[str, float]
 
 
 class Trainer:

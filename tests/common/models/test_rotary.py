@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from tests.families import tiny_config, tiny_model
 from trinity.common.errors import ConfigError
 from trinity.common.models.rotary import settle_rotary
-from trinity.engine.torch.decoder import hf_decoder, load_decoder
+from trinity.engine.torch.hf_loading import hf_decoder
+from trinity.engine.torch.loading import load_decoder
 
 ORIGINAL = 8
 LONGROPE = {

@@ -14,7 +14,8 @@ from trinity.common.models.generate_params import GenerateParams
 from trinity.engine.sample import Sample
 from trinity.engine.sampler import noise_key
 from trinity.engine.torch.batch import RunningBatch
-from trinity.engine.torch.decoder import Decoder, load_decoder
+from trinity.engine.torch.decoder import Decoder
+from trinity.engine.torch.loading import load_decoder
 from trinity.engine.torch.request import Request
 
 CPU = torch.device("cpu")

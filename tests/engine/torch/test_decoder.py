@@ -11,9 +11,10 @@ from transformers import PreTrainedModel
 
 from tests.tiny import tiny_config, tiny_model
 from trinity.common.errors import EnvironmentProblem
-from trinity.engine.torch.decoder import Decoder, load_decoder
+from trinity.engine.torch.decoder import Decoder
 from trinity.engine.torch.fast_decoder import is_fast
 from trinity.engine.torch.kv_cache import KVCache
+from trinity.engine.torch.loading import load_decoder
 
 CPU = torch.device("cpu")
 LLAMA3_ROPE = {

@@ -16,8 +16,8 @@ from tests.tiny import tiny_model
 from trinity.common.config.model import ModelConfig
 from trinity.common.errors import DeadlineError, EngineError, EnvironmentProblem, OutOfMemoryError
 from trinity.engine.settings import EngineSettings
-from trinity.engine.torch.decoder import load_decoder
 from trinity.engine.torch.engine import TorchEngine
+from trinity.engine.torch.loading import load_decoder
 from trinity.engine.torch.memory import explained
 from trinity.utils.device import total_memory_bytes
 

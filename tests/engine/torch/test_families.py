@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from tests.families import FAMILIES, NOT_BUILT, WINDOW, tiny_config, tiny_model
 from trinity.common.errors import EngineError
 from trinity.common.models.families import REFUSED, engine_problem, families
-from trinity.engine.torch.decoder import Decoder, hf_decoder
+from trinity.engine.torch.decoder import Decoder
+from trinity.engine.torch.hf_loading import hf_decoder
 
 ROWS, LENGTH = 4, 20
 PROMPTS = (2, 9, 6, 4)

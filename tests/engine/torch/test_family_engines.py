@@ -15,7 +15,7 @@ from tests.families import tiny_config, tiny_model
 from tests.tiny import tiny_tokenizer
 from trinity.common.errors import EngineError, EnvironmentProblem
 from trinity.common.experience import Experience
-from trinity.engine.torch.decoder import load_decoder
+from trinity.engine.torch.loading import load_decoder
 
 # Windows, caps and windows, sinks, experts, keys and values of two sizes; then recurrent, both kinds, ALiBi.
 BY_SLOTS = ("mistral", "gemma2", "gpt_oss", "mixtral", "deepseek_v3")

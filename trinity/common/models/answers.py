@@ -13,12 +13,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os.path import commonprefix
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from trinity.common.errors import DataError, EnvironmentProblem
 from trinity.common.models.chat_template import chat_text, decode_tokens, encode_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Message = dict[str, Any]
 _ASK, _SAID, _GO_ON = "QuestionOne", "AnswerOne", "QuestionTwo"

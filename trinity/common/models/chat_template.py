@@ -10,15 +10,17 @@ import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import jinja2.ext
 import jinja2.sandbox
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from trinity.common.config.model import ModelConfig
 from trinity.common.errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 # Rust tokenizers fail in one thread while another changes their padding or truncation ("Already borrowed").
@@ -64,12 +66,12 @@ def _tokenizer_class(model_path: str) -> Any:
     For some model types, Qwen2 among them, AutoTokenizer rebuilds the family's usual tokenizer even if the folder names
     the plain class, and drops the folder's own rules for splitting text.
     """
+    import transformers
+
     file = Path(model_path) / "tokenizer_config.json"
-    if not file.is_file():
-        return AutoTokenizer
-    named = json.loads(file.read_text(encoding="utf-8")).get("tokenizer_class")
+    named = json.loads(file.read_text(encoding="utf-8")).get("tokenizer_class") if file.is_file() else None
     is_plain = named in _PLAIN_CLASSES and (file.parent / "tokenizer.json").is_file()
-    return PreTrainedTokenizerFast if is_plain else AutoTokenizer
+    return getattr(transformers, "PreTrainedTokenizerFast" if is_plain else "AutoTokenizer")
 
 
 def chosen_template(model: ModelConfig) -> str | None:

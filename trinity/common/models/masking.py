@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from trinity.common.models.answers import AnswerRenderer
 from trinity.common.models.chat_template import render_chat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _WAY_OUT = (

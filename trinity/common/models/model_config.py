@@ -8,14 +8,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig
 
 from trinity.common.config.nearest import nearest
 from trinity.common.config.noise import is_noise
 from trinity.common.errors import ConfigError, EnvironmentProblem
 from trinity.common.models.experts import experts_problem
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 NOISE = "noise_before"  # model attribute: the configuration entries that `silence` has set to 0, with their old values
 MODEL_KEY = "trainer.trainer_config.actor_rollout_ref.model"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from trinity.common.errors import ConfigError
 from trinity.common.models.rotary_lengths import rotary_refusal
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def settle_rotary(model: PreTrainedModel, *, max_model_len: int | None) -> None:

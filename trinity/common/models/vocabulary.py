@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from transformers import PreTrainedTokenizerBase
+from trinity.common.models.weights import model_folder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -42,3 +46,20 @@ def drawable(tokenizer: PreTrainedTokenizerBase, vocab_size: int, stop_ids: Coll
     num_tokens = max(ids, default=-1) + 1
     stops = tuple(sorted(index for index in set(stop_ids) if index < vocab_size))
     return Drawable(num_tokens, tuple(index for index in range(num_tokens) if index not in ids), stops)
+
+
+def stop_token_ids(model_path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the ids that end a response.
+
+    They are those of `generation_config.json` and the tokenizer's end of sequence.
+    """
+    from transformers import GenerationConfig
+
+    found: set[int] = set()
+    folder = model_folder(model_path)
+    if (folder / "generation_config.json").is_file():
+        named = GenerationConfig.from_pretrained(folder).eos_token_id
+        found |= {named} if isinstance(named, int) else set(named or [])
+    if tokenizer.eos_token_id is not None:
+        found.add(int(tokenizer.eos_token_id))
+    return sorted(found)

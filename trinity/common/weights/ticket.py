@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 import xxhash
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BYTES = "xxh3:"
 LAYOUT = "layout:"
@@ -52,6 +53,8 @@ class Ticket:
 
 def tensor_digest(tensor: Tensor) -> str:
     """Return the xxh3 of the bytes of a tensor of any shape, in hexadecimal."""
+    import torch  # a synchronizer keeps tickets, and has no tensors
+
     plain = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
     return xxhash.xxh3_128_hexdigest(plain.numpy().data)
 

@@ -11,11 +11,10 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from trinity.common.config import Config
 from trinity.common.config.model import InferenceModelConfig, ModelConfig
@@ -30,6 +29,9 @@ from trinity.engine.external.client import ExternalClient
 from trinity.engine.settings import inherited
 from trinity.utils.deadline import bounded
 from trinity.utils.log import add_secret, get_logger
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = get_logger("explorer")
 

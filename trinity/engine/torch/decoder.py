@@ -6,25 +6,11 @@ Dimension key: B = rows of a step, G = prompts, P = prompt tokens, T = tokens of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
-from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
-
-from trinity.common.errors import EngineError, EnvironmentProblem, SyncError
-from trinity.common.models.families import ENGINE_WAY_OUT, engine_problem
-from trinity.common.models.model_config import read_model_config
-from trinity.common.models.rotary import settle_rotary
-from trinity.common.models.weights import copy_weights, has_safetensors, model_folder, read_tensors
-from trinity.engine.torch.fast_decoder import FastDecoder, is_fast
-from trinity.engine.torch.hf_decoder import HFDecoder
-from trinity.engine.torch.row_decoder import RowDecoder
-from trinity.utils.device import is_out_of_memory
-from trinity.utils.log import get_logger
 
 
 class Prompts(Protocol):
@@ -105,96 +91,3 @@ class Decoder(Protocol):
 
     def optional_names(self) -> frozenset[str]:
         """Return further names that a state dict may hold, such as tied copies."""
-
-
-def load_decoder(
-    model_path: str,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    max_model_len: int,
-    trust_remote_code: bool = False,
-    is_fast_allowed: bool = True,
-    overrides: Mapping[str, Any] | None = None,
-    rotary_len: int | None = None,
-) -> Decoder:
-    """Return a Hugging Face folder's decoder, loaded; fast path if possible.
-
-    `overrides` are set in the model's configuration (`override_config`). `rotary_len` is the length by which rotary
-    frequencies are chosen; None: `max_model_len`.
-
-    Raises:
-        ConfigError: an override that the model's configuration does not have (E1885), or rotary positions that depend
-            on the length of the row (E1895).
-        EnvironmentProblem: the folder has no readable model (E3101), or no safetensors (E3104).
-        EngineError: the family is not served (E5604).
-    """
-    folder = model_folder(model_path)
-    try:
-        config = read_model_config(str(folder), overrides or {}, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise EnvironmentProblem(f"cannot read the model in {folder}: {error}", code="E3101") from error
-    if not has_safetensors(folder):
-        raise EnvironmentProblem(
-            f"{folder} has no weights in safetensors files; pickle files (*.bin) can run code when read and are not "
-            "read; convert them with save_pretrained of a trusted copy",
-            code="E3104",
-        )
-    if problem := engine_problem(config.to_dict()):
-        raise EngineError(problem, code="E5604")
-    if is_fast_allowed and is_fast(config, max_model_len=max_model_len):
-        fast = FastDecoder(config, dtype=dtype, device=device, max_model_len=max_model_len)
-        try:
-            copy_weights(fast.targets(), _read(folder), optional=fast.optional_names(), source=str(folder))
-        except (SyncError, SafetensorError, OSError) as error:
-            raise EnvironmentProblem(f"cannot read the weights in {folder}: {error}", code="E3101") from error
-        return fast
-    try:
-        # The families' own attention: with PyTorch's, older families do not always compute the same.
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            trust_remote_code=trust_remote_code,
-            use_safetensors=True,
-            attn_implementation="eager",
-        )
-    except (OSError, ValueError, ImportError) as error:
-        raise EnvironmentProblem(f"cannot load the model in {folder}: {error}", code="E3101") from error
-    settle_rotary(model, max_model_len=rotary_len or max_model_len)
-    return hf_decoder(model.to(device).eval().requires_grad_(False), max_model_len=max_model_len)
-
-
-def _read(folder: Path) -> Mapping[str, Tensor]:
-    # Older Llama folders hold a table that is computed, not learned.
-    return {name: tensor for name, tensor in read_tensors(folder) if not name.endswith("rotary_emb.inv_freq")}
-
-
-def hf_decoder(model: PreTrainedModel, *, max_model_len: int) -> Decoder:
-    """Return the decoder of a Hugging Face model: over slots, else row by row.
-
-    Raises:
-        EngineError: the model supports neither (E5604).
-    """
-    try:
-        return HFDecoder(model)
-    # A family that works differently may raise any error.
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        get_logger("explorer").debug("%s does not fit slots: %s", type(model).__name__, error)
-    try:
-        decoder = RowDecoder(model, max_model_len=max_model_len)
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        raise EngineError(
-            f"the torch engine does not serve the model family {model.config.model_type}: {error}; {ENGINE_WAY_OUT}",
-            code="E5604",
-        ) from error
-    get_logger("explorer").warning(
-        "the torch engine computes one row a call for the model family %s, which is slow: its state or its attention "
-        "is of its own kind; %s",
-        *(model.config.model_type, ENGINE_WAY_OUT),
-    )
-    return decoder

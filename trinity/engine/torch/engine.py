@@ -21,13 +21,15 @@ from trinity.common.errors import EngineError, EnvironmentProblem, OutOfMemoryEr
 from trinity.common.models.chat_template import load_tokenizer
 from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.model_config import import_libraries
+from trinity.common.models.vocabulary import stop_token_ids
 from trinity.common.models.weights import copy_weights
-from trinity.engine.local_model import LocalModel, stop_token_ids
+from trinity.engine.local_model import LocalModel
 from trinity.engine.sample import Sample
 from trinity.engine.settings import EngineSettings
 from trinity.engine.torch.admission import make_admission
 from trinity.engine.torch.batch import RunningBatch
-from trinity.engine.torch.decoder import Decoder, load_decoder
+from trinity.engine.torch.decoder import Decoder
+from trinity.engine.torch.loading import load_decoder
 from trinity.engine.torch.loop import EngineLoop
 from trinity.engine.torch.memory import MEMORY_KEYS, explained, weight_bytes
 from trinity.engine.torch.request import Request

@@ -25,8 +25,8 @@ from trinity.common.errors import ConfigError, EngineError, EnvironmentProblem
 from trinity.common.models.chat_template import load_tokenizer
 from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.model_config import import_libraries
-from trinity.common.models.vocabulary import drawable
-from trinity.engine.local_model import LocalModel, stop_token_ids
+from trinity.common.models.vocabulary import drawable, stop_token_ids
+from trinity.engine.local_model import LocalModel
 from trinity.engine.sample import Sample
 from trinity.engine.vllm.core_watch import watch_over
 from trinity.engine.vllm.requests import RequestProgress, Scored, Texts, is_early, sample_of, stops_of

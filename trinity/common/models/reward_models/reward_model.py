@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trinity.common.config import Config
 from trinity.common.experience import Experience
 from trinity.common.models.chat_template import decode_tokens
 from trinity.utils.declaration import Declared
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class RewardModel(Declared, ABC):
