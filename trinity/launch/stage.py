@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from trinity.launch.explorer_side import ExplorerSide
 from trinity.launch.parts import part_of
 from trinity.launch.placement import LocalPlacement, Placement
 from trinity.launch.rewind import rewound
-from trinity.launch.side import Computing, Ending, MetricsListener, StageSide, close_all
+from trinity.launch.side import Computing, Ending, MetricsListener, StageSide, close_all, end_all
 from trinity.launch.stop import StopSignal
 from trinity.launch.trainer_side import TrainerSide
 from trinity.utils.log import get_logger, logged_to_file
@@ -119,12 +119,12 @@ class Stage:
         result.stopped = self.stop.code
         return result
 
-    async def _resumed(self, trainer: StageSide[Any], result: StageResult) -> Path | None:
+    async def _resumed(self, side: StageSide[Any], result: StageResult) -> Path | None:
         """Return the checkpoint that the trainer continues from, and tell.
 
-        The folder is as it was if the trainer's process does not compute as the one that began the run.
+        The folder is as it was if the side's process does not compute as the one that began the run.
         """
-        await self._check_facts(trainer)
+        await self._check_facts(side)
         resume = self._checkpoint()
         result.is_resumed = resume is not None
         if resume is not None and self._was_here:
@@ -160,7 +160,7 @@ class Stage:
     # ------------------------------------------------------------------- modes
     async def _train_only(self, result: StageResult) -> None:
         trainer = await self.place.side(TrainerSide, on_metrics=self.on_metrics)
-        async with _closing(trainer):
+        async with _closing([trainer]):
             await trainer.prepare(resume=await self._resumed(trainer, result))
             self._stop_with(trainer)
             result.training_step = (await trainer.run()).step
@@ -169,7 +169,7 @@ class Stage:
 
     async def _explore_only(self, result: StageResult) -> None:
         explorer = await self.place.side(ExplorerSide, on_metrics=self.on_metrics)
-        async with _closing(explorer):
+        async with _closing([explorer]):
             await self._check_facts(explorer)
             await explorer.prepare()
             self._stop_with(explorer)
@@ -177,7 +177,7 @@ class Stage:
 
     async def _bench(self, result: StageResult) -> None:
         bench = BenchSide(self.config, self.place.runtime, on_metrics=self.on_metrics)
-        async with _closing(bench):
+        async with _closing([bench]):
             await self._check_facts(bench)
             await bench.prepare()
             self._stop_with(bench)
@@ -187,15 +187,18 @@ class Stage:
     async def _explore_and_train(self, result: StageResult) -> None:
         with self.place.shared_store() as store:
             shared: dict[str, Any] = {"store": store, "on_metrics": self.on_metrics}
-            # Processes start, and import what they need, side by side.
-            explorer, trainer, synchronizer = await asyncio.gather(
-                self.place.side(ExplorerSide, **shared),
-                self.place.side(TrainerSide, **shared),
-                self.place.synchronizer(),
-            )
-            async with _closing(explorer, trainer):
-                resume = await self._resumed(trainer, result)
+            # Processes start, and import what they need, side by side; the explorer's start more of them.
+            making = asyncio.ensure_future(self.place.side(TrainerSide, **shared))
+            sides: list[Ending] = []
+            async with _closing(sides), _ended(making):
+                explorer, synchronizer = await asyncio.gather(
+                    self.place.side(ExplorerSide, **shared), self.place.synchronizer()
+                )
+                sides.append(explorer)
+                resume = await self._resumed(explorer, result)
                 explore_steps = await explorer.prepare(synchronizer, resume=resume)
+                trainer = await making
+                sides.append(trainer)
                 await trainer.prepare(synchronizer, resume=resume, explore_steps=explore_steps)
                 exploring = asyncio.create_task(explorer.run(), name=self.config.explorer.name)
                 training = asyncio.create_task(trainer.run(), name=self.config.trainer.name)
@@ -261,8 +264,8 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def _closing(*sides: Ending) -> AsyncIterator[None]:
-    """Close the sides at the end.
+async def _closing(sides: Sequence[Ending]) -> AsyncIterator[None]:
+    """Close the sides, and those added meanwhile, at the end.
 
     A failure to close is raised only if nothing failed before.
     """
@@ -273,3 +276,12 @@ async def _closing(*sides: Ending) -> AsyncIterator[None]:
             await close_all(side.close for side in sides)
         raise
     await close_all(side.close for side in sides)
+
+
+@contextlib.asynccontextmanager
+async def _ended(task: asyncio.Future[Any]) -> AsyncIterator[None]:
+    """End an unfinished task at the end."""
+    try:
+        yield
+    finally:
+        await end_all((task,))
