@@ -152,7 +152,7 @@ def test_scanning_reads_names_and_runs_nothing(tmp_path: Path) -> None:
     path = write(tmp_path / "plugins", scanned=text) / "scanned.py"
     assert sorted(scan_plugins(tmp_path / "plugins"), key=lambda found: found.line) == [
         PluginName("WORKFLOWS", "literal", path, 2),
-        PluginName("trinity.common.rewards.REWARD_FUNCTIONS", "by_keyword", path, 4),
+        PluginName("REWARD_FUNCTIONS", "by_keyword", path, 4),
         PluginName("WORKFLOWS", None, path, 6),
     ]
     write(tmp_path / "plugins", broken="def (\n")

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from trinity.algorithm.utils import masked_mean, masked_sum
+from trinity.algorithm.aggregation import masked_mean, masked_sum
 from trinity.common.errors import DataError
 
 WHITEN_EPSILON = 1e-8
@@ -34,15 +34,23 @@ def masked_var(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float
     return masked_sum((values - masked_mean(values, mask)).square(), mask) / (count - 1).clamp(min=1)
 
 
-def masked_whiten(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+def masked_whiten(
+    values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], shift_mean: bool = True
+) -> Float[Tensor, "B T"]:
     """Return the counted values shifted and scaled to mean 0 and variance 1.
 
         (x - mean) / sqrt(variance + 1e-8), with the unbiased variance of all counted values
 
     Equal values give 0, and so does a single one.
+
+    Args:
+        values: numbers to whiten.
+        mask: true where they count.
+        shift_mean: false adds the old mean to the counted values again.
     """
-    centred = values - masked_mean(values, mask)
-    return masked_zero(centred * torch.rsqrt(masked_var(values, mask) + WHITEN_EPSILON), mask)
+    mean = masked_mean(values, mask)
+    whitened = (values - mean) * torch.rsqrt(masked_var(values, mask) + WHITEN_EPSILON)
+    return masked_zero(whitened if shift_mean else whitened + mean, mask)
 
 
 def reward_to_go(rewards: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], gamma: float = 1.0) -> Float[Tensor, "B T"]:

@@ -7,6 +7,9 @@ Dimension key: V = vocabulary; other dimensions are free. Logarithms are natural
 
 from __future__ import annotations
 
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -20,6 +23,7 @@ from trinity.algorithm.aggregation import (
     masked_sum,
 )
 from trinity.algorithm.rollout_correction import compute_rollout_correction
+from trinity.algorithm.statistics import masked_var, masked_whiten
 from trinity.algorithm.value_loss import compute_value_loss
 
 __all__ = [
@@ -33,6 +37,9 @@ __all__ = [
     "logprobs_from_logits",
     "masked_mean",
     "masked_sum",
+    "masked_var",
+    "masked_whiten",
+    "prefix_metrics",
 ]
 
 
@@ -51,3 +58,14 @@ def entropy_from_logits(logits: Float[Tensor, "*shape V"], temperature: float = 
     """Return the entropy (nats) of softmax(logits / temperature)."""
     logprobs = torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
     return -(logprobs.exp() * logprobs).sum(-1)
+
+
+def prefix_metrics(
+    src_metrics: Mapping[str, Any], prefix: str, dst_metrics: MutableMapping[str, Any] | None = None
+) -> MutableMapping[str, Any]:
+    """Return metrics under `<prefix>/<name>`, added to `dst_metrics` if given."""
+    renamed = {f"{prefix}/{name}": value for name, value in src_metrics.items()}
+    if dst_metrics is None:
+        return renamed
+    dst_metrics.update(renamed)
+    return dst_metrics

@@ -62,6 +62,9 @@ class SyncStyle(StrEnum):
     DYNAMIC_BY_EXPLORER = "dynamic_by_explorer"
     DYNAMIC_BY_TRAINER = "dynamic_by_trainer"
     FULLY_ASYNC = "fully_async"
+    # Further published names of two of them.
+    EXPLORER_DRIVEN = "dynamic_by_explorer"
+    TRAINER_DRIVEN = "dynamic_by_trainer"
 
 
 class SaveStrategy(StrEnum):

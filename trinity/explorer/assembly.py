@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.algorithm import ADVANTAGE_FN
 from trinity.algorithm.building import build
-from trinity.buffer.pipelines.experience_pipeline import ExperiencePipeline, build_operators
+from trinity.buffer.operators import build_operators
+from trinity.buffer.pipelines.experience_pipeline import ExperiencePipeline
 from trinity.buffer.pipelines.reward_model import NAME, RewardModelScores
 from trinity.buffer.task_reader import TaskReader
 from trinity.common.models.model import ModelWrapper

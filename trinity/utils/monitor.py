@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trinity.monitor.backend import MonitorBackend as Monitor
+from trinity.monitor.gathering import gather_metrics
 from trinity.monitor.registry import MONITOR
 
-__all__ = ["MONITOR", "Monitor"]
+__all__ = ["MONITOR", "Monitor", "gather_metrics"]

@@ -97,9 +97,10 @@ class PluginSource:
             if isinstance(node, ast.ClassDef):
                 owners |= {id(decorator): node for decorator in node.decorator_list}
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Call) and len(node.args) == 1:
-                given = node.args[0]
-                if isinstance(given, ast.Name) and given.id in self.classes:
-                    owners[id(node.func)] = self.classes[given.id]
+                owners |= self._owner(node.func, node.args[0])
+            elif isinstance(node, ast.Call):
+                for word in [word for word in node.keywords if word.arg == "module_cls"]:
+                    owners |= self._owner(node, word.value)
         for node in ast.walk(self.tree):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
@@ -108,9 +109,23 @@ class PluginSource:
                 first = [*node.args[:1], *words][:1]
                 literal = first[0].value if first and isinstance(first[0], ast.Constant) else None
                 name = literal if isinstance(literal, str) else None
-                registry, column = ast.unparse(node.func.value), node.col_offset + 1
+                if not first and id(node) in owners:
+                    name = owners[id(node)].name
+                registry, column = self._original(node.func.value), node.col_offset + 1
                 force = any(word.arg == "force" and ast.unparse(word.value) != "False" for word in node.keywords)
                 yield PluginName(registry, name, self.path, node.lineno, column, owners.get(id(node)), force)
+
+    def _owner(self, call: ast.Call, given: ast.expr) -> dict[int, ast.ClassDef]:
+        """Return the class that a call registers, by the call."""
+        return {id(call): self.classes[given.id]} if isinstance(given, ast.Name) and given.id in self.classes else {}
+
+    def _original(self, registry: ast.expr) -> str:
+        """Return the name of a registry where it is defined.
+
+        A file may import it under another name, or with its module.
+        """
+        name = ast.unparse(registry).rpartition(".")[2]
+        return self.imported.get(name, ("", name))[1]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trinity.common.errors import ConfigError
@@ -17,12 +17,16 @@ from trinity.utils.declaration import entry_of
 from trinity.utils.entry import Entry as Entry
 
 
+class UnknownNameError(ConfigError, ValueError):
+    """A name that nothing is registered under."""
+
+
 class Registry:
     """Classes by name.
 
     Args:
         name: what the entries are, for messages (`workflow`, `advantage_fn`, ...).
-        contents: the built-in table of contents.
+        contents: the built-in table of contents: entries, or places such as `package.module.Class`.
         kind: the registry's name in the catalogue; None: `name`.
 
     Attributes:
@@ -30,26 +34,43 @@ class Registry:
         classes: those that were registered or asked for.
     """
 
-    def __init__(self, name: str, contents: Mapping[str, Entry], *, kind: str | None = None) -> None:
+    def __init__(
+        self, name: str, contents: Mapping[str, Entry | str] | None = None, *, kind: str | None = None
+    ) -> None:
         self.name = name
         self.kind = kind or name
-        self.contents: dict[str, Entry] = dict(contents)
-        self._built_in = {name: entry.path for name, entry in contents.items()}
+        self.contents: dict[str, Entry] = {each: _entry(what) for each, what in (contents or {}).items()}
+        self._built_in = {name: entry.path for name, entry in self.contents.items()}
         self.classes: dict[str, type[Any]] = {}
 
-    def register_module(self, name: str, *, force: bool = False, doc: str = "") -> Callable[[type[Any]], type[Any]]:
-        """Return a decorator that registers a class under `name`.
+    def register_module(
+        self,
+        module_name: str | None = None,
+        module_cls: Any = None,
+        force: bool = False,
+        lazy: bool = False,
+        *,
+        name: str | None = None,
+        doc: str = "",
+    ) -> Any:
+        """Register a class, or return a decorator that does.
 
         Args:
-            name: the name.
+            module_name: the name; None: that of the class.
+            module_cls: the class; None: the decorated one.
             force: take a name that another class has.
+            lazy: changes nothing: built-in classes are imported when they are first asked for, and a registered one is
+                there.
+            name: another word for `module_name`.
             doc: what the class is under this name, if its `summary` does not say it.
 
         Raises:
             ConfigError: the name is taken by another class and `force` is not set.
         """
+        chosen = module_name or name
 
-        def register(cls: type[Any]) -> type[Any]:
+        def register(cls: Any) -> Any:
+            name = chosen or cls.__name__
             place = f"{cls.__module__}:{cls.__qualname__}"
             known = self.contents.get(name)
             if known is not None and known.path != place and self._built_in.get(name) == place and not force:
@@ -67,20 +88,20 @@ class Registry:
             self.classes[name] = cls
             return cls
 
-        return register
+        return register if module_cls is None else register(module_cls)
 
     def get(self, name: str | None) -> Any:
         """Return the class registered under `name`; `None` for `None`.
 
         Raises:
-            ConfigError: no such name; the message lists the known ones and the nearest.
+            UnknownNameError: no such name; the message lists the known ones and the nearest.
         """
         if name is None:
             return None
         if name not in self.classes:
             entry = self.contents.get(name)
             if entry is None:
-                raise ConfigError(self.unknown(name), code="E1701")
+                raise UnknownNameError(self.unknown(name), code="E1701")
             module, _, attribute = entry.path.partition(":")
             self.classes[name] = getattr(importlib.import_module(module), attribute)
         return self.classes[name]
@@ -149,3 +170,8 @@ class Registry:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.contents)
+
+
+def _entry(what: Entry | str) -> Entry:
+    """Return the entry of a place, of whose class nothing is known."""
+    return what if isinstance(what, Entry) else Entry(":".join(what.rsplit(".", 1)), is_open=True)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from trinity.algorithm.advantage_fn.grpo import GRPOGroupedAdvantage
-from trinity.buffer.operators import ExperienceOperator, ExperienceOperatorV1
-from trinity.buffer.pipelines import ExperiencePipeline, build_operators
+from trinity.buffer.operators import ExperienceOperator, ExperienceOperatorV1, build_operators
+from trinity.buffer.pipelines import ExperiencePipeline
 from trinity.common.errors import ConfigError, DeadlineError, WorkflowError
 from trinity.common.experience import EID, Experience
 

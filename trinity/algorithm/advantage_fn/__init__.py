@@ -11,17 +11,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trinity.algorithm import ADVANTAGE_FN as ADVANTAGE_FN
     from trinity.algorithm.advantage_fn.advantage_fn import AdvantageFn as AdvantageFn
     from trinity.algorithm.advantage_fn.advantage_fn import GroupAdvantage as GroupAdvantage
     from trinity.algorithm.advantage_fn.token_advantage import TokenAdvantage as TokenAdvantage
 
 _LAZY = {
+    "ADVANTAGE_FN": "trinity.algorithm",
     "AdvantageFn": "trinity.algorithm.advantage_fn.advantage_fn",
     "GroupAdvantage": "trinity.algorithm.advantage_fn.advantage_fn",
     "TokenAdvantage": "trinity.algorithm.advantage_fn.token_advantage",
 }
 
-__all__ = ["AdvantageFn", "GroupAdvantage", "TokenAdvantage"]
+__all__ = ["ADVANTAGE_FN", "AdvantageFn", "GroupAdvantage", "TokenAdvantage"]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,11 +9,12 @@ import importlib
 from typing import Any
 
 _LAZY = {
+    "POLICY_LOSS_FN": "trinity.algorithm",
     "PolicyLossFn": "trinity.algorithm.policy_loss_fn.policy_loss_fn",
     "TokenLossFn": "trinity.algorithm.policy_loss_fn.token_loss",
 }
 
-__all__ = ["PolicyLossFn", "TokenLossFn"]
+__all__ = ["POLICY_LOSS_FN", "PolicyLossFn", "TokenLossFn"]
 
 
 def __getattr__(name: str) -> Any:

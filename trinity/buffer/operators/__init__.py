@@ -5,7 +5,44 @@ They run once per explore step. The table of contents imports no torch; a class 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from trinity.buffer.operators.experience_operator import ExperienceOperator, ExperienceOperatorV1
 from trinity.buffer.operators.registry import EXPERIENCE_OPERATORS, OPERATOR_CONTENTS
 
-__all__ = ["EXPERIENCE_OPERATORS", "OPERATOR_CONTENTS", "ExperienceOperator", "ExperienceOperatorV1"]
+__all__ = [
+    "EXPERIENCE_OPERATORS",
+    "OPERATOR_CONTENTS",
+    "ExperienceOperator",
+    "ExperienceOperatorV1",
+    "build_operators",
+    "create_operators",
+]
+
+
+def create_operators(operator_configs: Sequence[Any]) -> list[Any]:
+    """Return the configured operators, objects with `name` and `args`.
+
+    Raises:
+        ConfigError: an unknown name (E1701), or arguments that an operator does not take.
+    """
+    return [operator for _, operator in build_operators(operator_configs)]
+
+
+def build_operators(settings: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Return the configured operators with their names.
+
+    They come from `data_processor.experience_pipeline.operators`.
+
+    Args:
+        settings: objects with `name` and `args`.
+
+    Raises:
+        ConfigError: an unknown name, or arguments that the operator does not take.
+    """
+    operators = []
+    for index, entry in enumerate(settings):
+        key = f"data_processor.experience_pipeline.operators[{index}].args"
+        operators.append((entry.name, EXPERIENCE_OPERATORS.build(entry.name, entry.args, key=key, names_only=True)))
+    return operators

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("ExperiencePipeline", "build_operators"):
+    if name == "ExperiencePipeline":
         from trinity.buffer.pipelines import experience_pipeline
 
         return getattr(experience_pipeline, name)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from trinity.buffer.operators import EXPERIENCE_OPERATORS, ExperienceOperatorV1
+from trinity.buffer.operators import ExperienceOperatorV1
 from trinity.common.errors import TrinityError, WorkflowError
 from trinity.common.experience import Experience
 from trinity.runtime.worker_thread import WorkerThread
@@ -37,24 +37,6 @@ class PipelineStep(Protocol):
 
         The result may be an awaitable of them.
         """
-
-
-def build_operators(settings: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Return the configured operators with their names.
-
-    They come from `data_processor.experience_pipeline.operators`.
-
-    Args:
-        settings: objects with `name` and `args`.
-
-    Raises:
-        ConfigError: an unknown name, or arguments that the operator does not take.
-    """
-    operators = []
-    for index, entry in enumerate(settings):
-        key = f"data_processor.experience_pipeline.operators[{index}].args"
-        operators.append((entry.name, EXPERIENCE_OPERATORS.build(entry.name, entry.args, key=key, names_only=True)))
-    return operators
 
 
 class ExperiencePipeline:
