@@ -32,6 +32,8 @@ demo: $(VENV)/.installed
 # Files in their own order: ordered by their number of tests, the few long ones would come last and alone.
 test: export OMP_NUM_THREADS ?= 1
 test: export MKL_CBWR ?= AUTO
+# Also where a user keeps Python from writing what it has compiled: hundreds of processes would each compile the same.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 import yaml
 from transformers import AutoConfig
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "modes.py"
 Scripts = Callable[[str], ModuleType]
 
 
@@ -26,12 +24,15 @@ def write_config(modes: ModuleType, folder: Path, size: str) -> Path:
     return Path(modes.write_config(folder, size=size, seed=42, steps=3, imitation=2))
 
 
-def test_a_table_has_a_row_a_mode(folder: Path) -> None:
-    few = ["--steps", "3", "--imitation", "2", "--folder", str(folder)]
-    command = [sys.executable, str(SCRIPT), *few, "--modes", "2 torch engines", "1 torch engine"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in done.stdout.splitlines()]
+def test_a_table_has_a_row_a_mode(
+    script: Scripts, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ["--steps", "2", "--imitation", "2", "--folder", str(folder)]
+    monkeypatch.setattr(sys, "argv", ["modes.py", *few, "--modes", "2 torch engines", "1 torch engine"])
+    status = script("modes").main()
+    printed = capsys.readouterr()
+    assert status == 0, printed.err
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in printed.out.splitlines()]
     assert [row[0] for row in rows] == ["mode", "---", "2 torch engines", "1 torch engine"]
     assert rows[2][-1] == "1.00" and all(float(cell.replace(",", "")) > 0 for row in rows[2:] for cell in row[1:])
 

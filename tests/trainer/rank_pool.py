@@ -17,6 +17,7 @@ from trinity.trainer.verl.parallel.ranks import Ranks
 
 WAIT_S = 300.0
 GROUP_S = 240.0
+END_S = 5.0
 
 
 class RankPool:
@@ -37,9 +38,12 @@ class RankPool:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for pipe in self._pipes:
+            pipe.close()
         for process in self._processes:
+            process.join(END_S)  # in order: it removes the sockets over which its tensors went
             process.kill()
-            process.join(5.0)
+            process.join(END_S)
         self._folder.cleanup()
 
     def run(self, world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
@@ -62,7 +66,10 @@ class RankPool:
 def _serve(pipe: Any) -> None:
     torch.set_num_threads(1)
     while True:
-        rank, world, meet, function, args = pipe.recv()
+        try:
+            rank, world, meet, function, args = pipe.recv()
+        except EOFError:  # nobody has calls any more
+            return
         try:
             torch.distributed.init_process_group(
                 "gloo", init_method=f"file://{meet}", rank=rank, world_size=world, timeout=timedelta(seconds=GROUP_S)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
+from tests.engine.vllm.forked import forked_processes
 from tests.tiny import tiny_model
 from trinity.common.config.model import ModelConfig
 from trinity.common.errors import EngineError
@@ -36,9 +37,16 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedMode
 
 
 @pytest.fixture(scope="package")
-def started() -> Iterator[list[VLLMEngine]]:
-    """The engines that tests have started, the running one last."""
+def forked() -> Iterator[None]:
+    """The processes of the engines that this one starts are forks."""
     pytest.importorskip("vllm")
+    with forked_processes():
+        yield
+
+
+@pytest.fixture(scope="package")
+def started(forked: None) -> Iterator[list[VLLMEngine]]:
+    """The engines that tests have started, the running one last."""
     made: list[VLLMEngine] = []
     yield made
     for each in made:

@@ -262,9 +262,8 @@ def test_samples_under_way_go_on_with_new_weights_and_say_which_made_a_token(
 
 # --------------------------------------------------------------------------- two workers
 @pytest.fixture(scope="module", params=["tensor_parallel_size", "pipeline_parallel_size"])
-def split(request: pytest.FixtureRequest, tied: tuple[Path, PreTrainedModel]) -> Iterator[VLLMEngine]:
+def split(request: pytest.FixtureRequest, forked: None, tied: tuple[Path, PreTrainedModel]) -> Iterator[VLLMEngine]:
     """An engine whose model is on two workers: half of each matrix, or half of the layers."""
-    pytest.importorskip("vllm")
     made = VLLMEngine(settings(tied[0], engine_args={request.param: 2}))
     asyncio.run(made.prepare())
     yield made

@@ -1,8 +1,12 @@
-"""vLLM and new weights of families whose files name and join their weights otherwise than the model's modules do."""
+"""vLLM and new weights: of families whose files name and join them otherwise than the model's modules do, and of a
+model that does not take every one, which is refused before anything is sampled.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +24,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from tests.engine.engines import recomputed
 from tests.engine.vllm.conftest import settings
-from tests.tiny import tiny_tokenizer
+from tests.tiny import tiny_model, tiny_tokenizer
+from trinity.common.errors import EngineError, EnvironmentProblem
 from trinity.common.models.families import families
 from trinity.engine.vllm.engine import VLLMEngine
+from trinity.engine.vllm.settings import TORCH_INSTEAD
 from trinity.engine.vllm.start import check_installed
 
 pytestmark = pytest.mark.slow
@@ -40,6 +46,7 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "gpt_neox": GPTNeoXConfig(**SIZES),
 }
 PROMPT = "12+34=" * 3
+PLUGIN = "tests.engine.vllm.forgetful"
 
 
 def folder_of(config: PreTrainedConfig, path: Path, *, seed: int) -> PreTrainedModel:
@@ -58,8 +65,7 @@ def folder_of(config: PreTrainedConfig, path: Path, *, seed: int) -> PreTrainedM
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_new_weights_count_at_once_and_every_time(family: str, tmp_path: Path) -> None:
-    pytest.importorskip("vllm")
+def test_new_weights_count_at_once_and_every_time(family: str, forked: None, tmp_path: Path) -> None:
     models = [folder_of(FAMILIES[family], tmp_path / str(seed), seed=seed) for seed in range(2)]
 
     async def differences() -> list[float]:
@@ -82,6 +88,31 @@ def test_new_weights_count_at_once_and_every_time(family: str, tmp_path: Path) -
 
     found = asyncio.run(differences())
     assert len(found) == 8 and max(found) < 2e-5, found
+
+
+def test_an_engine_of_a_model_that_loses_a_weight_at_a_reload_does_not_start(
+    tmp_path: Path, forked: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import vllm
+
+    model = tmp_path / "model"
+    tiny_model(model, "llama", head_dim=32)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"architectures": ["ForgetfulLlama"]}))
+    installed = tmp_path / "plugins/forgetful-1.0.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: forgetful\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text(f"[vllm.general_plugins]\nforgetful = {PLUGIN}:register\n")
+    monkeypatch.syspath_prepend(str(installed.parent))
+
+    made = VLLMEngine(settings(model, external_lib=PLUGIN))
+    with pytest.raises(EnvironmentProblem) as caught:
+        asyncio.run(made.prepare())
+    reason = r"whose reload leaves 1 of \d+ tensors other than its start \(first model\.norm\.weight\)"
+    begin = rf"\[E3226\] vLLM {re.escape(vllm.__version__)} cannot take new weights of this llama model, "
+    assert re.fullmatch(f"{begin}{reason}; use {re.escape(TORCH_INSTEAD)}", str(caught.value)), str(caught.value)
+    with pytest.raises(EngineError, match="not prepared"):
+        asyncio.run(made.generate("1+1="))
 
 
 def test_families_that_are_not_served_are_those_of_which_vllm_has_no_model() -> None:
