@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trinity.utils.declaration import ATTRIBUTES, RESULTS, Body, Signature, entry_from
+from trinity.utils.declaration import Body, Signature, Unread, entry_from, unread_in
 from trinity.utils.entry import Entry
+from trinity.utils.kinds import KINDS, TEXT
 from trinity.utils.literals import NotLiteral, Reader, returned
 
 REGISTERING = frozenset({"register_module", "register_config", "register_check"})
@@ -63,6 +64,20 @@ class UndeclaredError(Exception):
 
 class UnknownBaseError(UndeclaredError):
     """A base class of which nothing is known without importing it."""
+
+
+class UnreadError(UndeclaredError):
+    """A declaration that nothing reads.
+
+    Args:
+        name: of the class.
+        unread: the declaration.
+        line: of the class, from 1.
+    """
+
+    def __init__(self, name: str, unread: Unread, line: int) -> None:
+        super().__init__(name, f"`{unread.what}`", unread.why, line)
+        self.way_out = unread.way_out
 
 
 class PluginSource:
@@ -137,7 +152,8 @@ class _Line:
 
     def entry(self, kind: str) -> Entry:
         """Return the entry of the last class."""
-        made = entry_from(kind, self.bodies, base=self.base)
+        base = (self.base or Entry("")).opened() if self.is_open else self.base
+        made = entry_from(kind, self.bodies, base=base)
         return made.opened() if self.is_open else made
 
 
@@ -158,7 +174,7 @@ class ClassReader:
 
         Raises:
             UnknownBaseError: the base is neither in a plugin file nor one of Trinity's.
-            UndeclaredError: a declaration cannot be read.
+            UndeclaredError: a declaration cannot be read, or nothing reads it.
         """
         line = self._line(kind, source, node)
         if not line.is_known:
@@ -172,7 +188,12 @@ class ClassReader:
         line = _Line(is_known=not node.bases)
         for expression in reversed(node.bases):
             line = line.over(self._base(kind, source, expression))
-        return replace(line, bodies=(*line.bodies, self._body(kind, source, node, line)))
+        body = self._body(kind, source, node, line)
+        line = replace(line, bodies=(*line.bodies, body))
+        unread = unread_in(kind, body, line.entry(kind))
+        if unread is not None:
+            raise UnreadError(node.name, unread, node.lineno)
+        return line
 
     def _base(self, kind: str, source: PluginSource, expression: ast.expr) -> _Line:
         if isinstance(expression, ast.Subscript):
@@ -196,12 +217,12 @@ class ClassReader:
         results: dict[str, Any] = {}
         what = node.name
         try:
-            for what, value in _assigned(node, ATTRIBUTES[kind]):
+            for what, value in _assigned(node, KINDS[kind].attributes):
                 attributes[what] = reader.value(value)
                 fault = _fault(what, attributes[what])
                 if fault is not None:
                     raise UndeclaredError(node.name, what, f"must be {fault}, got {attributes[what]!r}", value.lineno)
-            for what in sorted(RESULTS.get(kind, frozenset()) & functions.keys()):
+            for what in sorted(KINDS[kind].results & functions.keys()):
                 results[what] = returned(functions[what], reader)
         except NotLiteral as error:
             raise UndeclaredError(node.name, what, f"is computed by `{error}`", error.line) from error
@@ -251,8 +272,8 @@ def _fault(what: str, value: Any) -> str | None:
         return "a set of names"
     if what == "ranges":
         rules = value.values() if isinstance(value, dict) else [None]
-        is_known = all(isinstance(rule, tuple) or _INTERVAL.fullmatch(str(rule)) for rule in rules)
-        return None if is_known else "a dict of intervals, such as `(0, inf]`, or of tuples of words"
+        is_known = all(isinstance(rule, tuple) or rule == TEXT or _INTERVAL.fullmatch(str(rule)) for rule in rules)
+        return None if is_known else "a dict of intervals, such as `(0, inf]`, of tuples of words, or of `text`"
     return None
 
 

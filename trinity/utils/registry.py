@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from trinity.common.errors import ConfigError
-from trinity.utils.declaration import entry_of
+from trinity.utils.declaration import declared_args, entry_of, unread_of
 from trinity.utils.entry import Entry as Entry
 
 
@@ -46,7 +46,8 @@ class Registry:
             doc: what the class is under this name, if its `summary` does not say it.
 
         Raises:
-            ConfigError: the name is taken by another class and `force` is not set.
+            ConfigError: the name is taken by another class and `force` is not set (E3903), or the class declares what
+                nothing reads (E3907).
         """
 
         def register(cls: type[Any]) -> type[Any]:
@@ -61,6 +62,7 @@ class Registry:
                     code="E3903",
                 )
             if isinstance(cls, type):
+                self._check_declarations(cls)
                 self.contents[name] = entry_of(cls, kind=self.kind, doc=doc)
             else:  # a function, as published rewards may be
                 self.contents[name] = Entry(place, doc=(cls.__doc__ or "").strip().split("\n")[0], is_open=True)
@@ -68,6 +70,13 @@ class Registry:
             return cls
 
         return register
+
+    def _check_declarations(self, cls: type[Any]) -> None:
+        unread = unread_of(cls, kind=self.kind)
+        if unread is not None:
+            raise ConfigError(
+                f"`{unread.what}` of {cls.__module__}:{cls.__qualname__} {unread.why}; {unread.way_out}", code="E3907"
+            )
 
     def get(self, name: str | None) -> Any:
         """Return the class registered under `name`; `None` for `None`.
@@ -97,6 +106,8 @@ class Registry:
     ) -> Any:
         """Return a component, made with the written arguments.
 
+        What its class declares in `default_args` is an argument, too, where it is not written.
+
         Args:
             name: of the component.
             args: the written arguments.
@@ -109,7 +120,8 @@ class Registry:
         Raises:
             ConfigError: an unknown name (E1701), or arguments that the component does not take (`code`).
         """
-        component, written, fixed = self.get(name), dict(args or {}), fixed or {}
+        component, fixed = self.get(name), fixed or {}
+        written = declared_args(component, kind=self.kind) | dict(args or {})
         try:
             if not names_only:
                 return component(*given, **fixed, **written)
@@ -118,14 +130,6 @@ class Registry:
             got = f"; got {sorted(written)}" if names_only else ""
             raise ConfigError(f"{key} of {name}: {error}{got}", code=code) from error
         return component(*given, **fixed, **written)
-
-    def arguments(self, name: str, written: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the arguments of a component.
-
-        Written arguments override the defaults that its class declares.
-        """
-        entry = self.contents.get(name)
-        return dict(entry.args if entry is not None else {}) | dict(written or {})
 
     def unknown(self, name: str) -> str:
         """Return the message for an unknown name.

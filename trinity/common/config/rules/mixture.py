@@ -15,7 +15,7 @@ from trinity.common.config.resolution import Resolution
 from trinity.common.config.resolved import num_workers
 from trinity.common.config.rules.batches import SIZE, expert_ratio, mixes_experts, num_experts
 from trinity.common.config.rules.buffers import absolute_url, is_database
-from trinity.common.config.rules.components import check_name
+from trinity.common.config.rules.components import check_selector
 from trinity.common.config.rules.ranks import is_world_known
 from trinity.common.config.rules.tasksets import check_format, resolve_format
 
@@ -215,8 +215,7 @@ def _resolve_auxiliary(resolution: Resolution, name: str, index: int) -> None:
         _resolve_database(resolution, key)
     _note_idle(resolution, key, kind)
     _resolve_schema(resolution, key, kind)
-    selector = key.data_selector.selector_type
-    check_name(resolution, selector, "selector", resolution.get(selector))
+    check_selector(resolution, key.data_selector)
     set_from(resolution, key.index, index, "place among the auxiliary buffers")
     set_from(resolution, key.batch_size, num_experts(resolution), "expert rows of a training batch")
     set_from(resolution, key.tokenizer_path, resolution.config.model.model_path, KEYS.model.model_path)
