@@ -93,17 +93,15 @@ class Body:
     functions: frozenset[str] = frozenset()
 
 
-def entry_of(cls: type[Any], *, kind: str, doc: str = "", calls: bool = True) -> Entry:
+def entry_of(cls: type[Any], *, kind: str, calls: bool = True) -> Entry:
     """Return the entry of a class of a registry.
 
     Args:
         cls: the class.
         kind: name of the registry.
-        doc: in place of the class's summary.
         calls: its `default_args` and the like are called; not where one of them asks.
     """
-    entry = entry_from(kind, _bodies_of(cls, kind=kind, calls=calls))
-    return replace(entry, doc=doc) if doc else entry
+    return entry_from(kind, _bodies_of(cls, kind=kind, calls=calls))
 
 
 def declared_args(cls: Any, *, kind: str) -> dict[str, Any]:
@@ -206,7 +204,8 @@ def entry_from(kind: str, bodies: Iterable[Body], *, base: Entry | None = None) 
         base: entry of the base that the first of them derives from.
     """
     of = kind_of(kind)
-    entry = Entry("", is_open=of.reads_mapping) if base is None else base
+    plain = Entry("", is_open=of.reads_mapping)
+    entry = plain if base is None else base
     declared: dict[str, Any] = {}
     for body in bodies:
         declared |= body.results.get("default_args") or {}
@@ -229,6 +228,7 @@ def entry_from(kind: str, bodies: Iterable[Body], *, base: Entry | None = None) 
         else:
             entry = _with_needs(kind, entry, body)
         entry = replace(entry, **{name: own[name] for name in of.copied if name in own})
+        entry = replace(entry, **{name: own.get(name, vars(plain)[name]) for name in of.own})
     return entry
 
 
@@ -264,7 +264,11 @@ def _with_tensors(of: Kind, entry: Entry, body: Body) -> Entry:
     if body.call is not None:
         takes = frozenset(body.call.defaults) - of.given_tensors
         entry = replace(
-            entry, needs=body.call.required - of.given_tensors, takes=takes, compares="uid" in body.call.names
+            entry,
+            needs=body.call.required - of.given_tensors,
+            takes=takes,
+            takes_all=body.call.is_open and not _is_ours(body.path),
+            compares="uid" in body.call.names,
         )
     if own.get("needs") is not None:
         called = frozenset() if body.call is None else body.call.required - of.given_tensors
@@ -272,6 +276,11 @@ def _with_tensors(of: Kind, entry: Entry, body: Body) -> Entry:
     if "compute_in_trainer" in body.results:
         entry = replace(entry, scope="trainer" if body.results["compute_in_trainer"] else "pipeline")
     return replace(entry, compares=own.get("compares_rollouts", entry.compares))
+
+
+def _is_ours(path: str) -> bool:
+    """Return whether a class is Trinity's, whose `**kwargs` are ignored."""
+    return path.startswith("trinity.") and not path.startswith("trinity.plugins.")
 
 
 def _of_algorithm(entry: Entry, body: Body) -> Entry:

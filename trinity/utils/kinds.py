@@ -29,6 +29,7 @@ class Kind:
         given_tensors: what every call gets; what else `__call__` names is what a class needs.
         needs: what may be needed, of classes whose `__call__` names no tensors; None: anything.
         copied: attributes that are the field of the entry of the same name.
+        own: such attributes that hold for the class that sets them, not for those that derive from it.
         decides_scope: `compute_in_trainer` says who calls a class.
     """
 
@@ -41,14 +42,16 @@ class Kind:
     given_tensors: frozenset[str] = frozenset()
     needs: frozenset[str] | None = None
     copied: frozenset[str] = frozenset()
+    own: frozenset[str] = frozenset()
     decides_scope: bool = False
 
     @property
     def attributes(self) -> frozenset[str]:
         """Attributes of a class that declare something."""
+        fields = self.copied | self.own
         if self.in_algorithm:
-            return self.copied | _OF_ALGORITHMS
-        return self.copied | {"needs", "ranges"} | ({"arguments"} if self.reads_mapping else frozenset())
+            return fields | _OF_ALGORITHMS
+        return fields | {"needs", "ranges"} | ({"arguments"} if self.reads_mapping else frozenset())
 
     @property
     def results(self) -> frozenset[str]:
@@ -76,7 +79,8 @@ KINDS: dict[str, Kind] = {
         in_algorithm=True,
         given_arguments=frozenset({"backend"}),
         given_tensors=frozenset({"logprob", "action_mask"}),
-        copied=frozenset({"of_pairs", "of_rollout_logprobs"}),
+        copied=frozenset({"of_pairs", "of_rollout_logprobs", "loss_agg_mode"}),
+        own=frozenset({"in_bypass_mode", "names_in_bypass_mode"}),
     ),
     "kl_fn": Kind(
         "KL_FN",

@@ -35,6 +35,8 @@ class PluginName:
         column: of the registration, from 1.
         of: the class that is registered, where it stands in the file.
         force: it may take a name that another class has.
+        doc: what the class is under this name; "": what its own line says.
+        deprecated_for: the name to write in place of this one.
     """
 
     registry: str
@@ -44,6 +46,8 @@ class PluginName:
     column: int = field(default=1, compare=False)
     of: ast.ClassDef | None = field(default=None, compare=False)
     force: bool = field(default=False, compare=False)
+    doc: str = field(default="", compare=False)
+    deprecated_for: str = field(default="", compare=False)
 
 
 class UndeclaredError(Exception):
@@ -125,7 +129,8 @@ class PluginSource:
                 name = literal if isinstance(literal, str) else None
                 registry, column = ast.unparse(node.func.value), node.col_offset + 1
                 force = any(word.arg == "force" and ast.unparse(word.value) != "False" for word in node.keywords)
-                yield PluginName(registry, name, self.path, node.lineno, column, owners.get(id(node)), force)
+                texts = {word.arg: _text(word.value) for word in node.keywords if word.arg in ("doc", "deprecated_for")}
+                yield PluginName(registry, name, self.path, node.lineno, column, owners.get(id(node)), force, **texts)
 
 
 @dataclass(frozen=True)
@@ -249,6 +254,11 @@ class ClassReader:
         if not base.is_known:
             raise NotLiteral(call)
         return dict(base.entry(kind).args)
+
+
+def _text(node: ast.expr) -> str:
+    """Return a literal text; empty for what only a run could tell."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def _registers(node: ast.AST) -> bool:

@@ -37,13 +37,16 @@ class Registry:
         self._built_in = {name: entry.path for name, entry in contents.items()}
         self.classes: dict[str, type[Any]] = {}
 
-    def register_module(self, name: str, *, force: bool = False, doc: str = "") -> Callable[[type[Any]], type[Any]]:
+    def register_module(
+        self, name: str, *, force: bool = False, doc: str = "", deprecated_for: str = ""
+    ) -> Callable[[type[Any]], type[Any]]:
         """Return a decorator that registers a class under `name`.
 
         Args:
             name: the name.
             force: take a name that another class has.
             doc: what the class is under this name, if its `summary` does not say it.
+            deprecated_for: the name to write in place of this one.
 
         Raises:
             ConfigError: the name is taken by another class and `force` is not set (E3903), or the class declares what
@@ -63,7 +66,7 @@ class Registry:
                 )
             if isinstance(cls, type):
                 self._check_declarations(cls)
-                self.contents[name] = entry_of(cls, kind=self.kind, doc=doc)
+                self.contents[name] = entry_of(cls, kind=self.kind).named(doc=doc, deprecated_for=deprecated_for)
             else:  # a function, as published rewards may be
                 self.contents[name] = Entry(place, doc=(cls.__doc__ or "").strip().split("\n")[0], is_open=True)
             self.classes[name] = cls

@@ -128,7 +128,7 @@ def _read_registration(
     if reader is None or found.of is None:
         return
     try:
-        entry = reader.entry(kind, source, found.of)
+        entry = reader.entry(kind, source, found.of).named(doc=found.doc, deprecated_for=found.deprecated_for)
     except UnknownBaseError as error:
         scan.problems.append(_unknown_base(error, found, kind))
         return

@@ -32,6 +32,10 @@ def check_name(
     catalogue = resolution.catalogue
     available = list(catalogue.names(registry))
     if name is None or name in available:
+        entry = catalogue.entry(registry, name)
+        if entry is not None and entry.deprecated_for:
+            way_out = f"write `{key}: {entry.deprecated_for}`"
+            resolution.problem("W1301", key, f"`{key}: {name}` is deprecated", suggestion=way_out)
         return True
     later = LATER_NAMES.get(registry, ())
     if name in later:

@@ -30,11 +30,6 @@ SCHEMAS: dict[str, tuple[str, ...]] = {"file": ("sft",), "sql": ("experience", "
 
 def check_sampling(resolution: Resolution) -> None:
     """Check strategy arguments, and that strategy, loss and algorithm fit."""
-    is_built_in = resolution.catalogue.is_built_in("sample_strategy", resolution.get(STRATEGY))
-    if is_built_in and resolution.get(STRATEGY) == "warmup":
-        resolution.problem(
-            "W1301", STRATEGY, f"`{STRATEGY}: warmup` is deprecated", suggestion=f"write `{STRATEGY}: default`"
-        )
     _check_arguments(resolution)
     _check_parts(resolution)
 
