@@ -16,7 +16,7 @@ from trinity.common.models.reward_models.registry import CONTENTS as REWARD_MODE
 from trinity.common.rewards.registry import CONTENTS as REWARDS
 from trinity.common.workflows.registry import CONTENTS as WORKFLOWS
 from trinity.monitor.registry import CONTENTS as MONITORS
-from trinity.utils.declaration import REGISTRIES
+from trinity.utils.kinds import REGISTRIES
 
 PACKAGES = (ALGORITHMS, OPERATORS, PRIORITY_FUNCTIONS, SELECTORS, REWARD_MODELS, REWARDS, WORKFLOWS, MONITORS)
 _CLASSES = {name: entry for package in PACKAGES for name, entry in package.classes.items()}

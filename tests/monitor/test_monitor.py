@@ -241,13 +241,6 @@ def test_a_missing_package_names_its_extra(tmp_path: Path, name: str, monkeypatc
         make(tmp_path, name)
 
 
-def test_arguments_of_another_monitor_are_reported(tmp_path: Path, caught: list[str]) -> None:
-    make(tmp_path, "tensorboard", monitor_args={"api_key": "abc"}).close()
-    assert caught == [
-        "monitor.monitor_args: api_key have no effect with monitor_type tensorboard, which reads none",
-    ]
-
-
 def test_default_arguments_are_those_of_the_table_of_contents() -> None:
     for name in ("tensorboard", "wandb", "mlflow"):
         assert MONITOR.get(name).default_args() == MONITOR.contents[name].args

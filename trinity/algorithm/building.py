@@ -31,7 +31,5 @@ def build(
     name = section[key] or default
     if name is None:
         return None
-    written = section[f"{key}_args"] or {}
-    declared = {one: value for one, value in registry.arguments(str(name), None).items() if one not in written}
     place = f"algorithm.{key}_args"
-    return registry.build(str(name), written, *given, key=place, code="E1302", fixed=declared | fixed)
+    return registry.build(str(name), section[f"{key}_args"], *given, key=place, code="E1302", fixed=fixed)

@@ -15,10 +15,10 @@ from trinity.buffer.formatter import Formatter, TokenizedRow, make_formatter
 from trinity.buffer.quarantine import MAX_BAD_ROW_RATIO, admit, write_quarantine
 from trinity.buffer.recorded import RecordedFormatter
 from trinity.buffer.rows import BadRow
-from trinity.buffer.selector import SELECTORS, BaseSelector
+from trinity.buffer.selector import make_selector
 from trinity.buffer.sql_tables import ExperienceTable, SQLTable, load_sql_table
 from trinity.buffer.training_rows import NEEDED, decoded, form_of, training_row_faults
-from trinity.common.config.buffer import DataSelectorConfig, ExperienceBufferConfig
+from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.errors import CheckpointError, DataError, EnvironmentProblem
 from trinity.common.experience import EID, Experience
 from trinity.common.models.chat_template import check_template
@@ -201,7 +201,8 @@ class DatasetReader:
         self._num_rows = len(table) + len(table.bad)
         self._admit()
         self.fingerprint = fingerprint(table)
-        self.selector = self._make_selector(*self._order)
+        seed, shuffle = self._order
+        self.selector = make_selector(self, self.config.data_selector, seed=seed, shuffle=shuffle)
         self._refused: dict[int, BadRow] = {}
         self._cache: dict[int, TokenizedRow | None] = {}
         self._cached_tokens = 0
@@ -235,15 +236,6 @@ class DatasetReader:
     def _admit(self) -> None:
         ratio, name = self._max_bad_row_ratio, self.config.name
         admit(self.quarantined, num_rows=self._num_rows, max_bad_row_ratio=ratio, name=name)
-
-    def _make_selector(self, seed: int | None, shuffle: bool) -> BaseSelector:
-        settings = self.config.data_selector
-        if shuffle and settings.selector_type == "sequential":
-            settings = settings.model_copy(update={"selector_type": "shuffle"})
-        if seed is not None and settings.seed == DataSelectorConfig().seed:
-            settings = settings.model_copy(update={"seed": seed})
-        selector: BaseSelector = SELECTORS.get(settings.selector_type)(self, settings)
-        return selector
 
     def _tokenized_row(self, number: int) -> TokenizedRow | None:
         """Return the tokens of usable row `number`.

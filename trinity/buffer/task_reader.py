@@ -9,14 +9,14 @@ from trinity.buffer.checks import Fault, control_token, missing_columns, prompt_
 from trinity.buffer.dataset import Table, fingerprint, load_table
 from trinity.buffer.quarantine import MAX_BAD_ROW_RATIO, admit, write_quarantine
 from trinity.buffer.rows import BadRow, DataRow
-from trinity.buffer.selector import SELECTORS, BaseSelector
+from trinity.buffer.selector import make_selector
 from trinity.buffer.training_rows import tools_fault
-from trinity.common.config.buffer import DataSelectorConfig, TasksetConfig
+from trinity.common.config.buffer import TasksetConfig
 from trinity.common.errors import CheckpointError, ConfigError, DataError
 from trinity.common.rewards import REWARD_FUNCTIONS
 from trinity.common.workflows import WORKFLOWS
 from trinity.common.workflows.workflow import Task, Workflow
-from trinity.utils.declaration import entry_of
+from trinity.utils.declaration import declared_args, entry_of
 from trinity.utils.log import get_logger
 from trinity.utils.nested import as_written
 
@@ -69,7 +69,7 @@ class TaskReader:
         num_rows = len(self.table) + len(self.table.bad)
         admit(self.quarantined, num_rows=num_rows, max_bad_row_ratio=max_bad_row_ratio, name=config.name)
         self.fingerprint = fingerprint(self.table)
-        self.selector = self._make_selector(seed)
+        self.selector = make_selector(self, config.data_selector, seed=seed)
         epochs = (0 if config.total_steps else config.total_epochs) if total_epochs is None else total_epochs
         self.num_left: int | None = epochs * len(self._rows) if epochs else None
 
@@ -102,12 +102,13 @@ class TaskReader:
     def task(self, number: int) -> Task:
         """Return the task of usable row `number`, 0-based."""
         config, row = self.config, self.table.row(self._rows[number])
+        workflow = self._named(row, "workflow_key", WORKFLOWS) or self.workflow
         return Task(
-            workflow=self._named(row, "workflow_key", WORKFLOWS) or self.workflow,
+            workflow=workflow,
             repeat_times=config.repeat_times or 1,
             format_args=config.format,
             rollout_args=config.rollout_args,
-            workflow_args=dict(config.workflow_args),
+            workflow_args=declared_args(workflow, kind="workflow") | config.workflow_args,
             reward_fn_args=dict(config.reward_fn_args),
             is_eval=self.is_eval,
             reward_fn=self._named(row, "reward_fn_key", REWARD_FUNCTIONS) or self.reward_fn,
@@ -208,11 +209,3 @@ class TaskReader:
     def _named(self, row: DataRow, format_key: str, registry: Any) -> Any:
         column = self.config.format.workflow_key if format_key == "workflow_key" else self.config.format.reward_fn_key
         return registry.get(row.values.get(column)) if column else None
-
-    def _make_selector(self, seed: int | None) -> BaseSelector:
-        settings = self.config.data_selector
-        if seed is not None and settings.seed == DataSelectorConfig().seed:
-            settings = settings.model_copy(update={"seed": seed})
-        cls = SELECTORS.get(settings.selector_type)
-        selector: BaseSelector = cls(self, settings)
-        return selector

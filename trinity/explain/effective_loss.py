@@ -91,7 +91,8 @@ def is_weighted(part: Component) -> bool:
 
 
 def _words(config: Config, part: Component) -> str:
-    mode = part.args.get("loss_agg_mode") or str(config.algorithm.loss_agg_mode)
+    fixed = None if part.entry is None else part.entry.loss_agg_mode
+    mode = part.args.get("loss_agg_mode") or fixed or str(config.algorithm.loss_agg_mode)
     return aggregation(mode, number(loss_divisor(config)), is_verl=part.is_verl)
 
 

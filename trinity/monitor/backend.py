@@ -107,8 +107,3 @@ class MonitorBackend(Declared, ABC):
 
     def close(self) -> None:
         """Flush and release what the backend holds."""
-
-    @classmethod
-    def default_args(cls) -> dict[str, Any]:
-        """Return the arguments under `monitor.monitor_args` with their defaults."""
-        return {}

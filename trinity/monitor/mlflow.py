@@ -30,11 +30,8 @@ class MlflowMonitor(MonitorBackend):
     """
 
     package = "mlflow"
-
-    @classmethod
-    def default_args(cls) -> dict[str, Any]:
-        """Return the arguments under `monitor.monitor_args` with their defaults."""
-        return {"uri": DEFAULT_URI, "username": None, "password": None, "password_env": None}
+    arguments = {"uri": DEFAULT_URI, "username": None, "password": None, "password_env": None}
+    ranges = {"password_env": "text"}
 
     def __init__(self, project: str, group: str, name: str, role: str, config: BackendConfig) -> None:
         super().__init__(project, group, name, role, config)

@@ -16,6 +16,7 @@ from trinity.monitor.backend import BackendConfig, MonitorBackend, MonitorSettin
 from trinity.monitor.background import BackgroundBackend
 from trinity.monitor.jsonl import JsonLines
 from trinity.monitor.registry import MONITOR
+from trinity.utils.declaration import declared_args
 from trinity.utils.log import FILE_ONLY, get_logger
 from trinity.utils.packages import is_installed
 
@@ -75,24 +76,11 @@ class Monitor:
         if monitor_type:
             backend_class = MONITOR.get(monitor_type)
             _check_package(monitor_type, backend_class)
-            self._tell_unused(monitor_type, monitor_args or {})
-            arguments = backend_class.default_args() | dict(monitor_args or {})
+            arguments = declared_args(backend_class, kind="monitor") | dict(monitor_args or {})
             settings = MonitorSettings(arguments, str(self.job_dir / "monitor"))
             config = BackendConfig(str(self.job_dir), settings, dict(hyperparameters or {}))
             make = partial(backend_class, project, name, name, actor, config)
             self._start(f"monitor {monitor_type}", make, is_local=backend_class.is_local)
-
-    def _tell_unused(self, monitor_type: str, monitor_args: Mapping[str, Any]) -> None:
-        """Warn of arguments that a built-in monitor does not read."""
-        entry = MONITOR.contents[monitor_type]
-        unused = sorted(set(monitor_args) - set(entry.args)) if _is_built_in(monitor_type) else []
-        if unused:
-            self._logger.warning(
-                "monitor.monitor_args: %s have no effect with monitor_type %s, which reads %s",
-                ", ".join(unused),
-                monitor_type,
-                ", ".join(entry.args) or "none",
-            )
 
     def _start(self, place: str, make: Callable[[], MonitorBackend], *, is_local: bool) -> None:
         def begin() -> None:
@@ -246,7 +234,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     return value is None or isinstance(value, str | int | bool)
-
-
-def _is_built_in(monitor_type: str) -> bool:
-    return MONITOR.contents[monitor_type].path.startswith("trinity.monitor.")

@@ -34,6 +34,7 @@ class TensorboardMonitor(MonitorBackend):
     The folder is `<job>/monitor/tensorboard/<role>`.
     """
 
+    arguments = {}
     is_local = True
 
     def __init__(self, project: str, group: str, name: str, role: str, config: BackendConfig) -> None:

@@ -25,11 +25,8 @@ class WandbMonitor(MonitorBackend):
     """
 
     package = "wandb"
-
-    @classmethod
-    def default_args(cls) -> dict[str, Any]:
-        """Return the arguments under `monitor.monitor_args` with their defaults."""
-        return {"base_url": None, "api_key": None, "api_key_env": None}
+    arguments = {"base_url": None, "api_key": None, "api_key_env": None}
+    ranges = {"base_url": "text", "api_key_env": "text"}
 
     def __init__(self, project: str, group: str, name: str, role: str, config: BackendConfig) -> None:
         super().__init__(project, group, name, role, config)

@@ -18,6 +18,7 @@ from trinity.common.config import Config
 from trinity.common.errors import ConfigError, DataError
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.verl.loss import LossFn
+from trinity.utils.declaration import entry_of
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ def correction_of(config: Config, loss_fn: LossFn) -> Correction | None:
     chosen = algorithm.rollout_correction
     if chosen is None:
         return Correction()
-    if chosen.rollout_is and not loss_fn.takes_all and "rollout_is_weights" not in loss_fn.policy_loss.select_keys:
+    entry = entry_of(type(loss_fn.policy_loss), kind="policy_loss_fn")
+    if chosen.rollout_is and not entry.may_read("rollout_is_weights"):
         raise ConfigError(
             f"algorithm.rollout_correction.rollout_is does not fit policy_loss_fn {algorithm.policy_loss_fn}: "
             f"{type(loss_fn.policy_loss).__name__} has no parameter rollout_is_weights; add it, or use rollout_rs",

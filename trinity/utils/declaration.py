@@ -8,94 +8,14 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any, ClassVar, Generic
 
 from trinity.utils.entry import Entry
+from trinity.utils.kinds import CLAIMS, COMMON, OF_DATASETS, ROLES, Kind, kind_of
 
-# The registries, by the variable that plugin files register with.
-REGISTRIES = {
-    "ALGORITHM_TYPE": "algorithm_type",
-    "ADVANTAGE_FN": "advantage_fn",
-    "POLICY_LOSS_FN": "policy_loss_fn",
-    "KL_FN": "kl_fn",
-    "ENTROPY_LOSS_FN": "entropy_loss_fn",
-    "SAMPLE_STRATEGY": "sample_strategy",
-    "WORKFLOWS": "workflow",
-    "REWARD_FUNCTIONS": "reward_fn",
-    "REWARD_MODELS": "reward_model",
-    "EXPERIENCE_OPERATORS": "operator",
-    "SELECTORS": "selector",
-    "MONITOR": "monitor",
-    "PRIORITY_FUNC": "priority_fn",
-}
-# Those of an algorithm: `__call__` names the tensors that a class needs.
-OF_ALGORITHMS = ("algorithm_type", "advantage_fn", "policy_loss_fn", "kl_fn", "entropy_loss_fn", "sample_strategy")
-# Arguments that a constructor is given, by kind.
-GIVEN_ARGUMENTS: dict[str, frozenset[str]] = {
-    "policy_loss_fn": frozenset({"backend"}),
-    "sample_strategy": frozenset({"source", "batch_size"}),
-    "reward_model": frozenset({"config"}),
-}
-# Kinds whose constructors get nothing that a configuration lists as arguments.
-_WITHOUT_ARGUMENTS = ("workflow", "selector", "monitor")
-# Tensors that every call gets, by kind; what else `__call__` names is what the class needs.
-GIVEN_TENSORS: dict[str, frozenset[str]] = {
-    "policy_loss_fn": frozenset({"logprob", "action_mask"}),
-    "advantage_fn": frozenset({"action_mask"}),
-    "entropy_loss_fn": frozenset({"action_mask", "loss_agg_mode"}),
-}
-# The functions of an algorithm type, with what a type has that says nothing, and what one that trains on a dataset has.
-COMMON: dict[str, Any] = {
-    "repeat_times": 8,
-    "advantage_fn": "grpo",
-    "policy_loss_fn": "ppo",
-    "kl_loss_fn": "k2",
-    "kl_penalty_fn": "none",
-    "entropy_loss_fn": "default",
-    "sample_strategy": "default",
-}
-OF_DATASETS: dict[str, Any] = COMMON | {
-    "repeat_times": 1,
-    "advantage_fn": None,
-    "policy_loss_fn": "sft",
-    "kl_loss_fn": "none",
-    "entropy_loss_fn": "none",
-}
-ROLES = tuple(name for name in COMMON if name != "repeat_times")
-CLAIMS = ("use_critic", "use_reference", "compute_advantage_in_trainer", "use_rollout")
-# What may be needed, of classes whose `__call__` names no tensors.
-NEEDS: dict[str, frozenset[str]] = {
-    "workflow": frozenset({"prompt", "reward_fn", "auxiliary_model"}),
-    "reward_fn": frozenset({"truth"}),
-    "kl_fn": frozenset({"ref_logprob", "old_logprob", "full_logprob", "full_ref_logprob"}),
-}
-# Attributes that are the field of the entry of the same name.
-_COPIED: dict[str, frozenset[str]] = {
-    "policy_loss_fn": frozenset({"of_pairs", "of_rollout_logprobs"}),
-    "advantage_fn": frozenset({"compares_steps"}),
-    "kl_fn": frozenset({"of_distributions"}),
-    "workflow": frozenset({"default_reward_fn"}),
-    "reward_fn": frozenset({"gives_scores"}),
-    "reward_model": frozenset({"is_classifier"}),
-    "sample_strategy": frozenset({"mixes_experts", "of_rollouts"}),
-    "operator": frozenset({"drops_experiences", "changes_rewards"}),
-    "monitor": frozenset({"package"}),
-}
-_OF_ALGORITHMS = frozenset({
-    "summary", "formula", "citation", "needs", "ranges", "convention", "compares_rollouts", "schema", "defaults",
-    "also_needed", "needs_operators", "can_balance_batch", *CLAIMS,
-})  # fmt: skip
-# Attributes of a class, and functions whose result counts, that declare something, by kind.
-ATTRIBUTES: dict[str, frozenset[str]] = {
-    kind: _COPIED.get(kind, frozenset()) | (_OF_ALGORITHMS if kind in OF_ALGORITHMS else {"needs", "ranges"})
-    for kind in REGISTRIES.values()
-}
-RESULTS: dict[str, frozenset[str]] = dict.fromkeys(
-    OF_ALGORITHMS, frozenset({"default_args", "default_config", "compute_in_trainer"})
-) | {"monitor": frozenset({"default_args"})}
 # A workflow that defines one of these chooses its reward function by itself.
 _CHOOSING = frozenset({"__init__", "reset", "_build_reward_fn"})
 
@@ -109,8 +29,10 @@ class Declared:
         formula: what it computes, in the language of `trinity.utils.formula`.
         citation: where it comes from, if `summary` does not say it.
         needs: the tensors that it makes the run provide, None for those that `__call__` names; of what is no part of an
-            algorithm some of `NEEDS`.
-        ranges: what its arguments may be: an interval such as `(0, inf]`, or the words there are.
+            algorithm some of the `needs` of its `Kind`.
+        ranges: what its arguments may be: an interval such as `(0, inf]`, the words there are, or `text`.
+        arguments: of a class that reads its arguments from a mapping (`Kind.reads_mapping`) those that it reads; what
+            is not None is put there where nothing is written. None: whatever is written.
     """
 
     kind: ClassVar[str] = ""
@@ -119,10 +41,11 @@ class Declared:
     citation: ClassVar[str] = ""
     needs: ClassVar[frozenset[str] | None] = None
     ranges: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
+    arguments: ClassVar[Mapping[str, Any] | None] = None
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
-        """Return the constructor's arguments and defaults, `None` without one."""
+        """Return the arguments and their defaults, `None` without one."""
         entry = entry_of(cls, kind=cls.kind, calls=False)
         return dict.fromkeys(sorted(entry.required)) | dict(entry.args)
 
@@ -154,10 +77,10 @@ class Body:
     Attributes:
         path: `package.module:Class`.
         doc: first line of the docstring.
-        attributes: those of `ATTRIBUTES` that it sets.
+        attributes: those of its kind that it sets.
         init: signature of its constructor.
         call: signature of its `__call__`.
-        results: what those of `RESULTS` that it defines return.
+        results: what those functions of its kind that it defines return.
         functions: names of the functions that it defines.
     """
 
@@ -170,18 +93,80 @@ class Body:
     functions: frozenset[str] = frozenset()
 
 
-def entry_of(cls: type[Any], *, kind: str, doc: str = "", calls: bool = True) -> Entry:
+def entry_of(cls: type[Any], *, kind: str, calls: bool = True) -> Entry:
     """Return the entry of a class of a registry.
 
     Args:
         cls: the class.
         kind: name of the registry.
-        doc: in place of the class's summary.
         calls: its `default_args` and the like are called; not where one of them asks.
     """
-    bases = [base for base in reversed(cls.__mro__) if base not in (object, ABC, Generic, Declared)]
-    entry = entry_from(kind, [_body_of(base, cls, kind=kind, calls=calls) for base in bases])
-    return replace(entry, doc=doc) if doc else entry
+    return entry_from(kind, _bodies_of(cls, kind=kind, calls=calls))
+
+
+def declared_args(cls: Any, *, kind: str) -> dict[str, Any]:
+    """Return the arguments that a run gives a class where none are written.
+
+    They are those of its `default_args` and `arguments`; a constructor's own defaults are not among them.
+
+    Args:
+        cls: the class; a function, as published rewards may be, declares none.
+        kind: name of the registry.
+    """
+    if not isinstance(cls, type):
+        return {}
+    bodies = list(_bodies_of(cls, kind=kind, calls=True))
+    names = {name for body in bodies for name in body.results.get("default_args") or {}}
+    names |= {
+        n for body in bodies for n, value in (body.attributes.get("arguments") or {}).items() if value is not None
+    }
+    return {name: value for name, value in entry_from(kind, bodies).args.items() if name in names}
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A declaration that nothing reads.
+
+    Attributes:
+        what: the declaration.
+        why: why nothing reads it.
+        way_out: what to write instead.
+    """
+
+    what: str
+    why: str
+    way_out: str
+
+
+def unread_in(kind: str, body: Body, entry: Entry) -> Unread | None:
+    """Return a declaration in the body of a class that nothing reads.
+
+    Args:
+        kind: name of the registry.
+        body: of the class.
+        entry: of the class.
+    """
+    of = kind_of(kind)
+    for name in sorted(of.unread & body.functions):
+        where = "default_config" if of.is_type else "default_args"
+        return Unread(name, f"is not read of a class in {of.variable}", f"return it from `{where}`")
+    stray = sorted((body.results.get("default_args") or {}).keys() - entry.args.keys())
+    if not stray:
+        return None
+    known = ", ".join(sorted({*entry.args, *entry.required})) or "none"
+    return Unread("default_args", f"names `{stray[0]}`, which the constructor does not take", f"known: {known}")
+
+
+def unread_of(cls: type[Any], *, kind: str) -> Unread | None:
+    """Return a declaration in a class, not in its bases, that nothing reads."""
+    *_, body = _bodies_of(cls, kind=kind, calls=True)
+    return unread_in(kind, body, entry_of(cls, kind=kind))
+
+
+def _bodies_of(cls: type[Any], *, kind: str, calls: bool) -> Iterator[Body]:
+    for base in reversed(cls.__mro__):
+        if base not in (object, ABC, Generic, Declared):
+            yield _body_of(base, cls, kind=kind, calls=calls)
 
 
 @dataclass(frozen=True)
@@ -204,7 +189,7 @@ class Inputs:
 def inputs_of(cls: type[Any], *, kind: str) -> Inputs:
     """Return the tensors that a call of a class gets: what its entry says."""
     entry, call = entry_of(cls, kind=kind, calls=False), _signature(cls.__call__)
-    given = GIVEN_TENSORS[kind] if call.is_open else GIVEN_TENSORS[kind] & call.names
+    given = kind_of(kind).given_tensors if call.is_open else kind_of(kind).given_tensors & call.names
     reads = entry.reads | given
     passed = reads if call.is_open else reads & call.names
     return Inputs(entry.needs | (given - call.defaults.keys()), reads, passed, call.is_open)
@@ -218,7 +203,9 @@ def entry_from(kind: str, bodies: Iterable[Body], *, base: Entry | None = None) 
         bodies: of the class and its bases, the class last.
         base: entry of the base that the first of them derives from.
     """
-    entry = Entry("") if base is None else base
+    of = kind_of(kind)
+    plain = Entry("", is_open=of.reads_mapping)
+    entry = plain if base is None else base
     declared: dict[str, Any] = {}
     for body in bodies:
         declared |= body.results.get("default_args") or {}
@@ -233,27 +220,30 @@ def entry_from(kind: str, bodies: Iterable[Body], *, base: Entry | None = None) 
             convention=own.get("convention", entry.convention),
             has_check=entry.has_check or (kind == "algorithm_type" and "check_config" in body.functions),
         )
-        entry = _with_arguments(kind, entry, body, declared)
-        if kind == "algorithm_type":
+        entry = _with_arguments(of, entry, body, declared)
+        if of.is_type:
             entry = _of_algorithm(entry, body)
-        elif kind in OF_ALGORITHMS:
-            entry = _with_tensors(kind, entry, body)
+        elif of.in_algorithm:
+            entry = _with_tensors(of, entry, body)
         else:
             entry = _with_needs(kind, entry, body)
-        entry = replace(entry, **{name: own[name] for name in _COPIED.get(kind, ()) if name in own})
+        entry = replace(entry, **{name: own[name] for name in of.copied if name in own})
+        entry = replace(entry, **{name: own.get(name, vars(plain)[name]) for name in of.own})
     return entry
 
 
-def _with_arguments(kind: str, entry: Entry, body: Body, declared: Mapping[str, Any]) -> Entry:
+def _with_arguments(of: Kind, entry: Entry, body: Body, declared: Mapping[str, Any]) -> Entry:
     args, required, is_open = dict(entry.args), entry.required, entry.is_open
-    if kind in _WITHOUT_ARGUMENTS:
-        return replace(entry, args=args | dict(declared))
+    if of.reads_mapping:
+        own = body.attributes.get("arguments")
+        # Functions of its own may read arguments that no base has declared.
+        reads_more = bool(body.functions) or body.init is not None
+        return replace(entry, args=args | (own or {}) | dict(declared), is_open=own is None and (is_open or reads_more))
     if body.init is not None:
-        given = GIVEN_ARGUMENTS.get(kind, frozenset())
-        own = {name: value for name, value in body.init.defaults.items() if name not in given}
+        own = {name: value for name, value in body.init.defaults.items() if name not in of.given_arguments}
         is_open = body.init.is_open
         args = args | own if is_open else own
-        required = (body.init.required | (required if is_open else frozenset())) - given
+        required = (body.init.required | (required if is_open else frozenset())) - of.given_arguments
     args |= {name: value for name, value in declared.items() if is_open or name in args or name in required}
     return replace(entry, args=args, required=required - frozenset(args), is_open=is_open)
 
@@ -269,18 +259,28 @@ def _with_needs(kind: str, entry: Entry, body: Body) -> Entry:
     return replace(entry, needs=needs)
 
 
-def _with_tensors(kind: str, entry: Entry, body: Body) -> Entry:
+def _with_tensors(of: Kind, entry: Entry, body: Body) -> Entry:
     own = body.attributes
     if body.call is not None:
-        given = GIVEN_TENSORS.get(kind, frozenset())
-        takes = frozenset(body.call.defaults) - given
-        entry = replace(entry, needs=body.call.required - given, takes=takes, compares="uid" in body.call.names)
+        takes = frozenset(body.call.defaults) - of.given_tensors
+        entry = replace(
+            entry,
+            needs=body.call.required - of.given_tensors,
+            takes=takes,
+            takes_all=body.call.is_open and not _is_ours(body.path),
+            compares="uid" in body.call.names,
+        )
     if own.get("needs") is not None:
-        called = frozenset() if body.call is None else body.call.required - GIVEN_TENSORS.get(kind, frozenset())
+        called = frozenset() if body.call is None else body.call.required - of.given_tensors
         entry = replace(entry, needs=frozenset(own["needs"]) | called)
     if "compute_in_trainer" in body.results:
         entry = replace(entry, scope="trainer" if body.results["compute_in_trainer"] else "pipeline")
     return replace(entry, compares=own.get("compares_rollouts", entry.compares))
+
+
+def _is_ours(path: str) -> bool:
+    """Return whether a class is Trinity's, whose `**kwargs` are ignored."""
+    return path.startswith("trinity.") and not path.startswith("trinity.plugins.")
 
 
 def _of_algorithm(entry: Entry, body: Body) -> Entry:
@@ -311,10 +311,10 @@ def _of_algorithm(entry: Entry, body: Body) -> Entry:
 def _body_of(base: type[Any], cls: type[Any], *, kind: str, calls: bool) -> Body:
     members = vars(base)
     is_root = Declared in base.__bases__  # what it returns by default is read from the entry that is made here
-    names = RESULTS.get(kind, frozenset()) & members.keys()
+    names = kind_of(kind).results & members.keys()
     if is_root or not calls:
         names &= {"compute_in_trainer"}
-    functions, declaring = (FunctionType, classmethod, staticmethod, property), ATTRIBUTES.get(kind, frozenset())
+    functions, declaring = (FunctionType, classmethod, staticmethod, property), kind_of(kind).attributes
     return Body(
         f"{base.__module__}:{base.__qualname__}",
         doc=(inspect.getdoc(base) or "").split("\n")[0] if members.get("__doc__") else "",

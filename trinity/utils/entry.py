@@ -20,6 +20,7 @@ class Entry:
         needs: what the component makes the run load: `ref_logprob`, `values`, `entropy`, ...; of a workflow `prompt`,
             `reward_fn` and `auxiliary_model`, of a reward function `truth`.
         takes: what it uses where the run has it: `rollout_is_weights`.
+        takes_all: a call takes every tensor of the batch, and may use any.
         doc: one line that says what it is, with its source.
         formula: what it computes, in the language of `trinity.utils.formula`.
         source: where it comes from, if `doc` does not say it.
@@ -32,6 +33,9 @@ class Entry:
         compares_steps: an advantage compares the steps of rollouts that have several.
         of_pairs: the rows of a policy loss are pairs, as of algorithm type dpo and no other.
         of_rollout_logprobs: a policy loss takes the rollout's log-probabilities for the old ones, and corrects itself.
+        loss_agg_mode: how a policy loss is aggregated that has no such argument; None: as the section says.
+        in_bypass_mode: the policy loss that stands for this one under `rollout_correction.bypass_mode`; "": none does.
+        names_in_bypass_mode: what arguments of this one are called there.
         of_distributions: a divergence compares whole distributions, not the log-probabilities of tokens.
         schema: experiences of an algorithm type: `experience`, or those of a dataset: `sft`, `cpt`, `dpo`.
         claims: what an algorithm type says about its functions; holds if they agree.
@@ -47,12 +51,14 @@ class Entry:
         changes_rewards: an operator may change rewards.
         is_classifier: the model of a reward model is a sequence classifier of Hugging Face.
         package: module of an optional package that a monitor needs.
+        deprecated_for: the name to write in place of this one.
     """
 
     path: str
     args: Mapping[str, Any] = field(default_factory=dict)
     needs: frozenset[str] = frozenset()
     takes: frozenset[str] = frozenset()
+    takes_all: bool = False
     doc: str = ""
     formula: str = ""
     source: str = ""
@@ -65,6 +71,9 @@ class Entry:
     compares_steps: bool = False
     of_pairs: bool = False
     of_rollout_logprobs: bool = False
+    loss_agg_mode: str | None = None
+    in_bypass_mode: str = ""
+    names_in_bypass_mode: Mapping[str, str] = field(default_factory=dict)
     of_distributions: bool = False
     schema: str = "experience"
     claims: Mapping[str, bool] = field(default_factory=dict)
@@ -80,15 +89,31 @@ class Entry:
     changes_rewards: bool = False
     is_classifier: bool = False
     package: str = ""
+    deprecated_for: str = ""
 
     @property
     def reads(self) -> frozenset[str]:
         """The tensors that it needs or takes."""
         return self.needs | self.takes
 
+    def may_read(self, tensor: str) -> bool:
+        """Return whether a call may use a tensor of the batch."""
+        return self.takes_all or tensor in self.reads
+
     def opened(self) -> Entry:
         """Return the entry of a class that may accept unlisted arguments."""
         return replace(self, is_open=True)
+
+    def named(self, *, doc: str = "", deprecated_for: str = "") -> Entry:
+        """Return the entry under a name.
+
+        Args:
+            doc: what the class is under it, if its own line does not say that.
+            deprecated_for: the name to write instead.
+        """
+        if deprecated_for and not doc:
+            doc = f"deprecated, the same as {deprecated_for}"
+        return replace(self, doc=doc or self.doc, deprecated_for=deprecated_for)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what differs from the default of its field, ready for JSON."""
@@ -125,7 +150,10 @@ class Contents:
         read = json.loads(path.read_text(encoding="utf-8"))
         classes = {name: Entry.from_dict(values) for name, values in read["classes"].items()}
         names = {
-            registry: {name: replace(classes[of], doc=doc) if doc else classes[of] for name, (of, doc) in table.items()}
+            registry: {
+                name: classes[of].named(doc=doc, deprecated_for="".join(newer))
+                for name, (of, doc, *newer) in table.items()
+            }
             for registry, table in read["names"].items()
         }
         return cls(names, classes)
@@ -136,12 +164,14 @@ class Contents:
         Each class appears once, each name with its class and what it is called there.
         """
         by_path = {entry.path: name for name, entry in self.classes.items()}
-        names: dict[str, dict[str, tuple[str, str]]] = {}
+        names: dict[str, dict[str, tuple[str, ...]]] = {}
         for registry, table in self.names.items():
             rows = names.setdefault(registry, {})
             for name, entry in table.items():
                 of = by_path[entry.path]
-                rows[name] = (of, "" if entry.doc == self.classes[of].doc else entry.doc)
+                newer = (entry.deprecated_for,) if entry.deprecated_for else ()
+                doc = self.classes[of].named(deprecated_for=entry.deprecated_for).doc
+                rows[name] = (of, "" if entry.doc == doc else entry.doc, *newer)
         classes = {name: entry.to_dict() for name, entry in self.classes.items()}
         return json.dumps({"names": names, "classes": classes}, indent=1, ensure_ascii=False) + "\n"
 

@@ -87,7 +87,7 @@ def load_plugins(dirs: PluginDirs = None) -> list[str]:
 
     Raises:
         ConfigError: E3901, a directory is missing; E3902, a file cannot be imported; E3903, two files have the same
-            name, or a name is registered twice.
+            name, or a name is registered twice; E3907, a class declares what nothing reads.
     """
     directories = plugin_dirs(dirs)
     package = _package()
@@ -149,7 +149,8 @@ def _load_file(path: Path) -> str:
     # A plugin is foreign code and may raise anything, sys.exit included; the command must name the file.
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        code = "E3903" if isinstance(error, ConfigError) and error.code == "E3903" else "E3902"
+        is_own = isinstance(error, ConfigError) and error.code in ("E3903", "E3907")
+        code = error.code if is_own and isinstance(error, ConfigError) else "E3902"
         line = _line_of(error, path)
         raise ConfigError(
             f"plugin {path}:{line} cannot be imported: {type(error).__name__}: {error}", code=code

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trinity.utils.declaration import ATTRIBUTES, RESULTS, Body, Signature, entry_from
+from trinity.utils.declaration import Body, Signature, Unread, entry_from, unread_in
 from trinity.utils.entry import Entry
+from trinity.utils.kinds import KINDS, TEXT
 from trinity.utils.literals import NotLiteral, Reader, returned
 
 REGISTERING = frozenset({"register_module", "register_config", "register_check"})
@@ -34,6 +35,8 @@ class PluginName:
         column: of the registration, from 1.
         of: the class that is registered, where it stands in the file.
         force: it may take a name that another class has.
+        doc: what the class is under this name; "": what its own line says.
+        deprecated_for: the name to write in place of this one.
     """
 
     registry: str
@@ -43,6 +46,8 @@ class PluginName:
     column: int = field(default=1, compare=False)
     of: ast.ClassDef | None = field(default=None, compare=False)
     force: bool = field(default=False, compare=False)
+    doc: str = field(default="", compare=False)
+    deprecated_for: str = field(default="", compare=False)
 
 
 class UndeclaredError(Exception):
@@ -63,6 +68,20 @@ class UndeclaredError(Exception):
 
 class UnknownBaseError(UndeclaredError):
     """A base class of which nothing is known without importing it."""
+
+
+class UnreadError(UndeclaredError):
+    """A declaration that nothing reads.
+
+    Args:
+        name: of the class.
+        unread: the declaration.
+        line: of the class, from 1.
+    """
+
+    def __init__(self, name: str, unread: Unread, line: int) -> None:
+        super().__init__(name, f"`{unread.what}`", unread.why, line)
+        self.way_out = unread.way_out
 
 
 class PluginSource:
@@ -113,7 +132,8 @@ class PluginSource:
                     name = owners[id(node)].name
                 registry, column = self._original(node.func.value), node.col_offset + 1
                 force = any(word.arg == "force" and ast.unparse(word.value) != "False" for word in node.keywords)
-                yield PluginName(registry, name, self.path, node.lineno, column, owners.get(id(node)), force)
+                texts = {word.arg: _text(word.value) for word in node.keywords if word.arg in ("doc", "deprecated_for")}
+                yield PluginName(registry, name, self.path, node.lineno, column, owners.get(id(node)), force, **texts)
 
     def _owner(self, call: ast.Call, given: ast.expr) -> dict[int, ast.ClassDef]:
         """Return the class that a call registers, by the call."""
@@ -152,7 +172,8 @@ class _Line:
 
     def entry(self, kind: str) -> Entry:
         """Return the entry of the last class."""
-        made = entry_from(kind, self.bodies, base=self.base)
+        base = (self.base or Entry("")).opened() if self.is_open else self.base
+        made = entry_from(kind, self.bodies, base=base)
         return made.opened() if self.is_open else made
 
 
@@ -173,7 +194,7 @@ class ClassReader:
 
         Raises:
             UnknownBaseError: the base is neither in a plugin file nor one of Trinity's.
-            UndeclaredError: a declaration cannot be read.
+            UndeclaredError: a declaration cannot be read, or nothing reads it.
         """
         line = self._line(kind, source, node)
         if not line.is_known:
@@ -187,7 +208,12 @@ class ClassReader:
         line = _Line(is_known=not node.bases)
         for expression in reversed(node.bases):
             line = line.over(self._base(kind, source, expression))
-        return replace(line, bodies=(*line.bodies, self._body(kind, source, node, line)))
+        body = self._body(kind, source, node, line)
+        line = replace(line, bodies=(*line.bodies, body))
+        unread = unread_in(kind, body, line.entry(kind))
+        if unread is not None:
+            raise UnreadError(node.name, unread, node.lineno)
+        return line
 
     def _base(self, kind: str, source: PluginSource, expression: ast.expr) -> _Line:
         if isinstance(expression, ast.Subscript):
@@ -211,12 +237,12 @@ class ClassReader:
         results: dict[str, Any] = {}
         what = node.name
         try:
-            for what, value in _assigned(node, ATTRIBUTES[kind]):
+            for what, value in _assigned(node, KINDS[kind].attributes):
                 attributes[what] = reader.value(value)
                 fault = _fault(what, attributes[what])
                 if fault is not None:
                     raise UndeclaredError(node.name, what, f"must be {fault}, got {attributes[what]!r}", value.lineno)
-            for what in sorted(RESULTS.get(kind, frozenset()) & functions.keys()):
+            for what in sorted(KINDS[kind].results & functions.keys()):
                 results[what] = returned(functions[what], reader)
         except NotLiteral as error:
             raise UndeclaredError(node.name, what, f"is computed by `{error}`", error.line) from error
@@ -245,6 +271,11 @@ class ClassReader:
         return dict(base.entry(kind).args)
 
 
+def _text(node: ast.expr) -> str:
+    """Return a literal text; empty for what only a run could tell."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
 def _registers(node: ast.AST) -> bool:
     """Return whether an expression is the call of a registering function."""
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in REGISTERING
@@ -266,8 +297,8 @@ def _fault(what: str, value: Any) -> str | None:
         return "a set of names"
     if what == "ranges":
         rules = value.values() if isinstance(value, dict) else [None]
-        is_known = all(isinstance(rule, tuple) or _INTERVAL.fullmatch(str(rule)) for rule in rules)
-        return None if is_known else "a dict of intervals, such as `(0, inf]`, or of tuples of words"
+        is_known = all(isinstance(rule, tuple) or rule == TEXT or _INTERVAL.fullmatch(str(rule)) for rule in rules)
+        return None if is_known else "a dict of intervals, such as `(0, inf]`, of tuples of words, or of `text`"
     return None
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trinity.common.errors import ConfigError
-from trinity.utils.declaration import entry_of
+from trinity.utils.declaration import declared_args, entry_of, unread_of
 from trinity.utils.entry import Entry as Entry
 
 
@@ -52,6 +52,7 @@ class Registry:
         *,
         name: str | None = None,
         doc: str = "",
+        deprecated_for: str = "",
     ) -> Any:
         """Register a class, or return a decorator that does.
 
@@ -63,9 +64,11 @@ class Registry:
                 there.
             name: another word for `module_name`.
             doc: what the class is under this name, if its `summary` does not say it.
+            deprecated_for: the name to write in place of this one.
 
         Raises:
-            ConfigError: the name is taken by another class and `force` is not set.
+            ConfigError: the name is taken by another class and `force` is not set (E3903), or the class declares what
+                nothing reads (E3907).
         """
         chosen = module_name or name
 
@@ -82,13 +85,21 @@ class Registry:
                     code="E3903",
                 )
             if isinstance(cls, type):
-                self.contents[name] = entry_of(cls, kind=self.kind, doc=doc)
+                self._check_declarations(cls)
+                self.contents[name] = entry_of(cls, kind=self.kind).named(doc=doc, deprecated_for=deprecated_for)
             else:  # a function, as published rewards may be
                 self.contents[name] = Entry(place, doc=(cls.__doc__ or "").strip().split("\n")[0], is_open=True)
             self.classes[name] = cls
             return cls
 
         return register if module_cls is None else register(module_cls)
+
+    def _check_declarations(self, cls: type[Any]) -> None:
+        unread = unread_of(cls, kind=self.kind)
+        if unread is not None:
+            raise ConfigError(
+                f"`{unread.what}` of {cls.__module__}:{cls.__qualname__} {unread.why}; {unread.way_out}", code="E3907"
+            )
 
     def get(self, name: str | None) -> Any:
         """Return the class registered under `name`; `None` for `None`.
@@ -118,6 +129,8 @@ class Registry:
     ) -> Any:
         """Return a component, made with the written arguments.
 
+        What its class declares in `default_args` is an argument, too, where it is not written.
+
         Args:
             name: of the component.
             args: the written arguments.
@@ -130,7 +143,8 @@ class Registry:
         Raises:
             ConfigError: an unknown name (E1701), or arguments that the component does not take (`code`).
         """
-        component, written, fixed = self.get(name), dict(args or {}), fixed or {}
+        component, fixed = self.get(name), fixed or {}
+        written = declared_args(component, kind=self.kind) | dict(args or {})
         try:
             if not names_only:
                 return component(*given, **fixed, **written)
@@ -139,14 +153,6 @@ class Registry:
             got = f"; got {sorted(written)}" if names_only else ""
             raise ConfigError(f"{key} of {name}: {error}{got}", code=code) from error
         return component(*given, **fixed, **written)
-
-    def arguments(self, name: str, written: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the arguments of a component.
-
-        Written arguments override the defaults that its class declares.
-        """
-        entry = self.contents.get(name)
-        return dict(entry.args if entry is not None else {}) | dict(written or {})
 
     def unknown(self, name: str) -> str:
         """Return the message for an unknown name.

@@ -25,6 +25,7 @@ from trinity.common.workflows import WORKFLOWS
 from trinity.monitor import MONITOR
 from trinity.preflight.data import check_data
 from trinity.preflight.extras import check_extras
+from trinity.utils.kinds import KINDS
 from trinity.utils.plugin_loader import load_plugins
 
 REGISTRIES = {
@@ -268,3 +269,120 @@ def test_what_is_there_is_not_said_to_come_later() -> None:
     assert {kind: BUILT_IN.contents(kind).keys() & set(names) for kind, names in LATER_NAMES.items()} == dict.fromkeys(
         LATER_NAMES, set()
     )
+
+
+SELECTOR, WORKFLOW = f"{TASKSET}.data_selector", f"{TASKSET}.workflow_args"
+AUXILIARY = "buffer.trainer_input.auxiliary_buffers.mine"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "key", "words"),
+    [
+        ([f"{WORKFLOW}={{system_promt: a}}"], "E1703", f"{WORKFLOW}.system_promt",
+         "`math_workflow` has no argument `system_promt`; known: system_prompt"),
+        ([f"{WORKFLOW}={{system_prompt: [1]}}"], "E1302", f"{WORKFLOW}.system_prompt", "must be a text, got [1]"),
+        ([f"{TASKSET}.default_workflow_type=null", "buffer.explorer_input.default_workflow_type=simple_workflow",
+          f"{TASKSET}.default_reward_fn_type=math_reward", f"{WORKFLOW}={{prompt: a}}"], "E1703",
+         f"{WORKFLOW}.prompt", "`simple_workflow` has no argument `prompt`"),
+        (["buffer.explorer_input.eval_tasksets=[{path: t.jsonl, default_workflow_type: math_workflow, "
+          "workflow_args: {temperature: 1}}]"], "E1703",
+         "buffer.explorer_input.eval_tasksets[0].workflow_args.temperature", "has no argument `temperature`"),
+        ([f"{TASKSET}.default_workflow_type=on_policy_distill_workflow", f"{WORKFLOW}={{temperature: hot}}",
+          "explorer.auxiliary_models=[{model_path: teacher}]"], "E1302", f"{WORKFLOW}.temperature",
+         "must be a finite number >= 0, got 'hot'"),
+        ([f"{SELECTOR}.kwargs={{window: 1}}"], "E1703", f"{SELECTOR}.kwargs.window",
+         "`sequential` has no argument `window`; known: none"),
+        (["buffer.trainer_input.experience_buffer.data_selector.kwargs={window: 1}"], "E1703",
+         "buffer.trainer_input.experience_buffer.data_selector.kwargs.window", "`sequential` has no argument"),
+        ([f"{AUXILIARY}={{path: a.jsonl, data_selector: {{kwargs: {{window: 1}}}}}}", "algorithm.algorithm_type=mix",
+          "algorithm.sample_strategy_args.sft_dataset_name=mine"], "E1703",
+         f"{AUXILIARY}.data_selector.kwargs.window", "`sequential` has no argument"),
+        (["monitor.monitor_args={projcet: a}"], "E1703", "monitor.monitor_args.projcet",
+         "`tensorboard` has no argument `projcet`; known: none"),
+        (["monitor.monitor_type=mlflow", "monitor.monitor_args={uri: 5}"], "E1704", "monitor.monitor_args.uri",
+         "of mlflow must be a text, got 5"),
+        (["monitor.monitor_type=wandb", "monitor.monitor_args={api_key_env: 5}"], "E1302",
+         "monitor.monitor_args.api_key_env", "of wandb must be a text, got 5"),
+    ],
+)  # fmt: skip
+def test_arguments_that_a_class_does_not_read_are_refused(
+    tmp_path: Path, overrides: list[str], code: str, key: str, words: str
+) -> None:
+    (problem,) = _examined(tmp_path, *overrides, text=HEAD)[2]
+    assert (problem.code, problem.key) == (code, key) and words in problem.message, problem
+
+
+def test_arguments_of_another_monitor_are_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(MINIMAL, encoding="utf-8")
+    overrides = ["monitor.monitor_args={base_url: 'http://localhost:1'}"]
+    found = examine(tmp_path / "run.yaml", overrides, catalogue=BUILT_IN, cwd=tmp_path, schema_only=True)[1]
+    (problem,) = [p for p in found if p.key.startswith("monitor")]
+    assert (problem.code, problem.key, problem.is_error) == ("W1902", "monitor.monitor_args.base_url", False)
+    assert "no effect with monitor_type tensorboard: it is an argument of wandb" in problem.message
+
+
+READING = """
+@WORKFLOWS.register_module("open")
+class Open(MathWorkflow):
+    def reset(self, task):
+        super().reset(task)
+        self.hint = task.workflow_args.get("hint")
+
+@WORKFLOWS.register_module("closed")
+class Closed(MathWorkflow):
+    arguments = {"hint": "think", "tries": 3}
+    ranges = {"tries": "[1, inf)"}
+
+    def reset(self, task):
+        super().reset(task)
+        self.hint = task.workflow_args["hint"]
+
+@WORKFLOWS.register_module("as_its_base")
+class AsItsBase(Closed):
+    pass
+
+@SELECTORS.register_module("open")
+class OpenSelector(BaseSelector):
+    def row_at(self, position):
+        return self.config.kwargs.get("first", 0)
+
+@SELECTORS.register_module("closed")
+class ClosedSelector(OpenSelector):
+    arguments = {"first": 0}
+
+@MONITOR.register_module("closed")
+class ClosedMonitor(Monitor):
+    arguments = {"url": "http://localhost"}
+
+    def log(self, data, step, commit=False):
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "codes"),
+    [
+        ([f"{TASKSET}.default_workflow_type=open", f"{WORKFLOW}={{hint: 1, anything: 2}}"], []),
+        ([f"{TASKSET}.default_workflow_type=open", f"{WORKFLOW}={{system_prompt: 1}}"], ["E1302"]),
+        ([f"{TASKSET}.default_workflow_type=closed", f"{WORKFLOW}={{hint: a, tries: 2, system_prompt: b}}"], []),
+        ([f"{TASKSET}.default_workflow_type=closed", f"{WORKFLOW}={{hints: a}}"], ["E1703"]),
+        ([f"{TASKSET}.default_workflow_type=closed", f"{WORKFLOW}={{tries: 0}}"], ["E1302"]),
+        ([f"{TASKSET}.default_workflow_type=closed", f"{WORKFLOW}={{tries: many}}"], ["E1704"]),
+        ([f"{TASKSET}.default_workflow_type=as_its_base", f"{WORKFLOW}={{hints: a}}"], ["E1703"]),
+        ([f"{TASKSET}.default_workflow_type=closed", f"{TASKSET}.format.workflow_key=how", f"{WORKFLOW}={{a: 1}}"], []),
+        ([f"{SELECTOR}.selector_type=open", f"{SELECTOR}.kwargs={{anything: 2}}"], []),
+        ([f"{SELECTOR}.selector_type=closed", f"{SELECTOR}.kwargs={{last: 2}}"], ["E1703"]),
+        (["monitor.monitor_type=closed", "monitor.monitor_args={ulr: a}"], ["E1703"]),
+        (["monitor.monitor_type=closed", "monitor.monitor_args={url: a}"], []),
+    ],
+)
+def test_a_plugin_is_checked_as_far_as_it_declares(tmp_path: Path, overrides: list[str], codes: list[str]) -> None:
+    assert [p.code for p in _examined(tmp_path, *overrides, text=HEAD + READING)[2]] == codes
+    load_plugins(tmp_path / "plugins")
+    for kind, table in catalogue_of([tmp_path / "plugins"])[0].plugin_entries.items():
+        assert {name: REGISTRIES[kind].contents[name] for name in table} == table
+
+
+@pytest.mark.parametrize("kind", [kind for kind, of in KINDS.items() if of.reads_mapping])
+def test_built_in_classes_say_all_that_they_read(kind: str) -> None:
+    assert not [name for name, entry in BUILT_IN.contents(kind).items() if entry.is_open]

@@ -48,6 +48,9 @@ class PolicyLossFn(Declared, ABC):
             (`aggregate_loss`), or does not (`agg_loss`).
         of_pairs: its rows are pairs, as of algorithm type dpo and no other.
         of_rollout_logprobs: it takes the rollout's log-probabilities for the old ones, and corrects by itself.
+        in_bypass_mode: name of the policy loss that stands for it under `rollout_correction.bypass_mode`; of this class
+            alone, not of those that derive from it. "": it does not go with that.
+        names_in_bypass_mode: what its arguments are called there; others are left out.
         loss_agg_mode: how it is aggregated; None for `algorithm.loss_agg_mode`.
         zero_advantage_is_zero_loss: a response whose advantages are all 0 has neither loss nor gradient, so that the
             trainer may leave out its forward pass.
@@ -61,6 +64,8 @@ class PolicyLossFn(Declared, ABC):
     convention: ClassVar[str] = "trinity"
     of_pairs: ClassVar[bool] = False
     of_rollout_logprobs: ClassVar[bool] = False
+    in_bypass_mode: ClassVar[str] = ""
+    names_in_bypass_mode: ClassVar[Mapping[str, str]] = {}
     loss_agg_mode: str | None = None
     zero_advantage_is_zero_loss = False
     metrics_are_of_rows = False

@@ -50,6 +50,14 @@ class PPOPolicyLossFn(TokenLossFn):
         "\n?fallback_to_policy_gradient old_logprob = sg(logprob): r is 1 and only its gradient counts"
     )
     ranges = CLIP_RANGE | {"clip_ratio_c": "(1, inf]"}
+    in_bypass_mode = "bypass_mode"
+    names_in_bypass_mode = {
+        "clip_range": "clip_ratio",
+        "clip_range_low": "clip_ratio_low",
+        "clip_range_high": "clip_ratio_high",
+        "clip_ratio_c": "clip_ratio_c",
+        "loss_agg_mode": "loss_agg_mode",
+    }
     zero_advantage_is_zero_loss = True
 
     def __init__(
@@ -142,6 +150,10 @@ class VerlVanillaPolicyLossFn(PPOPolicyLossFn):
         "\nr = exp(logprob - old_logprob)"
     )
     ranges = CLIP_RATIO | {"clip_ratio_c": "(1, inf]"}
+    in_bypass_mode = "bypass_mode"
+    names_in_bypass_mode = {
+        name: name for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "loss_agg_mode")
+    }
     convention = "verl"
 
     def __init__(

@@ -13,7 +13,7 @@ NUM_SHOWN = 3
 
 
 @SAMPLE_STRATEGY.register_module("default")
-@SAMPLE_STRATEGY.register_module("warmup", doc="deprecated, the same as default")
+@SAMPLE_STRATEGY.register_module("warmup", deprecated_for="default")
 class DefaultSampleStrategy(SampleStrategy):
     """The next `batch_size` experiences of the buffer."""
 

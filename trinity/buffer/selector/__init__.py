@@ -6,6 +6,6 @@ A plugin adds its own with `@SELECTORS.register_module("name")` on a subclass of
 from __future__ import annotations
 
 from trinity.buffer.selector.registry import SELECTOR_CONTENTS, SELECTORS
-from trinity.buffer.selector.selector import BaseSelector
+from trinity.buffer.selector.selector import BaseSelector, make_selector
 
-__all__ = ["SELECTORS", "SELECTOR_CONTENTS", "BaseSelector"]
+__all__ = ["SELECTORS", "SELECTOR_CONTENTS", "BaseSelector", "make_selector"]

@@ -12,7 +12,7 @@ from typing import Any
 from trinity.buffer.selector.registry import SELECTORS
 from trinity.common.config.buffer import DataSelectorConfig
 from trinity.common.errors import CheckpointError, DataError
-from trinity.utils.declaration import Declared
+from trinity.utils.declaration import Declared, declared_args
 
 
 class BaseSelector(Declared, ABC):
@@ -74,9 +74,38 @@ class BaseSelector(Declared, ABC):
         self.position = int(state["position"])
 
 
+def make_selector(
+    data_source: Sized, settings: DataSelectorConfig, *, seed: int | None = None, shuffle: bool = False
+) -> BaseSelector:
+    """Return the selector of a dataset.
+
+    Args:
+        data_source: the dataset.
+        settings: which selector, and its settings.
+        seed: of the run, where the settings have the default seed.
+        shuffle: choose `shuffle` in place of `sequential`.
+
+    Raises:
+        ConfigError: no selector of this name (E1701).
+        DataError: the dataset is empty (E4002).
+    """
+    name = "shuffle" if shuffle and settings.selector_type == "sequential" else settings.selector_type
+    cls = SELECTORS.get(name)
+    has_own_seed = seed is None or settings.seed != DataSelectorConfig().seed
+    update = {
+        "selector_type": name,
+        "seed": settings.seed if has_own_seed else seed,
+        "kwargs": declared_args(cls, kind="selector") | settings.kwargs,
+    }
+    made: BaseSelector = cls(data_source, settings.model_copy(update=update))
+    return made
+
+
 @SELECTORS.register_module("sequential")
 class SequentialSelector(BaseSelector):
     """Rows in the order of the dataset, from the start again in every epoch."""
+
+    arguments = {}
 
     def row_at(self, position: int) -> int:
         """Return the row taken at `position`."""
@@ -86,6 +115,8 @@ class SequentialSelector(BaseSelector):
 @SELECTORS.register_module("shuffle")
 class ShuffleSelector(BaseSelector):
     """Every row once per epoch, permuted by seed and epoch."""
+
+    arguments = {}
 
     def __init__(self, data_source: Sized, config: DataSelectorConfig) -> None:
         super().__init__(data_source, config)
@@ -107,6 +138,8 @@ class RandomSelector(BaseSelector):
 
     Each draw is a function of seed and position.
     """
+
+    arguments = {}
 
     def row_at(self, position: int) -> int:
         """Return the row taken at `position`."""

@@ -8,11 +8,18 @@ from pathlib import Path
 
 from trinity.common.config.nearest import nearest
 from trinity.common.config.problems import Finding
-from trinity.utils.declaration import NEEDS, REGISTRIES, ROLES
 from trinity.utils.entry import Entry
 from trinity.utils.formula import arguments
+from trinity.utils.kinds import KINDS, REGISTRIES, ROLES
 from trinity.utils.plugin_loader import plugin_files
-from trinity.utils.plugin_source import ClassReader, PluginName, PluginSource, UndeclaredError, UnknownBaseError
+from trinity.utils.plugin_source import (
+    ClassReader,
+    PluginName,
+    PluginSource,
+    UndeclaredError,
+    UnknownBaseError,
+    UnreadError,
+)
 
 MAX_FILE_BYTES = 4 << 20
 SCHEMAS = ("experience", "sft", "cpt", "dpo")
@@ -121,9 +128,12 @@ def _read_registration(
     if reader is None or found.of is None:
         return
     try:
-        entry = reader.entry(kind, source, found.of)
+        entry = reader.entry(kind, source, found.of).named(doc=found.doc, deprecated_for=found.deprecated_for)
     except UnknownBaseError as error:
         scan.problems.append(_unknown_base(error, found, kind))
+        return
+    except UnreadError as error:
+        scan.problems.append(_unread(found, f"{error}", error.way_out))
         return
     except UndeclaredError as error:
         scan.problems.append(_undeclared(error, found, kind))
@@ -135,11 +145,8 @@ def _read_registration(
 
 
 def _undeclared(error: UndeclaredError, found: PluginName, kind: str) -> Finding:
-    """Return the finding of a computed declaration.
-
-    Only a monitor is asked for its arguments when it is created.
-    """
-    is_asked = kind == "monitor" and error.what == "default_args"
+    """Return the finding of a computed declaration."""
+    is_asked = KINDS[kind].is_asked and error.what == "default_args"
     when = "only when the file is imported" if is_asked else "from its source"
     return Finding(
         "W3906" if is_asked else "E3906",
@@ -167,23 +174,28 @@ def _unknown_base(error: UnknownBaseError, found: PluginName, kind: str) -> Find
     )
 
 
+def _unread(found: PluginName, message: str, way_out: str) -> Finding:
+    """Return the finding of a declaration that nothing reads."""
+    text = f"plugin {found.path}:{found.line}: {message}"
+    return Finding("E3907", "--plugin-dir", text, file=str(found.path), line=found.line, suggestion=way_out)
+
+
 def _faults(entry: Entry, found: PluginName, kind: str) -> list[Finding]:
     """Return the findings of declarations that nothing reads."""
 
     def fault(message: str, suggestion: str) -> Finding:
-        name = entry.path.partition(":")[2]
-        text = f"plugin {found.path}:{found.line}: {message.replace('{}', name)}"
-        return Finding("E3907", "--plugin-dir", text, file=str(found.path), line=found.line, suggestion=suggestion)
+        return _unread(found, message.replace("{}", entry.path.partition(":")[2]), suggestion)
 
     if kind != "algorithm_type":
         known = sorted({*entry.args, *entry.required})
         unknown = sorted(arguments(entry.formula).difference(known))
         what = "`formula` of {} names the argument `%s`, which it does not have"
         problems = [fault(what % name, f"known: {', '.join(known) or 'none'}") for name in unknown]
-        if kind in NEEDS:
+        needs = KINDS[kind].needs
+        if needs is not None:
             what = "`needs` of {} names `%s`, which nothing provides"
-            hint = f"known: {', '.join(sorted(NEEDS[kind]))}"
-            problems += [fault(what % name, hint) for name in sorted(entry.needs - NEEDS[kind])]
+            hint = f"known: {', '.join(sorted(needs))}"
+            problems += [fault(what % name, hint) for name in sorted(entry.needs - needs)]
         return problems
     problems = []
     for key in sorted(entry.args.keys() - set(DEFAULTS)):

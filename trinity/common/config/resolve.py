@@ -16,7 +16,7 @@ from trinity.common.config.base import Section
 from trinity.common.config.catalogue import Catalogue
 from trinity.common.config.config import Config
 from trinity.common.config.explorer import ExplorerConfig
-from trinity.common.config.keys import KEYS
+from trinity.common.config.keys import KEYS, present
 from trinity.common.config.problems import Finding
 from trinity.common.config.resolution import Derived, Resolution, plain_value
 from trinity.common.config.rules.algorithm import resolve_algorithm
@@ -110,13 +110,36 @@ def soften(problems: Iterable[Finding]) -> list[Finding]:
 
 
 def _check_names(resolution: Resolution) -> None:
-    check_name(
-        resolution, KEYS.monitor.monitor_type, "monitor", resolution.config.monitor.monitor_type, unknown="E1301"
-    )
+    _check_monitor(resolution)
     for index, operator in enumerate(resolution.config.data_processor.experience_pipeline.operators):
         key = KEYS.data_processor.experience_pipeline.operators[index]
         if check_name(resolution, key.name, "operator", operator.name or "(none)"):
             check_arguments(resolution, key.args, "operator", operator.name, chosen=key.name)
+
+
+def _check_monitor(resolution: Resolution) -> None:
+    """Check the monitor and its arguments.
+
+    Those of another built-in monitor are a warning: one may change the type and keep the rest.
+    """
+    key, name = KEYS.monitor.monitor_type, resolution.config.monitor.monitor_type
+    arguments = present(KEYS.monitor.monitor_args)
+    if not check_name(resolution, key, "monitor", name, unknown="E1301") or not name:
+        return
+    entry = resolution.catalogue.entry("monitor", name)
+    others = {n: of.args for n, of in resolution.catalogue.contents("monitor").items() if n != name}
+    is_open = entry is None or entry.is_open
+    unread = [] if is_open else [n for n in resolution.get(arguments) or {} if entry and n not in entry.args]
+    idle = {argument: other for argument in unread for other, known in others.items() if argument in known}
+    for argument, other in idle.items():
+        resolution.problem(
+            "W1902",
+            arguments[argument],
+            f"`{arguments[argument]}` has no effect with monitor_type {name}: it is an argument of {other}",
+            involves=(key,),
+            suggestion="remove it",
+        )
+    check_arguments(resolution, arguments, "monitor", name, chosen=key, ignored=idle)
 
 
 def _check_secrets(resolution: Resolution) -> None:

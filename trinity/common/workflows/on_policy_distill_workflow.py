@@ -31,6 +31,8 @@ class OnPolicyDistillWorkflow(AsyncSimpleWorkflow):
     """
 
     needs = frozenset({"prompt", "auxiliary_model"})
+    arguments = {"temperature": None}
+    ranges = {"temperature": "[0, inf)"}
 
     def _build_reward_fn(self) -> Any:
         if self.task.reward_fn is None and self.default_reward_fn is None:
@@ -94,6 +96,7 @@ class OnPolicyDistillMathWorkflow(OnPolicyDistillWorkflow):
     The default reward function is `accuracy_reward`.
     """
 
+    arguments = {}
     default_system_prompt = "You are a helpful assistant."
     default_reward_fn = "accuracy_reward"
 

@@ -15,7 +15,7 @@ from trinity.common.rewards.reward_fn import RewardError
 from trinity.common.workflows.registry import WORKFLOWS
 from trinity.common.workflows.task import FORMAT_DEFAULTS, RolloutArgs, Task, as_dict, read_option
 from trinity.runtime.worker_thread import call_in_thread
-from trinity.utils.declaration import Declared
+from trinity.utils.declaration import Declared, declared_args
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -258,6 +258,8 @@ class SimpleWorkflow(Workflow):
     """
 
     needs = frozenset({"prompt", "reward_fn"})
+    arguments = {"system_prompt": None}
+    ranges = {"system_prompt": "text"}
     can_reset = True
     can_repeat = True
     default_system_prompt: str | None = None
@@ -302,7 +304,9 @@ class SimpleWorkflow(Workflow):
                 "set default_reward_fn_type of the taskset",
                 code="E5118",
             )
-        return reward_fn(**(self.task.reward_fn_args or {})) if isinstance(reward_fn, type) else reward_fn
+        if not isinstance(reward_fn, type):
+            return reward_fn
+        return reward_fn(**(declared_args(reward_fn, kind="reward_fn") | (self.task.reward_fn_args or {})))
 
     def format_messages(self) -> list[dict[str, Any]]:
         """Return system prompt, prompt and reply prefix as messages to send.
@@ -369,6 +373,7 @@ class SimpleWorkflow(Workflow):
 class AsyncSimpleWorkflow(SimpleWorkflow):
     """`SimpleWorkflow` on the event loop; one run returns all repeats."""
 
+    arguments = {}
     is_async = True
 
     async def run_async(self) -> list[Experience]:

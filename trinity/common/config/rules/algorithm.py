@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from trinity.common.config.algorithm import LossAggMode
-from trinity.common.config.keys import KEYS, args_of, part_of, path_of
+from trinity.common.config.keys import KEYS, Key, args_of, part_of, path_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.components import check_name, merge_arguments, resolve_arguments
 from trinity.common.config.rules.rollout_correction import check_correction, recompute, resolve_correction
@@ -89,7 +89,7 @@ def _resolve_aggregation(resolution: Resolution) -> None:
     own = arguments.get("loss_agg_mode")
     if mode is None:
         shared = own if own in SHARED_AGG_MODES else "token-mean"
-        resolution.derive(ALGORITHM.loss_agg_mode, shared, "default of the policy loss")
+        resolution.derive(ALGORITHM.loss_agg_mode, shared, _aggregation_source(resolution, own))
     elif inner and own != mode:
         resolution.problem(
             "E1815",
@@ -102,6 +102,29 @@ def _resolve_aggregation(resolution: Resolution) -> None:
         resolution.derive(ALGORITHM.policy_loss_fn_args, arguments, ALGORITHM.loss_agg_mode)
     elif "loss_agg_mode" not in arguments and resolution.is_own(ALGORITHM.loss_agg_mode):
         _note_fixed_aggregation(resolution, mode)
+
+
+def _aggregation_source(resolution: Resolution, own: str | None) -> Key[object] | str:
+    """Return where the shared aggregation comes from.
+
+    Args:
+        own: that of the policy loss's arguments, if it has one.
+    """
+    algorithm = resolution.config.algorithm
+    loss, key = algorithm.policy_loss_fn, args_of(ALGORITHM.policy_loss_fn)["loss_agg_mode"]
+    entry = resolution.catalogue.entry("policy_loss_fn", loss)
+    if own is None:
+        fixed = None if entry is None else entry.loss_agg_mode
+        return "default" if fixed is None else f"default; the policy loss {loss} has its own, {fixed}"
+    if own not in SHARED_AGG_MODES:
+        return f"default; {own} of {key} is for a policy loss alone"
+    if resolution.is_given(key):
+        return key
+    of_type = resolution.catalogue.entry("algorithm_type", algorithm.algorithm_type)
+    given = {} if of_type is None or of_type.args.get("policy_loss_fn") != loss else of_type.args
+    if "loss_agg_mode" in (given.get("policy_loss_fn_args") or {}):
+        return f"default of algorithm_type {algorithm.algorithm_type}"
+    return "default of the policy loss"
 
 
 def _note_fixed_aggregation(resolution: Resolution, mode: str) -> None:

@@ -10,7 +10,7 @@ from trinity.common.config.following import set_from
 from trinity.common.config.keys import AUXILIARY, EXPERIENCES, KEYS, Key, args_of, path_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.batches import num_trained
-from trinity.common.config.rules.components import check_arguments, check_name
+from trinity.common.config.rules.components import check_arguments, check_name, check_selector
 from trinity.common.config.rules.tasksets import check_format, check_multi_turn, resolve_format, tasksets
 from trinity.common.constants import BENCH, TRAINER
 
@@ -49,8 +49,7 @@ def resolve_experience_buffer(resolution: Resolution) -> None:
         check_format(resolution, EXPERIENCES.format, resolution.schema)
     else:
         check_multi_turn(resolution, EXPERIENCES.format)
-    selector = EXPERIENCES.data_selector.selector_type
-    check_name(resolution, selector, "selector", resolution.get(selector))
+    check_selector(resolution, EXPERIENCES.data_selector)
     values = resolution.config
     set_from(resolution, EXPERIENCES.schema_type, resolution.schema, "algorithm_type")
     set_from(resolution, EXPERIENCES.tokenizer_path, values.model.model_path, KEYS.model.model_path)

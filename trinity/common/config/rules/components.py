@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, get_args
 
 from trinity.common.config.algorithm import LossAggMode
 from trinity.common.config.available import LATER_NAMES
+from trinity.common.config.buffer import DataSelectorConfig
 from trinity.common.config.keys import KEYS, Key, args_of, last_part
 from trinity.common.config.mixture import DERIVED_ARGUMENTS
 from trinity.common.config.nearest import nearest
 from trinity.common.config.resolution import Resolution
 from trinity.utils.entry import Entry
+from trinity.utils.kinds import TEXT
 
 CHECKED_ELSEWHERE = (*DERIVED_ARGUMENTS, "expert_data_ratio", "rollout_is_threshold")
 AGG_MODES = {"trinity": get_args(LossAggMode), "verl": (*get_args(LossAggMode), "token-sum")}
@@ -30,6 +32,10 @@ def check_name(
     catalogue = resolution.catalogue
     available = list(catalogue.names(registry))
     if name is None or name in available:
+        entry = catalogue.entry(registry, name)
+        if entry is not None and entry.deprecated_for:
+            way_out = f"write `{key}: {entry.deprecated_for}`"
+            resolution.problem("W1301", key, f"`{key}: {name}` is deprecated", suggestion=way_out)
         return True
     later = LATER_NAMES.get(registry, ())
     if name in later:
@@ -101,7 +107,13 @@ def resolve_arguments(
 
 
 def check_arguments(
-    resolution: Resolution, key: Key[dict[str, Any]], registry: str, name: str, *, chosen: Key[object]
+    resolution: Resolution,
+    key: Key[dict[str, Any]],
+    registry: str,
+    name: str,
+    *,
+    chosen: Key[object],
+    ignored: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return arguments over defaults; note what the class would refuse.
 
@@ -113,17 +125,25 @@ def check_arguments(
         registry: of the class.
         name: its name.
         chosen: where the name is written.
+        ignored: arguments that something else has told of.
     """
     entry = resolution.catalogue.entry(registry, name)
     if entry is None:
         return dict(resolution.get(key) or {})
-    written = _known_arguments(resolution, key, name, entry.args, entry=entry, chosen=chosen)
+    written = _known_arguments(resolution, key, name, entry.args, entry=entry, chosen=chosen, ignored=ignored)
     arguments = {**entry.args, **written}
     is_built_in = resolution.catalogue.is_built_in(registry, name)
     checked = {n: v for n, v in entry.args.items() if is_built_in or n in entry.ranges}
     check_kinds(resolution, key, name, checked, written=written)
     _check_ranges(resolution, key, name, checked, entry=entry, arguments=arguments, chosen=chosen)
     return arguments
+
+
+def check_selector(resolution: Resolution, key: Key[DataSelectorConfig]) -> None:
+    """Check that a selector exists, and its arguments."""
+    name = resolution.get(key.selector_type)
+    if check_name(resolution, key.selector_type, "selector", name):
+        check_arguments(resolution, key.kwargs, "selector", name, chosen=key.selector_type)
 
 
 def merge_arguments(
@@ -150,12 +170,13 @@ def _known_arguments(
     *,
     entry: Entry | None,
     chosen: Key[object],
+    ignored: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return known written arguments; note unknown and missing required ones."""
     written = resolution.get(key) or {}
     if entry is not None and not entry.is_open:
         names = _names(entry)
-        for name in [n for n in written if n not in names]:
+        for name in [n for n in written if n not in names and n not in ignored]:
             near = nearest(name, names)
             hint = f"did you mean `{near}`?" if near else f"known: {', '.join(names) or 'none'}"
             resolution.problem(
@@ -289,6 +310,8 @@ def _sides(arguments: Mapping[str, Any], name: str) -> tuple[Any, Any]:
 def _is_in(value: Any, rule: str | tuple[str, ...]) -> bool:
     if isinstance(rule, tuple):
         return value in rule
+    if rule == TEXT:
+        return isinstance(value, str)
     if not isinstance(value, int | float):
         return True  # of the wrong kind, which is told elsewhere
     low, high = (float(end) for end in rule[1:-1].split(","))
@@ -298,13 +321,15 @@ def _is_in(value: Any, rule: str | tuple[str, ...]) -> bool:
 
 def _is_no_number(value: Any, default: Any, rule: str | tuple[str, ...]) -> bool:
     """Return whether an interval gets something else and null tells no kind."""
-    return default is None and isinstance(rule, str) and not _is_a(value, float)
+    return default is None and isinstance(rule, str) and rule != TEXT and not _is_a(value, float)
 
 
 def _said(rule: str | tuple[str, ...]) -> str:
     """Return an interval or a choice of words in plain English."""
     if isinstance(rule, tuple):
         return f"one of {', '.join(rule)}"
+    if rule == TEXT:
+        return KINDS[str]
     low, high = rule[1:-1].split(", ")
     if low == "-inf":
         return "a finite number"

@@ -15,7 +15,7 @@ from trinity.common.config.resolution import Resolution
 from trinity.common.config.resolved import num_workers
 from trinity.common.config.rules.batches import SIZE, expert_ratio, mixes_experts, num_experts
 from trinity.common.config.rules.buffers import absolute_url, is_database
-from trinity.common.config.rules.components import check_name
+from trinity.common.config.rules.components import check_selector
 from trinity.common.config.rules.ranks import is_world_known
 from trinity.common.config.rules.tasksets import check_format, resolve_format
 
@@ -30,11 +30,6 @@ SCHEMAS: dict[str, tuple[str, ...]] = {"file": ("sft",), "sql": ("experience", "
 
 def check_sampling(resolution: Resolution) -> None:
     """Check strategy arguments, and that strategy, loss and algorithm fit."""
-    is_built_in = resolution.catalogue.is_built_in("sample_strategy", resolution.get(STRATEGY))
-    if is_built_in and resolution.get(STRATEGY) == "warmup":
-        resolution.problem(
-            "W1301", STRATEGY, f"`{STRATEGY}: warmup` is deprecated", suggestion=f"write `{STRATEGY}: default`"
-        )
     _check_arguments(resolution)
     _check_parts(resolution)
 
@@ -215,8 +210,7 @@ def _resolve_auxiliary(resolution: Resolution, name: str, index: int) -> None:
         _resolve_database(resolution, key)
     _note_idle(resolution, key, kind)
     _resolve_schema(resolution, key, kind)
-    selector = key.data_selector.selector_type
-    check_name(resolution, selector, "selector", resolution.get(selector))
+    check_selector(resolution, key.data_selector)
     set_from(resolution, key.index, index, "place among the auxiliary buffers")
     set_from(resolution, key.batch_size, num_experts(resolution), "expert rows of a training batch")
     set_from(resolution, key.tokenizer_path, resolution.config.model.model_path, KEYS.model.model_path)

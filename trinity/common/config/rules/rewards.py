@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trinity.common.config.keys import ACTOR, KEYS, REWARD_MODEL, Key, args_of
 from trinity.common.config.resolution import Resolution
-from trinity.common.config.rules.components import check_name
+from trinity.common.config.rules.components import check_arguments, check_name
 from trinity.utils.entry import Entry
 
 ADVANTAGE = KEYS.algorithm.advantage_fn
@@ -61,6 +61,8 @@ def _check_worker(resolution: Resolution, worker: str, entry: Entry) -> None:
             rule=f"some of {', '.join(sorted(known))}" if known else "none",
             suggestion="remove it" if known else "remove it, or name the worker",
         )
+        return
+    check_arguments(resolution, REWARD_MODEL.worker_args, "reward_model", worker, chosen=REWARD_MODEL.worker)
 
 
 def check_components(resolution: Resolution) -> None:

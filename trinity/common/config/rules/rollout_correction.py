@@ -19,10 +19,6 @@ _OF_LOSS = (
     "loss_type", "rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs",
     "rollout_rs_threshold",
 )  # fmt: skip
-_CLIP_NAMES = {
-    "clip_range": "clip_ratio", "clip_range_low": "clip_ratio_low", "clip_range_high": "clip_ratio_high",
-    "clip_ratio_c": "clip_ratio_c", "loss_agg_mode": "loss_agg_mode",
-}  # fmt: skip
 _JOINED = re.compile(r"[0-9.]*[0-9.]_[0-9._]+")
 
 
@@ -98,7 +94,7 @@ def check_correction(resolution: Resolution) -> None:
     elif entry is not None and "expert_mask" in entry.needs and is_on:
         _refuse(resolution, SECTION, "E1853", LOSS, "whose expert rows no policy sampled")
     elif entry is not None and values.rollout_is and not values.bypass_mode:
-        if "rollout_is_weights" not in entry.reads:
+        if not entry.may_read("rollout_is_weights"):
             _refuse(resolution, SECTION.rollout_is, "E1852", LOSS, "which takes no weights; rollout_rs works with it")
     elif bypasses and not values.bypass_mode:
         _refuse(resolution, SECTION.bypass_mode, "E1852", LOSS, "which corrects by itself: write `bypass_mode: true`")
@@ -115,7 +111,7 @@ def _refuse(resolution: Resolution, key: Key[object], code: str, other: Key[obje
 
 
 def _resolve_bypass(resolution: Resolution, clips: Mapping[str, Any]) -> None:
-    """Make `bypass_mode` the policy loss, with the options as arguments."""
+    """Choose the loss of bypass mode, with the options as arguments."""
     if resolution.get(SECTION.loss_type) is None:
         resolution.derive(SECTION.loss_type, "ppo_clip", "default")
     section, chosen = resolution.get(SECTION), resolution.get(LOSS)
@@ -133,7 +129,8 @@ def _resolve_bypass(resolution: Resolution, clips: Mapping[str, Any]) -> None:
         _no_effect(resolution, SECTION.rollout_is, why)
     entry = resolution.catalogue.entry("policy_loss_fn", chosen)
     bypasses = entry is not None and entry.of_rollout_logprobs
-    if not bypasses and (resolution.is_given(LOSS) or chosen not in ("ppo", "verl_vanilla")):
+    stand_in = "" if entry is None or resolution.is_given(LOSS) else entry.in_bypass_mode
+    if not bypasses and not stand_in:
         _refuse(resolution, SECTION.bypass_mode, "E1852", LOSS, "because it is a policy loss of its own")
         return
     arguments, values = dict(resolution.get(ARGS) or {}), dict(section)
@@ -147,9 +144,10 @@ def _resolve_bypass(resolution: Resolution, clips: Mapping[str, Any]) -> None:
                 involves=(SECTION,),
                 suggestion=f"keep `{other}`",
             )
-    if not bypasses:
-        resolution.derive(LOSS, "bypass_mode", SECTION.bypass_mode)
-        arguments = {_CLIP_NAMES[name]: value for name, value in clips.items() if name in _CLIP_NAMES} | arguments
+    if entry is not None and not bypasses:
+        resolution.derive(LOSS, stand_in, SECTION.bypass_mode)
+        names = entry.names_in_bypass_mode
+        arguments = {names[name]: value for name, value in clips.items() if name in names} | arguments
     taken = {name: values[name] for name in _OF_LOSS if values[name] is not None}
     resolution.derive(ARGS, arguments | taken, SECTION)
 

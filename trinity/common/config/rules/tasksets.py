@@ -6,7 +6,7 @@ from trinity.common.config.buffer import FormatConfig, TasksetConfig
 from trinity.common.config.following import set_from
 from trinity.common.config.keys import KEYS, REWARD_MODEL, TASKSET, Key, part_of, path_of
 from trinity.common.config.resolution import Resolution
-from trinity.common.config.rules.components import check_arguments, check_name
+from trinity.common.config.rules.components import check_arguments, check_name, check_selector
 from trinity.common.config.rules.rewards import has_reward_model
 
 INPUT = KEYS.buffer.explorer_input
@@ -89,8 +89,7 @@ def _resolve_taskset(resolution: Resolution, key: Key[TasksetConfig], index: int
             suggestion="write `data_selector`",
         )
         resolution.derive(key.data_selector, resolution.get(key.task_selector), "task_selector, its older name")
-    selector = key.data_selector.selector_type
-    check_name(resolution, selector, "selector", resolution.get(selector))
+    check_selector(resolution, key.data_selector)
     values = resolution.config.buffer
     set_from(resolution, key.index, index, "place among the tasksets")
     set_from(resolution, key.is_eval, is_eval, "listed in eval_tasksets")
@@ -124,7 +123,10 @@ def _resolve_workflow(resolution: Resolution, key: Key[TasksetConfig], *, is_eva
             involves=(INPUT,),
             suggestion="write `default_workflow_type: math_workflow`",
         )
-    check_name(resolution, _home(resolution, workflow, *shared), "workflow", resolution.get(workflow))
+    chosen, name = _home(resolution, workflow, *shared), resolution.get(workflow)
+    is_known = check_name(resolution, chosen, "workflow", name)
+    if is_known and name and not resolution.get(key.format.workflow_key):  # a column may name other workflows
+        check_arguments(resolution, key.workflow_args, "workflow", name, chosen=chosen)
     check_name(resolution, _home(resolution, reward, INPUT.default_reward_fn_type), "reward_fn", resolution.get(reward))
 
 
