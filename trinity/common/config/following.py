@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
-from trinity.common.config.keys import KEYS, Key, key_at, key_named, path_of
+from trinity.common.config.keys import KEYS, Key, key_at, key_named, last_part, path_of
 from trinity.common.config.resolution import Resolution
-from trinity.common.config.schema_index import default_at, facts_below
+from trinity.common.config.schema_index import default_at, facts_at, facts_below, holds_section
+
+T = TypeVar("T")
 
 
 def mirrors(section: Key[object], *, but: tuple[Key[object], ...] = ()) -> Iterator[tuple[Key[Any], Key[Any]]]:
@@ -54,6 +56,46 @@ def fill_defaults(
         if _is_left_out(resolution, key) or resolution.get(key) in also:
             source = key_named(facts.default_from)
             resolution.derive(key, facts.value_from(resolution.get(source)), source)
+
+
+def join_older_names(resolution: Resolution, section: Key[object], *, but: tuple[Key[object], ...] = ()) -> None:
+    """Give each key below a section the value that its other name has.
+
+    Which of two written values counts, or that they must not differ (E1815), is declared at the field (`Renamed`).
+    """
+    for path, facts in facts_below(path_of(section), stops=False):
+        renamed, older = facts.renamed, key_at(path)
+        value = None if renamed is None or _is_in(older, but) else resolution.get(older)
+        if renamed is None or value is None:
+            continue
+        newer = key_named(renamed.new) if "." in renamed.new else key_at((*path[:-1], renamed.new))
+        if renamed.since and holds_section(path):  # of other keys, the written tree tells
+            resolution.problem("W1301", older, **renamed.deprecation(older))
+        if renamed.both == "older" or _is_left_out(resolution, newer):
+            name = last_part(older) if path[:-1] == path_of(newer)[:-1] else older
+            resolution.derive(newer, value, f"{name}, its {renamed.said} name")
+        elif renamed.both == "clash" and value != resolution.get(newer):
+            resolution.problem(
+                "E1815",
+                older,
+                f"`{older}` is {value}, but {newer} is {resolution.get(newer)}",
+                involves=(newer,),
+                suggestion=f"keep `{newer}`",
+            )
+
+
+def fall_back(resolution: Resolution, *keys: Key[object], reason: str = "default of the guide") -> None:
+    """Give each absent key the value that its field declares for this case."""
+    for key in keys:
+        if resolution.get(key) is None:
+            resolution.derive(key, fallback_of(key), reason)
+
+
+def fallback_of(key: Key[T | None]) -> T:
+    """Return the value that the field of a key declares for its absence."""
+    value: T | None = facts_at(path_of(key))[1].fallback
+    assert value is not None, f"{key} has no `fallback`"
+    return value
 
 
 def _is_in(key: Key[object], sections: tuple[Key[object], ...]) -> bool:

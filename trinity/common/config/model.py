@@ -78,7 +78,7 @@ class ModelConfig(Section):
 
     model_path: str = key("", "Folder of the trained model (Hugging Face layout) or a hub id.", GUIDE)
     trust_remote_code: bool = key(False, "Run Python code that comes with the model.", TRINITY)
-    critic_model_path: str | None = key(None, "Folder of the critic; null: model_path.", GUIDE)
+    critic_model_path: str | None = key(None, "Folder of the critic.", GUIDE, default_from="model.model_path")
     custom_chat_template: str | None = key(None, "Chat template as text; null: the tokenizer's.", GUIDE)
     chat_template_path: str | None = key(None, "File of a Jinja chat template; wins over custom_chat_template.", GUIDE)
     temperature: NonNegative = key(1.0, "Sampling temperature, >= 0; 0: greedy.", TRINITY)

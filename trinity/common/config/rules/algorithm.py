@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from trinity.common.config.algorithm import LossAggMode
+from trinity.common.config.following import fall_back, join_older_names
 from trinity.common.config.keys import KEYS, args_of, part_of, path_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.components import check_name, merge_arguments, resolve_arguments
@@ -88,8 +89,9 @@ def _resolve_aggregation(resolution: Resolution) -> None:
     inner = resolution.is_given(args_of(ALGORITHM.policy_loss_fn)["loss_agg_mode"])
     own = arguments.get("loss_agg_mode")
     if mode is None:
-        shared = own if own in SHARED_AGG_MODES else "token-mean"
-        resolution.derive(ALGORITHM.loss_agg_mode, shared, "default of the policy loss")
+        if own in SHARED_AGG_MODES:
+            resolution.derive(ALGORITHM.loss_agg_mode, own, "default of the policy loss")
+        fall_back(resolution, ALGORITHM.loss_agg_mode, reason="default of the policy loss")
     elif inner and own != mode:
         resolution.problem(
             "E1815",
@@ -231,17 +233,7 @@ def _check_kl_penalty(resolution: Resolution) -> None:
 
 def _resolve_optimizer(resolution: Resolution) -> None:
     optimizer, values = ALGORITHM.optimizer, resolution.config.algorithm.optimizer
-    style, kind = values.warmup_style, values.lr_scheduler_type
-    if style is not None:
-        if resolution.is_given(optimizer.lr_scheduler_type) and kind != style:
-            resolution.problem(
-                "E1815",
-                optimizer.warmup_style,
-                f"`{optimizer.warmup_style}` is {style}, but lr_scheduler_type is {kind}",
-                suggestion="keep lr_scheduler_type",
-            )
-        else:
-            resolution.derive(optimizer.lr_scheduler_type, style, "warmup_style, its older name")
+    join_older_names(resolution, optimizer)
     if values.lr > 0.1:
         resolution.problem(
             "W1303",

@@ -6,6 +6,7 @@ import math
 import re
 from pathlib import Path, PurePath
 
+from trinity.common.config.following import fallback_of
 from trinity.common.config.keys import AUXILIARY, KEYS, Key
 from trinity.common.config.model import InferenceModelConfig
 from trinity.common.config.resolution import Resolution
@@ -28,7 +29,7 @@ def derive_names(resolution: Resolution) -> None:
     if resolution.stage_name:
         name = f"{resolution.config.name}/{resolution.stage_name}"
         resolution.derive(KEYS.name, name, "the stage's name is the suffix of the experiment's name")
-    root = str(resolution.config.checkpoint_root_dir or "checkpoints")
+    root = str(resolution.config.checkpoint_root_dir or fallback_of(KEYS.checkpoint_root_dir))
     absolute = Path(root).expanduser()
     if not absolute.is_absolute():
         absolute = resolution.cwd / absolute

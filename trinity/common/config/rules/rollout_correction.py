@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trinity.common.config.following import fall_back
 from trinity.common.config.keys import KEYS, Key, args_of, last_part, part_of, path_of, present
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.rollout_correction import PRESETS
@@ -45,11 +46,9 @@ def resolve_correction(resolution: Resolution, clips: Mapping[str, Any]) -> None
     _note_unused(resolution, written)
     if preset is None and all(written[name] is None for name in ("rollout_is", "rollout_rs", "bypass_mode")):
         return
-    for key in (SECTION.rollout_is_batch_normalize, SECTION.bypass_mode):
-        if resolution.get(key) is None:
-            resolution.derive(key, False, "default")
-    if section.rollout_is and section.rollout_is_threshold is None:
-        resolution.derive(SECTION.rollout_is_threshold, "2.0", "default")
+    fall_back(resolution, SECTION.rollout_is_batch_normalize, SECTION.bypass_mode, reason="default")
+    if section.rollout_is:
+        fall_back(resolution, SECTION.rollout_is_threshold, reason="default")
     _check_bounds(resolution)
     if section.bypass_mode:
         _resolve_bypass(resolution, clips)
@@ -116,8 +115,7 @@ def _refuse(resolution: Resolution, key: Key[object], code: str, other: Key[obje
 
 def _resolve_bypass(resolution: Resolution, clips: Mapping[str, Any]) -> None:
     """Make `bypass_mode` the policy loss, with the options as arguments."""
-    if resolution.get(SECTION.loss_type) is None:
-        resolution.derive(SECTION.loss_type, "ppo_clip", "default")
+    fall_back(resolution, SECTION.loss_type, reason="default")
     section, chosen = resolution.get(SECTION), resolution.get(LOSS)
     if section.rollout_is_batch_normalize:
         resolution.problem(
