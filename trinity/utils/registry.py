@@ -24,15 +24,19 @@ class Registry:
         name: what the entries are, for messages (`workflow`, `advantage_fn`, ...).
         contents: the built-in table of contents.
         kind: the registry's name in the catalogue; None: `name`.
+        later: published names that are not there yet.
 
     Attributes:
         contents: entries by name; what is registered is among them.
         classes: those that were registered or asked for.
     """
 
-    def __init__(self, name: str, contents: Mapping[str, Entry], *, kind: str | None = None) -> None:
+    def __init__(
+        self, name: str, contents: Mapping[str, Entry], *, kind: str | None = None, later: tuple[str, ...] = ()
+    ) -> None:
         self.name = name
         self.kind = kind or name
+        self.later = later
         self.contents: dict[str, Entry] = dict(contents)
         self._built_in = {name: entry.path for name, entry in contents.items()}
         self.classes: dict[str, type[Any]] = {}

@@ -12,6 +12,7 @@ from trinity.common.config.base import (
     Args,
     Count,
     Fraction,
+    IdleWith,
     Int,
     NonNegative,
     Renamed,
@@ -34,7 +35,14 @@ class OptimizerConfig(Section):
         -1, "Warm-up in training steps; -1: use lr_warmup_steps_ratio.", TRINITY
     )
     lr_warmup_steps_ratio: Fraction = key(0.0, "Warm-up as a share of all training steps, in [0, 1].", TRINITY)
-    min_lr_ratio: Fraction = key(0.01, "Final learning rate of a cosine or linear schedule as a share of lr.", TRINITY)
+    min_lr_ratio: Fraction = key(
+        0.01,
+        "Final learning rate of a cosine or linear schedule as a share of lr.",
+        TRINITY,
+        idle_with=(
+            IdleWith("lr_scheduler_type", but=("cosine", "linear"), instead="write `lr_scheduler_type: cosine`"),
+        ),
+    )
     warmup_style: SchedulerType | None = key(
         None, "", GUIDE, renamed=Renamed("algorithm.optimizer.lr_scheduler_type", TRINITY, both="clash")
     )

@@ -15,6 +15,7 @@ from trinity.common.config.base import (
     Args,
     Count,
     Facts,
+    IdleWith,
     Int,
     Natural,
     NonNegative,
@@ -178,14 +179,32 @@ class ExplorerInput(Section):
     default_reward_fn_type: str | None = key(None, "Reward function of tasksets that name none.", GUIDE)
 
 
+def _only_of(*storages: str, why: str = "") -> Facts:
+    """Return that a key of a buffer has an effect with some storages only."""
+    return Facts(idle_with=(IdleWith("storage_type", but=storages, why=why),))
+
+
 class TrainerInput(Section):
     """Experiences of the trainer."""
 
     experience_buffer: ExperienceBufferConfig | None = key(
-        None, "Output of the explorer and input of the trainer; null: the run's own queue.", GUIDE
+        None,
+        "Output of the explorer and input of the trainer; null: the run's own queue.",
+        GUIDE,
+        at={"capacity": _only_of("queue")},
     )
     auxiliary_buffers: dict[str, ExperienceBufferConfig] = key(
-        {}, "Further sources by name.", GUIDE, at={"*.replay_buffer.enable": Facts(only(False))}
+        {},
+        "Further sources by name.",
+        GUIDE,
+        at={
+            "*.replay_buffer.enable": Facts(only(False)),
+            "*.split": _only_of("file"),
+            "*.subset_name": _only_of("file"),
+            "*.data_selector": _only_of("file", "sql"),
+            "*.max_read_timeout": _only_of("queue"),
+            "*.capacity": _only_of(why="the run that fills a queue has it"),
+        },
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from trinity.common.config.algorithm import LossAggMode
-from trinity.common.config.following import fall_back, join_older_names
+from trinity.common.config.following import fall_back, join_older_names, note_idle
 from trinity.common.config.keys import KEYS, args_of, part_of, path_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.components import check_name, merge_arguments, resolve_arguments
@@ -241,14 +241,7 @@ def _resolve_optimizer(resolution: Resolution) -> None:
             f"`{optimizer.lr}` is {values.lr:g}, which is unusually high",
             suggestion="typical: 1e-6 to 1e-3",
         )
-    is_default = values.min_lr_ratio == default_at(path_of(optimizer.min_lr_ratio))[1]
-    if not is_default and values.lr_scheduler_type == "constant":
-        resolution.problem(
-            "W1902",
-            optimizer.min_lr_ratio,
-            f"`{optimizer.min_lr_ratio}` has no effect with a constant schedule",
-            suggestion="write `lr_scheduler_type: cosine`",
-        )
+    note_idle(resolution, optimizer, is_written=lambda key: resolution.get(key) != default_at(path_of(key))[1])
 
 
 def check_type(resolution: Resolution, algorithm: str, entry: Entry) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
 from trinity.common.config.algorithm import LossAggMode
-from trinity.common.config.available import LATER_NAMES
 from trinity.common.config.keys import KEYS, Key, args_of, last_part
 from trinity.common.config.mixture import DERIVED_ARGUMENTS
 from trinity.common.config.nearest import nearest
@@ -31,7 +30,7 @@ def check_name(
     available = list(catalogue.names(registry))
     if name is None or name in available:
         return True
-    later = LATER_NAMES.get(registry, ())
+    later = catalogue.later.get(registry, ())
     if name in later:
         resolution.problem(
             "E1900",
