@@ -7,6 +7,7 @@ One reader for both: the bodies of a class come from the class (`entry_of`) or, 
 from __future__ import annotations
 
 import inspect
+import re
 from abc import ABC
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -85,8 +86,8 @@ _COPIED: dict[str, frozenset[str]] = {
     "monitor": frozenset({"package"}),
 }
 _OF_ALGORITHMS = frozenset({
-    "summary", "formula", "citation", "needs", "ranges", "convention", "compares_rollouts", "schema", "defaults",
-    "also_needed", "needs_operators", "can_balance_batch", *CLAIMS,
+    "summary", "formula", "citation", "needs", "ranges", "needed_if", "convention", "compares_rollouts", "schema",
+    "defaults", "also_needed", "needs_operators", "can_balance_batch", *CLAIMS,
 })  # fmt: skip
 # Attributes of a class, and functions whose result counts, that declare something, by kind.
 ATTRIBUTES: dict[str, frozenset[str]] = {
@@ -111,6 +112,7 @@ class Declared:
         needs: the tensors that it makes the run provide, None for those that `__call__` names; of what is no part of an
             algorithm some of `NEEDS`.
         ranges: what its arguments may be: an interval such as `(0, inf]`, or the words there are.
+        needed_if: arguments that must be above 0 if the named argument is true, or always where none is named.
     """
 
     kind: ClassVar[str] = ""
@@ -119,6 +121,7 @@ class Declared:
     citation: ClassVar[str] = ""
     needs: ClassVar[frozenset[str] | None] = None
     ranges: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
+    needed_if: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
@@ -135,11 +138,13 @@ class Signature:
         defaults: those with a default.
         required: those without.
         is_open: it takes further ones.
+        nullable: those whose annotation admits None.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
     required: frozenset[str] = frozenset()
     is_open: bool = False
+    nullable: frozenset[str] = frozenset()
 
     @property
     def names(self) -> frozenset[str]:
@@ -230,6 +235,7 @@ def entry_from(kind: str, bodies: Iterable[Body], *, base: Entry | None = None) 
             formula=own.get("formula", ""),
             source=own.get("citation", ""),
             ranges={**entry.ranges, **own.get("ranges", {})},
+            needed_if={**entry.needed_if, **own.get("needed_if", {})},
             convention=own.get("convention", entry.convention),
             has_check=entry.has_check or (kind == "algorithm_type" and "check_config" in body.functions),
         )
@@ -255,7 +261,11 @@ def _with_arguments(kind: str, entry: Entry, body: Body, declared: Mapping[str, 
         args = args | own if is_open else own
         required = (body.init.required | (required if is_open else frozenset())) - given
     args |= {name: value for name, value in declared.items() if is_open or name in args or name in required}
-    return replace(entry, args=args, required=required - frozenset(args), is_open=is_open)
+    nullable = entry.nullable
+    if body.init is not None:
+        nullable = (nullable - body.init.names if is_open else frozenset()) | body.init.nullable
+    nullable = frozenset(name for name in nullable if args.get(name) is not None)
+    return replace(entry, args=args, required=required - frozenset(args), is_open=is_open, nullable=nullable)
 
 
 def _with_needs(kind: str, entry: Entry, body: Body) -> Entry:
@@ -337,4 +347,10 @@ def _signature(function: Any) -> Signature:
         {p.name: p.default for p in named if p.default is not inspect.Parameter.empty},
         frozenset(p.name for p in named if p.default is inspect.Parameter.empty),
         any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters),
+        frozenset(p.name for p in named if admits_none(str(p.annotation))),
     )
+
+
+def admits_none(annotation: str) -> bool:
+    """Return whether the text of an annotation has None among its types."""
+    return "None" in re.split(r"\W+", annotation) or annotation.startswith(("Optional[", "typing.Optional["))

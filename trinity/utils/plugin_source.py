@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trinity.utils.declaration import ATTRIBUTES, RESULTS, Body, Signature, entry_from
+from trinity.utils.declaration import ATTRIBUTES, RESULTS, Body, Signature, admits_none, entry_from
 from trinity.utils.entry import Entry
 from trinity.utils.literals import NotLiteral, Reader, returned
 
@@ -275,4 +275,6 @@ def _signature(function: ast.FunctionDef | None, reader: Reader) -> Signature | 
                 defaults[parameter.arg] = reader.value(default)
             except NotLiteral:
                 is_open = True
-    return Signature(defaults, frozenset(p.arg for p, default in pairs if default is None), is_open)
+    annotated = ((parameter.arg, parameter.annotation) for parameter, _ in pairs)
+    nullable = frozenset(name for name, said in annotated if said is not None and admits_none(ast.unparse(said)))
+    return Signature(defaults, frozenset(p.arg for p, default in pairs if default is None), is_open, nullable)

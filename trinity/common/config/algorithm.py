@@ -22,8 +22,8 @@ from trinity.common.config.base import (
     section,
 )
 from trinity.common.config.rollout_correction import RolloutCorrectionConfig
+from trinity.common.constants import LossAggMode
 
-LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 SchedulerType = Literal["constant", "linear", "cosine"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from trinity.common.config.algorithm import LossAggMode
 from trinity.common.config.base import (
     GUIDE,
     LATER,
@@ -24,6 +23,7 @@ from trinity.common.config.verl_base import (
 )
 from trinity.common.config.verl_megatron import MegatronEngineConfig
 from trinity.common.config.verl_policy import ACTOR, SCHEDULE
+from trinity.common.constants import LossAggMode
 
 _CRITIC = "trainer.trainer_config.critic"
 _HOST_AS_POLICY = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from trinity.common.config.algorithm import LossAggMode
 from trinity.common.config.base import (
     GUIDE,
     LATER,
@@ -30,6 +29,7 @@ from trinity.common.config.verl_base import (
     VerlOptimConfig,
 )
 from trinity.common.config.verl_megatron import MegatronEngineConfig, undone
+from trinity.common.constants import LossAggMode
 
 ACTOR = "trainer.trainer_config.actor_rollout_ref.actor"
 _HOST = {

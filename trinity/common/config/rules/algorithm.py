@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
-from trinity.common.config.algorithm import LossAggMode
 from trinity.common.config.following import fall_back, join_older_names, note_idle
 from trinity.common.config.keys import KEYS, args_of, part_of, path_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.components import check_name, merge_arguments, resolve_arguments
 from trinity.common.config.rules.rollout_correction import check_correction, recompute, resolve_correction
 from trinity.common.config.schema_index import default_at
+from trinity.common.constants import LOSS_AGG_MODES
 from trinity.utils.entry import Entry
 
 ALGORITHM = KEYS.algorithm
@@ -27,7 +27,6 @@ FUNCTIONS = {
 }
 # What a forward pass before the step gives beside the old log-probabilities.
 OF_DISTRIBUTIONS = frozenset({"sum_pi_squared", "entropys", "necs"})
-SHARED_AGG_MODES = get_args(LossAggMode)
 
 
 def resolve_algorithm(resolution: Resolution) -> None:
@@ -89,7 +88,7 @@ def _resolve_aggregation(resolution: Resolution) -> None:
     inner = resolution.is_given(args_of(ALGORITHM.policy_loss_fn)["loss_agg_mode"])
     own = arguments.get("loss_agg_mode")
     if mode is None:
-        if own in SHARED_AGG_MODES:
+        if own in LOSS_AGG_MODES:
             resolution.derive(ALGORITHM.loss_agg_mode, own, "default of the policy loss")
         fall_back(resolution, ALGORITHM.loss_agg_mode, reason="default of the policy loss")
     elif inner and own != mode:
