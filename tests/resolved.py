@@ -8,7 +8,8 @@ from typing import Any
 
 from trinity.catalogue import BUILT_IN
 from trinity.common.config import Config
-from trinity.common.config.keys import ACTOR, KEYS, part_of, path_of
+from trinity.common.config.buffer import ExperienceBufferConfig
+from trinity.common.config.keys import ACTOR, EXPERIENCES, KEYS, part_of, path_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.resolve import RULES, resolved_values
 from trinity.common.config.rules.algorithm import FUNCTIONS
@@ -37,4 +38,6 @@ def resolved(values: dict[str, Any]) -> Config:
     for name in FUNCTIONS:
         arguments = part_of(KEYS.algorithm, f"{name}_args")
         resolution.put(arguments, (resolution.get(arguments) or {}) | (value_at(typed, path_of(arguments)) or {}))
+    if resolution.config.buffer.trainer_input.experience_buffer is None:  # of a trainer that is handed its rows
+        resolution.put(EXPERIENCES, ExperienceBufferConfig(schema_type=resolution.schema))
     return resolved_values(resolution)

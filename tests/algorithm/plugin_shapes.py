@@ -37,7 +37,7 @@ class BySignature(Base):
     More text.
     """
 
-    def __init__(self, backend: str = "verl", clip=0.1, *, beta: float = BETA, bound=-math.inf):
+    def __init__(self, backend: str = "verl", clip: float | None = 0.1, *, beta: float = BETA, bound=-math.inf):
         super().__init__(backend)
 
     def __call__(self, logprob, action_mask, advantages, ref_logprob, teacher_logprobs=None, **kwargs):
@@ -49,6 +49,7 @@ class ByMethod(TokenLossFn):
     summary = "says it " + "with methods"
     formula = f"-A logprob {BETA}"
     ranges = {"beta": "[0, 1]", "kind": ("a", "b")}
+    needed_if = {"beta": ""}
     convention = "verl"
 
     def __init__(self, backend="verl", beta=0.1, kind="a", loss_agg_mode="token-mean"):

@@ -124,6 +124,7 @@ def test_what_the_source_says_is_what_is_meant(tmp_path: Path) -> None:
     assert dict(loss["by_signature"].args) == {"clip": 0.1, "beta": 0.5, "bound": float("-inf")}
     assert loss["by_signature"].needs == {"advantages", "ref_logprob"}
     assert loss["by_signature"].takes == {"teacher_logprobs"} and loss["by_signature"].convention == "trinity"
+    assert loss["by_signature"].nullable == {"clip"} and loss["by_method"].needed_if == {"beta": ""}
     assert loss["by_signature"].doc == "Says it with its parameters."
     assert dict(loss["by_method"].args) == {"beta": 0.25, "kind": "b", "loss_agg_mode": "token-mean"}
     assert (loss["by_method"].convention, loss["by_method"].formula) == ("verl", "-A logprob 0.5")

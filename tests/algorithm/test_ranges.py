@@ -61,7 +61,7 @@ def test_the_ranges_are_those_of_the_constructors(registry: Registry, name: str)
     needed = {"dro_beta": 1.0} if "dro_beta" in known else {}
     for changed in (*_tried(known), {}):
         arguments = {**known, **(needed if changed else {}), **changed}
-        found = list(range_faults(registry.contents[name].ranges, known, arguments))
+        found = list(range_faults(registry.contents[name], known, arguments))
         assert bool(found) == _refuses(registry, name, arguments), (changed, found)
         assert {each[0] for each in found} <= {*changed, "dro_beta"}
 

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-LOSS_AGG_MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
-VERL_LOSS_AGG_MODES = (*LOSS_AGG_MODES, "token-sum")
+from trinity.common.constants import LOSS_AGG_MODES as LOSS_AGG_MODES
+from trinity.common.constants import VERL_LOSS_AGG_MODES as VERL_LOSS_AGG_MODES
 
 
 def counted(values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from trinity.algorithm import SAMPLE_STRATEGY
 from trinity.common.config import Config
-from trinity.common.config.mixture import num_expert_rows
-from trinity.common.config.resolved import num_explored, reuses_rollouts, sync_intervals
+from trinity.common.config.resolved import num_explored, num_trained, reuses_rollouts, sync_intervals
 
 
 def mixes_experts(config: Config) -> bool:
@@ -20,11 +19,7 @@ def mixes_experts(config: Config) -> bool:
 
 def num_rollouts(config: Config) -> int:
     """Return the rollouts of a training step, without the expert's rows."""
-    size, algorithm = config.buffer.train_batch_size, config.algorithm
-    if not mixes_experts(config):
-        return size
-    arguments = algorithm.sample_strategy_args or {}
-    return size - num_expert_rows(arguments["expert_data_ratio"], size)
+    return num_trained(config, mixes_experts=mixes_experts(config))
 
 
 def planned_steps(config: Config, explore_steps: int | None = None) -> int | None:

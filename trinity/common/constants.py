@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal, get_args
 
 CHECKPOINT_ROOT_DIR_ENV_VAR = "TRINITY_CHECKPOINT_ROOT_DIR"
 MODEL_PATH_ENV_VAR = "TRINITY_MODEL_PATH"
@@ -14,6 +15,12 @@ FAILPOINTS_ENV_VAR = "TRINITY_FAILPOINTS"
 
 SELECTOR_METRIC = "selector_metric"
 LORA_FOLDER = "lora_adapter"  # of a checkpoint whose trained part is an adapter
+
+# How the losses of tokens become one number: in Trinity's convention, and in veRL's.
+LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+VerlLossAggMode = Literal[LossAggMode, "token-sum"]
+LOSS_AGG_MODES: tuple[str, ...] = get_args(LossAggMode)
+VERL_LOSS_AGG_MODES: tuple[str, ...] = get_args(VerlLossAggMode)
 
 
 class Mode(StrEnum):

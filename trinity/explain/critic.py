@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trinity.common.config.following import fallback_of
+from trinity.common.config.keys import CRITIC
 from trinity.common.config.resolved import filled, loss_divisor
+from trinity.common.config.verl_critic import CriticConfig
 from trinity.explain.aggregation import aggregation
 from trinity.utils.formula import number
 
@@ -20,7 +23,8 @@ def in_symbols() -> list[str]:
         "critic: value model of model.critic_model_path, a loss of its own",
         "V = agg[max((v - G)^2, (clip(v, value - cliprange_value, value + cliprange_value) - G)^2) / 2]",
         "v: prediction, value: prediction before the update, G = A before whitening + value",
-        "defaults: cliprange_value 0.5, optim.lr 1e-5, the rest as the actor, under trainer.trainer_config.critic",
+        f"defaults: cliprange_value {number(CriticConfig().cliprange_value)}, optim.lr "
+        f"{number(fallback_of(CRITIC.optim.lr))}, the rest as the actor, under {CRITIC}",
     ]
 
 
@@ -37,9 +41,8 @@ def in_numbers(config: Config) -> list[str]:
 
 def in_batch(config: Config) -> str:
     """Return how the critic is stepped in a resolved configuration."""
-    critic = config.trainer.trainer_config.critic
-    rows, epochs = config.buffer.train_batch_size, filled(critic.ppo_epochs, "critic.ppo_epochs")
-    lr = number(filled(critic.optim.lr, "critic.optim.lr"))
+    rows, epochs = config.buffer.train_batch_size, filled(config, CRITIC.ppo_epochs)
+    lr = number(filled(config, CRITIC.optim.lr))
     steps = f"{epochs} optimizer step{'s' if epochs != 1 else ''}"
     warmup = config.trainer.critic_warmup
     first = f"; the first {warmup} training steps train it alone" if warmup else ""

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+from trinity.common.config.keys import KEYS, present
 from trinity.common.config.problems import Finding
 from trinity.common.models.families import families
 from trinity.preflight.model_files import EMBEDDING_NAMES, UnreadableFile, read_headers, read_mapping
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 ALL_LINEAR = "all-linear"
-ADAPTER = "model.lora_configs[0]"
+ADAPTER = str(present(KEYS.model.lora_configs)[0])
 _OUTPUT = ("lm_head", "embed_out")
 _POSITIONS = ("wpe.weight", "embed_positions.weight")
 # What files may leave out of a module's name, and what they may have more.

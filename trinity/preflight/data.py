@@ -14,6 +14,7 @@ from trinity.buffer.data_files import data_files
 from trinity.buffer.rows import BadRow, DataRow, read_rows
 from trinity.buffer.training_rows import NEEDED, decoded, form_of, training_row_faults
 from trinity.common.config.buffer import ExperienceBufferConfig, FormatConfig, TasksetConfig
+from trinity.common.config.keys import AUXILIARY, EXPERIENCES, KEYS
 from trinity.common.config.problems import Finding
 from trinity.common.errors import DataError, EnvironmentProblem
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from trinity.common.config import Catalogue, Config
 
 MAX_ROWS = 50
-OUTPUT = "buffer.trainer_input.experience_buffer"
 _NUM_SHOWN = 3
 
 
@@ -61,7 +61,7 @@ def check_tables(config: Config, *, written: Collection[str]) -> Iterator[Findin
         return
     for name, buffer in config.buffer.trainer_input.auxiliary_buffers.items():
         if buffer.storage_type == "sql" and buffer.schema_type is not None and buffer.path not in written:
-            key = f"buffer.trainer_input.auxiliary_buffers.{name}"
+            key = str(AUXILIARY[name])
             yield from check_table(
                 buffer.path, name=buffer.name, fmt=buffer.format, schema=buffer.schema_type, where=key
             )
@@ -69,11 +69,11 @@ def check_tables(config: Config, *, written: Collection[str]) -> Iterator[Findin
 
 def tasksets(config: Config) -> dict[str, TasksetConfig]:
     """Return the tasksets that a stage reads, by key; none in mode train."""
-    section, key = config.buffer.explorer_input, "buffer.explorer_input"
+    section, key = config.buffer.explorer_input, KEYS.buffer.explorer_input
     if config.mode == "train":
         return {}
-    trained = {} if section.taskset is None else {f"{key}.taskset": section.taskset}
-    return trained | {f"{key}.eval_tasksets[{index}]": each for index, each in enumerate(section.eval_tasksets)}
+    trained = {} if section.taskset is None else {str(key.taskset): section.taskset}
+    return trained | {str(key.eval_tasksets[index]): each for index, each in enumerate(section.eval_tasksets)}
 
 
 def trained_dataset(config: Config) -> ExperienceBufferConfig | None:
@@ -86,10 +86,10 @@ def _datasets(config: Config) -> Iterator[tuple[str, ExperienceBufferConfig, str
     """Yield key, configuration and training type of each training dataset."""
     output = trained_dataset(config)
     if output is not None:
-        yield OUTPUT, output, output.schema_type
+        yield str(EXPERIENCES), output, output.schema_type
     for name, dataset in config.buffer.trainer_input.auxiliary_buffers.items():
         if dataset.storage_type == "file" and dataset.schema_type == "sft":
-            yield f"buffer.trainer_input.auxiliary_buffers.{name}", dataset, "sft"
+            yield str(AUXILIARY[name]), dataset, "sft"
 
 
 def check_taskset(

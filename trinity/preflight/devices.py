@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from trinity.common.config.engine_refusals import divisions
-from trinity.common.config.keys import value_of
+from trinity.common.config.keys import KEYS, value_of
 from trinity.common.config.problems import Finding
 from trinity.common.config.rules.engines import engines
 from trinity.common.errors import EnvironmentProblem
@@ -30,7 +30,7 @@ def check_devices(config: Config) -> Iterator[Finding]:
         is_hidden = visible is not None and there > have
         yield Finding(
             "E3202",
-            "cluster.gpu_per_node",
+            str(KEYS.cluster.gpu_per_node),
             f"`cluster.gpu_per_node` is {asked} and this machine has {there or 'no'} GPU{plural} "
             + (f"({VISIBLE}={visible!r} shows {have} of them)" if is_hidden else "(NVIDIA device files)"),
             suggestion=f"use --set cluster.gpu_per_node={have}",

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trinity.common.config.keys import KEYS
 from trinity.common.config.problems import Finding
 from trinity.common.models.families import OWN, families
 from trinity.preflight.model_files import UnreadableFile, read_mapping
@@ -13,10 +14,10 @@ from trinity.preflight.model_files import UnreadableFile, read_mapping
 if TYPE_CHECKING:
     from trinity.common.config import Config
 
-SEQUENCE = "trainer.ulysses_sequence_parallel_size"
-TENSOR = "trainer.megatron.tensor_model_parallel_size"
-PIPELINE = "trainer.megatron.pipeline_model_parallel_size"
-STRATEGY = "trainer.trainer_strategy"
+SEQUENCE = str(KEYS.trainer.ulysses_sequence_parallel_size)
+TENSOR = str(KEYS.trainer.megatron.tensor_model_parallel_size)
+PIPELINE = str(KEYS.trainer.megatron.pipeline_model_parallel_size)
+STRATEGY = str(KEYS.trainer.trainer_strategy)
 
 
 def sequence_problem(config: Mapping[str, Any], size: int) -> str | None:
@@ -80,7 +81,7 @@ def pipeline_problem(config: Mapping[str, Any], size: int) -> str | None:
 def family_problem(kind: str) -> str:
     """Return why the matrices of a model of type `kind` are not divided."""
     return (
-        f"trainer.trainer_strategy megatron divides the matrices of plain {', '.join(OWN)} models, and this one "
+        f"{STRATEGY} megatron divides the matrices of plain {', '.join(OWN)} models, and this one "
         f"is computed otherwise (model_type {kind}); write trainer_strategy: fsdp2, which fits any model"
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from trinity.common.config.keys import AUXILIARY, EXPERIENCES, KEYS
 from trinity.common.config.problems import Finding
 from trinity.utils.packages import install_hint, is_installed, postgresql_driver
 
@@ -27,16 +28,16 @@ def _needed(config: Config, catalogue: Catalogue) -> Iterator[tuple[str, str, st
     if monitor is not None and monitor.package:
         has_extra = catalogue.is_built_in("monitor", tracker)
         way_out = install_hint(monitor.package) if has_extra else f"`pip install {monitor.package}`"
-        yield "monitor.monitor_type", monitor.package, way_out, "monitor.monitor_type=tensorboard"
+        yield str(KEYS.monitor.monitor_type), monitor.package, way_out, f"{KEYS.monitor.monitor_type}=tensorboard"
     if config.cluster.runtime == "ray":
-        yield "cluster.runtime", "ray", install_hint("ray"), "cluster.runtime=local"
+        yield str(KEYS.cluster.runtime), "ray", install_hint("ray"), f"{KEYS.cluster.runtime}=local"
     buffer = config.buffer.trainer_input.experience_buffer
     driver = postgresql_driver(buffer.path) if buffer is not None and buffer.path else None
     if driver is not None and buffer is not None and buffer.storage_type != "file":
-        path = "buffer.trainer_input.experience_buffer.path"
+        path = str(EXPERIENCES.path)
         yield path, driver, install_hint("postgres"), f"{path}=sqlite:///experience.db"
     for name, queue in config.buffer.trainer_input.auxiliary_buffers.items():
         driver = postgresql_driver(queue.path or "")
         if driver is not None and queue.storage_type == "queue":
-            path = f"buffer.trainer_input.auxiliary_buffers.{name}.path"
+            path = str(AUXILIARY[name].path)
             yield path, driver, install_hint("postgres"), f"{path}=sqlite:///experts.db"

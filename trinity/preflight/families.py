@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trinity.common.config.keys import KEYS
 from trinity.common.config.problems import Finding
 from trinity.common.models.experts import experts_problem
 from trinity.common.models.families import critic_problem, trainer_problem, vllm_problem
@@ -49,15 +50,16 @@ def _of_experts(config: Config) -> Iterator[Finding]:
     """Yield which models ask for a loss of their experts."""
     detailed = config.trainer.trainer_config
     policy, critic = detailed.actor_rollout_ref.model.override_config, detailed.critic.model.override_config
-    models = [(POLICY, config.model.model_path, "actor_rollout_ref", policy)]
+    root = KEYS.trainer.trainer_config
+    models = [(POLICY, config.model.model_path, root.actor_rollout_ref.model.override_config, policy)]
     if detailed.critic.enable and config.model.critic_model_path:
-        models.append((CRITIC, config.model.critic_model_path, "critic", critic))
+        models.append((CRITIC, config.model.critic_model_path, root.critic.model.override_config, critic))
     for key, path, name, overrides in models if config.model.model_path else ():
         try:
             written = read_mapping(Path(path).expanduser() / "config.json")
         except UnreadableFile:
             continue
-        problem = experts_problem(written, overrides, key=f"trainer.trainer_config.{name}.model.override_config")
+        problem = experts_problem(written, overrides, key=str(name))
         if problem is not None:
             yield Finding("E3125", key, f"{path}: {problem}")
 
@@ -69,7 +71,7 @@ def _of_loading(config: Config, *, trains: bool) -> Iterator[Finding]:
     models = [(POLICY, config.model.model_path, config.mode != "train" and engine == "torch", limit)]
     for index, auxiliary in enumerate(config.explorer.auxiliary_models if config.mode != "train" else ()):
         if auxiliary.engine_type == "torch" and auxiliary.model_path:
-            key = f"explorer.auxiliary_models[{index}].model_path"
+            key = str(KEYS.explorer.auxiliary_models[index].model_path)
             models.append((key, auxiliary.model_path, True, auxiliary.max_model_len or limit))
     for key, path, is_served, longest in models:
         if path and (is_served or trains):
@@ -83,7 +85,7 @@ def _of_vllm(config: Config) -> Iterator[Finding]:
         is_cpu = not config.cluster.total_gpu_num and is_cpu_build()
         problem = vllm_problem(_model_type(config.model.model_path), is_cpu=is_cpu)
         if problem is not None:
-            yield Finding("E3227", "explorer.rollout_model.engine_type", problem)
+            yield Finding("E3227", str(KEYS.explorer.rollout_model.engine_type), problem)
 
 
 def _model_type(path: str | None) -> str:

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from trinity.common.config.keys import KEYS
 from trinity.common.config.problems import Finding
 from trinity.preflight.model_files import UnreadableFile, embedding_rows, largest_token, read_headers, read_mapping
 
 HEADS = ("score", "classifier")
-CRITIC = "model.critic_model_path"
-REWARD_MODEL = "trainer.trainer_config.reward_model.model.path"
+CRITIC = str(KEYS.model.critic_model_path)
+REWARD_MODEL = str(KEYS.trainer.trainer_config.reward_model.model.path)
 
 
 def critic_findings(path: str | Path, policy: str | Path) -> list[Finding]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from trinity.common.config import Config, ConfigErrors, Plan, StagePlan
+from trinity.common.config.keys import KEYS
 from trinity.common.config.problems import Finding, unique
 from trinity.preflight.data import check_data, check_tables
 from trinity.preflight.devices import check_devices
@@ -36,12 +37,12 @@ def check_machine(plan: Plan) -> list[Finding]:
             (POLICY, check_policy),
             (POLICY, check_families),
             (CRITIC, check_critic),
-            ("trainer", check_division),
-            ("explorer.auxiliary_models", partial(check_auxiliary, catalogue=stage.catalogue)),
+            (str(KEYS.trainer), check_division),
+            (str(KEYS.explorer.auxiliary_models), partial(check_auxiliary, catalogue=stage.catalogue)),
             (REWARD_MODEL, partial(check_reward_model, catalogue=stage.catalogue)),
-            ("buffer", partial(check_data, catalogue=stage.catalogue)),
-            ("buffer", partial(check_tables, written=frozenset(written))),
-            ("buffer", check_prompts),
+            (str(KEYS.buffer), partial(check_data, catalogue=stage.catalogue)),
+            (str(KEYS.buffer), partial(check_tables, written=frozenset(written))),
+            (str(KEYS.buffer), check_prompts),
             (ROOT, check_space),
         )
         for key, check in of_paths:

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from trinity.common.config.keys import KEYS
 from trinity.common.config.problems import Finding
 from trinity.common.models.hub import is_hub_id, is_offline
 from trinity.preflight.model_files import UnreadableFile, embedding_rows, largest_token, read_headers, read_mapping
@@ -30,7 +31,7 @@ TOKENIZER_FILES = (
 )
 LANGUAGE_MODEL_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 TEMPLATE_CONFIG_KEY = "chat_template"
-POLICY = "model.model_path"
+POLICY = str(KEYS.model.model_path)
 
 _MODEL_TYPE = re.compile(r'"([\w.-]+)"\s*[,:]\s*"\w+Config"', re.ASCII)
 
@@ -243,7 +244,7 @@ def _own_templates(root: Path) -> Sequence[tuple[str, str]]:
 
 def _configured_template_findings(custom: str | None, path: str | Path | None) -> Iterator[Finding]:
     if path is not None:
-        key = "model.chat_template_path"
+        key = str(KEYS.model.chat_template_path)
         try:
             text = Path(path).expanduser().read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -251,7 +252,7 @@ def _configured_template_findings(custom: str | None, path: str | Path | None) -
         else:
             yield from syntax_findings(f"chat_template_path {path}", text, key=key)
     elif custom:
-        yield from syntax_findings("custom_chat_template", custom, key="model.custom_chat_template")
+        yield from syntax_findings("custom_chat_template", custom, key=str(KEYS.model.custom_chat_template))
 
 
 def syntax_findings(source: str, text: str, *, key: str) -> Iterator[Finding]:

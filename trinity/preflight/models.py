@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trinity.common.config.keys import EXPERIENCES, KEYS
 from trinity.common.config.problems import Finding
 from trinity.preflight.adapter import check_adapter_dir, check_targets
-from trinity.preflight.data import OUTPUT, trained_dataset
+from trinity.preflight.data import trained_dataset
 from trinity.preflight.heads import CRITIC, REWARD_MODEL, critic_findings, reward_model_findings, teacher_findings
 from trinity.preflight.model_dir import check_model_dir, syntax_findings
 
@@ -31,7 +32,7 @@ def check_policy(config: Config) -> Iterator[Finding]:
     dataset = trained_dataset(config)
     own_template = dataset.format.chat_template if dataset is not None else None
     if own_template:
-        yield from syntax_findings("format.chat_template", own_template, key=f"{OUTPUT}.format.chat_template")
+        yield from syntax_findings("format.chat_template", own_template, key=str(EXPERIENCES.format.chat_template))
     if model.model_path:
         yield from check_model_dir(
             model.model_path,
@@ -48,7 +49,8 @@ def check_auxiliary(config: Config, *, catalogue: Catalogue) -> Iterator[Finding
     for index, auxiliary in enumerate(config.explorer.auxiliary_models if config.mode != "train" else ()):
         if auxiliary.engine_type == "external":
             continue
-        key, path = f"explorer.auxiliary_models[{index}].model_path", auxiliary.model_path or config.model.model_path
+        key = str(KEYS.explorer.auxiliary_models[index].model_path)
+        path = auxiliary.model_path or config.model.model_path
         trusts = bool(auxiliary.trust_remote_code)
         found = check_model_dir(path, key=key, trust_remote_code=trusts, need_chat_template=False)
         if index == 0 and not found and advantage is not None and "teacher_logprobs" in advantage.reads:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trinity.common.config.keys import KEYS
 from trinity.common.config.problems import Finding
 from trinity.utils.memory import shown_bytes
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from trinity.common.config import Config
 
 BYTES_PER_WEIGHT_BYTE = 6
-ROOT = "checkpoint_root_dir"
+ROOT = str(KEYS.checkpoint_root_dir)
 
 
 def check_space(config: Config) -> Iterator[Finding]:

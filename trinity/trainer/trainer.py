@@ -18,6 +18,7 @@ from trinity.buffer.dataset_reader import DatasetReader
 from trinity.buffer.store import ExperienceStore
 from trinity.common.checkpoint import CheckpointStore
 from trinity.common.config import Config
+from trinity.common.config.resolved import schema_of
 from trinity.common.constants import TRAINER, Mode, SyncMethod
 from trinity.common.errors import ConfigError
 from trinity.common.experience import Experience
@@ -40,7 +41,6 @@ from trinity.trainer.state import (
     write_explorer_part,
 )
 from trinity.trainer.summary import TrainSummary
-from trinity.trainer.verl import settings
 from trinity.utils.failpoints import failpoint
 from trinity.utils.log import get_logger
 
@@ -153,7 +153,7 @@ class Trainer:
 
     def _open_source(self, state: TrainerState | None) -> BufferSource | DatasetSource:
         config, buffer = self.config, self.config.buffer.trainer_input.experience_buffer
-        if not settings.is_supervised(config):
+        if schema_of(config) == "experience":
             assert self.store is not None, "an algorithm that learns from rollouts needs the experience store"
             name = "experience_buffer" if buffer is None else buffer.name
             # Not the trainer's current name: after a rename it continues under the name that it began with.
@@ -171,7 +171,7 @@ class Trainer:
         reader = DatasetReader(
             buffer,
             tokenizer=self.tokenizer or load_tokenizer(config.model),
-            schema=settings.schema_of(config),
+            schema=schema_of(config),
             seed=config.seed,
             max_length=config.model.max_model_len,
             total_epochs=0 if has_steps else config.buffer.total_epochs,

@@ -7,6 +7,7 @@ One reader for both: the bodies of a class come from the class (`entry_of`) or, 
 from __future__ import annotations
 
 import inspect
+import re
 from abc import ABC
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,7 @@ class Declared:
         needs: the tensors that it makes the run provide, None for those that `__call__` names; of what is no part of an
             algorithm some of the `needs` of its `Kind`.
         ranges: what its arguments may be: an interval such as `(0, inf]`, the words there are, or `text`.
+        needed_if: arguments that must be above 0 if the named argument is true, or always where none is named.
         arguments: of a class that reads its arguments from a mapping (`Kind.reads_mapping`) those that it reads; what
             is not None is put there where nothing is written. None: whatever is written.
     """
@@ -41,6 +43,7 @@ class Declared:
     citation: ClassVar[str] = ""
     needs: ClassVar[frozenset[str] | None] = None
     ranges: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
+    needed_if: ClassVar[Mapping[str, str]] = {}
     arguments: ClassVar[Mapping[str, Any] | None] = None
 
     @classmethod
@@ -58,11 +61,13 @@ class Signature:
         defaults: those with a default.
         required: those without.
         is_open: it takes further ones.
+        nullable: those whose annotation admits None.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
     required: frozenset[str] = frozenset()
     is_open: bool = False
+    nullable: frozenset[str] = frozenset()
 
     @property
     def names(self) -> frozenset[str]:
@@ -217,6 +222,7 @@ def entry_from(kind: str, bodies: Iterable[Body], *, base: Entry | None = None) 
             formula=own.get("formula", ""),
             source=own.get("citation", ""),
             ranges={**entry.ranges, **own.get("ranges", {})},
+            needed_if={**entry.needed_if, **own.get("needed_if", {})},
             convention=own.get("convention", entry.convention),
             has_check=entry.has_check or (kind == "algorithm_type" and "check_config" in body.functions),
         )
@@ -245,7 +251,11 @@ def _with_arguments(of: Kind, entry: Entry, body: Body, declared: Mapping[str, A
         args = args | own if is_open else own
         required = (body.init.required | (required if is_open else frozenset())) - of.given_arguments
     args |= {name: value for name, value in declared.items() if is_open or name in args or name in required}
-    return replace(entry, args=args, required=required - frozenset(args), is_open=is_open)
+    nullable = entry.nullable
+    if body.init is not None:
+        nullable = (nullable - body.init.names if is_open else frozenset()) | body.init.nullable
+    nullable = frozenset(name for name in nullable if args.get(name) is not None)
+    return replace(entry, args=args, required=required - frozenset(args), is_open=is_open, nullable=nullable)
 
 
 def _with_needs(kind: str, entry: Entry, body: Body) -> Entry:
@@ -337,4 +347,10 @@ def _signature(function: Any) -> Signature:
         {p.name: p.default for p in named if p.default is not inspect.Parameter.empty},
         frozenset(p.name for p in named if p.default is inspect.Parameter.empty),
         any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters),
+        frozenset(p.name for p in named if admits_none(str(p.annotation))),
     )
+
+
+def admits_none(annotation: str) -> bool:
+    """Return whether the text of an annotation has None among its types."""
+    return "None" in re.split(r"\W+", annotation) or annotation.startswith(("Optional[", "typing.Optional["))

@@ -27,6 +27,8 @@ class Entry:
         required: constructor arguments without a default.
         is_open: the constructor takes arguments that are not listed here.
         ranges: what arguments may be: an interval such as `(0, inf]`, or the words there are.
+        nullable: arguments that may be null, those with another default; from the annotations.
+        needed_if: arguments that must be above 0 if the named argument is true, or always, though they may be null.
         convention: whose convention a policy loss aggregates by: `trinity` or `verl`.
         scope: who calls an advantage: `pipeline`, with the experiences, or `trainer`, with the tensors of a batch.
         compares: an advantage compares the rollouts of a task.
@@ -65,6 +67,8 @@ class Entry:
     required: frozenset[str] = frozenset()
     is_open: bool = False
     ranges: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    nullable: frozenset[str] = frozenset()
+    needed_if: Mapping[str, str] = field(default_factory=dict)
     convention: str = "trinity"
     scope: str = ""
     compares: bool = False
@@ -100,6 +104,10 @@ class Entry:
         """Return whether a call may use a tensor of the batch."""
         return self.takes_all or tensor in self.reads
 
+    def may_be_null(self, name: str) -> bool:
+        """Return whether an argument may be null, by annotation or default."""
+        return name in self.nullable or (name in self.args and self.args[name] is None)
+
     def opened(self) -> Entry:
         """Return the entry of a class that may accept unlisted arguments."""
         return replace(self, is_open=True)
@@ -124,7 +132,7 @@ class Entry:
     def from_dict(cls, values: Mapping[str, Any]) -> Entry:
         """Return the entry that `to_dict` wrote."""
         read = dict(values)
-        for name in ("needs", "takes", "required"):
+        for name in ("needs", "takes", "required", "nullable"):
             read[name] = frozenset(read.get(name, ()))
         ranges = read.get("ranges", {})
         read["ranges"] = {name: rule if isinstance(rule, str) else tuple(rule) for name, rule in ranges.items()}

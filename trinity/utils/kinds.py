@@ -9,8 +9,8 @@ CLAIMS = ("use_critic", "use_reference", "compute_advantage_in_trainer", "use_ro
 # What the range of an argument may say besides intervals and choices.
 TEXT = "text"
 _OF_ALGORITHMS = frozenset({
-    "summary", "formula", "citation", "needs", "ranges", "convention", "compares_rollouts", "schema", "defaults",
-    "also_needed", "needs_operators", "can_balance_batch", *CLAIMS,
+    "summary", "formula", "citation", "needs", "ranges", "needed_if", "convention", "compares_rollouts", "schema",
+    "defaults", "also_needed", "needs_operators", "can_balance_batch", *CLAIMS,
 })  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trinity.utils.declaration import Body, Signature, Unread, entry_from, unread_in
+from trinity.utils.declaration import Body, Signature, Unread, admits_none, entry_from, unread_in
 from trinity.utils.entry import Entry
 from trinity.utils.kinds import KINDS, TEXT
 from trinity.utils.literals import NotLiteral, Reader, returned
@@ -321,4 +321,6 @@ def _signature(function: ast.FunctionDef | None, reader: Reader) -> Signature | 
                 defaults[parameter.arg] = reader.value(default)
             except NotLiteral:
                 is_open = True
-    return Signature(defaults, frozenset(p.arg for p, default in pairs if default is None), is_open)
+    annotated = ((parameter.arg, parameter.annotation) for parameter, _ in pairs)
+    nullable = frozenset(name for name, said in annotated if said is not None and admits_none(ast.unparse(said)))
+    return Signature(defaults, frozenset(p.arg for p, default in pairs if default is None), is_open, nullable)

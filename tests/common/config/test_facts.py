@@ -13,7 +13,7 @@ from trinity.common.config.base import LATER, Facts, Support, facts_of
 from trinity.common.config.config import Config
 from trinity.common.config.keys import key_named, path_of
 from trinity.common.config.resolution import Resolution
-from trinity.common.config.schema_index import annotation_at, facts_at, fields_of
+from trinity.common.config.schema_index import annotation_at, facts_at, field_at, fields_of
 from trinity.common.config.tree import dotted
 
 VERL = "trainer.trainer_config"
@@ -94,6 +94,39 @@ def test_what_a_key_follows_is_a_key() -> None:
     sources = {(key, source) for key, f in _said() for source in (f.mirrors, f.default_from, f.set_from) if source}
     assert len(sources) > 80
     assert [(key, source) for key, source in sources if annotation_at(path_of(key_named(source))) is None] == []
+
+
+def test_a_key_that_is_renamed_or_idle_names_a_key() -> None:
+    found = [(key, facts.renamed.new) for key, facts in _said() if facts.renamed]
+    found += [(key, idle.key) for key, facts in _said() for idle in facts.idle_with]
+    assert len(found) > 25
+    places = [name if "." in name else f"{key.rpartition('.')[0]}.{name}" for key, name in found]
+    assert [name for name in places if annotation_at(path_of(key_named(name))) is None] == []
+
+
+def test_a_fallback_is_told_and_holds_where_nothing_else_is_written(examined: Examine) -> None:
+    resolution = _resolved(examined)
+    fallbacks = {key: facts.fallback for key, facts in _said() if facts.fallback is not None}
+    assert fallbacks["algorithm.rollout_correction.rollout_is_threshold"] == "2.0"
+    off = ("algorithm.rollout_correction.", f"{VERL}.reward_model.", "checkpoint_root_dir")  # this one is made absolute
+    read = {key: value for key, value in fallbacks.items() if not key.startswith(off)}
+    assert len(read) == 4 and {key: resolution.get(key_named(key)) for key in read} == read
+    field = field_at(path_of(key_named(f"{VERL}.critic.ppo_micro_batch_size_per_gpu")))
+    assert field is not None and str(field.description).endswith("; null: 8.")
+
+
+def test_the_key_that_verl_calls_otherwise_is_named(examined: Examine) -> None:
+    names = [(name, facts.set_from or key) for key, facts in _said() for name in facts.verl_names]
+    assert len(names) > 8
+    for name, key in names:
+        (found,) = [p for p in examined(MINIMAL + f"{name}: 1\n")[1] if p.code == "E1205"]
+        assert found.suggestion == f"write `{key}`"
+
+
+def test_of_two_written_names_the_newer_counts(examined: Examine) -> None:
+    older, newer = f"{POLICY}.ppo_micro_batch_size", f"{POLICY}.ppo_micro_batch_size_per_gpu"
+    assert _resolved(examined, f"{older}=2").get(key_named(newer)) == 2
+    assert _resolved(examined, f"{older}=2", f"{newer}=4").get(key_named(newer)) == 4
 
 
 def test_a_key_that_was_left_out_has_the_value_of_the_one_that_it_follows(examined: Examine) -> None:

@@ -41,6 +41,7 @@ class KLFn(Declared, ABC):
     kind = "kl_fn"
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logprob"})
     ranges: ClassVar[Mapping[str, str]] = {"kl_coef": "[0, inf)"}
+    needed_if: ClassVar[Mapping[str, str]] = {"target_kl": "adaptive", "horizon": "adaptive"}
     of_distributions = False
 
     def __init__(

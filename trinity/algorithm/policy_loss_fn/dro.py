@@ -36,6 +36,7 @@ class VerlDROPolicyLossFn(TokenLossFn):
     summary = "policy gradient with a squared log-ratio (arXiv:2405.19107v1, eq. 8); dro_beta has to be given"
     formula = "-(A logprob - {dro_beta} (logprob - old_logprob)^2 / 2)"
     ranges = {"dro_beta": "(0, inf]"}
+    needed_if = {"dro_beta": ""}
     convention = "verl"
 
     def __init__(self, backend: str = "verl", dro_beta: float | None = None, loss_agg_mode: str = "token-mean") -> None:

@@ -12,6 +12,7 @@ from trinity.common.config.base import (
     Args,
     Count,
     Fraction,
+    IdleWith,
     Int,
     NonNegative,
     Renamed,
@@ -21,8 +22,8 @@ from trinity.common.config.base import (
     section,
 )
 from trinity.common.config.rollout_correction import RolloutCorrectionConfig
+from trinity.common.constants import LossAggMode
 
-LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 SchedulerType = Literal["constant", "linear", "cosine"]
 
 
@@ -34,12 +35,16 @@ class OptimizerConfig(Section):
         -1, "Warm-up in training steps; -1: use lr_warmup_steps_ratio.", TRINITY
     )
     lr_warmup_steps_ratio: Fraction = key(0.0, "Warm-up as a share of all training steps, in [0, 1].", TRINITY)
-    min_lr_ratio: Fraction = key(0.01, "Final learning rate of a cosine or linear schedule as a share of lr.", TRINITY)
+    min_lr_ratio: Fraction = key(
+        0.01,
+        "Final learning rate of a cosine or linear schedule as a share of lr.",
+        TRINITY,
+        idle_with=(
+            IdleWith("lr_scheduler_type", but=("cosine", "linear"), instead="write `lr_scheduler_type: cosine`"),
+        ),
+    )
     warmup_style: SchedulerType | None = key(
-        None,
-        "Older name of lr_scheduler_type.",
-        GUIDE,
-        renamed=Renamed("algorithm.optimizer.lr_scheduler_type", TRINITY),
+        None, "", GUIDE, renamed=Renamed("algorithm.optimizer.lr_scheduler_type", TRINITY, both="clash")
     )
     lr_scheduler_type: SchedulerType = key(
         "constant", "Schedule after the warm-up: constant, linear or cosine.", TRINITY
@@ -50,7 +55,10 @@ class OptimizerConfig(Section):
     )
     weight_decay: NonNegative = key(0.01, "Decoupled weight decay, >= 0.", TRINITY)
     clip_grad: NonNegative | None = key(
-        None, "Other name of trainer.grad_clip (largest gradient norm); null: as there (1.0).", TRINITY
+        None,
+        "Other name of trainer.grad_clip (largest gradient norm); null: as there (1.0).",
+        TRINITY,
+        renamed=Renamed("trainer.grad_clip", both="clash", said="other"),
     )
 
 
@@ -58,7 +66,9 @@ class AlgorithmConfig(Section):
     """Algorithm type and its functions; absent keys default to the type's."""
 
     algorithm_type: str = key("grpo", "Algorithm: grpo, sft, ... (the catalogue lists all).", GUIDE)
-    repeat_times: Count | None = key(None, "Rollouts per task, >= 1; null: the default of algorithm_type.", GUIDE)
+    repeat_times: Count | None = key(
+        None, "Rollouts per task, >= 1; null: the default of algorithm_type.", GUIDE, verl_names=("rollout_n",)
+    )
     optimizer: OptimizerConfig = section(OptimizerConfig, "Optimizer of the actor.")
     sample_strategy: str | None = key(None, "How the trainer samples experiences; null: of algorithm_type.", GUIDE)
     sample_strategy_args: Args | None = key(None, "Arguments of sample_strategy; merged with its defaults.", TRINITY)
@@ -68,12 +78,17 @@ class AlgorithmConfig(Section):
     kl_penalty_fn_args: Args | None = key(None, "Arguments of kl_penalty_fn; merged with its defaults.", TRINITY)
     policy_loss_fn: str | None = key(None, "Policy loss; null: of algorithm_type.", TRINITY)
     policy_loss_fn_args: Args | None = key(None, "Arguments of policy_loss_fn; merged with its defaults.", TRINITY)
-    kl_loss_fn: str | None = key(None, "KL term beside the policy loss; null: of algorithm_type.", GUIDE)
+    kl_loss_fn: str | None = key(
+        None, "KL term beside the policy loss; null: of algorithm_type.", GUIDE, verl_names=("use_kl_loss",)
+    )
     kl_loss_fn_args: Args | None = key(None, "Arguments of kl_loss_fn; merged with its defaults.", TRINITY)
     entropy_loss_fn: str | None = key(None, "Entropy bonus; null: of algorithm_type.", GUIDE)
     entropy_loss_fn_args: Args | None = key(None, "Arguments of entropy_loss_fn; merged with its defaults.", TRINITY)
     loss_agg_mode: LossAggMode | None = key(
-        None, "How token losses become one number; null: the policy loss's own default, else token-mean.", TRINITY
+        None,
+        "How token losses become one number; null: the policy loss's own default.",
+        TRINITY,
+        fallback="token-mean",
     )
     enable_router_replay: bool = key(
         False, "Replay the expert routing of the rollout (mixture of experts).", TRINITY, support=only(False)

@@ -17,24 +17,6 @@ from trinity.common.config.rules.critic import may_read_values
 from trinity.common.config.schema_index import default_at, facts_at, holds_section
 from trinity.common.config.tree import Path, value_at
 
-LATER_NAMES: dict[str, tuple[str, ...]] = {
-    "workflow": (
-        "math_boxed_workflow", "async_math_boxed_workflow", "math_eval_workflow", "async_math_eval_workflow",
-        "math_rm_workflow", "async_math_rm_workflow", "tool_call_workflow", "agentscope_workflow_adapter",
-        "agentscope_workflow_adapter_v1", "agentscope_react_workflow", "as_react_workflow",
-        "agentscope_react_math_workflow", "agentscopev0_react_math_workflow", "agentscope_v1_react_search_workflow",
-        "email_search_workflow", "alfworld_workflow", "RAFT_alfworld_workflow", "RAFT_reflect_alfworld_workflow",
-        "step_wise_alfworld_workflow", "frozen_lake_workflow", "sciworld_workflow", "webshop_workflow",
-        "intercode_sql_workflow", "sudoku_workflow", "async_math_ruler_workflow", "math_ruler_workflow",
-        "math_trainable_ruler_workflow", "rubric_judge_workflow", "rubric_judge_openai_workflow",
-        "simple_mm_workflow", "async_simple_mm_workflow",
-    ),
-    "reward_fn": ("math_boxed_reward", "math_dapo_reward"),
-    "operator": ("pass_rate_calculator", "data_juicer"),
-    "selector": ("offline_easy2hard", "difficulty_based"),
-    "monitor": ("swanlab",),
-}  # fmt: skip
-
 
 def check_available(resolution: Resolution) -> None:
     """Note once each written value that is refused or changes nothing."""

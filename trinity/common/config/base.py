@@ -10,7 +10,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
@@ -113,11 +113,49 @@ class Idle:
 
 
 @dataclass(frozen=True)
+class IdleWith:
+    """Values of another key with which this one has no effect.
+
+    Attributes:
+        key: that key: its name in the same section, or its dotted path.
+        values: those values; empty: all that are not in `but`.
+        but: the values with which this one has an effect.
+        why: said after it.
+        instead: what to write.
+        code: of the warning.
+    """
+
+    key: str
+    values: tuple[Any, ...] = ()
+    but: tuple[Any, ...] = ()
+    why: str = ""
+    instead: str = "remove it"
+    code: str = "W1902"
+
+    def holds(self, value: Any) -> bool:
+        """Return whether this key has no effect with a value of that one."""
+        return value in self.values if self.values else value not in self.but
+
+
+@dataclass(frozen=True)
 class Renamed:
-    """The new name of a renamed key, and the version that introduced it."""
+    """The name that counts of a key with two.
+
+    Attributes:
+        new: that key: its name in the same section, or its dotted path.
+        since: the version that introduced it (W1301); empty: both names are in use.
+        both: which one wins if both are written; clash: they must not differ (E1815).
+        said: what this name is in relation to that one.
+    """
 
     new: str
-    since: str
+    since: str = ""
+    both: Literal["newer", "older", "clash"] = "newer"
+    said: Literal["older", "other", "veRL"] = "older"
+
+    def deprecation(self, name: object) -> dict[str, str]:
+        """Return message and suggestion of the warning about this name (W1301)."""
+        return {"message": f"`{name}` is deprecated since {self.since}", "suggestion": f"write `{self.new}`"}
 
 
 @dataclass(frozen=True)
@@ -127,21 +165,31 @@ class Facts:
     Attributes:
         support: what of it is refused; null: nothing.
         idle: a value that changes nothing.
+        idle_with: values of other keys with which no value of it changes anything.
         mirrors: the key that is another name of this one: what is written under one name holds under both.
         default_from: the key that provides the value if this one is absent.
         unless: this key is true if that value differs from this one; null: it has the same value.
         set_from: the key that is written in place of this one, which may only repeat it.
-        renamed: the newer name.
+        fallback: the value of this key if it is absent and follows from nothing else; null: none.
+        renamed: the name that counts, if this one is older or another's.
+        verl_names: veRL's names of this key, or of the one that it is set from, where no key is so called.
+        entries: what the entries of a free mapping may be; others are refused.
+        is_engine_arg: it is the argument of vLLM that has the same name.
         at: facts of keys below a section that hold at this place of it only, by their path from here.
     """
 
     support: Support | None = None
     idle: Idle | None = None
+    idle_with: tuple[IdleWith, ...] = ()
     mirrors: str | None = None
     default_from: str | None = None
     unless: str | None = None
     set_from: str | None = None
+    fallback: Any = None
     renamed: Renamed | None = None
+    verl_names: tuple[str, ...] = ()
+    entries: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    is_engine_arg: bool = False
     at: Mapping[str, Facts] = dataclasses.field(default_factory=dict)
 
     def value_from(self, other: Any) -> Any:
@@ -172,46 +220,65 @@ def key(
     derived: bool = False,
     support: Support | None = None,
     idle: Idle | None = None,
+    idle_with: tuple[IdleWith, ...] = (),
     mirrors: str | None = None,
     default_from: str | None = None,
     unless: str | None = None,
     set_from: str | None = None,
+    fallback: Any = None,
     renamed: Renamed | None = None,
+    verl_names: tuple[str, ...] = (),
+    entries: Mapping[str, tuple[Any, ...]] | None = None,
+    is_engine_arg: bool = False,
     at: Mapping[str, Facts] | None = None,
 ) -> Any:
     """Return a documented field; `Facts` describes arguments after `derived`.
 
+    The key that provides its value, and a fallback, are added to the description.
+
     Args:
         default: the value of an absent key; lists and dicts are copied.
-        description: meaning, unit and range; the key that it follows is added. Empty: it means what that one means.
+        description: meaning, unit and range. Empty: it means what the key that it follows means.
         source: where the default comes from.
         secret: the value is never shown.
         derived: the value is computed; a user normally leaves it out. So it is with `set_from`.
-        support: what of it is refused.
-        idle: a value that changes nothing.
-        mirrors: its other name.
-        default_from: the key that provides its value if it is absent.
-        unless: the value of that key for which this one is false; for every other one it is true.
-        set_from: what is written in its place.
-        renamed: its newer name.
-        at: what holds below it at this place only.
     """
     extra: dict[str, Any] = {"source": source}
     if secret:
         extra["secret"] = True
     if derived or set_from is not None:
         extra["derived"] = True
-    facts = Facts(support, idle, mirrors, default_from, unless, set_from, renamed, at or {})
+    facts = Facts(
+        support=support,
+        idle=idle,
+        idle_with=idle_with,
+        mirrors=mirrors,
+        default_from=default_from,
+        unless=unless,
+        set_from=set_from,
+        fallback=fallback,
+        renamed=renamed,
+        verl_names=verl_names,
+        entries=entries or {},
+        is_engine_arg=is_engine_arg,
+        at=at or {},
+    )
     if facts != NO_FACTS:
         extra["facts"] = facts
-    return Field(default=default, description=_described(description, facts), json_schema_extra=extra)
+    return Field(default=default, description=_described(description, facts, default), json_schema_extra=extra)
 
 
-def _described(text: str, facts: Facts) -> str:
+def _described(text: str, facts: Facts, default: Any) -> str:
     """Return the help text of a key, with the key that its value comes from."""
     other = facts.mirrors or facts.default_from
+    if facts.renamed is not None:
+        return text or f"{facts.renamed.said.capitalize()} name of {facts.renamed.new}."
     if facts.set_from is not None:
         return f"{text.removesuffix('.')}; set from {facts.set_from}." if text else f"Set from {facts.set_from}."
+    if facts.fallback is not None:
+        shown = {False: "no", True: "yes"}[facts.fallback] if isinstance(facts.fallback, bool) else facts.fallback
+        joint = ", else" if "null:" in text else "; null:" if default is None else "; empty:"
+        return f"{text.removesuffix('.')}{joint} {shown}."
     if other is None:
         return text
     return f"{text.removesuffix('.')}; null: {other}." if text else f"As {other}; null inherits."
@@ -223,10 +290,11 @@ def section(
     source: str = GUIDE,
     *,
     support: Support | None = None,
+    verl_names: tuple[str, ...] = (),
     at: Mapping[str, Facts] | None = None,
 ) -> Any:
     """Return a field that holds a section with all its defaults; see `Facts`."""
-    facts = Facts(support, at=at or {})
+    facts = Facts(support, verl_names=verl_names, at=at or {})
     extra: dict[str, Any] = {"source": source} | ({"facts": facts} if facts != NO_FACTS else {})
     return Field(default_factory=model, description=description, json_schema_extra=extra)
 

@@ -15,6 +15,7 @@ from trinity.common.config.base import (
     Args,
     Count,
     Facts,
+    IdleWith,
     Int,
     Natural,
     NonNegative,
@@ -115,7 +116,7 @@ class TasksetConfig(Section):
     )
     data_selector: DataSelectorConfig = section(DataSelectorConfig, "Order of the tasks.", TRINITY)
     task_selector: DataSelectorConfig | None = key(
-        None, "Older name of data_selector.", TRINITY, renamed=Renamed("data_selector", TRINITY)
+        None, "", TRINITY, renamed=Renamed("data_selector", TRINITY, both="older")
     )
     max_retry_times: Natural = key(3, "Retries of a database call.", TRINITY, support=LATER)
     max_retry_interval: Positive = key(1.0, "Pause between retries in seconds, > 0.", TRINITY, support=LATER)
@@ -168,22 +169,42 @@ class ExperienceBufferConfig(Section):
 class ExplorerInput(Section):
     """Tasks of the explorer."""
 
-    taskset: TasksetConfig | None = key(None, "Tasks that are explored for training.", GUIDE)
+    taskset: TasksetConfig | None = key(
+        None, "Tasks that are explored for training.", GUIDE, at={"path": Facts(verl_names=("train_files",))}
+    )
     tasksets: tuple[TasksetConfig, ...] = key((), "Several tasksets; excludes taskset.", TRINITY, support=LATER)
-    eval_tasksets: tuple[TasksetConfig, ...] = key((), "Tasksets for evaluation.", GUIDE)
+    eval_tasksets: tuple[TasksetConfig, ...] = key((), "Tasksets for evaluation.", GUIDE, verl_names=("val_files",))
     default_workflow_type: str | None = key(None, "Workflow of tasksets that name none.", GUIDE)
     default_eval_workflow_type: str | None = key(None, "Workflow of evaluation tasksets that name none.", GUIDE)
     default_reward_fn_type: str | None = key(None, "Reward function of tasksets that name none.", GUIDE)
+
+
+def _only_of(*storages: str, why: str = "") -> Facts:
+    """Return that a key of a buffer has an effect with some storages only."""
+    return Facts(idle_with=(IdleWith("storage_type", but=storages, why=why),))
 
 
 class TrainerInput(Section):
     """Experiences of the trainer."""
 
     experience_buffer: ExperienceBufferConfig | None = key(
-        None, "Output of the explorer and input of the trainer; null: the run's own queue.", GUIDE
+        None,
+        "Output of the explorer and input of the trainer; null: the run's own queue.",
+        GUIDE,
+        at={"capacity": _only_of("queue")},
     )
     auxiliary_buffers: dict[str, ExperienceBufferConfig] = key(
-        {}, "Further sources by name.", GUIDE, at={"*.replay_buffer.enable": Facts(only(False))}
+        {},
+        "Further sources by name.",
+        GUIDE,
+        at={
+            "*.replay_buffer.enable": Facts(only(False)),
+            "*.split": _only_of("file"),
+            "*.subset_name": _only_of("file"),
+            "*.data_selector": _only_of("file", "sql"),
+            "*.max_read_timeout": _only_of("queue"),
+            "*.capacity": _only_of(why="the run that fills a queue has it"),
+        },
     )
 
 
@@ -195,6 +216,7 @@ class BufferConfig(Section):
         0,
         "Rollouts per trainer step, with all of their experiences; 0: batch_size times algorithm.repeat_times.",
         GUIDE,
+        verl_names=("ppo_mini_batch_size",),
     )
     total_epochs: Count = key(1, "Passes over the tasks, >= 1.", TRINITY)
     total_steps: Count | None = key(None, "Explorer steps; wins over total_epochs.", GUIDE)

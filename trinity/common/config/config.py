@@ -70,7 +70,9 @@ class Config(Section):
         GUIDE,
         support=only("both", "train", "explore", "bench"),
     )
-    checkpoint_root_dir: str = key("", "Root of all jobs; relative: to the working directory.", TRINITY)
+    checkpoint_root_dir: str = key(
+        "", "Root of all jobs; relative: to the working directory.", TRINITY, fallback="checkpoints"
+    )
     checkpoint_job_dir: str = key("", "<root>/<project>[/<group>]/<name>.", TRINITY, derived=True)
     continue_from_checkpoint: bool = key(True, "Resume; false: start <name>_<timestamp> if the job has files.", GUIDE)
     ray_namespace: str = key("", "Namespace of the run; empty: <project>[/<group>]/<name>.", GUIDE)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trinity.common.config.config import Config
-from trinity.common.config.engine_args import FIXED_ARGS, KEY_ARGS, TORCH_ENGINE_ARGS
-from trinity.common.config.keys import KEYS, Key, value_of
+from trinity.common.config.engine_args import FIXED_ARGS, TORCH_ENGINE_ARGS
+from trinity.common.config.keys import KEYS, Key, part_of, path_of, value_of
 from trinity.common.config.model import InferenceModelConfig
 from trinity.common.config.refusals import Refusal
+from trinity.common.config.schema_index import facts_at
 
 REPLICAS = "replicas are engines here, each watched and started again on its own"
 
@@ -40,7 +41,7 @@ def vllm_refusals(config: Config, model: Key[InferenceModelConfig]) -> Iterator[
         )
     for name in value_of(config, model.extra_engine_args):
         key = model.extra_engine_args[name]
-        if name in KEY_ARGS:
+        if facts_at(path_of(part_of(model, name)))[1].is_engine_arg:
             why, way_out = "has a key of its own", f"write `{model}.{name}`"
         elif name in FIXED_ARGS:
             why, way_out = "is set by the engine, whose samples and weight updates depend on it", "remove it"

@@ -14,6 +14,7 @@ from trinity.common.config.base import (
     Count,
     Facts,
     Float,
+    IdleWith,
     Natural,
     NonNegative,
     Port,
@@ -58,6 +59,7 @@ _OF_ROLLOUT = {
     ),
     "lora_configs": Facts(only(instead="write `model.lora_configs`")),
     "model_path": Facts(LATER, default_from="model.model_path"),
+    "tensor_parallel_size": Facts(verl_names=("tensor_model_parallel_size",)),
     **{name: Facts(LATER) for name in ("name", "logprobs", "repetition_penalty")},
 }
 
@@ -98,7 +100,12 @@ class ExplorerConfig(Section):
     engine_probe_first_wait: NonNegative = key(30.0, "Seconds from the start of engines to their first probe.", OWN)
     engine_probe_interval: Positive = key(5.0, "Seconds between two probes of an engine, > 0.", OWN)
     engine_probe_timeout: Positive = key(10.0, "Longest answer to a probe in seconds; then a new engine.", OWN)
-    max_inflight_batches: Count = key(2, "Sync style fully_async: batches under way.", TRINITY)
+    max_inflight_batches: Count = key(
+        2,
+        "Sync style fully_async: batches under way.",
+        TRINITY,
+        idle_with=(IdleWith("synchronizer.sync_style", but=("fully_async",)),),
+    )
     proxy_port: Port = key(8010, "Mode serve: port, 0 to 65535.", TRINITY, support=LATER)
     listen_address: str = key("0.0.0.0", "Mode serve: address to listen on.", TRINITY, support=LATER)
     service_status_check_interval: Positive = key(60.0, "Mode serve: seconds between checks.", TRINITY, support=LATER)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
-from trinity.common.config.keys import KEYS, Key, key_at, key_named, path_of
+from trinity.common.config.base import IdleWith
+from trinity.common.config.keys import KEYS, Key, key_at, key_named, last_part, path_of
 from trinity.common.config.resolution import Resolution
-from trinity.common.config.schema_index import default_at, facts_below
+from trinity.common.config.schema_index import default_at, facts_at, facts_below, holds_section
+
+T = TypeVar("T")
 
 
 def mirrors(section: Key[object], *, but: tuple[Key[object], ...] = ()) -> Iterator[tuple[Key[Any], Key[Any]]]:
@@ -54,6 +57,84 @@ def fill_defaults(
         if _is_left_out(resolution, key) or resolution.get(key) in also:
             source = key_named(facts.default_from)
             resolution.derive(key, facts.value_from(resolution.get(source)), source)
+
+
+def join_older_names(resolution: Resolution, section: Key[object], *, but: tuple[Key[object], ...] = ()) -> None:
+    """Give each key below a section the value that its other name has.
+
+    Which of two written values counts, or that they must not differ (E1815), is declared at the field (`Renamed`).
+    """
+    for path, facts in facts_below(path_of(section), stops=False):
+        renamed, older = facts.renamed, key_at(path)
+        value = None if renamed is None or _is_in(older, but) else resolution.get(older)
+        if renamed is None or value is None:
+            continue
+        newer = _other_key(older, renamed.new)
+        if renamed.since and holds_section(path):  # of other keys, the written tree tells
+            resolution.problem("W1301", older, **renamed.deprecation(older))
+        if renamed.both == "older" or _is_left_out(resolution, newer):
+            name = last_part(older) if path[:-1] == path_of(newer)[:-1] else older
+            resolution.derive(newer, value, f"{name}, its {renamed.said} name")
+        elif renamed.both == "clash" and value != resolution.get(newer):
+            resolution.problem(
+                "E1815",
+                older,
+                f"`{older}` is {value}, but {newer} is {resolution.get(newer)}",
+                involves=(newer,),
+                suggestion=f"keep `{newer}`",
+            )
+
+
+def note_idle(
+    resolution: Resolution,
+    section: Key[object],
+    *,
+    but: tuple[Key[object], ...] = (),
+    is_written: Callable[[Key[Any]], bool] | None = None,
+) -> None:
+    """Warn about each written key below a section that another key makes idle.
+
+    Args:
+        resolution: the other keys have their values.
+        section: where to look.
+        but: sections in it that are left out.
+        is_written: whether a key is asked for; by default, if this run or stage writes it.
+    """
+    for path, facts in facts_below(path_of(section)):
+        key = key_at(path)
+        if facts.idle_with and not _is_in(key, but) and (is_written or resolution.is_own)(key):
+            for idle in facts.idle_with:
+                _note_idle(resolution, key, idle)
+
+
+def _note_idle(resolution: Resolution, key: Key[object], idle: IdleWith) -> None:
+    other = _other_key(key, idle.key)
+    value = resolution.get(other)
+    if idle.holds(value):
+        said = f"with {last_part(other)} {value}" if value not in (None, False, "") else f"without {last_part(other)}"
+        said += f": {idle.why}" if idle.why else ""
+        rule = f"{last_part(other)} {' or '.join(map(str, idle.but))}" if idle.but else ""
+        message = f"`{key}` has no effect {said}"
+        resolution.problem(idle.code, key, message, rule=rule, suggestion=idle.instead)
+
+
+def _other_key(key: Key[object], name: str) -> Key[Any]:
+    """Return the key that a field of `key` names: in its section, or dotted."""
+    return key_named(name) if "." in name else key_at((*path_of(key)[:-1], name))
+
+
+def fall_back(resolution: Resolution, *keys: Key[object], reason: object = "default of the guide") -> None:
+    """Give each absent key the value that its field declares for this case."""
+    for key in keys:
+        if resolution.get(key) is None:
+            resolution.derive(key, fallback_of(key), reason)
+
+
+def fallback_of(key: Key[T | None]) -> T:
+    """Return the value that the field of a key declares for its absence."""
+    value: T | None = facts_at(path_of(key))[1].fallback
+    assert value is not None, f"{key} has no `fallback`"
+    return value
 
 
 def _is_in(key: Key[object], sections: tuple[Key[object], ...]) -> bool:

@@ -13,6 +13,7 @@ from trinity.common.config.base import (
     Args,
     Count,
     Float,
+    IdleWith,
     Int,
     Natural,
     NonNegative,
@@ -28,6 +29,10 @@ TopP = Annotated[Float, Field(gt=0, le=1)]
 TopK = Annotated[Int, Field(ge=-1)]
 
 
+# An adapter of a folder has these of its own.
+_OF_NEW = (IdleWith("path", but=(None,), why="the adapter there has its own"),)
+
+
 class LoraConfig(Section):
     """One low-rank adapter."""
 
@@ -36,8 +41,8 @@ class LoraConfig(Section):
     base_model_name: str | None = key(
         None, "Model that adapter_config.json says the adapter belongs to; null: model_path.", TRINITY
     )
-    lora_rank: Count = key(32, "Rank, >= 1.", TRINITY)
-    lora_alpha: Count = key(32, "Scale numerator, >= 1.", TRINITY)
+    lora_rank: Count = key(32, "Rank, >= 1.", TRINITY, idle_with=_OF_NEW)
+    lora_alpha: Count = key(32, "Scale numerator, >= 1.", TRINITY, idle_with=_OF_NEW)
     lora_dtype: str = key(
         "auto", "Number type of the adapter's parameters; auto: float32.", TRINITY, support=only("auto", "float32")
     )
@@ -45,9 +50,10 @@ class LoraConfig(Section):
         "all-linear",
         "Linear maps that get an adapter: a list of names, or a regular expression of whole names; all-linear: all.",
         TRINITY,
+        idle_with=_OF_NEW,
     )
     exclude_modules: str | tuple[str, ...] | None = key(
-        None, "Linear maps that get none, as target_modules; null: none is excluded.", TRINITY
+        None, "Linear maps that get none, as target_modules; null: none is excluded.", TRINITY, idle_with=_OF_NEW
     )
     is_dummy: bool = key(False, "The adapter is made by the run; filled in from path.", TRINITY)
 
@@ -78,7 +84,7 @@ class ModelConfig(Section):
 
     model_path: str = key("", "Folder of the trained model (Hugging Face layout) or a hub id.", GUIDE)
     trust_remote_code: bool = key(False, "Run Python code that comes with the model.", TRINITY)
-    critic_model_path: str | None = key(None, "Folder of the critic; null: model_path.", GUIDE)
+    critic_model_path: str | None = key(None, "Folder of the critic.", GUIDE, default_from="model.model_path")
     custom_chat_template: str | None = key(None, "Chat template as text; null: the tokenizer's.", GUIDE)
     chat_template_path: str | None = key(None, "File of a Jinja chat template; wins over custom_chat_template.", GUIDE)
     temperature: NonNegative = key(1.0, "Sampling temperature, >= 0; 0: greedy.", TRINITY)
@@ -107,6 +113,11 @@ class ModelConfig(Section):
     external_model: ExternalModelConfig = section(ExternalModelConfig, "Model behind a server (mode bench).", TRINITY)
 
 
+# Keys of the engines that this program runs itself, and those of vLLM among them.
+_OF_ENGINE = (IdleWith("engine_type", ("external",)),)
+_OF_VLLM = (IdleWith("engine_type", ("torch",)),)
+
+
 class InferenceModelConfig(Section):
     """An inference engine; null values are inherited from section `model`."""
 
@@ -116,27 +127,43 @@ class InferenceModelConfig(Section):
         GUIDE,
         support=only("auto", "torch", "vllm", "vllm_async", "external"),
     )
-    engine_num: Count = key(1, "Number of engine instances, >= 1.", GUIDE)
-    tensor_parallel_size: Count = key(1, "Devices that share one layer, >= 1.", GUIDE)
-    data_parallel_size: Count = key(1, "Replicas inside an engine, >= 1.", TRINITY)
-    pipeline_parallel_size: Count = key(1, "Pipeline stages inside an engine, >= 1.", TRINITY)
+    engine_num: Count = key(1, "Number of engine instances, >= 1.", GUIDE, idle_with=_OF_ENGINE)
+    tensor_parallel_size: Count = key(1, "Devices that share one layer, >= 1.", GUIDE, is_engine_arg=True)
+    data_parallel_size: Count = key(1, "Replicas inside an engine, >= 1.", TRINITY, is_engine_arg=True)
+    pipeline_parallel_size: Count = key(1, "Pipeline stages inside an engine, >= 1.", TRINITY, is_engine_arg=True)
     enable_history: bool = key(False, "Record the experiences of each call in the model wrapper.", GUIDE)
     model_path: str | None = key(None, "Model of the engine; null: model.model_path.", GUIDE)
     name: str | None = key(None, "Name by which a workflow finds the model.", TRINITY)
-    trust_remote_code: bool | None = key(None, "", TRINITY, default_from="model.trust_remote_code")
-    enable_expert_parallel: bool = key(False, "Spread experts over devices.", TRINITY)
-    extra_engine_args: Args = key({}, "Arguments handed to the engine as they are.", TRINITY)
+    trust_remote_code: bool | None = key(
+        None, "", TRINITY, default_from="model.trust_remote_code", idle_with=_OF_ENGINE, is_engine_arg=True
+    )
+    enable_expert_parallel: bool = key(
+        False, "Spread experts over devices.", TRINITY, idle_with=_OF_VLLM, is_engine_arg=True
+    )
+    extra_engine_args: Args = key({}, "Arguments handed to the engine as they are.", TRINITY, idle_with=_OF_ENGINE)
     use_v1: bool = key(True, "vLLM: engine version 1.", TRINITY, support=LATER)
-    enforce_eager: bool = key(False, "vLLM: no captured graphs.", TRINITY)
-    enable_prefix_caching: bool = key(True, "vLLM: share the cache of equal prefixes.", TRINITY)
-    enable_chunked_prefill: bool = key(True, "vLLM: prefill in pieces.", TRINITY)
+    enforce_eager: bool = key(False, "vLLM: no captured graphs.", TRINITY, idle_with=_OF_VLLM, is_engine_arg=True)
+    enable_prefix_caching: bool = key(
+        True, "vLLM: share the cache of equal prefixes.", TRINITY, idle_with=_OF_VLLM, is_engine_arg=True
+    )
+    enable_chunked_prefill: bool = key(
+        True, "vLLM: prefill in pieces.", TRINITY, idle_with=_OF_VLLM, is_engine_arg=True
+    )
     gpu_memory_utilization: Annotated[Float, Field(gt=0, le=1)] = key(
-        0.9, "Share of the device's memory for the engine, in (0, 1].", TRINITY
+        0.9,
+        "Share of the device's memory for the engine, in (0, 1].",
+        TRINITY,
+        idle_with=_OF_ENGINE,
+        is_engine_arg=True,
     )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = key(
-        "auto", "Number type of the engine's weights; auto: bfloat16 where the device computes in it.", TRINITY
+        "auto",
+        "Number type of the engine's weights; auto: bfloat16 where the device computes in it.",
+        TRINITY,
+        idle_with=_OF_ENGINE,
+        is_engine_arg=True,
     )
-    seed: Int = key(42, "Seed of sampling.", TRINITY)
+    seed: Int = key(42, "Seed of sampling.", TRINITY, idle_with=_OF_ENGINE, is_engine_arg=True)
     temperature: NonNegative | None = key(None, "", TRINITY, default_from="model.temperature")
     top_p: TopP | None = key(None, "", TRINITY, default_from="model.top_p")
     top_k: TopK | None = key(None, "", TRINITY, default_from="model.top_k")
@@ -148,7 +175,7 @@ class InferenceModelConfig(Section):
         support=only(1.0),
         default_from="model.repetition_penalty",
     )
-    max_model_len: Count | None = key(None, "", TRINITY, default_from="model.max_model_len")
+    max_model_len: Count | None = key(None, "", TRINITY, default_from="model.max_model_len", is_engine_arg=True)
     max_prompt_tokens: Count | None = key(None, "", TRINITY, default_from="model.max_prompt_tokens")
     max_response_tokens: Count | None = key(
         None,
@@ -170,18 +197,20 @@ class InferenceModelConfig(Section):
     )
     ignore_eos: bool = key(False, "Generate on after the end-of-sequence token.", TRINITY)
     enable_multimodal: bool = key(False, "Accept images and videos.", TRINITY, support=LATER)
-    chat_template: str | None = key(None, "Chat template as text; null inherits.", TRINITY)
+    chat_template: str | None = key(None, "Chat template as text; null inherits.", TRINITY, idle_with=_OF_ENGINE)
     enable_thinking: bool | None = key(None, "As model.enable_thinking; null inherits.", TRINITY, support=LATER)
     enable_openai_api: bool = key(False, "Serve an OpenAI-compatible endpoint.", TRINITY, support=LATER)
-    enable_log_requests: bool = key(False, "Log every request.", TRINITY)
+    enable_log_requests: bool = key(False, "Log every request.", TRINITY, idle_with=_OF_VLLM)
     base_port: Port | None = key(None, "First port of the endpoints; null: any free one.", TRINITY, support=LATER)
     api_key: str = key("EMPTY", "Key that the endpoint asks for.", TRINITY, secret=True, support=LATER)
     enable_auto_tool_choice: bool = key(False, "Let the model choose tools.", TRINITY, support=LATER)
     tool_call_parser: str | None = key(None, "Parser of tool calls.", TRINITY, support=LATER)
     reasoning_parser: str | None = key(None, "Parser of reasoning text.", TRINITY, support=LATER)
     external_model_config: ExternalModelConfig | None = key(None, "As model.external_model; null inherits.", TRINITY)
-    nnodes: Count | None = key(None, "Nodes of one engine.", TRINITY, derived=True, support=LATER)
-    node_rank: Natural | None = key(None, "Rank of a node inside an engine.", TRINITY, derived=True, support=LATER)
+    nnodes: Count | None = key(None, "Nodes of one engine.", TRINITY, derived=True, support=LATER, is_engine_arg=True)
+    node_rank: Natural | None = key(
+        None, "Rank of a node inside an engine.", TRINITY, derived=True, support=LATER, is_engine_arg=True
+    )
     enable_return_routed_experts: bool = key(False, "Return the chosen experts of each token.", TRINITY, support=LATER)
     weight_sync_buffer_size: Count = key(1024, "SGLang: buffer of weight updates in MB.", TRINITY, support=LATER)
     lora_configs: tuple[LoraConfig, ...] | None = key(

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import math
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from trinity.common.config.config import Config
-from trinity.common.config.keys import CRITIC, Key, present, value_of
+from trinity.common.config.keys import CRITIC, EXPERIENCES, KEYS, Key, present, value_of
+from trinity.common.config.mixture import num_expert_rows
 from trinity.common.config.verl_base import FsdpConfig
 
 T = TypeVar("T")
 
 
-def filled(value: T | None, key: str) -> T:
+def filled(config: Config, key: Key[T | None]) -> T:
     """Return a value that `resolve` fills in if it is absent from the file."""
+    value: T | None = value_of(config, key)
     assert value is not None, f"{key} is open: the configuration was not resolved"
     return value
+
+
+def schema_of(config: Config) -> str:
+    """Return the kind of experiences that a run trains on.
+
+    It is `experience`, or that of a dataset: `sft`, `cpt` or `dpo`.
+    """
+    return filled(config, EXPERIENCES.schema_type)
 
 
 def num_workers(config: Config) -> int:
@@ -34,6 +44,31 @@ def num_explored(config: Config) -> int:
     return config.buffer.batch_size * repeat_times(config)
 
 
+def expert_ratio(config: Config, *, mixes_experts: bool) -> float:
+    """Return the share of expert rows in a batch; 0 if unmixed or invalid."""
+    ratio: Any = (config.algorithm.sample_strategy_args or {}).get("expert_data_ratio") if mixes_experts else None
+    is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
+    return float(ratio) if is_number and 0 <= ratio < 1 else 0.0
+
+
+def num_experts(config: Config, *, mixes_experts: bool) -> int:
+    """Return the expert rows of a training batch."""
+    try:
+        return num_expert_rows(expert_ratio(config, mixes_experts=mixes_experts), config.buffer.train_batch_size)
+    except ValueError:
+        return 0
+
+
+def num_trained(config: Config, *, mixes_experts: bool) -> int:
+    """Return the rollouts of a training step, without the expert's rows.
+
+    Args:
+        config: its `buffer.train_batch_size` is filled in.
+        mixes_experts: the sample strategy adds rows of an expert.
+    """
+    return config.buffer.train_batch_size - num_experts(config, mixes_experts=mixes_experts)
+
+
 def reuses_rollouts(config: Config) -> bool:
     """Return whether a replay buffer adds rollouts of earlier steps."""
     buffer = config.buffer.trainer_input.experience_buffer
@@ -42,11 +77,8 @@ def reuses_rollouts(config: Config) -> bool:
 
 def sync_intervals(config: Config) -> tuple[int, int]:
     """Return the explorer's and the trainer's steps between two fixed syncs."""
-    sync = config.synchronizer
-    return (
-        filled(sync.explorer_sync_interval, "synchronizer.explorer_sync_interval"),
-        filled(sync.trainer_sync_interval, "synchronizer.trainer_sync_interval"),
-    )
+    sync = KEYS.synchronizer
+    return filled(config, sync.explorer_sync_interval), filled(config, sync.trainer_sync_interval)
 
 
 def rhythm(config: Config, taken: int) -> tuple[int, int]:
@@ -84,6 +116,21 @@ def critic_fsdp(config: Config) -> FsdpConfig:
     return value_of(config, critic_sharding(config))
 
 
+def writes_products(fsdp: FsdpConfig) -> bool:
+    """Return whether a section has `mixed_precision.param_dtype`."""
+    return fsdp.mixed_precision is not None and "param_dtype" in fsdp.mixed_precision.model_fields_set
+
+
+def critic_products(config: Config) -> FsdpConfig:
+    """Return the section with the number type of the critic's products.
+
+    It is the actor's where the critic's has none.
+    """
+    own = critic_fsdp(config)
+    is_own = writes_products(own) or "dtype" in own.model_fields_set
+    return own if is_own else config.trainer.trainer_config.actor_rollout_ref.actor.fsdp_config
+
+
 def has_critic(config: Config) -> bool:
     """Return whether a value model is trained, as `resolve` decides.
 
@@ -94,7 +141,7 @@ def has_critic(config: Config) -> bool:
 
 def loss_divisor(config: Config) -> float:
     """Return what `seq-mean-token-sum-norm` divides by, in tokens."""
-    return float(filled(config.model.max_response_tokens, "model.max_response_tokens"))
+    return float(filled(config, KEYS.model.max_response_tokens))
 
 
 def database_file(config: Config) -> str | None:

@@ -6,7 +6,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from trinity.common.config.base import GUIDE, LATER, OWN, VERL, Args, Count, Natural, Section, key, later, only, section
+from trinity.common.config.base import (
+    GUIDE,
+    LATER,
+    OWN,
+    VERL,
+    Args,
+    Count,
+    Natural,
+    Renamed,
+    Section,
+    key,
+    later,
+    only,
+    section,
+)
 from trinity.common.config.verl_base import SCORES_ONLY, FsdpConfig
 
 
@@ -52,8 +66,8 @@ class RewardModelConfig(Section):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = key(
         "auto", "Number type of the model; auto: bfloat16 where the device computes in it.", OWN
     )
-    micro_batch_size: Count | None = key(None, "Older form of micro_batch_size_per_gpu.", GUIDE)
-    micro_batch_size_per_gpu: Count | None = key(None, "Conversations per forward pass; null: 64.", VERL)
+    micro_batch_size: Count | None = key(None, "", GUIDE, renamed=Renamed("micro_batch_size_per_gpu"))
+    micro_batch_size_per_gpu: Count | None = key(None, "Conversations per forward pass.", VERL, fallback=64)
     use_dynamic_bsz: bool = key(False, "Forward passes by tokens.", VERL)
     forward_max_token_len_per_gpu: Count | None = key(
         None, "Tokens per forward pass with use_dynamic_bsz; null: those of the actor.", VERL

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from trinity.common.config.base import VERL, Section, key
+from trinity.common.config.base import VERL, IdleWith, Section, key
 
 _GEO_RS = {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.999_1.001"}
 _K3_RS = {"rollout_rs": "seq_mean_k3", "rollout_rs_threshold": "0.01"}
@@ -89,18 +89,35 @@ class RolloutCorrectionConfig(Section):
         None, "Weights: rho of each token, or its product over the response; null: of the preset, else none.", VERL
     )
     rollout_is_threshold: Bound | None = key(
-        None, "Largest weight, or 'low_high' outside of which it is 0; null: of the preset, else 2.0.", VERL
+        None,
+        "Largest weight, or 'low_high' outside of which it is 0; null: of the preset.",
+        VERL,
+        fallback="2.0",
+        idle_with=(IdleWith("rollout_is", (None,)),),
     )
-    rollout_is_batch_normalize: bool | None = key(None, "Divide the weights by their mean; null: no.", VERL)
+    rollout_is_batch_normalize: bool | None = key(
+        None,
+        "Divide the weights by their mean.",
+        VERL,
+        fallback=False,
+        idle_with=(IdleWith("rollout_is", (None,)),),
+    )
     rollout_rs: List | None = key(
         None, "Rejection: token_k1, seq_mean_k3, ..., several as a list; null: of the preset, else none.", VERL
     )
     rollout_rs_threshold: List | None = key(
-        None, "Bound of the rejection, or one for each; 'low_high' for k1; null: of the preset.", VERL
+        None,
+        "Bound of the rejection, or one for each; 'low_high' for k1; null: of the preset.",
+        VERL,
+        idle_with=(IdleWith("rollout_rs", (None, "")),),
     )
     bypass_mode: bool | None = key(
-        None, "Correct in the loss, on the rollout's log-probabilities; null: of the preset, else no.", VERL
+        None, "Correct in the loss, on the rollout's log-probabilities; null: of the preset.", VERL, fallback=False
     )
     loss_type: Literal["ppo_clip", "reinforce"] | None = key(
-        None, "Loss of bypass_mode; null: of the preset, else ppo_clip.", VERL
+        None,
+        "Loss of bypass_mode; null: of the preset.",
+        VERL,
+        fallback="ppo_clip",
+        idle_with=(IdleWith("bypass_mode", (None, False)),),
     )

@@ -84,12 +84,12 @@ def holds_section(path: Path) -> bool:
 
 
 @functools.cache
-def facts_at(path: Path) -> tuple[Path, Facts]:
+def facts_at(path: Path, *, stops: bool = True) -> tuple[Path, Facts]:
     """Return the facts of a key and the path that declares them.
 
     That is the path of the key or of a section around it. Facts of a section hold for all of its keys; facts of
-    a key hold for all entries of its mapping. If several sections around a key declare facts, the outermost one
-    counts.
+    a key hold for all entries of its mapping. If several sections around a key declare what is refused, the outermost
+    one counts, unless `stops` is false.
     """
     found: tuple[Path, Facts] = ((), NO_FACTS)
     around: list[tuple[int, Mapping[str, Facts]]] = []
@@ -103,7 +103,7 @@ def facts_at(path: Path) -> tuple[Path, Facts]:
         for start, at in reversed(around):
             facts = _over(facts, at.get(".".join(names[start:]), NO_FACTS))
         found = (path[:depth], facts)
-        if facts.support is not None and holds_section(path[:depth]):
+        if stops and facts.support is not None and holds_section(path[:depth]):
             break
         around.append((depth, facts.at))
     return found
@@ -131,11 +131,15 @@ def fields_of(
 
 
 @functools.cache
-def facts_below(path: Path) -> tuple[tuple[Path, Facts], ...]:
-    """Return keys below a section with their facts, without items and values."""
+def facts_below(path: Path, *, stops: bool = True) -> tuple[tuple[Path, Facts], ...]:
+    """Return keys below a section with their facts, without items and values.
+
+    Those inside of a refused section are among them only if `stops` is false.
+    """
     model = model_at(path)
-    places = (place for place, _ in fields_of(model, path)) if model is not None else ()
-    return tuple((place, facts_at(place)[1]) for place in places if "*" not in place and facts_at(place)[0] == place)
+    places = (place for place, _ in fields_of(model, path) if "*" not in place) if model is not None else ()
+    found = ((place, facts_at(place, stops=stops)) for place in places)
+    return tuple((place, facts) for place, (at, facts) in found if at == place)
 
 
 @functools.cache

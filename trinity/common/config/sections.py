@@ -13,6 +13,7 @@ from trinity.common.config.base import (
     TRINITY,
     Args,
     Count,
+    IdleWith,
     Int,
     Natural,
     Port,
@@ -44,7 +45,16 @@ class MonitorConfig(Section):
 
     monitor_type: str = key("tensorboard", "tensorboard, wandb, mlflow or swanlab.", TRINITY)
     monitor_args: Args | None = key(None, "Arguments of the monitor (wandb: base_url, api_key, ...).", GUIDE)
-    enable_ray_timeline: bool = key(False, "Write <job>/monitor/timeline.json.", GUIDE)
+    enable_ray_timeline: bool = key(
+        False,
+        "Write <job>/monitor/timeline.json.",
+        GUIDE,
+        idle_with=(
+            IdleWith(
+                "cluster.runtime", but=("ray",), instead="remove it, or write `cluster.runtime: ray`", code="W3407"
+            ),
+        ),
+    )
     detailed_stats: bool = key(False, "Log the distribution of rollout metrics too.", TRINITY, support=only(False))
     cache_dir: str | None = key(None, "Folder of the monitor: <job>/monitor.", TRINITY, derived=True)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from trinity.common.config.base import GUIDE, OWN, TRINITY, Count, Natural, Positive, Section, key, only
+from trinity.common.config.base import GUIDE, OWN, TRINITY, Count, IdleWith, Natural, Positive, Section, key, only
 
 METHOD_ALIASES = {"online": "nccl", "offline": "checkpoint"}
 STYLE_ALIASES = {"explorer_driven": "dynamic_by_explorer", "trainer_driven": "dynamic_by_trainer"}
@@ -43,7 +43,10 @@ class SynchronizerConfig(Section):
         False, "Style fully_async: samples under way go on over a weight update; their tokens carry versions.", OWN
     )
     checkpoint_delta: bool = key(
-        False, "Transport checkpoint: write what changed since the version before, without loss.", OWN
+        False,
+        "Transport checkpoint: write what changed since the version before, without loss.",
+        OWN,
+        idle_with=(IdleWith("sync_method", but=("checkpoint",)),),
     )
     group_name: str = key("rollout_weight_sync", "Name of the process group (nccl).", TRINITY)
     wait_for_checkpoint: bool = key(False, "Wait for the first checkpoint.", TRINITY, support=only(False))

@@ -71,7 +71,9 @@ class TrainerConfig(Section):
     use_remove_padding: bool = key(True, "Train without padding tokens.", TRINITY, idle=PADDED)
     balance_batch: bool = key(True, "Equal work for all workers.", TRINITY)
     critic_warmup: Natural = key(0, "Steps that train only the critic.", TRINITY)
-    max_checkpoints_to_keep: Natural = key(0, "Checkpoints kept; 0: all; at least 2 are kept.", TRINITY)
+    max_checkpoints_to_keep: Natural = key(
+        0, "Checkpoints kept; 0: all; at least 2 are kept.", TRINITY, verl_names=("max_actor_ckpt_to_keep",)
+    )
     param_offload: bool = key(False, "Weights in host memory between phases.", TRINITY)
     optimizer_offload: bool = key(False, "Optimizer state in host memory between phases.", TRINITY)
     grad_offload: bool = key(

@@ -138,8 +138,10 @@ class VerlDataConfig(Section):
 class VerlConfig(Section):
     """Root of the veRL tree."""
 
-    actor_rollout_ref: ActorRolloutRefConfig = section(ActorRolloutRefConfig, "Policy and reference.")
-    critic: CriticConfig = section(CriticConfig, "Value function.")
+    actor_rollout_ref: ActorRolloutRefConfig = section(
+        ActorRolloutRefConfig, "Policy and reference.", verl_names=("actor_rollout_ref",)
+    )
+    critic: CriticConfig = section(CriticConfig, "Value function.", verl_names=("critic",))
     reward_model: RewardModelConfig = section(RewardModelConfig, "A model that scores rollouts.")
     trainer: VerlTrainerConfig = section(VerlTrainerConfig, "Training loop.")
     data: VerlDataConfig = section(VerlDataConfig, "Data keys of a trainer.", VERL)

@@ -19,6 +19,7 @@ from trinity.common.config.base import (
     Int,
     Natural,
     NonNegative,
+    Renamed,
     Section,
     key,
     later,
@@ -102,11 +103,13 @@ class FsdpConfig(Section):
 class VerlOptimConfig(Section):
     """Optimizer of one model under veRL's names."""
 
-    lr: NonNegative | None = key(None, "Learning rate; null: algorithm.optimizer (actor), 1e-5 (critic).", GUIDE)
+    lr: NonNegative | None = key(
+        None, "Learning rate; null: algorithm.optimizer (actor), its own default (critic).", GUIDE
+    )
     lr_warmup_steps: Annotated[Int, Field(ge=-1)] | None = key(None, "Warm-up in training steps.", VERL)
     lr_warmup_steps_ratio: Fraction | None = key(None, "Warm-up as a share of all steps.", GUIDE)
     min_lr_ratio: Fraction | None = key(None, "Final learning rate as a share of lr (cosine).", GUIDE)
-    warmup_style: SchedulerType | None = key(None, "Older name of lr_scheduler_type.", GUIDE)
+    warmup_style: SchedulerType | None = key(None, "", GUIDE, renamed=Renamed("lr_scheduler_type"))
     lr_scheduler_type: SchedulerType | None = key(None, "Schedule after the warm-up.", VERL)
     num_cycles: NonNegative | None = key(None, "Cosine cycles; null: 0.5.", VERL, support=LATER)
     total_training_steps: Annotated[Int, Field(ge=-1)] = key(-1, "", GUIDE, set_from="trainer.total_steps")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from trinity.common.config.algorithm import LossAggMode
 from trinity.common.config.base import (
     GUIDE,
     LATER,
@@ -10,6 +9,7 @@ from trinity.common.config.base import (
     Count,
     Facts,
     NonNegative,
+    Renamed,
     Section,
     key,
     section,
@@ -23,6 +23,7 @@ from trinity.common.config.verl_base import (
 )
 from trinity.common.config.verl_megatron import MegatronEngineConfig
 from trinity.common.config.verl_policy import ACTOR, SCHEDULE
+from trinity.common.constants import LossAggMode
 
 _CRITIC = "trainer.trainer_config.critic"
 _HOST_AS_POLICY = {
@@ -30,6 +31,8 @@ _HOST_AS_POLICY = {
     for name in ("param_offload", "optimizer_offload", "offload_policy")
 }
 _AS_POLICY = {
+    "lr": Facts(fallback=1e-5),
+    "warmup_style": Facts(renamed=Renamed("lr_scheduler_type", both="clash")),
     **{name: Facts(default_from=f"algorithm.optimizer.{name}") for name in SCHEDULE},
     "total_training_steps": Facts(default_from=f"{ACTOR}.optim.total_training_steps"),
 }
@@ -43,7 +46,9 @@ class CriticModelConfig(VerlModelConfig):
 
 _MODEL = "trainer.trainer_config.actor_rollout_ref.model"
 _OF_CRITIC = {
-    "path": Facts(default_from="model.critic_model_path"),
+    "path": Facts(
+        default_from="model.critic_model_path", renamed=Renamed("model.critic_model_path", both="clash", said="veRL")
+    ),
     "trust_remote_code": Facts(default_from="model.trust_remote_code"),
     **{
         name: Facts(default_from=f"{_MODEL}.{name}") for name in ("use_remove_padding", "enable_gradient_checkpointing")
@@ -56,14 +61,14 @@ class CriticConfig(Section):
 
     enable: bool | None = key(None, "Set from what the advantage function reads.", VERL, derived=True)
     strategy: Strategy | None = key(None, "Sharding.", GUIDE, default_from=f"{ACTOR}.strategy")
-    optim: VerlOptimConfig = section(VerlOptimConfig, "Optimizer; learning rate 1e-5.", at=_AS_POLICY)
+    optim: VerlOptimConfig = section(VerlOptimConfig, "Optimizer.", at=_AS_POLICY)
     model: CriticModelConfig = section(CriticModelConfig, "How the critic is loaded and run.", at=_OF_CRITIC)
     fsdp: FsdpConfig | None = key(None, "Newer place of model.fsdp_config.", VERL, at=_HOST_AS_POLICY)
     megatron: MegatronEngineConfig = section(MegatronEngineConfig, "Parallel groups of Megatron.", VERL)
     ppo_mini_batch_size: Count | None = key(None, "Always buffer.train_batch_size.", VERL, derived=True)
-    ppo_micro_batch_size: Count | None = key(None, "Older form of ppo_micro_batch_size_per_gpu.", VERL)
-    ppo_micro_batch_size_per_gpu: Count | None = key(None, "Experiences per forward pass; null: 8.", GUIDE)
-    forward_micro_batch_size: Count | None = key(None, "Older form of forward_micro_batch_size_per_gpu.", VERL)
+    ppo_micro_batch_size: Count | None = key(None, "", VERL, renamed=Renamed("ppo_micro_batch_size_per_gpu"))
+    ppo_micro_batch_size_per_gpu: Count | None = key(None, "Experiences per forward pass.", GUIDE, fallback=8)
+    forward_micro_batch_size: Count | None = key(None, "", VERL, renamed=Renamed("forward_micro_batch_size_per_gpu"))
     forward_micro_batch_size_per_gpu: Count | None = key(
         None,
         "Without gradient.",

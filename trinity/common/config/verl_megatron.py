@@ -25,6 +25,18 @@ _FILES = "models are read from Hugging Face files"
 _FOLDER = undone(why=_FILES, instead="remove it, and give `model.model_path` such a folder")
 
 
+# What is done here anyway, or asks for the recomputation of every layer.
+_TRANSFORMER: dict[str, tuple[object, ...]] = {
+    "recompute_granularity": (None, "full"),
+    "recompute_method": (None, "uniform"),
+    "recompute_num_layers": (None, 1),
+    "recompute_modules": (None, ["core_attn"]),
+    "attention_backend": ("flash", "auto"),
+    "variable_seq_lengths": (True,),
+    "moe_token_dispatcher_type": ("alltoall",),
+}
+
+
 class MegatronEngineConfig(Section):
     """veRL's Megatron section; absent keys default to `trainer.megatron`."""
 
@@ -67,7 +79,7 @@ class MegatronEngineConfig(Section):
             instead="remove it; `actor.fsdp_config.mixed_precision.reduce_dtype` is the number type of the sums",
         ),
     )
-    override_transformer_config: Args = key({}, "Changes to Megatron's transformer.", VERL)
+    override_transformer_config: Args = key({}, "Changes to Megatron's transformer.", VERL, entries=_TRANSFORMER)
     override_mcore_model_config: Args = key(
         {},
         "Changes to Megatron's model.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from trinity.common.config.algorithm import LossAggMode
 from trinity.common.config.base import (
     GUIDE,
     LATER,
@@ -30,6 +29,7 @@ from trinity.common.config.verl_base import (
     VerlOptimConfig,
 )
 from trinity.common.config.verl_megatron import MegatronEngineConfig, undone
+from trinity.common.constants import LossAggMode
 
 ACTOR = "trainer.trainer_config.actor_rollout_ref.actor"
 _HOST = {
@@ -48,13 +48,14 @@ class ActorConfig(Section):
         None, "Rollouts per optimizer step: always buffer.train_batch_size.", VERL, derived=True
     )
     ppo_micro_batch_size: Count | None = key(
-        None,
-        "Older form of ppo_micro_batch_size_per_gpu.",
-        GUIDE,
-        renamed=Renamed("ppo_micro_batch_size_per_gpu", "veRL 0.2"),
+        None, "", GUIDE, renamed=Renamed("ppo_micro_batch_size_per_gpu", "veRL 0.2")
     )
     ppo_micro_batch_size_per_gpu: Count | None = key(
-        None, "Experiences per forward pass if use_dynamic_bsz is false; null: 4.", GUIDE
+        None,
+        "Experiences per forward pass if use_dynamic_bsz is false.",
+        GUIDE,
+        fallback=4,
+        verl_names=("ppo_micro_batch_size",),
     )
     use_dynamic_bsz: bool | None = key(None, "Micro-batches by tokens.", GUIDE, mirrors="trainer.use_dynamic_bsz")
     ppo_max_token_len_per_gpu: Count | None = key(
@@ -109,7 +110,11 @@ class ActorConfig(Section):
         unless="none",
     )
     kl_loss_coef: NonNegative | None = key(
-        None, "Weight of the KL term.", VERL, set_from="algorithm.kl_loss_fn_args.kl_coef"
+        None,
+        "Weight of the KL term.",
+        VERL,
+        set_from="algorithm.kl_loss_fn_args.kl_coef",
+        verl_names=("kl_coef",),
     )
     kl_loss_type: str | None = key(None, "Estimator of the KL term.", VERL, set_from="algorithm.kl_loss_fn")
     loss_agg_mode: LossAggMode | None = key(
@@ -154,7 +159,7 @@ class RefConfig(Section):
         at={"optimizer_offload": Facts(undone(False, why="a reference has no optimizer"))},
     )
     log_prob_micro_batch_size: Count | None = key(
-        None, "Older form of the next key.", GUIDE, renamed=Renamed("log_prob_micro_batch_size_per_gpu", "veRL 0.2")
+        None, "", GUIDE, renamed=Renamed("log_prob_micro_batch_size_per_gpu", "veRL 0.2")
     )
     log_prob_micro_batch_size_per_gpu: Count | None = key(
         None,

@@ -9,7 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from trinity.common.config import Config
-from trinity.common.config.resolved import critic_fsdp, filled, has_critic
+from trinity.common.config.keys import CRITIC, KEYS
+from trinity.common.config.resolved import critic_products, filled, has_critic
 from trinity.common.config.verl_critic import CriticConfig
 from trinity.common.errors import EnvironmentProblem
 from trinity.trainer.advantage import BatchAdvantage
@@ -59,7 +60,7 @@ class Critic:
     ) -> None:
         self.config = config
         self.ranks = ranks
-        self.path = filled(config.model.critic_model_path, "model.critic_model_path")
+        self.path = filled(config, KEYS.model.critic_model_path)
         self.model = load_value_model(self.path, ranks.loading_device(device), config=config)
         check_heads(self.model, ranks.sequence_size)
         own = num_embeddings(self.model)
@@ -80,8 +81,8 @@ class Critic:
             self.model.parameters(),
             optimizer.optimizer_type,
             lr=schedule.lr,
-            betas=filled(critic.optim.betas, "critic.optim.betas"),
-            weight_decay=filled(critic.optim.weight_decay, "critic.optim.weight_decay"),
+            betas=filled(config, CRITIC.optim.betas),
+            weight_decay=filled(config, CRITIC.optim.weight_decay),
         )
         self.trained = DataParallelPPOCritic(
             self.model,
@@ -169,9 +170,7 @@ def critic_warmup(config: Config) -> int:
 
 def critic_dtype(config: Config, device: torch.device) -> torch.dtype:
     """Return the number type of the critic's products, by default the actor's."""
-    fsdp = critic_fsdp(config)
-    is_written = settings.writes_products(fsdp) or "dtype" in fsdp.model_fields_set
-    return settings.dtype_of(fsdp, device) if is_written else settings.products_dtype(config, device)
+    return settings.dtype_of(critic_products(config), device)
 
 
 def critic_lr_schedule(config: Config, total_steps: int | None) -> LRSchedule:
@@ -180,37 +179,41 @@ def critic_lr_schedule(config: Config, total_steps: int | None) -> LRSchedule:
     Raises:
         ConfigError: the rate depends on the number of all steps, and `total_steps` is None.
     """
-    own = critic_of(config).optim
     return make_schedule(
-        "trainer.trainer_config.critic.optim",
+        str(CRITIC.optim),
         total_steps,
-        lr=filled(own.lr, "critic.optim.lr"),
-        kind=filled(own.lr_scheduler_type, "critic.optim.lr_scheduler_type"),
-        steps=filled(own.lr_warmup_steps, "critic.optim.lr_warmup_steps"),
-        ratio=filled(own.lr_warmup_steps_ratio, "critic.optim.lr_warmup_steps_ratio"),
-        min_lr_ratio=filled(own.min_lr_ratio, "critic.optim.min_lr_ratio"),
+        lr=filled(config, CRITIC.optim.lr),
+        kind=filled(config, CRITIC.optim.lr_scheduler_type),
+        steps=filled(config, CRITIC.optim.lr_warmup_steps),
+        ratio=filled(config, CRITIC.optim.lr_warmup_steps_ratio),
+        min_lr_ratio=filled(config, CRITIC.optim.min_lr_ratio),
     )
 
 
 def critic_settings(config: Config) -> CriticSettings:
     """Return how the value model is trained."""
     critic, of_actor = critic_of(config), settings.actor_settings(config)
-    by_tokens = filled(critic.use_dynamic_bsz, "critic.use_dynamic_bsz")
 
-    def split(tokens: int | None, rows: int | None) -> ActorSettings:
+    def split(max_tokens: int | None, max_rows: int | None) -> ActorSettings:
         return ActorSettings(
             mini_batch_size=settings.mini_batch_size(config, critic.ppo_mini_batch_size),
-            max_tokens=filled(tokens, "critic.ppo_max_token_len_per_gpu") if by_tokens else None,
-            max_rows=None if by_tokens else filled(rows, "critic.ppo_micro_batch_size_per_gpu"),
-            epochs=filled(critic.ppo_epochs, "critic.ppo_epochs"),
+            max_tokens=max_tokens,
+            max_rows=max_rows,
+            epochs=filled(config, CRITIC.ppo_epochs),
             shuffle_seed=settings.actor_of(config).data_loader_seed if critic.shuffle else None,
             grad_clip=critic.grad_clip,
             normalizer=of_actor.normalizer,
         )
 
+    if filled(config, CRITIC.use_dynamic_bsz):
+        update = split(filled(config, CRITIC.ppo_max_token_len_per_gpu), None)
+        forward = split(filled(config, CRITIC.forward_max_token_len_per_gpu), None)
+    else:
+        update = split(None, filled(config, CRITIC.ppo_micro_batch_size_per_gpu))
+        forward = split(None, filled(config, CRITIC.forward_micro_batch_size_per_gpu))
     return CriticSettings(
-        update=split(critic.ppo_max_token_len_per_gpu, critic.ppo_micro_batch_size_per_gpu),
-        forward=split(critic.forward_max_token_len_per_gpu, critic.forward_micro_batch_size_per_gpu),
+        update=update,
+        forward=forward,
         cliprange_value=critic.cliprange_value,
-        loss_agg_mode=filled(critic.loss_agg_mode, "critic.loss_agg_mode"),
+        loss_agg_mode=filled(config, CRITIC.loss_agg_mode),
     )

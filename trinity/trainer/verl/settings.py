@@ -6,10 +6,11 @@ import dataclasses
 
 import torch
 
-from trinity.algorithm import ALGORITHM_TYPE, ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN
+from trinity.algorithm import ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN
 from trinity.algorithm.building import build
 from trinity.common.config import Config
-from trinity.common.config.resolved import filled, loss_divisor, temperature
+from trinity.common.config.keys import ACTOR, KEYS, REFERENCE
+from trinity.common.config.resolved import filled, loss_divisor, schema_of, temperature, writes_products
 from trinity.common.config.verl_base import FsdpConfig
 from trinity.common.config.verl_policy import ActorConfig
 from trinity.trainer.verl.loss import LossFn
@@ -33,11 +34,6 @@ def num_stages(config: Config) -> int:
     """Return the number of pipeline stages, which share the layers."""
     trainer = config.trainer
     return trainer.megatron.pipeline_model_parallel_size if trainer.trainer_strategy == "megatron" else 1
-
-
-def schema_of(config: Config) -> str:
-    """Return the kind of experiences: `sft`, `cpt`, `dpo` or `experience`."""
-    return ALGORITHM_TYPE.contents[config.algorithm.algorithm_type].schema
 
 
 def is_supervised(config: Config) -> bool:
@@ -79,21 +75,15 @@ def dtype_of(fsdp: FsdpConfig, device: torch.device) -> torch.dtype:
     return torch.float32
 
 
-def writes_products(fsdp: FsdpConfig) -> bool:
-    """Return whether a section has `mixed_precision.param_dtype`."""
-    return fsdp.mixed_precision is not None and "param_dtype" in fsdp.mixed_precision.model_fields_set
-
-
 def actor_settings(config: Config) -> ActorSettings:
     """Return how a batch of the policy is split and stepped."""
     actor = actor_of(config)
-    by_tokens = filled(actor.use_dynamic_bsz, "actor.use_dynamic_bsz")
-    tokens, size = actor.ppo_max_token_len_per_gpu, actor.ppo_micro_batch_size_per_gpu
+    by_tokens = filled(config, ACTOR.use_dynamic_bsz)
     return ActorSettings(
         temperature=temperature(config, schema_of(config)),
         mini_batch_size=mini_batch_size(config, actor.ppo_mini_batch_size),
-        max_tokens=filled(tokens, "actor.ppo_max_token_len_per_gpu") if by_tokens else None,
-        max_rows=None if by_tokens else _rows(config, filled(size, "actor.ppo_micro_batch_size_per_gpu")),
+        max_tokens=filled(config, ACTOR.ppo_max_token_len_per_gpu) if by_tokens else None,
+        max_rows=None if by_tokens else _rows(config, filled(config, ACTOR.ppo_micro_batch_size_per_gpu)),
         epochs=actor.ppo_epochs,
         shuffle_seed=actor.data_loader_seed if actor.shuffle else None,
         grad_clip=actor.grad_clip,
@@ -103,11 +93,11 @@ def actor_settings(config: Config) -> ActorSettings:
 
 def reference_settings(config: Config) -> ActorSettings:
     """Return how a batch is split when the reference scores it."""
-    ref, own = config.trainer.trainer_config.actor_rollout_ref.ref, actor_settings(config)
-    if filled(ref.log_prob_use_dynamic_bsz, "ref.log_prob_use_dynamic_bsz"):
-        limit = filled(ref.log_prob_max_token_len_per_gpu, "ref.log_prob_max_token_len_per_gpu")
+    own = actor_settings(config)
+    if filled(config, REFERENCE.log_prob_use_dynamic_bsz):
+        limit = filled(config, REFERENCE.log_prob_max_token_len_per_gpu)
         return dataclasses.replace(own, max_tokens=limit, max_rows=None)
-    size = filled(ref.log_prob_micro_batch_size_per_gpu, "ref.log_prob_micro_batch_size_per_gpu")
+    size = filled(config, REFERENCE.log_prob_micro_batch_size_per_gpu)
     return dataclasses.replace(own, max_tokens=None, max_rows=_rows(config, size))
 
 
@@ -144,5 +134,5 @@ def loss_of(config: Config) -> LossFn:
         build(POLICY_LOSS_FN, algorithm, "policy_loss_fn", default="none"),
         build(KL_FN, algorithm, "kl_loss_fn", default="none"),
         build(ENTROPY_LOSS_FN, algorithm, "entropy_loss_fn", default="none"),
-        loss_agg_mode=filled(algorithm.loss_agg_mode, "algorithm.loss_agg_mode"),
+        loss_agg_mode=filled(config, KEYS.algorithm.loss_agg_mode),
     )

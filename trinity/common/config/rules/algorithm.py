@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
-from trinity.common.config.algorithm import LossAggMode
+from trinity.common.config.following import fall_back, join_older_names, note_idle
 from trinity.common.config.keys import KEYS, Key, args_of, part_of, path_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.components import check_name, merge_arguments, resolve_arguments
 from trinity.common.config.rules.rollout_correction import check_correction, recompute, resolve_correction
 from trinity.common.config.schema_index import default_at
+from trinity.common.constants import LOSS_AGG_MODES
 from trinity.utils.entry import Entry
 
 ALGORITHM = KEYS.algorithm
@@ -26,7 +27,6 @@ FUNCTIONS = {
 }
 # What a forward pass before the step gives beside the old log-probabilities.
 OF_DISTRIBUTIONS = frozenset({"sum_pi_squared", "entropys", "necs"})
-SHARED_AGG_MODES = get_args(LossAggMode)
 
 
 def resolve_algorithm(resolution: Resolution) -> None:
@@ -88,8 +88,10 @@ def _resolve_aggregation(resolution: Resolution) -> None:
     inner = resolution.is_given(args_of(ALGORITHM.policy_loss_fn)["loss_agg_mode"])
     own = arguments.get("loss_agg_mode")
     if mode is None:
-        shared = own if own in SHARED_AGG_MODES else "token-mean"
-        resolution.derive(ALGORITHM.loss_agg_mode, shared, _aggregation_source(resolution, own))
+        source = _aggregation_source(resolution, own)
+        if own in LOSS_AGG_MODES:
+            resolution.derive(ALGORITHM.loss_agg_mode, own, source)
+        fall_back(resolution, ALGORITHM.loss_agg_mode, reason=source)
     elif inner and own != mode:
         resolution.problem(
             "E1815",
@@ -116,7 +118,7 @@ def _aggregation_source(resolution: Resolution, own: str | None) -> Key[object] 
     if own is None:
         fixed = None if entry is None else entry.loss_agg_mode
         return "default" if fixed is None else f"default; the policy loss {loss} has its own, {fixed}"
-    if own not in SHARED_AGG_MODES:
+    if own not in LOSS_AGG_MODES:
         return f"default; {own} of {key} is for a policy loss alone"
     if resolution.is_given(key):
         return key
@@ -254,17 +256,7 @@ def _check_kl_penalty(resolution: Resolution) -> None:
 
 def _resolve_optimizer(resolution: Resolution) -> None:
     optimizer, values = ALGORITHM.optimizer, resolution.config.algorithm.optimizer
-    style, kind = values.warmup_style, values.lr_scheduler_type
-    if style is not None:
-        if resolution.is_given(optimizer.lr_scheduler_type) and kind != style:
-            resolution.problem(
-                "E1815",
-                optimizer.warmup_style,
-                f"`{optimizer.warmup_style}` is {style}, but lr_scheduler_type is {kind}",
-                suggestion="keep lr_scheduler_type",
-            )
-        else:
-            resolution.derive(optimizer.lr_scheduler_type, style, "warmup_style, its older name")
+    join_older_names(resolution, optimizer)
     if values.lr > 0.1:
         resolution.problem(
             "W1303",
@@ -272,14 +264,7 @@ def _resolve_optimizer(resolution: Resolution) -> None:
             f"`{optimizer.lr}` is {values.lr:g}, which is unusually high",
             suggestion="typical: 1e-6 to 1e-3",
         )
-    is_default = values.min_lr_ratio == default_at(path_of(optimizer.min_lr_ratio))[1]
-    if not is_default and values.lr_scheduler_type == "constant":
-        resolution.problem(
-            "W1902",
-            optimizer.min_lr_ratio,
-            f"`{optimizer.min_lr_ratio}` has no effect with a constant schedule",
-            suggestion="write `lr_scheduler_type: cosine`",
-        )
+    note_idle(resolution, optimizer, is_written=lambda key: resolution.get(key) != default_at(path_of(key))[1])
 
 
 def check_type(resolution: Resolution, algorithm: str, entry: Entry) -> None:

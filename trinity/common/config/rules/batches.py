@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from trinity.common.config import resolved
 from trinity.common.config.following import override
-from trinity.common.config.keys import ACTOR, KEYS, Key, args_of
-from trinity.common.config.mixture import batch_size_for, num_expert_rows
+from trinity.common.config.keys import ACTOR, KEYS, Key
+from trinity.common.config.mixture import batch_size_for
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.resolved import (
     num_explored,
@@ -24,19 +23,12 @@ MANY_STEPS = 10_000_000
 
 def expert_ratio(resolution: Resolution) -> float:
     """Return the share of expert rows in a batch; 0 if unmixed or invalid."""
-    if not mixes_experts(resolution):
-        return 0.0
-    ratio: Any = (resolution.get(args_of(KEYS.algorithm.sample_strategy)) or {}).get("expert_data_ratio")
-    is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
-    return float(ratio) if is_number and 0 <= ratio < 1 else 0.0
+    return resolved.expert_ratio(resolution.config, mixes_experts=mixes_experts(resolution))
 
 
 def num_experts(resolution: Resolution) -> int:
     """Return the expert rows of a training batch."""
-    try:
-        return num_expert_rows(expert_ratio(resolution), resolution.get(SIZE))
-    except ValueError:
-        return 0
+    return resolved.num_experts(resolution.config, mixes_experts=mixes_experts(resolution))
 
 
 def train_batch_size(resolution: Resolution, num_rollouts: int) -> int:
@@ -52,7 +44,7 @@ def mixes_experts(resolution: Resolution) -> bool:
 
 def num_trained(resolution: Resolution) -> int:
     """Return the rollouts of a training batch, without the expert's rows."""
-    return resolution.get(SIZE) - num_experts(resolution)
+    return resolved.num_trained(resolution.config, mixes_experts=mixes_experts(resolution))
 
 
 def resolve_batches(resolution: Resolution) -> None:

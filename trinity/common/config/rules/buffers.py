@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from trinity.common.config.buffer import ExperienceBufferConfig
-from trinity.common.config.following import set_from
+from trinity.common.config.following import note_idle, set_from
 from trinity.common.config.keys import AUXILIARY, EXPERIENCES, KEYS, Key, args_of, path_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.batches import num_trained
@@ -274,13 +274,8 @@ def _check_replay(resolution: Resolution) -> None:
 def _check_capacity(resolution: Resolution) -> None:
     """Check that a queue can hold a batch; else all batches are incomplete."""
     capacity, size = resolution.get(EXPERIENCES.capacity), num_trained(resolution)
-    if resolution.get(EXPERIENCES.storage_type) != "queue":
-        if resolution.is_own(EXPERIENCES.capacity):
-            resolution.problem(
-                "W1902", EXPERIENCES.capacity, f"`{EXPERIENCES.capacity}` has no effect: only a queue has one"
-            )
-        return
-    if capacity >= size:
+    note_idle(resolution, EXPERIENCES)
+    if resolution.get(EXPERIENCES.storage_type) != "queue" or capacity >= size:
         return
     resolution.problem(
         "E1865",

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, get_args
+from typing import Any
 
-from trinity.common.config.algorithm import LossAggMode
-from trinity.common.config.available import LATER_NAMES
 from trinity.common.config.buffer import DataSelectorConfig
 from trinity.common.config.keys import KEYS, Key, args_of, last_part
 from trinity.common.config.mixture import DERIVED_ARGUMENTS
 from trinity.common.config.nearest import nearest
 from trinity.common.config.resolution import Resolution
+from trinity.common.constants import LOSS_AGG_MODES, VERL_LOSS_AGG_MODES
 from trinity.utils.entry import Entry
 from trinity.utils.kinds import TEXT
 
 CHECKED_ELSEWHERE = (*DERIVED_ARGUMENTS, "expert_data_ratio", "rollout_is_threshold")
-AGG_MODES = {"trinity": get_args(LossAggMode), "verl": (*get_args(LossAggMode), "token-sum")}
+AGG_MODES = {"trinity": LOSS_AGG_MODES, "verl": VERL_LOSS_AGG_MODES}
 KINDS: dict[type, str] = {bool: "true or false", float: "a number", str: "a text"}
-Ranges = Mapping[str, str | tuple[str, ...]]
-_CLIPS = ("clip_range", "clip_ratio")
-_ADAPTIVE = ("target_kl", "horizon")
-# Arguments that may be null although their default is a number or a word, besides the two sides of a clip range.
-_MAY_BE_NULL = (*_CLIPS, "drop")
 
 
 def check_name(
@@ -37,7 +31,7 @@ def check_name(
             way_out = f"write `{key}: {entry.deprecated_for}`"
             resolution.problem("W1301", key, f"`{key}: {name}` is deprecated", suggestion=way_out)
         return True
-    later = LATER_NAMES.get(registry, ())
+    later = catalogue.later.get(registry, ())
     if name in later:
         resolution.problem(
             "E1900",
@@ -246,7 +240,7 @@ def _check_ranges(
 ) -> None:
     """Note each argument that the function would refuse for its range."""
     told = {problem.key for problem in resolution.problems}
-    for name, rule, way_out in range_faults(entry.ranges, known, arguments):
+    for name, rule, way_out in range_faults(entry, known, arguments):
         if str(key[name]) not in told and name not in CHECKED_ELSEWHERE:
             resolution.problem(
                 "E1302",
@@ -266,40 +260,43 @@ def _is_a(value: Any, kind: type) -> bool:
 
 
 def range_faults(
-    ranges: Ranges, known: Mapping[str, Any], arguments: Mapping[str, Any]
+    entry: Entry, known: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, str]]:
     """Yield argument, rule and way out of each value that is out of range.
 
     Args:
-        ranges: what the class declares.
+        entry: what the class declares.
         known: its arguments with their defaults.
         arguments: all arguments, the defaults among them; of the kinds of their defaults.
     """
     for name, default in known.items():
-        value, rule = arguments[name], ranges.get(name)
+        value, rule = arguments[name], entry.ranges.get(name)
         way_out = f"the default is {default}" if default is not None else "remove it"
-        is_unused = name in _CLIPS and None not in _sides(arguments, name)
+        is_unused = _has_sides(known, name) and None not in _sides(arguments, name)
         if value is None:
             is_needed = isinstance(default, int | float | str) and not isinstance(default, bool)
-            is_side = name.removesuffix("_low").removesuffix("_high") in known.keys() & _CLIPS
-            if is_needed and not is_side and name not in _MAY_BE_NULL and not name.endswith("agg_mode"):
+            if is_needed and not entry.may_be_null(name) and not name.endswith("agg_mode"):
                 yield name, _said(rule) if rule else "a number" if not isinstance(default, str) else "a text", way_out
         elif rule is not None and not is_unused and (not _is_in(value, rule) or _is_no_number(value, default, rule)):
             yield name, _said(rule), way_out
-    yield from _missing(known, arguments)
+    yield from _missing(entry, known, arguments)
 
 
-def _missing(known: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _missing(entry: Entry, known: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield missing arguments that other arguments make necessary."""
-    for name in _CLIPS:
-        if known.get(name) is not None and arguments[name] is None and None in _sides(arguments, name):
+    for name in filter(lambda name: _has_sides(known, name), known):
+        if known[name] is not None and arguments[name] is None and None in _sides(arguments, name):
             yield name, f"a number, unless {name}_low and {name}_high are given", f"the default is {known[name]}"
-    if "dro_beta" in known and arguments["dro_beta"] is None:
-        yield "dro_beta", "a number > 0", "write `dro_beta: 1.0`"
-    if known.keys() >= {"adaptive", *_ADAPTIVE} and arguments.get("adaptive") is True:
-        for name in _ADAPTIVE:
-            if not _is_in(arguments.get(name) or 0, "(0, inf]"):
-                yield name, "a number > 0 with adaptive: true", f"write `{name}`, or `adaptive: false`"
+    for name, switch in ((name, switch) for name, switch in entry.needed_if.items() if name in known):
+        if not switch and arguments.get(name) is None:
+            yield name, "a number > 0", f"write `{name}: 1.0`"
+        elif switch and arguments.get(switch) is True and not _is_in(arguments.get(name) or 0, "(0, inf]"):
+            yield name, f"a number > 0 with {switch}: true", f"write `{name}`, or `{switch}: false`"
+
+
+def _has_sides(known: Mapping[str, Any], name: str) -> bool:
+    """Return whether two other arguments can replace `name`."""
+    return f"{name}_low" in known and f"{name}_high" in known
 
 
 def _sides(arguments: Mapping[str, Any], name: str) -> tuple[Any, Any]:

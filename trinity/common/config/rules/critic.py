@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from trinity.common.config.following import fill_defaults, note_overridden, override
-from trinity.common.config.keys import ACTOR, CRITIC, KEYS, VERL_TRAINER, Key
+from trinity.common.config.following import fall_back, fill_defaults, join_older_names, note_overridden, override
+from trinity.common.config.keys import ACTOR, CRITIC, KEYS, VERL_TRAINER
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.verl_critic import CriticConfig
 
@@ -34,7 +32,8 @@ def may_read_values(resolution: Resolution) -> bool:
 
 def resolve_critic(resolution: Resolution) -> None:
     """Enable the critic if the advantage reads values; fill it from the actor."""
-    _resolve_path(resolution)
+    join_older_names(resolution, CRITIC.model)
+    fill_defaults(resolution, KEYS.model)
     name, is_on = resolution.config.algorithm.advantage_fn, reads_values(resolution)
     written = resolution.get(CRITIC.enable)
     if written is not None and written != is_on:
@@ -70,35 +69,16 @@ def check_unused_critic(resolution: Resolution) -> None:
             resolution.problem("W1902", key, f"`{key}` has no effect: this algorithm has no critic")
 
 
-def _resolve_path(resolution: Resolution) -> None:
-    other = CRITIC.model.path
-    path, theirs = resolution.get(PATH), resolution.get(other)
-    if theirs is not None and path is not None and path != theirs:
-        resolution.problem(
-            "E1815",
-            other,
-            f"`{other}` is {theirs}, but {PATH} is {path}",
-            involves=(PATH,),
-            suggestion=f"keep `{PATH}`",
-        )
-    elif theirs is not None and path is None:
-        resolution.derive(PATH, theirs, f"{other}, its veRL name")
-    elif path is None:
-        resolution.follow(PATH, KEYS.model.model_path)
-
-
 def _fill(resolution: Resolution) -> None:
-    _resolve_schedule(resolution)
+    join_older_names(resolution, CRITIC, but=(CRITIC.model,))
     _resolve_places(resolution)
     _resolve_retention(resolution)
     override(resolution, CRITIC.ppo_mini_batch_size, by=KEYS.buffer.train_batch_size)
-    _default(resolution, CRITIC.optim.lr, 1e-5, "default of the guide")
-    budget, older = resolution.get(ACTOR.ppo_max_token_len_per_gpu), resolution.get(CRITIC.ppo_micro_batch_size)
-    _default(resolution, CRITIC.ppo_max_token_len_per_gpu, budget and 2 * budget, "twice the actor's")
-    reason = "ppo_micro_batch_size" if older else "default of the guide"
-    _default(resolution, CRITIC.ppo_micro_batch_size_per_gpu, older or 8, reason)
-    other = CRITIC.forward_micro_batch_size
-    _default(resolution, CRITIC.forward_micro_batch_size_per_gpu, resolution.get(other), other)
+    fall_back(resolution, CRITIC.optim.lr)
+    budget = resolution.get(ACTOR.ppo_max_token_len_per_gpu)
+    if resolution.get(CRITIC.ppo_max_token_len_per_gpu) is None and budget is not None:
+        resolution.derive(CRITIC.ppo_max_token_len_per_gpu, 2 * budget, "twice the actor's")
+    fall_back(resolution, CRITIC.ppo_micro_batch_size_per_gpu)
     idle = CRITIC.fsdp if resolution.get(CRITIC.fsdp) is None else CRITIC.model.fsdp_config
     fill_defaults(resolution, CRITIC, but=(idle,), also=(-1,))
     longest = resolution.config.model.max_model_len
@@ -108,26 +88,6 @@ def _fill(resolution: Resolution) -> None:
             resolution.derive(
                 key, longest, f"raised from {value}: one sequence may have max_model_len ({longest}) tokens"
             )
-
-
-def _default(resolution: Resolution, key: Key[object], value: Any, reason: object) -> None:
-    if resolution.get(key) in (None, -1) and value is not None:
-        resolution.derive(key, value, reason)
-
-
-def _resolve_schedule(resolution: Resolution) -> None:
-    """Give the schedule one value, whichever of its names was written."""
-    style, kind = CRITIC.optim.warmup_style, CRITIC.optim.lr_scheduler_type
-    if (
-        resolution.get(style) is not None
-        and resolution.get(kind) is not None
-        and resolution.get(style) != resolution.get(kind)
-    ):
-        resolution.problem(
-            "E1815", style, f"`{style}` is {resolution.get(style)}, but lr_scheduler_type is {resolution.get(kind)}",
-            suggestion="keep lr_scheduler_type",
-        )  # fmt: skip
-    _default(resolution, kind, resolution.get(style), "warmup_style, its older name")
 
 
 def _resolve_retention(resolution: Resolution) -> None:

@@ -13,6 +13,7 @@ from trinity.common.config.engine_refusals import (
     torch_refusals,
     vllm_refusals,
 )
+from trinity.common.config.following import note_idle
 from trinity.common.config.keys import KEYS, ROLLOUT_MODEL, Key, last_part
 from trinity.common.config.model import InferenceModelConfig
 from trinity.common.config.resolution import Resolution
@@ -116,15 +117,7 @@ def best_engine(*, is_deterministic: bool, sees_gpus: bool = True) -> tuple[str,
 def _check_torch(resolution: Resolution, model: Key[InferenceModelConfig]) -> None:
     for refusal in torch_refusals(resolution.config, model):
         resolution.refuse(refusal)
-    tuning = (model.enforce_eager, model.enable_prefix_caching, model.enable_chunked_prefill)
-    for key in (*tuning, model.enable_expert_parallel, model.enable_log_requests):
-        if resolution.is_given(key):
-            resolution.problem(
-                "W1902",
-                key,
-                f"`{key}` has no effect: it is of the vLLM engine, and the engine is torch",
-                suggestion="remove it",
-            )
+    note_idle(resolution, model, is_written=resolution.is_given)
 
 
 def resolve_external(resolution: Resolution) -> None:
@@ -181,13 +174,7 @@ def _check_external(resolution: Resolution, model: Key[InferenceModelConfig]) ->
             involves=(SHARED, model),
             suggestion="write `external_model_config: {model_name: <name at the server>}`",
         )
-    of_an_engine: tuple[Key[object], ...] = (
-        model.engine_num, model.dtype, model.extra_engine_args, model.gpu_memory_utilization, model.chat_template,
-        model.trust_remote_code, model.seed,
-    )  # fmt: skip
-    for key in of_an_engine:
-        if resolution.is_own(key):
-            resolution.problem("W1902", key, f"`{key}` has no effect on an external model")
+    note_idle(resolution, model)
 
 
 def check_auxiliary_models(resolution: Resolution) -> None:

@@ -6,6 +6,7 @@ import math
 import re
 from pathlib import Path, PurePath
 
+from trinity.common.config.following import fallback_of, note_idle
 from trinity.common.config.keys import AUXILIARY, KEYS, Key
 from trinity.common.config.model import InferenceModelConfig
 from trinity.common.config.resolution import Resolution
@@ -19,7 +20,6 @@ PATH = KEYS.trainer.trainer_config.trainer.resume_from_path
 CLUSTER = KEYS.cluster
 RUNTIME = CLUSTER.runtime
 ADDRESS = CLUSTER.ray_address
-TIMELINE = KEYS.monitor.enable_ray_timeline
 UNNAMED = ("auto", "")
 
 
@@ -28,7 +28,7 @@ def derive_names(resolution: Resolution) -> None:
     if resolution.stage_name:
         name = f"{resolution.config.name}/{resolution.stage_name}"
         resolution.derive(KEYS.name, name, "the stage's name is the suffix of the experiment's name")
-    root = str(resolution.config.checkpoint_root_dir or "checkpoints")
+    root = str(resolution.config.checkpoint_root_dir or fallback_of(KEYS.checkpoint_root_dir))
     absolute = Path(root).expanduser()
     if not absolute.is_absolute():
         absolute = resolution.cwd / absolute
@@ -120,14 +120,7 @@ def resolve_runtime(resolution: Resolution) -> None:
             resolution.derive(RUNTIME, "local", "the processes of one machine need no cluster")
     elif wanted == "local":
         _check_local(resolution, nodes=nodes, gpus=gpus)
-    if resolution.get(TIMELINE) and resolution.get(RUNTIME) != "ray":
-        resolution.problem(
-            "W3407",
-            TIMELINE,
-            f"`{TIMELINE}` has no effect: this run has no Ray",
-            involves=(RUNTIME,),
-            suggestion="remove it, or write `cluster.runtime: ray`",
-        )
+    note_idle(resolution, KEYS.monitor, is_written=lambda key: bool(resolution.get(key)))
 
 
 def _check_local(resolution: Resolution, *, nodes: int, gpus: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from trinity.common.config.buffer import ExperienceBufferConfig
-from trinity.common.config.following import set_from
+from trinity.common.config.following import note_idle, set_from
 from trinity.common.config.keys import ACTOR, AUXILIARY, KEYS, Key, args_of, last_part
 from trinity.common.config.mixture import DERIVED_ARGUMENTS, num_expert_rows
 from trinity.common.config.nearest import nearest
@@ -208,32 +208,12 @@ def _resolve_auxiliary(resolution: Resolution, name: str, index: int) -> None:
         )
     elif kind != "file":
         _resolve_database(resolution, key)
-    _note_idle(resolution, key, kind)
+    note_idle(resolution, key)
     _resolve_schema(resolution, key, kind)
     check_selector(resolution, key.data_selector)
     set_from(resolution, key.index, index, "place among the auxiliary buffers")
     set_from(resolution, key.batch_size, num_experts(resolution), "expert rows of a training batch")
     set_from(resolution, key.tokenizer_path, resolution.config.model.model_path, KEYS.model.model_path)
-
-
-def _note_idle(resolution: Resolution, key: Key[ExperienceBufferConfig], kind: str) -> None:
-    """Warn about keys of other storages."""
-    read_with: dict[Key[object], tuple[str, ...]] = {
-        key.split: ("file",),
-        key.subset_name: ("file",),
-        key.data_selector: ("file", "sql"),
-        key.max_read_timeout: ("queue",),
-        key.capacity: (),  # of a queue it is that of the run that fills it
-    }
-    for name, storages in read_with.items():
-        if kind not in storages and resolution.is_own(name):
-            resolution.problem(
-                "W1902",
-                name,
-                f"`{name}` has no effect with storage_type {kind}",
-                rule=f"storage_type {' or '.join(storages)}" if storages else "the run that fills a queue has it",
-                suggestion="remove it",
-            )
 
 
 def _resolve_database(resolution: Resolution, key: Key[ExperienceBufferConfig]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trinity.common.config.buffer import GenerationConfig
-from trinity.common.config.following import fill_defaults
+from trinity.common.config.following import fill_defaults, note_idle
 from trinity.common.config.keys import KEYS, Key, present
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.engines import engines
@@ -12,7 +12,6 @@ from trinity.common.config.rules.tasksets import tasksets
 MODEL = KEYS.model
 LORA = present(MODEL.lora_configs)
 ADAPTER = LORA[0]
-_OF_ADAPTER = (ADAPTER.lora_rank, ADAPTER.lora_alpha, ADAPTER.target_modules, ADAPTER.exclude_modules)
 
 
 def check_model_paths(resolution: Resolution) -> None:
@@ -52,9 +51,7 @@ def resolve_adapter(resolution: Resolution) -> None:
             involves=(ADAPTER.path,),
             suggestion="remove `is_dummy`, which is filled in",
         )
-    for key in _OF_ADAPTER:
-        if resolution.is_own(key):
-            resolution.problem("W1902", key, f"`{key}` has no effect: the adapter of path has its own")
+    note_idle(resolution, ADAPTER)
 
 
 def resolve_lengths(resolution: Resolution) -> None:

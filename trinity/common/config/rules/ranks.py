@@ -8,7 +8,7 @@ from typing import Any
 from trinity.common.config.keys import ACTOR, CRITIC, KEYS, REFERENCE, Key, last_part, part_of, path_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.resolved import critic_sharding, num_workers
-from trinity.common.config.schema_index import default_at
+from trinity.common.config.schema_index import default_at, facts_at
 from trinity.common.config.verl_base import CheckpointContents
 from trinity.utils.gpu import gpu_table
 
@@ -21,16 +21,6 @@ TENSOR = SECTION.tensor_model_parallel_size
 PIPELINE = SECTION.pipeline_model_parallel_size
 OFFLOADS = ("param_offload", "optimizer_offload")
 _GROUPS = (ACTOR.fsdp_config.fsdp_size, REFERENCE.fsdp_config.fsdp_size, CRITIC.model.fsdp_config.fsdp_size)
-# Entries of override_transformer_config that ask for what is done here anyway, or for the recomputation of every layer.
-_TRANSFORMER: dict[str, tuple[Any, ...]] = {
-    "recompute_granularity": (None, "full"),
-    "recompute_method": (None, "uniform"),
-    "recompute_num_layers": (None, 1),
-    "recompute_modules": (None, ["core_attn"]),
-    "attention_backend": ("flash", "auto"),
-    "variable_seq_lengths": (True,),
-    "moe_token_dispatcher_type": ("alltoall",),
-}
 _RECOMPUTES = {
     ACTOR.megatron: KEYS.trainer.trainer_config.actor_rollout_ref.model.enable_gradient_checkpointing,
     CRITIC.megatron: CRITIC.model.enable_gradient_checkpointing,
@@ -235,15 +225,15 @@ def _join(resolution: Resolution) -> None:
 
 def _check_transformer(resolution: Resolution, key: Key[dict[str, Any]]) -> None:
     """Accept recomputation of every layer; refuse all other entries."""
-    values = resolution.get(key)
+    values, served = resolution.get(key), facts_at(path_of(key))[1].entries
     for name, value in values.items():
-        if value not in _TRANSFORMER.get(name, ()):
+        if value not in served.get(name, ()):
             resolution.problem(
                 "E1857",
                 key[name],
                 f"`{key[name]}: {value}` is not done here: layers are computed by this trainer, not by Megatron's "
                 "transformer",
-                rule="; ".join(str(v) for v in _TRANSFORMER.get(name, ())) or "not written",
+                rule="; ".join(str(v) for v in served.get(name, ())) or "not written",
                 suggestion=f"remove it; `{_RECOMPUTES[ACTOR.megatron]}` recomputes every layer",
             )
     other = next((own for section, own in _RECOMPUTES.items() if key == section.override_transformer_config), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trinity.common.config.following import fall_back, join_older_names
 from trinity.common.config.keys import ACTOR, KEYS, REWARD_MODEL, Key, args_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.components import check_arguments, check_name
@@ -34,9 +35,8 @@ def resolve_reward_model(resolution: Resolution) -> None:
     entry = resolution.catalogue.entry("reward_model", worker)
     if entry is not None:
         _check_worker(resolution, worker, entry)
-    older, rows = resolution.get(REWARD_MODEL.micro_batch_size), REWARD_MODEL.micro_batch_size_per_gpu
-    if resolution.get(rows) is None:
-        resolution.derive(rows, older or 64, "micro_batch_size over one worker" if older else "default of the guide")
+    join_older_names(resolution, REWARD_MODEL)
+    fall_back(resolution, REWARD_MODEL.micro_batch_size_per_gpu)
     tokens = REWARD_MODEL.forward_max_token_len_per_gpu
     if resolution.get(tokens) is None and resolution.get(REWARD_MODEL.use_dynamic_bsz):
         resolution.follow(tokens, ACTOR.ppo_max_token_len_per_gpu)

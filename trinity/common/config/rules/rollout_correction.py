@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trinity.common.config.following import fall_back, note_idle
 from trinity.common.config.keys import KEYS, Key, args_of, last_part, part_of, path_of, present
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.rollout_correction import PRESETS
@@ -38,14 +39,12 @@ def resolve_correction(resolution: Resolution, clips: Mapping[str, Any]) -> None
     for name, value in PRESETS.get(preset or "", {}).items():
         if written[name] is None:
             resolution.derive(part_of(SECTION, name), value, f"preset {preset}")
-    _note_unused(resolution, written)
+    note_idle(resolution, SECTION, is_written=lambda key: written[last_part(key)] is not None)
     if preset is None and all(written[name] is None for name in ("rollout_is", "rollout_rs", "bypass_mode")):
         return
-    for key in (SECTION.rollout_is_batch_normalize, SECTION.bypass_mode):
-        if resolution.get(key) is None:
-            resolution.derive(key, False, "default")
-    if section.rollout_is and section.rollout_is_threshold is None:
-        resolution.derive(SECTION.rollout_is_threshold, "2.0", "default")
+    fall_back(resolution, SECTION.rollout_is_batch_normalize, SECTION.bypass_mode, reason="default")
+    if section.rollout_is:
+        fall_back(resolution, SECTION.rollout_is_threshold, reason="default")
     _check_bounds(resolution)
     if section.bypass_mode:
         _resolve_bypass(resolution, clips)
@@ -112,8 +111,7 @@ def _refuse(resolution: Resolution, key: Key[object], code: str, other: Key[obje
 
 def _resolve_bypass(resolution: Resolution, clips: Mapping[str, Any]) -> None:
     """Choose the loss of bypass mode, with the options as arguments."""
-    if resolution.get(SECTION.loss_type) is None:
-        resolution.derive(SECTION.loss_type, "ppo_clip", "default")
+    fall_back(resolution, SECTION.loss_type, reason="default")
     section, chosen = resolution.get(SECTION), resolution.get(LOSS)
     if section.rollout_is_batch_normalize:
         resolution.problem(
@@ -190,19 +188,6 @@ def _bad_bound(resolution: Resolution, key: Key[object], what: str, suggestion: 
     resolution.problem(
         "E1850", key, f"`{key}` {what}", involves=(SECTION,), suggestion=suggestion or "for example '0.5_2.0' or 2.0"
     )
-
-
-def _note_unused(resolution: Resolution, written: Mapping[str, Any]) -> None:
-    """Warn about options of a part that is off."""
-    needs: dict[Key[object], Key[object]] = {
-        SECTION.rollout_is_threshold: SECTION.rollout_is,
-        SECTION.rollout_is_batch_normalize: SECTION.rollout_is,
-        SECTION.rollout_rs_threshold: SECTION.rollout_rs,
-        SECTION.loss_type: SECTION.bypass_mode,
-    }
-    for key, other in needs.items():
-        if written[last_part(key)] is not None and not resolution.get(other):
-            _no_effect(resolution, key, f"without {last_part(other)}")
 
 
 def _no_effect(resolution: Resolution, key: Key[object], why: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trinity.common.config.following import note_idle
 from trinity.common.config.keys import EXPERIENCES, KEYS, ROLLOUT_MODEL, Key, path_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.resolved import num_explored
@@ -11,7 +12,6 @@ SECTION = KEYS.synchronizer
 METHOD = SECTION.sync_method
 RATIO = KEYS.explorer.over_rollout.ratio
 DYNAMIC = KEYS.explorer.dynamic_timeout.enable
-DELTA = SECTION.checkpoint_delta
 STYLE = SECTION.sync_style
 LIMIT = SECTION.max_staleness
 IN_FLIGHT = SECTION.update_in_flight
@@ -24,9 +24,7 @@ def resolve_synchronizer(resolution: Resolution) -> None:
         if resolution.get(key) is None:
             resolution.derive(key, resolution.config.synchronizer.sync_interval, "sync_interval")
     _resolve_method(resolution)
-    if resolution.get(DELTA) and resolution.get(METHOD) != "checkpoint":
-        method = resolution.get(METHOD)
-        resolution.problem("W1902", DELTA, f"`{DELTA}` has no effect with sync_method {method}", suggestion="remove it")
+    note_idle(resolution, SECTION, is_written=lambda key: bool(resolution.get(key)))
     written = resolution.tree.get(path_of(METHOD)) if resolution.is_given(METHOD) else None
     if resolution.config.model.lora_configs and written in ("nccl", "online"):
         resolution.problem(
@@ -155,11 +153,9 @@ def _check_style(resolution: Resolution, style: str) -> None:
             involves=(STYLE,),
             suggestion="use sync_offset, or another sync_style",
         )
-    if style != "fully_async" and resolution.is_given(BATCHES):
-        resolution.problem(
-            "W1902", BATCHES, f"`{BATCHES}` has no effect with sync_style {style}", suggestion="remove it"
-        )
-    elif resolution.is_given(BATCHES) and resolution.config.deterministic and resolution.get(BATCHES) > 1:
+    note_idle(resolution, KEYS.explorer, but=(ROLLOUT_MODEL,), is_written=resolution.is_given)
+    is_ahead = style == "fully_async" and resolution.is_given(BATCHES) and resolution.get(BATCHES) > 1
+    if is_ahead and resolution.config.deterministic:
         why = "with deterministic: true one batch is under way at a time"
         resolution.problem("W1902", BATCHES, f"`{BATCHES}` has no effect: {why}", suggestion="remove it")
     if resolution.get(IN_FLIGHT) and (style != "fully_async" or resolution.config.deterministic):

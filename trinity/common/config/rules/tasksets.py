@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trinity.common.config.buffer import FormatConfig, TasksetConfig
-from trinity.common.config.following import set_from
+from trinity.common.config.following import join_older_names, set_from
 from trinity.common.config.keys import KEYS, REWARD_MODEL, TASKSET, Key, part_of, path_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.components import check_arguments, check_name, check_selector
@@ -81,14 +81,7 @@ def _resolve_taskset(resolution: Resolution, key: Key[TasksetConfig], index: int
     _resolve_workflow(resolution, key, is_eval=is_eval)
     resolve_format(resolution, key.format)
     check_multi_turn(resolution, key.format)
-    if resolution.is_given(key.task_selector):
-        resolution.problem(
-            "W1301",
-            key.task_selector,
-            f"`{key.task_selector}` is deprecated since Trinity-RFT 0.6",
-            suggestion="write `data_selector`",
-        )
-        resolution.derive(key.data_selector, resolution.get(key.task_selector), "task_selector, its older name")
+    join_older_names(resolution, key)
     check_selector(resolution, key.data_selector)
     values = resolution.config.buffer
     set_from(resolution, key.index, index, "place among the tasksets")

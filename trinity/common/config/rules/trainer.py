@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trinity.common.config.following import fill_defaults, join_mirrors, mirrors, note_overridden
+from trinity.common.config.following import (
+    fall_back,
+    fill_defaults,
+    join_mirrors,
+    join_older_names,
+    mirrors,
+    note_overridden,
+)
 from trinity.common.config.keys import (
     ACTOR,
     CRITIC,
@@ -45,46 +52,21 @@ LOSS_OF_EXPERTS = "the trainer minimises the loss of the algorithm alone"
 
 def resolve_trainer(resolution: Resolution) -> None:
     """Reconcile the two names of each trainer setting."""
-    _resolve_clip(resolution)
     _resolve_budget(resolution)
     join_mirrors(resolution, VERL_TRAINER)
     join_mirrors(resolution, MODEL)
     join_mirrors(resolution, ACTOR, but=(ACTOR.optim,))
     _raise_budget(resolution)
+    join_older_names(resolution, ACTOR)
+    join_older_names(resolution, REFERENCE)
     _resolve_optimizer(resolution)
-    older = resolution.get(ACTOR.ppo_micro_batch_size)
-    micro = ACTOR.ppo_micro_batch_size_per_gpu
-    if resolution.get(micro) is None:
-        resolution.derive(
-            micro, older or 4, "ppo_micro_batch_size over one worker" if older else "default of the guide"
-        )
-    older = resolution.get(REFERENCE.log_prob_micro_batch_size)
-    if older and resolution.get(REFERENCE.log_prob_micro_batch_size_per_gpu) is None:
-        resolution.derive(
-            REFERENCE.log_prob_micro_batch_size_per_gpu, older, "log_prob_micro_batch_size over one worker"
-        )
+    fall_back(resolution, ACTOR.ppo_micro_batch_size_per_gpu)
     for section in (ACTOR, MODEL, REFERENCE):
         fill_defaults(resolution, section)
     steps = KEYS.trainer.total_steps
     if resolution.get(steps) is not None and resolution.get(ACTOR.optim.total_training_steps) == -1:
         resolution.follow(ACTOR.optim.total_training_steps, steps)
     _resolve_retention(resolution)
-
-
-def _resolve_clip(resolution: Resolution) -> None:
-    other = resolution.config.algorithm.optimizer.clip_grad
-    if other is None:
-        return
-    if resolution.is_given(KEYS.trainer.grad_clip) and resolution.config.trainer.grad_clip != other:
-        resolution.problem(
-            "E1815",
-            KEYS.algorithm.optimizer.clip_grad,
-            f"`algorithm.optimizer.clip_grad` is {other:g}, but trainer.grad_clip is "
-            f"{resolution.config.trainer.grad_clip}",
-            suggestion="keep trainer.grad_clip",
-        )
-    else:
-        resolution.derive(KEYS.trainer.grad_clip, other, "algorithm.optimizer.clip_grad, its other name")
 
 
 def _resolve_budget(resolution: Resolution) -> None:
@@ -114,8 +96,6 @@ def _raise_budget(resolution: Resolution) -> None:
 def _resolve_optimizer(resolution: Resolution) -> None:
     optim = ACTOR.optim
     style = resolution.get(optim.warmup_style)
-    if style is not None and resolution.get(optim.lr_scheduler_type) is None:
-        resolution.derive(optim.lr_scheduler_type, style, "warmup_style, its older name")
     for theirs, ours in mirrors(optim):
         value, is_schedule = resolution.get(theirs), last_part(theirs) == "lr_scheduler_type"
         is_ours = resolution.is_given(ours) or (is_schedule and resolution.is_given(OPTIMIZER.warmup_style))

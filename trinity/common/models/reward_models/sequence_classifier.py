@@ -15,6 +15,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 from transformers.utils import logging as transformers_logging
 
 from trinity.common.config import Config
+from trinity.common.config.keys import REWARD_MODEL
 from trinity.common.config.resolved import filled
 from trinity.common.errors import ConfigError, EnvironmentProblem, OutOfMemoryError
 from trinity.common.experience import Experience
@@ -28,7 +29,7 @@ from trinity.utils.log import get_logger
 
 logger = get_logger("explorer")
 
-SECTION = "trainer.trainer_config.reward_model"
+SECTION = str(REWARD_MODEL)
 
 
 @REWARD_MODELS.register_module("sequence_classifier")
@@ -113,7 +114,7 @@ class SequenceClassifier(RewardModel):
     def _micro_batches(self, rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
         """Yield the row indices of each forward pass, grouped by length."""
         settings = self.settings
-        most = filled(settings.micro_batch_size_per_gpu, f"{SECTION}.micro_batch_size_per_gpu")
+        most = filled(self.config, REWARD_MODEL.micro_batch_size_per_gpu)
         limit = settings.forward_max_token_len_per_gpu if settings.use_dynamic_bsz else None
         group: list[int] = []
         for place in sorted(range(len(rows)), key=lambda row: (len(rows[row]), row)):
