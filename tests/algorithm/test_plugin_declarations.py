@@ -188,7 +188,7 @@ def test_the_defaults_of_a_type_and_of_its_functions_are_those_of_the_run(tmp_pa
         (TYPE.format(_method("default_config", "dict(zip('a', 'b'))")), {"algorithm_type": "mine"}, "E3906",
          "--plugin-dir", "default_config of Mine is computed by"),
         (TYPE.format("schema = 'pairs'"), {"algorithm_type": "mine"}, "E3907", "--plugin-dir",
-         "`schema` of Mine must be one of experience, sft, cpt, dpo, got 'pairs'"),
+         "`schema` of Mine must be one of experience, sft, dpo, cpt, got 'pairs'"),
         (TYPE.format("use_critic = True"), {"algorithm_type": "mine"}, "E3908", "algorithm.algorithm_type",
          "algorithm_type mine declares `use_critic = True`, but"),
         (TYPE.format("use_reference = False"), {"algorithm_type": "mine"}, "E3908", "algorithm.algorithm_type",

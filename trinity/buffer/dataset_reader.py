@@ -17,8 +17,9 @@ from trinity.buffer.recorded import RecordedFormatter
 from trinity.buffer.rows import BadRow
 from trinity.buffer.selector import SELECTORS, BaseSelector
 from trinity.buffer.sql_tables import ExperienceTable, SQLTable, load_sql_table
-from trinity.buffer.training_rows import NEEDED, decoded, form_of, training_row_faults
+from trinity.buffer.training_rows import decoded, form_of, training_row_faults
 from trinity.common.config.buffer import DataSelectorConfig, ExperienceBufferConfig
+from trinity.common.config.row_schemas import SCHEMAS
 from trinity.common.errors import CheckpointError, DataError, EnvironmentProblem
 from trinity.common.experience import EID, Experience
 from trinity.common.models.chat_template import check_template
@@ -218,7 +219,7 @@ class DatasetReader:
 
     def _check_rows(self) -> list[int]:
         fmt, kind = self.config.format, self.formatter.kind
-        faults = missing_columns(fmt, self.table.columns, needs=NEEDED[self.schema]) if len(self.table) else []
+        faults = missing_columns(fmt, self.table.columns, needs=SCHEMAS[self.schema].needed) if len(self.table) else []
         if faults:
             reasons = "; ".join(fault.reason for fault in faults)
             raise DataError(f"buffer {self.config.name!r}: {reasons}", code="E4004")

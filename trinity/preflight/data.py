@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from trinity.buffer.checks import Fault, control_token, missing_columns, prompt_type, row_faults
 from trinity.buffer.data_files import data_files
 from trinity.buffer.rows import BadRow, DataRow, read_rows
-from trinity.buffer.training_rows import NEEDED, decoded, form_of, training_row_faults
+from trinity.buffer.training_rows import decoded, form_of, training_row_faults
 from trinity.common.config.buffer import ExperienceBufferConfig, FormatConfig, TasksetConfig
 from trinity.common.config.problems import Finding
+from trinity.common.config.row_schemas import SCHEMAS
 from trinity.common.errors import DataError, EnvironmentProblem
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def check_taskset(
     if not rows:
         return [_finding("E4002", where, f"{path} has no rows in split {split!r}")]
     if schema is not None:
-        return _check_rows(rows, fmt, where=where, needs=set(NEEDED[schema]), schema=schema)
+        return _check_rows(rows, fmt, where=where, needs=set(SCHEMAS[schema].needed), schema=schema)
     needs = {"prompt_key", "messages_key"} if needs_prompt else set()
     return _check_rows(rows, fmt, where=where, needs=needs | ({"response_key"} if needs_truth else set()))
 
@@ -153,7 +154,7 @@ def check_table(path: str | None, *, name: str, fmt: FormatConfig, schema: str, 
     except (DataError, EnvironmentProblem) as error:
         return [_finding(error.code, where, error.args[0])]
     rows = [table.row(number) for number in range(min(len(table), MAX_ROWS))]
-    return _check_rows(list(rows), fmt, where=where, needs=set(NEEDED[schema]), schema=schema)
+    return _check_rows(list(rows), fmt, where=where, needs=set(SCHEMAS[schema].needed), schema=schema)
 
 
 def _check_rows(
