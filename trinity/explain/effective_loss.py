@@ -9,7 +9,7 @@ from trinity.common.config.mixture import num_expert_rows
 from trinity.common.config.resolved import has_critic, loss_divisor, temperature
 from trinity.explain import critic
 from trinity.explain.aggregation import aggregation
-from trinity.explain.components import Component, component
+from trinity.explain.components import IN_LOSS, Component, component
 from trinity.explain.effective_step import optimizer, parts
 from trinity.utils.formula import number
 
@@ -68,7 +68,7 @@ def effective_loss(stage: StagePlan) -> EffectiveLoss:
             vars(algorithm)[f"{role}_args"],
             catalogue=stage.catalogue,
         )
-        for role in ("policy_loss_fn", "kl_loss_fn", "entropy_loss_fn", "advantage_fn", "kl_penalty_fn")
+        for role in IN_LOSS
     }
     found = EffectiveLoss(stage.name, algorithm.algorithm_type)
     signs = [_policy(config, parts["policy_loss_fn"], found)]

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from trinity.algorithm import ALGORITHM_TYPE, ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN
+from trinity.algorithm import ALGORITHM_TYPE
 from trinity.algorithm.building import build
 from trinity.common.config import Config
 from trinity.common.config.resolved import filled, loss_divisor, temperature
@@ -141,8 +141,8 @@ def loss_of(config: Config) -> LossFn:
     """Return the loss of the algorithm section."""
     algorithm = config.algorithm
     return LossFn(
-        build(POLICY_LOSS_FN, algorithm, "policy_loss_fn", default="none"),
-        build(KL_FN, algorithm, "kl_loss_fn", default="none"),
-        build(ENTROPY_LOSS_FN, algorithm, "entropy_loss_fn", default="none"),
+        build(algorithm, "policy_loss_fn", default="none"),
+        build(algorithm, "kl_loss_fn", default="none"),
+        build(algorithm, "entropy_loss_fn", default="none"),
         loss_agg_mode=filled(algorithm.loss_agg_mode, "algorithm.loss_agg_mode"),
     )
