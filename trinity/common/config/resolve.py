@@ -28,7 +28,7 @@ from trinity.common.config.rules.batches import (
     resolve_steps,
 )
 from trinity.common.config.rules.buffers import check_replay, check_unique_names, resolve_experience_buffer
-from trinity.common.config.rules.components import check_arguments, check_name
+from trinity.common.config.rules.components import Chosen, check_arguments, check_name
 from trinity.common.config.rules.critic import check_unused_critic, resolve_critic
 from trinity.common.config.rules.engines import check_auxiliary_models, resolve_engine, resolve_external
 from trinity.common.config.rules.job import (
@@ -116,7 +116,7 @@ def _check_names(resolution: Resolution) -> None:
     for index, operator in enumerate(resolution.config.data_processor.experience_pipeline.operators):
         key = KEYS.data_processor.experience_pipeline.operators[index]
         if check_name(resolution, key.name, "operator", operator.name or "(none)"):
-            check_arguments(resolution, key.args, "operator", operator.name, chosen=key.name)
+            check_arguments(resolution, Chosen(key.name, key.args, "operator", operator.name))
 
 
 def _check_secrets(resolution: Resolution) -> None:

@@ -7,7 +7,7 @@ from typing import Any, get_args
 from trinity.common.config.algorithm import LossAggMode
 from trinity.common.config.keys import KEYS, args_of, part_of, path_of
 from trinity.common.config.resolution import Resolution
-from trinity.common.config.rules.components import check_name, merge_arguments, resolve_arguments
+from trinity.common.config.rules.components import Chosen, check_name, resolve_arguments
 from trinity.common.config.rules.rollout_correction import check_correction, recompute, resolve_correction
 from trinity.common.config.schema_index import default_at
 from trinity.utils.declaration import ROLES
@@ -66,13 +66,10 @@ def _resolve_function(resolution: Resolution, name: str, defaults: dict[str, Any
     if not check_name(resolution, key, registry, chosen):
         return
     entry = resolution.catalogue.entry(registry, chosen)
-    if entry is None:
-        merge_arguments(resolution, key, chosen, {})
-        return
-    if entry.reads & OF_DISTRIBUTIONS:
+    if entry is not None and entry.reads & OF_DISTRIBUTIONS:
         recompute(resolution, key, "reads whole distributions of the weights before the step")
-    of_type = dict(defaults.get(f"{name}_args") or {}) if defaults.get(name) == chosen else {}
-    resolve_arguments(resolution, key, registry, chosen, entry=entry, of_type=of_type)
+    of_type = defaults.get(f"{name}_args") if defaults.get(name) == chosen else None
+    resolve_arguments(resolution, Chosen(key, args_of(key), registry, chosen), of_type)
 
 
 def _resolve_aggregation(resolution: Resolution) -> None:

@@ -9,7 +9,7 @@ from trinity.common.config.following import set_from
 from trinity.common.config.keys import KEYS, REWARD_MODEL, TASKSET, Key, part_of, path_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.row_schemas import MULTI_TURN, SCHEMAS
-from trinity.common.config.rules.components import check_arguments, check_name
+from trinity.common.config.rules.components import Chosen, check_arguments, check_name
 from trinity.common.config.rules.rewards import has_reward_model
 
 INPUT = KEYS.buffer.explorer_input
@@ -273,7 +273,7 @@ def _check_reward_function(resolution: Resolution, key: Key[TasksetConfig], *, i
     needs_function = "reward_fn" in entry.needs
     function = taskset.default_reward_fn_type or entry.default_reward_fn
     if function and (needs_function or resolution.catalogue.is_built_in("workflow", name)):
-        check_arguments(resolution, key.reward_fn_args, "reward_fn", function, chosen=key.default_reward_fn_type)
+        check_arguments(resolution, Chosen(key.default_reward_fn_type, key.reward_fn_args, "reward_fn", function))
     if function or not needs_function:
         return
     resolution.problem(
