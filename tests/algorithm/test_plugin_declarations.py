@@ -179,7 +179,7 @@ def test_the_defaults_of_a_type_and_of_its_functions_are_those_of_the_run(tmp_pa
         (LOSS.format("ranges = {'beta': '[0, 1]'}", ""),
          {"policy_loss_fn": "mine", "policy_loss_fn_args": {"beta": 2.0}}, "E1302",
          "algorithm.policy_loss_fn_args.beta", "must be a number in [0, 1], got 2.0"),
-        (LOSS.replace('backend="verl", beta=0.1', "backend, beta").format("", ""), {"policy_loss_fn": "mine"}, "E1302",
+        (LOSS.replace('backend="verl", beta=0.1', "backend, beta").format("", ""), {"policy_loss_fn": "mine"}, "E1706",
          "algorithm.policy_loss_fn_args", "`algorithm.policy_loss_fn_args.beta` of mine must be given"),
         (LOSS.format("", ""), {"policy_loss_fn": "mine", "rollout_correction": {"rollout_is": "token"}}, "E1852",
          "algorithm.rollout_correction.rollout_is", "which takes no weights"),

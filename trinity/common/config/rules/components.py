@@ -138,7 +138,7 @@ def _known_arguments(resolution: Resolution, chosen: Chosen, entry: Entry, known
         written = {name: value for name, value in written.items() if name in names}
     for name in sorted(entry.required - {*known, *written}):
         resolution.problem(
-            "E1302",
+            "E1706",
             key,
             f"`{key[name]}` of {chosen.name} must be given: its constructor has no default for it",
             involves=(chosen.key,),
