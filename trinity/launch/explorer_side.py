@@ -57,13 +57,16 @@ class ExplorerSide(Side["ExploreSummary"]):
         assert self._explorer is not None, "prepare() comes first"
         return self._explorer
 
-    async def prepare(self, synchronizer: Synchronizer | None = None) -> int | None:
+    async def prepare(
+        self, synchronizer: Synchronizer | None = None, *, explore_steps: int | None = None
+    ) -> int | None:
         """Load the engines and prepare the explorer.
 
         Return the explore steps of the whole run, or None if it has no end.
 
         Args:
             synchronizer: between the sides, or a handle of it; None: they run apart and meet in the folder of the job.
+            explore_steps: for the trainer.
 
         Raises:
             TrinityError: a model, a dataset or the store cannot be used.

@@ -240,9 +240,12 @@ class RemoteSide(Generic[R]):
         self._on_metrics = on_metrics
         self._lost = lost
 
-    async def prepare(self, *arguments: Any, **options: Any) -> Any:
-        """Prepare the side; see there."""
-        return await self._handle.prepare(*arguments, **options)
+    async def prepare(
+        self, synchronizer: Synchronizer | None = None, *, explore_steps: int | None = None
+    ) -> int | None:
+        """Prepare the side; see `StageSide`."""
+        planned: int | None = await self._handle.prepare(synchronizer, explore_steps=explore_steps)
+        return planned
 
     async def run(self) -> R:
         """Run the side to its end; return what it did."""

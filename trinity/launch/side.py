@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from trinity.buffer.store import ExperienceStore
     from trinity.common.config import Config
     from trinity.runtime.base import Runtime
+    from trinity.synchronizer.base import Synchronizer
 
 logger = get_logger("launch")
 
@@ -33,23 +34,34 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
-class StageSide(Protocol[R_co]):
+class Ended(Protocol):
+    """What a stage ends: a side of it, or an evaluation."""
+
+    async def request_stop(self) -> None:
+        """Let it end early."""
+
+    async def close(self) -> None:
+        """Close everything; also after a failure."""
+
+
+class StageSide(Ended, Protocol[R_co]):
     """A side as the stage sees it, in this process or another.
 
     Its `run` returns what it did.
     """
 
-    async def prepare(self, *arguments: Any, **options: Any) -> Any:
-        """Load and connect everything; each side says what it takes."""
+    async def prepare(
+        self, synchronizer: Synchronizer | None = None, *, explore_steps: int | None = None
+    ) -> int | None:
+        """Load and connect everything; return the steps that the side plans.
+
+        Args:
+            synchronizer: between the sides, or a handle of it; None: the side is alone, or they run apart.
+            explore_steps: steps that the explorer beside this side plans; the trainer reads it.
+        """
 
     async def run(self) -> R_co:
         """Run to the end; return what was done."""
-
-    async def request_stop(self) -> None:
-        """Let the side end early."""
-
-    async def close(self) -> None:
-        """Close everything; also after a failure."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +118,9 @@ class Side(ABC, Generic[R]):
             hide_progress_bars()
 
     @abstractmethod
-    async def prepare(self, *arguments: Any, **options: Any) -> Any:
+    async def prepare(
+        self, synchronizer: Synchronizer | None = None, *, explore_steps: int | None = None
+    ) -> int | None:
         """Load and connect everything; see `StageSide`."""
 
     @abstractmethod

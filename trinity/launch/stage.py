@@ -18,7 +18,7 @@ from trinity.launch.explorer_side import ExplorerSide
 from trinity.launch.parts import part_of
 from trinity.launch.placement import LocalPlacement, Placement
 from trinity.launch.rewind import rewound
-from trinity.launch.side import MetricsListener, StageSide, close_all
+from trinity.launch.side import Ended, MetricsListener, close_all
 from trinity.launch.stop import StopSignal
 from trinity.launch.trainer_side import TrainerSide
 from trinity.utils.log import get_logger, logged_to_file
@@ -227,7 +227,7 @@ class Stage:
                 task.cancel()
             await asyncio.gather(exploring, training, losing, both, return_exceptions=True)
 
-    def _stop_with(self, *sides: StageSide[Any]) -> None:
+    def _stop_with(self, *sides: Ended) -> None:
         """Make a signal abandon the rollouts and end training after its step.
 
         Called once the sides are ready.
@@ -246,7 +246,7 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def _closing(*sides: StageSide[Any]) -> AsyncIterator[None]:
+async def _closing(*sides: Ended) -> AsyncIterator[None]:
     """Close the sides at the end.
 
     A failure to close is raised only if nothing failed before.
