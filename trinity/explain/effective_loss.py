@@ -10,7 +10,7 @@ from trinity.common.config.resolved import has_critic, loss_divisor, temperature
 from trinity.explain import critic
 from trinity.explain.aggregation import aggregation
 from trinity.explain.components import IN_LOSS, Component, component
-from trinity.explain.effective_step import optimizer, parts
+from trinity.explain.effective_step import micro_batches, optimizer
 from trinity.utils.formula import number
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _batch(stage: StagePlan, *, reads_old: bool) -> list[str]:
     lines = [
         f"{rows} {what} in mini-batches of {size}, {epochs}: {steps} optimizer step{'s' if steps != 1 else ''}",
         f"logprob, ref_logprob and entropy at temperature {number(temperature(config, schema))}",
-        parts(config),
+        micro_batches(config),
         optimizer(config),
     ]
     strategy = stage.catalogue.entry("sample_strategy", config.algorithm.sample_strategy)
