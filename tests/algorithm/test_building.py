@@ -1,4 +1,4 @@
-"""A component is made as the algorithm section says, and what it refuses names its own key."""
+"""A function is made as the algorithm section says, and what it refuses names its own key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A component of the algorithm, made as the configuration says."""
+"""A function of the algorithm, made as the configuration says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def build(algorithm: AlgorithmConfig, key: str, *given: Any, default: str | None
     """Return the function that `algorithm.<key>` names.
 
     It is made with `algorithm.<key>_args`; None where nothing is named. The rules of the configuration have checked the
-    arguments of built-in components; those of a plugin are checked here.
+    arguments of built-in functions; those of a plugin are checked here.
 
     Args:
         algorithm: the section.
@@ -22,7 +22,7 @@ def build(algorithm: AlgorithmConfig, key: str, *given: Any, default: str | None
         fixed: further arguments; one that the section has as well is an error.
 
     Raises:
-        ConfigError: an unknown name (E1701), or arguments that the component does not take (E1302).
+        ConfigError: an unknown name (E1701), or arguments that the function does not take (E1302).
     """
     section, registry = vars(algorithm), BY_ROLE[key]
     name = section[key] or default

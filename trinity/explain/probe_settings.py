@@ -16,7 +16,7 @@ from trinity.common.config import StagePlan
 from trinity.common.config.overrides import parse_path
 from trinity.common.config.resolved import has_critic
 from trinity.explain.algorithms import scalar
-from trinity.explain.components import IN_LOSS
+from trinity.explain.functions import IN_LOSS
 from trinity.trainer.verl.settings import is_supervised
 from trinity.utils.declaration import ROLES
 

@@ -95,10 +95,10 @@ class Registry:
         names_only: bool = False,
         fixed: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Return a component, made with the written arguments.
+        """Return an object of a class, made with the written arguments.
 
         Args:
-            name: of the component.
+            name: of the class.
             args: the written arguments.
             given: positional arguments that the configuration does not set.
             key: key of the written arguments, for the message.
@@ -107,20 +107,20 @@ class Registry:
             fixed: further arguments; one that is written as well is an error.
 
         Raises:
-            ConfigError: an unknown name (E1701), or arguments that the component does not take (`code`).
+            ConfigError: an unknown name (E1701), or arguments that the class does not take (`code`).
         """
-        component, written, fixed = self.get(name), dict(args or {}), fixed or {}
+        cls, written, fixed = self.get(name), dict(args or {}), fixed or {}
         try:
             if not names_only:
-                return component(*given, **fixed, **written)
-            inspect.signature(component).bind(*given, **fixed, **written)
+                return cls(*given, **fixed, **written)
+            inspect.signature(cls).bind(*given, **fixed, **written)
         except (TypeError, ValueError) as error:
             got = f"; got {sorted(written)}" if names_only else ""
             raise ConfigError(f"{key} of {name}: {error}{got}", code=code) from error
-        return component(*given, **fixed, **written)
+        return cls(*given, **fixed, **written)
 
     def arguments(self, name: str, written: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the arguments of a component.
+        """Return the arguments of a class.
 
         Written arguments override the defaults that its class declares.
         """

@@ -28,7 +28,6 @@ from trinity.common.config.rules.batches import (
     resolve_steps,
 )
 from trinity.common.config.rules.buffers import check_replay, check_unique_names, resolve_experience_buffer
-from trinity.common.config.rules.components import Chosen, check_arguments, check_name
 from trinity.common.config.rules.critic import check_unused_critic, resolve_critic
 from trinity.common.config.rules.engines import check_auxiliary_models, resolve_engine, resolve_external
 from trinity.common.config.rules.job import (
@@ -41,6 +40,7 @@ from trinity.common.config.rules.job import (
 from trinity.common.config.rules.mixture import check_sampling, resolve_auxiliary_buffers, resolve_mixed_loss
 from trinity.common.config.rules.model import check_model_paths, hand_down, resolve_adapter, resolve_lengths
 from trinity.common.config.rules.ranks import check_ranks, resolve_megatron, resolve_megatron_offload
+from trinity.common.config.rules.registered import Chosen, check_arguments, check_name
 from trinity.common.config.rules.rewards import check_components, check_reshaping, resolve_reward_model
 from trinity.common.config.rules.synchronizer import resolve_evaluation, resolve_staleness, resolve_synchronizer
 from trinity.common.config.rules.tasksets import check_rewards, resolve_tasksets

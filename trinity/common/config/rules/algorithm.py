@@ -7,7 +7,7 @@ from typing import Any, get_args
 from trinity.common.config.algorithm import LossAggMode
 from trinity.common.config.keys import KEYS, args_of, part_of, path_of
 from trinity.common.config.resolution import Resolution
-from trinity.common.config.rules.components import Chosen, check_name, resolve_arguments
+from trinity.common.config.rules.registered import Chosen, check_name, resolve_arguments
 from trinity.common.config.rules.rollout_correction import check_correction, recompute, resolve_correction
 from trinity.common.config.schema_index import default_at
 from trinity.utils.declaration import ROLES

@@ -10,7 +10,7 @@ from trinity.common.config.following import set_from
 from trinity.common.config.keys import AUXILIARY, EXPERIENCES, KEYS, Key, args_of, path_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.batches import num_trained
-from trinity.common.config.rules.components import Chosen, check_name, resolve_arguments
+from trinity.common.config.rules.registered import Chosen, check_name, resolve_arguments
 from trinity.common.config.rules.tasksets import check_format, check_multi_turn, resolve_format, tasksets
 from trinity.common.constants import BENCH, TRAINER
 

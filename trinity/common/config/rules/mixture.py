@@ -16,8 +16,8 @@ from trinity.common.config.resolved import num_workers
 from trinity.common.config.row_schemas import auxiliary_schemas
 from trinity.common.config.rules.batches import SIZE, expert_ratio, mixes_experts, num_experts
 from trinity.common.config.rules.buffers import absolute_url, is_database
-from trinity.common.config.rules.components import check_name
 from trinity.common.config.rules.ranks import is_world_known
+from trinity.common.config.rules.registered import check_name
 from trinity.common.config.rules.tasksets import check_format, resolve_format
 
 STRATEGY = KEYS.algorithm.sample_strategy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trinity.common.config.keys import ACTOR, KEYS, REWARD_MODEL, Key, args_of
 from trinity.common.config.resolution import Resolution
-from trinity.common.config.rules.components import check_name
+from trinity.common.config.rules.registered import check_name
 from trinity.utils.entry import Entry
 
 ADVANTAGE = KEYS.algorithm.advantage_fn

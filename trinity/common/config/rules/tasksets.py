@@ -9,7 +9,7 @@ from trinity.common.config.following import set_from
 from trinity.common.config.keys import KEYS, REWARD_MODEL, TASKSET, Key, part_of, path_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.row_schemas import MULTI_TURN, SCHEMAS
-from trinity.common.config.rules.components import Chosen, check_arguments, check_name
+from trinity.common.config.rules.registered import Chosen, check_arguments, check_name
 from trinity.common.config.rules.rewards import has_reward_model
 
 INPUT = KEYS.buffer.explorer_input

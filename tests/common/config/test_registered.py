@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.common.config.component_shapes import HEAD, SHAPES
 from tests.common.config.conftest import MINIMAL
+from tests.common.config.registered_shapes import HEAD, SHAPES
 from tests.loaded_plugins import forget_plugins
 from trinity.buffer.operators import EXPERIENCE_OPERATORS
 from trinity.buffer.priority import PRIORITY_FUNC

@@ -20,7 +20,7 @@ _SOURCE = re.compile(r"arXiv:\d{4}\.\d{4,5}(?:v\d+)?(?:, (?:eq\. \d+(?:(?:, | an
 
 
 @dataclass(frozen=True)
-class Component:
+class AlgorithmFunction:
     """A function of an algorithm.
 
     Attributes:
@@ -68,14 +68,14 @@ class Component:
         return [] if self.entry is None or self.is_none else sources(self.entry)
 
 
-def component(
+def function_of(
     algorithm: str,
     role: str,
     chosen: str | None = None,
     written: Mapping[str, Any] | None = None,
     *,
     catalogue: Catalogue = BUILT_IN,
-) -> Component:
+) -> AlgorithmFunction:
     """Return a function of an algorithm type with its arguments.
 
     It is the `chosen` function or that of the type. The `written` arguments override the defaults.
@@ -88,12 +88,12 @@ def component(
     if known.get(role) == name:
         args |= known.get(f"{role}_args") or {}
     is_built_in = catalogue.is_built_in(ROLES[role], name)
-    return Component(role, name, entry, args | dict(written or {}), is_built_in)
+    return AlgorithmFunction(role, name, entry, args | dict(written or {}), is_built_in)
 
 
-def components(algorithm: str) -> dict[str, Component]:
+def functions_of(algorithm: str) -> dict[str, AlgorithmFunction]:
     """Return all functions of an algorithm type with their defaults, by role."""
-    return {role: component(algorithm, role) for role in ROLES}
+    return {role: function_of(algorithm, role) for role in ROLES}
 
 
 def sources(entry: Entry) -> list[str]:

@@ -1,4 +1,4 @@
-"""Rules of components by name: existence, arguments and their ranges."""
+"""Rules of registered classes: existence, arguments and their ranges."""
 
 from __future__ import annotations
 
