@@ -180,16 +180,7 @@ def critic_lr_schedule(config: Config, total_steps: int | None) -> LRSchedule:
     Raises:
         ConfigError: the rate depends on the number of all steps, and `total_steps` is None.
     """
-    own = critic_of(config).optim
-    return make_schedule(
-        "trainer.trainer_config.critic.optim",
-        total_steps,
-        lr=filled(own.lr, "critic.optim.lr"),
-        kind=filled(own.lr_scheduler_type, "critic.optim.lr_scheduler_type"),
-        steps=filled(own.lr_warmup_steps, "critic.optim.lr_warmup_steps"),
-        ratio=filled(own.lr_warmup_steps_ratio, "critic.optim.lr_warmup_steps_ratio"),
-        min_lr_ratio=filled(own.min_lr_ratio, "critic.optim.min_lr_ratio"),
-    )
+    return make_schedule(critic_of(config).optim, total_steps, section="trainer.trainer_config.critic.optim")
 
 
 def critic_settings(config: Config) -> CriticSettings:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from trinity.common.config.algorithm import OptimizerConfig, SchedulerType
+from trinity.common.config.resolved import filled
+from trinity.common.config.verl_base import VerlOptimConfig
 from trinity.common.errors import ConfigError
 from trinity.trainer.verl.parallel.exchange import local
-
-Scheduler = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class LRSchedule:
     """
 
     lr: float
-    kind: Scheduler = "constant"
+    kind: SchedulerType = "constant"
     warmup_steps: int = 0
     total_steps: int | None = None
     min_lr_ratio: float = 0.0
@@ -58,31 +58,22 @@ class LRSchedule:
 
 
 def make_schedule(
-    section: str,
-    total_steps: int | None,
-    *,
-    lr: float,
-    kind: Scheduler,
-    steps: int,
-    ratio: float,
-    min_lr_ratio: float,
-    start: int = 0,
+    optim: OptimizerConfig | VerlOptimConfig, total_steps: int | None, *, section: str, start: int = 0
 ) -> LRSchedule:
     """Return the learning rate of each training step.
 
     Args:
-        section: the configuration's section, for the message.
+        optim: of a resolved configuration; negative warm-up steps mean a share of all steps.
         total_steps: training steps of the run; None if unknown.
-        lr: peak learning rate.
-        kind: shape of the schedule after the warm-up.
-        steps: warm-up in training steps; negative: the share `ratio` of all steps.
-        ratio: warm-up as a share of all training steps.
-        min_lr_ratio: final learning rate as a share of the peak.
+        section: of `optim` in the configuration, for messages.
         start: training steps before the schedule begins; warm-up and fall share the others.
 
     Raises:
         ConfigError: the rate depends on the number of all steps, which is unknown (E1873).
     """
+    kind: SchedulerType = filled(optim.lr_scheduler_type, f"{section}.lr_scheduler_type")
+    steps = filled(optim.lr_warmup_steps, f"{section}.lr_warmup_steps")
+    ratio = filled(optim.lr_warmup_steps_ratio, f"{section}.lr_warmup_steps_ratio")
     if total_steps is None and (kind != "constant" or (steps < 0 and ratio > 0)):
         what = f"lr_warmup_steps_ratio {ratio:g}" if kind == "constant" else f"schedule {kind}"
         raise ConfigError(
@@ -92,11 +83,11 @@ def make_schedule(
         )
     total_steps = None if total_steps is None else max(total_steps - start, 1)
     return LRSchedule(
-        lr=lr,
+        lr=filled(optim.lr, f"{section}.lr"),
         kind=kind,
         warmup_steps=warmup_steps(steps, ratio, total_steps),
         total_steps=total_steps,
-        min_lr_ratio=min_lr_ratio,
+        min_lr_ratio=filled(optim.min_lr_ratio, f"{section}.min_lr_ratio"),
         start=start,
     )
 

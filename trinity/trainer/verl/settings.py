@@ -124,17 +124,7 @@ def policy_lr_schedule(config: Config, total_steps: int | None, *, start: int = 
     Raises:
         ConfigError: the rate depends on the number of all steps, and `total_steps` is None.
     """
-    optimizer = config.algorithm.optimizer
-    return make_schedule(
-        "algorithm.optimizer",
-        total_steps,
-        lr=optimizer.lr,
-        kind=optimizer.lr_scheduler_type,
-        steps=optimizer.lr_warmup_steps,
-        ratio=optimizer.lr_warmup_steps_ratio,
-        min_lr_ratio=optimizer.min_lr_ratio,
-        start=start,
-    )
+    return make_schedule(config.algorithm.optimizer, total_steps, section="algorithm.optimizer", start=start)
 
 
 def loss_of(config: Config) -> LossFn:
