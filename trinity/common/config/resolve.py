@@ -41,7 +41,7 @@ from trinity.common.config.rules.mixture import check_sampling, resolve_auxiliar
 from trinity.common.config.rules.model import check_model_paths, hand_down, resolve_adapter, resolve_lengths
 from trinity.common.config.rules.ranks import check_ranks, resolve_megatron, resolve_megatron_offload
 from trinity.common.config.rules.registered import Chosen, check_arguments, check_name
-from trinity.common.config.rules.rewards import check_components, check_reshaping, resolve_reward_model
+from trinity.common.config.rules.rewards import check_reshaping, check_reward_components, resolve_reward_model
 from trinity.common.config.rules.synchronizer import resolve_evaluation, resolve_staleness, resolve_synchronizer
 from trinity.common.config.rules.tasksets import check_rewards, resolve_tasksets
 from trinity.common.config.rules.trainer import check_derived_keys, check_refusals, check_schedule, resolve_trainer
@@ -200,7 +200,7 @@ RULES = (
     check_groups,
     check_intervals,
     check_auxiliary_models,
-    check_components,
+    check_reward_components,
     check_reshaping,
     check_derived_keys,
     check_refusals,

@@ -63,7 +63,7 @@ def _check_worker(resolution: Resolution, worker: str, entry: Entry) -> None:
         )
 
 
-def check_components(resolution: Resolution) -> None:
+def check_reward_components(resolution: Resolution) -> None:
     """Check that reward components are named, each with at most one weight."""
     if "reward_components" not in _needs(resolution):
         return
