@@ -12,10 +12,10 @@ from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.config.keys import ACTOR, EXPERIENCES, KEYS, part_of, path_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.resolve import RULES, resolved_values
-from trinity.common.config.rules.algorithm import FUNCTIONS
 from trinity.common.config.rules.batches import resolve_batches
 from trinity.common.config.rules.job import derive_names
 from trinity.common.config.tree import Tree, value_at
+from trinity.utils.kinds import ROLES
 
 MINI_BATCH = ACTOR.ppo_mini_batch_size
 
@@ -35,7 +35,7 @@ def resolved(values: dict[str, Any]) -> Config:
             resolution.put(KEYS.buffer.cache_dir, f"{typed.checkpoint_job_dir}/buffer")
         if rule is resolve_batches and resolution.is_given(MINI_BATCH):
             resolution.put(MINI_BATCH, value_at(typed, path_of(MINI_BATCH)))
-    for name in FUNCTIONS:
+    for name in ROLES:
         arguments = part_of(KEYS.algorithm, f"{name}_args")
         resolution.put(arguments, (resolution.get(arguments) or {}) | (value_at(typed, path_of(arguments)) or {}))
     if resolution.config.buffer.trainer_input.experience_buffer is None:  # of a trainer that is handed its rows

@@ -206,7 +206,7 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 def main(arguments: list[str]) -> int:
     """Write a file, or compare two; see the head of this one."""
-    if len(arguments) == 1:
+    if len(arguments) == 1 and not arguments[0].startswith("-"):
         text = json.dumps(dump(), sort_keys=True, indent=0, default=str)
         Path(arguments[0]).write_text(text.replace(str(ROOT), ""), encoding="utf-8")
         return 0

@@ -1,4 +1,4 @@
-"""A plugin that declares in every way that there is, for every kind of component of an algorithm."""
+"""A plugin that declares in every way that there is, for every kind of function of an algorithm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A component is made as the algorithm section says, and what it refuses names its own key."""
+"""A function is made as the algorithm section says, and what it refuses names its own key."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trinity.algorithm import ADVANTAGE_FN, KL_FN, POLICY_LOSS_FN, SAMPLE_STRATEGY
+from trinity.algorithm import KL_FN, POLICY_LOSS_FN
 from trinity.algorithm.building import build
 from trinity.common.config import AlgorithmConfig, Config
 from trinity.common.errors import ConfigError
@@ -42,14 +42,14 @@ def test_an_argument_that_a_component_does_not_take_names_the_key_and_the_compon
 
 def test_what_is_not_written_is_the_default_or_nothing() -> None:
     empty = AlgorithmConfig(policy_loss_fn=None, advantage_fn=None)
-    assert build(ADVANTAGE_FN, empty, "advantage_fn") is None
-    made = build(POLICY_LOSS_FN, empty, "policy_loss_fn", default="gspo", loss_agg_mode="token-mean")
+    assert build(empty, "advantage_fn") is None
+    made = build(empty, "policy_loss_fn", default="gspo", loss_agg_mode="token-mean")
     assert type(made) is POLICY_LOSS_FN.get("gspo") and made.loss_agg_mode == "token-mean"
-    assert type(build(KL_FN, AlgorithmConfig(kl_loss_fn="k3"), "kl_loss_fn", default="k1")) is KL_FN.get("k3")
+    assert type(build(AlgorithmConfig(kl_loss_fn="k3"), "kl_loss_fn", default="k1")) is KL_FN.get("k3")
 
 
 def test_an_argument_of_the_run_is_not_the_sections_to_say() -> None:
     section = AlgorithmConfig(sample_strategy="default", sample_strategy_args={"batch_size": 3})
     with pytest.raises(ConfigError, match="sample_strategy_args of default: .*batch_size") as caught:
-        build(SAMPLE_STRATEGY, section, "sample_strategy", None, batch_size=2)
+        build(section, "sample_strategy", None, batch_size=2)
     assert caught.value.code == "E1302"

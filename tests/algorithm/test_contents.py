@@ -13,6 +13,7 @@ from tools import contents
 from trinity.algorithm import (
     ADVANTAGE_FN,
     ALGORITHM_TYPE,
+    BY_ROLE,
     CONTENTS,
     ENTROPY_LOSS_FN,
     KL_FN,
@@ -35,14 +36,6 @@ BASES = {
     "kl_fn": (KL_FN, KLFn),
     "entropy_loss_fn": (ENTROPY_LOSS_FN, EntropyLossFn),
     "sample_strategy": (SAMPLE_STRATEGY, SampleStrategy),
-}
-COMPONENTS = {
-    "advantage_fn": ADVANTAGE_FN,
-    "policy_loss_fn": POLICY_LOSS_FN,
-    "kl_loss_fn": KL_FN,
-    "kl_penalty_fn": KL_FN,
-    "entropy_loss_fn": ENTROPY_LOSS_FN,
-    "sample_strategy": SAMPLE_STRATEGY,
 }
 ENTRIES = [(registry, base, name) for registry, base in BASES.values() for name in registry]
 GIVEN_BY_THE_TRAINER = {"backend", "source", "batch_size"}
@@ -89,10 +82,10 @@ def test_an_advantage_says_where_it_is_called_and_with_what(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(ALGORITHM_TYPE))
-def test_algorithm_type_names_components_that_exist(name: str) -> None:
+def test_algorithm_type_names_functions_that_exist(name: str) -> None:
     cls, config = ALGORITHM_TYPE.get(name), ALGORITHM_TYPE.get(name).default_config()
     assert issubclass(cls, AlgorithmType) and cls.name() == name and ALGORITHM_TYPE.contents[name].doc
-    for key, registry in COMPONENTS.items():
+    for key, registry in BY_ROLE.items():
         chosen = config[key]
         assert chosen is None or chosen in registry
         entry = registry.contents.get(chosen)

@@ -15,7 +15,7 @@ from trinity.algorithm import ADVANTAGE_FN, ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_
 from trinity.catalogue import BUILT_IN
 from trinity.common.config import examine
 from trinity.common.config.mixture import DERIVED_ARGUMENTS
-from trinity.common.config.rules.components import range_faults
+from trinity.common.config.rules.registered import range_faults
 from trinity.utils.registry import Registry
 
 NUMBERS = (-1.0, -0.1, 0.0, 0.3, 0.5, 0.9, 1.0, 1.5, 2.0, math.inf, None)

@@ -24,9 +24,9 @@ def chat(*roles: str) -> dict:
 
 
 def problems(path: Path | str | None, fmt: FormatConfig | None = None, **options) -> list[tuple[str, str]]:
-    options = {"split": "train", "subset_name": None, "where": "buffer.explorer_input.taskset", **options}
-    found = check_taskset(None if path is None else str(path), fmt=fmt or columns(), **options)
-    assert {finding.key for finding in found} <= {f"{options['where']}.path"}
+    source = taskset(path, split=options.pop("split", "train"), format=fmt or columns())
+    found = check_taskset(source, "buffer.explorer_input.taskset", **options)
+    assert {finding.key for finding in found} <= {"buffer.explorer_input.taskset.path"}
     return [(finding.code, finding.message) for finding in found]
 
 

@@ -218,8 +218,8 @@ def test_what_is_no_table_of_demonstrations_is_said_by_run_and_by_validate(
     with pytest.raises(DataError, match=message) as caught:
         reader_of(url, tokenizer, schema, columns=MESSAGES)
     assert caught.value.code == code
-    config = ExperienceBufferConfig(name="experts", format=MESSAGES if schema == "sft" else {})
-    (finding,) = check_table(url, name="experts", fmt=config.format, schema=schema, where="here")
+    config = ExperienceBufferConfig(name="experts", path=url, format=MESSAGES if schema == "sft" else {})
+    (finding,) = check_table(config, "here", schema=schema)
     assert (finding.code, finding.key) == (code, "here.path") and finding.message.startswith("here: ")
     assert file.exists() == (made != "nothing"), "looking makes no database"
 

@@ -16,7 +16,6 @@ from tests.buffer.test_dataset_reader import tokenizer as tokenizer
 from tests.tiny import tiny_tokenizer
 from trinity.buffer import get_buffer_reader
 from trinity.buffer.dataset_reader import DatasetReader
-from trinity.common.config.buffer import FormatConfig
 from trinity.common.config.model import ModelConfig
 from trinity.common.errors import ConfigError, DataError, EnvironmentProblem
 from trinity.common.experience import Experience
@@ -49,8 +48,7 @@ def read_pair(tokenizer: PreTrainedTokenizerFast, folder: Path, row: dict[str, A
 
 
 def problems(path: Path, columns: dict[str, Any], schema: str) -> list[tuple[str, str]]:
-    fmt = FormatConfig.model_validate(columns)
-    found = check_taskset(str(path), split="train", subset_name=None, fmt=fmt, where="here", schema=schema)
+    found = check_taskset(dataset(path, format=columns), "here", schema=schema)
     return [(finding.code, finding.message) for finding in found]
 
 

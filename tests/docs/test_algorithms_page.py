@@ -13,7 +13,7 @@ from tests.docs.pages import page
 from tests.docs.test_examples import BASE, _merged
 from trinity.algorithm import ADVANTAGE_CONTENTS, ALGORITHM_CONTENTS
 from trinity.cli.app import app
-from trinity.explain.components import sources
+from trinity.explain.functions import sources
 
 PAGES = {"docs/algorithms.md": "none", "docs/algorithms.zh.md": "无"}
 each_language = pytest.mark.parametrize(("name", "nothing"), PAGES.items())

@@ -23,7 +23,7 @@ from trinity.cli.app import app
 from trinity.common.config import examine
 from trinity.common.errors import ExitCode
 from trinity.explain.algorithms import facts, page
-from trinity.explain.components import sources
+from trinity.explain.functions import sources
 from trinity.trainer.verl.settings import actor_settings, loss_of
 from trinity.utils.formula import arguments, in_numbers, in_symbols, number
 from trinity.utils.registry import Entry, Registry
@@ -76,7 +76,7 @@ def test_every_entry_has_a_formula_that_reads_its_arguments(registry: Registry, 
 @pytest.mark.parametrize("name", ALGORITHM_CONTENTS)
 def test_the_page_shows_formulas_components_defaults_sources_and_yaml(name: str) -> None:
     text, found = page(name), facts(name)
-    for role, part in found["components"].items():
+    for role, part in found["functions"].items():
         if part["name"] == "none":
             continue
         assert f"{role} {part['name']}\n" in text
@@ -108,7 +108,7 @@ def test_gspo() -> None:
 
 
 def test_the_defaults_of_a_type_are_merged_over_those_of_its_functions() -> None:
-    assert facts("dapo")["components"]["policy_loss_fn"]["args"] == {
+    assert facts("dapo")["functions"]["policy_loss_fn"]["args"] == {
         "clip_range": 0.2,
         "clip_range_low": 0.2,
         "clip_range_high": 0.28,
@@ -165,7 +165,7 @@ def test_json() -> None:
     assert [row["name"] for row in found] == list(ALGORITHM_CONTENTS)
     one = json.loads(invoke("algorithms", "rloo", "--json").output)
     assert one == found[list(ALGORITHM_CONTENTS).index("rloo")]
-    assert one["components"]["advantage_fn"]["formula"][0] == "R - mean(R of the other rollouts)"
+    assert one["functions"]["advantage_fn"]["formula"][0] == "R - mean(R of the other rollouts)"
     assert one["repeat_times"] == 8 and one["mode"] == "both" and one["sources"][0] == "arXiv:2402.14740v2, section 2.3"
 
 

@@ -13,7 +13,7 @@ from tests.synchronizer.test_synchronizer import WeightHolder
 from trinity.buffer.store import ExperienceStore
 from trinity.common.config import Config
 from trinity.common.errors import SyncError
-from trinity.explorer.admission import PacedAdmission
+from trinity.explorer.admission import BoundedAdmission
 from trinity.explorer.assembly import experience_buffer, store_scope
 from trinity.explorer.producer import Producer
 from trinity.synchronizer.local import LocalSynchronizer
@@ -47,7 +47,7 @@ async def admitted(config: Config, store: ExperienceStore) -> bool | None:
     served = ServedWeights(meeting, engine, explorer="explorer")
     names: Any = {"buffer": experience_buffer(config), "name": "explorer", "scope": store_scope(config)}
     producer = Producer(store, call, **names)
-    return await PacedAdmission(config, schedule, served=served, producer=producer).admit(1)
+    return await BoundedAdmission(config, schedule, served=served, producer=producer).admit(1)
 
 
 def test_a_batch_that_is_older_than_the_bound_when_it_is_trained_never_begins(tmp_path: Path) -> None:

@@ -35,6 +35,14 @@ def test_the_exit_status_says_whether_two_files_differ(tmp_path: Path, capsys: p
     assert "f: k: was 1, is 2" in capsys.readouterr().out
 
 
+def test_an_option_shows_how_the_tool_is_used_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["--help"]) == 2
+    assert "compare two files" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
 def test_every_word_of_a_key_is_tried_also_in_lists() -> None:
     path = concrete(("explorer", "auxiliary_models", "*", "engine_type"))
     assert path == ("explorer", "auxiliary_models", 0, "engine_type")

@@ -49,5 +49,5 @@ def test_a_process_that_stops_goes_on_when_it_is_told() -> None:
     "text", ["nowhere=raise", "train.before_step=explode", "a:b:nowhere=raise", "train.before_step"]
 )
 def test_what_cannot_be_read_is_refused_whomever_it_is_for(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"E1008.*the form is \[component:\]name=action\[@hit\]"):
+    with pytest.raises(ConfigError, match=r"E1010.*the form is \[component:\]name=action\[@hit\]"):
         failpoints.configure(text)

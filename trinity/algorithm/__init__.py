@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity.utils.entry import Contents, Entry
+from trinity.utils.kinds import ROLES
 from trinity.utils.registry import Registry
 
 CONTENTS = Contents.read(Path(__file__).with_name("contents.json"))
@@ -29,6 +30,9 @@ POLICY_LOSS_FN = Registry("policy_loss_fn", POLICY_LOSS_CONTENTS)
 KL_FN = Registry("kl_fn", KL_CONTENTS)
 ENTROPY_LOSS_FN = Registry("entropy_loss_fn", ENTROPY_LOSS_CONTENTS)
 SAMPLE_STRATEGY = Registry("sample_strategy", SAMPLE_STRATEGY_CONTENTS)
+_REGISTRIES = (ADVANTAGE_FN, POLICY_LOSS_FN, KL_FN, ENTROPY_LOSS_FN, SAMPLE_STRATEGY)
+# By the key under `algorithm` that names one of their classes.
+BY_ROLE = {role: registry for role, name in ROLES.items() for registry in _REGISTRIES if registry.name == name}
 
 _LAZY = {
     "AlgorithmType": "trinity.algorithm.algorithm",
@@ -43,6 +47,7 @@ _LAZY = {
 __all__ = [
     "ADVANTAGE_FN",
     "ALGORITHM_TYPE",
+    "BY_ROLE",
     "ENTROPY_LOSS_FN",
     "KL_FN",
     "POLICY_LOSS_FN",

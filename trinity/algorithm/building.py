@@ -1,23 +1,20 @@
-"""A component of the algorithm, made as the configuration says."""
+"""A function of the algorithm, made as the configuration says."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from trinity.algorithm import BY_ROLE
 from trinity.common.config import AlgorithmConfig
-from trinity.utils.registry import Registry
 
 
-def build(
-    registry: Registry, algorithm: AlgorithmConfig, key: str, *given: Any, default: str | None = None, **fixed: Any
-) -> Any:
-    """Return the component that `algorithm.<key>` names.
+def build(algorithm: AlgorithmConfig, key: str, *given: Any, default: str | None = None, **fixed: Any) -> Any:
+    """Return the function that `algorithm.<key>` names.
 
     It is made with `algorithm.<key>_args`; None where nothing is named. The rules of the configuration have checked the
-    arguments of built-in components; those of a plugin are checked here.
+    arguments of built-in functions; those of a plugin are checked here.
 
     Args:
-        registry: of the component.
         algorithm: the section.
         key: such as `policy_loss_fn`.
         given: positional arguments that the section does not set.
@@ -25,9 +22,9 @@ def build(
         fixed: further arguments; one that the section has as well is an error.
 
     Raises:
-        ConfigError: an unknown name (E1701), or arguments that the component does not take (E1302).
+        ConfigError: an unknown name (E1701), or arguments that the function does not take (E1302).
     """
-    section = vars(algorithm)
+    section, registry = vars(algorithm), BY_ROLE[key]
     name = section[key] or default
     if name is None:
         return None

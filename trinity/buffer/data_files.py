@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from trinity.buffer.rows import SUFFIXES, split_files
@@ -35,8 +36,13 @@ def data_files(path: str, *, split: str, subset_name: str | None) -> list[Path]:
     if not found:
         raise DataError(f"{place} holds no data file ({', '.join(SUFFIXES)})", code="E4002")
     if split not in found:
-        raise DataError(f"{place} has no split {split!r}; available: {', '.join(sorted(found))}", code="E4003")
+        raise no_split(place, split, found)
     return _readable(found[split])
+
+
+def no_split(place: Path, split: str, known: Iterable[str]) -> DataError:
+    """Return the error of a split that a dataset does not have (E4003)."""
+    return DataError(f"{place} has no split {split!r}; available: {', '.join(sorted(known))}", code="E4003")
 
 
 def _readable(files: list[Path]) -> list[Path]:

@@ -5,15 +5,15 @@ Data files are read directly, with line numbers; everything else is read through
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import xxhash
 
-from trinity.buffer.data_files import data_files, is_saved_dataset
+from trinity.buffer.data_files import data_files, is_saved_dataset, no_split
 from trinity.buffer.rows import BadRow, DataRow, read_rows
-from trinity.common.errors import DataError
+from trinity.common.errors import CheckpointError, DataError
 
 _FINGERPRINT_ROWS = 256
 
@@ -106,6 +106,21 @@ def fingerprint(table: Table) -> str:
     return digest.hexdigest()
 
 
+def check_unchanged(what: str, own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Refuse to continue with data or selector other than a checkpoint's.
+
+    Raises:
+        CheckpointError: a value of `own` is not that of `state` (E7005).
+    """
+    changed = [key for key, value in own.items() if state.get(key) != value]
+    if changed:
+        raise CheckpointError(
+            f"{what} changed since the checkpoint ({', '.join(changed)}); restore it, or start a new run with "
+            "continue_from_checkpoint: false",
+            code="E7005",
+        )
+
+
 def _load_parquet(files: list[Path]) -> Any:
     import datasets
     import pyarrow
@@ -130,11 +145,11 @@ def _load_saved(folder: Path, split: str) -> Any:
         raise DataError(f"{folder}: cannot read the saved dataset: {error}", code="E4060") from error
     if isinstance(loaded, datasets.DatasetDict):
         if split not in loaded:
-            raise DataError(f"{folder} has no split {split!r}; available: {', '.join(sorted(loaded))}", code="E4003")
+            raise no_split(folder, split, loaded)
         return loaded[split]
     own = str(loaded.split or split)
     if own != split:
-        raise DataError(f"{folder} has no split {split!r}; available: {own}", code="E4003")
+        raise no_split(folder, split, [own])
     return loaded
 
 

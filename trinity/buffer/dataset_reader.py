@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from trinity.buffer.checks import missing_columns
-from trinity.buffer.dataset import Table, fingerprint, load_table
+from trinity.buffer.dataset import Table, check_unchanged, fingerprint, load_table
 from trinity.buffer.formatter import Formatter, TokenizedRow, make_formatter
 from trinity.buffer.quarantine import MAX_BAD_ROW_RATIO, admit, write_quarantine
 from trinity.buffer.recorded import RecordedFormatter
 from trinity.buffer.rows import BadRow
 from trinity.buffer.selector import make_selector
 from trinity.buffer.sql_tables import ExperienceTable, SQLTable, load_sql_table
-from trinity.buffer.training_rows import NEEDED, decoded, form_of, training_row_faults
+from trinity.buffer.training_rows import decoded, form_of, training_row_faults
 from trinity.common.config.buffer import ExperienceBufferConfig
-from trinity.common.errors import CheckpointError, DataError, EnvironmentProblem
+from trinity.common.config.row_schemas import SCHEMAS
+from trinity.common.errors import DataError, EnvironmentProblem
 from trinity.common.experience import EID, Experience
 from trinity.common.models.chat_template import check_template
 from trinity.utils.log import get_logger
@@ -164,13 +165,7 @@ class DatasetReader:
         if isinstance(self.table, SQLTable) and num_rows < len(self.table):
             self._open(self.table.first(num_rows))
         own = {"fingerprint": self.fingerprint, "selector_type": type(self.selector).__name__}
-        changed = [key for key, value in own.items() if state.get(key) != value]
-        if changed:
-            raise CheckpointError(
-                f"buffer {self.config.name!r} changed since the checkpoint ({', '.join(changed)}); restore it, or "
-                "start a new run with continue_from_checkpoint: false",
-                code="E7005",
-            )
+        check_unchanged(f"buffer {self.config.name!r}", own, state)
         self.selector.load_state_dict(state["selector"])
         self.num_overlong = int(state["num_overlong"])
         for number, row in state.get("refused", []):
@@ -219,7 +214,7 @@ class DatasetReader:
 
     def _check_rows(self) -> list[int]:
         fmt, kind = self.config.format, self.formatter.kind
-        faults = missing_columns(fmt, self.table.columns, needs=NEEDED[self.schema]) if len(self.table) else []
+        faults = missing_columns(fmt, self.table.columns, needs=SCHEMAS[self.schema].needed) if len(self.table) else []
         if faults:
             reasons = "; ".join(fault.reason for fault in faults)
             raise DataError(f"buffer {self.config.name!r}: {reasons}", code="E4004")

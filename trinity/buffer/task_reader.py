@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from trinity.buffer.checks import Fault, control_token, missing_columns, prompt_type, row_faults
-from trinity.buffer.dataset import Table, fingerprint, load_table
+from trinity.buffer.dataset import Table, check_unchanged, fingerprint, load_table
 from trinity.buffer.quarantine import MAX_BAD_ROW_RATIO, admit, write_quarantine
 from trinity.buffer.rows import BadRow, DataRow
 from trinity.buffer.selector import make_selector
 from trinity.buffer.training_rows import tools_fault
 from trinity.common.config.buffer import TasksetConfig
-from trinity.common.errors import CheckpointError, ConfigError, DataError
+from trinity.common.errors import ConfigError, DataError
 from trinity.common.rewards import REWARD_FUNCTIONS
 from trinity.common.workflows import WORKFLOWS
 from trinity.common.workflows.workflow import Task, Workflow
@@ -138,13 +138,7 @@ class TaskReader:
             CheckpointError: the dataset or the selector changed (E7005).
         """
         own = {"fingerprint": self.fingerprint, "selector_type": self.config.data_selector.selector_type}
-        changed = [key for key, value in own.items() if state[key] != value]
-        if changed:
-            raise CheckpointError(
-                f"taskset {self.config.name!r} changed since the checkpoint ({', '.join(changed)}); restore it, or "
-                "start a new run with continue_from_checkpoint: false",
-                code="E7005",
-            )
+        check_unchanged(f"taskset {self.config.name!r}", own, state)
         read_before = self.selector.position
         self.selector.load_state_dict(state["selector"])
         if self.num_left is not None:

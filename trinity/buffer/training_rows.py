@@ -11,16 +11,10 @@ from typing import Any, NamedTuple
 
 from trinity.buffer.checks import Fault, messages_fault, prompt_type, row_faults, text_fault
 from trinity.common.config.buffer import FormatConfig
+from trinity.common.config.row_schemas import SCHEMAS
 from trinity.utils.nested import as_written, without_null
 
 Message = dict[str, Any]
-# Keys of the format whose columns must exist; of those for texts and for messages, the ones in use.
-NEEDED: dict[str, frozenset[str]] = {
-    "sft": frozenset({"prompt_key", "response_key", "messages_key"}),
-    "dpo": frozenset({"prompt_key", "chosen_key", "rejected_key"}),
-    "cpt": frozenset({"prompt_key"}),
-    "experience": frozenset(),
-}
 
 
 class Pair(NamedTuple):
@@ -38,11 +32,9 @@ class Pair(NamedTuple):
 
 
 def form_of(schema: str, fmt: FormatConfig, columns: Iterable[str]) -> str:
-    """Return `plaintext` or `messages`; see `prompt_type`.
-
-    Continued pre-training reads texts.
-    """
-    return "plaintext" if schema == "cpt" else prompt_type(fmt, columns)
+    """Return the schema's only form, or that of the rows; see `prompt_type`."""
+    forms = list(SCHEMAS[schema].forms) if schema in SCHEMAS else []
+    return forms[0] if len(forms) == 1 else prompt_type(fmt, columns)
 
 
 def decoded(fmt: FormatConfig, values: Mapping[str, Any], *, kind: str) -> dict[str, Any]:

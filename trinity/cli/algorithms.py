@@ -16,7 +16,7 @@ def algorithms(
 ) -> None:
     """List the algorithm types, or explain one.
 
-    The explanation has formula, components, defaults, sources and YAML.
+    The explanation has formula, functions, defaults, sources and YAML.
     """
     from trinity.algorithm import ALGORITHM_CONTENTS
     from trinity.explain.algorithms import facts, page, table, unknown

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trinity.cli.options import Overrides, PluginDirs
 from trinity.common.errors import ExitCode
 from trinity.utils.log import redact
 
@@ -33,13 +34,8 @@ def show(
         bool, typer.Option("--effective-loss", help="Show the loss that each stage amounts to, with numbers.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a key: a.b=c or stages[1].a.b=c; may be repeated.")
-    ] = None,
-    plugin_dir: Annotated[
-        list[Path] | None,
-        typer.Option("--plugin-dir", "--plugin_dir", help="Folder of plugin modules; may be given several times."),
-    ] = None,
+    set_: Overrides = None,
+    plugin_dir: PluginDirs = None,
 ) -> None:
     """Print the complete configuration of every stage, secrets hidden."""
     from trinity.common.config import ConfigErrors

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trinity.cli.options import Overrides, PluginDirs
 from trinity.cli.resume import ResumeCommand
 from trinity.common.errors import ExitCode, TrinityError
 from trinity.utils.log import get_logger, log_to_console, redact
@@ -22,13 +23,8 @@ logger = get_logger("cli")
 
 def run(
     config: Annotated[Path, typer.Option("--config", "-c", help="YAML file of the run.")],
-    plugin_dir: Annotated[
-        list[Path] | None,
-        typer.Option("--plugin-dir", "--plugin_dir", help="Folder of plugin modules; may be given several times."),
-    ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a key: a.b=c or stages[1].a.b=c; may be repeated.")
-    ] = None,
+    plugin_dir: PluginDirs = None,
+    set_: Overrides = None,
     accept_change: Annotated[
         list[str] | None,
         typer.Option("--accept-change", help="Resume although this key differs from the run that is continued."),

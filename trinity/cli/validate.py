@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trinity.cli.options import Overrides, PluginDirs
 from trinity.common.errors import ExitCode
 from trinity.utils.log import redact
 
@@ -33,13 +34,8 @@ def validate(
             help="Change each setting of the loss on a dry batch and report what moves nothing; score one task.",
         ),
     ] = False,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a key: a.b=c or stages[1].a.b=c; may be repeated.")
-    ] = None,
-    plugin_dir: Annotated[
-        list[Path] | None,
-        typer.Option("--plugin-dir", "--plugin_dir", help="Folder of plugin modules; may be given several times."),
-    ] = None,
+    set_: Overrides = None,
+    plugin_dir: PluginDirs = None,
 ) -> None:
     """Check a YAML file and show its derived values; start nothing."""
     from trinity.common.config import ConfigErrors

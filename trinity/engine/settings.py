@@ -70,7 +70,7 @@ def engine_settings(config: Config, auxiliary: int | None = None) -> EngineSetti
         auxiliary: index of an auxiliary model; None: the rollout model.
 
     Raises:
-        ConfigError: `max_model_len` is unknown (E1612), or the torch engine serves another value (E1612, E3223).
+        ConfigError: `max_model_len` is unknown (E1616), or the torch engine serves another value (E1612, E3223).
         NotAvailableError: a value that no engine serves (E1900).
     """
     key = section_key(auxiliary)
@@ -82,7 +82,7 @@ def shared_settings(config: Config, auxiliary: int | None = None) -> EngineSetti
     """Return the settings that every engine which samples here has.
 
     Raises:
-        ConfigError: `max_model_len` is unknown (E1612).
+        ConfigError: `max_model_len` is unknown (E1616).
         NotAvailableError: a value that no engine serves (E1900).
     """
     key = section_key(auxiliary)
@@ -90,7 +90,7 @@ def shared_settings(config: Config, auxiliary: int | None = None) -> EngineSetti
     rollout = value_of(config, key)
     model = inherited(config.model, rollout)
     if model.max_model_len is None:
-        raise ConfigError("model.max_model_len must be set or derived before an engine starts, got null", code="E1612")
+        raise ConfigError("model.max_model_len must be set or derived before an engine starts, got null", code="E1616")
     trained = config.trainer.trainer_config.actor_rollout_ref.model
     slots = min(MAX_DEFAULT_SLOTS, config.explorer.runner_per_model * (config.algorithm.repeat_times or 1))
     return EngineSettings(

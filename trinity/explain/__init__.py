@@ -1,4 +1,4 @@
 """Explanations of a configuration.
 
-They cover components and formulas, the effective loss and step, and the gradient probe.
+They cover functions and formulas, the effective loss and step, and the gradient probe.
 """

@@ -1,6 +1,6 @@
 """Descriptions of the algorithm types; imports no torch.
 
-A description has formula, components, defaults, sources and YAML.
+A description has formula, functions, defaults, sources and YAML.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from trinity.common.config.nearest import nearest
 from trinity.common.config.problems import Finding
 from trinity.explain import critic
 from trinity.explain.aggregation import aggregation
-from trinity.explain.components import Component, components, sources
+from trinity.explain.functions import AlgorithmFunction, functions_of, sources
 from trinity.utils.formula import number
 
 INDENT = "    "
@@ -30,46 +30,49 @@ TITLES = {
 
 def facts(name: str) -> dict[str, Any]:
     """Return all facts about an algorithm type, ready for JSON."""
-    entry, parts = ALGORITHM_CONTENTS[name], components(name)
+    entry, functions = ALGORITHM_CONTENTS[name], functions_of(name)
     return {
         "name": name,
         "description": entry.doc,
         "mode": entry.args["mode"],
         "repeat_times": entry.args["repeat_times"],
-        "components": {
+        "functions": {
             role: {
-                "name": part.name,
-                "description": part.entry.doc if part.entry is not None else "",
-                "formula": part.symbols,
-                "args": defaults(part),
+                "name": function.name,
+                "description": function.entry.doc if function.entry is not None else "",
+                "formula": function.symbols,
+                "args": defaults(function),
             }
-            for role, part in parts.items()
+            for role, function in functions.items()
         },
-        "critic": critic.in_symbols() if _reads_values(parts) else [],
-        "sources": all_sources(name, parts),
-        "yaml": yaml(name, parts),
+        "critic": critic.in_symbols() if _reads_values(functions) else [],
+        "sources": all_sources(name, functions),
+        "yaml": yaml(name, functions),
     }
 
 
-def all_sources(name: str, parts: dict[str, Component]) -> list[str]:
+def all_sources(name: str, functions: dict[str, AlgorithmFunction]) -> list[str]:
     """Return each work that an algorithm type and its functions cite."""
-    found = [*sources(ALGORITHM_CONTENTS[name]), *(work for part in parts.values() for work in part.sources)]
-    found += [critic.SOURCE] if _reads_values(parts) else []
+    found = [
+        *sources(ALGORITHM_CONTENTS[name]),
+        *(work for function in functions.values() for work in function.sources),
+    ]
+    found += [critic.SOURCE] if _reads_values(functions) else []
     return [
         work for work in dict.fromkeys(found) if not any(other.startswith((f"{work},", f"{work}v")) for other in found)
     ]
 
 
-def _reads_values(parts: dict[str, Component]) -> bool:
-    return "values" in parts["advantage_fn"].needs
+def _reads_values(functions: dict[str, AlgorithmFunction]) -> bool:
+    return "values" in functions["advantage_fn"].needs
 
 
 def table() -> str:
     """Return one line per algorithm type, below the names of the columns."""
     rows: list[tuple[str, ...]] = [("name", "advantage", "loss", "KL", "entropy", "repeat_times", "description")]
     for name, entry in ALGORITHM_CONTENTS.items():
-        parts = components(name)
-        chosen = (parts[role].name for role in ("advantage_fn", "policy_loss_fn", "kl_loss_fn", "entropy_loss_fn"))
+        functions = functions_of(name)
+        chosen = (functions[role].name for role in ("advantage_fn", "policy_loss_fn", "kl_loss_fn", "entropy_loss_fn"))
         rows.append((name, *chosen, str(entry.args["repeat_times"]), entry.doc))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return "\n".join(
@@ -79,27 +82,27 @@ def table() -> str:
 
 def page(name: str) -> str:
     """Return all facts about an algorithm type as text."""
-    entry, parts = ALGORITHM_CONTENTS[name], components(name)
+    entry, functions = ALGORITHM_CONTENTS[name], functions_of(name)
     blocks = [f"{name}: {entry.doc}\nrepeat_times {entry.args['repeat_times']}, mode {entry.args['mode']}"]
-    blocks.append("\n".join(["Formula", *(f"{INDENT}{line}" for line in _sum(parts))]))
-    blocks += [_part(part) for part in parts.values() if not part.is_none]
-    if _reads_values(parts):
+    blocks.append("\n".join(["Formula", *(f"{INDENT}{line}" for line in _sum(functions))]))
+    blocks += [_described(function) for function in functions.values() if not function.is_none]
+    if _reads_values(functions):
         blocks.append(f"\n{INDENT}".join(critic.in_symbols()))
-    unused = [TITLES[role] for role, part in parts.items() if part.is_none]
+    unused = [TITLES[role] for role, function in functions.items() if function.is_none]
     if unused:
         blocks.append(f"Not used: {', '.join(unused)}")
-    works = all_sources(name, parts)
+    works = all_sources(name, functions)
     blocks.append("\n".join(["Sources", *(f"{INDENT}{work}" for work in works or ["none beside the formula"])]))
-    blocks.append(f"YAML, every default written out\n\n{yaml(name, parts)}")
+    blocks.append(f"YAML, every default written out\n\n{yaml(name, functions)}")
     return "\n\n".join(blocks)
 
 
-def _sum(parts: dict[str, Component]) -> list[str]:
-    policy = parts["policy_loss_fn"]
+def _sum(functions: dict[str, AlgorithmFunction]) -> list[str]:
+    policy = functions["policy_loss_fn"]
     is_whole = policy.symbols[0].startswith("=")
     terms = ["P"] if is_whole else ["agg[P]"]
-    terms += [] if parts["kl_loss_fn"].is_none else ["+ kl_coef agg[K]"]
-    terms += [] if parts["entropy_loss_fn"].is_none else ["- agg[E]"]
+    terms += [] if functions["kl_loss_fn"].is_none else ["+ kl_coef agg[K]"]
+    terms += [] if functions["entropy_loss_fn"].is_none else ["- agg[E]"]
     lines = [f"loss = {' '.join(terms)}"]
     if any("agg" in term for term in terms):
         mode = policy.args.get("loss_agg_mode", "token-mean")
@@ -107,23 +110,25 @@ def _sum(parts: dict[str, Component]) -> list[str]:
     return lines
 
 
-def _part(part: Component) -> str:
-    lines = [f"{TITLES[part.role]}: {part.role} {part.name}"]
-    if part.entry is None:
+def _described(function: AlgorithmFunction) -> str:
+    lines = [f"{TITLES[function.role]}: {function.role} {function.name}"]
+    if function.entry is None:
         return "\n".join([*lines, f"{INDENT}not in this version"])
-    letter = LOSS_ROLES.get(part.role, "")
-    first, *others = part.symbols or [""]
-    if part.entry.doc != first:
-        lines.append(f"{INDENT}{part.entry.doc}")
+    letter = LOSS_ROLES.get(function.role, "")
+    first, *others = function.symbols or [""]
+    if function.entry.doc != first:
+        lines.append(f"{INDENT}{function.entry.doc}")
     if first:
         lines.append(f"{INDENT}{f'{letter} = ' if letter else ''}{first.removeprefix('= ')}")
     lines += [f"{INDENT}{INDENT}{line}" for line in others]
-    if part.args:
-        lines.append(f"{INDENT}defaults: {', '.join(f'{key} {shown(value)}' for key, value in defaults(part).items())}")
+    if function.args:
+        lines.append(
+            f"{INDENT}defaults: {', '.join(f'{key} {shown(value)}' for key, value in defaults(function).items())}"
+        )
     return "\n".join(lines)
 
 
-def yaml(name: str, parts: dict[str, Component]) -> str:
+def yaml(name: str, functions: dict[str, AlgorithmFunction]) -> str:
     """Return the YAML that selects an algorithm type with its defaults.
 
     Every default is written out; unused functions are left out.
@@ -131,22 +136,22 @@ def yaml(name: str, parts: dict[str, Component]) -> str:
     entry = ALGORITHM_CONTENTS[name]
     lines = [f"mode: {entry.args['mode']}", "algorithm:", f"  algorithm_type: {name}"]
     lines.append(f"  repeat_times: {entry.args['repeat_times']}")
-    for role, part in parts.items():
-        if role == "advantage_fn" and part.is_none:
+    for role, function in functions.items():
+        if role == "advantage_fn" and function.is_none:
             continue
-        lines.append(f"  {role}: {part.name}")
-        if part.args and not part.is_none:
+        lines.append(f"  {role}: {function.name}")
+        if function.args and not function.is_none:
             lines.append(f"  {role}_args:")
-            lines += [f"    {key}: {scalar(value)}" for key, value in defaults(part).items()]
+            lines += [f"    {key}: {scalar(value)}" for key, value in defaults(function).items()]
     return "\n".join([*lines, *entry.also_needed])
 
 
-def defaults(part: Component) -> dict[str, Any]:
+def defaults(function: AlgorithmFunction) -> dict[str, Any]:
     """Return the default arguments of a function.
 
     Arguments that the rest of a file decides are left out.
     """
-    return {name: value for name, value in part.args.items() if name not in DERIVED_ARGUMENTS}
+    return {name: value for name, value in function.args.items() if name not in DERIVED_ARGUMENTS}
 
 
 def shown(value: Any) -> str:

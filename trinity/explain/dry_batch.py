@@ -14,11 +14,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
-from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE
+from trinity.algorithm import ADVANTAGE_FN
 from trinity.algorithm.sample_strategy.mix import as_one_batch
 from trinity.common.config import Config
 from trinity.common.experience import EID, CustomField, Experience
 from trinity.common.models.families import OWN
+from trinity.trainer.verl.settings import schema_of
 
 SMALL_BYTES = 16 << 20  # a model up to this size is probed as it is
 NUM_TASKS = 4
@@ -86,7 +87,7 @@ def dry_experiences(config: Config, *, vocab_size: int, extra: Iterable[str] = (
         extra: per-row values that a plugin asks for by name; they are random numbers in [0, 1).
     """
     generator = torch.Generator().manual_seed(SEED)
-    schema = ALGORITHM_TYPE.contents[config.algorithm.algorithm_type].schema
+    schema = schema_of(config)
     is_rollout = schema == "experience"
     rollouts = min(config.algorithm.repeat_times or 1, MAX_ROLLOUTS) if is_rollout else 2
     advantage = ADVANTAGE_FN.contents.get(config.algorithm.advantage_fn or "")

@@ -9,8 +9,8 @@ from trinity.common.config.mixture import num_expert_rows
 from trinity.common.config.resolved import has_critic, loss_divisor, temperature
 from trinity.explain import critic
 from trinity.explain.aggregation import aggregation
-from trinity.explain.components import Component, component
-from trinity.explain.effective_step import optimizer, parts
+from trinity.explain.effective_step import micro_batches, optimizer
+from trinity.explain.functions import IN_LOSS, AlgorithmFunction, function_of
 from trinity.utils.formula import number
 
 if TYPE_CHECKING:
@@ -60,87 +60,89 @@ def effective_loss(stage: StagePlan) -> EffectiveLoss:
     """Return the effective loss of a stage."""
     config = stage.config
     algorithm = config.algorithm
-    parts = {
-        role: component(
+    functions = {
+        role: function_of(
             algorithm.algorithm_type,
             role,
             vars(algorithm)[role],
             vars(algorithm)[f"{role}_args"],
             catalogue=stage.catalogue,
         )
-        for role in ("policy_loss_fn", "kl_loss_fn", "entropy_loss_fn", "advantage_fn", "kl_penalty_fn")
+        for role in IN_LOSS
     }
     found = EffectiveLoss(stage.name, algorithm.algorithm_type)
-    signs = [_policy(config, parts["policy_loss_fn"], found)]
-    signs += _kl(config, parts["kl_loss_fn"], found)
-    signs += _entropy(config, parts["entropy_loss_fn"], found)
+    signs = [_policy(config, functions["policy_loss_fn"], found)]
+    signs += _kl(config, functions["kl_loss_fn"], found)
+    signs += _entropy(config, functions["entropy_loss_fn"], found)
     found.loss = " ".join(signs)
-    has_penalty = _advantage(config, parts, found)
-    reads_old = has_penalty or any("old_logprob" in parts[role].needs for role in ("policy_loss_fn", "kl_loss_fn"))
+    has_penalty = _advantage(config, functions, found)
+    reads_old = has_penalty or any("old_logprob" in functions[role].needs for role in ("policy_loss_fn", "kl_loss_fn"))
     found.batch = _batch(stage, reads_old=reads_old)
     if has_critic(config):
         found.terms.append(critic.in_numbers(config))
         found.batch.append(critic.in_batch(config))
-    found.models = _models(config, parts, has_penalty=has_penalty)
+    found.models = _models(config, functions, has_penalty=has_penalty)
     return found
 
 
-def is_weighted(part: Component) -> bool:
+def is_weighted(function: AlgorithmFunction) -> bool:
     """Return whether a divergence has, or may reach, a nonzero coefficient."""
-    return not part.is_none and bool(part.args.get("kl_coef", 1.0) != 0 or part.args.get("adaptive"))
+    return not function.is_none and bool(function.args.get("kl_coef", 1.0) != 0 or function.args.get("adaptive"))
 
 
-def _words(config: Config, part: Component) -> str:
-    fixed = None if part.entry is None else part.entry.loss_agg_mode
-    mode = part.args.get("loss_agg_mode") or fixed or str(config.algorithm.loss_agg_mode)
-    return aggregation(mode, number(loss_divisor(config)), is_verl=part.is_verl)
+def _words(config: Config, function: AlgorithmFunction) -> str:
+    fixed = None if function.entry is None else function.entry.loss_agg_mode
+    mode = function.args.get("loss_agg_mode") or fixed or str(config.algorithm.loss_agg_mode)
+    return aggregation(mode, number(loss_divisor(config)), is_verl=function.is_verl)
 
 
-def _policy(config: Config, part: Component, found: EffectiveLoss) -> str:
-    if not part.numbers:
-        found.terms.append([f"P = {part.name}, a plugin, which states no formula"])
+def _policy(config: Config, function: AlgorithmFunction, found: EffectiveLoss) -> str:
+    if not function.numbers:
+        found.terms.append([f"P = {function.name}, a plugin, which states no formula"])
         return "P"
-    first, *others = part.numbers
-    whole = first.removeprefix("= ") if first.startswith("=") else f"{_words(config, part)} {first}"
+    first, *others = function.numbers
+    whole = first.removeprefix("= ") if first.startswith("=") else f"{_words(config, function)} {first}"
     found.terms.append([f"P = {whole}", *others])
     return "P"
 
 
-def _kl(config: Config, part: Component, found: EffectiveLoss) -> list[str]:
-    if part.is_none:
+def _kl(config: Config, function: AlgorithmFunction, found: EffectiveLoss) -> list[str]:
+    if function.is_none:
         found.dropped.append("KL term: `kl_loss_fn: none`")
         return []
-    if not is_weighted(part):
-        found.dropped.append(f"KL term {part.name}: `kl_loss_fn_args.kl_coef` is 0")
+    if not is_weighted(function):
+        found.dropped.append(f"KL term {function.name}: `kl_loss_fn_args.kl_coef` is 0")
         return []
-    first, *others = part.numbers or ["of a plugin, which states no formula"]
-    found.terms.append([f"K = {_words(config, part)} {part.name}(logprob, ref_logprob) = {first}", *others])
-    return ["+", number(part.args.get("kl_coef", "kl_coef")), "K"]
+    first, *others = function.numbers or ["of a plugin, which states no formula"]
+    found.terms.append([f"K = {_words(config, function)} {function.name}(logprob, ref_logprob) = {first}", *others])
+    return ["+", number(function.args.get("kl_coef", "kl_coef")), "K"]
 
 
-def _entropy(config: Config, part: Component, found: EffectiveLoss) -> list[str]:
-    if part.is_none:
+def _entropy(config: Config, function: AlgorithmFunction, found: EffectiveLoss) -> list[str]:
+    if function.is_none:
         found.dropped.append("entropy term: `entropy_loss_fn: none`, the entropy is not computed")
         return []
-    if part.args.get("entropy_coef") == 0:
-        found.dropped.append(f"entropy term {part.name}: `entropy_loss_fn_args.entropy_coef` is 0, it is only measured")
+    if function.args.get("entropy_coef") == 0:
+        found.dropped.append(
+            f"entropy term {function.name}: `entropy_loss_fn_args.entropy_coef` is 0, it is only measured"
+        )
         return []
-    first, *others = [line.removeprefix("H = ") for line in part.numbers[1:] or part.numbers] or ["of a plugin"]
-    found.terms.append([f"H = {_words(config, part)} {first}", *others])
-    return ["-", number(part.args.get("entropy_coef", "entropy_coef")), "H"]
+    first, *others = [line.removeprefix("H = ") for line in function.numbers[1:] or function.numbers] or ["of a plugin"]
+    found.terms.append([f"H = {_words(config, function)} {first}", *others])
+    return ["-", number(function.args.get("entropy_coef", "entropy_coef")), "H"]
 
 
-def _advantage(config: Config, parts: dict[str, Component], found: EffectiveLoss) -> bool:
+def _advantage(config: Config, functions: dict[str, AlgorithmFunction], found: EffectiveLoss) -> bool:
     """Add the advantage and the penalty in the reward.
 
     Returns whether there is a penalty.
     """
-    part, penalty, policy = parts["advantage_fn"], parts["kl_penalty_fn"], parts["policy_loss_fn"]
+    advantage, penalty, policy = functions["advantage_fn"], functions["kl_penalty_fn"], functions["policy_loss_fn"]
     if policy.is_built_in and "advantages" not in policy.needs:
         found.dropped.append(f"advantage: the policy loss {policy.name} reads none")
         return False
-    rollouts = f", over {config.algorithm.repeat_times} rollouts of a task" if "values" not in part.needs else ""
-    first, *others = part.numbers or [f"{part.name}, a plugin, which states no formula"]
+    rollouts = f", over {config.algorithm.repeat_times} rollouts of a task" if "values" not in advantage.needs else ""
+    first, *others = advantage.numbers or [f"{advantage.name}, a plugin, which states no formula"]
     found.terms.append([f"A = {first}{rollouts}", *others])
     if penalty.is_none:
         found.dropped.append("KL penalty in the reward: `kl_penalty_fn: none`")
@@ -169,7 +171,7 @@ def _batch(stage: StagePlan, *, reads_old: bool) -> list[str]:
     lines = [
         f"{rows} {what} in mini-batches of {size}, {epochs}: {steps} optimizer step{'s' if steps != 1 else ''}",
         f"logprob, ref_logprob and entropy at temperature {number(temperature(config, schema))}",
-        parts(config),
+        micro_batches(config),
         optimizer(config),
     ]
     strategy = stage.catalogue.entry("sample_strategy", config.algorithm.sample_strategy)
@@ -208,20 +210,20 @@ def _correction(config: Config) -> list[str]:
     return [*lines, "rho = exp(old_logprob - rollout_logprob)"] if lines else []
 
 
-def _models(config: Config, parts: dict[str, Component], *, has_penalty: bool) -> list[str]:
+def _models(config: Config, functions: dict[str, AlgorithmFunction], *, has_penalty: bool) -> list[str]:
     reasons = []
-    if "ref_logprob" in parts["policy_loss_fn"].needs:
-        reasons.append(f"the policy loss {parts['policy_loss_fn'].name} reads it")
-    if is_weighted(parts["kl_loss_fn"]):
-        reasons.append(f"the KL term {parts['kl_loss_fn'].name} reads it")
+    if "ref_logprob" in functions["policy_loss_fn"].needs:
+        reasons.append(f"the policy loss {functions['policy_loss_fn'].name} reads it")
+    if is_weighted(functions["kl_loss_fn"]):
+        reasons.append(f"the KL term {functions['kl_loss_fn'].name} reads it")
     if has_penalty:
-        reasons.append(f"the KL penalty {parts['kl_penalty_fn'].name} reads it")
+        reasons.append(f"the KL penalty {functions['kl_penalty_fn'].name} reads it")
     lines = [
         "policy: yes, trained",
         f"reference: {'yes, ' + ', '.join(reasons) if reasons else 'no, nothing reads it'}",
     ]
     reads_values = has_critic(config)
     lines.append(f"critic: {'yes, the advantage reads its values' if reads_values else 'no, nothing reads its values'}")
-    if "teacher_logprobs" in parts["advantage_fn"].needs:
-        lines.append(f"teacher: yes, the advantage {parts['advantage_fn'].name} reads it")
+    if "teacher_logprobs" in functions["advantage_fn"].needs:
+        lines.append(f"teacher: yes, the advantage {functions['advantage_fn'].name} reads it")
     return lines

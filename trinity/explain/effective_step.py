@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from trinity.common.config import Config
 
 
-def parts(config: Config) -> str:
+def micro_batches(config: Config) -> str:
     """Return the split of a mini-batch into forwards, which changes nothing."""
     actor = config.trainer.trainer_config.actor_rollout_ref.actor
     tokens, rows = actor.ppo_max_token_len_per_gpu, actor.ppo_micro_batch_size_per_gpu

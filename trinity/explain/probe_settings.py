@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trinity.algorithm import ADVANTAGE_FN, ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN
+from trinity.algorithm import BY_ROLE
 from trinity.algorithm.advantage_fn.opmd import BASELINES
 from trinity.algorithm.aggregation import LOSS_AGG_MODES, VERL_LOSS_AGG_MODES
 from trinity.algorithm.policy_loss_fn.bypass_mode import LOSS_TYPES
@@ -16,17 +16,10 @@ from trinity.common.config import StagePlan
 from trinity.common.config.overrides import parse_path
 from trinity.common.config.resolved import has_critic
 from trinity.explain.algorithms import scalar
-from trinity.explain.components import REGISTRIES
+from trinity.explain.functions import IN_LOSS
 from trinity.trainer.verl.settings import is_supervised
-from trinity.utils.registry import Registry
+from trinity.utils.kinds import ROLES
 
-ROLES: dict[str, Registry] = {
-    "policy_loss_fn": POLICY_LOSS_FN,
-    "kl_loss_fn": KL_FN,
-    "kl_penalty_fn": KL_FN,
-    "entropy_loss_fn": ENTROPY_LOSS_FN,
-    "advantage_fn": ADVANTAGE_FN,
-}
 TERMS = ("kl_loss_fn", "kl_penalty_fn", "entropy_loss_fn")
 # Values of the arguments that are one of a few words.
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -91,14 +84,14 @@ def settings_of(stage: StagePlan) -> list[Setting]:
 def _all(stage: StagePlan) -> Iterator[Setting]:
     config = stage.config
     algorithm = vars(config.algorithm)
-    for role, registry in ROLES.items():
+    for role in IN_LOSS:
         name = algorithm[role]
         if name in (None, "none"):
             continue
         if role in TERMS:
             yield Setting(f"algorithm.{role}", name, role, is_term=True)
-        entry = stage.catalogue.entry(REGISTRIES[role], name)
-        defaults = dict(entry.args) if entry is not None else registry.get(name).default_args()
+        entry = stage.catalogue.entry(ROLES[role], name)
+        defaults = dict(entry.args) if entry is not None else BY_ROLE[role].get(name).default_args()
         for argument, value in (defaults | dict(algorithm[f"{role}_args"] or {})).items():
             is_optional = defaults.get(argument, 0) is None
             yield Setting(f"algorithm.{role}_args.{argument}", value, role, is_optional=is_optional)

@@ -148,7 +148,7 @@ def batches_at_once(config: Config) -> int:
     return config.explorer.max_inflight_batches if is_async else 1
 
 
-class PacedAdmission:
+class BoundedAdmission:
     """`Admission` of the other styles: a staleness bound delays steps.
 
     The engine loads newer versions before a step when the schedule says so, and with `follow` soon after each is

@@ -189,7 +189,7 @@ def build_advantage_fn(config: Config) -> Any:
     advantage_class = ADVANTAGE_FN.get(config.algorithm.advantage_fn)
     if advantage_class is None or advantage_class.compute_in_trainer():
         return None
-    return build(ADVANTAGE_FN, config.algorithm, "advantage_fn")
+    return build(config.algorithm, "advantage_fn")
 
 
 def build_reader(config: Config) -> TaskReader:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trinity.common.constants import Mode, SyncStyle
-from trinity.explorer.admission import ApartAdmission, PacedAdmission, ScheduledAdmission, batches_at_once
+from trinity.explorer.admission import ApartAdmission, BoundedAdmission, ScheduledAdmission, batches_at_once
 from trinity.synchronizer.schedule import sync_schedule
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ def loop_of(config: Config, *, served: ServedWeights, producer: Producer) -> Cal
         timeout_s = config.synchronizer.sync_timeout
         fixed = kind(schedule, served=served, producer=producer, timeout_s=timeout_s)
         return partial(explore_in_turn, admission=fixed)
-    paced = PacedAdmission(config, schedule, served=served, producer=producer)
+    bounded = BoundedAdmission(config, schedule, served=served, producer=producer)
     if schedule.style == SyncStyle.FULLY_ASYNC:
-        return partial(explore_overlapped, admission=paced, limit=batches_at_once(config))
-    return partial(explore_in_turn, admission=paced)
+        return partial(explore_overlapped, admission=bounded, limit=batches_at_once(config))
+    return partial(explore_in_turn, admission=bounded)
 
 
 async def explore_in_turn(steps: ExploreSteps, *, admission: Admission) -> None:

@@ -58,7 +58,13 @@ class ExplorerSide(Side["ExploreSummary"]):
         assert self._explorer is not None, "prepare() comes first"
         return self._explorer
 
-    async def prepare(self, synchronizer: Synchronizer | None = None, *, resume: Path | None = None) -> int | None:
+    async def prepare(
+        self,
+        synchronizer: Synchronizer | None = None,
+        *,
+        resume: Path | None = None,
+        explore_steps: int | None = None,
+    ) -> int | None:
         """Load the engines and prepare the explorer.
 
         Return the explore steps of the whole run, or None if it has no end.
@@ -66,6 +72,7 @@ class ExplorerSide(Side["ExploreSummary"]):
         Args:
             synchronizer: between the sides, or a handle of it; None: they run apart and meet in the folder of the job.
             resume: checkpoint to continue from.
+            explore_steps: for the trainer.
 
         Raises:
             TrinityError: a model, a dataset or the store cannot be used.

@@ -244,9 +244,16 @@ class RemoteSide(Generic[R]):
         """Return what decides float results in the side's process."""
         return dict(await self._handle.facts())
 
-    async def prepare(self, *arguments: Any, **options: Any) -> Any:
-        """Prepare the side; see there."""
-        return await self._handle.prepare(*arguments, **options)
+    async def prepare(
+        self,
+        synchronizer: Synchronizer | None = None,
+        *,
+        resume: Path | None = None,
+        explore_steps: int | None = None,
+    ) -> int | None:
+        """Prepare the side; see `StageSide`."""
+        planned: int | None = await self._handle.prepare(synchronizer, resume=resume, explore_steps=explore_steps)
+        return planned
 
     async def run(self) -> R:
         """Run the side to its end; return what it did."""

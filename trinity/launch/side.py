@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from trinity.buffer.store import ExperienceStore
     from trinity.common.config import Config
     from trinity.runtime.base import Runtime
+    from trinity.synchronizer.base import Synchronizer
 
 logger = get_logger("launch")
 
@@ -56,8 +57,19 @@ class StageSide(Ending, Computing, Protocol[R_co]):
     Its `run` returns what it did.
     """
 
-    async def prepare(self, *arguments: Any, **options: Any) -> Any:
-        """Load and connect everything; each side says what it takes."""
+    async def prepare(
+        self,
+        synchronizer: Synchronizer | None = None,
+        *,
+        resume: Path | None = None,
+        explore_steps: int | None = None,
+    ) -> int | None:
+        """Load and connect everything; return the steps that the side plans.
+
+        Args:
+            synchronizer: between the sides, or a handle of it; None: the side is alone, or they run apart.
+            explore_steps: steps that the explorer beside this side plans; the trainer reads it.
+        """
 
     async def run(self) -> R_co:
         """Run to the end; return what was done."""
@@ -120,7 +132,13 @@ class Side(ABC, Generic[R]):
         return process_facts()
 
     @abstractmethod
-    async def prepare(self, *arguments: Any, **options: Any) -> Any:
+    async def prepare(
+        self,
+        synchronizer: Synchronizer | None = None,
+        *,
+        resume: Path | None = None,
+        explore_steps: int | None = None,
+    ) -> int | None:
         """Load and connect everything; see `StageSide`."""
 
     @abstractmethod

@@ -64,10 +64,11 @@ class TrainerSide(Side["TrainSummary"]):
         *,
         resume: Path | None = None,
         explore_steps: int | None = None,
-    ) -> None:
+    ) -> int | None:
         """Load the model, the data and, when resuming, the checkpoint.
 
-        The synchronizer then holds the checkpoint's versions.
+        The synchronizer then holds the checkpoint's versions. Return the training steps of the run, or None if their
+        number is not known.
 
         Args:
             synchronizer: between the sides, or a handle of it; None: they run apart and meet in the folder of the job,
@@ -104,6 +105,7 @@ class TrainerSide(Side["TrainSummary"]):
             await self._restore(resume, synchronizer)
         if self._is_stopped:
             self._trainer.request_stop()
+        return self._trainer.total_steps
 
     async def _begin_apart(self, trainer: Trainer) -> None:
         """Announce to the explorers the step and weights training starts from.

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from trinity.buffer.checks import Fault, control_token, missing_columns, prompt_type, row_faults
 from trinity.buffer.data_files import data_files
 from trinity.buffer.rows import BadRow, DataRow, read_rows
-from trinity.buffer.training_rows import NEEDED, decoded, form_of, training_row_faults
+from trinity.buffer.training_rows import decoded, form_of, training_row_faults
 from trinity.common.config.buffer import ExperienceBufferConfig, FormatConfig, TasksetConfig
 from trinity.common.config.keys import AUXILIARY, EXPERIENCES, KEYS
 from trinity.common.config.problems import Finding
+from trinity.common.config.row_schemas import SCHEMAS
 from trinity.common.errors import DataError, EnvironmentProblem
 
 if TYPE_CHECKING:
@@ -35,24 +36,13 @@ def check_data(config: Config, *, catalogue: Catalogue) -> Iterator[Finding]:
         own = workflow.default_reward_fn if workflow is not None else None
         reward = catalogue.entry("reward_fn", taskset.default_reward_fn_type or own)
         yield from check_taskset(
-            taskset.path,
-            split=taskset.split,
-            subset_name=taskset.subset_name,
-            fmt=taskset.format,
-            where=key,
+            taskset,
+            key,
             needs_prompt=workflow is not None and "prompt" in workflow.needs,
             needs_truth=reward is not None and "truth" in reward.needs,
         )
     for key, source, schema in _datasets(config):
-        yield from check_taskset(
-            source.path,
-            split=source.split,
-            subset_name=source.subset_name,
-            fmt=source.format,
-            where=key,
-            needs_truth=True,
-            schema=schema,
-        )
+        yield from check_taskset(source, key, needs_truth=True, schema=schema)
 
 
 def check_tables(config: Config, *, written: Collection[str]) -> Iterator[Finding]:
@@ -61,10 +51,7 @@ def check_tables(config: Config, *, written: Collection[str]) -> Iterator[Findin
         return
     for name, buffer in config.buffer.trainer_input.auxiliary_buffers.items():
         if buffer.storage_type == "sql" and buffer.schema_type is not None and buffer.path not in written:
-            key = str(AUXILIARY[name])
-            yield from check_table(
-                buffer.path, name=buffer.name, fmt=buffer.format, schema=buffer.schema_type, where=key
-            )
+            yield from check_table(buffer, str(AUXILIARY[name]), schema=buffer.schema_type)
 
 
 def tasksets(config: Config) -> dict[str, TasksetConfig]:
@@ -93,12 +80,9 @@ def _datasets(config: Config) -> Iterator[tuple[str, ExperienceBufferConfig, str
 
 
 def check_taskset(
-    path: str | None,
-    *,
-    split: str,
-    subset_name: str | None,
-    fmt: FormatConfig,
+    source: TasksetConfig | ExperienceBufferConfig,
     where: str,
+    *,
     needs_prompt: bool = True,
     needs_truth: bool = False,
     schema: str | None = None,
@@ -108,19 +92,17 @@ def check_taskset(
     A hub id and a folder written by `save_to_disk` are accepted unseen.
 
     Args:
-        path: file, folder or hub id.
-        split: the split to read.
-        subset_name: the subset to read.
-        fmt: names of the columns.
+        source: where the rows are, and the names of the columns.
         where: the key of its section.
         needs_prompt: the workflow reads the prompt's column.
         needs_truth: the reward function reads the response's column.
         schema: kind of training that reads the rows, `sft`, `dpo` or `cpt`; None for tasks.
     """
+    path, split, fmt = source.path, source.split, source.format
     if not path:
         return [_finding("E4001", where, "path is not set; give a file, a folder or a hub id")]
     try:
-        files = data_files(path, split=split, subset_name=subset_name)
+        files = data_files(path, split=split, subset_name=source.subset_name)
         rows = list(itertools.islice(itertools.chain.from_iterable(map(read_rows, files)), MAX_ROWS))
     except DataError as error:
         return [_finding(error.code, where, error.args[0])]
@@ -129,31 +111,29 @@ def check_taskset(
     if not rows:
         return [_finding("E4002", where, f"{path} has no rows in split {split!r}")]
     if schema is not None:
-        return _check_rows(rows, fmt, where=where, needs=set(NEEDED[schema]), schema=schema)
+        return _check_rows(rows, fmt, where=where, needs=set(SCHEMAS[schema].needed), schema=schema)
     needs = {"prompt_key", "messages_key"} if needs_prompt else set()
     return _check_rows(rows, fmt, where=where, needs=needs | ({"response_key"} if needs_truth else set()))
 
 
-def check_table(path: str | None, *, name: str, fmt: FormatConfig, schema: str, where: str) -> list[Finding]:
+def check_table(buffer: ExperienceBufferConfig, where: str, *, schema: str) -> list[Finding]:
     """Return the problems of a buffer in a database.
 
     Only its first 50 rows are read.
 
     Args:
-        path: URL of the database.
-        name: of the buffer.
-        fmt: names of the columns.
-        schema: `sft` or `experience`.
+        buffer: its name, the URL of the database, and the names of the columns.
         where: the key of its section.
+        schema: `sft` or `experience`.
     """
     from trinity.buffer.sql_tables import load_sql_table
 
     try:
-        table = load_sql_table(path, name=name, schema=schema)
+        table = load_sql_table(buffer.path, name=buffer.name, schema=schema)
     except (DataError, EnvironmentProblem) as error:
         return [_finding(error.code, where, error.args[0])]
     rows = [table.row(number) for number in range(min(len(table), MAX_ROWS))]
-    return _check_rows(list(rows), fmt, where=where, needs=set(NEEDED[schema]), schema=schema)
+    return _check_rows(list(rows), buffer.format, where=where, needs=set(SCHEMAS[schema].needed), schema=schema)
 
 
 def _check_rows(

@@ -170,6 +170,11 @@ def _write(descriptor: int, data: Any, offset: int) -> None:
         view, offset = view[written:], offset + written
 
 
+def dropped() -> SyncError:
+    """Return the error of tensors that were dropped (E5704)."""
+    return SyncError("the tensors are gone: they have been dropped", code="E5704")
+
+
 class LocalRef:
     """Tensors of this process, unchanged.
 
@@ -183,7 +188,7 @@ class LocalRef:
     def load(self) -> Mapping[str, Tensor]:
         """Return the tensors."""
         if self._tensors is None:
-            raise SyncError("the tensors are gone: they have been dropped", code="E5704")
+            raise dropped()
         return self._tensors
 
     def drop(self) -> None:

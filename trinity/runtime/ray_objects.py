@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayError
 
-from trinity.common.errors import SyncError
 from trinity.runtime import cluster
 from trinity.runtime.messages import reduced
-from trinity.runtime.objects import TensorEntry, as_bytes, layout, views
+from trinity.runtime.objects import TensorEntry, as_bytes, dropped, layout, views
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +30,7 @@ class RayRef:
     def load(self) -> Mapping[str, Tensor]:
         """Return the tensors as views of the store, which must not be written."""
         if self._ref is None:
-            raise SyncError("the tensors are gone: they have been dropped", code="E5704")
+            raise dropped()
         try:
             parts = self._ref.future().result(OBJECT_TIMEOUT_S)  # ray.get warns in an actor with an event loop
         except (RayError, TimeoutError) as error:

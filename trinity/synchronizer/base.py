@@ -10,8 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from trinity.common.errors import SyncError
+
 if TYPE_CHECKING:
     from trinity.common.weights import Ticket
+
+
+def not_held(version: int, versions: Sequence[int]) -> SyncError:
+    """Return the error of weights that are not held (E5502).
+
+    They are not held any more, or not yet.
+    """
+    held = list(versions) or "none"
+    return SyncError(f"weights of version {version} are not held; versions at hand: {held}", code="E5502")
 
 
 @runtime_checkable

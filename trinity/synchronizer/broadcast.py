@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from trinity.common.constants import SyncMethod
-from trinity.common.errors import SyncError
 from trinity.common.weights.collective import BUCKET_BYTES, JOIN_S, Sender, Session, end_group, join_group, own_address
 from trinity.common.weights.ticket import Ticket, fingerprint, num_bytes
+from trinity.synchronizer.base import not_held
 from trinity.utils.log import get_logger
 from trinity.utils.meeting import open_store
 
@@ -66,10 +66,7 @@ class BroadcastTransport:
     def get(self, version: int) -> Mapping[str, Tensor]:
         """Return the weights of `version`; SyncError if they are not held."""
         if version not in self._held:
-            raise SyncError(
-                f"weights of version {version} are not held; versions at hand: {self.versions() or 'none'}",
-                code="E5502",
-            )
+            raise not_held(version, self.versions())
         return self._held[version][1]
 
     def drop_before(self, version: int) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trinity.common.errors import SyncError
+from trinity.synchronizer.base import not_held
 from trinity.synchronizer.schedule import Schedule
 from trinity.utils.deadline import within
 
@@ -235,10 +236,7 @@ class LocalSynchronizer:
         """
         async with self._changed:
             if version not in self._tickets:
-                raise SyncError(
-                    f"weights of version {version} are not held; versions at hand: {sorted(self._tickets) or 'none'}",
-                    code="E5502",
-                )
+                raise not_held(version, sorted(self._tickets))
             self._entry(explorer).reading[version] += 1
             return self._tickets[version]
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from trinity.common.constants import SyncMethod
-from trinity.common.errors import SyncError
 from trinity.common.weights.delta import DELTA_FILE, is_comparable, write_delta
 from trinity.common.weights.files import (
     LOCK_FILE,
@@ -34,6 +33,7 @@ from trinity.common.weights.files import (
 from trinity.common.weights.ticket import Ticket, fingerprint, layout_fingerprint, num_bytes, tensor_digest
 from trinity.runtime.base import Objects
 from trinity.runtime.objects import LocalObjects
+from trinity.synchronizer.base import not_held
 from trinity.synchronizer.broadcast import BroadcastTransport
 from trinity.utils.disk import system_error
 from trinity.utils.failpoints import failpoint
@@ -105,10 +105,7 @@ class MemoryTransport:
     def get(self, version: int) -> Mapping[str, Tensor]:
         """Return the weights of `version`; SyncError if they are not held."""
         if version not in self._held:
-            raise SyncError(
-                f"weights of version {version} are not held; versions at hand: {self.versions() or 'none'}",
-                code="E5502",
-            )
+            raise not_held(version, self.versions())
         return self.objects.get(self._held[version].place["ref"])
 
     def drop_before(self, version: int) -> None:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from trinity.algorithm import ADVANTAGE_FN, KL_FN, AdvantageFn, KLFn
+from trinity.algorithm import ADVANTAGE_FN, AdvantageFn, KLFn
 from trinity.algorithm.building import build
 from trinity.common.config import Config
 from trinity.common.config.resolved import repeat_times
@@ -176,8 +176,8 @@ def batch_advantage_of(config: Config) -> BatchAdvantage | None:
                 code="E1831",
             )
         return None
-    made = build(ADVANTAGE_FN, algorithm, "advantage_fn")
-    kl = build(KL_FN, algorithm, "kl_penalty_fn", default="none")
+    made = build(algorithm, "advantage_fn")
+    kl = build(algorithm, "kl_penalty_fn", default="none")
     if kl.of_distributions:
         raise ConfigError(
             f"algorithm.kl_penalty_fn {penalty} compares whole distributions, and a reward is lowered by the "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from trinity.algorithm import SAMPLE_STRATEGY, SampleStrategy
+from trinity.algorithm import SampleStrategy
 from trinity.algorithm.building import build
 from trinity.algorithm.planning import planned_steps
 from trinity.buffer.dataset_reader import DatasetReader
@@ -145,7 +145,7 @@ class Trainer:
     def _make_strategy(self, source: BufferSource | DatasetSource, batch_size: int) -> SampleStrategy:
         config = self.config
         strategy: SampleStrategy = build(
-            SAMPLE_STRATEGY, config.algorithm, "sample_strategy", source, default="default", batch_size=batch_size
+            config.algorithm, "sample_strategy", source, default="default", batch_size=batch_size
         )
         tokenizer = self.tokenizer or load_tokenizer(config.model)
         strategy.auxiliary = open_auxiliary(config, strategy.auxiliary_buffers(), tokenizer=tokenizer, cut=self.step)

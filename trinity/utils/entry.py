@@ -17,7 +17,7 @@ class Entry:
         path: `package.module:Class`, imported on first use.
         args: constructor arguments with their defaults, from signature and `default_args`; of an algorithm type its
             functions and theirs, of a monitor what it reads of `monitor_args`.
-        needs: what the component makes the run load: `ref_logprob`, `values`, `entropy`, ...; of a workflow `prompt`,
+        needs: what the class makes the run load: `ref_logprob`, `values`, `entropy`, ...; of a workflow `prompt`,
             `reward_fn` and `auxiliary_model`, of a reward function `truth`.
         takes: what it uses where the run has it: `rollout_is_weights`.
         takes_all: a call takes every tensor of the batch, and may use any.

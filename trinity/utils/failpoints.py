@@ -62,7 +62,7 @@ def _parse(text: str, component: str = "") -> dict[str, _Armed]:
             raise ConfigError(
                 f"{FAILPOINTS_ENV_VAR}: cannot read {item!r}; the form is [component:]name=action[@hit] with an action "
                 f"of {', '.join(ACTIONS)} and a name of {', '.join(NAMES)}",
-                code="E1008",
+                code="E1010",
             )
         if owner in ("", component):
             armed[name] = _Armed(action, int(at) if at else None)

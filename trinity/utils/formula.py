@@ -1,7 +1,7 @@
 """The language of the formulas in the tables of contents.
 
 The first line is the formula, each further one a definition or a condition. `{name}` stands for an argument of the
-component, `{a|b|0.5}` for the first of several that is set, at last a number. A line that begins with `?name` holds
+class, `{a|b|0.5}` for the first of several that is set, at last a number. A line that begins with `?name` holds
 where the argument is set and not false, with `?name=value` where it has that value, with `?name!=value` where not.
 """
 

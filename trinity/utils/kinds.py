@@ -136,4 +136,12 @@ OF_DATASETS: dict[str, Any] = COMMON | {
     "kl_loss_fn": "none",
     "entropy_loss_fn": "none",
 }
-ROLES = tuple(name for name in COMMON if name != "repeat_times")
+# The registry of each function of an algorithm, by its key under `algorithm`.
+ROLES = {
+    "advantage_fn": "advantage_fn",
+    "policy_loss_fn": "policy_loss_fn",
+    "kl_loss_fn": "kl_fn",
+    "kl_penalty_fn": "kl_fn",
+    "entropy_loss_fn": "entropy_loss_fn",
+    "sample_strategy": "sample_strategy",
+}

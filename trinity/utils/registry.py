@@ -134,12 +134,12 @@ class Registry:
         names_only: bool = False,
         fixed: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Return a component, made with the written arguments.
+        """Return an object of a class, made with the written arguments.
 
         What its class declares in `default_args` is an argument, too, where it is not written.
 
         Args:
-            name: of the component.
+            name: of the class.
             args: the written arguments.
             given: positional arguments that the configuration does not set.
             key: key of the written arguments, for the message.
@@ -148,18 +148,18 @@ class Registry:
             fixed: further arguments; one that is written as well is an error.
 
         Raises:
-            ConfigError: an unknown name (E1701), or arguments that the component does not take (`code`).
+            ConfigError: an unknown name (E1701), or arguments that the class does not take (`code`).
         """
-        component, fixed = self.get(name), fixed or {}
-        written = declared_args(component, kind=self.kind) | dict(args or {})
+        cls, fixed = self.get(name), fixed or {}
+        written = declared_args(cls, kind=self.kind) | dict(args or {})
         try:
             if not names_only:
-                return component(*given, **fixed, **written)
-            inspect.signature(component).bind(*given, **fixed, **written)
+                return cls(*given, **fixed, **written)
+            inspect.signature(cls).bind(*given, **fixed, **written)
         except (TypeError, ValueError) as error:
             got = f"; got {sorted(written)}" if names_only else ""
             raise ConfigError(f"{key} of {name}: {error}{got}", code=code) from error
-        return component(*given, **fixed, **written)
+        return cls(*given, **fixed, **written)
 
     def unknown(self, name: str) -> str:
         """Return the message for an unknown name.

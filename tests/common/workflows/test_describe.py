@@ -91,7 +91,7 @@ def test_the_object_can_say_it_too() -> None:
 
     chosen = Chosen(task=Task(workflow=Chosen, repeat_times=4), model=None)
     assert describe(chosen) == Traits(can_reset=True, can_repeat=True, is_async=False)
-    with pytest.raises(WorkflowError, match="E5103.*Chosen: cannot read can_reset"):
+    with pytest.raises(WorkflowError, match="E5107.*Chosen: cannot read can_reset"):
         describe(Chosen)
 
 

@@ -205,7 +205,7 @@ def test_weights_that_do_not_fit_change_nothing(vllm: Served, other: PreTrainedM
     for wrong in (missing, weights | {"more": torch.zeros(2)}, weights | {"model.norm.weight": torch.zeros(3)}):
         with pytest.raises(SyncError, match="weights of version 8") as caught:
             run(made.update_weights(wrong, version=8))
-        assert caught.value.code == "E5501"
+        assert caught.value.code == "E5505"
     assert made.model_version == 0
     assert difference(run(made.generate(LONG_PROMPT, max_tokens=8))[0], model) < 1e-5
 

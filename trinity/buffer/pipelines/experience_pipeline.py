@@ -81,7 +81,7 @@ class ExperiencePipeline:
     def state_dict(self) -> dict[str, Any]:
         """Return the states of operators and advantage function, by name.
 
-        The values are JSON values; only components that have a state are included.
+        The values are JSON values; only those that have a state are included.
 
         Raises:
             WorkflowError: a state is no JSON value (E5140).

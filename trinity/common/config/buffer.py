@@ -27,6 +27,7 @@ from trinity.common.config.base import (
     section,
 )
 from trinity.common.config.model import TopK, TopP
+from trinity.common.config.row_schemas import SCHEMAS
 
 
 def _buffer_name(name: str) -> str:
@@ -158,7 +159,7 @@ class ExperienceBufferConfig(Section):
     max_retry_interval: Positive = key(1.0, "Pause between retries in seconds, > 0.", TRINITY, support=LATER)
     data_selector: DataSelectorConfig = section(DataSelectorConfig, "Order of a dataset's rows (file).", TRINITY)
     backup_path: str | None = key(None, "JSON lines file beside the store, from path.", OWN, derived=True)
-    schema_type: str | None = key(None, "Kind of rows: experience, sft, dpo, cpt.", TRINITY, derived=True)
+    schema_type: str | None = key(None, f"Kind of rows: {', '.join(SCHEMAS)}.", TRINITY, derived=True)
     index: Natural = key(0, "Place among the buffers.", TRINITY, derived=True)
     batch_size: Natural = key(0, "Experiences per step, from buffer.train_batch_size.", TRINITY, derived=True)
     tokenizer_path: str | None = key(None, "Tokenizer of the rows, from model.model_path.", TRINITY, derived=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trinity.common.config.nearest import nearest
 from trinity.common.config.problems import Finding
+from trinity.common.config.row_schemas import SCHEMAS
 from trinity.utils.entry import Entry
 from trinity.utils.formula import arguments
 from trinity.utils.kinds import KINDS, REGISTRIES, ROLES
@@ -22,7 +23,6 @@ from trinity.utils.plugin_source import (
 )
 
 MAX_FILE_BYTES = 4 << 20
-SCHEMAS = ("experience", "sft", "cpt", "dpo")
 # What `default_config` of an algorithm type may name; its mode follows from the schema.
 DEFAULTS = ("repeat_times", *ROLES, *(f"{role}_args" for role in ROLES), "mode")
 

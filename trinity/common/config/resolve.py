@@ -28,7 +28,6 @@ from trinity.common.config.rules.batches import (
     resolve_steps,
 )
 from trinity.common.config.rules.buffers import check_replay, check_unique_names, resolve_experience_buffer
-from trinity.common.config.rules.components import check_arguments, check_name
 from trinity.common.config.rules.critic import check_unused_critic, resolve_critic
 from trinity.common.config.rules.engines import check_auxiliary_models, resolve_engine, resolve_external
 from trinity.common.config.rules.job import (
@@ -41,7 +40,8 @@ from trinity.common.config.rules.job import (
 from trinity.common.config.rules.mixture import check_sampling, resolve_auxiliary_buffers, resolve_mixed_loss
 from trinity.common.config.rules.model import check_model_paths, hand_down, resolve_adapter, resolve_lengths
 from trinity.common.config.rules.ranks import check_ranks, resolve_megatron, resolve_megatron_offload
-from trinity.common.config.rules.rewards import check_components, check_reshaping, resolve_reward_model
+from trinity.common.config.rules.registered import Chosen, check_arguments, check_name
+from trinity.common.config.rules.rewards import check_reshaping, check_reward_components, resolve_reward_model
 from trinity.common.config.rules.synchronizer import resolve_evaluation, resolve_staleness, resolve_synchronizer
 from trinity.common.config.rules.tasksets import check_rewards, resolve_tasksets
 from trinity.common.config.rules.trainer import check_derived_keys, check_refusals, check_schedule, resolve_trainer
@@ -114,7 +114,7 @@ def _check_names(resolution: Resolution) -> None:
     for index, operator in enumerate(resolution.config.data_processor.experience_pipeline.operators):
         key = KEYS.data_processor.experience_pipeline.operators[index]
         if check_name(resolution, key.name, "operator", operator.name or "(none)"):
-            check_arguments(resolution, key.args, "operator", operator.name, chosen=key.name)
+            check_arguments(resolution, Chosen(key.name, key.args, "operator", operator.name))
 
 
 def _check_monitor(resolution: Resolution) -> None:
@@ -139,7 +139,7 @@ def _check_monitor(resolution: Resolution) -> None:
             involves=(key,),
             suggestion="remove it",
         )
-    check_arguments(resolution, arguments, "monitor", name, chosen=key, ignored=idle)
+    check_arguments(resolution, Chosen(key, arguments, "monitor", name), ignored=idle)
 
 
 def _check_secrets(resolution: Resolution) -> None:
@@ -223,7 +223,7 @@ RULES = (
     check_groups,
     check_intervals,
     check_auxiliary_models,
-    check_components,
+    check_reward_components,
     check_reshaping,
     check_derived_keys,
     check_refusals,

@@ -71,7 +71,7 @@ def check_names(
     Names in `optional` may be present as well.
 
     Raises:
-        SyncError: the message counts what is missing and unexpected and names the first of each (E5501).
+        SyncError: the message counts what is missing and unexpected and names the first of each (E5505).
     """
     missing = sorted(shapes.keys() - weights.keys())
     unexpected = sorted(weights.keys() - shapes.keys() - optional)
@@ -81,12 +81,12 @@ def check_names(
         raise SyncError(
             f"{source}: the names of the weights do not fit the model: {', '.join(parts)}; the trainer and the "
             "explorer must hold the same architecture (model.model_path)",
-            code="E5501",
+            code="E5505",
         )
     for name, shape in shapes.items():
         if weights[name] != shape:
             raise SyncError(
-                f"{source}: weight {name} must have the shape {list(shape)}, got {list(weights[name])}", code="E5501"
+                f"{source}: weight {name} must have the shape {list(shape)}, got {list(weights[name])}", code="E5505"
             )
 
 
@@ -99,7 +99,7 @@ def copy_weights(
     nothing.
 
     Raises:
-        SyncError: names or shapes differ (E5501).
+        SyncError: names or shapes differ (E5505).
     """
     shapes = {name: tensor.shape for name, tensor in weights.items()}
     check_names({n: t.shape for n, t in targets.items()}, shapes, optional=optional, source=source)

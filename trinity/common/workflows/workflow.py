@@ -187,7 +187,7 @@ def describe(workflow: Workflow | type[Workflow]) -> Traits:
         try:
             declared = _declared(cls, owner, name) if own is None else bool(own)
         except AttributeError as error:
-            raise WorkflowError(f"{cls.__name__}: cannot read {name}: {error}", code="E5103") from error
+            raise WorkflowError(f"{cls.__name__}: cannot read {name}: {error}", code="E5107") from error
         if declared is None:
             only_async = cls.run_async is not Workflow.run_async and cls.run is Workflow.run
             declared = only_async if name == "is_async" else False

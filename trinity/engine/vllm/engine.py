@@ -314,7 +314,7 @@ class VLLMEngine(LocalModel):
         dropped.
 
         Raises:
-            SyncError: names or shapes differ; the engine keeps its weights (E5501).
+            SyncError: names or shapes differ; the engine keeps its weights (E5505).
             EngineError: loading failed midway; the engine is unusable (E5661).
             DeadlineError: not idle within `synchronizer.sync_timeout`.
         """

@@ -104,7 +104,7 @@ def written_weights(
         source: source of the weights, for the message.
 
     Raises:
-        SyncError: names or shapes differ from the model's (E5501).
+        SyncError: names or shapes differ from the model's (E5505).
     """
     names = facts.names
     assert names is not None, "the weights of an auxiliary model stay as loaded"

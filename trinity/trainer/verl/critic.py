@@ -179,15 +179,7 @@ def critic_lr_schedule(config: Config, total_steps: int | None) -> LRSchedule:
     Raises:
         ConfigError: the rate depends on the number of all steps, and `total_steps` is None.
     """
-    return make_schedule(
-        str(CRITIC.optim),
-        total_steps,
-        lr=filled(config, CRITIC.optim.lr),
-        kind=filled(config, CRITIC.optim.lr_scheduler_type),
-        steps=filled(config, CRITIC.optim.lr_warmup_steps),
-        ratio=filled(config, CRITIC.optim.lr_warmup_steps_ratio),
-        min_lr_ratio=filled(config, CRITIC.optim.min_lr_ratio),
-    )
+    return make_schedule(config, CRITIC.optim, total_steps)
 
 
 def critic_settings(config: Config) -> CriticSettings:

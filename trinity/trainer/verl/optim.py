@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from trinity.common.config.algorithm import OptimizerConfig, SchedulerType
+from trinity.common.config.config import Config
+from trinity.common.config.keys import Key
+from trinity.common.config.resolved import filled
+from trinity.common.config.verl_base import VerlOptimConfig
 from trinity.common.errors import ConfigError
 from trinity.trainer.verl.parallel.exchange import local
-
-Scheduler = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class LRSchedule:
     """
 
     lr: float
-    kind: Scheduler = "constant"
+    kind: SchedulerType = "constant"
     warmup_steps: int = 0
     total_steps: int | None = None
     min_lr_ratio: float = 0.0
@@ -58,31 +60,22 @@ class LRSchedule:
 
 
 def make_schedule(
-    section: str,
-    total_steps: int | None,
-    *,
-    lr: float,
-    kind: Scheduler,
-    steps: int,
-    ratio: float,
-    min_lr_ratio: float,
-    start: int = 0,
+    config: Config, section: Key[OptimizerConfig] | Key[VerlOptimConfig], total_steps: int | None, *, start: int = 0
 ) -> LRSchedule:
     """Return the learning rate of each training step.
 
     Args:
-        section: the configuration's section, for the message.
+        config: a resolved configuration; negative warm-up steps mean a share of all steps.
+        section: of the optimizer.
         total_steps: training steps of the run; None if unknown.
-        lr: peak learning rate.
-        kind: shape of the schedule after the warm-up.
-        steps: warm-up in training steps; negative: the share `ratio` of all steps.
-        ratio: warm-up as a share of all training steps.
-        min_lr_ratio: final learning rate as a share of the peak.
         start: training steps before the schedule begins; warm-up and fall share the others.
 
     Raises:
         ConfigError: the rate depends on the number of all steps, which is unknown (E1873).
     """
+    kind: SchedulerType = filled(config, section.lr_scheduler_type)
+    steps = filled(config, section.lr_warmup_steps)
+    ratio = filled(config, section.lr_warmup_steps_ratio)
     if total_steps is None and (kind != "constant" or (steps < 0 and ratio > 0)):
         what = f"lr_warmup_steps_ratio {ratio:g}" if kind == "constant" else f"schedule {kind}"
         raise ConfigError(
@@ -92,11 +85,11 @@ def make_schedule(
         )
     total_steps = None if total_steps is None else max(total_steps - start, 1)
     return LRSchedule(
-        lr=lr,
+        lr=filled(config, section.lr),
         kind=kind,
         warmup_steps=warmup_steps(steps, ratio, total_steps),
         total_steps=total_steps,
-        min_lr_ratio=min_lr_ratio,
+        min_lr_ratio=filled(config, section.min_lr_ratio),
         start=start,
     )
 

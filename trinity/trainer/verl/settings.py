@@ -6,7 +6,6 @@ import dataclasses
 
 import torch
 
-from trinity.algorithm import ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN
 from trinity.algorithm.building import build
 from trinity.common.config import Config
 from trinity.common.config.keys import ACTOR, KEYS, REFERENCE
@@ -114,25 +113,15 @@ def policy_lr_schedule(config: Config, total_steps: int | None, *, start: int = 
     Raises:
         ConfigError: the rate depends on the number of all steps, and `total_steps` is None.
     """
-    optimizer = config.algorithm.optimizer
-    return make_schedule(
-        "algorithm.optimizer",
-        total_steps,
-        lr=optimizer.lr,
-        kind=optimizer.lr_scheduler_type,
-        steps=optimizer.lr_warmup_steps,
-        ratio=optimizer.lr_warmup_steps_ratio,
-        min_lr_ratio=optimizer.min_lr_ratio,
-        start=start,
-    )
+    return make_schedule(config, KEYS.algorithm.optimizer, total_steps, start=start)
 
 
 def loss_of(config: Config) -> LossFn:
     """Return the loss of the algorithm section."""
     algorithm = config.algorithm
     return LossFn(
-        build(POLICY_LOSS_FN, algorithm, "policy_loss_fn", default="none"),
-        build(KL_FN, algorithm, "kl_loss_fn", default="none"),
-        build(ENTROPY_LOSS_FN, algorithm, "entropy_loss_fn", default="none"),
+        build(algorithm, "policy_loss_fn", default="none"),
+        build(algorithm, "kl_loss_fn", default="none"),
+        build(algorithm, "entropy_loss_fn", default="none"),
         loss_agg_mode=filled(config, KEYS.algorithm.loss_agg_mode),
     )

@@ -7,24 +7,17 @@ from typing import Any
 from trinity.common.config.following import fall_back, join_older_names, note_idle
 from trinity.common.config.keys import KEYS, Key, args_of, part_of, path_of
 from trinity.common.config.resolution import Resolution
-from trinity.common.config.rules.components import check_name, merge_arguments, resolve_arguments
+from trinity.common.config.rules.registered import Chosen, check_name, resolve_arguments
 from trinity.common.config.rules.rollout_correction import check_correction, recompute, resolve_correction
 from trinity.common.config.schema_index import default_at
 from trinity.common.constants import LOSS_AGG_MODES
 from trinity.utils.entry import Entry
+from trinity.utils.kinds import ROLES
 
 ALGORITHM = KEYS.algorithm
 TYPE = ALGORITHM.algorithm_type
 BALANCE = (KEYS.trainer.balance_batch, KEYS.trainer.trainer_config.trainer.balance_batch)
 
-FUNCTIONS = {
-    "sample_strategy": "sample_strategy",
-    "advantage_fn": "advantage_fn",
-    "kl_penalty_fn": "kl_fn",
-    "policy_loss_fn": "policy_loss_fn",
-    "kl_loss_fn": "kl_fn",
-    "entropy_loss_fn": "entropy_loss_fn",
-}
 # What a forward pass before the step gives beside the old log-probabilities.
 OF_DISTRIBUTIONS = frozenset({"sum_pi_squared", "entropys", "necs"})
 
@@ -40,8 +33,8 @@ def resolve_algorithm(resolution: Resolution) -> None:
     if entry is not None:
         check_type(resolution, algorithm, entry)
     resolve_correction(resolution, defaults.get("policy_loss_fn_args") or {})
-    for name, registry in FUNCTIONS.items():
-        _resolve_function(resolution, name, registry, defaults)
+    for name in ROLES:
+        _resolve_function(resolution, name, defaults)
     _resolve_aggregation(resolution)
     _check_rollouts(resolution, algorithm)
     check_correction(resolution)
@@ -54,13 +47,13 @@ def _fill_type(resolution: Resolution, algorithm: str, defaults: dict[str, Any])
     repeat = defaults.get("repeat_times", 1)
     if resolution.config.algorithm.repeat_times is None:
         resolution.derive(ALGORITHM.repeat_times, repeat, reason)
-    for name in FUNCTIONS:
+    for name in ROLES:
         if resolution.get(part_of(ALGORITHM, name)) is None and name in defaults:
             resolution.derive(part_of(ALGORITHM, name), defaults[name], reason)
 
 
-def _resolve_function(resolution: Resolution, name: str, registry: str, defaults: dict[str, Any]) -> None:
-    key = part_of(ALGORITHM, name)
+def _resolve_function(resolution: Resolution, name: str, defaults: dict[str, Any]) -> None:
+    key, registry = part_of(ALGORITHM, name), ROLES[name]
     chosen = resolution.get(key)
     if chosen is None:
         fallback = "default" if name == "sample_strategy" else "none"
@@ -73,13 +66,10 @@ def _resolve_function(resolution: Resolution, name: str, registry: str, defaults
     if not check_name(resolution, key, registry, chosen):
         return
     entry = resolution.catalogue.entry(registry, chosen)
-    if entry is None:
-        merge_arguments(resolution, key, chosen, {})
-        return
-    if entry.reads & OF_DISTRIBUTIONS:
+    if entry is not None and entry.reads & OF_DISTRIBUTIONS:
         recompute(resolution, key, "reads whole distributions of the weights before the step")
-    of_type = dict(defaults.get(f"{name}_args") or {}) if defaults.get(name) == chosen else {}
-    resolve_arguments(resolution, key, registry, chosen, entry=entry, of_type=of_type)
+    of_type = defaults.get(f"{name}_args") if defaults.get(name) == chosen else None
+    resolve_arguments(resolution, Chosen(key, args_of(key), registry, chosen), of_type)
 
 
 def _resolve_aggregation(resolution: Resolution) -> None:
@@ -301,8 +291,7 @@ def _holds(resolution: Resolution, name: str, entry: Entry) -> bool | None:
     if name == "use_rollout":
         return entry.schema == "experience"
     chosen = {role: entry.args.get(role) for role in ("advantage_fn", "policy_loss_fn", "kl_loss_fn", "kl_penalty_fn")}
-    registries = {"kl_loss_fn": "kl_fn", "kl_penalty_fn": "kl_fn"}
-    found = {role: resolution.catalogue.entry(registries.get(role, role), each) for role, each in chosen.items()}
+    found = {role: resolution.catalogue.entry(ROLES[role], each) for role, each in chosen.items()}
     roles = ("advantage_fn",) if name != "use_reference" else ("policy_loss_fn", "kl_loss_fn", "kl_penalty_fn")
     if any(chosen[role] is not None and found[role] is None for role in roles):
         return None

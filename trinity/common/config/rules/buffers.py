@@ -10,7 +10,7 @@ from trinity.common.config.following import note_idle, set_from
 from trinity.common.config.keys import AUXILIARY, EXPERIENCES, KEYS, Key, args_of, path_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.batches import num_trained
-from trinity.common.config.rules.components import check_arguments, check_name, check_selector
+from trinity.common.config.rules.registered import Chosen, check_name, check_selector, resolve_arguments
 from trinity.common.config.rules.tasksets import check_format, check_multi_turn, resolve_format, tasksets
 from trinity.common.constants import BENCH, TRAINER
 
@@ -250,8 +250,7 @@ def _check_replay(resolution: Resolution) -> None:
         return
     function = resolution.get(FUNCTION)
     if check_name(resolution, FUNCTION, "priority_fn", function):
-        arguments = check_arguments(resolution, args_of(FUNCTION), "priority_fn", function, chosen=FUNCTION)
-        resolution.derive(args_of(FUNCTION), arguments, f"defaults of {function}")
+        resolve_arguments(resolution, Chosen(FUNCTION, args_of(FUNCTION), "priority_fn", function))
     cooldown = resolution.get(COOLDOWN)
     if cooldown is None and path_of(COOLDOWN) not in resolution.broken:
         resolution.problem(

@@ -13,10 +13,11 @@ from trinity.common.config.mixture import DERIVED_ARGUMENTS, num_expert_rows
 from trinity.common.config.nearest import nearest
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.resolved import num_workers
+from trinity.common.config.row_schemas import auxiliary_schemas
 from trinity.common.config.rules.batches import SIZE, expert_ratio, mixes_experts, num_experts
 from trinity.common.config.rules.buffers import absolute_url, is_database
-from trinity.common.config.rules.components import check_selector
 from trinity.common.config.rules.ranks import is_world_known
+from trinity.common.config.rules.registered import check_selector
 from trinity.common.config.rules.tasksets import check_format, resolve_format
 
 STRATEGY = KEYS.algorithm.sample_strategy
@@ -24,8 +25,6 @@ LOSS = KEYS.algorithm.policy_loss_fn
 ARGS = args_of(STRATEGY)
 _NAME = re.compile(r"[A-Za-z0-9_+-]{1,120}")
 _DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
-# What the rows of a storage may be; the first is what they are where nothing is written.
-SCHEMAS: dict[str, tuple[str, ...]] = {"file": ("sft",), "sql": ("experience", "sft"), "queue": ("experience",)}
 
 
 def check_sampling(resolution: Resolution) -> None:
@@ -234,7 +233,7 @@ def _resolve_database(resolution: Resolution, key: Key[ExperienceBufferConfig]) 
 
 def _resolve_schema(resolution: Resolution, key: Key[ExperienceBufferConfig], kind: str) -> None:
     """Fill the kind of the rows, and check the named columns."""
-    schemas = SCHEMAS[kind]
+    schemas = auxiliary_schemas(kind)
     written = resolution.get(key.schema_type) if resolution.is_given(key.schema_type) else None
     if written is not None and written not in schemas:
         resolution.problem(

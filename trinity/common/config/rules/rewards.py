@@ -5,7 +5,7 @@ from __future__ import annotations
 from trinity.common.config.following import fall_back, join_older_names
 from trinity.common.config.keys import ACTOR, KEYS, REWARD_MODEL, Key, args_of
 from trinity.common.config.resolution import Resolution
-from trinity.common.config.rules.components import check_arguments, check_name
+from trinity.common.config.rules.registered import Chosen, check_arguments, check_name
 from trinity.utils.entry import Entry
 
 ADVANTAGE = KEYS.algorithm.advantage_fn
@@ -62,10 +62,10 @@ def _check_worker(resolution: Resolution, worker: str, entry: Entry) -> None:
             suggestion="remove it" if known else "remove it, or name the worker",
         )
         return
-    check_arguments(resolution, REWARD_MODEL.worker_args, "reward_model", worker, chosen=REWARD_MODEL.worker)
+    check_arguments(resolution, Chosen(REWARD_MODEL.worker, REWARD_MODEL.worker_args, "reward_model", worker))
 
 
-def check_components(resolution: Resolution) -> None:
+def check_reward_components(resolution: Resolution) -> None:
     """Check that reward components are named, each with at most one weight."""
     if "reward_components" not in _needs(resolution):
         return

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from trinity.common.config.buffer import FormatConfig, TasksetConfig
 from trinity.common.config.following import join_older_names, set_from
 from trinity.common.config.keys import KEYS, REWARD_MODEL, TASKSET, Key, part_of, path_of
 from trinity.common.config.resolution import Resolution
-from trinity.common.config.rules.components import check_arguments, check_name, check_selector
+from trinity.common.config.row_schemas import MULTI_TURN, SCHEMAS
+from trinity.common.config.rules.registered import Chosen, check_arguments, check_name, check_selector
 from trinity.common.config.rules.rewards import has_reward_model
 
 INPUT = KEYS.buffer.explorer_input
-_TEXTS = frozenset({"prompt_key", "system_prompt_key", "system_prompt"})
-_CHAT = frozenset({"tools_key", "chat_template", "enable_thinking"})
-_PAIR = frozenset({"chosen_key", "rejected_key"})
 _CONTENT = ("messages_key", "prompt_key", "response_key", "chosen_key", "rejected_key")
-# Algorithm -> form of the rows -> keys that are read.
-FORMS: dict[str, dict[str, frozenset[str]]] = {
-    "sft": {
-        "plaintext": _TEXTS | _CHAT | {"response_key"},
-        "messages": _CHAT | {"messages_key", "enable_concatenated_multi_turn"},
-    },
-    "dpo": {"plaintext": _TEXTS | _CHAT | _PAIR, "messages": _CHAT | _PAIR | {"messages_key"}},
-    "cpt": {"plaintext": frozenset({"prompt_key"})},
-    "experience": {"plaintext": frozenset(), "messages": frozenset()},
-}
 # What says of itself which form the rows have, and what is refused elsewhere.
 _NOT_CHECKED = ("prompt_type", "image_key", "video_key")
-MULTI_TURN = "enable_concatenated_multi_turn"
 
 
 def tasksets(resolution: Resolution) -> list[Key[TasksetConfig]]:
@@ -119,7 +108,7 @@ def _resolve_workflow(resolution: Resolution, key: Key[TasksetConfig], *, is_eva
     chosen, name = _home(resolution, workflow, *shared), resolution.get(workflow)
     is_known = check_name(resolution, chosen, "workflow", name)
     if is_known and name and not resolution.get(key.format.workflow_key):  # a column may name other workflows
-        check_arguments(resolution, key.workflow_args, "workflow", name, chosen=chosen)
+        check_arguments(resolution, Chosen(chosen, key.workflow_args, "workflow", name))
     check_name(resolution, _home(resolution, reward, INPUT.default_reward_fn_type), "reward_fn", resolution.get(reward))
 
 
@@ -140,15 +129,15 @@ def resolve_format(resolution: Resolution, key: Key[FormatConfig]) -> None:
         resolution.derive(key.prompt_type, "plaintext", "prompt_key or response_key is given")
 
 
-def check_format(resolution: Resolution, section: Key[FormatConfig], algorithm: str) -> None:
-    """Note a format that the algorithm cannot read, and idle keys (E1834)."""
-    forms = FORMS[algorithm]
+def check_format(resolution: Resolution, section: Key[FormatConfig], schema: str) -> None:
+    """Note a format that the schema does not have, and idle keys (E1834)."""
+    forms = SCHEMAS[schema].forms
     kind = resolution.get(section.prompt_type)
     if kind is not None and kind not in forms:
         resolution.problem(
             "E1834",
             section.prompt_type,
-            f"`{section.prompt_type}: {kind}` does not fit algorithm_type {algorithm}",
+            f"`{section.prompt_type}: {kind}` does not fit algorithm_type {schema}",
             rule=f"one of {', '.join(forms)}",
             involves=(KEYS.algorithm.algorithm_type,),
             suggestion=f"write `prompt_type: {next(iter(forms))}`",
@@ -160,7 +149,7 @@ def check_format(resolution: Resolution, section: Key[FormatConfig], algorithm: 
     ]
     for name in written:
         if name not in read:
-            _note_unread(resolution, section, name, algorithm)
+            _note_unread(resolution, section, name, schema)
     if kind is None:
         _check_mixture(resolution, section, [name for name in written if name in read], forms)
     _check_distinct(resolution, section, written, [forms[kind]] if kind is not None else list(forms.values()))
@@ -178,14 +167,15 @@ def _is_set(resolution: Resolution, section: Key[FormatConfig], name: str) -> bo
 
 
 def _note_unread(resolution: Resolution, section: Key[FormatConfig], name: str, algorithm: str) -> None:
-    form = next((form for form, keys in FORMS.get(algorithm, {}).items() if name in keys), None)
-    readers = [other for other, forms in FORMS.items() if any(name in keys for keys in forms.values())]
+    own = SCHEMAS[algorithm].forms if algorithm in SCHEMAS else {}
+    form = next((form for form, keys in own.items() if name in keys), None)
+    readers = [other for other, schema in SCHEMAS.items() if any(name in keys for keys in schema.forms.values())]
     if form is not None:
         why = f"is read with prompt_type {form}, and prompt_type is {resolution.get(section.prompt_type)}"
     elif readers:
-        is_other = algorithm in FORMS and resolution.config.algorithm.algorithm_type != algorithm
-        own = "demonstrations" if is_other else algorithm
-        why = f"is read for algorithm_type {' and '.join(readers)}, not for {own}"
+        is_other = algorithm in SCHEMAS and resolution.config.algorithm.algorithm_type != algorithm
+        rows = "demonstrations" if is_other else algorithm
+        why = f"is read for algorithm_type {' and '.join(readers)}, not for {rows}"
     else:
         why = "belongs to tasks, not to a dataset that is trained on"
     resolution.problem(
@@ -218,7 +208,7 @@ def _check_distinct(
 
 
 def _check_mixture(
-    resolution: Resolution, section: Key[FormatConfig], written: list[str], forms: dict[str, frozenset[str]]
+    resolution: Resolution, section: Key[FormatConfig], written: list[str], forms: Mapping[str, frozenset[str]]
 ) -> None:
     """Note keys of both forms if none is chosen."""
     own = {
@@ -278,7 +268,7 @@ def _check_reward_function(resolution: Resolution, key: Key[TasksetConfig], *, i
     needs_function = "reward_fn" in entry.needs
     function = taskset.default_reward_fn_type or entry.default_reward_fn
     if function and (needs_function or resolution.catalogue.is_built_in("workflow", name)):
-        check_arguments(resolution, key.reward_fn_args, "reward_fn", function, chosen=key.default_reward_fn_type)
+        check_arguments(resolution, Chosen(key.default_reward_fn_type, key.reward_fn_args, "reward_fn", function))
     if function or not needs_function:
         return
     resolution.problem(

@@ -10,22 +10,17 @@ from typing import Any
 from trinity.catalogue import BUILT_IN
 from trinity.common.config import Catalogue
 from trinity.utils.formula import in_numbers, in_symbols
+from trinity.utils.kinds import ROLES
 from trinity.utils.registry import Entry
 
+# The functions that the loss is made of; a sample strategy chooses the rows.
+IN_LOSS = tuple(role for role in ROLES if role != "sample_strategy")
 # A paper, its version where the numbers depend on it, and the place in it.
 _SOURCE = re.compile(r"arXiv:\d{4}\.\d{4,5}(?:v\d+)?(?:, (?:eq\. \d+(?:(?:, | and )\d+)*|section \d+(?:\.\d+)*))*")
-REGISTRIES = {
-    "advantage_fn": "advantage_fn",
-    "policy_loss_fn": "policy_loss_fn",
-    "kl_loss_fn": "kl_fn",
-    "kl_penalty_fn": "kl_fn",
-    "entropy_loss_fn": "entropy_loss_fn",
-    "sample_strategy": "sample_strategy",
-}
 
 
 @dataclass(frozen=True)
-class Component:
+class AlgorithmFunction:
     """A function of an algorithm.
 
     Attributes:
@@ -73,14 +68,14 @@ class Component:
         return [] if self.entry is None or self.is_none else sources(self.entry)
 
 
-def component(
+def function_of(
     algorithm: str,
     role: str,
     chosen: str | None = None,
     written: Mapping[str, Any] | None = None,
     *,
     catalogue: Catalogue = BUILT_IN,
-) -> Component:
+) -> AlgorithmFunction:
     """Return a function of an algorithm type with its arguments.
 
     It is the `chosen` function or that of the type. The `written` arguments override the defaults.
@@ -88,17 +83,17 @@ def component(
     of_type = catalogue.entry("algorithm_type", algorithm)
     known = of_type.args if of_type is not None else {}
     name = chosen if chosen is not None else known.get(role) or "none"
-    entry = catalogue.entry(REGISTRIES[role], name)
+    entry = catalogue.entry(ROLES[role], name)
     args = dict(entry.args) if entry is not None else {}
     if known.get(role) == name:
         args |= known.get(f"{role}_args") or {}
-    is_built_in = catalogue.is_built_in(REGISTRIES[role], name)
-    return Component(role, name, entry, args | dict(written or {}), is_built_in)
+    is_built_in = catalogue.is_built_in(ROLES[role], name)
+    return AlgorithmFunction(role, name, entry, args | dict(written or {}), is_built_in)
 
 
-def components(algorithm: str) -> dict[str, Component]:
+def functions_of(algorithm: str) -> dict[str, AlgorithmFunction]:
     """Return all functions of an algorithm type with their defaults, by role."""
-    return {role: component(algorithm, role) for role in REGISTRIES}
+    return {role: function_of(algorithm, role) for role in ROLES}
 
 
 def sources(entry: Entry) -> list[str]:

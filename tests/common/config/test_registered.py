@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.common.config.component_shapes import HEAD, SHAPES
 from tests.common.config.conftest import MINIMAL
+from tests.common.config.registered_shapes import HEAD, SHAPES
 from tests.loaded_plugins import forget_plugins
 from trinity.buffer.operators import EXPERIENCE_OPERATORS
 from trinity.buffer.priority import PRIORITY_FUNC
@@ -118,7 +118,7 @@ def test_what_the_source_says_is_what_is_meant(tmp_path: Path) -> None:
          "`math_reward` has no argument `deadline`"),
         ([f"{TASKSET}.reward_fn_args={{deadline_s: 0}}"], "E1302", f"{TASKSET}.reward_fn_args.deadline_s",
          "of math_reward must be a number > 0, got 0"),
-        ([f"{TASKSET}.default_reward_fn_type=other"], "E1302", f"{TASKSET}.reward_fn_args",
+        ([f"{TASKSET}.default_reward_fn_type=other"], "E1706", f"{TASKSET}.reward_fn_args",
          "weight` of other must be given"),
         ([f"{TASKSET}.default_workflow_type=with_default", f"{TASKSET}.reward_fn_args={{a: 1}}"], "E1703",
          f"{TASKSET}.reward_fn_args.a", "`own_accuracy` has no argument `a`"),

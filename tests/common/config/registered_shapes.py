@@ -1,4 +1,4 @@
-"""A plugin that declares in every way that there is, for every kind of component that is no part of an algorithm."""
+"""A plugin that declares in every way that there is, for every kind of class that is no part of an algorithm."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""Rules of components by name: existence, arguments and their ranges."""
+"""Rules of registered classes: existence, arguments and their ranges."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from trinity.common.config.buffer import DataSelectorConfig
-from trinity.common.config.keys import KEYS, Key, args_of, last_part
+from trinity.common.config.keys import KEYS, Key, last_part
 from trinity.common.config.mixture import DERIVED_ARGUMENTS
 from trinity.common.config.nearest import nearest
 from trinity.common.config.resolution import Resolution
@@ -59,133 +60,109 @@ def check_name(
     return False
 
 
-def resolve_arguments(
-    resolution: Resolution,
-    key: Key[str | None],
-    registry: str,
-    function: str,
-    *,
-    entry: Entry,
-    of_type: Mapping[str, Any],
-) -> None:
-    """Fill the arguments of a function and check them.
+@dataclass(frozen=True)
+class Chosen:
+    """A class that the configuration chooses by its name.
 
-    A plugin's are checked as far as it declares them.
+    Attributes:
+        key: where it is chosen.
+        args: key of its arguments.
+        registry: where it is registered.
+        name: its name there.
+    """
+
+    key: Key[object]
+    args: Key[dict[str, Any]]
+    registry: str
+    name: str
+
+
+def resolve_arguments(resolution: Resolution, chosen: Chosen, of_type: Mapping[str, Any] | None = None) -> None:
+    """Check the arguments of a class and fill in its defaults.
 
     Args:
         resolution: the configuration.
-        key: where the function is chosen.
-        registry: of the function.
-        function: its name.
-        entry: the declarations of its class.
+        chosen: the class.
         of_type: arguments that the algorithm type gives it.
     """
-    stray = sorted(of_type.keys() - entry.args.keys() - entry.required)
-    if stray and not entry.is_open:
+    entry = resolution.catalogue.entry(chosen.registry, chosen.name)
+    stray = [] if entry is None or entry.is_open else sorted((of_type or {}).keys() - _names(entry))
+    if entry is not None and stray:
         resolution.problem(
             "E1703",
-            key,
-            f"the defaults of algorithm_type {resolution.config.algorithm.algorithm_type} give `{function}` an "
+            chosen.key,
+            f"the defaults of algorithm_type {resolution.config.algorithm.algorithm_type} give `{chosen.name}` an "
             f"argument `{stray[0]}`, which it does not have; known: {', '.join(_names(entry)) or 'none'}",
             involves=(KEYS.algorithm.algorithm_type,),
-            suggestion=f"mend `{last_part(args_of(key))}` in its `default_config`",
+            suggestion=f"mend `{last_part(chosen.args)}` in its `default_config`",
         )
-    known = {**entry.args, **of_type}
-    written = resolution.get(args_of(key)) or {}
-    merge_arguments(resolution, key, function, known, entry=entry)
-    is_built_in = resolution.catalogue.is_built_in(registry, function)
-    checked = {n: v for n, v in known.items() if is_built_in or n in entry.ranges or n == "loss_agg_mode"}
-    check_kinds(resolution, args_of(key), function, checked, written=written, modes=AGG_MODES[entry.convention])
-    arguments = resolution.get(args_of(key)) or {}
-    _check_ranges(resolution, args_of(key), function, checked, entry=entry, arguments=arguments, chosen=key)
-
-
-def check_arguments(
-    resolution: Resolution,
-    key: Key[dict[str, Any]],
-    registry: str,
-    name: str,
-    *,
-    chosen: Key[object],
-    ignored: Collection[str] = (),
-) -> dict[str, Any]:
-    """Return arguments over defaults; note what the class would refuse.
-
-    For classes that are no part of an algorithm.
-
-    Args:
-        resolution: the configuration.
-        key: of the arguments.
-        registry: of the class.
-        name: its name.
-        chosen: where the name is written.
-        ignored: arguments that something else has told of.
-    """
-    entry = resolution.catalogue.entry(registry, name)
-    if entry is None:
-        return dict(resolution.get(key) or {})
-    written = _known_arguments(resolution, key, name, entry.args, entry=entry, chosen=chosen, ignored=ignored)
-    arguments = {**entry.args, **written}
-    is_built_in = resolution.catalogue.is_built_in(registry, name)
-    checked = {n: v for n, v in entry.args.items() if is_built_in or n in entry.ranges}
-    check_kinds(resolution, key, name, checked, written=written)
-    _check_ranges(resolution, key, name, checked, entry=entry, arguments=arguments, chosen=chosen)
-    return arguments
+    resolution.derive(chosen.args, check_arguments(resolution, chosen, of_type), f"defaults of {chosen.name}")
 
 
 def check_selector(resolution: Resolution, key: Key[DataSelectorConfig]) -> None:
     """Check that a selector exists, and its arguments."""
     name = resolution.get(key.selector_type)
     if check_name(resolution, key.selector_type, "selector", name):
-        check_arguments(resolution, key.kwargs, "selector", name, chosen=key.selector_type)
+        check_arguments(resolution, Chosen(key.selector_type, key.kwargs, "selector", name))
 
 
-def merge_arguments(
-    resolution: Resolution, key: Key[str | None], function: str, known: Mapping[str, Any], *, entry: Entry | None = None
-) -> None:
-    """Merge written arguments over defaults; refuse unknown and missing ones.
+def check_arguments(
+    resolution: Resolution,
+    chosen: Chosen,
+    of_type: Mapping[str, Any] | None = None,
+    *,
+    ignored: Collection[str] = (),
+) -> dict[str, Any]:
+    """Return arguments over defaults; note what the class would refuse.
+
+    A plugin's are checked as far as it declares them.
 
     Args:
         resolution: the configuration.
-        key: where the function is chosen.
-        function: its name.
-        known: arguments with their defaults.
-        entry: the declarations of its class; None for a plugin without any.
+        chosen: the class.
+        of_type: arguments that the algorithm type gives it.
+        ignored: arguments that something else has told of.
     """
-    written = _known_arguments(resolution, args_of(key), function, known, entry=entry, chosen=key)
-    resolution.derive(args_of(key), {**known, **written}, f"defaults of {function}")
+    entry = resolution.catalogue.entry(chosen.registry, chosen.name)
+    if entry is None:
+        return dict(resolution.get(chosen.args) or {})
+    known = {**entry.args, **(of_type or {})}
+    written = _known_arguments(resolution, chosen, entry, known, ignored=ignored)
+    arguments = {**known, **written}
+    is_built_in = resolution.catalogue.is_built_in(chosen.registry, chosen.name)
+    checked = {n: v for n, v in known.items() if is_built_in or n in entry.ranges or n == "loss_agg_mode"}
+    _check_kinds(resolution, chosen, checked, written, modes=AGG_MODES[entry.convention])
+    told = {problem.key for problem in resolution.problems}
+    for name, rule, way_out in range_faults(entry, checked, arguments):
+        key = chosen.args[name]
+        if str(key) not in told and name not in CHECKED_ELSEWHERE:
+            message = f"`{key}` of {chosen.name} must be {rule}, got {arguments[name]!r}"
+            resolution.problem("E1302", key, message, rule=rule, involves=(chosen.key,), suggestion=way_out)
+    return arguments
 
 
 def _known_arguments(
-    resolution: Resolution,
-    key: Key[dict[str, Any]],
-    function: str,
-    known: Mapping[str, Any],
-    *,
-    entry: Entry | None,
-    chosen: Key[object],
-    ignored: Collection[str] = (),
+    resolution: Resolution, chosen: Chosen, entry: Entry, known: Mapping[str, Any], *, ignored: Collection[str]
 ) -> dict[str, Any]:
     """Return known written arguments; note unknown and missing required ones."""
-    written = resolution.get(key) or {}
-    if entry is not None and not entry.is_open:
-        names = _names(entry)
+    written, key, names = resolution.get(chosen.args) or {}, chosen.args, _names(entry)
+    if not entry.is_open:
         for name in [n for n in written if n not in names and n not in ignored]:
             near = nearest(name, names)
             hint = f"did you mean `{near}`?" if near else f"known: {', '.join(names) or 'none'}"
             resolution.problem(
                 "E1703",
                 key[name],
-                f"`{function}` has no argument `{name}`; known: {', '.join(names) or 'none'}",
+                f"`{chosen.name}` has no argument `{name}`; known: {', '.join(names) or 'none'}",
                 suggestion=hint,
             )
         written = {name: value for name, value in written.items() if name in names}
-    for name in sorted((entry.required if entry is not None else frozenset()) - {*known, *written}):
+    for name in sorted(entry.required - {*known, *written}):
         resolution.problem(
-            "E1302",
+            "E1706",
             key,
-            f"`{key[name]}` of {function} must be given: its constructor has no default for it",
-            involves=(chosen,),
+            f"`{key[name]}` of {chosen.name} must be given: its constructor has no default for it",
+            involves=(chosen.key,),
             suggestion=f"write `{name}` under `{key}`",
         )
     return dict(written)
@@ -195,61 +172,32 @@ def _names(entry: Entry) -> list[str]:
     return sorted({*entry.args, *entry.required})
 
 
-def check_kinds(
+def _check_kinds(
     resolution: Resolution,
-    key: Key[dict[str, Any]],
-    function: str,
+    chosen: Chosen,
     known: Mapping[str, Any],
-    *,
     written: Mapping[str, Any],
-    modes: tuple[str, ...] = (),
+    *,
+    modes: tuple[str, ...],
 ) -> None:
     """Note each value of another type than its default, unless one is null."""
     for name, value in written.items():
-        if name not in known:
+        if name not in known or name in CHECKED_ELSEWHERE:
             continue
         kind = next((kind for kind in (bool, float, str) if _is_a(known[name], kind)), None)
-        choices = modes if name.endswith("loss_agg_mode") else None
-        if (
-            value is None
-            or name in CHECKED_ELSEWHERE
-            or (choices is None and (kind is None or _is_a(value, kind)))
-            or value in (choices or ())
-        ):
+        choices = modes if name.endswith("loss_agg_mode") else ()
+        if value is None or value in choices or (not choices and (kind is None or _is_a(value, kind))):
             continue
         rule = f"one of {', '.join(choices)}" if choices else KINDS[kind or str]
         near = nearest(str(value), choices) if choices else None
+        key = chosen.args[name]
         resolution.problem(
             "E1704",
-            key[name],
-            f"`{key[name]}` of {function} must be {rule}, got {value!r}",
+            key,
+            f"`{key}` of {chosen.name} must be {rule}, got {value!r}",
             rule=rule,
             suggestion=f"did you mean `{near}`?" if near else f"the default is {known[name]}",
         )
-
-
-def _check_ranges(
-    resolution: Resolution,
-    key: Key[dict[str, Any]],
-    function: str,
-    known: Mapping[str, Any],
-    *,
-    entry: Entry,
-    arguments: Mapping[str, Any],
-    chosen: Key[object],
-) -> None:
-    """Note each argument that the function would refuse for its range."""
-    told = {problem.key for problem in resolution.problems}
-    for name, rule, way_out in range_faults(entry, known, arguments):
-        if str(key[name]) not in told and name not in CHECKED_ELSEWHERE:
-            resolution.problem(
-                "E1302",
-                key[name],
-                f"`{key[name]}` of {function} must be {rule}, got {arguments[name]!r}",
-                rule=rule,
-                involves=(chosen,),
-                suggestion=way_out,
-            )
 
 
 def _is_a(value: Any, kind: type) -> bool:
