@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from trinity.common.config.algorithm import OptimizerConfig, SchedulerType
+from trinity.common.config.algorithm import SchedulerType
 from trinity.common.config.config import Config
 from trinity.common.config.keys import Key
 from trinity.common.config.resolved import filled
-from trinity.common.config.verl_base import VerlOptimConfig
 from trinity.common.errors import ConfigError
 from trinity.trainer.verl.parallel.exchange import local
 
@@ -59,9 +59,7 @@ class LRSchedule:
         return self.lr * (self.min_lr_ratio + (1.0 - self.min_lr_ratio) * share)
 
 
-def make_schedule(
-    config: Config, section: Key[OptimizerConfig] | Key[VerlOptimConfig], total_steps: int | None, *, start: int = 0
-) -> LRSchedule:
+def make_schedule(config: Config, section: Key[Any], total_steps: int | None, *, start: int = 0) -> LRSchedule:
     """Return the learning rate of each training step.
 
     Args:
