@@ -11,8 +11,8 @@ import yaml
 
 from tests.algorithm.plugin_shapes import HEAD
 from tests.algorithm.test_plugin_declarations import _examined
-from tests.common.config.component_shapes import HEAD as OF_OTHERS
 from tests.common.config.conftest import MINIMAL
+from tests.common.config.registered_shapes import HEAD as OF_OTHERS
 from tests.loaded_plugins import forget_plugins
 from trinity.algorithm import ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN, SAMPLE_STRATEGY, AdvantageFn, PolicyLossFn
 from trinity.buffer.operators import EXPERIENCE_OPERATORS

@@ -11,13 +11,13 @@ import pytest
 import yaml
 
 from tests.algorithm.plugin_shapes import HEAD as OF_ALGORITHMS
-from tests.common.config.component_shapes import HEAD as OF_OTHERS
 from tests.common.config.conftest import MINIMAL
+from tests.common.config.registered_shapes import HEAD as OF_OTHERS
 from tests.loaded_plugins import forget_plugins
 from trinity.algorithm import ADVANTAGE_FN, ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN, SAMPLE_STRATEGY
 from trinity.algorithm.building import build
 from trinity.buffer.buffer import replay_of
-from trinity.buffer.pipelines.experience_pipeline import build_operators
+from trinity.buffer.operators import build_operators
 from trinity.buffer.selector import make_selector
 from trinity.buffer.task_reader import TaskReader
 from trinity.catalogue import catalogue_of
