@@ -14,7 +14,6 @@ from tests.algorithm.plugin_shapes import HEAD as OF_ALGORITHMS
 from tests.common.config.conftest import MINIMAL
 from tests.common.config.registered_shapes import HEAD as OF_OTHERS
 from tests.loaded_plugins import forget_plugins
-from trinity.algorithm import ADVANTAGE_FN, ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN, SAMPLE_STRATEGY
 from trinity.algorithm.building import build
 from trinity.buffer.buffer import replay_of
 from trinity.buffer.operators import build_operators
@@ -103,27 +102,27 @@ RUNS: dict[str, tuple[tuple[str, ...], str, Made]] = {
     "advantage_fn": (
         ("algorithm.advantage_fn=mine",),
         "algorithm.advantage_fn_args",
-        lambda config, _: build(ADVANTAGE_FN, config.algorithm, "advantage_fn").factor,
+        lambda config, _: build(config.algorithm, "advantage_fn").factor,
     ),
     "policy_loss_fn": (
         ("algorithm.policy_loss_fn=mine",),
         "algorithm.policy_loss_fn_args",
-        lambda config, _: build(POLICY_LOSS_FN, config.algorithm, "policy_loss_fn").factor,
+        lambda config, _: build(config.algorithm, "policy_loss_fn").factor,
     ),
     "kl_fn": (
         ("algorithm.kl_loss_fn=mine",),
         "algorithm.kl_loss_fn_args",
-        lambda config, _: build(KL_FN, config.algorithm, "kl_loss_fn").factor,
+        lambda config, _: build(config.algorithm, "kl_loss_fn").factor,
     ),
     "entropy_loss_fn": (
         ("algorithm.entropy_loss_fn=mine",),
         "algorithm.entropy_loss_fn_args",
-        lambda config, _: build(ENTROPY_LOSS_FN, config.algorithm, "entropy_loss_fn").factor,
+        lambda config, _: build(config.algorithm, "entropy_loss_fn").factor,
     ),
     "sample_strategy": (
         ("algorithm.sample_strategy=mine",),
         "algorithm.sample_strategy_args",
-        lambda config, _: build(SAMPLE_STRATEGY, config.algorithm, "sample_strategy", None, batch_size=1).factor,
+        lambda config, _: build(config.algorithm, "sample_strategy", None, batch_size=1).factor,
     ),
     "workflow": (
         (f"{TASKSET}.default_workflow_type=mine",),
