@@ -71,10 +71,14 @@ def pytest_runtest_setup() -> None:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _no_plugins() -> Iterator[None]:
-    """Begin and leave every file without plugins: names that they register would be taken for the next one."""
+def _file_by_itself() -> Iterator[None]:
+    """Begin and leave every file without plugins, whose names would be taken, and with the environment that there was.
+
+    Fixtures of a file start runs and clusters in this process, and these set variables that processes inherit.
+    """
     forget_plugins()
-    yield
+    with environment({}):
+        yield
     forget_plugins()
 
 
