@@ -164,8 +164,10 @@ class OfMine(AlgorithmType):
     [
         ("Base", CALL.format(""), False),
         ("Base", CALL.format(", rollout_is_weights=None"), True),
-        ("Base", CALL.format(", **tensors"), True),
-        ("OPMDPolicyLossFn", "pass", False),  # its `**kwargs` are ours, and weights in them would be lost
+        ("Base", CALL.format(", **tensors"), False),  # taken and never read: weights in them would be lost
+        ("Base", CALL.format(", **tensors").replace("logprob.sum()", "tensors['rollout_is_weights'].sum()"), True),
+        ("Base", CALL.format(", **more").replace("logprob.sum()", "sum(more[n].sum() for n in more)"), True),
+        ("OPMDPolicyLossFn", "pass", False),  # so are its `**kwargs`
         ("PPOPolicyLossFn", "pass", True),
     ],
 )
@@ -182,7 +184,7 @@ def test_weights_are_refused_by_the_run_where_validate_refuses_them(
         assert correction_of(config, loss_fn) is not None
         return
     algorithm = config.algorithm.model_copy(update={"bypass_old_logprobs": False})
-    with pytest.raises(ConfigError, match="has no parameter rollout_is_weights") as caught:
+    with pytest.raises(ConfigError, match="does not read rollout_is_weights") as caught:
         correction_of(config.model_copy(update={"algorithm": algorithm}), loss_fn)
     assert caught.value.code == "E1852"
 

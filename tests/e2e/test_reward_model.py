@@ -67,5 +67,5 @@ def test_a_reward_model_of_a_plugin(tmp_path: Path, plugins: Path) -> None:
     run.change(trainer__trainer_config__reward_model__worker_args={"weigth": 2.0}, name="wrong")
     (run.folder / "run.yaml").write_text(yaml.safe_dump(run.tree))
     options = RunOptions(plugin_dirs=(plugins, tmp_path / "more"))
-    with pytest.raises(Exception, match=r"E1861.*worker_args. of likes_letters.*weigth"):
+    with pytest.raises(Exception, match=r"E1703.*likes_letters. has no argument .weigth"):
         run_plan(plan_run(run.folder / "run.yaml", options), options)

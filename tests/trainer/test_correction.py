@@ -255,7 +255,7 @@ def test_a_plugin_loss_that_takes_no_weights_is_refused(make_config: Maker) -> N
 
     POLICY_LOSS_FN.register_module("own_without_weights")(Own)
     try:
-        with pytest.raises(ConfigError, match="Own has no parameter rollout_is_weights") as caught:
+        with pytest.raises(ConfigError, match="Own does not read rollout_is_weights") as caught:
             worker(_config(make_config, "own_without_weights", {"rollout_is": "token"}))
         assert caught.value.code == "E1852"
     finally:

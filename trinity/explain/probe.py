@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from trinity.algorithm.planning import mixes_experts
-from trinity.common.config import Config, ConfigErrors, StagePlan, load_plan
+from trinity.common.config import Config, ConfigErrors, StagePlan, keys, load_plan
+from trinity.common.config.keys import ACTOR, KEYS, VERL_TRAINER, Key, path_of, value_of
 from trinity.common.errors import TrinityError
 from trinity.explain.dry_batch import SEED, add_logprobs, dry_experiences, probe_model, with_experts
 from trinity.explain.probe_settings import CRITIC, Setting, as_override, candidates, settings_of
@@ -258,7 +259,7 @@ class Probe:
                         return f"it matters only with `{as_override(peer.name, value).replace('=', ': ')}`"
         if setting.role == CRITIC and self._matters(setting, (f"{CRITIC}.ppo_epochs", 2)):
             return "the critic makes one optimizer step a batch, before which its predictions are the values themselves"
-        if self._matters(setting, ("algorithm.bypass_old_logprobs", True)):
+        if self._matters(setting, (str(KEYS.algorithm.bypass_old_logprobs), True)):
             return "old_logprob is computed again before the only optimizer step, so that every ratio is 1"
         return "no other setting was found that makes it matter: the function may not read it"
 
@@ -282,29 +283,28 @@ _OF_THE_TRAINER = frozenset({
 def dry_config(config: Config, model_path: str) -> Config:
     """Return a configuration for the probe's model: float32, no clipping."""
     changed = config
-    fsdp = "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config"
-    model, critic = "trainer.trainer_config.actor_rollout_ref.model", "trainer.trainer_config.critic.model"
+    fsdp, model = ACTOR.fsdp_config, KEYS.trainer.trainer_config.actor_rollout_ref.model
     # Entries of the run's model fit no other model.
     is_of_run = model_path == str(config.model.model_path)
-    overrides = config.trainer.trainer_config.actor_rollout_ref.model.override_config
-    for key, value in {
-        "model.model_path": model_path,
-        "model.critic_model_path": model_path,
-        f"{model}.override_config": overrides if is_of_run else {},
-        f"{critic}.override_config": {},
-        f"{fsdp}.dtype": "float32",
-        f"{fsdp}.mixed_precision": None,
-        "trainer.critic_warmup": 0,
-        "trainer.trainer_config.trainer.critic_warmup": 0,
-    }.items():
-        changed = replaced(changed, key.split("."), value)
+    changes: tuple[tuple[Key[Any], Any], ...] = (
+        (KEYS.model.model_path, model_path),
+        (KEYS.model.critic_model_path, model_path),
+        (model.override_config, value_of(config, model.override_config) if is_of_run else {}),
+        (keys.CRITIC.model.override_config, {}),
+        (fsdp.dtype, "float32"),
+        (fsdp.mixed_precision, None),
+        (KEYS.trainer.critic_warmup, 0),
+        (VERL_TRAINER.critic_warmup, 0),
+    )
+    for key, value in changes:
+        changed = replaced(changed, path_of(key), value)
     return changed
 
 
-def replaced(section: Any, path: Sequence[str], value: Any) -> Any:
+def replaced(section: Any, path: Sequence[str | int], value: Any) -> Any:
     """Return a copy of a configuration with the value at `path` replaced."""
     name, *rest = path
-    inner = replaced(vars(section)[name], rest, value) if rest else value
+    inner = replaced(vars(section)[str(name)], rest, value) if rest else value
     return section.model_copy(update={name: inner})
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from trinity.catalogue import builtin_catalogue
 from trinity.catalogue import plugin_dirs as all_plugin_dirs
 from trinity.common.config import Finding, Plan, plugin_dirs_of
+from trinity.common.config.keys import KEYS
 from trinity.common.config.problems import shown_value, unique
 from trinity.explain.probe import ProbeReport, ProbeRow, probe_stage
 from trinity.explain.task_probe import probe_tasks
@@ -40,7 +41,7 @@ def probe_plan(
 def _of_loss(report: ProbeReport) -> Iterator[Finding]:
     if report.failure:
         message = f"the loss of this configuration on the probe's dry batch: {report.failure}"
-        yield Finding("W1911", "algorithm.policy_loss_fn", message)
+        yield Finding("W1911", str(KEYS.algorithm.policy_loss_fn), message)
     for row in report.rows:
         if row.is_written and row.is_inert:
             message = f"`{row.key}` moves neither the loss nor its gradient: {row.reason}"

@@ -12,7 +12,8 @@ from trinity.algorithm.advantage_fn.opmd import BASELINES
 from trinity.algorithm.aggregation import LOSS_AGG_MODES, VERL_LOSS_AGG_MODES
 from trinity.algorithm.policy_loss_fn.bypass_mode import LOSS_TYPES
 from trinity.algorithm.policy_loss_fn.rec import CLIP_MODES, REGULARIZERS, WEIGHTS
-from trinity.common.config import StagePlan
+from trinity.common.config import StagePlan, keys
+from trinity.common.config.keys import KEYS
 from trinity.common.config.overrides import parse_path
 from trinity.common.config.resolved import has_critic
 from trinity.explain.algorithms import scalar
@@ -36,8 +37,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "rollout_is": ("token", "sequence"),
 }
 _NUMBER = re.compile(r"[0-9.]+")
-_TASKSET = "buffer.explorer_input.taskset.rollout_args.temperature"
-CRITIC = "trainer.trainer_config.critic"
+ALGORITHM = KEYS.algorithm
+CRITIC = str(keys.CRITIC)
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,11 @@ def settings_of(stage: StagePlan) -> list[Setting]:
     is the split of a batch into micro-batches, which changes nothing.
     """
     found = [replace(setting, is_written=_is_written(stage, setting)) for setting in _all(stage)]
-    inner = "algorithm.policy_loss_fn_args.loss_agg_mode"
+    inner = str(keys.part_of(ALGORITHM.policy_loss_fn_args, "loss_agg_mode"))
     has_inner = any(setting.key == inner for setting in found)
     is_inner_written = any(setting.key == inner and setting.is_written for setting in found)
     # The two keys are one setting; two values for it are refused.
-    hidden = "algorithm.loss_agg_mode" if is_inner_written else (inner if has_inner else "")
+    hidden = str(ALGORITHM.loss_agg_mode) if is_inner_written else (inner if has_inner else "")
     return [setting for setting in found if setting.key != hidden and setting.value is not None]
 
 
@@ -89,26 +90,28 @@ def _all(stage: StagePlan) -> Iterator[Setting]:
         if name in (None, "none"):
             continue
         if role in TERMS:
-            yield Setting(f"algorithm.{role}", name, role, is_term=True)
+            yield Setting(str(keys.part_of(ALGORITHM, role)), name, role, is_term=True)
         entry = stage.catalogue.entry(ROLES[role], name)
         defaults = dict(entry.args) if entry is not None else BY_ROLE[role].get(name).default_args()
         for argument, value in (defaults | dict(algorithm[f"{role}_args"] or {})).items():
             is_optional = defaults.get(argument, 0) is None
-            yield Setting(f"algorithm.{role}_args.{argument}", value, role, is_optional=is_optional)
-    yield Setting("algorithm.loss_agg_mode", config.algorithm.loss_agg_mode)
-    yield Setting("algorithm.bypass_old_logprobs", config.algorithm.bypass_old_logprobs)
+            yield Setting(str(keys.part_of(ALGORITHM, f"{role}_args", argument)), value, role, is_optional=is_optional)
+    yield Setting(str(ALGORITHM.loss_agg_mode), config.algorithm.loss_agg_mode)
+    yield Setting(str(ALGORITHM.bypass_old_logprobs), config.algorithm.bypass_old_logprobs)
     taskset = config.buffer.explorer_input.taskset
     if taskset is not None and taskset.rollout_args.temperature is not None:
-        yield Setting(_TASKSET, taskset.rollout_args.temperature)
+        yield Setting(str(keys.TASKSET.rollout_args.temperature), taskset.rollout_args.temperature)
     elif not is_supervised(config):
-        yield Setting("model.temperature", config.model.temperature)
+        yield Setting(str(KEYS.model.temperature), config.model.temperature)
     if has_critic(config):
         critic = config.trainer.trainer_config.critic
-        yield Setting(f"{CRITIC}.cliprange_value", critic.cliprange_value, CRITIC)
-        yield Setting(f"{CRITIC}.loss_agg_mode", critic.loss_agg_mode, CRITIC)
+        yield Setting(str(keys.CRITIC.cliprange_value), critic.cliprange_value, CRITIC)
+        yield Setting(str(keys.CRITIC.loss_agg_mode), critic.loss_agg_mode, CRITIC)
     correction = config.algorithm.rollout_correction
     for name, value in () if correction is None else correction.model_dump(exclude={"preset"}).items():
-        yield Setting(f"algorithm.rollout_correction.{name}", value, "rollout_correction", is_optional=True)
+        yield Setting(
+            str(keys.part_of(ALGORITHM.rollout_correction, name)), value, "rollout_correction", is_optional=True
+        )
 
 
 def _is_written(stage: StagePlan, setting: Setting) -> bool:

@@ -173,7 +173,7 @@ def build_reward_model(config: Config) -> RewardModel | None:
         return None
     key = "trainer.trainer_config.reward_model.worker_args"
     made: RewardModel = REWARD_MODELS.build(
-        section.worker, section.worker_args, config, key=key, code="E1861", names_only=True
+        section.worker, section.worker_args, config, key=key, code="E1703", names_only=True
     )
     return made
 

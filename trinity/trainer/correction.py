@@ -93,7 +93,8 @@ def correction_of(config: Config, loss_fn: LossFn) -> Correction | None:
     if chosen.rollout_is and not entry.may_read("rollout_is_weights"):
         raise ConfigError(
             f"algorithm.rollout_correction.rollout_is does not fit policy_loss_fn {algorithm.policy_loss_fn}: "
-            f"{type(loss_fn.policy_loss).__name__} has no parameter rollout_is_weights; add it, or use rollout_rs",
+            f"{type(loss_fn.policy_loss).__name__} does not read rollout_is_weights; make it a parameter of __call__, "
+            "or use rollout_rs",
             code="E1852",
         )
     return Correction(

@@ -20,7 +20,6 @@ from trinity.common.checkpoint import CheckpointStore
 from trinity.common.config import Config
 from trinity.common.config.resolved import schema_of
 from trinity.common.constants import TRAINER, Mode, SyncMethod
-from trinity.common.errors import ConfigError
 from trinity.common.experience import Experience
 from trinity.common.models.chat_template import load_tokenizer
 from trinity.monitor.monitor import Monitor
@@ -162,11 +161,7 @@ class Trainer:
             timeout_s = 1800.0 if buffer is None else buffer.max_read_timeout
             self._source = BufferSource(self.store, token, timeout_s=timeout_s)
             return self._source
-        if buffer is None:
-            name = config.algorithm.algorithm_type
-            raise ConfigError(
-                f"buffer.trainer_input.experience_buffer must name a dataset (path) for {name}", code="E1611"
-            )
+        assert buffer is not None, "the configuration of an algorithm of a dataset names it"
         has_steps = config.trainer.total_steps is not None or config.buffer.total_steps is not None
         reader = DatasetReader(
             buffer,

@@ -6,6 +6,7 @@ One reader for both: the bodies of a class come from the class (`entry_of`) or, 
 
 from __future__ import annotations
 
+import dis
 import inspect
 import re
 from abc import ABC
@@ -62,12 +63,14 @@ class Signature:
         required: those without.
         is_open: it takes further ones.
         nullable: those whose annotation admits None.
+        reads_further: its body names the further ones, such as `kwargs`; otherwise they are ignored.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
     required: frozenset[str] = frozenset()
     is_open: bool = False
     nullable: frozenset[str] = frozenset()
+    reads_further: bool = True
 
     @property
     def names(self) -> frozenset[str]:
@@ -277,7 +280,7 @@ def _with_tensors(of: Kind, entry: Entry, body: Body) -> Entry:
             entry,
             needs=body.call.required - of.given_tensors,
             takes=takes,
-            takes_all=body.call.is_open and not _is_ours(body.path),
+            takes_all=body.call.is_open and body.call.reads_further,
             compares="uid" in body.call.names,
         )
     if own.get("needs") is not None:
@@ -286,11 +289,6 @@ def _with_tensors(of: Kind, entry: Entry, body: Body) -> Entry:
     if "compute_in_trainer" in body.results:
         entry = replace(entry, scope="trainer" if body.results["compute_in_trainer"] else "pipeline")
     return replace(entry, compares=own.get("compares_rollouts", entry.compares))
-
-
-def _is_ours(path: str) -> bool:
-    """Return whether a class is Trinity's, whose `**kwargs` are ignored."""
-    return path.startswith("trinity.") and not path.startswith("trinity.plugins.")
 
 
 def _of_algorithm(entry: Entry, body: Body) -> Entry:
@@ -348,7 +346,16 @@ def _signature(function: Any) -> Signature:
         frozenset(p.name for p in named if p.default is inspect.Parameter.empty),
         any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters),
         frozenset(p.name for p in named if admits_none(str(p.annotation))),
+        any(p.kind is inspect.Parameter.VAR_KEYWORD and _names(function, p.name) for p in parameters),
     )
+
+
+def _names(function: Any, variable: str) -> bool:
+    """Return whether the body of a function names one of its variables."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None or variable in code.co_cellvars:  # not written in Python; read by a function within
+        return True
+    return any(each.argval == variable for each in dis.get_instructions(code))
 
 
 def admits_none(annotation: str) -> bool:

@@ -323,4 +323,7 @@ def _signature(function: ast.FunctionDef | None, reader: Reader) -> Signature | 
                 is_open = True
     annotated = ((parameter.arg, parameter.annotation) for parameter, _ in pairs)
     nullable = frozenset(name for name, said in annotated if said is not None and admits_none(ast.unparse(said)))
-    return Signature(defaults, frozenset(p.arg for p, default in pairs if default is None), is_open, nullable)
+    required = frozenset(p.arg for p, default in pairs if default is None)
+    further = arguments.kwarg and arguments.kwarg.arg
+    reads_further = any(isinstance(node, ast.Name) and node.id == further for node in ast.walk(function))
+    return Signature(defaults, required, is_open, nullable, reads_further)

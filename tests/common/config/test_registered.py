@@ -135,8 +135,8 @@ def test_what_the_source_says_is_what_is_meant(tmp_path: Path) -> None:
         ([f"{REPLAY}.enable=true", f"{REPLAY}.reuse_cooldown_time=0", f"{REPLAY}.priority_fn=newest",
           f"{REPLAY}.priority_fn_args.most=-1"], "E1302", f"{REPLAY}.priority_fn_args.most", "must be a number >= 0"),
         ([f"{MODEL}.enable=true", f"{MODEL}.worker=classifier"], "E1860", f"{MODEL}.model.path", "is missing"),
-        ([f"{MODEL}.enable=true", f"{MODEL}.worker=letters", f"{MODEL}.worker_args={{weigth: 1}}"], "E1861",
-         f"{MODEL}.worker_args", "worker_args` of letters: it has no argument `weigth`"),
+        ([f"{MODEL}.enable=true", f"{MODEL}.worker=letters", f"{MODEL}.worker_args={{weigth: 1}}"], "E1703",
+         f"{MODEL}.worker_args.weigth", "`letters` has no argument `weigth`"),
     ],
 )  # fmt: skip
 def test_what_would_fail_in_the_run_is_refused_before(

@@ -42,7 +42,7 @@ def test_a_section_that_is_off_needs_nothing(examined: Examine) -> None:
 
 ROWS = [
     ((f"{SECTION}.enable=true",), "E1860", f"{SECTION}.model.path"),
-    ((*ON, f"{SECTION}.worker_args={{a: 1}}"), "E1861", f"{SECTION}.worker_args"),
+    ((*ON, f"{SECTION}.worker_args={{a: 1}}"), "E1703", f"{SECTION}.worker_args.a"),
     ((*ON, f"{SECTION}.reward_manager=dapo"), "E1900", f"{SECTION}.reward_manager"),
     ((*ON, f"{SECTION}.model.fsdp_config.param_offload=true"), "E1900", f"{SECTION}.model.fsdp_config.param_offload"),
     ((*ON, f"{SECTION}.worker=judgge"), "E1701", f"{SECTION}.worker"),

@@ -217,7 +217,7 @@ def test_a_reward_model_must_score_every_experience(folders: Path) -> None:
 
 def test_arguments_that_a_worker_does_not_take_are_refused_where_it_is_made(folders: Path) -> None:
     config = config_of(folders, "same", worker_args={"weigth": 1})
-    with pytest.raises(ConfigError, match=r"E1861.*worker_args of sequence_classifier: .*weigth"):
+    with pytest.raises(ConfigError, match=r"E1703.*worker_args of sequence_classifier: .*weigth"):
         build_reward_model(config)
 
 

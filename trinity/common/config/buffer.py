@@ -83,7 +83,12 @@ class GenerationConfig(Section):
         support=only(0),
         default_from="model.logprobs",
     )
-    max_tokens: Count | None = key(None, "Longest response in tokens; null: model.max_response_tokens.", TRINITY)
+    max_tokens: Count | None = key(
+        None,
+        "Longest response in tokens; null: model.max_response_tokens.",
+        TRINITY,
+        default_from="model.max_response_tokens",
+    )
     n: Count = key(1, "Responses per call; set by the workflow, leave it out.", TRINITY, derived=True, support=only(1))
 
 

@@ -32,8 +32,12 @@ class SynchronizerConfig(Section):
     sync_interval: Count = key(1, "Steps between synchronisations, >= 1.", TRINITY)
     sync_offset: Natural = key(0, "Steps that the explorer runs ahead.", GUIDE)
     sync_timeout: Positive = key(3600.0, "Longest wait for the other side in seconds, > 0.", TRINITY)
-    explorer_sync_interval: Count | None = key(None, "Explorer steps; null: sync_interval.", TRINITY)
-    trainer_sync_interval: Count | None = key(None, "Trainer steps; null: sync_interval.", TRINITY)
+    explorer_sync_interval: Count | None = key(
+        None, "Explorer steps; null: sync_interval.", TRINITY, default_from="synchronizer.sync_interval"
+    )
+    trainer_sync_interval: Count | None = key(
+        None, "Trainer steps; null: sync_interval.", TRINITY, default_from="synchronizer.sync_interval"
+    )
     max_staleness: Natural | None = key(
         None,
         "Styles other than fixed: versions between the weights that sample and those that are trained; null: any.",

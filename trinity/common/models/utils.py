@@ -52,11 +52,11 @@ def get_checkpoint_dir_with_step_num(
         raise_error: raise if there is none; else return `(None, 0)`.
 
     Raises:
-        CheckpointError: there is no such checkpoint, or an unknown trainer type (E7003).
+        CheckpointError: there is no such checkpoint (E7003), or an unknown trainer type (E7015).
     """
     root = Path(checkpoint_root_path)
     if trainer_type != "verl":
-        raise CheckpointError(f"trainer_type must be verl, got {trainer_type!r}", code="E7003")
+        raise CheckpointError(f"trainer_type must be verl, got {trainer_type!r}", code="E7015")
     step = _latest_step(root) if step_num is None else step_num
     folder = root / f"global_step_{step}"
     if step is not None and folder.is_dir():

@@ -291,7 +291,7 @@ class ExternalModel:
 
     def _ready(self) -> ExternalClient:
         if self._client is None:
-            raise EngineError("the external model is not prepared; await prepare() first", code="E5607")
+            raise EngineError("the external model is not prepared; await prepare() first", code="E5611")
         return self._client
 
     async def join_round(self, participant: str) -> None:

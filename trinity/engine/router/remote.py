@@ -119,10 +119,10 @@ class RemoteEngine:
         """Return the tokenizer's ids by token.
 
         Raises:
-            EngineError: `prepare` was not awaited (E5607).
+            EngineError: `prepare` was not awaited (E5611).
         """
         if self._vocabulary is None:
-            raise EngineError("the engine is not prepared; await prepare() first", code="E5607")
+            raise EngineError("the engine is not prepared; await prepare() first", code="E5611")
         return self._vocabulary
 
     async def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:

@@ -108,7 +108,7 @@ class EngineRouter:
     @property
     def _pool(self) -> EnginePool:
         if self._running is None:
-            raise EngineError("the engines are not prepared; await prepare() first", code="E5607")
+            raise EngineError("the engines are not prepared; await prepare() first", code="E5611")
         return self._running[0]
 
     # ----------------------------------------------------------------- requests

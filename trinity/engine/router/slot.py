@@ -12,7 +12,7 @@ from trinity.common.models.model import InferenceModel
 
 R = TypeVar("R")
 
-GONE_CODES = frozenset({"E5601", "E5606", "E5607", "E5660", "E5661", "E5663", "E5701"})
+GONE_CODES = frozenset({"E5601", "E5606", "E5607", "E5611", "E5660", "E5661", "E5663", "E5701"})
 """Codes of errors of an engine, not of a request: its thread has failed or ended, or its process has ended."""
 
 

@@ -134,7 +134,7 @@ class TorchEngine(LocalModel):
 
     def _ready(self) -> tuple[Decoder, EngineLoop, PreTrainedTokenizerBase]:
         if self._loaded is None:
-            raise EngineError("the engine is not prepared; await prepare() first", code="E5607")
+            raise EngineError("the engine is not prepared; await prepare() first", code="E5611")
         return self._loaded
 
     @property

@@ -170,7 +170,7 @@ class VLLMEngine(LocalModel):
 
     def _ready(self) -> Started:
         if self._started is None:
-            raise EngineError("the engine is not prepared; await prepare() first", code="E5607")
+            raise EngineError("the engine is not prepared; await prepare() first", code="E5611")
         if self._failure is not None:
             raise EngineError(self._failure.args[0], code=self._failure.code)
         return self._started

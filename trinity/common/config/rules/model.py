@@ -136,11 +136,8 @@ def hand_down(resolution: Resolution) -> None:
 
 def _hand_to_taskset(resolution: Resolution, key: Key[GenerationConfig]) -> None:
     fill_defaults(resolution, key)
-    longest = resolution.config.model.max_response_tokens
-    asked = resolution.get(key.max_tokens)
-    if asked is None:
-        resolution.follow(key.max_tokens, MODEL.max_response_tokens)
-    elif longest is not None and asked > longest:
+    longest, asked = resolution.config.model.max_response_tokens, resolution.get(key.max_tokens)
+    if longest is not None and asked is not None and asked > longest:
         resolution.problem(
             "E1802",
             key.max_tokens,

@@ -51,17 +51,6 @@ def _check_worker(resolution: Resolution, worker: str, entry: Entry) -> None:
             involves=(REWARD_MODEL,),
             suggestion="write the folder of a sequence classifier with one label",
         )
-    known = entry.args.keys() | entry.required
-    unknown = sorted((resolution.get(REWARD_MODEL.worker_args) or {}).keys() - known)
-    if unknown and not entry.is_open:
-        resolution.problem(
-            "E1861",
-            REWARD_MODEL.worker_args,
-            f"`{REWARD_MODEL.worker_args}` of {worker}: it has no argument `{unknown[0]}`",
-            rule=f"some of {', '.join(sorted(known))}" if known else "none",
-            suggestion="remove it" if known else "remove it, or name the worker",
-        )
-        return
     check_arguments(resolution, Chosen(REWARD_MODEL.worker, REWARD_MODEL.worker_args, "reward_model", worker))
 
 

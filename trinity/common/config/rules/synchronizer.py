@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trinity.common.config.following import note_idle
+from trinity.common.config.following import fill_defaults, note_idle
 from trinity.common.config.keys import EXPERIENCES, KEYS, ROLLOUT_MODEL, Key, path_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.resolved import num_explored
@@ -20,9 +20,7 @@ BATCHES = KEYS.explorer.max_inflight_batches
 
 def resolve_synchronizer(resolution: Resolution) -> None:
     """Fill the transport and the intervals."""
-    for key in (SECTION.explorer_sync_interval, SECTION.trainer_sync_interval):
-        if resolution.get(key) is None:
-            resolution.derive(key, resolution.config.synchronizer.sync_interval, "sync_interval")
+    fill_defaults(resolution, SECTION)
     _resolve_method(resolution)
     note_idle(resolution, SECTION, is_written=lambda key: bool(resolution.get(key)))
     written = resolution.tree.get(path_of(METHOD)) if resolution.is_given(METHOD) else None
