@@ -150,7 +150,7 @@ def test_scalar_tensors_in_metrics_become_numbers() -> None:
         {"tokens": [1, 2], "prompt_length": 3},
         {"tokens": [[1, 2]], "prompt_length": 1},
         {"tokens": [1, 2, 3], "prompt_length": 1, "logprobs": [0.0]},
-        {"tokens": [1, 2, 3], "prompt_length": 1, "action_mask": [True] * 3},
+        {"tokens": [1, 2, 3], "prompt_length": 1, "action_mask": [True] * 4},
         {"tokens": [1, 2, 3], "prompt_length": 3, "chosen": [4]},
     ],
 )

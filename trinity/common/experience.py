@@ -5,23 +5,25 @@ Dimension key: T = tokens of prompt and response, P = prompt_length, R = T - P r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from trinity.common.errors import DataError
-from trinity.common.payload import MAX_EXPERIENCE_BYTES, decode, encode
+from trinity.common.experience_id import DTYPES, EID, CustomField
+from trinity.common.payload import MAX_EXPERIENCE_BYTES, decode, encode, parts
+from trinity.utils.nested import without_null
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 TruncateStatus = Literal["prompt_truncated", "response_truncated"]
 
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.bool)
-}
 _RESPONSE_TENSORS = ("logprobs", "token_level_reward", "advantages", "returns", "teacher_logprobs")
+_LOGPROBS = ("logprobs", "teacher_logprobs")
 _TENSORS = ("tokens", *_RESPONSE_TENSORS, "action_mask", "chosen", "rejected", "routed_experts")
 _PLAIN = (
     "prompt_length",
@@ -39,92 +41,24 @@ _PLAIN = (
 _MULTI_MODAL = "multi_modal_inputs."
 
 
-@dataclass(unsafe_hash=True)  # workflows of plugins write `eid.run` and `eid.step`
-class EID:
-    """Identity of an experience.
-
-    Attributes:
-        batch: explore step (1-based), or `<step>/<taskset>` in an evaluation.
-        task: index of the task within the batch.
-        run: number of the rollout of that task.
-        step: turn within the rollout, 0-based.
-        suffix: distinguishes experiences of one turn; without `/`.
-    """
-
-    batch: int | str = ""
-    task: int | str = ""
-    run: int = 0
-    step: int = 0
-    suffix: str = ""
-
-    @property
-    def uid(self) -> str:
-        """`batch/task/run/step/suffix`, unique within a run and stage."""
-        return f"{self.rid}/{self.step}/{self.suffix}"
-
-    @property
-    def sid(self) -> str:
-        """`batch/task/step`: the same turn of all rollouts of a task."""
-        return f"{self.tid}/{self.step}"
-
-    @property
-    def rid(self) -> str:
-        """`batch/task/run`: one rollout."""
-        return f"{self.tid}/{self.run}"
-
-    @property
-    def tid(self) -> str:
-        """`batch/task`: the group of all rollouts of a task."""
-        return f"{self.batch}/{self.task}"
-
-    @classmethod
-    def from_uid(cls, uid: str) -> EID:
-        """Return the identity that `uid` names; digits become numbers.
-
-        Raises:
-            DataError: not of the form `batch/task/run/step/suffix`.
-        """
-        parts = uid.rsplit("/", 4)
-        if len(parts) != 5 or not (parts[2].isdigit() and parts[3].isdigit()):
-            raise DataError(f"an experience id has the form batch/task/run/step/suffix, got {uid!r}", code="E5103")
-        return cls(_number(parts[0]), _number(parts[1]), int(parts[2]), int(parts[3]), parts[4])
-
-
-def _number(text: str) -> int | str:
-    return int(text) if text.isdigit() and str(int(text)) == text else text
-
-
-@dataclass(frozen=True)
-class CustomField:
-    """Copies `info[source_field]` of every experience into a batch tensor.
-
-    Attributes:
-        source_field: key of `Experience.info`.
-        destination_field: name in `Experiences.custom_tensors`.
-        data_type: dtype of the tensor.
-    """
-
-    source_field: str
-    destination_field: str
-    data_type: torch.dtype = torch.float32
-
-
 @dataclass(eq=False)
 class Experience:
     """Tokens of a prompt and a response with what is known about them.
 
     Attributes:
-        eid: identity.
+        eid: identity; a mapping of its parts is converted.
         tokens: token ids [T], int64; a list is converted.
-        prompt_length: P, the number of prompt tokens, 1 <= P <= T.
-        logprobs: log-probabilities [R] (nats) of the response tokens under the policy that sampled them.
+        prompt_length: P, the number of prompt tokens, 1 <= P <= T; all T of a pair (DPO).
+        logprobs: log-probabilities [R] (nats) of the response tokens under the policy that sampled them; of [T] the
+            last R are taken, here and for `teacher_logprobs` and `action_mask`.
         reward: scalar reward of the response.
         token_level_reward: reward per response token [R]. All of them count: their sum is the reward of the response,
             and one on a token that the policy did not produce (what a tool said) is credited to the policy's token
             before it, or else to its first.
         advantages: [R]; a number is spread over the response.
         returns: [R]; a number is spread over the response.
-        action_mask: [R], true where the policy produced the token; all true if not given.
+        action_mask: [R], true where the policy produced the token; all true if not given, all false of a prompt that
+            was truncated.
         truncate_status: `prompt_truncated`, `response_truncated` or None.
         info: JSON-able facts; `model_version` is the version of the weights that sampled.
         metrics: name -> number, aggregated into `rollout/...`.
@@ -174,6 +108,9 @@ class Experience:
         if self.tokens is None:
             raise DataError("an experience needs tokens, got None", code="E5102")
         self.tokens = torch.as_tensor(self.tokens, dtype=torch.long)
+        self._convert()
+        if self.chosen is not None and self.rejected is not None and self.action_mask is None:
+            self.prompt_length = len(self.tokens)  # the responses are apart
         for name in ("chosen", "rejected"):
             value = getattr(self, name)
             if value is not None:
@@ -181,15 +118,31 @@ class Experience:
         for name in _RESPONSE_TENSORS:
             value = getattr(self, name)
             if value is not None:
-                setattr(self, name, self._spread(value))
+                spread = self._spread(value)
+                setattr(self, name, self._of_response(spread) if name in _LOGPROBS else spread)
         if self.action_mask is None:
-            self.action_mask = torch.ones(max(self.response_length, 0), dtype=torch.bool)
-        self.action_mask = torch.as_tensor(self.action_mask, dtype=torch.bool)
+            is_masked = self.truncate_status == "prompt_truncated"  # what it answered is another question
+            self.action_mask = torch.full((max(self.response_length, 0),), not is_masked)
+        self.action_mask = self._of_response(torch.as_tensor(self.action_mask, dtype=torch.bool))
         self.check()
+
+    def _convert(self) -> None:
+        """Accept None for what may be empty, and mappings and lists as `to_dict` gives them."""
+        self.eid = EID(**self.eid) if isinstance(self.eid, Mapping) else self.eid or EID()
+        self.info, self.metrics = self.info or {}, self.metrics or {}
+        self.custom_fields = [CustomField.of(each) for each in self.custom_fields or ()]
+        if self.routed_experts is not None:
+            self.routed_experts = torch.as_tensor(self.routed_experts)
+        if self.multi_modal_inputs is not None:
+            self.multi_modal_inputs = {name: torch.as_tensor(each) for name, each in self.multi_modal_inputs.items()}
 
     def _spread(self, value: Any) -> Tensor:
         tensor = torch.as_tensor(value, dtype=None if isinstance(value, Tensor) else torch.float32)
         return tensor.expand(self.response_length).clone() if tensor.ndim == 0 else tensor
+
+    def _of_response(self, value: Tensor) -> Tensor:
+        """Return the response's part [R] of what has an entry for each of the T tokens."""
+        return value[self.prompt_length :] if tuple(value.shape) == (len(self.tokens),) else value
 
     @property
     def response_length(self) -> int:
@@ -237,9 +190,7 @@ class Experience:
         self.check()
         header: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
         header["eid"] = [getattr(self.eid, f.name) for f in fields(EID)]
-        header["custom_fields"] = [
-            [f.source_field, f.destination_field, str(f.data_type).removeprefix("torch.")] for f in self.custom_fields
-        ]
+        header["custom_fields"] = [list(each.to_dict().values()) for each in self.custom_fields]
         header["has_multi_modal"] = self.multi_modal_inputs is not None
         tensors = {name: value for name in _TENSORS if (value := getattr(self, name)) is not None}
         tensors.update({_MULTI_MODAL + name: value for name, value in (self.multi_modal_inputs or {}).items()})
@@ -259,12 +210,50 @@ class Experience:
             values |= {name: tensors[name] for name in _TENSORS if name in tensors}
             return cls(
                 eid=EID(*header["eid"]),
-                custom_fields=[CustomField(a, b, _DTYPES[dtype]) for a, b, dtype in header["custom_fields"]],
+                custom_fields=[CustomField(a, b, DTYPES[dtype]) for a, b, dtype in header["custom_fields"]],
                 multi_modal_inputs=extra if header["has_multi_modal"] else None,
                 **values,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"cannot read the experience payload: field {error}", code="E5101") from error
+
+    @classmethod
+    def serialize_many(cls, experiences: Sequence[Experience]) -> bytes:
+        """Return experiences as bytes: what `serialize` returns, in order."""
+        return b"".join(experience.serialize() for experience in experiences)
+
+    @classmethod
+    def deserialize_many(cls, data: bytes) -> list[Experience]:
+        """Return the experiences of `serialize_many`.
+
+        Raises:
+            DataError: one is damaged, or the last is torn (E5101).
+        """
+        return [cls.deserialize(part) for part in parts(data)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields, tensors as lists; `Experience(**...)` reads it."""
+        named: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
+        named |= {name: value.tolist() for name, value in named.items() if isinstance(value, Tensor)}
+        named["custom_fields"] = [each.to_dict() for each in self.custom_fields]
+        inputs = self.multi_modal_inputs
+        named["multi_modal_inputs"] = None if inputs is None else {name: inputs[name].tolist() for name in inputs}
+        return named | {"eid": self.eid.to_dict()}
+
+
+def to_hf_datasets(experiences: Sequence[Experience]) -> Dataset:
+    """Return a Hugging Face dataset with a row an experience, a column a field."""
+    from datasets import Dataset
+
+    return Dataset.from_list([experience.to_dict() for experience in experiences])
+
+
+def from_hf_datasets(dataset: Dataset) -> list[Experience]:
+    """Return the experiences of `to_hf_datasets`.
+
+    Entries of `info` and the like that are null are left out: Arrow fills them in.
+    """
+    return [Experience(**without_null(row)) for row in dataset]
 
 
 def group_by(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import xxhash
@@ -71,6 +71,23 @@ def decode(data: bytes, *, max_bytes: int = MAX_EXPERIENCE_BYTES) -> tuple[dict[
     if not isinstance(header, dict):
         raise _refuse("its header is not a mapping")
     return header, tensors
+
+
+def parts(data: bytes) -> Iterator[bytes]:
+    """Yield the payloads that follow each other in `data`, not verified.
+
+    Raises:
+        DataError: they are no payloads, or the last one is torn (E5101).
+    """
+    at = 0
+    while at < len(data):
+        if len(data) - at < _HEAD.size:
+            raise _refuse(f"it is truncated: {len(data)} bytes")
+        total = _HEAD.unpack_from(data, at)[2]
+        if not _HEAD.size <= total <= len(data) - at:
+            raise _refuse(f"it is truncated or padded: {len(data)} bytes, the header at {at} says {total}")
+        yield data[at : at + total]
+        at += total
 
 
 def plain(value: Any, *, where: str, depth: int = 0) -> Any:

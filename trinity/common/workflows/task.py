@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
+from trinity.common.errors import WorkflowError
+from trinity.common.workflows.options import FormatArgs, SamplingArgs, plain
 from trinity.utils.nested import as_written
 
 if TYPE_CHECKING:
@@ -69,8 +71,8 @@ class Task:
     Attributes:
         workflow: class that attempts the task, one of `Workflow`.
         repeat_times: number of attempts (the group size).
-        format_args: names of the row's columns (`prompt_key`, `response_key`, ...).
-        rollout_args: sampling arguments (`temperature`, `top_p`, `top_k`, `max_tokens`, ...).
+        format_args: names of the row's columns (`prompt_key`, `response_key`, ...), of this task alone.
+        rollout_args: sampling arguments (`temperature`, `top_p`, `top_k`, `max_tokens`, ...), of this task alone.
         workflow_args: the workflow's own settings.
         reward_fn_args: constructor arguments of the reward function.
         is_eval: whether the task is evaluated instead of trained on.
@@ -81,7 +83,7 @@ class Task:
         index: position in the dataset, as the selector counts it.
     """
 
-    workflow: type[Any]
+    workflow: type[Any] = None  # type: ignore[assignment]
     repeat_times: int | None = None
     format_args: Any = None
     rollout_args: Any = None
@@ -94,9 +96,23 @@ class Task:
     task_id: int | str = ""
     index: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.format_args = plain(self.format_args, FormatArgs)
+        self.rollout_args = plain(self.rollout_args, SamplingArgs)
+
     def to_workflow(self, model: ModelWrapper, auxiliary_models: list[Any] | None = None) -> Any:
-        """Return a workflow that attempts this task with `model`."""
+        """Return a workflow that attempts this task with `model`.
+
+        Raises:
+            WorkflowError: the task names no workflow (E5108).
+        """
+        if self.workflow is None:
+            raise WorkflowError("the task has no workflow to attempt it; make it with Task(workflow=...)", code="E5108")
         return self.workflow(task=self, model=model, auxiliary_models=auxiliary_models)
+
+    def to_dict(self) -> dict[str, Any] | None:
+        """Return the row as read."""
+        return self.raw_task
 
     def column(self, key_name: str) -> Any:
         """Return the row's value in the column that the format names.

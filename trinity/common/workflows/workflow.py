@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trinity.common.errors import WorkflowError
 from trinity.common.rewards.reward_fn import RewardError
+from trinity.common.workflows.options import SamplingArgs
 from trinity.common.workflows.registry import WORKFLOWS
 from trinity.common.workflows.task import FORMAT_DEFAULTS, RolloutArgs, Task, as_dict, read_option
 from trinity.runtime.worker_thread import call_in_thread
@@ -132,6 +133,8 @@ class Workflow(Declared):
     def set_repeat_times(self, repeat_times: int, run_id_base: int = 0) -> None:
         """Set the number of experiences per run and their first `run_id`."""
         self.repeat_times = repeat_times
+        if isinstance(self.task.rollout_args, SamplingArgs):  # for subclasses that pass these on as they are
+            self.task.rollout_args.n = repeat_times
         self.run_id_base = run_id_base
 
     def run(self) -> list[Experience]:
