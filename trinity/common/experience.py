@@ -127,7 +127,7 @@ class Experience:
         self.check()
 
     def _convert(self) -> None:
-        """Accept None for what may be empty, and mappings and lists as `to_dict` gives them."""
+        """Accept None for what may be empty, and what `to_dict` returns."""
         self.eid = EID(**self.eid) if isinstance(self.eid, Mapping) else self.eid or EID()
         self.info, self.metrics = self.info or {}, self.metrics or {}
         self.custom_fields = [CustomField.of(each) for each in self.custom_fields or ()]
@@ -141,7 +141,7 @@ class Experience:
         return tensor.expand(self.response_length).clone() if tensor.ndim == 0 else tensor
 
     def _of_response(self, value: Tensor) -> Tensor:
-        """Return the response's part [R] of what has an entry for each of the T tokens."""
+        """Return the response's part [R] of values for all T tokens."""
         return value[self.prompt_length :] if tuple(value.shape) == (len(self.tokens),) else value
 
     @property
@@ -242,7 +242,7 @@ class Experience:
 
 
 def to_hf_datasets(experiences: Sequence[Experience]) -> Dataset:
-    """Return a Hugging Face dataset with a row an experience, a column a field."""
+    """Return a Hugging Face dataset, an experience a row."""
     from datasets import Dataset
 
     return Dataset.from_list([experience.to_dict() for experience in experiences])

@@ -1,4 +1,4 @@
-"""Identity of an experience, and the entries of its `info` that a batch carries."""
+"""Identity of an experience, and fields of it that a batch carries."""
 
 from __future__ import annotations
 

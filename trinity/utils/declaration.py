@@ -32,7 +32,8 @@ class Declared:
         citation: where it comes from, if `summary` does not say it.
         needs: the tensors that it makes the run provide, None for those that `__call__` names; of what is no part of an
             algorithm some of the `needs` of its `Kind`.
-        ranges: what its arguments may be: an interval such as `(0, inf]`, the words there are, or `text`.
+        ranges: what its arguments may be: an interval such as `(0, inf]`, whose ends may name other
+            arguments, the words there are, or `text`.
         needed_if: arguments that must be above 0 if the named argument is true, or always where none is named.
         arguments: of a class that reads its arguments from a mapping (`Kind.reads_mapping`) those that it reads; what
             is not None is put there where nothing is written. None: whatever is written.

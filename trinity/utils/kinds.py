@@ -51,7 +51,7 @@ class Kind:
         fields = self.copied | self.own
         if self.in_algorithm:
             return fields | _OF_ALGORITHMS
-        return fields | {"needs", "ranges"} | ({"arguments"} if self.reads_mapping else frozenset())
+        return fields | {"needs", "ranges", "needed_if"} | ({"arguments"} if self.reads_mapping else frozenset())
 
     @property
     def results(self) -> frozenset[str]:

@@ -19,7 +19,7 @@ from trinity.utils.literals import NotLiteral, Reader, returned
 
 REGISTERING = frozenset({"register_module", "register_config", "register_check"})
 _CALLED = ("default_args", "default_config")
-_INTERVAL = re.compile(r"[\[(](-inf|-?[\d.e+-]+), (inf|-?[\d.e+-]+)[\])]")
+_INTERVAL = re.compile(r"[\[(](-inf|-?[\d.e+-]+|[a-z_]\w*), (inf|-?[\d.e+-]+|[a-z_]\w*)[\])]")
 _NO_BASES = frozenset({"ABC", "Generic", "Protocol", "object"})
 
 

@@ -72,7 +72,8 @@ def test_truth_of_gsm8k_is_what_follows_the_last_mark() -> None:
         ("²", None),
         ("١٢", None),
         ("9" * 65, None),
-        ("1e5", None),
+        ("1e5", 100000),
+        ("1e9999", None),
         ("--5", 5),
     ],
 )

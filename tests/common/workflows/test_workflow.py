@@ -12,6 +12,7 @@ from trinity.common.errors import ConfigError, WorkflowError
 from trinity.common.experience import EID, Experience
 from trinity.common.rewards import REWARD_FUNCTIONS, RewardError, RewardFn
 from trinity.common.workflows import WORKFLOW_CONTENTS, WORKFLOWS, Task, Workflow, describe, reset_workflow
+from trinity.common.workflows.customized_math_workflows import AsyncMathBoxedWorkflow, MathBoxedWorkflow
 from trinity.common.workflows.on_policy_distill_workflow import OnPolicyDistillMathWorkflow, OnPolicyDistillWorkflow
 from trinity.common.workflows.workflow import (
     MATH_SYSTEM_PROMPT,
@@ -272,6 +273,8 @@ def test_the_table_of_contents_equals_the_classes() -> None:
         "async_simple_workflow": AsyncSimpleWorkflow,
         "math_workflow": MathWorkflow,
         "async_math_workflow": AsyncMathWorkflow,
+        "math_boxed_workflow": MathBoxedWorkflow,
+        "async_math_boxed_workflow": AsyncMathBoxedWorkflow,
         "on_policy_distill_workflow": OnPolicyDistillWorkflow,
         "on_policy_distill_math_workflow": OnPolicyDistillMathWorkflow,
     }

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from trinity.common.rewards.answer import FinalAnswer, compare_cheaply, final_answer, true_answer
+from trinity.common.rewards.answer import (
+    FinalAnswer,
+    boxed_answers,
+    compare_cheaply,
+    final_answer,
+    plain_number,
+    true_answer,
+)
 from trinity.common.rewards.registry import REWARD_FUNCTIONS
 from trinity.common.rewards.reward_fn import RewardError, RewardFn
 from trinity.common.rewards.sandbox import CallTimedOut, Scored, shared_sandbox
@@ -52,16 +59,15 @@ class AccuracyReward(RewardFn):
     `####`. Numbers are compared here; everything else by math-verify in a worker process.
 
     Args:
-        answer_parser: takes the answer out of the response and out of the truth instead; `None` from it means none.
+        answer_parser: takes the answer out of the response and out of the truth instead; `None` from it means none,
+            of a list one answer has to be equal.
         deadline_s: seconds after which the worker is killed.
     """
 
     needs = frozenset({"truth"})
     ranges = {"deadline_s": "(0, inf]"}
 
-    def __init__(
-        self, answer_parser: Callable[[str], str | None] | None = None, deadline_s: float = DEADLINE_S
-    ) -> None:
+    def __init__(self, answer_parser: Callable[[str], Any] | None = None, deadline_s: float = DEADLINE_S) -> None:
         self.answer_parser = answer_parser
         self.deadline_s = deadline_s
 
@@ -72,26 +78,45 @@ class AccuracyReward(RewardFn):
             RewardError: the task has no truth, or the comparison failed or took too long.
         """
         check_response(response)
-        target = self._truth(truth)
-        answer = self._answer(response)
+        targets = self._truths(truth)
+        pairs = ((answer, target) for target in targets for answer in self._answers(response, target))
+        return {"accuracy": 1.0 if any(self._are_equal(*pair) for pair in pairs) else 0.0}
+
+    def _are_equal(self, answer: FinalAnswer, target: str) -> bool:
         is_equal = compare_cheaply(answer, target)
         if is_equal is None:
             arguments = {"truth": target, "answer": answer.text, "is_marked": answer.is_marked}
-            is_equal = run_in_sandbox("equal", arguments, deadline_s=self.deadline_s)
-        return {"accuracy": 1.0 if is_equal else 0.0}
+            is_equal = bool(run_in_sandbox("equal", arguments, deadline_s=self.deadline_s))
+        return is_equal
 
-    def _truth(self, truth: Any) -> str:
+    def _truths(self, truth: Any) -> list[str]:
         target = "" if truth is None else true_answer(truth)
+        targets = [target] if target else []
         if self.answer_parser is not None and target:
-            target = self.answer_parser(str(truth)) or ""
-        if not target:
+            targets = _texts(self.answer_parser(str(truth)))
+        if not targets:
             raise RewardError(
                 f"the task has no answer to compare with, got {truth!r}; set format.response_key of the taskset",
                 code="E5114",
             )
-        return target
+        return targets
 
-    def _answer(self, response: str) -> FinalAnswer:
-        if self.answer_parser is None:
-            return final_answer(response)
-        return FinalAnswer((self.answer_parser(response) or "").strip(), is_marked=True)
+    def _answers(self, response: str, target: str) -> Iterator[FinalAnswer]:
+        """Yield the answers of a response of which one has to be right.
+
+        Several boxes together are an answer to a question that has several.
+        """
+        if self.answer_parser is not None:
+            for text in _texts(self.answer_parser(response)):
+                yield FinalAnswer(text, is_marked=True)
+            return
+        yield final_answer(response)
+        boxed = boxed_answers(response) if "," in target and plain_number(target) is None else []
+        if len(boxed) > 1:
+            yield FinalAnswer(", ".join(boxed), is_marked=True)
+
+
+def _texts(parsed: Any) -> list[str]:
+    """Return what a parser has found as texts: one, or each of a list."""
+    found = parsed if isinstance(parsed, list | tuple) else [parsed]
+    return [text for each in found if each is not None and (text := str(each).strip())]

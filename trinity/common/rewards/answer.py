@@ -19,9 +19,15 @@ MAX_ANSWER_CHARS = 1000
 # Relative tolerance between numbers of which one is a decimal; math-verify rounds to 6 digits as well.
 TOLERANCE = Fraction(1, 10**6)
 
-_PLAIN = re.compile(r"([+-]?)\$?([+-]?)((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]*)?(?:/[0-9]+)?)", re.ASCII)
+_WHOLE = r"[0-9]{1,3}(?:,[0-9]{3})+"
+_EXPONENT = r"[eE][+-]?[0-9]{1,3}"
+_PLAIN = re.compile(
+    rf"([+-]?)\$?([+-]?)((?:{_WHOLE}|[0-9]+)?(?:\.[0-9]*)?(?:/[0-9]+|{_EXPONENT})?)",
+    re.ASCII,
+)
 _ANY_NUMBER = re.compile(
-    r"(?:(?<![0-9).])[+-])?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?(?:/[0-9]+)?|\.[0-9]+", re.ASCII
+    rf"(?:(?<![0-9).])[+-])?(?:{_WHOLE}(?![0-9])|[0-9]+)(?:\.[0-9]+)?(?:/[0-9]+|{_EXPONENT}(?![0-9A-Za-z]|\.[0-9]))?|\.[0-9]+",
+    re.ASCII,
 )
 # What makes a text more than a number in words: more signs count in a marked answer, where none is punctuation.
 _MATHEMATICAL_ANSWER = re.compile(r"[\\^{}|!%]|[^\x00-\x7f]")
@@ -81,6 +87,15 @@ def final_answer(text: str) -> FinalAnswer:
     return FinalAnswer(text[-TAIL_CHARS:].strip(), is_marked=False)
 
 
+def boxed_answers(text: str) -> list[str]:
+    r"""Return what each `\boxed{}` holds, in order, none twice."""
+    found: list[str] = []
+    while (last := _last_boxed(text)) is not None:
+        text = text[: last[0]]
+        found.append(last[1].strip())
+    return list(dict.fromkeys(reversed(found)))
+
+
 def true_answer(truth: Any) -> str:
     r"""Return the answer in the truth of a task.
 
@@ -97,7 +112,7 @@ def true_answer(truth: Any) -> str:
 def plain_number(text: str) -> Fraction | None:
     """Return the value of a text that is one number; `None` if it is not.
 
-    Numbers are written like `-1,234.50`, `$18`, `3/4` or `0105`.
+    Numbers are written like `-1,234.50`, `$18`, `3/4`, `1e3` or `0105`.
     """
     bare = text.strip().removeprefix("\\$").rstrip(". \t\n")
     if len(bare) > 2 and bare[0] == bare[-1] == "$":

@@ -32,13 +32,12 @@ class RewardFn(Declared, ABC):
     gives_scores: ClassVar[bool] = True
 
     @abstractmethod
-    def __call__(self, response: str, prompt: str | None = None, truth: Any = None, **kwargs: Any) -> dict[str, float]:
-        """Return the scores of `response` by name.
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the scores of a response by name, or one number.
 
-        Args:
-            response: text that the model produced.
-            prompt: text of the task.
-            truth: what the dataset says is right; its form is the reward function's own.
+        A class names what it wants, by keyword: `response`, the text that the model produced; `prompt`, the text of the
+        task; `truth`, what the dataset says is right, in a form of the reward function's own; `response_token`, the
+        token ids [R] of the response; `info`, that of the experience.
 
         Raises:
             RewardError: the response could not be scored.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         RewardPropagationWorkflow,
         StepWiseRewardWorkflow,
     )
+    from trinity.common.workflows.traits import Traits, describe, reset_workflow
     from trinity.common.workflows.workflow import (
         AsyncMathWorkflow,
         AsyncSimpleWorkflow,
@@ -25,17 +26,17 @@ if TYPE_CHECKING:
         MultiTurnWorkflow,
         SimpleWorkflow,
         Task,
-        Traits,
         Workflow,
-        describe,
-        reset_workflow,
     )
 
-_STEP_WISE = {
-    "AsyncRewardPropagationWorkflow",
-    "AsyncStepWiseRewardWorkflow",
-    "RewardPropagationWorkflow",
-    "StepWiseRewardWorkflow",
+_ELSEWHERE = {
+    "AsyncRewardPropagationWorkflow": "step_wise_workflow",
+    "AsyncStepWiseRewardWorkflow": "step_wise_workflow",
+    "RewardPropagationWorkflow": "step_wise_workflow",
+    "StepWiseRewardWorkflow": "step_wise_workflow",
+    "Traits": "traits",
+    "describe": "traits",
+    "reset_workflow": "traits",
 }
 
 __all__ = [
@@ -62,5 +63,4 @@ def __getattr__(name: str) -> Any:
     """Import a class when it is first asked for."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "step_wise_workflow" if name in _STEP_WISE else "workflow"
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_ELSEWHERE.get(name, 'workflow')}"), name)

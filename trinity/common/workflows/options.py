@@ -1,4 +1,4 @@
-"""The options of a task: its columns and its sampling arguments, as plain dataclasses.
+"""The columns and sampling arguments of a task, as plain dataclasses.
 
 They have the fields of the sections `format` and `rollout_args` of a taskset. Those are frozen; a workflow may change
 the options of its task.

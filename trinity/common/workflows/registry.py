@@ -18,7 +18,7 @@ WORKFLOWS = Registry(
     "workflow",
     WORKFLOW_CONTENTS,
     later=(
-        "math_boxed_workflow", "async_math_boxed_workflow", "math_eval_workflow", "async_math_eval_workflow",
+        "math_eval_workflow", "async_math_eval_workflow",
         "math_rm_workflow", "async_math_rm_workflow", "tool_call_workflow", "agentscope_workflow_adapter",
         "agentscope_workflow_adapter_v1", "agentscope_react_workflow", "as_react_workflow",
         "agentscope_react_math_workflow", "agentscopev0_react_math_workflow", "agentscope_v1_react_search_workflow",

@@ -7,7 +7,8 @@ declares what it can do by class attributes (`can_reset`, `can_repeat`, `is_asyn
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import functools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trinity.common.errors import WorkflowError
@@ -31,10 +32,7 @@ __all__ = [
     "RolloutArgs",
     "SimpleWorkflow",
     "Task",
-    "Traits",
     "Workflow",
-    "describe",
-    "reset_workflow",
 ]
 
 MATH_SYSTEM_PROMPT = """\
@@ -46,21 +44,6 @@ your reasoning
 <answer>
 the final result
 </answer>"""
-
-
-@dataclass(frozen=True)
-class Traits:
-    """What a workflow can do.
-
-    Attributes:
-        can_reset: `reset(task)` prepares the object for another task.
-        can_repeat: one `run` returns the experiences of all repeats.
-        is_async: `run_async` is awaited instead of calling `run` in a thread.
-    """
-
-    can_reset: bool
-    can_repeat: bool
-    is_async: bool
 
 
 class Workflow(Declared):
@@ -152,56 +135,6 @@ class Workflow(Declared):
             WorkflowError: the class says that it is asynchronous and does not define this method.
         """
         raise WorkflowError(f"{type(self).__name__} is asynchronous and must define run_async()")
-
-
-_OLD_NAMES = {"can_reset": "resettable", "can_repeat": "repeatable", "is_async": "asynchronous"}
-
-
-def _declared(cls: type[Any], owner: Any, new_name: str) -> bool | None:
-    """Return the most derived class's declaration, in either style.
-
-    Return `None` if no class below `Workflow` declares it.
-    """
-    below = cls.__mro__[: cls.__mro__.index(Workflow)]
-    for base in below:
-        said = [vars(base)[name] for name in (new_name, _OLD_NAMES[new_name]) if name in vars(base)]
-        if said:
-            return bool(said[0].__get__(owner) if isinstance(said[0], property) else said[0])
-    return None
-
-
-def describe(workflow: Workflow | type[Workflow]) -> Traits:
-    """Return what a workflow can do.
-
-    It is declared by attributes or by the older properties. The most derived class that declares it decides; an
-    attribute set on the object itself comes first. A class that defines only `run_async` is asynchronous. Pass the
-    object where a property reads the object's attributes.
-
-    Raises:
-        WorkflowError: a class was given whose property can only be read on an object.
-    """
-    is_class = isinstance(workflow, type)
-    cls: type[Any] = workflow if isinstance(workflow, type) else type(workflow)
-    # A property that returns a constant can be read on an object that was never initialised.
-    owner = object.__new__(cls) if is_class else workflow
-    values: dict[str, bool] = {}
-    for name in _OLD_NAMES:
-        own = vars(owner).get(name)
-        try:
-            declared = _declared(cls, owner, name) if own is None else bool(own)
-        except AttributeError as error:
-            raise WorkflowError(f"{cls.__name__}: cannot read {name}: {error}", code="E5107") from error
-        if declared is None:
-            only_async = cls.run_async is not Workflow.run_async and cls.run is Workflow.run
-            declared = only_async if name == "is_async" else False
-        values[name] = declared
-    return Traits(**values)
-
-
-def reset_workflow(workflow: Workflow, task: Task) -> None:
-    """Pass another task to `workflow`, even if its `reset` omits `super()`."""
-    workflow._forget(task)
-    workflow.reset(task)
 
 
 class MultiTurnWorkflow(Workflow):
@@ -308,7 +241,7 @@ class SimpleWorkflow(Workflow):
                 code="E5118",
             )
         if not isinstance(reward_fn, type):
-            return reward_fn
+            return functools.partial(reward_fn, **self.task.reward_fn_args) if self.task.reward_fn_args else reward_fn
         return reward_fn(**(declared_args(reward_fn, kind="reward_fn") | (self.task.reward_fn_args or {})))
 
     def format_messages(self) -> list[dict[str, Any]]:
@@ -336,6 +269,16 @@ class SimpleWorkflow(Workflow):
             messages.append({"role": "assistant", "content": self.reply_prefix})
         return messages
 
+    def offered(self, experience: Experience) -> dict[str, Any]:
+        """Return what the reward function may ask for by name."""
+        return {
+            "response": experience.response_text,
+            "prompt": self.task_desc,
+            "truth": self.truth,
+            "response_token": experience.tokens[experience.prompt_length :],
+            "info": experience.info,
+        }
+
     def score(self, responses: list[Experience]) -> list[Experience]:
         """Return the responses that could be scored.
 
@@ -345,11 +288,12 @@ class SimpleWorkflow(Workflow):
             RewardError: none of the responses could be scored.
         """
         from trinity.common.experience import EID
+        from trinity.common.rewards.scores import scores_of
 
         scored: list[Experience] = []
         for index, experience in enumerate(responses):
             try:
-                scores = self.reward_fn(response=experience.response_text, prompt=self.task_desc, truth=self.truth)
+                scores = scores_of(self.reward_fn, self.offered(experience))
             except RewardError as error:
                 self.dropped.append(str(error))
                 self.logger.warning("run %d dropped: %s", self.run_id_base + index, error)

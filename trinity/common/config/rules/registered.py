@@ -225,7 +225,11 @@ def range_faults(
             is_needed = isinstance(default, int | float | str) and not isinstance(default, bool)
             if is_needed and not entry.may_be_null(name) and not name.endswith("agg_mode"):
                 yield name, _said(rule) if rule else "a number" if not isinstance(default, str) else "a text", way_out
-        elif rule is not None and not is_unused and (not _is_in(value, rule) or _is_no_number(value, default, rule)):
+        elif (
+            rule is not None
+            and not is_unused
+            and (not _is_in(value, _in_numbers(rule, arguments)) or _is_no_number(value, default, rule))
+        ):
             yield name, _said(rule), way_out
     yield from _missing(entry, known, arguments)
 
@@ -250,6 +254,20 @@ def _has_sides(known: Mapping[str, Any], name: str) -> bool:
 def _sides(arguments: Mapping[str, Any], name: str) -> tuple[Any, Any]:
     """Return the two bounds that replace `name` if both are given."""
     return arguments.get(f"{name}_low"), arguments.get(f"{name}_high")
+
+
+def _in_numbers(rule: str | tuple[str, ...], arguments: Mapping[str, Any]) -> str | tuple[str, ...]:
+    """Return an interval, its ends that name other arguments as their values.
+
+    An argument that is null is no bound.
+    """
+    if isinstance(rule, tuple) or rule == TEXT:
+        return rule
+    low, high = (
+        arguments[end] if end in arguments and arguments[end] is not None else unlimited if end in arguments else end
+        for end, unlimited in zip(rule[1:-1].split(", "), ("-inf", "inf"), strict=True)
+    )
+    return f"{rule[0]}{low}, {high}{rule[-1]}"
 
 
 def _is_in(value: Any, rule: str | tuple[str, ...]) -> bool:
