@@ -169,10 +169,12 @@ def test_a_penalty_in_a_reward_that_nothing_reads_is_refused(tmp_path: Path) -> 
     assert not _problems(tmp_path, {"algorithm_type": "grpo_verl", "kl_penalty_fn": "k1"})
 
 
-def test_raft_without_a_filter_cannot_learn(tmp_path: Path) -> None:
-    (problem,) = _problems(tmp_path, {"algorithm_type": "raft"})
-    assert problem.code == "E1832" and "from all of its own rollouts it cannot learn" in problem.message
-    assert not _problems(tmp_path, {"algorithm_type": "raft"}, data_processor=FILTER)
+def test_raft_without_a_filter_is_told_that_it_learns_from_all_rollouts(tmp_path: Path) -> None:
+    for sections, codes in (({}, ["W1832"]), ({"data_processor": FILTER}, [])):
+        path = _write(tmp_path, {"algorithm_type": "raft"}, **sections)
+        found = examine(path, (), catalogue=BUILT_IN, cwd=tmp_path)[1]
+        assert [p.code for p in found if p.code.endswith("1832")] == codes
+        assert not [p for p in found if p.is_error and p.code != "E1301"]
 
 
 def test_dr_grpo_is_a_mean_over_responses_of_their_sums_and_uses_no_deviation(tmp_path: Path) -> None:

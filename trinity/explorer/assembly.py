@@ -214,13 +214,13 @@ def build_eval_tasksets(config: Config) -> list[EvalTaskset]:
     """
     tasksets = []
     for taskset in config.buffer.explorer_input.eval_tasksets:
-        reader = _report_bad_rows(TaskReader(taskset, is_eval=True), config)
+        reader = _report_bad_rows(TaskReader(taskset, is_eval=True), config, folder="eval")
         tasksets.append(EvalTaskset(taskset.name, reader.tasks(), taskset.repeat_times or 1))
     return tasksets
 
 
-def _report_bad_rows(reader: TaskReader, config: Config) -> TaskReader:
-    file = reader.write_quarantine(Path(config.checkpoint_job_dir) / "buffer" / "quarantine")
+def _report_bad_rows(reader: TaskReader, config: Config, *, folder: str = "") -> TaskReader:
+    file = reader.write_quarantine(Path(config.checkpoint_job_dir) / "buffer" / "quarantine" / folder)
     if file is not None:
         logger.warning(
             "taskset %r: %d of %d rows cannot be used and are left out; they are listed in %s; first: %s",

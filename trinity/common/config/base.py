@@ -104,12 +104,24 @@ class Support:
     code: str = "E1900"
 
 
+ANY = "any"  # every value of a key that changes nothing
+
+
 @dataclass(frozen=True)
 class Idle:
-    """A value that is accepted and changes nothing, and why."""
+    """A value that is accepted and changes nothing, and why.
+
+    Attributes:
+        value: that value; `ANY`: every one that is written.
+        why: the reason.
+    """
 
     value: Any
     why: str
+
+    def holds(self, value: Any) -> bool:
+        """Return whether a value changes nothing."""
+        return value is not None if self.value == ANY else value is self.value
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ class TinkerConfig(Section):
     """Training through the Tinker service."""
 
     enable: bool = key(False, "Use the service.", TRINITY, support=only(False))
+    base_model: str | None = key(None, "Model that the service trains.", TRINITY)
     rank: Count = key(16, "Rank of the adapter, >= 1.", TRINITY)
     seed: Int | None = key(None, "Seed of the adapter.", TRINITY)
     train_mlp: bool = key(True, "Train the feed-forward blocks.", TRINITY)

@@ -12,6 +12,7 @@ from trinity.common.config.base import (
     Natural,
     NonNegative,
     Positive,
+    Renamed,
     Section,
     key,
     only,
@@ -66,6 +67,7 @@ class TrainerConfig(Section):
     max_token_len_per_gpu: Count | None = key(
         None, "Tokens per micro-batch; null: twice model.max_model_len over the sequence parallel size.", TRINITY
     )
+    ppo_max_token_len_per_gpu: Count | None = key(None, "", TRINITY, renamed=Renamed("max_token_len_per_gpu", TRINITY))
     ulysses_sequence_parallel_size: Count = key(1, "Devices that share one sequence.", GUIDE)
     enable_preview: bool = key(False, "Log sampled experiences.", TRINITY, support=only(False))
     use_remove_padding: bool = key(True, "Train without padding tokens.", TRINITY, idle=PADDED)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.config.following import note_idle, set_from
-from trinity.common.config.keys import AUXILIARY, EXPERIENCES, KEYS, Key, args_of, path_of
+from trinity.common.config.keys import AUXILIARY, EXPERIENCES, KEYS, TASKSET, Key, args_of, path_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.batches import num_trained
 from trinity.common.config.rules.registered import Chosen, check_name, check_selector, resolve_arguments
@@ -177,6 +177,7 @@ def check_unique_names(resolution: Resolution) -> None:
         keys.append(EXPERIENCES.name)
     keys += [AUXILIARY[name].name for name in resolution.get(AUXILIARY) if _shares_names(resolution, AUXILIARY[name])]
     seen: dict[str, Key[str]] = {}
+    evaluated = [key.name for key in tasksets(resolution) if key != TASKSET]
     _check_place(resolution)
     for key in keys:
         name = resolution.get(key)
@@ -185,6 +186,10 @@ def check_unique_names(resolution: Resolution) -> None:
             continue
         origin = resolution.origin(seen[name])
         place = f" ({origin.describe()})" if origin else ""
+        if seen[name] == TASKSET.name and key in evaluated:
+            text = f"`{key}` is {name}, and so is `{TASKSET.name}`{place}: metrics of the evaluation begin with `eval/`"
+            resolution.problem("W1305", key, text, value=name, suggestion=f"write `name: {name}-eval`")
+            continue
         resolution.problem(
             "E1305",
             key,

@@ -119,10 +119,13 @@ def resolve_mixed_loss(resolution: Resolution) -> None:
     for name, (value, source) in zip(DERIVED_ARGUMENTS, true, strict=True):
         same = arguments[name] == value and isinstance(arguments[name], bool) == isinstance(value, bool)
         if resolution.is_given(key[name]) and not same:
+            # The others scale veRL's micro-batches, whose size changes nothing here.
+            says_batch = name in ("train_batch_size_expert", "train_batch_size_usual")
             resolution.problem(
-                "E1841",
+                "E1841" if says_batch else "W1841",
                 key[name],
-                f"`{key[name]}` is {arguments[name]}, but it follows from {source}: {value}",
+                f"`{key[name]}` is {arguments[name]}, but it follows from {source}: {value}"
+                + ("" if says_batch else ", which is used"),
                 rule=f"{value}",
                 involves=(SIZE, STRATEGY, ARGS, KEYS.algorithm.repeat_times, KEYS.trainer, KEYS.cluster),
                 suggestion="remove it",

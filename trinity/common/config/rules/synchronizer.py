@@ -76,13 +76,14 @@ def _resolve_method(resolution: Resolution) -> None:
         return
     if method in ("nccl", "memory") and resolution.is_own(METHOD) and _mode_is_written_with(resolution):
         resolution.problem(
-            "E1804",
+            "W1804",
             METHOD,
-            f"`{METHOD}: {method}` needs explorer and trainer in one run, but mode is {resolution.mode}",
+            f"`{METHOD}: {method}` needs explorer and trainer in one run, but mode is {resolution.mode}: weights go "
+            "through checkpoints",
             rule="checkpoint",
             suggestion="write `sync_method: checkpoint`",
         )
-    elif method != "checkpoint":
+    if method != "checkpoint":
         resolution.derive(METHOD, "checkpoint", f"mode {resolution.mode} meets the other side in checkpoints")
 
 

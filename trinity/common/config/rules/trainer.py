@@ -52,6 +52,7 @@ LOSS_OF_EXPERTS = "the trainer minimises the loss of the algorithm alone"
 
 def resolve_trainer(resolution: Resolution) -> None:
     """Reconcile the two names of each trainer setting."""
+    join_older_names(resolution, KEYS.trainer, but=(KEYS.trainer.trainer_config,))
     _resolve_budget(resolution)
     join_mirrors(resolution, VERL_TRAINER)
     join_mirrors(resolution, MODEL)
@@ -208,13 +209,13 @@ def _check_overrides(resolution: Resolution, key: Key[dict[str, Any]]) -> None:
 
 
 def _check_loaded(resolution: Resolution) -> None:
-    """Refuse to load weights from the part exported for other programs."""
+    """Warn where weights are asked of the part exported for other programs."""
     sections = (ACTOR, CRITIC) if reads_values(resolution) else (ACTOR,)
     for section in sections:
         key = section.checkpoint.load_contents
         if "hf_model" in (resolution.get(key) or ()):
             resolution.problem(
-                "E1887",
+                "W1887",
                 key,
                 f"`{key}` names hf_model, which is written for others to read: a run continues from the part `model`, "
                 "which has the same weights",
