@@ -85,21 +85,22 @@ class TinyRun:
         environment: Mapping[str, str] | None = None,
         output: Any = None,
         is_real: bool = False,
+        words: tuple[str, ...] = ("run", "--config", "run.yaml"),
     ) -> subprocess.Popen[str]:
         """Start `python -m trinity run`, see `tests.prepared.start`."""
         (self.folder / "run.yaml").write_text(yaml.safe_dump(self.tree))
-        words = ["run", "--config", "run.yaml", *extra]
+        words = (*words, *extra)
         if self.plugin:
             (self.folder / "plugins").mkdir(exist_ok=True)
             (self.folder / "plugins" / "own.py").write_text(self.plugin)
-            words += ["--plugin-dir", "plugins"]
+            words += ("--plugin-dir", "plugins")
         variables = {"TRINITY_FAILPOINTS": failpoints, **(environment or {})}
         return prepared.start(words, cwd=self.folder, environment=variables, output=output, is_real=is_real)
 
-    def finish(self, *extra: str, failpoints: str = "", timeout_s: float = 180, is_real: bool = False) -> Ended:
-        """Run to the end, which must come within `timeout_s`."""
+    def finish(self, *extra: str, timeout_s: float = 180, **how: Any) -> Ended:
+        """Run to the end, which must come within `timeout_s`; `how` as of `start`."""
         started = time.monotonic()
-        process = self.start(*extra, failpoints=failpoints, is_real=is_real)
+        process = self.start(*extra, **how)
         try:
             output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trinity.cli.options import Overrides, PluginDirs
+from trinity.cli.options import ConfigFile, File, Overrides, PluginDirs, chosen_file
 from trinity.common.errors import ExitCode
 from trinity.utils.log import redact
 
@@ -28,7 +27,8 @@ def schema() -> None:
 
 @config_app.command()
 def show(
-    config: Annotated[Path, typer.Option("--config", "-c", help="YAML file to show.")],
+    file: File = None,
+    config: ConfigFile = None,
     origin: Annotated[bool, typer.Option("--origin", help="Show where each value comes from.")] = False,
     effective_loss: Annotated[
         bool, typer.Option("--effective-loss", help="Show the loss that each stage amounts to, with numbers.")
@@ -41,8 +41,9 @@ def show(
     from trinity.common.config import ConfigErrors
     from trinity.launch.validation import check
 
+    path = chosen_file(file, config)
     try:
-        plan, problems = check(config, tuple(set_ or ()), plugin_dirs=tuple(plugin_dir or ()), schema_only=True)
+        plan, problems = check(path, tuple(set_ or ()), plugin_dirs=tuple(plugin_dir or ()), schema_only=True)
     except ConfigErrors as error:
         typer.echo(error.format(), err=True)
         raise typer.Exit(int(error.exit_code)) from error

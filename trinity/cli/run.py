@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trinity.cli.options import Overrides, PluginDirs
+from trinity.cli.options import ConfigFile, File, Overrides, PluginDirs, chosen_file
 from trinity.cli.resume import ResumeCommand
 from trinity.common.errors import ExitCode, TrinityError
 from trinity.utils.log import get_logger, log_to_console, redact
@@ -22,7 +22,8 @@ logger = get_logger("cli")
 
 
 def run(
-    config: Annotated[Path, typer.Option("--config", "-c", help="YAML file of the run.")],
+    file: File = None,
+    config: ConfigFile = None,
     plugin_dir: PluginDirs = None,
     set_: Overrides = None,
     accept_change: Annotated[
@@ -44,11 +45,12 @@ def run(
         accepted_changes=tuple(accept_change or ()),
         is_quiet=quiet,
     )
-    result = run_config(config, options)
+    path = chosen_file(file, config)
+    result = run_config(path, options)
     flush_output()  # what libraries have printed comes before the last lines
     for line in outcome_lines(result):
         typer.echo(line)
-    for line in closing_lines(result, config, options):
+    for line in closing_lines(result, path, options):
         typer.echo(line, err=True)
     raise typer.Exit(int(result.exit_code))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trinity.cli.options import Overrides, PluginDirs
+from trinity.cli.options import ConfigFile, File, Overrides, PluginDirs, chosen_file
 from trinity.common.errors import ExitCode
 from trinity.utils.log import redact
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 def validate(
-    config: Annotated[Path, typer.Option("--config", "-c", help="YAML file to check.")],
+    file: File = None,
+    config: ConfigFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     schema_only: Annotated[
         bool, typer.Option("--schema-only", help="Leave out what depends on this machine and this version.")
@@ -41,9 +42,9 @@ def validate(
     from trinity.common.config import ConfigErrors
     from trinity.launch.validation import check
 
-    overrides, folders = tuple(set_ or ()), tuple(plugin_dir or ())
+    path, overrides, folders = chosen_file(file, config), tuple(set_ or ()), tuple(plugin_dir or ())
     try:
-        plan, problems = check(config, overrides, plugin_dirs=folders, schema_only=schema_only)
+        plan, problems = check(path, overrides, plugin_dirs=folders, schema_only=schema_only)
     except ConfigErrors as error:
         plan, problems = None, error.problems
     reports: list[ProbeReport] | None = None
@@ -52,7 +53,7 @@ def validate(
 
         reports, found = probe_plan(plan, overrides, plugin_dirs=folders)
         problems += found
-    typer.echo(_as_json(plan, problems, reports) if as_json else _as_text(config, plan, problems, reports))
+    typer.echo(_as_json(plan, problems, reports) if as_json else _as_text(path, plan, problems, reports))
     errors = [problem for problem in problems if problem.is_error]
     raise typer.Exit(int(errors[0].exit_code if errors else ExitCode.DONE))
 

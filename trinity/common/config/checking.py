@@ -9,9 +9,9 @@ from pydantic_core import ErrorDetails
 
 from trinity.common.config.base import Section
 from trinity.common.config.config import Config
+from trinity.common.config.foreign import known_elsewhere
 from trinity.common.config.nearest import distance, nearest
 from trinity.common.config.problems import Finding, described
-from trinity.common.config.renames import verl_name
 from trinity.common.config.schema_index import annotation_at, homes, model_at, variants
 from trinity.common.config.tree import Path, Tree, dotted
 
@@ -193,11 +193,11 @@ def _unknown_key(tree: Tree, path: Path) -> Finding:
     here = list(model.model_fields) if model is not None else []
     ends = [field for field in here if field.endswith(f"_{name}")]
     near = ends[0] if len(ends) == 1 else nearest(name, here)
-    other = verl_name(path)
-    if other is not None:
-        return tree.problem(
-            "E1205", path, f"unknown key `{key}`: it is a veRL key", suggestion=f"write `{other}`", value=tree.get(path)
-        )
+    elsewhere = known_elsewhere(path)
+    if elsewhere is not None:
+        framework, other = elsewhere
+        message = f"unknown key `{key}`: it is a {framework} key"
+        return tree.problem("E1205", path, message, suggestion=f"write `{other}`", value=tree.get(path))
     places = [place for place in homes().get(name, ()) if "*" not in place]
     is_typo = near is not None and (distance(name, near) == 1 or len(ends) == 1 or not places)
     if is_typo or not places:
