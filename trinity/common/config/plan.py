@@ -10,6 +10,7 @@ from typing import Any
 from trinity.common.config.catalogue import Catalogue
 from trinity.common.config.checking import check_schema
 from trinity.common.config.config import Config
+from trinity.common.config.dotted import with_dotted
 from trinity.common.config.interpolation import resolve_interpolations
 from trinity.common.config.keys import key_named, path_of
 from trinity.common.config.overrides import apply_overrides
@@ -184,6 +185,8 @@ def _plan_stage(
 ) -> tuple[StagePlan, list[Finding]]:
     tree, problems = _include_trainer_file(tree, cwd)
     resolved, found = resolve_interpolations(tree)
+    problems += found
+    catalogue, found = with_dotted(catalogue, resolved)
     problems += found
     config, found, broken = check_schema(resolved)
     problems += [*found, *check_older_names(resolved)]
