@@ -12,6 +12,7 @@ from trinity.buffer.store import AppendResult, ConsumerToken, ExperienceStore, J
 from trinity.buffer.task_reader import TaskReader
 from trinity.common.config.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity.common.config.config import Config
+from trinity.common.config.storage import StorageConfig
 from trinity.common.constants import SyncStyle
 from trinity.common.errors import ConfigError
 from trinity.common.experience import Experience
@@ -126,7 +127,7 @@ def _store(
 
 
 def get_buffer_reader(
-    config: TasksetConfig | ExperienceBufferConfig,
+    config: TasksetConfig | ExperienceBufferConfig | StorageConfig,
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     run: str = STANDALONE_RUN,
@@ -147,6 +148,8 @@ def get_buffer_reader(
     Raises:
         ConfigError: a dataset without a tokenizer or of another schema, or a database without a path.
     """
+    if isinstance(config, StorageConfig):
+        config = config.section()
     if isinstance(config, TasksetConfig):
         return TaskReader(config, **options)
     if config.storage_type == "file" or (config.storage_type == "sql" and config.schema_type == "sft"):
@@ -158,7 +161,9 @@ def get_buffer_reader(
     return StoreReader(store, token, timeout_s=config.max_read_timeout)
 
 
-def get_buffer_writer(config: ExperienceBufferConfig, *, run: str = STANDALONE_RUN) -> StoreWriter | JSONBackup:
+def get_buffer_writer(
+    config: ExperienceBufferConfig | StorageConfig, *, run: str = STANDALONE_RUN
+) -> StoreWriter | JSONBackup:
     """Return the writer of a database or of a JSON lines file.
 
     The latter is chosen by `storage_type: file`.
@@ -166,6 +171,8 @@ def get_buffer_writer(config: ExperienceBufferConfig, *, run: str = STANDALONE_R
     Raises:
         ConfigError: no path.
     """
+    if isinstance(config, StorageConfig):
+        config = config.buffer_section()
     if config.storage_type != "file":
         return StoreWriter(_named_store(config), config.name, run=run)
     if config.path is None:

@@ -46,4 +46,4 @@ class PassRateCalculator(ExperienceOperatorV1):
             for name, (low, high) in RANGES.items()
             if means
         }
-        return exps, {SELECTOR_METRIC: told, **shares}
+        return exps, {SELECTOR_METRIC: told, **shares} if told else {}
