@@ -24,7 +24,7 @@ logger = get_logger("dlc")
 
 
 def get_dlc_env_vars() -> dict[str, int | str]:
-    """Return rank and size of the job, and address and port of its first machine.
+    """Return the variables of the job: rank, size, address and port.
 
     Raises:
         ValueError: one of the variables is not set, or a number is none.
@@ -75,7 +75,9 @@ def setup_ray_cluster(namespace: str) -> str:
 
 
 def stop_ray_cluster(namespace: str) -> None:
-    """Stop this machine's part of the cluster; the other machines end with the first."""
+    """Stop this machine's part of the cluster.
+
+    The other machines end with the first."""
     logger.info("stopping the Ray cluster of %s", namespace)
     subprocess.run([_ray(), "stop"], capture_output=True, timeout=STATUS_TIMEOUT_S, check=False)
 

@@ -1,4 +1,6 @@
-"""The file of a module and where a name in it is defined, without importing anything."""
+"""Where the source of a module and of a name in it lies.
+
+Nothing is imported."""
 
 from __future__ import annotations
 

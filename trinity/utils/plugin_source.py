@@ -85,7 +85,7 @@ class UnreadError(UndeclaredError):
 
 
 class PluginSource:
-    """A plugin file, or the file of a module whose class a configuration names.
+    """A plugin file, or that of a class that a configuration names.
 
     Args:
         path: the file.

@@ -123,9 +123,9 @@ def reward_of(exp: Experience) -> float:
 
 
 def set_advantage(exp: Experience, value: float) -> None:
-    """Set advantage and return of each token that the policy produced to `value`.
+    """Set advantages and returns to `value`.
 
-    Every other token gets 0.
+    Every token that the policy did not produce gets 0.
     """
     assert exp.action_mask is not None, "Experience fills action_mask"
     exp.advantages = exp.action_mask.float() * value

@@ -17,7 +17,7 @@ Sampled = tuple[list[Experience], dict[str, float], list[dict[str, Any]]]
 
 
 def make_strategy(config: Config, source: ExperienceSource, *, batch_size: int) -> SampleStrategy:
-    """Return the strategy of `algorithm.sample_strategy`, which reads `source`.
+    """Return the configured strategy, which reads `source`.
 
     Raises:
         ConfigError: an unknown name (E1701), or arguments that it does not take (E1302).

@@ -1,4 +1,4 @@
-"""What strategies read: the trainer's source, and demonstrations beside it."""
+"""What strategies read: the trainer's source, and demonstrations."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class ExperiencePipeline:
         self._worker.close()
 
     def set_auxiliary_model(self, models: Mapping[str | int, Any]) -> None:
-        """Pass the auxiliary models' clients, by name, to operators that take them."""
+        """Pass auxiliary models by name to the operators that take them."""
         for _, operator in self._steps:
             if isinstance(operator, ExperienceOperatorV1):
                 operator.set_auxiliary_model(models)

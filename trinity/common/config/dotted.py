@@ -1,6 +1,6 @@
-"""Classes that a configuration names by their place, `package.module.Class`.
+"""Classes that a configuration names by their place.
 
-They are found and read as plugin files are: from the source, without importing anything.
+A name such as `package.module.Class` leads to them. They are found and read as plugin files are: from the source, without importing anything.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 def with_dotted(catalogue: Catalogue, tree: Tree) -> tuple[Catalogue, list[Finding]]:
-    """Return the catalogue with the dotted names of a file, and their problems.
+    """Return the catalogue with a file's dotted names, and their problems.
 
     A name that leads nowhere is noted in the catalogue; the rule of its key refuses it.
 

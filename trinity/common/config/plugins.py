@@ -136,7 +136,9 @@ def _read_registration(
 def declared(
     found: PluginName, source: PluginSource, *, kind: str, reader: ClassReader
 ) -> tuple[Entry | None, list[Finding]]:
-    """Return what a class declares, None if that cannot be told, and the problems.
+    """Return what a class declares, and the problems.
+
+    What cannot be told is None.
 
     Args:
         found: the class and its name.

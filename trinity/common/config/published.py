@@ -5,13 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self
 
 from trinity.common.config.base import Section
 from trinity.common.constants import LOG_LEVEL_ENV_VAR, PLUGIN_DIRS_ENV_VAR
-
-if TYPE_CHECKING:
-    from trinity.common.config.config import Config
 
 # Knows all names; imported when a configuration is completed, since it lies above this package.
 CATALOGUE = "trinity.catalogue"
@@ -29,7 +26,7 @@ class PublishedConfig(Section):
         Raises:
             ConfigErrors: all problems at once, or several stages (E1604).
         """
-        done = importlib.import_module(CATALOGUE).completed(cast("Config", self))
+        done = importlib.import_module(CATALOGUE).completed(self)
         vars(self).update(vars(done))
         object.__setattr__(self, "__pydantic_fields_set__", set(done.model_fields_set))
         return self
@@ -40,7 +37,7 @@ class PublishedConfig(Section):
 
     def get_envs(self) -> dict[str, str]:
         """Return the environment variables that processes of the run need."""
-        config = cast("Config", self)
+        config: Any = self  # every section is there
         dirs = [*config.plugin_dirs, *filter(None, os.environ.get(PLUGIN_DIRS_ENV_VAR, "").split(os.pathsep))]
         found = {PLUGIN_DIRS_ENV_VAR: os.pathsep.join(dirs), LOG_LEVEL_ENV_VAR: config.log.level}
         external = config.model.external_model
@@ -50,7 +47,7 @@ class PublishedConfig(Section):
 
     def get_checkpoint_job_dir(self) -> str:
         """Return the folder of the job, `<root>/<project>[/<group>]/<name>`."""
-        config = cast("Config", self)
+        config: Any = self  # every section is there
         return os.path.join(config.checkpoint_root_dir, config.project, config.group, config.name)
 
 

@@ -20,7 +20,7 @@ OF_TASKS = (None, "", "task")
 
 @dataclass
 class StorageConfig:
-    """What `get_buffer_reader` and `get_buffer_writer` take in place of a section.
+    """What readers and writers of buffers take in place of a section.
 
     The fields are those of `TasksetConfig` and `ExperienceBufferConfig`; `wrap_in_ray` changes nothing.
     """
