@@ -27,6 +27,7 @@ from trinity.algorithm import (
 from trinity.algorithm.kl_fn import KL_FN as DIVERGENCES
 from trinity.algorithm.sample_strategy.default import DefaultSampleStrategy
 from trinity.algorithm.utils import aggregate_loss, masked_mean
+from trinity.buffer import get_buffer_reader
 
 
 @ALGORITHM_TYPE.register_module("mine")
@@ -109,11 +110,12 @@ class MyEntropy(EntropyLossFn):
 class MyStrategy(SampleStrategy):
     def __init__(self, buffer_config, **kwargs):
         super().__init__(buffer_config, **kwargs)
+        self.reader = get_buffer_reader(buffer_config.trainer_input.experience_buffer)
         self.steps, self.size, self.word = 0, buffer_config.train_batch_size, kwargs["word"]
 
     async def sample(self, step, **kwargs):
         metrics = {}
-        exps = await self.exp_buffer.read()
+        exps = await self.reader.read()
         self.steps += 1
         self.set_model_version_metric(exps, metrics)
         metrics |= {"sample/my_steps": self.steps, "sample/my_size": self.size, "sample/word": self.word}
@@ -124,10 +126,11 @@ class MyStrategy(SampleStrategy):
         return {"word": 11.0}
 
     def state_dict(self):
-        return {"steps": self.steps}
+        return {"steps": self.steps, "reader": self.reader.state_dict()}
 
     def load_state_dict(self, state_dict):
         self.steps = state_dict["steps"]
+        self.reader.load_state_dict(state_dict["reader"])
 
 
 @SAMPLE_STRATEGY.register_module("over_default")

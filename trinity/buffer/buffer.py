@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 STANDALONE_RUN = "standalone"
+# Name and reader of the experience buffer of the run that makes its parts now.
+_OF_RUN: ContextVar[tuple[str, Any] | None] = ContextVar("reader_of_run", default=None)
 
 
 class StoreReader:
@@ -126,6 +130,23 @@ def _store(
     return ExperienceStore(path, keep_payloads=is_kept, backup=backup, capacity=capacity, replay=replay).open()
 
 
+@contextmanager
+def reader_of_run(name: str, reader: Any) -> Iterator[None]:
+    """Let `get_buffer_reader` return the run's own reader meanwhile.
+
+    Published sample strategies open the experience buffer of the run in their constructor.
+
+    Args:
+        name: of the experience buffer.
+        reader: what is returned for it.
+    """
+    token = _OF_RUN.set((name, reader))
+    try:
+        yield
+    finally:
+        _OF_RUN.reset(token)
+
+
 def get_buffer_reader(
     config: TasksetConfig | ExperienceBufferConfig | StorageConfig,
     *,
@@ -152,6 +173,10 @@ def get_buffer_reader(
         config = config.section()
     if isinstance(config, TasksetConfig):
         return TaskReader(config, **options)
+    of_run = _OF_RUN.get()
+    if of_run is not None and config.name == of_run[0]:
+        own: StoreReader = of_run[1]  # in form
+        return own
     if config.storage_type == "file" or (config.storage_type == "sql" and config.schema_type == "sft"):
         if tokenizer is None:
             raise ConfigError(f"buffer {config.name!r}: a dataset needs a tokenizer", code="E1615")

@@ -77,7 +77,8 @@ def setup_ray_cluster(namespace: str) -> str:
 def stop_ray_cluster(namespace: str) -> None:
     """Stop this machine's part of the cluster.
 
-    The other machines end with the first."""
+    The other machines end with the first.
+    """
     logger.info("stopping the Ray cluster of %s", namespace)
     subprocess.run([_ray(), "stop"], capture_output=True, timeout=STATUS_TIMEOUT_S, check=False)
 

@@ -1,6 +1,7 @@
 """Where the source of a module and of a name in it lies.
 
-Nothing is imported."""
+Nothing is imported.
+"""
 
 from __future__ import annotations
 

@@ -7,8 +7,10 @@ from typing import Any
 
 from trinity.algorithm import SAMPLE_STRATEGY
 from trinity.algorithm.building import build
+from trinity.algorithm.sample_strategy.reader import SourceReader
 from trinity.algorithm.sample_strategy.sample_strategy import SampleStrategy
 from trinity.algorithm.sample_strategy.source import ExperienceSource
+from trinity.buffer.buffer import reader_of_run
 from trinity.common.config import Config
 from trinity.common.experience import Experience
 
@@ -26,8 +28,10 @@ def make_strategy(config: Config, source: ExperienceSource, *, batch_size: int) 
     if not _takes_section(SAMPLE_STRATEGY.get(algorithm.sample_strategy or DEFAULT)):
         own: SampleStrategy = build(algorithm, "sample_strategy", source, default=DEFAULT, batch_size=batch_size)
         return own
-    published: SampleStrategy = build(algorithm, "sample_strategy", config.buffer, default=DEFAULT)
-    published.attach(source, batch_size=batch_size)
+    reader, buffer = SourceReader(source, batch_size=batch_size), config.buffer.trainer_input.experience_buffer
+    with reader_of_run(buffer.name if buffer is not None else "", reader):
+        published: SampleStrategy = build(algorithm, "sample_strategy", config.buffer, default=DEFAULT)
+    published.attach(source, batch_size=batch_size, reader=reader)
     return published
 
 

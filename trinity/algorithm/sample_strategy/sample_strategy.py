@@ -54,11 +54,11 @@ class SampleStrategy(Declared, ABC):
         if source is not None and not isinstance(source, BufferConfig):
             self.attach(source, batch_size=batch_size)
 
-    def attach(self, source: ExperienceSource, *, batch_size: int) -> None:
+    def attach(self, source: ExperienceSource, *, batch_size: int, reader: SourceReader | None = None) -> None:
         """Say what the strategy reads, and how much of it a step."""
         self.source = source
         self.batch_size = batch_size
-        self.exp_buffer = SourceReader(source, batch_size=batch_size)
+        self.exp_buffer = reader or SourceReader(source, batch_size=batch_size)
 
     def auxiliary_buffers(self) -> tuple[str, ...]:
         """Return the names of the auxiliary buffers that the strategy reads."""

@@ -1,6 +1,6 @@
 """Classes that a configuration names by their place.
 
-A name such as `package.module.Class` leads to them. They are found and read as plugin files are: from the source, without importing anything.
+They are found and read as plugin files are: from the source, without importing anything.
 """
 
 from __future__ import annotations
