@@ -10,6 +10,7 @@ import yaml
 from tests.e2e.tiny_run import PLAIN
 from trinity.buffer import get_buffer_reader, get_buffer_writer
 from trinity.catalogue import builtin_catalogue
+from trinity.common import config
 from trinity.common.config import (
     ConfigErrors,
     ExperienceBufferConfig,
@@ -31,12 +32,12 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_configuration_is_completed_in_place(file: Path) -> None:
-    config = load_config(file)
-    assert config.checkpoint_job_dir == "" and config.buffer.train_batch_size == 0
-    assert config.check_and_update() is config
-    assert config == load_plan(file, catalogue=builtin_catalogue()).stages[0].config
-    assert config.buffer.train_batch_size == 4 and config.get_checkpoint_job_dir() == config.checkpoint_job_dir
-    before = config.model_copy(deep=True)
+    made = load_config(file)
+    assert made.checkpoint_job_dir == "" and made.buffer.train_batch_size == 0
+    assert made.check_and_update() is made
+    assert made == load_plan(file, catalogue=builtin_catalogue()).stages[0].config
+    assert made.buffer.train_batch_size == 4 and made.get_checkpoint_job_dir() == made.checkpoint_job_dir
+    before = made.model_copy(deep=True)
     assert load_config(file).check_and_update().check_and_update() == before
 
 
@@ -72,8 +73,8 @@ def test_a_configuration_is_flat(file: Path) -> None:
 def test_the_environment_of_a_configuration(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRINITY_PLUGIN_DIRS", "/plugins")
     monkeypatch.setenv("OPENAI_API_KEY", "key")
-    config = load_config(file, ["log.level=debug", "model.external_model.enable=true"])
-    found = config.get_envs()
+    made = load_config(file, ["log.level=debug", "model.external_model.enable=true"])
+    found = made.get_envs()
     assert (found["TRINITY_PLUGIN_DIRS"], found["TRINITY_LOG_LEVEL"]) == ("/plugins", "DEBUG")
     assert found["OPENAI_API_KEY"] == "key" and found["OPENAI_BASE_URL"] == ""
 
@@ -109,3 +110,41 @@ def test_the_variables_of_a_job_are_read_or_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(ValueError, match="MASTER_ADDR of a DLC job must be set, got None"):
         get_dlc_env_vars()
+
+
+SECTIONS = [
+    "AlgorithmConfig",
+    "BufferConfig",
+    "ClusterConfig",
+    "DataJuicerServiceConfig",
+    "DataProcessorConfig",
+    "DataSelectorConfig",
+    "DynamicTimeoutConfig",
+    "ExperienceBufferConfig",
+    "ExperiencePipelineConfig",
+    "ExplorerConfig",
+    "FormatConfig",
+    "GenerationConfig",
+    "InferenceModelConfig",
+    "LoRAConfig",
+    "LogConfig",
+    "MegatronConfig",
+    "ModelConfig",
+    "MonitorConfig",
+    "OperatorConfig",
+    "OptimizerConfig",
+    "OverRolloutConfig",
+    "ServiceConfig",
+    "StageConfig",
+    "SynchronizerConfig",
+    "TaskPipelineConfig",
+    "TasksetConfig",
+    "TinkerConfig",
+    "TrainerConfig",
+]
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_a_section_is_there_under_its_published_name(name: str) -> None:
+    section = getattr(config, name)
+    assert section() == section.model_validate({})
