@@ -12,7 +12,7 @@ from trinity.buffer.operators.registry import EXPERIENCE_OPERATORS
 from trinity.buffer.priority.registry import CONTENTS as PRIORITY_FUNCTIONS
 from trinity.buffer.selector.registry import CONTENTS as SELECTOR_TABLES
 from trinity.buffer.selector.registry import SELECTORS
-from trinity.common.config import Catalogue, ConfigErrors, Finding, read_plugins
+from trinity.common.config import Catalogue, Config, ConfigErrors, Finding, complete, read_plugins
 from trinity.common.constants import PLUGIN_DIRS_ENV_VAR
 from trinity.common.models.reward_models.registry import CONTENTS as REWARD_MODELS
 from trinity.common.rewards.registry import CONTENTS as REWARDS
@@ -59,6 +59,17 @@ def builtin_catalogue(dirs: Iterable[Path] = ()) -> Catalogue:
     if errors:
         raise ConfigErrors(errors)
     return catalogue
+
+
+def completed(config: Config) -> Config:
+    """Return a configuration with all that `trinity run` would fill in.
+
+    Names may be those of plugins in its `plugin_dirs` and in `TRINITY_PLUGIN_DIRS`.
+
+    Raises:
+        ConfigErrors: all problems at once.
+    """
+    return complete(config, catalogue=builtin_catalogue(plugin_dirs(Path(name) for name in config.plugin_dirs)))
 
 
 def catalogue_of(dirs: Iterable[Path]) -> tuple[Catalogue, list[Finding]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ from trinity.buffer.store import AppendResult, ConsumerToken, ExperienceStore, J
 from trinity.buffer.task_reader import TaskReader
 from trinity.common.config.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity.common.config.config import Config
+from trinity.common.config.storage import StorageConfig
 from trinity.common.constants import SyncStyle
 from trinity.common.errors import ConfigError
 from trinity.common.experience import Experience
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 STANDALONE_RUN = "standalone"
+# Name and reader of the experience buffer of the run that makes its parts now.
+_OF_RUN: ContextVar[tuple[str, Any] | None] = ContextVar("reader_of_run", default=None)
 
 
 class StoreReader:
@@ -125,8 +130,25 @@ def _store(
     return ExperienceStore(path, keep_payloads=is_kept, backup=backup, capacity=capacity, replay=replay).open()
 
 
+@contextmanager
+def reader_of_run(name: str, reader: Any) -> Iterator[None]:
+    """Let `get_buffer_reader` return the run's own reader meanwhile.
+
+    Published sample strategies open the experience buffer of the run in their constructor.
+
+    Args:
+        name: of the experience buffer.
+        reader: what is returned for it.
+    """
+    token = _OF_RUN.set((name, reader))
+    try:
+        yield
+    finally:
+        _OF_RUN.reset(token)
+
+
 def get_buffer_reader(
-    config: TasksetConfig | ExperienceBufferConfig,
+    config: TasksetConfig | ExperienceBufferConfig | StorageConfig,
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     run: str = STANDALONE_RUN,
@@ -147,8 +169,14 @@ def get_buffer_reader(
     Raises:
         ConfigError: a dataset without a tokenizer or of another schema, or a database without a path.
     """
+    if isinstance(config, StorageConfig):
+        config = config.section()
     if isinstance(config, TasksetConfig):
         return TaskReader(config, **options)
+    of_run = _OF_RUN.get()
+    if of_run is not None and config.name == of_run[0]:
+        own: StoreReader = of_run[1]  # in form
+        return own
     if config.storage_type == "file" or (config.storage_type == "sql" and config.schema_type == "sft"):
         if tokenizer is None:
             raise ConfigError(f"buffer {config.name!r}: a dataset needs a tokenizer", code="E1615")
@@ -158,7 +186,9 @@ def get_buffer_reader(
     return StoreReader(store, token, timeout_s=config.max_read_timeout)
 
 
-def get_buffer_writer(config: ExperienceBufferConfig, *, run: str = STANDALONE_RUN) -> StoreWriter | JSONBackup:
+def get_buffer_writer(
+    config: ExperienceBufferConfig | StorageConfig, *, run: str = STANDALONE_RUN
+) -> StoreWriter | JSONBackup:
     """Return the writer of a database or of a JSON lines file.
 
     The latter is chosen by `storage_type: file`.
@@ -166,6 +196,8 @@ def get_buffer_writer(config: ExperienceBufferConfig, *, run: str = STANDALONE_R
     Raises:
         ConfigError: no path.
     """
+    if isinstance(config, StorageConfig):
+        config = config.buffer_section()
     if config.storage_type != "file":
         return StoreWriter(_named_store(config), config.name, run=run)
     if config.path is None:

@@ -15,7 +15,8 @@ from trinity.buffer.formatter import Formatter, TokenizedRow, make_formatter
 from trinity.buffer.quarantine import MAX_BAD_ROW_RATIO, admit, write_quarantine
 from trinity.buffer.recorded import RecordedFormatter
 from trinity.buffer.rows import BadRow
-from trinity.buffer.selector import make_selector
+from trinity.buffer.selector.data_source import SelectedRows
+from trinity.buffer.selector.selection import Selection
 from trinity.buffer.sql_tables import ExperienceTable, SQLTable, load_sql_table
 from trinity.buffer.training_rows import decoded, form_of, training_row_faults
 from trinity.common.config.buffer import ExperienceBufferConfig
@@ -98,6 +99,16 @@ class DatasetReader:
         """
         return len(self._rows)
 
+    @property
+    def dataset_size(self) -> int:
+        """The number of usable rows, as selectors ask for it."""
+        return len(self._rows)
+
+    @property
+    def dataset(self) -> SelectedRows:
+        """The usable rows, as selectors ask for them."""
+        return SelectedRows(self.table, self._rows)
+
     def read(self, n: int) -> list[Experience]:
         """Return the next `n` rows as experiences.
 
@@ -109,8 +120,8 @@ class DatasetReader:
         experiences: list[Experience] = []
         misses = 0
         while len(experiences) < n and not self._is_at_end():
-            position = self.selector.position
-            number = self.selector.get_indices(1)[0]
+            position = self._selection.num_read
+            (number,) = self._selection.take(1)
             tokenized = self._tokenized_row(number)
             if tokenized is not None:
                 experiences.append(self._experience(tokenized, number, epoch=position // len(self) + 1))
@@ -147,8 +158,8 @@ class DatasetReader:
         return {
             "fingerprint": self.fingerprint,
             "num_rows": self._num_rows,
-            "selector_type": type(self.selector).__name__,
-            "selector": self.selector.state_dict(),
+            "selector_type": type(self._selection.selector).__name__,
+            **self._selection.state_dict(),
             "num_overlong": self.num_overlong,
             "refused": [[number, asdict(row)] for number, row in self._refused.items()],
         }
@@ -164,9 +175,9 @@ class DatasetReader:
         num_rows = state.get("num_rows", len(self.table))
         if isinstance(self.table, SQLTable) and num_rows < len(self.table):
             self._open(self.table.first(num_rows))
-        own = {"fingerprint": self.fingerprint, "selector_type": type(self.selector).__name__}
+        own = {"fingerprint": self.fingerprint, "selector_type": type(self._selection.selector).__name__}
         check_unchanged(f"buffer {self.config.name!r}", own, state)
-        self.selector.load_state_dict(state["selector"])
+        self._selection.load_state_dict(state)
         self.num_overlong = int(state["num_overlong"])
         for number, row in state.get("refused", []):
             self._refuse(number, BadRow(**row))
@@ -197,7 +208,7 @@ class DatasetReader:
         self._admit()
         self.fingerprint = fingerprint(table)
         seed, shuffle = self._order
-        self.selector = make_selector(self, self.config.data_selector, seed=seed, shuffle=shuffle)
+        self._selection = Selection(self, self.config.data_selector, seed=seed, shuffle=shuffle)
         self._refused: dict[int, BadRow] = {}
         self._cache: dict[int, TokenizedRow | None] = {}
         self._cached_tokens = 0
@@ -210,7 +221,7 @@ class DatasetReader:
         return make_formatter(schema, config.format, self.tokenizer, kind=kind)
 
     def _is_at_end(self) -> bool:
-        return self.total_epochs > 0 and self.selector.position >= self.total_epochs * len(self)
+        return self.total_epochs > 0 and self._selection.num_read >= self.total_epochs * len(self)
 
     def _check_rows(self) -> list[int]:
         fmt, kind = self.config.format, self.formatter.kind

@@ -9,7 +9,8 @@ from trinity.buffer.checks import Fault, control_token, missing_columns, prompt_
 from trinity.buffer.dataset import Table, check_unchanged, fingerprint, load_table
 from trinity.buffer.quarantine import MAX_BAD_ROW_RATIO, admit, write_quarantine
 from trinity.buffer.rows import BadRow, DataRow
-from trinity.buffer.selector import make_selector
+from trinity.buffer.selector.data_source import SelectedRows
+from trinity.buffer.selector.selection import Selection
 from trinity.buffer.training_rows import tools_fault
 from trinity.common.config.buffer import TasksetConfig
 from trinity.common.errors import ConfigError, DataError
@@ -69,13 +70,23 @@ class TaskReader:
         num_rows = len(self.table) + len(self.table.bad)
         admit(self.quarantined, num_rows=num_rows, max_bad_row_ratio=max_bad_row_ratio, name=config.name)
         self.fingerprint = fingerprint(self.table)
-        self.selector = make_selector(self, config.data_selector, seed=seed)
+        self._selection = Selection(self, config.data_selector, seed=seed)
         epochs = (0 if config.total_steps else config.total_epochs) if total_epochs is None else total_epochs
         self.num_left: int | None = epochs * len(self._rows) if epochs else None
 
     def __len__(self) -> int:
         """Return the number of usable rows."""
         return len(self._rows)
+
+    @property
+    def dataset_size(self) -> int:
+        """The number of usable rows, as selectors ask for it."""
+        return len(self._rows)
+
+    @property
+    def dataset(self) -> SelectedRows:
+        """The usable rows, as selectors ask for them."""
+        return SelectedRows(self.table, self._rows)
 
     def read(self, n: int | None = None) -> list[Task]:
         """Return the next `n` tasks (None: `batch_size`).
@@ -86,7 +97,7 @@ class TaskReader:
         if self.num_left is not None:
             n = min(n, self.num_left)
             self.num_left -= n
-        return [self.task(number) for number in self.selector.get_indices(n)]
+        return [self.task(number) for number in self._selection.take(n)]
 
     async def read_async(self, n: int | None = None) -> list[Task]:
         """Return what `read` returns."""
@@ -116,9 +127,9 @@ class TaskReader:
             index={"index": number, "taskset_id": config.index},
         )
 
-    def feedback(self, indices: list[int], values: list[float]) -> None:
-        """Tell the selector how tasks went."""
-        self.selector.feedback(indices, values)
+    def feedback(self, **given: Any) -> None:
+        """Tell the selector how tasks went: `indices`, `values`."""
+        self._selection.feedback(**given)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the data, JSON-able."""
@@ -126,8 +137,7 @@ class TaskReader:
             "fingerprint": self.fingerprint,
             "num_left": self.num_left,
             "selector_type": self.config.data_selector.selector_type,
-            "selector": self.selector.state_dict(),
-        }
+        } | self._selection.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`.
@@ -139,10 +149,12 @@ class TaskReader:
         """
         own = {"fingerprint": self.fingerprint, "selector_type": self.config.data_selector.selector_type}
         check_unchanged(f"taskset {self.config.name!r}", own, state)
-        read_before = self.selector.position
-        self.selector.load_state_dict(state["selector"])
+        read_before = self._selection.num_read
+        self._selection.load_state_dict(state)
         if self.num_left is not None:
-            self.num_left = max(0, self.num_left + read_before - self.selector.position)
+            self.num_left = max(0, self.num_left + read_before - self._selection.num_read)
+        for told in state.get("feedback", ()):
+            self.feedback(**told)
 
     def write_quarantine(self, folder: Path) -> Path | None:
         """Write the rows that are left out to `<folder>/<taskset>.jsonl`.

@@ -70,7 +70,8 @@ def build_parts(
     scheduler = build_scheduler(config, engine, auxiliary=auxiliary, needs=needs, place=place)
     evaluator = Evaluator(build_eval_tasksets(config), scheduler)
     pipeline = build_pipeline(config)
-    pipeline.set_auxiliary_model(auxiliary_wrappers(config, auxiliary))
+    clients = zip(config.explorer.auxiliary_models, auxiliary_wrappers(config, auxiliary), strict=True)
+    pipeline.set_auxiliary_model({section.name or i: client for i, (section, client) in enumerate(clients)})
     return ExplorerParts(build_reader(config), scheduler, evaluator, pipeline, needs)
 
 

@@ -5,9 +5,12 @@ Tasks that produced nothing are replaced. The reader's position after each step 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from trinity.common.constants import SELECTOR_METRIC
 from trinity.common.errors import WorkflowError
 from trinity.explorer.outcome import BatchResult
 from trinity.utils.log import get_logger
@@ -79,9 +82,43 @@ class StepTasks:
             self._positions[max(self._positions)] = position
         return tasks
 
+    async def feedback(self, given: Any) -> None:
+        """Tell the selector how the tasks of a step went.
+
+        Every kept position was taken before; what has been told since is kept with it.
+
+        Args:
+            given: what operators returned as `selector_metric`: `indices` and `values` by number of the taskset.
+
+        Raises:
+            WorkflowError: it is something else (E5162).
+        """
+        number = self._reader.config.index
+        if not given:
+            return
+        try:
+            ((of, told),) = given.items()
+            told = json.loads(json.dumps(dict(told), default=_as_list))
+        except (AttributeError, TypeError, ValueError):
+            of, told = None, None
+        if of != number or told is None:
+            raise WorkflowError(
+                f"the metric {SELECTOR_METRIC} of an experience operator must be {{{number}: {{'indices': [...], "
+                f"'values': [...]}}}}, {number} being the taskset's number, got {str(given)[:100]}",
+                code="E5162",
+            )
+        await self._call(partial(self._reader.feedback, **told))
+        for kept in self._positions.values():
+            kept["feedback"] = [*kept.get("feedback", ()), told]
+
     def finish(self, step: int) -> dict[str, Any]:
         """Return where the reader stood after the tasks of `step`, by taskset."""
         return {TASKSET: self._positions.pop(step)}
 
     def _read(self) -> tuple[list[Task], dict[str, Any]]:
         return self._reader.read(self._batch_size), self._reader.state_dict()
+
+
+def _as_list(value: Any) -> Any:
+    """Return an array or a number of NumPy or torch as Python has them."""
+    return value.tolist()

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trinity.common.constants import Mode
+from trinity.common.constants import SELECTOR_METRIC, Mode
 from trinity.explorer.advantage_inputs import attach_baselines
 from trinity.explorer.assembly import ExplorerParts
 from trinity.explorer.backpressure import wait_for_room
@@ -123,6 +123,7 @@ class ExploreSteps:
         metrics = rollout_metrics(result) | attach_baselines(result)
         metrics["rollout/model_version"] = rollout.model_version
         experiences, own = await self._parts.pipeline.process(result.experiences)
+        await self._tasks.feedback(own.pop(SELECTOR_METRIC, {}))
         metrics |= prefixed("experience_pipeline", own)
         metrics["time/wait_room"] = await wait_for_room(
             self._producer, self._served.synchronizer, timeout_s=self._config.synchronizer.sync_timeout

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trinity.catalogue import catalogue_of
 from trinity.catalogue import plugin_dirs as all_plugin_dirs
-from trinity.common.config import Catalogue, Finding, Plan, examine, plugin_dirs_of
+from trinity.common.config import Finding, Plan, examine, plugin_dirs_of
 from trinity.common.models.hub import cached_model
 from trinity.launch.models import with_local_models
 from trinity.preflight.machine import check_machine
@@ -28,14 +28,15 @@ def check(
     """
     catalogue, of_plugins = catalogue_of(all_plugin_dirs((*plugin_dirs, *plugin_dirs_of(path, overrides))))
     plan, found = examine(path, overrides, catalogue=catalogue, schema_only=schema_only)
-    found = [*of_plugins, *found, *_checked_at_run(plan, catalogue)]
+    found = [*of_plugins, *found, *_checked_at_run(plan)]
     if not schema_only and not any(finding.is_error for finding in found):
         found += check_machine(with_local_models(plan, cached_model))
     return plan, found
 
 
-def _checked_at_run(plan: Plan, catalogue: Catalogue) -> Iterator[Finding]:
-    for name in dict.fromkeys(stage.config.algorithm.algorithm_type for stage in plan.stages):
+def _checked_at_run(plan: Plan) -> Iterator[Finding]:
+    catalogues = {stage.config.algorithm.algorithm_type: stage.catalogue for stage in plan.stages}
+    for name, catalogue in catalogues.items():
         entry = catalogue.entry("algorithm_type", name)
         if entry is not None and entry.has_check:
             message = f"`check_config` of algorithm_type {name} is code of a plugin; it is called when the run starts"

@@ -16,7 +16,7 @@ import torch
 import xxhash
 from transformers import PreTrainedTokenizerBase
 
-from trinity.algorithm.sample_strategy.sample_strategy import AuxiliaryReader
+from trinity.algorithm.sample_strategy.source import AuxiliaryReader
 from trinity.buffer.dataset_reader import DatasetReader
 from trinity.buffer.recorded import check_vocabulary, tokenized
 from trinity.buffer.store import Batch, ConsumerToken, ExperienceStore

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from trinity.algorithm import SampleStrategy
-from trinity.algorithm.building import build
 from trinity.algorithm.planning import planned_steps
+from trinity.algorithm.sample_strategy.making import make_strategy, sample
 from trinity.buffer.dataset_reader import DatasetReader
 from trinity.buffer.store import ExperienceStore
 from trinity.common.checkpoint import CheckpointStore
@@ -143,9 +143,7 @@ class Trainer:
 
     def _make_strategy(self, source: BufferSource | DatasetSource, batch_size: int) -> SampleStrategy:
         config = self.config
-        strategy: SampleStrategy = build(
-            config.algorithm, "sample_strategy", source, default="default", batch_size=batch_size
-        )
+        strategy = make_strategy(config, source, batch_size=batch_size)
         tokenizer = self.tokenizer or load_tokenizer(config.model)
         strategy.auxiliary = open_auxiliary(config, strategy.auxiliary_buffers(), tokenizer=tokenizer, cut=self.step)
         return strategy
@@ -269,7 +267,7 @@ class Trainer:
         """Return the next batch, or None at the end or when a stop was requested."""
         assert self._strategy is not None and self._source is not None, "prepare() comes first"
         while True:
-            sampled = await self._unless_stopped(self._strategy.sample(self.step + 1))
+            sampled = await self._unless_stopped(sample(self._strategy, self.step + 1))
             if sampled is None or sampled[0] or not self._source.is_closed:
                 return sampled
             if self._stop.is_set() or not await self.synchronizer.is_explorer_expected():

@@ -251,7 +251,7 @@ def _with_arguments(of: Kind, entry: Entry, body: Body, declared: Mapping[str, A
         return replace(entry, args=args | (own or {}) | dict(declared), is_open=own is None and (is_open or reads_more))
     if body.init is not None:
         own = {name: value for name, value in body.init.defaults.items() if name not in of.given_arguments}
-        is_open = body.init.is_open
+        is_open = body.init.is_open and not _is_ours(body.path)
         args = args | own if is_open else own
         required = (body.init.required | (required if is_open else frozenset())) - of.given_arguments
     args |= {name: value for name, value in declared.items() if is_open or name in args or name in required}
@@ -275,7 +275,9 @@ def _with_needs(kind: str, entry: Entry, body: Body) -> Entry:
 
 def _with_tensors(of: Kind, entry: Entry, body: Body) -> Entry:
     own = body.attributes
-    if body.call is not None:
+    if "compute_in_trainer" in body.results:
+        entry = replace(entry, scope="trainer" if body.results["compute_in_trainer"] else "pipeline")
+    if body.call is not None and entry.scope != "pipeline":
         takes = frozenset(body.call.defaults) - of.given_tensors
         entry = replace(
             entry,
@@ -285,10 +287,9 @@ def _with_tensors(of: Kind, entry: Entry, body: Body) -> Entry:
             compares="uid" in body.call.names,
         )
     if own.get("needs") is not None:
-        called = frozenset() if body.call is None else body.call.required - of.given_tensors
+        has_call = body.call is not None and entry.scope != "pipeline"
+        called = body.call.required - of.given_tensors if has_call and body.call is not None else frozenset()
         entry = replace(entry, needs=frozenset(own["needs"]) | called)
-    if "compute_in_trainer" in body.results:
-        entry = replace(entry, scope="trainer" if body.results["compute_in_trainer"] else "pipeline")
     return replace(entry, compares=own.get("compares_rollouts", entry.compares))
 
 

@@ -94,7 +94,7 @@ KINDS: dict[str, Kind] = {
     "sample_strategy": Kind(
         "SAMPLE_STRATEGY",
         in_algorithm=True,
-        given_arguments=frozenset({"source", "batch_size"}),
+        given_arguments=frozenset({"source", "batch_size", "buffer_config"}),
         copied=frozenset({"mixes_experts", "of_rollouts"}),
     ),
     "workflow": Kind(

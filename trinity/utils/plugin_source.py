@@ -85,17 +85,19 @@ class UnreadError(UndeclaredError):
 
 
 class PluginSource:
-    """A plugin file.
+    """A plugin file, or that of a class that a configuration names.
 
     Args:
         path: the file.
+        module: name of the module; None: that of a plugin file.
 
     Raises:
         OSError, ValueError, SyntaxError: it cannot be read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, module: str | None = None) -> None:
         self.path = path
+        self.module = module or f"trinity.plugins.{path.stem}"
         self.tree = ast.parse(path.read_bytes(), filename=str(path))
         self.classes = {node.name: node for node in self.tree.body if isinstance(node, ast.ClassDef)}
         self.constants: dict[str, ast.expr] = {}
@@ -251,7 +253,7 @@ class ClassReader:
         if any(not _registers(decorator) for decorator in node.decorator_list):  # such as `dataclass`, which makes one
             init = replace(init or Signature(), is_open=True)
         return Body(
-            f"trinity.plugins.{source.path.stem}:{node.name}",
+            f"{source.module}:{node.name}",
             doc=doc.split("\n")[0],
             attributes=attributes,
             init=init,

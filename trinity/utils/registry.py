@@ -111,6 +111,9 @@ class Registry:
     def get(self, name: str | None) -> Any:
         """Return the class registered under `name`; `None` for `None`.
 
+        A name such as `package.module.Class` is imported from there, and stays unknown to `in`: what a row of data
+        names must be registered.
+
         Raises:
             UnknownNameError: no such name; the message lists the known ones and the nearest.
         """
@@ -118,11 +121,25 @@ class Registry:
             return None
         if name not in self.classes:
             entry = self.contents.get(name)
+            if entry is None and "." in name:
+                return self._imported(name)
             if entry is None:
                 raise UnknownNameError(self.unknown(name), code="E1701")
             module, _, attribute = entry.path.partition(":")
             self.classes[name] = getattr(importlib.import_module(module), attribute)
         return self.classes[name]
+
+    def _imported(self, place: str) -> Any:
+        """Return the class at `package.module.Class`."""
+        module, _, name = place.rpartition(".")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise UnknownNameError(
+                f"{self.name} {place!r} cannot be imported: {type(error).__name__}: {error}; put the folder of its "
+                "package on PYTHONPATH, or register the class in a file under --plugin-dir",
+                code="E1701",
+            ) from error
 
     def build(
         self,

@@ -71,6 +71,10 @@ class GroupAdvantage(AdvantageFn, ABC):
         Return the experiences to keep, and metrics.
         """
 
+    def __call__(self, exps: list[Experience], **kwargs: Any) -> tuple[list[Experience], dict[str, float]]:
+        """Return what `process` does; further arguments change nothing."""
+        return self.process(exps)
+
     def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
         """Set the advantages of all experiences, group by group.
 
@@ -119,12 +123,13 @@ def reward_of(exp: Experience) -> float:
 
 
 def set_advantage(exp: Experience, value: float) -> None:
-    """Set the advantage of every token that the policy produced to `value`.
+    """Set advantages and returns to `value`.
 
-    Every other token gets 0.
+    Every token that the policy did not produce gets 0.
     """
     assert exp.action_mask is not None, "Experience fills action_mask"
     exp.advantages = exp.action_mask.float() * value
+    exp.returns = exp.advantages.clone()
 
 
 def summarise_groups(rows: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -1,89 +1,36 @@
-"""The base of sample strategies, and their source of experiences."""
+"""The base of sample strategies."""
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
+from trinity.algorithm.sample_strategy.metrics import version_metrics
+from trinity.algorithm.sample_strategy.reader import SourceReader
+from trinity.algorithm.sample_strategy.source import AuxiliaryReader, ExperienceSource
+from trinity.common.config.buffer import BufferConfig
 from trinity.common.errors import CheckpointError
 from trinity.common.experience import Experience
 from trinity.utils.declaration import Declared
 
 
-@runtime_checkable
-class ExperienceSource(Protocol):
-    """Where a strategy gets experiences: the experience buffer or a dataset.
-
-    Attributes:
-        is_closed: the last read returned none, and nothing will come.
-    """
-
-    is_closed: bool
-
-    async def read(self, num_experiences: int, *, trained_version: int) -> list[Experience]:
-        """Return up to `num_experiences` rollouts (rows of a dataset).
-
-        Fewer are returned if no more can come now, none at the end. A rollout has all of its experiences.
-        """
-        ...
-
-    async def drop(self, uids: list[str], *, reason: str) -> None:
-        """Record that experiences are not trained on; they are not read again."""
-        ...
-
-
-@runtime_checkable
-class AuxiliaryReader(Protocol):
-    """Demonstrations beside the source.
-
-    It reads one of `buffer.trainer_input.auxiliary_buffers`.
-    """
-
-    def read(self, n: int) -> list[Experience]:
-        """Return the next `n` experiences.
-
-        After its last row a dataset starts again. From a queue they are the experiences of `n` rollouts, or of fewer
-        where no more can come.
-
-        Raises:
-            StarvedError: a queue is at its end, or gave nothing before its deadline.
-        """
-        ...
-
-    def commit(self, step: int, uids: Sequence[str]) -> None:
-        """Record that training step `step` used experiences of this reader.
-
-        Others among `uids` are ignored.
-        """
-        ...
-
-    def close(self) -> None:
-        """Release what is held; a read that waits ends with an error."""
-        ...
-
-    def metrics(self) -> dict[str, float]:
-        """Return counts of what was left out so far, under `sample/`."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position in the data, JSON-able."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
-        ...
-
-
 class SampleStrategy(Declared, ABC):
     """Chooses the experiences of a training step.
 
+    A constructor of which the first argument is called `source` gets source and batch size; every other one the section
+    `buffer`, and both are attached later.
+
     Args:
-        source: the trainer's experience buffer.
+        source: the trainer's experience buffer, or the section `buffer`.
         batch_size: rollouts a training step, or rows of a dataset (`buffer.train_batch_size`).
+        buffer_config: the section `buffer`, by the published name of the first argument.
+        kwargs: change nothing.
 
     Attributes:
+        buffer_config: the section `buffer`; None where the constructor got the source.
+        exp_buffer: the source in the form that published strategies read.
         mixes_experts: it adds rows of an expert: its argument `expert_data_ratio` of a batch, from the auxiliary buffer
             that its argument `sft_dataset_name` names.
         of_rollouts: it chooses among rollouts, so that it cannot read a dataset.
@@ -94,14 +41,32 @@ class SampleStrategy(Declared, ABC):
     mixes_experts: ClassVar[bool] = False
     of_rollouts: ClassVar[bool] = False
 
-    def __init__(self, source: ExperienceSource, *, batch_size: int) -> None:
+    def __init__(
+        self,
+        source: ExperienceSource | BufferConfig | None = None,
+        *,
+        batch_size: int = 0,
+        buffer_config: BufferConfig | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.auxiliary: Mapping[str, AuxiliaryReader] = {}
+        self.buffer_config = source if isinstance(source, BufferConfig) else buffer_config
+        if source is not None and not isinstance(source, BufferConfig):
+            self.attach(source, batch_size=batch_size)
+
+    def attach(self, source: ExperienceSource, *, batch_size: int, reader: SourceReader | None = None) -> None:
+        """Say what the strategy reads, and how much of it a step."""
         self.source = source
         self.batch_size = batch_size
-        self.auxiliary: Mapping[str, AuxiliaryReader] = {}
+        self.exp_buffer = reader or SourceReader(source, batch_size=batch_size)
 
     def auxiliary_buffers(self) -> tuple[str, ...]:
         """Return the names of the auxiliary buffers that the strategy reads."""
         return ()
+
+    def set_model_version_metric(self, exp_list: list[Experience], metrics: dict[str, float]) -> None:
+        """Add the metrics `sample/...` of versions, tasks and rollouts."""
+        metrics.update(version_metrics(exp_list, self.exp_buffer.step))
 
     @abstractmethod
     async def sample(self, step: int) -> tuple[list[Experience], dict[str, float], list[dict[str, Any]]]:

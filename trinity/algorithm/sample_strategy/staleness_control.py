@@ -6,8 +6,9 @@ import time
 from typing import Any
 
 from trinity.algorithm import SAMPLE_STRATEGY
-from trinity.algorithm.sample_strategy.default import NUM_SHOWN, shown_rows, version_metrics
-from trinity.algorithm.sample_strategy.sample_strategy import ExperienceSource, SampleStrategy
+from trinity.algorithm.sample_strategy.metrics import NUM_SHOWN, shown_rows, version_metrics
+from trinity.algorithm.sample_strategy.sample_strategy import SampleStrategy
+from trinity.algorithm.sample_strategy.source import ExperienceSource
 from trinity.buffer.store.types import num_rollouts
 from trinity.common.errors import StarvedError
 from trinity.common.experience import Experience

@@ -5,7 +5,7 @@ They run once per explore step. The table of contents imports no torch; a class 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trinity.buffer.operators.experience_operator import ExperienceOperator, ExperienceOperatorV1
@@ -21,13 +21,23 @@ __all__ = [
 ]
 
 
-def create_operators(operator_configs: Sequence[Any]) -> list[Any]:
-    """Return the configured operators, objects with `name` and `args`.
+def create_operators(
+    operator_configs: Sequence[Any], auxiliary_models: Mapping[str | int, Any] | None = None
+) -> list[Any]:
+    """Return the configured operators.
+
+    Args:
+        operator_configs: objects with `name` and `args`.
+        auxiliary_models: clients of further models by name, for operators that take them.
 
     Raises:
         ConfigError: an unknown name (E1701), or arguments that an operator does not take.
     """
-    return [operator for _, operator in build_operators(operator_configs)]
+    operators = [operator for _, operator in build_operators(operator_configs)]
+    for operator in operators:
+        if isinstance(operator, ExperienceOperatorV1):
+            operator.set_auxiliary_model(auxiliary_models)
+    return operators
 
 
 def build_operators(settings: Sequence[Any]) -> list[tuple[str, Any]]:

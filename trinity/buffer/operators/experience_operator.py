@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trinity.utils.declaration import Declared
@@ -25,7 +27,14 @@ class _Operator(Declared):
 
 
 class ExperienceOperatorV1(_Operator, ABC):
-    """One asynchronous step of the experience pipeline."""
+    """One asynchronous step of the experience pipeline.
+
+    Attributes:
+        auxiliary_models: the clients of `explorer.auxiliary_models` by their `name`, by number where they have none;
+            set before `prepare`.
+    """
+
+    auxiliary_models: Mapping[str | int, Any] = MappingProxyType({})
 
     async def prepare(self) -> None:
         """Acquire what `process` needs.
@@ -54,12 +63,9 @@ class ExperienceOperatorV1(_Operator, ABC):
     async def close(self) -> None:
         """Release what `prepare` acquired."""
 
-    def set_auxiliary_model(self, models: list[Any]) -> None:
-        """Store the clients of the auxiliary models.
-
-        Operators that call a model use them.
-        """
-        self.auxiliary_models = models
+    def set_auxiliary_model(self, auxiliary_models: Mapping[str | int, Any] | None = None) -> None:
+        """Store the clients of the auxiliary models by name, for `process`."""
+        self.auxiliary_models = dict(auxiliary_models or {})
 
 
 class ExperienceOperator(_Operator, ABC):

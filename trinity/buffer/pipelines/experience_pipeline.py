@@ -9,10 +9,11 @@ import inspect
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from trinity.buffer.operators import ExperienceOperatorV1
+from trinity.common.constants import SELECTOR_METRIC
 from trinity.common.errors import TrinityError, WorkflowError
 from trinity.common.experience import Experience
 from trinity.runtime.worker_thread import WorkerThread
@@ -72,8 +73,8 @@ class ExperiencePipeline:
                 await self._bounded(self._worker.call(operator.close), f"experience operator {name} to close")
         self._worker.close()
 
-    def set_auxiliary_model(self, models: list[Any]) -> None:
-        """Pass the auxiliary models' clients to the operators that take them."""
+    def set_auxiliary_model(self, models: Mapping[str | int, Any]) -> None:
+        """Pass auxiliary models by name to the operators that take them."""
         for _, operator in self._steps:
             if isinstance(operator, ExperienceOperatorV1):
                 operator.set_auxiliary_model(models)
@@ -116,23 +117,26 @@ class ExperiencePipeline:
         steps = [*self._steps, (ADVANTAGE, self._advantage_fn)]
         return [(name, step) for name, step in steps if isinstance(step, Stateful)]
 
-    async def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
+    async def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, Any]]:
         """Return the experiences to store and metrics (names without a prefix).
 
         The metrics are those of the operators as `<operator>/<name>`, those of the advantage function under
         their own names, `filtered_count` (all that were dropped on the way), `rejected_count` (of these, dropped
         because an operator left a reward that is not finite), `experience_count` (left) and `time/<step>` in seconds.
+        What an operator returns as `selector_metric` is for the selector of the taskset, under this name: the last one
+        counts.
 
         Raises:
             WorkflowError: an operator failed or returned something else than experiences and metrics.
             DeadlineError: an operator took longer than `timeout_s`.
         """
-        metrics: dict[str, float] = {}
+        metrics: dict[str, Any] = {}
         dropped = 0
         for name, operator in self._steps:
             before = len(exps)
             exps, own, metrics[f"time/{name}"] = await self._step(name, operator, exps)
-            metrics |= {f"{name}/{key}": value for key, value in own.items()}
+            metrics |= {f"{name}/{key}": value for key, value in _numbers(own).items()}
+            metrics |= {key: value for key, value in own.items() if key == SELECTOR_METRIC}
             dropped += max(0, before - len(exps))
         usable = [e for e in exps if e.reward is None or math.isfinite(e.reward)]
         metrics["rejected_count"] = len(exps) - len(usable)
@@ -141,7 +145,7 @@ class ExperiencePipeline:
         if self._advantage_fn is not None:
             before = len(exps)
             exps, own, metrics["time/advantage"] = await self._step(ADVANTAGE, self._advantage_fn, exps)
-            metrics |= own
+            metrics |= _numbers(own)
             dropped += max(0, before - len(exps))
         metrics["filtered_count"] = dropped
         metrics["experience_count"] = len(exps)
@@ -149,7 +153,7 @@ class ExperiencePipeline:
 
     async def _step(
         self, name: str, step: PipelineStep, exps: list[Experience]
-    ) -> tuple[list[Experience], dict[str, float], float]:
+    ) -> tuple[list[Experience], dict[str, Any], float]:
         started = time.perf_counter()
         what = f"experience operator {name}"
         try:
@@ -164,7 +168,7 @@ class ExperiencePipeline:
         if not _is_result(result):
             got = type(result).__name__
             raise WorkflowError(f"{what} must return (list of Experience, dict of metrics), got {got}")
-        return result[0], _numbers(result[1]), time.perf_counter() - started
+        return result[0], result[1], time.perf_counter() - started
 
     async def _bounded(self, awaitable: Any, what: str) -> Any:
         return await bounded(awaitable, self._timeout_s, what=what, setting="explorer.max_timeout")

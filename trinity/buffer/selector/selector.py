@@ -5,22 +5,28 @@ All of them resume exactly from `state_dict`.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence, Sized
 from typing import Any
 
+from trinity.buffer.selector.data_source import DataSource, size_of
 from trinity.buffer.selector.registry import SELECTORS
 from trinity.common.config.buffer import DataSelectorConfig
 from trinity.common.errors import CheckpointError, DataError
 from trinity.utils.declaration import Declared, declared_args
 
 
-class BaseSelector(Declared, ABC):
+class BaseSelector(Declared):
     """Chooses rows of a dataset, without end; the reader counts epochs.
 
+    A selector overrides `get_indices` and the two functions of its state, or only `row_at`, where each choice is a
+    function of its position. A constructor of its own needs not to call this one if it overrides the former.
+
     Args:
-        data_source: the dataset; only its length is used here.
+        data_source: the dataset: `dataset_size` usable rows, which are `dataset[i]`; a column is `dataset[name]`.
         config: `seed` and further settings.
+
+    Attributes:
+        position: rows chosen so far, over all epochs.
 
     Raises:
         DataError: the dataset is empty (E4002).
@@ -28,21 +34,29 @@ class BaseSelector(Declared, ABC):
 
     kind = "selector"
 
-    def __init__(self, data_source: Sized, config: DataSelectorConfig) -> None:
+    def __init__(self, data_source: DataSource | Sized, config: DataSelectorConfig) -> None:
         self.data_source = data_source
         self.config = config
-        self.seed = config.seed
-        self.num_rows = len(data_source)
         self.position = 0
         if self.num_rows == 0:
             raise DataError("cannot select from an empty dataset", code="E4002")
 
-    @abstractmethod
+    @property
+    def num_rows(self) -> int:
+        """The number of rows."""
+        return size_of(self.data_source)
+
+    @property
+    def seed(self) -> int:
+        """The seed of the choice."""
+        return self.config.seed
+
     def row_at(self, position: int) -> int:
         """Return the row taken at `position`, counted over all epochs from 0."""
+        raise NotImplementedError(f"{type(self).__name__} must define get_indices, or row_at")
 
     def get_indices(self, batch_size: int, return_extra_info: bool = False) -> Any:
-        """Return the next `batch_size` rows.
+        """Return the next `batch_size` rows, 0-based.
 
         With `return_extra_info`, also return a dict about the choice.
         """
@@ -51,31 +65,34 @@ class BaseSelector(Declared, ABC):
         return (indices, {}) if return_extra_info else indices
 
     def feedback(self, indices: Sequence[int], values: Sequence[float]) -> None:
-        """Learn how rows went; the built-in selectors do not."""
-        del indices, values
+        """Learn how rows went, such as the mean reward of their rollouts.
+
+        This is called after each explore step whose operators return the metric `selector_metric`. By default nothing
+        is learnt.
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is needed to continue exactly, JSON-able."""
+        """Return what is needed to continue exactly, as JSON values."""
         return {"position": self.position, "seed": self.seed, "num_rows": self.num_rows}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from `state_dict`.
 
         Raises:
             CheckpointError: the dataset or the seed is not the one of the state (E7005).
         """
         for key, value in (("num_rows", self.num_rows), ("seed", self.seed)):
-            if state[key] != value:
+            if state_dict[key] != value:
                 raise CheckpointError(
-                    f"the checkpoint's data position was taken with {key} {state[key]}, now it is {value}; "
+                    f"the checkpoint's data position was taken with {key} {state_dict[key]}, now it is {value}; "
                     "restore the dataset and the selector's settings, or start a new run",
                     code="E7005",
                 )
-        self.position = int(state["position"])
+        self.position = int(state_dict["position"])
 
 
 def make_selector(
-    data_source: Sized, settings: DataSelectorConfig, *, seed: int | None = None, shuffle: bool = False
+    data_source: DataSource | Sized, settings: DataSelectorConfig, *, seed: int | None = None, shuffle: bool = False
 ) -> BaseSelector:
     """Return the selector of a dataset.
 
@@ -89,6 +106,8 @@ def make_selector(
         ConfigError: no selector of this name (E1701).
         DataError: the dataset is empty (E4002).
     """
+    if not size_of(data_source):
+        raise DataError("cannot select from an empty dataset", code="E4002")
     name = "shuffle" if shuffle and settings.selector_type == "sequential" else settings.selector_type
     cls = SELECTORS.get(name)
     has_own_seed = seed is None or settings.seed != DataSelectorConfig().seed
@@ -118,7 +137,7 @@ class ShuffleSelector(BaseSelector):
 
     arguments = {}
 
-    def __init__(self, data_source: Sized, config: DataSelectorConfig) -> None:
+    def __init__(self, data_source: DataSource | Sized, config: DataSelectorConfig) -> None:
         super().__init__(data_source, config)
         self._epoch = -1
         self._order: list[int] = []

@@ -24,6 +24,8 @@ class Catalogue:
         bases: entries of the classes that plugins may derive from, by name of the class.
         plugins: names that plugin files register.
         plugin_entries: the declarations of their classes, for registries that have declarations.
+        dotted: the declarations of classes that the file names by their place, by registry and name.
+        dotted_faults: why such names lead nowhere, by registry and name.
         has_unknown_plugins: a plugin file registers a name that only a run could tell.
     """
 
@@ -32,6 +34,8 @@ class Catalogue:
     bases: Mapping[str, Entry] = field(default_factory=dict)
     plugins: Mapping[str, frozenset[str]] = field(default_factory=dict)
     plugin_entries: Mapping[str, Contents] = field(default_factory=dict)
+    dotted: Mapping[str, Mapping[str, Entry | None]] = field(default_factory=dict)
+    dotted_faults: Mapping[tuple[str, str], str] = field(default_factory=dict)
     has_unknown_plugins: bool = False
 
     def contents(self, registry: str) -> Contents:
@@ -47,7 +51,7 @@ class Catalogue:
             return None
         if name in self.plugins.get(registry, ()):
             return self.plugin_entries.get(registry, {}).get(name)
-        return self.contents(registry).get(name)
+        return self.contents(registry).get(name) or self.dotted.get(registry, {}).get(name)
 
     def schema_of(self, algorithm_type: str) -> str:
         """Return the kind of experiences of an algorithm type.

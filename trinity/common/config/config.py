@@ -12,6 +12,7 @@ from trinity.common.config.base import GUIDE, OWN, TRINITY, Int, Section, key, o
 from trinity.common.config.buffer import BufferConfig
 from trinity.common.config.explorer import ExplorerConfig
 from trinity.common.config.model import ModelConfig
+from trinity.common.config.published import PublishedConfig
 from trinity.common.config.sections import ClusterConfig, DataProcessorConfig, LogConfig, MonitorConfig, ServiceConfig
 from trinity.common.config.synchronizer import SynchronizerConfig
 from trinity.common.config.trainer import TrainerConfig
@@ -58,7 +59,7 @@ class StageConfig(Section):
     synchronizer: SynchronizerConfig | None = key(None, "Synchronizer of the stage.", OWN)
 
 
-class Config(Section):
+class Config(PublishedConfig):
     """A run, or one stage of it once the plan is made."""
 
     project: FolderName = key("Trinity-RFT", "Name of the project; first folder of the job.", GUIDE)

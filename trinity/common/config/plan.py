@@ -10,6 +10,7 @@ from typing import Any
 from trinity.common.config.catalogue import Catalogue
 from trinity.common.config.checking import check_schema
 from trinity.common.config.config import Config
+from trinity.common.config.dotted import with_dotted
 from trinity.common.config.interpolation import resolve_interpolations
 from trinity.common.config.keys import key_named, path_of
 from trinity.common.config.overrides import apply_overrides
@@ -124,6 +125,22 @@ def examine(
     return Plan(Path(path), stages, [p for p in problems if not p.is_error]), problems
 
 
+def complete(config: Config, *, catalogue: Catalogue, cwd: Path | None = None) -> Config:
+    """Return a configuration with all that `trinity run` would fill in.
+
+    Raises:
+        ConfigErrors: all problems at once, or the configuration has stages (E1604).
+    """
+    if config.stages:
+        message = f"the configuration has {len(config.stages)} stages; one configuration was asked for"
+        raise ConfigErrors([Finding("E1604", "stages", message)])
+    written = Tree(config.model_dump(mode="json", exclude_unset=True))
+    stage, problems = _plan_stage(None, written, catalogue=catalogue, cwd=cwd or Path.cwd(), looks_at_machine=True)
+    if any(problem.is_error for problem in problems):
+        raise ConfigErrors(unique(problems))
+    return stage.config
+
+
 def plugin_dirs_of(path: str | Path, overrides: Sequence[str] = (), *, cwd: Path | None = None) -> tuple[Path, ...]:
     """Return the folders in `plugin_dirs` of a file.
 
@@ -184,6 +201,8 @@ def _plan_stage(
 ) -> tuple[StagePlan, list[Finding]]:
     tree, problems = _include_trainer_file(tree, cwd)
     resolved, found = resolve_interpolations(tree)
+    problems += found
+    catalogue, found = with_dotted(catalogue, resolved)
     problems += found
     config, found, broken = check_schema(resolved)
     problems += [*found, *check_older_names(resolved)]

@@ -127,21 +127,36 @@ def _read_registration(
     scan.names[kind] = scan.names.get(kind, frozenset()) | {found.name}
     if reader is None or found.of is None:
         return
+    entry, problems = declared(found, source, kind=kind, reader=reader)
+    scan.problems += problems
+    if entry is not None:
+        scan.entries.setdefault(kind, {})[found.name] = entry
+
+
+def declared(
+    found: PluginName, source: PluginSource, *, kind: str, reader: ClassReader
+) -> tuple[Entry | None, list[Finding]]:
+    """Return what a class declares, and the problems.
+
+    What cannot be told is None.
+
+    Args:
+        found: the class and its name.
+        source: the file that it stands in.
+        kind: name of the registry.
+        reader: of its bases.
+    """
+    assert found.of is not None, "the caller has found the class"
     try:
         entry = reader.entry(kind, source, found.of).named(doc=found.doc, deprecated_for=found.deprecated_for)
     except UnknownBaseError as error:
-        scan.problems.append(_unknown_base(error, found, kind))
-        return
+        return None, [_unknown_base(error, found, kind)]
     except UnreadError as error:
-        scan.problems.append(_unread(found, f"{error}", error.way_out))
-        return
+        return None, [_unread(found, f"{error}", error.way_out)]
     except UndeclaredError as error:
-        scan.problems.append(_undeclared(error, found, kind))
-        return
+        return None, [_undeclared(error, found, kind)]
     faults = _faults(entry, found, kind)
-    scan.problems += faults
-    if not faults:
-        scan.entries.setdefault(kind, {})[found.name] = entry
+    return None if faults else entry, faults
 
 
 def _undeclared(error: UndeclaredError, found: PluginName, kind: str) -> Finding:

@@ -25,6 +25,8 @@ def check_name(
 ) -> bool:
     """Return whether a name exists and is usable now; note why not."""
     catalogue = resolution.catalogue
+    if name is not None and (name in catalogue.dotted.get(registry, ()) or (registry, name) in catalogue.dotted_faults):
+        return _check_place(resolution, key, registry, name, unknown)
     available = list(catalogue.names(registry))
     if name is None or name in available:
         entry = catalogue.entry(registry, name)
@@ -58,6 +60,20 @@ def check_name(
         rule=f"a known {registry}",
     )
     return False
+
+
+def _check_place(resolution: Resolution, key: Key[object], registry: str, name: str, code: str) -> bool:
+    """Return whether a name such as `package.module.Class` leads to a class."""
+    reason = resolution.catalogue.dotted_faults.get((registry, name))
+    if reason is not None:
+        resolution.problem(
+            code,
+            key,
+            f"`{key}: {name}` names no {registry}: {reason}",
+            suggestion="put the folder of its package on PYTHONPATH, or register it in a file under --plugin-dir",
+            rule=f"a known {registry}",
+        )
+    return reason is None
 
 
 @dataclass(frozen=True)
