@@ -251,7 +251,7 @@ def _with_arguments(of: Kind, entry: Entry, body: Body, declared: Mapping[str, A
         return replace(entry, args=args | (own or {}) | dict(declared), is_open=own is None and (is_open or reads_more))
     if body.init is not None:
         own = {name: value for name, value in body.init.defaults.items() if name not in of.given_arguments}
-        is_open = body.init.is_open and not _is_ours(body.path)
+        is_open = body.init.is_open and body.init.reads_further
         args = args | own if is_open else own
         required = (body.init.required | (required if is_open else frozenset())) - of.given_arguments
     args |= {name: value for name, value in declared.items() if is_open or name in args or name in required}

@@ -251,7 +251,7 @@ class ClassReader:
         doc = ast.get_docstring(node) or ""
         init = _signature(functions.get("__init__"), reader)
         if any(not _registers(decorator) for decorator in node.decorator_list):  # such as `dataclass`, which makes one
-            init = replace(init or Signature(), is_open=True)
+            init = replace(init or Signature(), is_open=True, reads_further=True)
         return Body(
             f"{source.module}:{node.name}",
             doc=doc.split("\n")[0],
@@ -327,5 +327,6 @@ def _signature(function: ast.FunctionDef | None, reader: Reader) -> Signature | 
     nullable = frozenset(name for name, said in annotated if said is not None and admits_none(ast.unparse(said)))
     required = frozenset(p.arg for p, default in pairs if default is None)
     further = arguments.kwarg and arguments.kwarg.arg
-    reads_further = any(isinstance(node, ast.Name) and node.id == further for node in ast.walk(function))
+    named_in_body = any(isinstance(node, ast.Name) and node.id == further for node in ast.walk(function))
+    reads_further = further is None or named_in_body
     return Signature(defaults, required, is_open, nullable, reads_further)
