@@ -187,6 +187,9 @@ class LossFn:
         self.loss_agg_mode = loss_agg_mode
         of_entropy = entry_of(type(entropy), kind="entropy_loss_fn")
         self.entropy_needs, self.entropy_names = of_entropy.needs, (of_entropy.needs | of_entropy.takes) - {"entropy"}
+        passed = inputs_of(type(entropy), kind="entropy_loss_fn")
+        takes_mode = passed.is_open or "loss_agg_mode" in passed.passed
+        self.entropy_mode = {"loss_agg_mode": loss_agg_mode} if takes_mode else {}
         of_policy = inputs_of(type(policy_loss), kind="policy_loss_fn")
         self.required, self.policy_reads, self.takes_all = of_policy.required, of_policy.reads, of_policy.is_open
 
@@ -272,7 +275,7 @@ class LossFn:
         loss = self._policy(logprob, tensors, shares, metrics)
         if self.with_entropy:
             given = {name: tensors[name] for name in self.entropy_names & tensors.keys()}
-            term, values = self.entropy(entropy, mask, loss_agg_mode=self.loss_agg_mode, **given)
+            term, values = self.entropy(entropy, mask, **self.entropy_mode, **given)
             factor = shares.entropy.of(self.loss_agg_mode)
             loss = loss - term * factor
             self._note(metrics, values, shares.entropy, factor)
