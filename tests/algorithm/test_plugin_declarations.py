@@ -201,7 +201,7 @@ def test_the_defaults_of_a_type_and_of_its_functions_are_those_of_the_run(tmp_pa
          "algorithm.algorithm_type", "declares `compute_advantage_in_trainer = True`, but"),
         (TYPE.format("use_rollout = False"), {"algorithm_type": "mine"}, "E3908", "algorithm.algorithm_type",
          "declares `use_rollout = False`, but its schema is experience"),
-        (TYPE.format("needs_operators = True"), {"algorithm_type": "mine"}, "E1832",
+        (TYPE.format("needs_operators = True"), {"algorithm_type": "mine"}, "W1832",
          "data_processor.experience_pipeline.operators", "mine fine-tunes on the rollouts that operators keep"),
         (TYPE.format("schema = 'sft'"), {"algorithm_type": "mine"}, "E1807", "mode", "mine, which trains on a dataset"),
         (TYPE.format("defaults = {'policy_loss_fn': 'opmd', 'policy_loss_fn_args': {'clip_range': 1.0}}"),
@@ -234,7 +234,7 @@ class Mine(Base):
         ("bypass_mode", "VerlBypassModePolicyLossFn", {"bypass_old_logprobs": False}, "E1851",
          "the policy loss mine takes the rollout's log-probabilities for the old ones"),
         ("mix", "MIXPolicyLossFn", {"sample_strategy": "mix", "policy_loss_fn_args": {"train_batch_size_expert": 7}},
-         "E1841", "train_batch_size_expert` is 7, but it follows from"),
+         "W1841", "train_batch_size_expert` is 7, but it follows from"),
     ],
 )  # fmt: skip
 def test_a_loss_over_a_built_in_is_treated_as_that(

@@ -199,7 +199,7 @@ RANGES = {
     ),
     "B49 tasksets": (
         with_("    eval_tasksets: [{name: train, path: e, default_workflow_type: math_workflow}]\n"),
-        "E1305",
+        "W1305",
         "buffer.explorer_input.eval_tasksets[0].name",
         13,
         "own name",
@@ -238,7 +238,7 @@ COMBINATIONS = {
         13,
         "30 or 35",
     ),
-    "B54": (SFT + "synchronizer:\n  sync_method: nccl\n", "E1804", "synchronizer.sync_method", 18, "checkpoint"),
+    "B54": (SFT + "synchronizer:\n  sync_method: nccl\n", "W1804", "synchronizer.sync_method", 18, "checkpoint"),
     "B55": (with_("explorer:\n  over_rollout: {ratio: 0.5}\n"), "E1805", "explorer.over_rollout.ratio", 14, "ratio: 0"),
     "B55 deterministic": (
         with_("explorer:\n  dynamic_timeout: {enable: true}\ndeterministic: true\n"),
@@ -299,7 +299,7 @@ COMBINATIONS = {
     ),
     "B63": (
         with_("synchronizer: {sync_method: nccl}\n", max_model_len="max_model_len: 128\n  lora_configs: [{}]"),
-        "E1812",
+        "W1812",
         "synchronizer.sync_method",
         14,
         "checkpoint",

@@ -23,8 +23,8 @@ def check_available(resolution: Resolution) -> None:
     told: set[Path | str] = set()
     for path in dict.fromkeys(_value_path(leaf) for leaf in resolution.tree.leaves()):
         place, facts = facts_at(path)
-        if facts.idle is not None and facts.idle.why not in told and _value(resolution, path) is facts.idle.value:
-            _warn(resolution, key_at(path), facts.idle)
+        if facts.idle is not None and facts.idle.why not in told and facts.idle.holds(_value(resolution, path)):
+            _warn(resolution, key_at(path), facts.idle, _value(resolution, path))
             told.add(facts.idle.why)
         at = place if holds_section(place) or (facts.support and facts.support.why) else path
         if facts.support is None or at in told or _is_unused(resolution, path):
@@ -34,8 +34,8 @@ def check_available(resolution: Resolution) -> None:
             told.add(at)
 
 
-def _warn(resolution: Resolution, key: Key[object], idle: Idle) -> None:
-    said = f"`{key}: {str(idle.value).lower()}` has no effect: {idle.why}"
+def _warn(resolution: Resolution, key: Key[object], idle: Idle, value: Any) -> None:
+    said = f"`{key}: {str(value).lower()}` has no effect: {idle.why}"
     resolution.problem("W1902", key, said, suggestion="remove it")
 
 

@@ -106,10 +106,21 @@ class Support:
 
 @dataclass(frozen=True)
 class Idle:
-    """A value that is accepted and changes nothing, and why."""
+    """A value that is accepted and changes nothing, and why.
+
+    Attributes:
+        value: that value.
+        why: said after it.
+        is_any: every value but null changes nothing.
+    """
 
     value: Any
     why: str
+    is_any: bool = False
+
+    def holds(self, value: Any) -> bool:
+        """Return whether a written value changes nothing."""
+        return value is not None if self.is_any else value is self.value
 
 
 @dataclass(frozen=True)

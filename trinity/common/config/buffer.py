@@ -15,6 +15,7 @@ from trinity.common.config.base import (
     Args,
     Count,
     Facts,
+    Idle,
     IdleWith,
     Int,
     Natural,
@@ -96,6 +97,12 @@ class DataSelectorConfig(Section):
     kwargs: Args = key({}, "Further arguments of the selector.", TRINITY)
 
 
+RETRIES = Idle(
+    None, "a call of the database waits for other processes by itself, and what then fails ends the run", is_any=True
+)
+PROGRESS = Idle(True, "progress is in the log and in metrics.jsonl")
+
+
 class TasksetConfig(Section):
     """A dataset of tasks."""
 
@@ -119,9 +126,9 @@ class TasksetConfig(Section):
     task_selector: DataSelectorConfig | None = key(
         None, "", TRINITY, renamed=Renamed("data_selector", TRINITY, both="older")
     )
-    max_retry_times: Natural = key(3, "Retries of a database call.", TRINITY, support=LATER)
-    max_retry_interval: Positive = key(1.0, "Pause between retries in seconds, > 0.", TRINITY, support=LATER)
-    enable_progress_bar: bool = key(False, "Show the evaluation's progress.", TRINITY, support=only(False))
+    max_retry_times: Natural = key(3, "Retries of a database call.", TRINITY, idle=RETRIES)
+    max_retry_interval: Positive = key(1.0, "Pause between retries in seconds, > 0.", TRINITY, idle=RETRIES)
+    enable_progress_bar: bool = key(False, "Show the evaluation's progress.", TRINITY, idle=PROGRESS)
     index: Natural = key(0, "Place among the tasksets.", TRINITY, derived=True)
     is_eval: bool = key(False, "Whether the taskset is for evaluation.", TRINITY, derived=True)
     batch_size: Natural = key(0, "Tasks per step, from buffer.batch_size.", TRINITY, derived=True)
@@ -155,8 +162,9 @@ class ExperienceBufferConfig(Section):
     capacity: Count = key(10000, "Experiences of a queue that wait to be trained, or may be used again, >= 1.", TRINITY)
     split: str = key("train", "Split of a dataset (file).", TRINITY)
     subset_name: str | None = key(None, "Subset of a dataset (file).", TRINITY)
-    max_retry_times: Natural = key(3, "Retries of a database call.", TRINITY, support=LATER)
-    max_retry_interval: Positive = key(1.0, "Pause between retries in seconds, > 0.", TRINITY, support=LATER)
+    max_retry_times: Natural = key(3, "Retries of a database call.", TRINITY, idle=RETRIES)
+    max_retry_interval: Positive = key(1.0, "Pause between retries in seconds, > 0.", TRINITY, idle=RETRIES)
+    enable_progress_bar: bool = key(False, "Show the progress of reading.", TRINITY, idle=PROGRESS)
     data_selector: DataSelectorConfig = section(DataSelectorConfig, "Order of a dataset's rows (file).", TRINITY)
     backup_path: str | None = key(None, "JSON lines file beside the store, from path.", OWN, derived=True)
     schema_type: str | None = key(None, f"Kind of rows: {', '.join(SCHEMAS)}.", TRINITY, derived=True)
@@ -223,6 +231,8 @@ class BufferConfig(Section):
     total_steps: Count | None = key(None, "Explorer steps; wins over total_epochs.", GUIDE)
     explorer_input: ExplorerInput = section(ExplorerInput, "Tasks of the explorer.")
     trainer_input: TrainerInput = section(TrainerInput, "Experiences of the trainer.")
+    max_retry_times: Natural | None = key(None, "Retries of a database call.", TRINITY, idle=RETRIES)
+    max_retry_interval: Positive | None = key(None, "Pause between them in seconds, > 0.", TRINITY, idle=RETRIES)
     tokenizer_path: str | None = key(None, "Tokenizer, from model.model_path.", TRINITY, derived=True)
     pad_token_id: Natural | None = key(None, "Padding token of the tokenizer.", TRINITY, derived=True)
     cache_dir: str | None = key(None, "Folder of buffer files: <job>/buffer.", TRINITY, derived=True)

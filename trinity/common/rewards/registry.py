@@ -15,5 +15,8 @@ CONTENTS = Contents.read(Path(__file__).with_name("contents.json"))
 REWARD_CONTENTS: Mapping[str, Entry] = CONTENTS.names["reward_fn"]
 
 REWARD_FUNCTIONS = Registry(
-    "reward function", REWARD_CONTENTS, kind="reward_fn", later=("math_boxed_reward", "math_dapo_reward")
+    "reward function",
+    REWARD_CONTENTS,
+    kind="reward_fn",
+    later=("math_boxed_reward", "math_dapo_reward", "rm_gallery_reward"),
 )

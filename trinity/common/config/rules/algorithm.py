@@ -151,10 +151,11 @@ def _check_rollouts(resolution: Resolution, algorithm: str) -> None:
     needs_operators = of_type is not None and of_type.needs_operators
     if needs_operators and resolution.explores and not resolution.config.data_processor.experience_pipeline.operators:
         resolution.problem(
-            "E1832",
+            "W1832",
             KEYS.data_processor.experience_pipeline.operators,
             f"`data_processor.experience_pipeline.operators` is empty: {algorithm} fine-tunes on the rollouts that "
-            "operators keep, and from all of its own rollouts it cannot learn",
+            "operators keep, and trains on all of its own rollouts, from which it learns nothing unless the workflow "
+            "returns good ones only",
             involves=(TYPE,),
             suggestion="write `operators: [{name: reward_filter, args: {threshold: 1.0}}]`",
         )

@@ -15,6 +15,7 @@ from trinity.common.config.rules.tasksets import check_format, check_multi_turn,
 from trinity.common.constants import BENCH, TRAINER
 
 REPLAY = EXPERIENCES.replay_buffer
+INPUT = KEYS.buffer.explorer_input
 FUNCTION = REPLAY.priority_fn
 COOLDOWN = REPLAY.reuse_cooldown_time
 _BACKUP_SUFFIXES = (".json", ".jsonl")
@@ -176,6 +177,7 @@ def check_unique_names(resolution: Resolution) -> None:
     if resolution.config.buffer.trainer_input.experience_buffer:
         keys.append(EXPERIENCES.name)
     keys += [AUXILIARY[name].name for name in resolution.get(AUXILIARY) if _shares_names(resolution, AUXILIARY[name])]
+    evaluated = {str(INPUT.eval_tasksets[i].name) for i in range(len(resolution.get(INPUT.eval_tasksets)))}
     seen: dict[str, Key[str]] = {}
     _check_place(resolution)
     for key in keys:
@@ -185,6 +187,16 @@ def check_unique_names(resolution: Resolution) -> None:
             continue
         origin = resolution.origin(seen[name])
         place = f" ({origin.describe()})" if origin else ""
+        if str(seen[name]) == str(INPUT.taskset.name) and str(key) in evaluated:
+            resolution.problem(
+                "W1305",
+                key,
+                f"`{key}` is {name}, and so is `{seen[name]}`{place}: what is evaluated is told apart by "
+                f"`eval/{name}` in metrics and by the folder `eval` of its rows that are left out",
+                value=name,
+                suggestion="give each its own name, if you would rather read two",
+            )
+            continue
         resolution.problem(
             "E1305",
             key,

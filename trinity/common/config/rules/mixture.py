@@ -101,7 +101,7 @@ def _misfit(resolution: Resolution, key: Key[object], message: str, suggestion: 
 
 
 def resolve_mixed_loss(resolution: Resolution) -> None:
-    """Fill the size arguments of mixed losses; refuse wrong written ones."""
+    """Fill the size arguments of mixed losses; warn about other ones."""
     loss = resolution.catalogue.entry("policy_loss_fn", resolution.get(LOSS))
     is_mixed = loss is not None and loss.args.keys() >= set(DERIVED_ARGUMENTS)
     if not is_mixed or resolution.mode not in ("both", "train") or not is_world_known(resolution):
@@ -120,9 +120,9 @@ def resolve_mixed_loss(resolution: Resolution) -> None:
         same = arguments[name] == value and isinstance(arguments[name], bool) == isinstance(value, bool)
         if resolution.is_given(key[name]) and not same:
             resolution.problem(
-                "E1841",
+                "W1841",
                 key[name],
-                f"`{key[name]}` is {arguments[name]}, but it follows from {source}: {value}",
+                f"`{key[name]}` is {arguments[name]}, but it follows from {source}: {value}, which is used",
                 rule=f"{value}",
                 involves=(SIZE, STRATEGY, ARGS, KEYS.algorithm.repeat_times, KEYS.trainer, KEYS.cluster),
                 suggestion="remove it",

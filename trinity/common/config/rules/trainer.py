@@ -208,18 +208,21 @@ def _check_overrides(resolution: Resolution, key: Key[dict[str, Any]]) -> None:
 
 
 def _check_loaded(resolution: Resolution) -> None:
-    """Refuse to load weights from the part exported for other programs."""
+    """Read weights that are to come from an exported part from `model`."""
     sections = (ACTOR, CRITIC) if reads_values(resolution) else (ACTOR,)
     for section in sections:
         key = section.checkpoint.load_contents
         if "hf_model" in (resolution.get(key) or ()):
             resolution.problem(
-                "E1887",
+                "W1887",
                 key,
                 f"`{key}` names hf_model, which is written for others to read: a run continues from the part `model`, "
                 "which has the same weights",
                 suggestion="remove hf_model; to start from such a folder, write it as `model.model_path`",
             )
+            parts = ["model", *resolution.get(key)]
+            read = [part for part in dict.fromkeys(parts) if part != "hf_model"]
+            resolution.derive(key, read, "the part `model` has the weights of hf_model")
 
 
 def _check_host(resolution: Resolution) -> None:
