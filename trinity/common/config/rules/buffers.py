@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.config.following import note_idle, set_from
-from trinity.common.config.keys import AUXILIARY, EXPERIENCES, KEYS, Key, args_of, path_of
+from trinity.common.config.keys import AUXILIARY, EXPERIENCES, KEYS, Key, args_of, part_of, path_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.batches import num_trained
 from trinity.common.config.rules.registered import Chosen, check_name, check_selector, resolve_arguments
@@ -187,7 +187,7 @@ def check_unique_names(resolution: Resolution) -> None:
             continue
         origin = resolution.origin(seen[name])
         place = f" ({origin.describe()})" if origin else ""
-        if str(seen[name]) == str(INPUT.taskset.name) and str(key) in evaluated:
+        if str(seen[name]) == str(part_of(INPUT.taskset, "name")) and str(key) in evaluated:
             resolution.problem(
                 "W1305",
                 key,
