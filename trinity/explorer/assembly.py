@@ -214,14 +214,16 @@ def build_eval_tasksets(config: Config) -> list[EvalTaskset]:
         DataError: a dataset that cannot be used.
     """
     tasksets = []
+    trained = config.buffer.explorer_input.taskset
     for taskset in config.buffer.explorer_input.eval_tasksets:
-        reader = _report_bad_rows(TaskReader(taskset, is_eval=True), config, folder="eval")
+        place = "eval" if trained is not None and trained.name == taskset.name else ""
+        reader = _report_bad_rows(TaskReader(taskset, is_eval=True), config, place=place)
         tasksets.append(EvalTaskset(taskset.name, reader.tasks(), taskset.repeat_times or 1))
     return tasksets
 
 
-def _report_bad_rows(reader: TaskReader, config: Config, *, folder: str = "") -> TaskReader:
-    file = reader.write_quarantine(Path(config.checkpoint_job_dir) / "buffer" / "quarantine" / folder)
+def _report_bad_rows(reader: TaskReader, config: Config, *, place: str = "") -> TaskReader:
+    file = reader.write_quarantine(Path(config.checkpoint_job_dir) / "buffer" / "quarantine" / place)
     if file is not None:
         logger.warning(
             "taskset %r: %d of %d rows cannot be used and are left out; they are listed in %s; first: %s",

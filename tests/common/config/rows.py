@@ -299,7 +299,7 @@ COMBINATIONS = {
     ),
     "B63": (
         with_("synchronizer: {sync_method: nccl}\n", max_model_len="max_model_len: 128\n  lora_configs: [{}]"),
-        "E1812",
+        "W1812",
         "synchronizer.sync_method",
         14,
         "checkpoint",

@@ -83,7 +83,7 @@ def test_an_inherited_transport_resolves_and_an_own_one_is_told(plan: Plan, exam
     assert plan.stages[1].config.synchronizer.sync_method == "memory"
     text = STAGES.replace("  mode: train\n", "  mode: train\n  synchronizer: {sync_method: nccl}\n")
     problem = find(examined(text)[1], "W1804", "stages[0].synchronizer.sync_method")
-    assert problem.line == 25 and examined(text)[0].stages[0].config.synchronizer.sync_method == "checkpoint"
+    assert problem.line == 25
 
 
 def test_keys_without_effect_are_silent_only_if_inherited(plan: Plan, examined: Examine) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from trinity.common.config.base import Idle, Support
-from trinity.common.config.keys import CRITIC, REWARD_MODEL, key_at, key_named, path_of
+from trinity.common.config.keys import CRITIC, REWARD_MODEL, Key, key_at, key_named, path_of
 from trinity.common.config.refusals import is_default, is_served, section_refusal, support_refusal
 from trinity.common.config.resolution import Resolution, plain_value
 from trinity.common.config.rules.critic import may_read_values
@@ -24,7 +24,7 @@ def check_available(resolution: Resolution) -> None:
     for path in dict.fromkeys(_value_path(leaf) for leaf in resolution.tree.leaves()):
         place, facts = facts_at(path)
         if facts.idle is not None and facts.idle.why not in told and facts.idle.holds(_value(resolution, path)):
-            _warn(resolution, path, facts.idle)
+            _warn(resolution, key_at(path), facts.idle, _value(resolution, path))
             told.add(facts.idle.why)
         at = place if holds_section(place) or (facts.support and facts.support.why) else path
         if facts.support is None or at in told or _is_unused(resolution, path):
@@ -34,9 +34,8 @@ def check_available(resolution: Resolution) -> None:
             told.add(at)
 
 
-def _warn(resolution: Resolution, path: Path, idle: Idle) -> None:
-    key = key_at(path)
-    said = f"`{key}: {str(_value(resolution, path)).lower()}` has no effect: {idle.why}"
+def _warn(resolution: Resolution, key: Key[object], idle: Idle, value: Any) -> None:
+    said = f"`{key}: {str(value).lower()}` has no effect: {idle.why}"
     resolution.problem("W1902", key, said, suggestion="remove it")
 
 

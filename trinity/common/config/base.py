@@ -104,24 +104,23 @@ class Support:
     code: str = "E1900"
 
 
-ANY = "any"  # every value of a key that changes nothing
-
-
 @dataclass(frozen=True)
 class Idle:
     """A value that is accepted and changes nothing, and why.
 
     Attributes:
-        value: that value; `ANY`: every one that is written.
-        why: the reason.
+        value: that value.
+        why: said after it.
+        is_any: every value but null changes nothing.
     """
 
     value: Any
     why: str
+    is_any: bool = False
 
     def holds(self, value: Any) -> bool:
-        """Return whether a value changes nothing."""
-        return value is not None if self.value == ANY else value is self.value
+        """Return whether a written value changes nothing."""
+        return value is not None if self.is_any else value is self.value
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from trinity.common.config.base import (
-    ANY,
     GUIDE,
     LATER,
     OWN,
@@ -44,10 +43,6 @@ def _buffer_name(name: str) -> str:
 
 BufferName = Annotated[str, AfterValidator(_buffer_name)]
 StorageName = Literal["file", "queue", "sql"]
-
-
-_PROGRESS = Idle(True, "the progress of a run is on its terminal, and reading takes none of it")
-_RETRIES = Idle(ANY, "a store waits for other processes until its own deadline")
 
 
 class FormatConfig(Section):
@@ -107,6 +102,12 @@ class DataSelectorConfig(Section):
     kwargs: Args = key({}, "Further arguments of the selector.", TRINITY)
 
 
+RETRIES = Idle(
+    None, "a call of the database waits for other processes by itself, and what then fails ends the run", is_any=True
+)
+PROGRESS = Idle(True, "progress is in the log and in metrics.jsonl")
+
+
 class TasksetConfig(Section):
     """A dataset of tasks."""
 
@@ -130,9 +131,9 @@ class TasksetConfig(Section):
     task_selector: DataSelectorConfig | None = key(
         None, "", TRINITY, renamed=Renamed("data_selector", TRINITY, both="older")
     )
-    max_retry_times: Natural = key(3, "Retries of a database call.", TRINITY, support=LATER)
-    max_retry_interval: Positive = key(1.0, "Pause between retries in seconds, > 0.", TRINITY, support=LATER)
-    enable_progress_bar: bool = key(False, "Show the progress of reading.", TRINITY, idle=_PROGRESS)
+    max_retry_times: Natural = key(3, "Retries of a database call.", TRINITY, idle=RETRIES)
+    max_retry_interval: Positive = key(1.0, "Pause between retries in seconds, > 0.", TRINITY, idle=RETRIES)
+    enable_progress_bar: bool = key(False, "Show the evaluation's progress.", TRINITY, idle=PROGRESS)
     index: Natural = key(0, "Place among the tasksets.", TRINITY, derived=True)
     is_eval: bool = key(False, "Whether the taskset is for evaluation.", TRINITY, derived=True)
     batch_size: Natural = key(0, "Tasks per step, from buffer.batch_size.", TRINITY, derived=True)
@@ -166,9 +167,9 @@ class ExperienceBufferConfig(Section):
     capacity: Count = key(10000, "Experiences of a queue that wait to be trained, or may be used again, >= 1.", TRINITY)
     split: str = key("train", "Split of a dataset (file).", TRINITY)
     subset_name: str | None = key(None, "Subset of a dataset (file).", TRINITY)
-    max_retry_times: Natural = key(3, "Retries of a database call.", TRINITY, support=LATER)
-    max_retry_interval: Positive = key(1.0, "Pause between retries in seconds, > 0.", TRINITY, support=LATER)
-    enable_progress_bar: bool = key(False, "Show the progress of reading.", TRINITY, idle=_PROGRESS)
+    max_retry_times: Natural = key(3, "Retries of a database call.", TRINITY, idle=RETRIES)
+    max_retry_interval: Positive = key(1.0, "Pause between retries in seconds, > 0.", TRINITY, idle=RETRIES)
+    enable_progress_bar: bool = key(False, "Show the progress of reading.", TRINITY, idle=PROGRESS)
     data_selector: DataSelectorConfig = section(DataSelectorConfig, "Order of a dataset's rows (file).", TRINITY)
     backup_path: str | None = key(None, "JSON lines file beside the store, from path.", OWN, derived=True)
     schema_type: str | None = key(None, f"Kind of rows: {', '.join(SCHEMAS)}.", TRINITY, derived=True)
@@ -235,8 +236,8 @@ class BufferConfig(Section):
     total_steps: Count | None = key(None, "Explorer steps; wins over total_epochs.", GUIDE)
     explorer_input: ExplorerInput = section(ExplorerInput, "Tasks of the explorer.")
     trainer_input: TrainerInput = section(TrainerInput, "Experiences of the trainer.")
-    max_retry_times: Natural | None = key(None, "Retries of a database call, formerly.", TRINITY, idle=_RETRIES)
-    max_retry_interval: NonNegative | None = key(None, "Pause between them, formerly.", TRINITY, idle=_RETRIES)
+    max_retry_times: Natural | None = key(None, "Retries of a database call.", TRINITY, idle=RETRIES)
+    max_retry_interval: Positive | None = key(None, "Pause between them in seconds, > 0.", TRINITY, idle=RETRIES)
     tokenizer_path: str | None = key(None, "Tokenizer, from model.model_path.", TRINITY, derived=True)
     pad_token_id: Natural | None = key(None, "Padding token of the tokenizer.", TRINITY, derived=True)
     cache_dir: str | None = key(None, "Folder of buffer files: <job>/buffer.", TRINITY, derived=True)

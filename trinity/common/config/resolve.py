@@ -105,11 +105,8 @@ def _meant(values: dict[str, Any], model: type[Section], written: Any) -> dict[s
 
 
 def soften(problems: Iterable[Finding]) -> list[Finding]:
-    """Return the problems of a file by itself.
-
-    What is not available yet is a warning, and so is a name that a plugin of elsewhere may register.
-    """
-    return [replace(p, severity="warning") if p.code in ("E1900", "E1701") else p for p in problems]
+    """Return problems, with `not available yet` as warnings, for file checks."""
+    return [replace(p, severity="warning") if p.code == "E1900" else p for p in problems]
 
 
 def _check_names(resolution: Resolution) -> None:

@@ -154,8 +154,8 @@ def _check_rollouts(resolution: Resolution, algorithm: str) -> None:
             "W1832",
             KEYS.data_processor.experience_pipeline.operators,
             f"`data_processor.experience_pipeline.operators` is empty: {algorithm} fine-tunes on the rollouts that "
-            "operators keep, here on all of them; from all of its own rollouts it learns nothing, unless the workflow "
-            "leaves bad ones out",
+            "operators keep, and trains on all of its own rollouts, from which it learns nothing unless the workflow "
+            "returns good ones only",
             involves=(TYPE,),
             suggestion="write `operators: [{name: reward_filter, args: {threshold: 1.0}}]`",
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.config.following import note_idle, set_from
-from trinity.common.config.keys import AUXILIARY, EXPERIENCES, KEYS, TASKSET, Key, args_of, path_of
+from trinity.common.config.keys import AUXILIARY, EXPERIENCES, KEYS, Key, args_of, part_of, path_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.batches import num_trained
 from trinity.common.config.rules.registered import Chosen, check_name, check_selector, resolve_arguments
@@ -15,6 +15,7 @@ from trinity.common.config.rules.tasksets import check_format, check_multi_turn,
 from trinity.common.constants import BENCH, TRAINER
 
 REPLAY = EXPERIENCES.replay_buffer
+INPUT = KEYS.buffer.explorer_input
 FUNCTION = REPLAY.priority_fn
 COOLDOWN = REPLAY.reuse_cooldown_time
 _BACKUP_SUFFIXES = (".json", ".jsonl")
@@ -176,8 +177,8 @@ def check_unique_names(resolution: Resolution) -> None:
     if resolution.config.buffer.trainer_input.experience_buffer:
         keys.append(EXPERIENCES.name)
     keys += [AUXILIARY[name].name for name in resolution.get(AUXILIARY) if _shares_names(resolution, AUXILIARY[name])]
+    evaluated = {str(INPUT.eval_tasksets[i].name) for i in range(len(resolution.get(INPUT.eval_tasksets)))}
     seen: dict[str, Key[str]] = {}
-    evaluated = [key.name for key in tasksets(resolution) if key != TASKSET]
     _check_place(resolution)
     for key in keys:
         name = resolution.get(key)
@@ -186,9 +187,15 @@ def check_unique_names(resolution: Resolution) -> None:
             continue
         origin = resolution.origin(seen[name])
         place = f" ({origin.describe()})" if origin else ""
-        if seen[name] == TASKSET.name and key in evaluated:
-            text = f"`{key}` is {name}, and so is `{TASKSET.name}`{place}: metrics of the evaluation begin with `eval/`"
-            resolution.problem("W1305", key, text, value=name, suggestion=f"write `name: {name}-eval`")
+        if str(seen[name]) == str(part_of(INPUT.taskset, "name")) and str(key) in evaluated:
+            resolution.problem(
+                "W1305",
+                key,
+                f"`{key}` is {name}, and so is `{seen[name]}`{place}: what is evaluated is told apart by "
+                f"`eval/{name}` in metrics and by the folder `eval` of its rows that are left out",
+                value=name,
+                suggestion="give each its own name, if you would rather read two",
+            )
             continue
         resolution.problem(
             "E1305",

@@ -101,7 +101,7 @@ def _misfit(resolution: Resolution, key: Key[object], message: str, suggestion: 
 
 
 def resolve_mixed_loss(resolution: Resolution) -> None:
-    """Fill the size arguments of mixed losses; refuse wrong written ones."""
+    """Fill the size arguments of mixed losses; warn about other ones."""
     loss = resolution.catalogue.entry("policy_loss_fn", resolution.get(LOSS))
     is_mixed = loss is not None and loss.args.keys() >= set(DERIVED_ARGUMENTS)
     if not is_mixed or resolution.mode not in ("both", "train") or not is_world_known(resolution):

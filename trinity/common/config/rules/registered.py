@@ -17,6 +17,8 @@ from trinity.utils.kinds import TEXT
 
 CHECKED_ELSEWHERE = (*DERIVED_ARGUMENTS, "expert_data_ratio", "rollout_is_threshold")
 AGG_MODES = {"trinity": LOSS_AGG_MODES, "verl": VERL_LOSS_AGG_MODES}
+OF_PLUGINS = ("workflow", "reward_fn", "operator", "selector")
+EXTRAS = {"rm_gallery_reward": "it calls the reward models of the package rm-gallery, Trinity-RFT's extra `rm_gallery`"}
 KINDS: dict[type, str] = {bool: "true or false", float: "a number", str: "a text"}
 
 
@@ -39,7 +41,7 @@ def check_name(
         resolution.problem(
             "E1900",
             key,
-            f"`{key}: {name}` is not available yet in this version",
+            f"`{key}: {name}` is not available yet in this version" + (f": {EXTRAS[name]}" if name in EXTRAS else ""),
             suggestion=f"available: {', '.join(available)}",
         )
         return False
@@ -52,6 +54,8 @@ def check_name(
     near = nearest(name, names)
     own = "a name of your own needs --plugin-dir (or `plugin_dirs`) with the folder of the file that registers it"
     hint = f"did you mean `{near}`? {own}" if near else f"known: {', '.join(available)}; {own}"
+    if unknown == "E1701" and registry in OF_PLUGINS and not resolution.looks_at_machine:
+        unknown = "W1701"  # which plugins there are depends on the machine of the run
     resolution.problem(
         unknown,
         key,

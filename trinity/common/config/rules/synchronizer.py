@@ -24,15 +24,16 @@ def resolve_synchronizer(resolution: Resolution) -> None:
     _resolve_method(resolution)
     note_idle(resolution, SECTION, is_written=lambda key: bool(resolution.get(key)))
     written = resolution.tree.get(path_of(METHOD)) if resolution.is_given(METHOD) else None
-    if resolution.config.model.lora_configs and written in ("nccl", "online"):
+    if resolution.mode == "both" and resolution.config.model.lora_configs and written in ("nccl", "online"):
         resolution.problem(
-            "E1812",
+            "W1812",
             METHOD,
             f"`{METHOD}: nccl` sends the trained tensors to engines on other devices, and with model.lora_configs "
-            "these are an adapter's; the engine takes merged weights from memory or from files",
+            "these are an adapter's: the engine takes the merged weights, with the same numbers, from memory",
             involves=(KEYS.model.lora_configs,),
             suggestion="write `sync_method: auto` or `sync_method: checkpoint`",
         )
+        resolution.derive(METHOD, "memory", "merged weights of an adapter do not travel by nccl")
     _check_pacing(resolution)
 
 

@@ -209,7 +209,7 @@ def _check_overrides(resolution: Resolution, key: Key[dict[str, Any]]) -> None:
 
 
 def _check_loaded(resolution: Resolution) -> None:
-    """Warn where weights are asked of the part exported for other programs."""
+    """Read weights that are to come from an exported part from `model`."""
     sections = (ACTOR, CRITIC) if reads_values(resolution) else (ACTOR,)
     for section in sections:
         key = section.checkpoint.load_contents
@@ -221,6 +221,9 @@ def _check_loaded(resolution: Resolution) -> None:
                 "which has the same weights",
                 suggestion="remove hf_model; to start from such a folder, write it as `model.model_path`",
             )
+            parts = ["model", *resolution.get(key)]
+            read = [part for part in dict.fromkeys(parts) if part != "hf_model"]
+            resolution.derive(key, read, "the part `model` has the weights of hf_model")
 
 
 def _check_host(resolution: Resolution) -> None:

@@ -1,0 +1,152 @@
+"""Write the page of all codes in both languages: `python -m tools.code_table`.
+
+What a code says is read from the places that raise it, and why it is an error or a warning from `trinity.common.codes`.
+A test says when a page is old.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from trinity.common import codes
+
+ROOT = Path(__file__).resolve().parents[1]
+CODE = re.compile(r"[EW]\d{4}")
+TEXTS = {
+    "en": {
+        "page": "docs/codes.md",
+        "title": "Codes of errors and warnings",
+        "other": "[中文](codes.zh.md)",
+        "intro": """\
+An error is for what would be wrong, lost or ignored; everything else is a warning that says what is done instead. The
+page is made from the source by `python -m tools.code_table`. A code says what the message of its first place says, in
+which … stands for a name or a value; a message also tells the key, the rule, the value and the way out. With
+`--schema-only`, what depends on the machine or on the version (E1900, names of plugins) is a warning.""",
+        "reasons": "Reasons",
+        "errors": "Errors",
+        "warnings": "Warnings",
+        "head": "| Code | What it says | Reason |",
+    },
+    "zh": {
+        "page": "docs/codes.zh.md",
+        "title": "错误与警告的代码",
+        "other": "[English](codes.md)",
+        "intro": """\
+会算错、会丢失或会被忽略的，是错误；其余都是警告，并说明实际做了什么。
+本页由 `python -m tools.code_table` 从源码生成。
+一个代码的说明取自第一处给出它的地方，照消息原文（英文），其中的 … 代表一个名字或一个值；消息本身还会写出
+键、规则、值和办法。用 `--schema-only` 时，取决于机器或版本的（E1900、插件的名字）是警告。""",
+        "reasons": "理由",
+        "errors": "错误",
+        "warnings": "警告",
+        "head": "| 代码 | 说明 | 理由 |",
+    },
+}
+CHINESE = {
+    codes.WRONG: "算错：算出来的会与所写的不同，或根本算不了",
+    codes.LOST: "丢失：写下的、训练出来的或测得的东西会丢失或被覆盖",
+    codes.IGNORED: "被忽略：写了却不会照做",
+    codes.UNREADABLE: "读不懂：无法知道是什么意思",
+    codes.MACHINE: "机器：运行需要的东西不在",
+    codes.DATA: "数据：有些行会丢失或被读错",
+    codes.FAILED: "失败：运行中有东西坏了，继续下去会丢失或凭空产生东西",
+    codes.NUMBERS: "数值：权重会被毁掉",
+    codes.CHECKPOINT: "检查点：会从别的东西继续",
+    codes.SHARED: "共用：两个进程会写同样的文件",
+    codes.SAME: "相同：实际所做的，或换个名字所做的，结果相同",
+    codes.IDLE: "不起作用：这个键在这次运行里什么也不改变，它要的东西也不缺",
+    codes.UNUSUAL: "少见：照所写的做，但可能不是本意",
+    codes.UNSEEN: "看不到：起决定作用的东西这里不知道，运行时会检查",
+}
+
+
+@cache
+def messages() -> dict[str, str]:
+    """Return what each code says, by code."""
+    found, summaries = dict[str, str](), dict[str, str]()
+    for file in sorted((ROOT / "trinity").rglob("*.py")):
+        if file.name == "codes.py":
+            continue
+        for code, text, is_message in _of_tree(ast.parse(file.read_text(encoding="utf-8"))):
+            table = found if is_message else summaries
+            table[code] = table.get(code) or text
+    return dict(sorted((summaries | {code: text for code, text in found.items() if text}).items()))
+
+
+def _of_tree(tree: ast.Module) -> Iterator[tuple[str, str, bool]]:
+    """Yield each code of a file with its message, or with a summary."""
+    scopes: list[ast.AST] = [tree]
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    scopes += [node for node in ast.walk(tree) if isinstance(node, kinds)]
+    for scope in reversed(scopes):
+        values = {
+            node.targets[0].id: node.value
+            for node in ast.walk(scope)
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        }
+        for node in ast.walk(scope):
+            if isinstance(node, ast.Call):
+                for code in _codes(node):
+                    yield code, _message(node, values), True
+        for node in ast.walk(scope):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and CODE.fullmatch(node.value):
+                yield node.value, _summary(scope) or _summary(tree), False
+
+
+def _codes(call: ast.Call) -> list[str]:
+    given = [*call.args, *(word.value for word in call.keywords)]
+    strings = [arg.value for arg in given if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+    return [text for text in strings if CODE.fullmatch(text)]
+
+
+def _message(call: ast.Call, values: dict[str, ast.expr]) -> str:
+    named = [word.value for word in call.keywords if word.arg == "message"]
+    texts = [_text(values.get(arg.id, arg) if isinstance(arg, ast.Name) else arg) for arg in [*named, *call.args]]
+    texts = [text for text in texts if " " in text]
+    return texts[0] if texts else ""
+
+
+def _text(node: ast.expr) -> str:
+    """Return a string of the source, with … for what is filled in."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part) if isinstance(part, ast.Constant) else "…" for part in node.values)
+    if isinstance(node, ast.BinOp):
+        return _text(node.left) + (_text(node.right) or "…")
+    return ""
+
+
+def _summary(scope: ast.AST) -> str:
+    has_doc = isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module)
+    return ((ast.get_docstring(scope) or "").split("\n")[0].rstrip(".")) if has_doc else ""  # type: ignore[arg-type]
+
+
+def page(language: str) -> str:
+    """Return the page in `en` or `zh`."""
+    text = TEXTS[language]
+    reasons = {reason: reason if language == "en" else CHINESE[reason] for reason in CHINESE}
+    lines = [f"# {text['title']}", "", text["other"], "", text["intro"], "", f"## {text['reasons']}", ""]
+    lines += [f"- {reason}" for reason in reasons.values()]
+    for kind, first in (("errors", "E"), ("warnings", "W")):
+        lines += ["", f"## {text[kind]}", "", text["head"], "|---|---|---|"]
+        for code, said in messages().items():
+            if code.startswith(first):
+                word = re.split("[:：]", reasons[codes.reason_of(code)])[0]
+                lines.append(f"| {code} | {_cell(said)} | {word} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Return a message as a cell of a table: one line, without marks."""
+    plain = re.sub(r"[`*]", "", " ".join(text.split())).strip(" :;,")
+    return plain.replace("|", "/").replace("<", "&lt;").replace("[", "\\[")
+
+
+if __name__ == "__main__":
+    for language, words in TEXTS.items():
+        (ROOT / words["page"]).write_text(page(language), encoding="utf-8")

@@ -1,0 +1,54 @@
+"""Why a code is an error or a warning.
+
+An error is for what would be wrong, lost or ignored; everything else is a warning that says what is done instead.
+What a code says stands where it is raised; `python -m tools.code_table` joins both to the page of the codes.
+"""
+
+from __future__ import annotations
+
+WRONG = "wrong: the run would compute something else than what is written, or could not compute it"
+LOST = "lost: something that is written, trained or measured would be lost or written over"
+IGNORED = "ignored: what is written would not be done"
+UNREADABLE = "unreadable: what is meant cannot be known"
+MACHINE = "machine: something that the run needs is not there"
+DATA = "data: rows would be lost or misread"
+FAILED = "failed: something broke while the run went, and going on would lose or invent something"
+NUMBERS = "numbers: the weights would be spoilt"
+CHECKPOINT = "checkpoint: the run would continue from something else"
+SHARED = "shared: two processes would write the same files"
+SAME = "same: what is done instead, or under another name, has the same result"
+IDLE = "idle: the key changes nothing in this run, and nothing that it asks for is missing"
+UNUSUAL = "unusual: it is done as written, and it may not be what is meant"
+UNSEEN = "unseen: what decides is not known here; the run checks it"
+
+_OF_GROUP = {"1": WRONG, "3": MACHINE, "4": DATA, "5": FAILED, "6": NUMBERS, "7": CHECKPOINT, "8": SHARED}
+_ERRORS = {
+    UNREADABLE: (
+        "E1001 E1002 E1003 E1004 E1005 E1006 E1007 E1008 E1009 E1010 E1401 E1402 E1403 E1404 E1405 E1601 E1602 E1604 "
+        "E1701 E1815"
+    ),
+    IGNORED: "E1203 E1204 E1205 E1703 E1807 E1816 E1831 E1837 E1843 E1844 E1857 E1858 E1859 E1885 E1886 E1900",
+    LOST: "E1090 E1091 E1304 E1305 E1605 E1839",
+}
+_WARNINGS = {
+    SAME: "W1301 W1305 W1804 W1812 W1816 W1841 W1887",
+    IDLE: "W1902 W1910",
+    UNUSUAL: (
+        "W1303 W1306 W1501 W1603 W1813 W1823 W1832 W1835 W1911 W3108 W3111 W3407 W3702 W3905 W3909 W4014 W4030 W7030"
+    ),
+    UNSEEN: "W1701 W3906 W3910",
+}
+_OWN = {code: reason for table in (_ERRORS, _WARNINGS) for reason, codes in table.items() for code in codes.split()}
+
+
+def reason_of(code: str) -> str:
+    """Return why a code is what it is; the first word is its kind.
+
+    Raises:
+        KeyError: a warning without a reason of its own, or a group of codes that does not exist.
+    """
+    if code in _OWN:
+        return _OWN[code]
+    if code.startswith("W"):
+        raise KeyError(f"{code}: a warning states its reason in trinity/common/codes.py")
+    return _OF_GROUP[code[1]]
