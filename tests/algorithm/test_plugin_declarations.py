@@ -234,7 +234,7 @@ class Mine(Base):
         ("bypass_mode", "VerlBypassModePolicyLossFn", {"bypass_old_logprobs": False}, "E1851",
          "the policy loss mine takes the rollout's log-probabilities for the old ones"),
         ("mix", "MIXPolicyLossFn", {"sample_strategy": "mix", "policy_loss_fn_args": {"train_batch_size_expert": 7}},
-         "W1841", "train_batch_size_expert` is 7, but it follows from"),
+         "E1841", "train_batch_size_expert` is 7, but it follows from"),
     ],
 )  # fmt: skip
 def test_a_loss_over_a_built_in_is_treated_as_that(

@@ -251,7 +251,7 @@ def _with_arguments(of: Kind, entry: Entry, body: Body, declared: Mapping[str, A
         return replace(entry, args=args | (own or {}) | dict(declared), is_open=own is None and (is_open or reads_more))
     if body.init is not None:
         own = {name: value for name, value in body.init.defaults.items() if name not in of.given_arguments}
-        is_open = body.init.is_open and body.init.reads_further
+        is_open = body.init.is_open
         args = args | own if is_open else own
         required = (body.init.required | (required if is_open else frozenset())) - of.given_arguments
     args |= {name: value for name, value in declared.items() if is_open or name in args or name in required}
@@ -329,11 +329,17 @@ def _body_of(base: type[Any], cls: type[Any], *, kind: str, calls: bool) -> Body
         f"{base.__module__}:{base.__qualname__}",
         doc=(inspect.getdoc(base) or "").split("\n")[0] if members.get("__doc__") else "",
         attributes={n: members[n] for n in declaring & members.keys() if not isinstance(members[n], functions)},
-        init=_signature(members["__init__"]) if "__init__" in members else None,
+        init=_init_of(members["__init__"], is_root=is_root) if "__init__" in members else None,
         call=_signature(members["__call__"]) if "__call__" in members else None,
         results={name: members[name].__get__(None, cls)() for name in names},
         functions=frozenset(n for n, member in members.items() if not is_root and isinstance(member, functions)),
     )
+
+
+def _init_of(function: Any, *, is_root: bool) -> Signature:
+    """Return the parameters of a constructor; a root ignores all others."""
+    found = _signature(function)
+    return replace(found, is_open=False) if is_root else found
 
 
 def _signature(function: Any) -> Signature:

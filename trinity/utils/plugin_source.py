@@ -251,7 +251,7 @@ class ClassReader:
         doc = ast.get_docstring(node) or ""
         init = _signature(functions.get("__init__"), reader)
         if any(not _registers(decorator) for decorator in node.decorator_list):  # such as `dataclass`, which makes one
-            init = replace(init or Signature(), is_open=True, reads_further=True)
+            init = replace(init or Signature(), is_open=True)
         return Body(
             f"{source.module}:{node.name}",
             doc=doc.split("\n")[0],

@@ -202,7 +202,7 @@ RANGES = {
         "W1305",
         "buffer.explorer_input.eval_tasksets[0].name",
         13,
-        "name: train-eval",
+        "its own name",
     ),
     "B49 actors": (with_("explorer: {name: trainer}\n"), "E1305", "trainer.name", None, "own name"),
     "B50": (with_("  total_epochs: 1e9\n"), "W1306", "buffer.total_epochs", 13, "meant"),

@@ -27,6 +27,8 @@ def check_name(
 ) -> bool:
     """Return whether a name exists and is usable now; note why not."""
     catalogue = resolution.catalogue
+    if unknown == "E1701" and registry in OF_PLUGINS and not resolution.looks_at_machine:
+        unknown = "W1701"  # which plugins there are depends on the machine of the run
     if name is not None and (name in catalogue.dotted.get(registry, ()) or (registry, name) in catalogue.dotted_faults):
         return _check_place(resolution, key, registry, name, unknown)
     available = list(catalogue.names(registry))
@@ -54,8 +56,6 @@ def check_name(
     near = nearest(name, names)
     own = "a name of your own needs --plugin-dir (or `plugin_dirs`) with the folder of the file that registers it"
     hint = f"did you mean `{near}`? {own}" if near else f"known: {', '.join(available)}; {own}"
-    if unknown == "E1701" and registry in OF_PLUGINS and not resolution.looks_at_machine:
-        unknown = "W1701"  # which plugins there are depends on the machine of the run
     resolution.problem(
         unknown,
         key,
