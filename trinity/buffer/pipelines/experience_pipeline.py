@@ -119,9 +119,10 @@ class ExperiencePipeline:
     async def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
         """Return the experiences to store and metrics (names without a prefix).
 
-        The metrics are those of the operators as `<operator>/<name>`, those of the advantage function under
-        their own names, `filtered_count` (all that were dropped on the way), `rejected_count` (of these, dropped
-        because an operator left a reward that is not finite), `experience_count` (left) and `time/<step>` in seconds.
+        The metrics are those of the operators as `<operator>/<name>` and, the last operator's, as `<name>`, those of
+        the advantage function under their own names, `filtered_count` (all that were dropped on the way),
+        `rejected_count` (of these, dropped because an operator left a reward that is not finite), `experience_count`
+        (left) and `time/<step>` in seconds.
 
         Raises:
             WorkflowError: an operator failed or returned something else than experiences and metrics.
@@ -132,7 +133,7 @@ class ExperiencePipeline:
         for name, operator in self._steps:
             before = len(exps)
             exps, own, metrics[f"time/{name}"] = await self._step(name, operator, exps)
-            metrics |= {f"{name}/{key}": value for key, value in own.items()}
+            metrics |= own | {f"{name}/{key}": value for key, value in own.items()}
             dropped += max(0, before - len(exps))
         usable = [e for e in exps if e.reward is None or math.isfinite(e.reward)]
         metrics["rejected_count"] = len(exps) - len(usable)
