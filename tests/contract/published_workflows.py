@@ -15,11 +15,7 @@ from trinity.common.workflows.step_wise_workflow import (
     RewardPropagationWorkflow,
     StepWiseRewardWorkflow,
 )
-
-
-def is_said(response: Experience, reward: float) -> Experience:
-    response.reward = reward
-    return response
+from trinity.common.workflows.workflow import BaseSimpleWorkflow
 
 
 class Old(Workflow):
@@ -272,8 +268,9 @@ class Greedy(SimpleWorkflow):
 @WORKFLOWS.register_module("own_math")
 class OwnMath(MathWorkflow):
     def reset(self, task: Task):
+        if task.reward_fn is None:
+            task.reward_fn = MathRewardFn
         super().reset(task)
-        task.reward_fn = task.reward_fn or MathRewardFn
 
     def format_messages(self):
         return [{"role": "user", "content": self.raw_task["question"]}]
@@ -286,6 +283,18 @@ class OwnMath(MathWorkflow):
             response.metrics["own_math"] = float(isinstance(self.truth, str))
             response.reward = sum(scores.values())
             response.eid.run = i + self.run_id_base
+        return responses
+
+
+@WORKFLOWS.register_module("base_async")
+class BaseAsync(BaseSimpleWorkflow):
+    is_async: bool = True
+
+    async def run_async(self):
+        responses = await self.model.chat_async(self.format_messages(), **self.rollout_args)
+        for response in responses:
+            response.reward = sum(self.reward_fn(response=response.response_text, truth=self.truth).values())
+            response.metrics["base_async"] = float(len(responses) == 1 and self.reward_fn_args == {})
         return responses
 
 

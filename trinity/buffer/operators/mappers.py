@@ -110,7 +110,7 @@ class RewardShapingMapper(ExperienceOperatorV1):
             missing += lacks
             if is_finite:
                 kept.append(experience)
-                changes.append(0.0 if before is None else float(experience.reward) - float(before))
+                changes.append(float(experience.reward or 0.0) - float(before or 0.0))
         changes = changes or [0.0]
         return kept, {
             "missing_stats_count": missing,
