@@ -125,6 +125,15 @@ def test_step_wise_grpo_reads_the_last_step_whatever_the_order() -> None:
     assert by_run == pytest.approx({0: 0.5**0.5 / 3, 1: -(0.5**0.5) / 2}) and metrics["filtered_count"] == 0.0
 
 
+@pytest.mark.parametrize(("threshold", "share"), [(None, 0.0), (0.0, 1 / 3)])
+def test_step_wise_grpo_says_which_share_of_the_tasks_was_dropped(threshold: float | None, share: float) -> None:
+    exps = _steps([[0.0, 1.0], [0.0]]) + _steps([[1.0], [1.0]], task=1) + _steps([[2.0], [0.0]], task=2)
+    function = ADVANTAGE_FN.get("step_wise_grpo")(std_threshold=threshold)
+    kept, metrics = function.process(exps)
+    assert metrics["skipped_group_ratio"] == share and len(kept) == (7 if threshold is None else 5)
+    assert function.process([])[1]["skipped_group_ratio"] == 0.0
+
+
 def test_rec_drops_the_same_surplus_in_every_run() -> None:
     def run() -> list[float]:
         function = ADVANTAGE_FN.get("rec")(drop="balance")

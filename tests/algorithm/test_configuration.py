@@ -78,7 +78,7 @@ def test_an_unknown_argument_is_answered_with_the_known_ones(tmp_path: Path) -> 
     algorithm = {"algorithm_type": "sapo", "policy_loss_fn_args": {"tau_neq": 1.0}}
     (problem,) = _problems(tmp_path, algorithm)
     assert problem.code == "E1703" and problem.suggestion == "did you mean `tau_neg`?"
-    assert problem.message == "`sapo` has no argument `tau_neq`; known: loss_agg_mode, tau_neg, tau_pos"
+    assert problem.message == "`sapo` has no argument `tau_neq`; known: is_gate_held, loss_agg_mode, tau_neg, tau_pos"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 
+from tests.docs.pages import page
 from tests.e2e.tiny_run import TinyRun
 from trinity.catalogue import builtin_catalogue
 from trinity.common.config import examine
@@ -232,6 +233,18 @@ def test_a_plugin_without_prompt_and_a_plain_function_reward_a_run(tmp_path: Pat
     assert len(lines) >= 2
     assert all(0.0 <= line["rollout/reward/mean"] <= 4.0 for line in lines)
     assert any(line["rollout/reward/max"] > 1.0 for line in lines), "the argument counts"
+
+
+def test_the_reward_function_of_the_page_rewards_a_run(tmp_path: Path) -> None:
+    for text in (page("docs/workflows.md"), page("docs/workflows.zh.md")):
+        assert text.code("python")[1] == page("docs/workflows.md").code("python")[1]
+    run = TinyRun(tmp_path, plugin=page("docs/workflows.md").code("python")[1])
+    taskset = run.tree["buffer"]["explorer_input"]["taskset"]
+    taskset |= {"default_reward_fn_type": "is_short", "reward_fn_args": {"limit": 0}}
+    end = run.finish()
+    assert end.status == 0, end.output
+    assert [line["rollout/short/mean"] for line in run.lines("explorer")][:2] == [0.0, 0.0]
+    assert all("rollout/right/mean" in line for line in run.lines("explorer")[:2])
 
 
 def test_a_plugin_that_returns_a_text_ends_a_run_by_name(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_the_job_folder_is_as_documented(finished_run: Path) -> None:
 
 def test_the_script_that_tries_a_workflow_runs(finished_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = Path("try.py")
-    script.write_text(page("docs/workflows.md").code("python")[1], encoding="utf-8")
+    script.write_text(page("docs/workflows.md").code("python")[2], encoding="utf-8")
     module = _module(script, "docs_try")
     assert len(module.experiences) == 1
     assert 0 < int(module.experiences[0].action_mask.sum()) < module.experiences[0].response_length
@@ -146,7 +146,7 @@ def test_the_agent_of_several_steps_trains(finished_run: Path) -> None:
     example = page("docs/workflows.md")
     folder = finished_run.parents[2]
     (folder / "agent").mkdir()
-    (folder / "agent" / "guess.py").write_text(example.code("python")[3], encoding="utf-8")
+    (folder / "agent" / "guess.py").write_text(example.code("python")[4], encoding="utf-8")
     (folder / "guess.yaml").write_text(example.code("yaml")[2], encoding="utf-8")
     rows = [{"question": f"Guess {number}.", "secret": str(number)} for number in range(2)]
     (folder / "data" / "numbers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -103,7 +103,8 @@ def messages_fault(key: str, messages: Any) -> Fault | None:
             return _bad_message(key, number, message, "two assistant messages in a row")
         content = message.get("content")
         is_call = role == "assistant" and message.get("tool_calls")
-        fault = None if isinstance(content, list) or is_call else text_fault(key, content)
+        is_result = role == "tool" and isinstance(content, Mapping)
+        fault = None if isinstance(content, list) or is_call or is_result else text_fault(key, content)
         if fault is not None:
             return _bad_message(key, number, message, f"content {fault.reason}")
         before = role

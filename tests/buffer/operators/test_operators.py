@@ -66,9 +66,10 @@ def test_mask_response_truncated_takes_only_cut_responses_out_of_the_loss() -> N
         + group(1, [1.0])
         + group(2, [1.0], truncate_status="prompt_truncated", action_mask=[True] * 3)
     )
+    assert exps[2].action_mask.tolist() == [False] * 3  # a cut prompt is answered by nothing that counts
     left, metrics = run("mask_response_truncated", exps)
     assert len(left) == 3
-    assert [e.action_mask.tolist() for e in exps] == [[False] * 3, [True] * 3, [True] * 3]
+    assert [e.action_mask.tolist() for e in exps] == [[False] * 3, [True] * 3, [False] * 3]
     assert metrics == {"masked_count": 1}
 
 
@@ -85,7 +86,9 @@ def test_reward_shaping_applies_the_terms_in_order() -> None:
     # (1 + 2 * 0.5) / (0.5 * 4) = 1; a division by 0 drops; 3 + 2 * 1 = 5 and no length
     assert left == ["1/0/0/0/", "1/0/2/0/"]
     assert (first.reward, third.reward) == (1.0, 5.0)
-    assert metrics == {"missing_stats_count": 1, "filtered_count": 1}
+    # the first by 0, the third by 2
+    changes = {"reward_diff/mean": 1.0, "reward_diff/min": 0.0, "reward_diff/max": 2.0}
+    assert metrics == {"missing_stats_count": 1, "filtered_count": 1} | changes
 
 
 @pytest.mark.parametrize(("op", "expected"), [("ADD", 6.0), ("SUB", -2.0), ("MUL", 8.0), ("DIV", 0.5)])

@@ -80,18 +80,27 @@ class StepWiseGRPOAdvantage(GroupAdvantage):
         return exps, metrics
 
     def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
-        """Set the advantages of all experiences; see `GroupAdvantage.process`."""
+        """Set the advantages of all experiences; see `GroupAdvantage.process`.
+
+        The metric `skipped_group_ratio` is the share of tasks that were dropped.
+        """
         batch_std = None
         if self.std_cal_level == "batch":
             last = [reward_of(steps[-1]) for steps in runs_of(exps)]
             batch_std = group_std(last) if last else None
         kept: list[Experience] = []
         rows: list[dict[str, float]] = []
+        skipped = 0
         for group_id, group in self.group_experiences(exps).items():
             group_kept, metrics = self.calculate_group_advantage(group_id, group, batch_std)
             kept.extend(group_kept)
             rows.append(metrics)
-        return kept, summarise_groups(rows) | {"filtered_count": float(len(exps) - len(kept))}
+            skipped += not group_kept
+        counts = {
+            "filtered_count": float(len(exps) - len(kept)),
+            "skipped_group_ratio": skipped / len(rows) if rows else 0.0,
+        }
+        return kept, summarise_groups(rows) | counts
 
 
 def runs_of(exps: list[Experience]) -> list[list[Experience]]:

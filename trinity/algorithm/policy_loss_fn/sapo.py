@@ -1,5 +1,10 @@
 """Soft adaptive policy optimisation, by Trinity's and veRL's convention.
 
+The paper's objective (arXiv:2511.20347v2, eq. 5) is differentiated through the gate: its gradient, eq. 7 and 8, weighs
+that of the log-probability by 4 sigmoid(x) (1 - sigmoid(x)) r with x = tau (r - 1), which is 1 at the old policy and
+falls on both sides. So does veRL. A gate that is held weighs it by 2 / tau there, and by up to 4 / tau the more the
+policy has moved towards the response: nothing closes.
+
 Dimension key: B = responses, T = response positions.
 """
 
@@ -24,13 +29,15 @@ class SAPOPolicyLossFn(TokenLossFn):
         -A sigmoid(tau (r - 1)) 4 / tau,   r = exp(logprob - old_logprob), the difference clamped to +-20
 
     arXiv:2511.20347v2, eq. 5 and 6. tau is `tau_pos` for A > 0, else `tau_neg`. The gradient goes through the ratio, as
-    in the paper; trinity-rft 0.6.0 holds the gate.
+    in the paper and in veRL; `is_gate_held` is the loss of trinity-rft 0.6.0, -A [gate 4 / tau] logprob, with the value
+    in brackets as a constant. The paper's mean is that of the responses' means (`seq-mean-token-mean`).
 
     Args:
         backend: see `PolicyLossFn`.
         tau_pos: temperature of the gate where the advantage is positive, > 0.
         tau_neg: temperature elsewhere, > 0; larger closes the gate sooner.
         loss_agg_mode: see `aggregate_loss`.
+        is_gate_held: take the gate as a constant weight of the log-probability, as trinity-rft does.
 
     Raises:
         ValueError: a temperature that is not positive.
@@ -39,6 +46,7 @@ class SAPOPolicyLossFn(TokenLossFn):
     summary = "a smooth gate instead of the clip (arXiv:2511.20347v2, eq. 5 and 6)"
     formula = (
         "-A sigmoid(tau (r - 1)) 4 / tau\nr = exp(logprob - old_logprob)\ntau = {tau_pos} where A > 0, else {tau_neg}"
+        "\n?is_gate_held the factors of A are a constant, times logprob"
     )
     ranges = {"tau_pos": "(0, inf]", "tau_neg": "(0, inf]"}
     zero_advantage_is_zero_loss = True
@@ -49,12 +57,14 @@ class SAPOPolicyLossFn(TokenLossFn):
         tau_pos: float = 1.0,
         tau_neg: float = 1.05,
         loss_agg_mode: str = "token-mean",
+        is_gate_held: bool = False,
     ) -> None:
         super().__init__(backend, loss_agg_mode)
         if tau_pos <= 0 or tau_neg <= 0:
             raise ValueError(f"tau_pos and tau_neg must be > 0, got {tau_pos} and {tau_neg}")
         self.tau_pos = tau_pos
         self.tau_neg = tau_neg
+        self.is_gate_held = is_gate_held
 
     def __call__(  # type: ignore[override]
         self,
@@ -74,7 +84,11 @@ class SAPOPolicyLossFn(TokenLossFn):
         is_positive = advantages > 0
         tau = torch.full_like(logprob, self.tau_neg, requires_grad=False).masked_fill(is_positive, self.tau_pos)
         gate = torch.sigmoid(tau * (log_ratio.exp() - 1.0))
-        loss = self.aggregate(-advantages * gate * 4.0 / tau, action_mask, rollout_is_weights)
+        if self.is_gate_held:
+            terms = -advantages * (gate.detach() * 4.0 / tau) * logprob
+        else:
+            terms = -advantages * gate * 4.0 / tau
+        loss = self.aggregate(terms, action_mask, rollout_is_weights)
         metrics = {
             "pg_loss": loss.item(),
             "ppo_kl": masked_mean(-log_ratio.detach(), action_mask).item(),

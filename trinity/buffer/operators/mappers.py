@@ -97,14 +97,28 @@ class RewardShapingMapper(ExperienceOperatorV1):
         self.terms = [RewardShaping.parse(entry, i) for i, entry in enumerate(reward_shaping_configs or [])]
 
     async def process(self, exps: list[Experience]) -> Result:
-        """Return the experiences with their shaped rewards."""
+        """Return the experiences with their shaped rewards.
+
+        The metrics `reward_diff/mean`, `/min` and `/max` say by how much the rewards changed; one that is missing
+        changed by 0.
+        """
         kept, missing = [], 0
+        changes: list[float] = []
         for experience in exps:
+            before = experience.reward
             lacks, is_finite = self._shape(experience)
             missing += lacks
             if is_finite:
                 kept.append(experience)
-        return kept, {"missing_stats_count": missing, "filtered_count": len(exps) - len(kept)}
+                changes.append(float(experience.reward or 0.0) - float(before or 0.0))
+        changes = changes or [0.0]
+        return kept, {
+            "missing_stats_count": missing,
+            "filtered_count": len(exps) - len(kept),
+            "reward_diff/mean": sum(changes) / len(changes),
+            "reward_diff/min": min(changes),
+            "reward_diff/max": max(changes),
+        }
 
     def _shape(self, experience: Experience) -> tuple[int, bool]:
         missing = 0

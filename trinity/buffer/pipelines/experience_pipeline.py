@@ -120,11 +120,11 @@ class ExperiencePipeline:
     async def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, Any]]:
         """Return the experiences to store and metrics (names without a prefix).
 
-        The metrics are those of the operators as `<operator>/<name>`, those of the advantage function under
-        their own names, `filtered_count` (all that were dropped on the way), `rejected_count` (of these, dropped
-        because an operator left a reward that is not finite), `experience_count` (left) and `time/<step>` in seconds.
-        What an operator returns as `selector_metric` is for the selector of the taskset, under this name: the last one
-        counts.
+        The metrics are those of the operators as `<operator>/<name>` and, the last operator's, as `<name>`, those of
+        the advantage function under their own names, `filtered_count` (all that were dropped on the way),
+        `rejected_count` (of these, dropped because an operator left a reward that is not finite), `experience_count`
+        (left) and `time/<step>` in seconds. What an operator returns as `selector_metric` is for the selector of the
+        taskset, under this name: the last one counts.
 
         Raises:
             WorkflowError: an operator failed or returned something else than experiences and metrics.
@@ -135,7 +135,8 @@ class ExperiencePipeline:
         for name, operator in self._steps:
             before = len(exps)
             exps, own, metrics[f"time/{name}"] = await self._step(name, operator, exps)
-            metrics |= {f"{name}/{key}": value for key, value in _numbers(own).items()}
+            numbers = _numbers(own)
+            metrics |= numbers | {f"{name}/{key}": value for key, value in numbers.items()}
             metrics |= {key: value for key, value in own.items() if key == SELECTOR_METRIC}
             dropped += max(0, before - len(exps))
         usable = [e for e in exps if e.reward is None or math.isfinite(e.reward)]

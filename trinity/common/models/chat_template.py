@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -189,6 +189,38 @@ def _apply(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, Any]
         )
     if options["enable_thinking"] is None:
         del options["enable_thinking"]
+    if any(isinstance(message.get("content"), Mapping) for message in messages):
+        messages = _with_results_written(tokenizer, messages, options)
+    return _rendered(tokenizer, messages, options)
+
+
+def _with_results_written(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, Any]], options: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Return messages whose mappings, results of tools, are written.
+
+    The template is given them as they are. One that fails on them, or that writes nothing of them as Qwen3's does, is
+    given JSON text.
+    """
+    kept = ("tools", "chat_template", "add_generation_prompt", "enable_thinking")
+    plain = {key: options[key] for key in kept if key in options} | {"tokenize": False}
+    try:
+        text = _rendered(tokenizer, messages, plain)
+        if text != _rendered(tokenizer, _replaced(messages, lambda content: ""), plain):
+            return list(messages)
+    except EnvironmentProblem:
+        pass
+    return _replaced(messages, lambda content: json.dumps(content, ensure_ascii=False))
+
+
+def _replaced(messages: Sequence[dict[str, Any]], change: Callable[[Any], str]) -> list[dict[str, Any]]:
+    return [
+        {**message, "content": change(message["content"])} if isinstance(message.get("content"), Mapping) else message
+        for message in messages
+    ]
+
+
+def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, Any]], options: dict[str, Any]) -> Any:
     try:
         with _lock:
             return tokenizer.apply_chat_template(list(messages), **options)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncMathWorkflow",
     "AsyncSimpleWorkflow",
+    "BaseSimpleWorkflow",
     "MathWorkflow",
     "MultiTurnWorkflow",
     "RolloutArgs",
@@ -213,6 +214,7 @@ class SimpleWorkflow(Workflow):
         super().reset(task)
         self.format_args = task.format_args
         self.workflow_args = task.workflow_args or {}
+        self.reward_fn_args = task.reward_fn_args or {}
         self.raw_task = task.raw_task or {}
         self.task_desc = task.task_desc
         self.truth = task.truth
@@ -241,8 +243,8 @@ class SimpleWorkflow(Workflow):
                 code="E5118",
             )
         if not isinstance(reward_fn, type):
-            return functools.partial(reward_fn, **self.task.reward_fn_args) if self.task.reward_fn_args else reward_fn
-        return reward_fn(**(declared_args(reward_fn, kind="reward_fn") | (self.task.reward_fn_args or {})))
+            return functools.partial(reward_fn, **self.reward_fn_args) if self.reward_fn_args else reward_fn
+        return reward_fn(**(declared_args(reward_fn, kind="reward_fn") | self.reward_fn_args))
 
     def format_messages(self) -> list[dict[str, Any]]:
         """Return system prompt, prompt and reply prefix as messages to send.
@@ -314,6 +316,16 @@ class SimpleWorkflow(Workflow):
         """Return the argument with the row's tools, where it has some."""
         tools = self.task.tools
         return {"tools": tools} if tools else {}
+
+
+class BaseSimpleWorkflow(SimpleWorkflow):
+    """`SimpleWorkflow` for a class that makes one attempt a run.
+
+    It says itself what it can do, as published.
+    """
+
+    can_reset = False
+    can_repeat = False
 
 
 @WORKFLOWS.register_module("async_simple_workflow")
