@@ -64,7 +64,7 @@ def test_mask_response_truncated_takes_only_cut_responses_out_of_the_loss() -> N
     exps = (
         group(0, [0.0], truncate_status="response_truncated")
         + group(1, [1.0])
-        + group(2, [1.0], truncate_status="prompt_truncated", action_mask=[True] * 3)
+        + group(2, [1.0], truncate_status="prompt_truncated")
     )
     assert exps[2].action_mask.tolist() == [False] * 3  # a cut prompt is answered by nothing that counts
     left, metrics = run("mask_response_truncated", exps)
