@@ -39,6 +39,48 @@ SAME = {
 }
 
 
+# Further published places of names, each with all that scripts import from there.
+PLACES = {
+    "trinity.algorithm": "ALGORITHM_TYPE AlgorithmType ADVANTAGE_FN AdvantageFn POLICY_LOSS_FN PolicyLossFn KL_FN KLFn "
+    "ENTROPY_LOSS_FN EntropyLossFn SAMPLE_STRATEGY SampleStrategy",
+    "trinity.algorithm.advantage_fn": "GroupAdvantage",
+    "trinity.algorithm.utils": "aggregate_loss masked_mean",
+    "trinity.buffer": "get_buffer_reader get_buffer_writer",
+    "trinity.buffer.operators": "ExperienceOperator ExperienceOperatorV1 EXPERIENCE_OPERATORS",
+    "trinity.buffer.pipelines": "ExperiencePipeline",
+    "trinity.buffer.schema.sql_schema": "ExperienceModel SFTDataModel DPODataModel TaskModel",
+    "trinity.buffer.selector": "SELECTORS BaseSelector",
+    "trinity.cli.launcher": "main app",
+    "trinity.common.config": "Config load_config FormatConfig GenerationConfig TasksetConfig ExperienceBufferConfig "
+    "StorageConfig InferenceModelConfig LoRAConfig StageConfig",
+    "trinity.common.constants": "SELECTOR_METRIC MODEL_PATH_ENV_VAR TASKSET_PATH_ENV_VAR CHECKPOINT_ROOT_DIR_ENV_VAR "
+    "PLUGIN_DIRS_ENV_VAR PromptType StorageType SyncMethod SyncStyle SaveStrategy RunningStatus OpType",
+    "trinity.common.experience": "Experience EID CustomField group_by Experiences to_hf_datasets from_hf_datasets",
+    "trinity.common.models.model": "ModelWrapper",
+    "trinity.common.models.utils": "load_fsdp_state_dict_from_verl_checkpoint load_state_dict get_action_mask_method "
+    "get_checkpoint_dir_with_step_num tokenize_and_mask_messages_hf tokenize_and_mask_messages_default",
+    "trinity.common.rewards": "REWARD_FUNCTIONS RewardFn",
+    "trinity.common.rewards.math_reward": "MathRewardFn MathBoxedRewardFn",
+    "trinity.common.rewards.reward_fn": "RewardFn",
+    "trinity.common.schema.sql_schema": "ExperienceModel",
+    "trinity.common.workflows.customized_math_workflows": "MathBoxedWorkflow Task",
+    "trinity.common.workflows.workflow": "Task Workflow SimpleWorkflow AsyncSimpleWorkflow MultiTurnWorkflow "
+    "MathWorkflow AsyncMathWorkflow",
+    "trinity.trainer": "get_latest_hf_checkpoint_path",
+    "trinity.utils.dlc_utils": "setup_ray_cluster",
+    "trinity.utils.log": "get_logger",
+    "trinity.utils.monitor": "MONITOR Monitor",
+    "trinity.utils.plugin_loader": "load_plugins",
+    "trinity.utils.registry": "Registry",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_published_place_has_its_names(place: str) -> None:
+    module = importlib.import_module(place)
+    assert not [name for name in PLACES[place].split() if not hasattr(module, name)]
+
+
 @pytest.mark.parametrize(("published", "home"), SAME.items())
 def test_a_published_path_gives_the_thing_itself(published: str, home: str) -> None:
     assert found(published) is found(home)

@@ -27,13 +27,14 @@ from trinity.common.rewards.eval_utils import (
     last_boxed_only_string,
     parse_with_timeout,
     remove_boxed,
+    remove_right_units,
     simple_answer_parser,
     validate_equation,
     validate_think_pattern,
     verify_with_timeout,
 )
 from trinity.common.rewards.math_reward import MathBoxedRewardFn
-from trinity.common.rewards.naive_dapo_score import compute_score
+from trinity.common.rewards.naive_dapo_score import compute_score, grade_answer, match_answer
 from trinity.common.rewards.qwen25_eval import extract_answer, math_equal, verify_math_answer
 from trinity.common.rewards.scores import scores_of
 
@@ -195,6 +196,12 @@ def test_helpers_that_plugins_import() -> None:
     assert extract_solution("a\n<answer>1+2</answer>") == "1+2"
     assert validate_equation("1+2", [2, 1]) and not validate_equation("1+2", [1])
     assert validate_think_pattern("<think>a</think>") and not validate_think_pattern("</think><think>")
+    assert (remove_right_units(r"5\text{ cm}"), remove_right_units("5")) == ("5", "5")
+    assert match_answer(r"<think>\boxed{1}</think>\boxed{7}") == (True, "7") and match_answer("</think>a") == (
+        False,
+        "a",
+    )
+    assert grade_answer(" 0.5", "1/2") == (True, "0.5") and not grade_answer("1", "2")[0]
     assert compute_score(r"\boxed{7}", "7") == (1.0, "7") and compute_score("6", "7")[0] == 0.0
     assert math_equal("0.5", "1/2") and not math_equal(None, "1") and extract_answer("it is 4") == "it is 4"
     assert verify_math_answer(r"\boxed{4}", "4") == (1.0, {"extracted_answer": "4", "ground_truth": "4"})

@@ -27,6 +27,7 @@ __all__ = [
     "last_boxed_only_string",
     "parse_with_timeout",
     "remove_boxed",
+    "remove_right_units",
     "simple_answer_parser",
     "validate_equation",
     "validate_think_pattern",
@@ -95,6 +96,12 @@ def remove_boxed(s: str) -> str | None:
     r"""Return what the text `\boxed{...}` holds; None for another text."""
     is_box = s.startswith("\\boxed{") and s.endswith("}")
     return s[len("\\boxed{") : -1] if is_box else None
+
+
+def remove_right_units(string: str) -> str:
+    r"""Return an answer without the unit that `\text{ ...}` at its end is."""
+    before, mark, _ = string.partition(r"\text{ ")
+    return before if mark else string
 
 
 def extract_solution(solution_str: str) -> str | None:
