@@ -36,7 +36,11 @@ EXAMPLES = [
     for number, code in enumerate(part.code("yaml"))
 ]
 # Names that only another algorithm or an evaluation writes.
-NOT_IN_THIS_RUN = {"actor/sft_loss"}
+NOT_IN_THIS_RUN = {
+    "actor/sft_loss",
+    "experience_pipeline/skipped_group_ratio",
+    "experience_pipeline/reward_diff/mean",
+}
 
 
 def _merged(base: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import pytest
 from tests.explorer import scripted
 from tests.explorer.rollouts import Rollouts
 from tests.explorer.scripted import Asynchronous, Repeating, Resettable, Scripted, make
-from trinity.common.errors import ConfigError
 from trinity.explorer.metrics import rollout_metrics
 from trinity.explorer.outcome import BatchResult, Completed, Failed, Rejected, TimedOut
 
@@ -145,9 +144,15 @@ def test_concurrent_mode_decides_whether_repeats_overlap(rollouts: Rollouts, mod
     assert (scripted.PEAK[mode] > 1) is at_once
 
 
-def test_asynchronous_mode_refuses_a_synchronous_workflow(rollouts: Rollouts) -> None:
-    with pytest.raises(ConfigError, match="asynchronous needs a workflow with is_async = True, got Scripted"):
-        rollouts.run([make(Scripted, 2, act="ok")], concurrent_mode="asynchronous")
+def test_asynchronous_mode_does_the_repeats_of_a_synchronous_workflow_in_turn(
+    rollouts: Rollouts, caplog: pytest.LogCaptureFixture
+) -> None:
+    for mode, num_threads in (("multi-threading", 3), ("asynchronous", 1)):
+        tasks = [make(Scripted, 3, act="ok", name=f"in turn {mode}") for _ in range(2)]
+        result = rollouts.run(tasks, concurrent_mode=mode, num_runners=1)
+        assert result.count(Completed) == 6 and len(scripted.THREADS[f"in turn {mode}"]) == num_threads
+    warnings = [record.getMessage() for record in caplog.records if "concurrent_mode" in record.getMessage()]
+    assert len(warnings) == 1 and "Scripted is not asynchronous" in warnings[0]
 
 
 def test_the_order_of_arrival_does_not_show_in_the_result(rollouts: Rollouts) -> None:

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from trinity.common.errors import ConfigError
 from trinity.common.workflows import describe
 from trinity.common.workflows.task import Task
 from trinity.explorer.acceptance import of_batch
@@ -109,6 +108,7 @@ class Scheduler:
         self._numbers = itertools.count()
         self._alone = asyncio.Lock()
         self._under_way = 0
+        self._in_turn: set[type[Any]] = set()
         self._reports: asyncio.Task[None] | None = None
         if settings.is_deterministic and settings.concurrent_mode != "sequential":
             logger.warning(
@@ -135,7 +135,6 @@ class Scheduler:
             with_baseline: one more run of each task, numbered after the others, with temperature 0.
 
         Raises:
-            ConfigError: `concurrent_mode` does not fit a workflow.
             OutOfMemoryError: the engine ran out of memory.
         """
         started = time.monotonic()
@@ -174,12 +173,6 @@ class Scheduler:
         most = self._settings.max_repeat_times_per_runner
         for index, task in enumerate(tasks):
             traits = describe(task.workflow)
-            if self._settings.concurrent_mode == "asynchronous" and not (traits.is_async or traits.can_repeat):
-                raise ConfigError(
-                    f"explorer.concurrent_mode asynchronous needs a workflow with is_async = True, "
-                    f"got {task.workflow.__name__}; use multi-threading or sequential",
-                    code="E1705",
-                )
             repeats = task.repeat_times or 1
             task = of_batch(task, batch=batch, index=index)
             for start in range(0, repeats, most or repeats):
@@ -240,7 +233,7 @@ class Scheduler:
             await self._attempts(runner, part, part.runs, result)
             return
         singles = [range(run, run + 1) for run in part.runs]
-        if self._settings.concurrent_mode == "sequential" or self._settings.is_deterministic:
+        if not self._are_at_once(part.task.workflow):
             for runs in singles:
                 await self._attempts(runner, part, runs, result)
             return
@@ -248,6 +241,22 @@ class Scheduler:
         await _all_or_none(
             [self._attempts(lane, part, runs, result) for lane, runs in zip(lanes, singles, strict=True)]
         )
+
+    def _are_at_once(self, workflow: type[Any]) -> bool:
+        """Return whether the repeats of a workflow that cannot repeat overlap."""
+        mode = self._settings.concurrent_mode
+        if mode == "sequential" or self._settings.is_deterministic:
+            return False
+        if mode == "multi-threading" or describe(workflow).is_async:
+            return True
+        if workflow not in self._in_turn:
+            self._in_turn.add(workflow)
+            logger.warning(
+                "explorer.concurrent_mode asynchronous: %s is not asynchronous, so that its repeats run one after "
+                "another; write multi-threading, or is_async = True and run_async",
+                workflow.__name__,
+            )
+        return False
 
     async def _attempts(self, runner: Runner, part: _Part, runs: range, result: BatchResult) -> None:
         """Attempt `runs` until the outcomes need no retry.

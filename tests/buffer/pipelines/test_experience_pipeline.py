@@ -71,6 +71,8 @@ def test_operators_run_in_order_and_the_group_advantage_comes_last() -> None:
     assert [round(e.advantages[0].item(), 5) for e in exps] == [-0.70711, 0.70711, 0.0, 0.0]
     assert metrics["reward_filter/filtered_count"] == 1
     assert metrics["filtered_count"] == 1
+    # what an operator measures also has the published name, without the operator's
+    assert metrics["reward_diff/mean"] == metrics["reward_shaping_mapper/reward_diff/mean"] == 1.0
     assert metrics["experience_count"] == 4
     assert metrics["group_advantages/reward_mean/max"] == 3.0
     assert metrics["time/reward_filter"] >= 0

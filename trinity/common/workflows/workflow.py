@@ -272,13 +272,17 @@ class SimpleWorkflow(Workflow):
         return messages
 
     def offered(self, experience: Experience) -> dict[str, Any]:
-        """Return what the reward function may ask for by name."""
+        """Return what the reward function may ask for by name.
+
+        A response of an author's own model may have its text alone; its tokens and `info` are then None.
+        """
+        tokens = getattr(experience, "tokens", None)
         return {
             "response": experience.response_text,
             "prompt": self.task_desc,
             "truth": self.truth,
-            "response_token": experience.tokens[experience.prompt_length :],
-            "info": experience.info,
+            "response_token": None if tokens is None else tokens[experience.prompt_length :],
+            "info": getattr(experience, "info", None),
         }
 
     def score(self, responses: list[Experience]) -> list[Experience]:
