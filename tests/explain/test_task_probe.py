@@ -69,8 +69,8 @@ def reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ("args", "words"),
     [
         ({"raises": "answer"}, f"ProbedReward fails: KeyError: 'answer' ({__file__}"),
-        ({"scores": {"score": "high"}}, "fails: TypeError"),
-        ({"scores": 1}, "fails: "),
+        ({"scores": {"score": "high"}}, "got 'high' (str) for 'score'"),
+        ({"scores": "one"}, "must return a number, or numbers by name"),
         ({"scores": {"score": float("inf")}}, "gives inf, which is no finite number"),
         ({"score": 1}, "cannot be built: TypeError"),
     ],
