@@ -43,6 +43,11 @@ def test_a_name_of_trl_is_answered_with_the_key_here(tmp_path: Path, name: str, 
         ({"trainer": {"n_gpus_per_node": 8}}, "trainer.n_gpus_per_node", "cluster.gpu_per_node"),
         ({"trainer": {"test_freq": 8}}, "trainer.test_freq", "explorer.eval_interval"),
         ({"algorithm": {"adv_estimator": "grpo"}}, "algorithm.adv_estimator", "algorithm.advantage_fn"),
+        ({"trainer": {"total_epochs": 8}}, "trainer.total_epochs", "write `buffer.total_epochs`"),
+        ({"trainer": {"train_batch_size": 8}}, "trainer.train_batch_size", "write `buffer.train_batch_size`"),
+        ({"reward_model": {"enable": True}}, "reward_model", "trainer.trainer_config."),
+        ({"custom_reward_function": {"path": "r.py"}}, "custom_reward_function", "default_reward_fn_type"),
+        ({"ray_init": {"num_cpus": 8}}, "ray_init", "cluster.ray_address"),
     ],
 )
 def test_a_section_of_verl_is_answered_with_its_place(

@@ -190,7 +190,9 @@ class ExplorerInput(Section):
     eval_tasksets: tuple[TasksetConfig, ...] = key((), "Tasksets for evaluation.", GUIDE, verl_names=("val_files",))
     default_workflow_type: str | None = key(None, "Workflow of tasksets that name none.", GUIDE)
     default_eval_workflow_type: str | None = key(None, "Workflow of evaluation tasksets that name none.", GUIDE)
-    default_reward_fn_type: str | None = key(None, "Reward function of tasksets that name none.", GUIDE)
+    default_reward_fn_type: str | None = key(
+        None, "Reward function of tasksets that name none.", GUIDE, verl_names=("custom_reward_function",)
+    )
 
 
 def _only_of(*storages: str, why: str = "") -> Facts:

@@ -12,7 +12,7 @@ from trinity.common.config.config import Config
 from trinity.common.config.foreign import known_elsewhere
 from trinity.common.config.nearest import distance, nearest
 from trinity.common.config.problems import Finding, described
-from trinity.common.config.schema_index import annotation_at, homes, model_at, variants
+from trinity.common.config.schema_index import annotation_at, facts_at, homes, model_at, variants
 from trinity.common.config.tree import Path, Tree, dotted
 
 _EXPECTED = {
@@ -204,7 +204,12 @@ def _unknown_key(tree: Tree, path: Path) -> Finding:
         return tree.problem(
             "E1203", path, f"unknown key `{key}`", value=tree.get(path), suggestion=_typo_hint(name, near, path)
         )
-    home = sorted(places, key=lambda place: (-_shared(place, path), len(place)))[0]
+
+    def farness(place: Path) -> tuple[bool, int, int]:
+        is_repeated = facts_at((*place, name))[1].set_from is not None  # there it only repeats another key
+        return is_repeated, -_shared(place, path), len(place)
+
+    home = min(places, key=farness)
     where = f"`{dotted(home)}`" if home else "the top level"
     return tree.problem(
         "E1204",

@@ -29,7 +29,12 @@ class ClusterConfig(Section):
 
     node_num: Natural = key(0, "Number of nodes; 0: as found.", GUIDE)
     gpu_per_node: Natural = key(0, "GPUs per node; 0: none on Ray, else as found.", GUIDE)
-    ray_address: str = key("auto", "Address of a Ray cluster; auto: none needed for one process.", TRINITY)
+    ray_address: str = key(
+        "auto",
+        "Address of a Ray cluster; auto: none needed for one process.",
+        TRINITY,
+        verl_names=("ray_init", "ray_kwargs"),
+    )
     runtime: Literal["auto", "local", "ray"] = key("auto", "Where the components run; local: this process.", OWN)
     total_gpu_num: Natural | None = key(None, "All GPUs of the run.", TRINITY, derived=True)
     explorer_gpu_num: Natural | None = key(None, "GPUs of the explorer.", TRINITY, derived=True)
