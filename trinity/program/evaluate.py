@@ -50,7 +50,7 @@ def evaluate(
         plugin_dirs: folders of the plugins that the tasks use.
 
     Raises:
-        CheckpointError: the checkpoint has no Hugging Face weights (E7043).
+        CheckpointError: the checkpoint has no Hugging Face weights (E7045).
         ConfigError: there is no row (E1306).
         TrinityError: as of `run`.
     """
@@ -89,7 +89,7 @@ def _model_folder(model: str | os.PathLike[str]) -> str:
         raise CheckpointError(
             f"{checkpoint} has no Hugging Face weights; train with `trainer.save_hf_checkpoint: always`, or run the "
             "configuration of the job with `mode: bench`, which evaluates any checkpoint",
-            code="E7043",
+            code="E7045",
         )
     return str(checkpoint / "actor" / "huggingface")
 

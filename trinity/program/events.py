@@ -71,7 +71,7 @@ Event = StepEvent | EvalEvent | CheckpointEvent
 class CallbackError(WorkflowError):
     """A callback of the program failed; the run was stopped."""
 
-    default_code = "E5141"
+    default_code = "E5143"
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def failed(name: str, error: Exception) -> CallbackError:
     return CallbackError(
         f"callback {name} raised {type(error).__name__}: {error} ({user_place(error)}); the run was stopped after its "
         "step and can be continued by the same call",
-        code="E5141",
+        code="E5143",
     )
 
 

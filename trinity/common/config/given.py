@@ -49,7 +49,7 @@ def override_texts(overrides: Overrides | None) -> tuple[str, ...]:
     A mapping within a mapping stands for its own entries; `a={...}` as text replaces a whole mapping.
 
     Raises:
-        ConfigErrors: a key is no text (E1008), or a value is not plain (E1005).
+        ConfigErrors: a key is no text (E1012), or a value is not plain (E1011).
     """
     if isinstance(overrides, Mapping):
         return tuple(f"{key}={_text(value, key, is_line=True)}" for key, value in _leaves(overrides, ""))
@@ -62,7 +62,7 @@ def _leaves(values: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
         if not isinstance(name, str):
             message = f"`{above or 'overrides'}`: a key must be text such as `a.b` or `stages[1].a.b`, got {name!r}"
-            raise ConfigErrors([Finding("E1008", above, message)])
+            raise ConfigErrors([Finding("E1012", above, message)])
         key = f"{above}.{name}" if above else name
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, key)
@@ -89,5 +89,5 @@ def _text(value: Any, key: str, *, is_line: bool = False) -> str:
         kind = "a value within itself" if isinstance(error, RecursionError) else type(error.args[-1]).__name__
         message = f"`{key or 'the configuration'}` has {kind}, which YAML cannot hold"
         hint = "give texts, numbers, booleans, None, lists and mappings"
-        raise ConfigErrors([Finding("E1005", key, message, suggestion=hint)]) from error
+        raise ConfigErrors([Finding("E1011", key, message, suggestion=hint)]) from error
     return text.removesuffix("...\n").rstrip("\n") if is_line else text
