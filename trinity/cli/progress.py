@@ -127,6 +127,8 @@ class Progress:
     def on_metrics(self, actor: str, step: int, data: Mapping[str, float]) -> None:
         """Record the metrics of one step of one actor; thread-safe."""
         with self._lock:
+            if headline.CHECKPOINT in data:
+                return
             if headline.TOTAL_STEPS in data:
                 self._set_total(actor, int(data[headline.TOTAL_STEPS]), step)
                 return

@@ -67,16 +67,14 @@ def run_config(path: Path, options: RunOptions) -> RunResult:
     Returns:
         The result, with the exit code of the run.
     """
-    from trinity.launch.run import RunResult, plan_run
-    from trinity.preflight.machine import refuse_unfit_machine
+    from trinity.launch.run import RunResult, checked_plan, unforeseen
     from trinity.runtime.process_exit import last_words
 
     log_to_console(is_quiet=options.is_quiet)
     try:
-        plan = plan_run(path, options)
+        plan = checked_plan(path, options)
         resume = ResumeCommand.of(path, options)
         options.command = resume.from_anywhere
-        refuse_unfit_machine(plan)
         _show_plan(plan, is_quiet=options.is_quiet)
         with last_words(lambda _: typer.echo("\n".join(resume.lines()), err=True)):
             return _run_with_progress(plan, options)
@@ -84,11 +82,8 @@ def run_config(path: Path, options: RunOptions) -> RunResult:
         _report(error)
         return RunResult(exit_code=error.exit_code, error=error)
     except Exception as error:  # noqa: BLE001  the one place that turns an unforeseen failure into an exit status
-        from trinity.runtime.failure import user_place
-
         typer.echo(redact("".join(traceback.format_exception(error))), err=True)
-        unforeseen = TrinityError(f"{type(error).__name__}: {error} ({user_place(error)})")
-        return RunResult(exit_code=ExitCode.RUNTIME, error=unforeseen)
+        return RunResult(exit_code=ExitCode.RUNTIME, error=unforeseen(error))
 
 
 def outcome_lines(result: RunResult) -> list[str]:

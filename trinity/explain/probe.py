@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from trinity.algorithm.planning import mixes_experts
-from trinity.common.config import Config, ConfigErrors, StagePlan, keys, load_plan
+from trinity.common.config import Config, ConfigErrors, ConfigSource, StagePlan, keys, load_plan
 from trinity.common.config.keys import ACTOR, KEYS, VERL_TRAINER, Key, path_of, value_of
 from trinity.common.errors import TrinityError
 from trinity.explain.dry_batch import SEED, add_logprobs, dry_experiences, probe_model, with_experts
@@ -158,21 +158,23 @@ class Probe:
     """Measures the loss of a stage under changed settings.
 
     Args:
-        path: the YAML file.
+        source: the YAML file, or its values.
         overrides: `a.b=c` texts of `--set`.
         catalogue: the known names.
         index: number of the stage in the file.
         folder: where a small model may be written.
     """
 
-    def __init__(self, path: Path, overrides: Sequence[str], *, catalogue: Catalogue, index: int, folder: Path) -> None:
-        self.path, self.overrides, self.catalogue, self.index = path, tuple(overrides), catalogue, index
+    def __init__(
+        self, source: ConfigSource, overrides: Sequence[str], *, catalogue: Catalogue, index: int, folder: Path
+    ) -> None:
+        self.source, self.overrides, self.catalogue, self.index = source, tuple(overrides), catalogue, index
         self.stage = self._plan(())
         self.model_path, self.model = probe_model(str(self.stage.config.model.model_path or ""), folder)
         self.num_experiences = 0
 
     def _plan(self, changes: Sequence[str]) -> StagePlan:
-        plan = load_plan(self.path, (*self.overrides, *changes), catalogue=self.catalogue, schema_only=True)
+        plan = load_plan(self.source, (*self.overrides, *changes), catalogue=self.catalogue, schema_only=True)
         return plan.stages[self.index]
 
     def _prefix(self, key: str) -> str:
@@ -347,7 +349,7 @@ def _recorded(trained: DataParallelPPOActor | DataParallelPPOCritic) -> Gradient
 
 
 def probe_stage(
-    path: Path,
+    source: ConfigSource,
     overrides: Sequence[str],
     *,
     catalogue: Catalogue,
@@ -357,7 +359,7 @@ def probe_stage(
     """Return the effect of each setting of a stage's loss.
 
     Args:
-        path: the YAML file.
+        source: the YAML file, or its values.
         overrides: `a.b=c` texts of `--set`.
         catalogue: the known names; plugins are imported already.
         index: number of the stage in the file.
@@ -367,7 +369,7 @@ def probe_stage(
         ConfigErrors: the file has errors.
     """
     with tempfile.TemporaryDirectory(prefix="trinity_probe_") as folder:
-        probe = Probe(path, overrides, catalogue=catalogue, index=index, folder=Path(folder))
+        probe = Probe(source, overrides, catalogue=catalogue, index=index, folder=Path(folder))
         report = ProbeReport(probe.stage.name, probe.model)
         try:
             base = probe.measure()

@@ -26,13 +26,13 @@ def probe_plan(
     Raises:
         TrinityError: a plugin cannot be imported.
     """
-    plugin_dirs = (*plugin_dirs, *plugin_dirs_of(plan.path, overrides))
+    plugin_dirs = (*plugin_dirs, *plugin_dirs_of(plan.source, overrides))
     load_plugins(all_plugin_dirs(plugin_dirs))
     catalogue = builtin_catalogue(plugin_dirs)
     reports: list[ProbeReport] = []
     findings: list[Finding] = []
     for index, stage in enumerate(plan.stages):
-        report = probe_stage(plan.path, overrides, catalogue=catalogue, index=index)
+        report = probe_stage(plan.source, overrides, catalogue=catalogue, index=index)
         reports.append(report)
         findings += [stage.placed(finding) for finding in (*_of_loss(report), *probe_tasks(stage.config))]
     return reports, unique(findings)

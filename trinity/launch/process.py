@@ -14,6 +14,16 @@ from pathlib import Path
 from trinity.utils.cores import available_cores
 from trinity.utils.memory import keep_freed_memory
 
+VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OMP_WAIT_POLICY",
+    "GOMP_SPINCOUNT",
+    "TOKENIZERS_PARALLELISM",
+    "MKL_CBWR",
+    "CUBLAS_WORKSPACE_CONFIG",
+)
+"""All that `prepare_process` sets in the environment."""
+
 # Below this hidden size one matrix product is too small to share between threads.
 SMALL_HIDDEN_SIZE = 512
 

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.catalogue import builtin_catalogue
 from trinity.common.checkpoint import CheckpointStore
-from trinity.common.config import Config, ConfigErrors, Plan, StagePlan, dump_config, load_plan, plugin_dirs_of
+from trinity.common.config import (
+    Config,
+    ConfigErrors,
+    ConfigSource,
+    Plan,
+    StagePlan,
+    dump_config,
+    load_plan,
+    plugin_dirs_of,
+)
 from trinity.common.constants import BENCH, Mode
 from trinity.common.errors import CheckpointError, ConfigError, ExitCode, TrinityError
 from trinity.common.models.hub import fetched_model
@@ -36,7 +45,9 @@ from trinity.launch.process import prepare_process, use_deterministic_algorithms
 from trinity.launch.rewind import goes_back
 from trinity.launch.stop import StopSignal
 from trinity.launch.type_check import check_type_of
+from trinity.preflight.machine import refuse_unfit_machine
 from trinity.runtime.event_loop import run_event_loop
+from trinity.runtime.failure import user_place
 from trinity.runtime.scratch import JOB_ENV_VAR, sweep
 from trinity.utils.log import get_logger, set_level
 from trinity.utils.packages import check_packages, explained_imports
@@ -62,6 +73,7 @@ class RunOptions:
         resume_overrides: what `--set` must add to continue this run; `plan_run` fills it.
         command: what continues the run from any folder, for those who wait for it; without secrets.
         log_dir: folder of the logs of the last stage that began; `run_plan` fills it.
+        stop: ends the run early; None: signals alone do.
     """
 
     overrides: Sequence[str] = ()
@@ -73,6 +85,7 @@ class RunOptions:
     resume_overrides: Sequence[str] = ()
     command: str = ""
     log_dir: Path | None = None
+    stop: StopSignal | None = None
 
 
 @dataclass
@@ -90,8 +103,20 @@ class RunResult:
     error: TrinityError | None = None
 
 
-def plan_run(path: Path, options: RunOptions) -> Plan:
-    """Return the resolved plan of a YAML file.
+def checked_plan(source: ConfigSource, options: RunOptions) -> Plan:
+    """Return the plan of a run that may begin on this machine.
+
+    Raises:
+        ConfigErrors: all that is wrong with the configuration.
+        TrinityError: this machine, the models or the data do not fit.
+    """
+    plan = plan_run(source, options)
+    refuse_unfit_machine(plan)
+    return plan
+
+
+def plan_run(source: ConfigSource, options: RunOptions) -> Plan:
+    """Return the resolved plan of a configuration.
 
     `continue_from_checkpoint: false` renames a job that exists.
 
@@ -100,13 +125,13 @@ def plan_run(path: Path, options: RunOptions) -> Plan:
     Raises:
         ConfigErrors: all that is wrong with the file, or a model cannot be had.
     """
-    return with_local_models(_planned(path, options), fetched_model)
+    return with_local_models(_planned(source, options), fetched_model)
 
 
-def _planned(path: Path, options: RunOptions) -> Plan:
-    options.plugin_dirs = tuple(dict.fromkeys([*options.plugin_dirs, *plugin_dirs_of(path, options.overrides)]))
+def _planned(source: ConfigSource, options: RunOptions) -> Plan:
+    options.plugin_dirs = tuple(dict.fromkeys([*options.plugin_dirs, *plugin_dirs_of(source, options.overrides)]))
     catalogue = builtin_catalogue(options.plugin_dirs)
-    plan = load_plan(path, options.overrides, catalogue=catalogue)
+    plan = load_plan(source, options.overrides, catalogue=catalogue)
     first = plan.stages[0].config
     if first.continue_from_checkpoint:
         return plan
@@ -116,7 +141,7 @@ def _planned(path: Path, options: RunOptions) -> Plan:
     if any(has_content(Path(s.config.checkpoint_job_dir)) for s in plan.stages):
         name = f"{base}_{time.strftime('%Y%m%d%H%M%S')}"
         logger.info("continue_from_checkpoint is false and %s holds an earlier run: this one is named %s", base, name)
-        plan = load_plan(path, [*options.overrides, f"name={name}"], catalogue=catalogue)
+        plan = load_plan(source, [*options.overrides, f"name={name}"], catalogue=catalogue)
     options.resume_overrides = (f"name={name}", "continue_from_checkpoint=true", *_resuming(plan))
     return plan
 
@@ -162,13 +187,14 @@ def run_plan(plan: Plan, options: RunOptions) -> RunResult:
     for stage in plan.stages:
         check_type_of(stage.config)
     previous: Path | None = None
-    with StopSignal() as stop, explained_imports():
+    with options.stop or StopSignal() as stop, explained_imports():
         for number, stage in enumerate(plan.stages):
             given, stage = previous, _after(stage, previous)
             previous = _finished_model(stage.config)
             if previous is not None and not _may_get_more(stage.config) and not _goes_back(stage.config, plan):
                 logger.info("stage %s is already complete in %s", stage.name or "", stage.config.checkpoint_job_dir)
                 continue
+            stop.refuse()
             if options.on_stage is not None:
                 options.on_stage(stage)
             options.log_dir = Path(stage.config.checkpoint_job_dir) / "log"
@@ -180,6 +206,11 @@ def run_plan(plan: Plan, options: RunOptions) -> RunResult:
                 break
             previous = _finished_model(stage.config)
     return result
+
+
+def unforeseen(error: Exception) -> TrinityError:
+    """Return an error that nobody expected as one of the framework."""
+    return TrinityError(f"{type(error).__name__}: {error} ({user_place(error)})")
 
 
 def _prepare(config: Config) -> None:
@@ -278,7 +309,7 @@ def _put_back(
     section = "" if plan.stages[number].name is None else f"stages[{number}]."
     overrides = [*options.overrides, *(f"{section}{key}={json.dumps(value)}" for key, value in values.items())]
     try:
-        other = load_plan(plan.path, overrides, catalogue=builtin_catalogue(options.plugin_dirs))
+        other = load_plan(plan.source, overrides, catalogue=builtin_catalogue(options.plugin_dirs))
     except ConfigErrors:
         return None
     return dump_config(_after(other.stages[number], model).config)
@@ -334,6 +365,7 @@ def _perform(stage: StagePlan, stop: StopSignal, options: RunOptions, attempt: A
         made = Stage(config, name=stage.name, stop=stop, on_metrics=options.on_metrics, on_facts=note, place=place)
         attempt.has_begun = lambda: made.has_begun
         outcome = run_event_loop(place.watched(made.run()))
+    stop.refuse()
     write_record(
         job_dir,
         part,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from trinity.common.errors import ExitCode
+from trinity.common.errors import ExitCode, TrinityError
 from trinity.runtime.process_exit import leave_at_once
 from trinity.utils.log import get_logger
 
@@ -43,6 +43,7 @@ class StopSignal:
     def __init__(self, grace_s: float = SHUTDOWN_GRACE_S) -> None:
         self.grace_s = grace_s
         self.code: ExitCode | None = None
+        self.error: TrinityError | None = None
         self._callback: Callable[[], None] | None = None
         self._old: dict[int, Any] = {}
         self._timer: threading.Timer | None = None
@@ -52,6 +53,26 @@ class StopSignal:
         self._callback = callback
         if self.code is not None and callback is not None:
             callback()
+
+    def request(self, code: ExitCode) -> None:
+        """Ask for a stop, as the first signal does; from any thread."""
+        if self.code is None:
+            self.code = code
+            self._tell()
+
+    def fail(self, error: TrinityError) -> None:
+        """Ask for a stop after which the run fails with `error`."""
+        self.error = self.error or error
+        self.request(error.exit_code)
+
+    def refuse(self) -> None:
+        """Raise the error that a stop was asked for with, if any.
+
+        Raises:
+            TrinityError: that error.
+        """
+        if self.error is not None:
+            raise self.error
 
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():
@@ -83,5 +104,8 @@ class StopSignal:
         self._timer = threading.Timer(self.grace_s, leave_at_once, args=(int(code),))
         self._timer.daemon = True
         self._timer.start()
+        self._tell()
+
+    def _tell(self) -> None:
         if self._callback is not None:
             self._callback()

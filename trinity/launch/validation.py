@@ -10,14 +10,18 @@ from pathlib import Path
 
 from trinity.catalogue import catalogue_of
 from trinity.catalogue import plugin_dirs as all_plugin_dirs
-from trinity.common.config import Finding, Plan, examine, plugin_dirs_of
+from trinity.common.config import ConfigSource, Finding, Plan, examine, plugin_dirs_of
 from trinity.common.models.hub import cached_model
 from trinity.launch.models import with_local_models
 from trinity.preflight.machine import check_machine
 
 
 def check(
-    path: Path, overrides: tuple[str, ...] = (), *, plugin_dirs: tuple[Path, ...] = (), schema_only: bool = False
+    source: ConfigSource,
+    overrides: tuple[str, ...] = (),
+    *,
+    plugin_dirs: tuple[Path, ...] = (),
+    schema_only: bool = False,
 ) -> tuple[Plan, list[Finding]]:
     """Return the plan of a file and all findings.
 
@@ -26,8 +30,8 @@ def check(
     Raises:
         ConfigErrors: the file cannot be read as YAML.
     """
-    catalogue, of_plugins = catalogue_of(all_plugin_dirs((*plugin_dirs, *plugin_dirs_of(path, overrides))))
-    plan, found = examine(path, overrides, catalogue=catalogue, schema_only=schema_only)
+    catalogue, of_plugins = catalogue_of(all_plugin_dirs((*plugin_dirs, *plugin_dirs_of(source, overrides))))
+    plan, found = examine(source, overrides, catalogue=catalogue, schema_only=schema_only)
     found = [*of_plugins, *found, *_checked_at_run(plan)]
     if not schema_only and not any(finding.is_error for finding in found):
         found += check_machine(with_local_models(plan, cached_model))

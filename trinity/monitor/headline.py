@@ -14,7 +14,9 @@ LOSS_NAMES = ("actor/sft_loss", "actor/final_loss", "actor/loss", "actor/pg_loss
 REWARD_NAMES = ("rollout/accuracy/mean", "rollout/reward/mean", "experience_pipeline/group_advantages/reward_mean/mean")
 NUM_TOKENS = "perf/total_num_tokens"
 STEP_TIME_NAMES = ("perf/time_per_step", "time/train_step", "time/step")
-TOTAL_STEPS = "total_steps"  # what a side tells the listener of its metrics once: it is logged nowhere
+# What a side tells the listener of its metrics alone: its planned steps, and that a checkpoint is there.
+TOTAL_STEPS = "total_steps"
+CHECKPOINT = "checkpoint"
 _EVAL = re.compile(r"eval/(?P<taskset>.+)/(?P<metric>[^/]+)/mean@\d+")
 _PREFERRED = ("accuracy", "reward")
 

@@ -118,6 +118,10 @@ class Monitor:
         # For the file of the log: the console has a display of its own.
         figures = f"step {step}  {headline.text(values)}".rstrip()
         self._logger.info("%s", figures, extra={FILE_ONLY: True})
+        self.tell(values, step)
+
+    def tell(self, values: Mapping[str, float], step: int) -> None:
+        """Tell the listener alone; nothing is recorded."""
         listener = self._listener
         if listener is not None:
             self._guarded("the progress display", lambda: listener(self.actor, step, values))

@@ -17,6 +17,7 @@ SIGNALLED = 128  # exit statuses from here on say that a signal ended the proces
 
 LAST_WORDS_S = 5.0
 _last_words: list[Callable[[int], object]] = []
+_hosts: list[Callable[[int], object]] = []
 
 PR_SET_PDEATHSIG = 1
 
@@ -64,10 +65,24 @@ def last_words(say: Callable[[int], object]) -> Iterator[None]:
         _last_words.remove(say)
 
 
+@contextlib.contextmanager
+def as_guest(leave: Callable[[int], object]) -> Iterator[None]:
+    """Let `leave_at_once` call `leave` with the status inside the block.
+
+    The process belongs to a program that goes on; only the calling thread ends.
+    """
+    _hosts.append(leave)
+    try:
+        yield
+    finally:
+        _hosts.remove(leave)
+
+
 def leave_at_once(status: int) -> NoReturn:
     """End the process with `status` now, from any thread.
 
-    The last words take at most `LAST_WORDS_S` seconds.
+    The last words take at most `LAST_WORDS_S` seconds. In a process of another program (`as_guest`), it is told, and
+    this thread alone ends.
     """
 
     def speak() -> None:
@@ -79,6 +94,9 @@ def leave_at_once(status: int) -> NoReturn:
     speaker = threading.Thread(target=speak, name="last-words", daemon=True)
     speaker.start()
     speaker.join(LAST_WORDS_S)
+    if _hosts:
+        _hosts[-1](status)
+        sys.exit(status)
     os._exit(status)
 
 

@@ -22,6 +22,7 @@ from trinity.common.config.resolved import schema_of
 from trinity.common.constants import TRAINER, Mode, SyncMethod
 from trinity.common.experience import Experience
 from trinity.common.models.chat_template import load_tokenizer
+from trinity.monitor import headline
 from trinity.monitor.monitor import Monitor
 from trinity.runtime.worker_thread import WorkerThread
 from trinity.synchronizer.base import Synchronizer
@@ -355,6 +356,7 @@ class Trainer:
         self._pending["time/save_checkpoint"] = time.perf_counter() - start
         await self._source.prune(min(self.checkpoints.steps()))
         logger.info("checkpoint of step %d: %s", self.step, self._checkpoint)
+        self.monitor.tell({headline.CHECKPOINT: self.step}, step=self.step)
 
     def _is_saved(self, hf: bool) -> bool:
         """Return whether this step is saved, with Hugging Face weights if `hf`."""

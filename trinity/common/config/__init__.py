@@ -15,6 +15,7 @@ from trinity.common.config.buffer import (
 from trinity.common.config.catalogue import Catalogue
 from trinity.common.config.config import Config, StageConfig
 from trinity.common.config.explorer import DynamicTimeoutConfig, ExplorerConfig, OverRolloutConfig
+from trinity.common.config.given import ConfigSource, Overrides, override_texts
 from trinity.common.config.model import InferenceModelConfig, ModelConfig, TinkerConfig
 from trinity.common.config.model import LoraConfig as LoRAConfig
 from trinity.common.config.plan import Plan, StagePlan, complete, examine, load_config, load_plan, plugin_dirs_of
@@ -44,6 +45,7 @@ __all__ = [
     "ClusterConfig",
     "Config",
     "ConfigErrors",
+    "ConfigSource",
     "DataJuicerServiceConfig",
     "DataProcessorConfig",
     "DataSelectorConfig",
@@ -65,6 +67,7 @@ __all__ = [
     "OperatorConfig",
     "OptimizerConfig",
     "OverRolloutConfig",
+    "Overrides",
     "Plan",
     "ReplayBufferConfig",
     "ServiceConfig",
@@ -84,6 +87,7 @@ __all__ = [
     "load_config",
     "load_plan",
     "origins",
+    "override_texts",
     "plugin_dirs_of",
     "read_plugins",
     "scan_plugins",

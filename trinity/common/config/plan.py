@@ -11,6 +11,7 @@ from trinity.common.config.catalogue import Catalogue
 from trinity.common.config.checking import check_schema
 from trinity.common.config.config import Config
 from trinity.common.config.dotted import with_dotted
+from trinity.common.config.given import ConfigSource, read_source
 from trinity.common.config.interpolation import resolve_interpolations
 from trinity.common.config.keys import key_named, path_of
 from trinity.common.config.overrides import apply_overrides
@@ -52,31 +53,31 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The run that a configuration file describes.
+    """The run that a configuration describes.
 
     Attributes:
-        path: the file.
+        source: the file, or the values that a program gave.
         stages: the stages in order.
         warnings: all warnings, once each.
     """
 
-    path: Path
+    source: ConfigSource
     stages: list[StagePlan]
     warnings: list[Finding] = field(default_factory=list)
 
 
 def load_plan(
-    path: str | Path,
+    source: ConfigSource,
     overrides: Sequence[str] = (),
     *,
     catalogue: Catalogue,
     schema_only: bool = False,
     cwd: Path | None = None,
 ) -> Plan:
-    """Return the stages of a configuration file, each complete.
+    """Return the stages of a configuration, each complete.
 
     Args:
-        path: the YAML file.
+        source: the YAML file, or its values.
         overrides: `a.b=c`, applied in order.
         catalogue: the known names.
         schema_only: report what is not available yet as a warning, and never look at this machine.
@@ -85,14 +86,14 @@ def load_plan(
     Raises:
         ConfigErrors: all problems of the file at once.
     """
-    plan, problems = examine(path, overrides, catalogue=catalogue, schema_only=schema_only, cwd=cwd)
+    plan, problems = examine(source, overrides, catalogue=catalogue, schema_only=schema_only, cwd=cwd)
     if any(problem.is_error for problem in problems):
         raise ConfigErrors(problems)
     return plan
 
 
 def examine(
-    path: str | Path,
+    source: ConfigSource,
     overrides: Sequence[str] = (),
     *,
     catalogue: Catalogue,
@@ -107,7 +108,7 @@ def examine(
         ConfigErrors: the file cannot be read as YAML at all.
     """
     folder = cwd or Path.cwd()
-    tree = read_file(Path(path))
+    tree = read_source(source)
     tree, problems = apply_overrides(tree, overrides)
     _remember_secrets(tree)
     base, merged, found = split_stages(tree)
@@ -122,7 +123,7 @@ def examine(
         stages.append(StagePlan(stage.name, stage.config, stage.derived, warnings, stage.tree, catalogue))
         problems += found
     problems = unique([*problems, *_check_handover(stages)])
-    return Plan(Path(path), stages, [p for p in problems if not p.is_error]), problems
+    return Plan(source, stages, [p for p in problems if not p.is_error]), problems
 
 
 def complete(config: Config, *, catalogue: Catalogue, cwd: Path | None = None) -> Config:
@@ -141,14 +142,14 @@ def complete(config: Config, *, catalogue: Catalogue, cwd: Path | None = None) -
     return stage.config
 
 
-def plugin_dirs_of(path: str | Path, overrides: Sequence[str] = (), *, cwd: Path | None = None) -> tuple[Path, ...]:
-    """Return the folders in `plugin_dirs` of a file.
+def plugin_dirs_of(source: ConfigSource, overrides: Sequence[str] = (), *, cwd: Path | None = None) -> tuple[Path, ...]:
+    """Return the folders in `plugin_dirs` of a configuration.
 
     They must be known before the file's other keys are checked. `examine` reports problems of the file and of
     this key.
     """
     try:
-        tree, _ = apply_overrides(read_file(Path(path)), overrides)
+        tree, _ = apply_overrides(read_source(source), overrides)
     except ConfigErrors:
         return ()
     written = tree.values.get("plugin_dirs")
@@ -157,9 +158,9 @@ def plugin_dirs_of(path: str | Path, overrides: Sequence[str] = (), *, cwd: Path
 
 
 def load_config(
-    path: str | Path, overrides: Sequence[str] = (), *, catalogue: Catalogue | None = None, cwd: Path | None = None
+    source: ConfigSource, overrides: Sequence[str] = (), *, catalogue: Catalogue | None = None, cwd: Path | None = None
 ) -> Config:
-    """Return the configuration of a file without stages.
+    """Return the configuration of a file, or of its values.
 
     It is complete if a catalogue is given, else as written.
 
@@ -167,20 +168,20 @@ def load_config(
         ConfigErrors: all problems of the file at once, or the file has several stages.
     """
     if catalogue is not None:
-        plan = load_plan(path, overrides, catalogue=catalogue, cwd=cwd)
+        plan = load_plan(source, overrides, catalogue=catalogue, cwd=cwd)
         if len(plan.stages) > 1:
             raise ConfigErrors(
                 [
                     Finding(
                         "E1604",
                         "stages",
-                        f"{path} has {len(plan.stages)} stages; one configuration was asked for",
-                        file=str(path),
+                        f"the configuration has {len(plan.stages)} stages; one configuration was asked for",
+                        file=str(source) if isinstance(source, str | Path) else None,
                     )
                 ]
             )
         return plan.stages[0].config
-    tree, problems = apply_overrides(read_file(Path(path)), overrides)
+    tree, problems = apply_overrides(read_source(source), overrides)
     _remember_secrets(tree)
     resolved, found = resolve_interpolations(tree)
     config, more, _ = check_schema(resolved)

@@ -46,6 +46,9 @@ for _tag, _pattern, _first in (
         f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), ["" if c == "\0" else c for c in _first]
     )
 
+IMPLICIT_RESOLVERS = _Loader.yaml_implicit_resolvers
+"""Which plain words are no text, for whoever writes what is read here."""
+
 
 def read_file(path: Path) -> Tree:
     """Return the values of a YAML (or JSON) file with their places.

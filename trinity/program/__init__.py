@@ -1,0 +1,1 @@
+"""What Python programs call: `trinity.run` and its neighbours."""
