@@ -27,7 +27,7 @@ MODULES = (
     "trinity.algorithm.kl_fn.estimators",
     "trinity.algorithm.policy_loss_fn.ppo",
     "trinity.algorithm.policy_loss_fn.sft",
-    "trinity.algorithm.sample_strategy.default",
+    "trinity.algorithm.sample_strategy.sample_strategy",
     "trinity.buffer.buffer",
     "trinity.cli.app",
     "trinity.cli.evaluations",

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from trinity.algorithm import ADVANTAGE_FN, ENTROPY_LOSS_FN, KL_FN, PolicyLossFn, utils
 from trinity.algorithm.advantage_fn.grpo import GRPOGroupedAdvantage
 from trinity.algorithm.policy_loss_fn.ppo import PPOPolicyLossFn
-from trinity.algorithm.sample_strategy.default import DefaultSampleStrategy, version_metrics
+from trinity.algorithm.sample_strategy.sample_strategy import DefaultSampleStrategy
+from trinity.algorithm.sample_strategy.utils import version_metrics
 from trinity.common.errors import DataError
 from trinity.common.experience import EID, Experience
 

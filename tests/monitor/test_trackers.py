@@ -31,8 +31,8 @@ class Hanging(MonitorBackend):
     released = threading.Event()
     told: list[Any] = []
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
         # Of this test: a thread that a test before has left behind must not write into it.
         self._mine = Hanging.place, Hanging.released, Hanging.told
         self._pass("start")

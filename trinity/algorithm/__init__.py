@@ -40,7 +40,7 @@ _LAZY = {
     "GroupAdvantage": "trinity.algorithm.advantage_fn.advantage_fn",
     "PolicyLossFn": "trinity.algorithm.policy_loss_fn.policy_loss_fn",
     "KLFn": "trinity.algorithm.kl_fn.kl_fn",
-    "EntropyLossFn": "trinity.algorithm.entropy_loss_fn",
+    "EntropyLossFn": "trinity.algorithm.entropy_loss_fn.entropy_loss_fn",
     "SampleStrategy": "trinity.algorithm.sample_strategy.sample_strategy",
 }
 

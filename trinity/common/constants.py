@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal, get_args
 
+DEFAULT_SEED = 42
 CHECKPOINT_ROOT_DIR_ENV_VAR = "TRINITY_CHECKPOINT_ROOT_DIR"
 MODEL_PATH_ENV_VAR = "TRINITY_MODEL_PATH"
 TASKSET_PATH_ENV_VAR = "TRINITY_TASKSET_PATH"

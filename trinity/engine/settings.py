@@ -97,7 +97,7 @@ def shared_settings(config: Config, auxiliary: int | None = None) -> EngineSetti
         model=model,
         params=GenerateParams.of(model, ignore_eos=rollout.ignore_eos),
         max_num_seqs=int(rollout.extra_engine_args.get("max_num_seqs", slots)),
-        seed=rollout.seed,
+        seed=config.seed if rollout.seed is None else rollout.seed,
         is_deterministic=config.deterministic,
         dtype=rollout.dtype,
         device=str(rollout.extra_engine_args.get("device", "auto")),

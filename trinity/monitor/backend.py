@@ -9,6 +9,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trinity.common.config.showing import leaves
@@ -36,7 +37,8 @@ class MonitorSettings:
 class BackendConfig:
     """What a backend knows of the run.
 
-    The names are those of the configuration.
+    The names are those of the configuration; its other sections are there as well, without secrets, such as
+    `config.model.model_path`.
 
     Attributes:
         checkpoint_job_dir: folder of the run.
@@ -47,6 +49,11 @@ class BackendConfig:
     checkpoint_job_dir: str
     monitor: MonitorSettings
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in self.hyperparameters:
+            raise AttributeError(f"the configuration has no `{name}`")
+        return _section(self.hyperparameters[name])
 
     def flat_hyperparameters(self) -> dict[str, str | bool | int | float]:
         """Return the hyperparameters by dotted name.
@@ -59,6 +66,13 @@ class BackendConfig:
         }
 
 
+def _section(value: Any) -> Any:
+    """Return nested values with their names as attributes."""
+    if isinstance(value, Mapping):
+        return SimpleNamespace(**{str(name): _section(each) for name, each in value.items()})
+    return [_section(each) for each in value] if isinstance(value, list) else value
+
+
 class MonitorBackend(Declared, ABC):
     """Sends metrics of one actor to one place.
 
@@ -69,19 +83,21 @@ class MonitorBackend(Declared, ABC):
         package: the module of an optional package that it needs; a run without it does not start.
         is_local: whether it writes to this machine's disk alone; it is then called where metrics are logged.
 
+    A run makes it with all arguments by name; a subclass may take `group` or not.
+
     Args:
         project: `project` of the configuration.
-        group: name that the actors of one experiment share.
         name: `name` of the configuration.
         role: the actor, `explorer` or `trainer`.
-        config: holds `checkpoint_job_dir`, `monitor.{monitor_args, cache_dir}` and `hyperparameters`.
+        config: what it may know of the run, a `BackendConfig`.
+        group: name that the actors of one experiment share.
     """
 
     kind = "monitor"
     package: ClassVar[str] = ""
     is_local: ClassVar[bool] = False
 
-    def __init__(self, project: str, group: str, name: str, role: str, config: Any = None) -> None:
+    def __init__(self, project: str, name: str, role: str, config: Any = None, *, group: str = "") -> None:
         self.project = project
         self.group = group
         self.name = name
@@ -95,6 +111,11 @@ class MonitorBackend(Declared, ABC):
         `commit` says that no more metrics follow for this step.
         """
 
+    def format_data_str(self, data: Mapping[str, Any], step: int) -> str:
+        """Return metrics as one line of text."""
+        values = {name: value.item() if hasattr(value, "item") else value for name, value in data.items()}
+        return f"Step {step}: {{{', '.join(f'{name!r}: {_figure(value)}' for name, value in values.items())}}}"
+
     # The methods below have an empty default, so that a plugin writes only what its place can take.
     def log_table(self, table_name: str, experiences_table: pd.DataFrame, step: int) -> None:
         """Record a table of text; a backend without tables leaves it out."""
@@ -107,3 +128,7 @@ class MonitorBackend(Declared, ABC):
 
     def close(self) -> None:
         """Flush and release what the backend holds."""
+
+
+def _figure(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else repr(value)

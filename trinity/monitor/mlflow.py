@@ -34,7 +34,7 @@ class MlflowMonitor(MonitorBackend):
     ranges = {"password_env": "text"}
 
     def __init__(self, project: str, group: str, name: str, role: str, config: BackendConfig) -> None:
-        super().__init__(project, group, name, role, config)
+        super().__init__(project, name, role, config, group=group)
         from mlflow.entities import Metric, Param
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient

@@ -79,7 +79,7 @@ class Monitor:
             arguments = declared_args(backend_class, kind="monitor") | dict(monitor_args or {})
             settings = MonitorSettings(arguments, str(self.job_dir / "monitor"))
             config = BackendConfig(str(self.job_dir), settings, dict(hyperparameters or {}))
-            make = partial(backend_class, project, name, name, actor, config)
+            make = partial(backend_class, project=project, group=name, name=name, role=actor, config=config)
             self._start(f"monitor {monitor_type}", make, is_local=backend_class.is_local)
 
     def _start(self, place: str, make: Callable[[], MonitorBackend], *, is_local: bool) -> None:

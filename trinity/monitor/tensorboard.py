@@ -38,7 +38,7 @@ class TensorboardMonitor(MonitorBackend):
     is_local = True
 
     def __init__(self, project: str, group: str, name: str, role: str, config: BackendConfig) -> None:
-        super().__init__(project, group, name, role, config)
+        super().__init__(project, name, role, config, group=group)
         self.directory = Path(config.monitor.cache_dir) / "tensorboard" / role
         self.directory.mkdir(parents=True, exist_ok=True)
         self._writer = EventFileWriter(str(self.directory))

@@ -29,7 +29,7 @@ class WandbMonitor(MonitorBackend):
     ranges = {"base_url": "text", "api_key_env": "text"}
 
     def __init__(self, project: str, group: str, name: str, role: str, config: BackendConfig) -> None:
-        super().__init__(project, group, name, role, config)
+        super().__init__(project, name, role, config, group=group)
         import wandb
 
         self._wandb = wandb

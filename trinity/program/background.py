@@ -1,4 +1,7 @@
-"""A run in a thread of its own, so that signals, loops and callbacks stay the program's."""
+"""A run in a thread of its own.
+
+Signals, event loops and callbacks stay the program's.
+"""
 
 from __future__ import annotations
 

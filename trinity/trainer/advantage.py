@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trinity.algorithm import ADVANTAGE_FN, AdvantageFn, KLFn
 from trinity.algorithm.building import build
+from trinity.algorithm.results import advantages_and_returns
 from trinity.common.config import Config
 from trinity.common.config.resolved import repeat_times
 from trinity.common.errors import ConfigError, DataError
@@ -85,7 +86,8 @@ class BatchAdvantage:
                 code="E4604",
             )
         given = {name: known[name] for name in self.passed & known.keys()}
-        advantages, returns, values = _call_of(self.function)(**given)
+        made = _call_of(self.function)(**given)
+        advantages, returns, values = advantages_and_returns(self.function, made, batch.action_mask.shape)
         if "uid" in self.names:
             sizes = Counter(groups)
             metrics["critic/incomplete_groups"] = float(sum(size < self.group_size for size in sizes.values()))

@@ -84,14 +84,14 @@ class GRPOGroupedAdvantage(GroupAdvantage):
 
     def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
         """Set the advantages of all experiences; see `GroupAdvantage.process`."""
-        batch_std = None
-        if self.std_cal_level == "batch":
-            batch_std = group_std([reward_of(exp) for exp in exps]) if exps else None
+        # A derived class may leave the argument out as long as it is not asked for.
+        is_of_batch = self.std_cal_level == "batch" and bool(exps)
+        of_batch = (group_std([reward_of(exp) for exp in exps]),) if is_of_batch else ()
         survivors: list[list[Experience]] = []
         rows: list[dict[str, float]] = []
         groups = self.group_experiences(exps)
         for group_id, group in groups.items():
-            kept, metrics = self.calculate_group_advantage(group_id, group, batch_std)
+            kept, metrics = self.calculate_group_advantage(group_id, group, *of_batch)
             rows.append(metrics)
             if kept:
                 survivors.append(kept)

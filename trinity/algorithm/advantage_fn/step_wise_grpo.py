@@ -84,15 +84,13 @@ class StepWiseGRPOAdvantage(GroupAdvantage):
 
         The metric `skipped_group_ratio` is the share of tasks that were dropped.
         """
-        batch_std = None
-        if self.std_cal_level == "batch":
-            last = [reward_of(steps[-1]) for steps in runs_of(exps)]
-            batch_std = group_std(last) if last else None
+        is_of_batch = self.std_cal_level == "batch" and bool(exps)
+        of_batch = (group_std([reward_of(steps[-1]) for steps in runs_of(exps)]),) if is_of_batch else ()
         kept: list[Experience] = []
         rows: list[dict[str, float]] = []
         skipped = 0
         for group_id, group in self.group_experiences(exps).items():
-            group_kept, metrics = self.calculate_group_advantage(group_id, group, batch_std)
+            group_kept, metrics = self.calculate_group_advantage(group_id, group, *of_batch)
             kept.extend(group_kept)
             rows.append(metrics)
             skipped += not group_kept

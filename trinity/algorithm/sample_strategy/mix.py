@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from trinity.algorithm import SAMPLE_STRATEGY
-from trinity.algorithm.sample_strategy.metrics import NUM_SHOWN, shown_rows, version_metrics
 from trinity.algorithm.sample_strategy.sample_strategy import SampleStrategy
 from trinity.algorithm.sample_strategy.source import ExperienceSource
+from trinity.algorithm.sample_strategy.utils import NUM_SHOWN, shown_rows, version_metrics
 from trinity.common.config.mixture import num_expert_rows
 from trinity.common.errors import CheckpointError
 from trinity.common.experience import CustomField, Experience

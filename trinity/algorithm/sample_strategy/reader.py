@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trinity.algorithm.sample_strategy.source import ExperienceSource
+from trinity.algorithm.sample_strategy.utils import read_recent
 from trinity.common.experience import Experience
 
 
@@ -24,17 +25,22 @@ class SourceReader:
         self._batch_size = batch_size
         self.step = 0
 
-    async def read(self, batch_size: int | None = None) -> list[Experience]:
+    async def read(self, batch_size: int | None = None, *, min_model_version: int = 0) -> list[Experience]:
         """Return the next experiences, all of those of a rollout.
 
         Args:
             batch_size: rollouts, or rows of a dataset; None: those of a training step.
+            min_model_version: rollouts of older weights are dropped, and recorded as such.
 
         Raises:
             StopAsyncIteration: no more can come now.
         """
         wanted = self._batch_size if batch_size is None else batch_size
-        found = await self._source.read(wanted, trained_version=self.step - 1)
+        trained = self.step - 1
+        if min_model_version > 0:
+            found, _ = await read_recent(self._source, wanted, trained_version=trained, oldest=min_model_version)
+        else:
+            found = await self._source.read(wanted, trained_version=trained)
         if not found:
             raise StopAsyncIteration
         return found

@@ -1,15 +1,17 @@
-"""The base of sample strategies."""
+"""The base of sample strategies, and the default one."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from trinity.algorithm.sample_strategy.metrics import version_metrics
+from trinity.algorithm import SAMPLE_STRATEGY
 from trinity.algorithm.sample_strategy.reader import SourceReader
 from trinity.algorithm.sample_strategy.source import AuxiliaryReader, ExperienceSource
+from trinity.algorithm.sample_strategy.utils import NUM_SHOWN, shown_rows, version_metrics
 from trinity.common.config.buffer import BufferConfig
 from trinity.common.errors import CheckpointError
 from trinity.common.experience import Experience
@@ -101,3 +103,29 @@ class SampleStrategy(Declared, ABC):
                 f"{type(self).__name__} cannot continue; use the algorithm.sample_strategy that wrote it",
                 code="E7012",
             )
+
+
+@SAMPLE_STRATEGY.register_module("default")
+@SAMPLE_STRATEGY.register_module("warmup", deprecated_for="default")
+class DefaultSampleStrategy(SampleStrategy):
+    """The next `batch_size` experiences of the buffer.
+
+    Args:
+        source: see `SampleStrategy`.
+        batch_size: see `SampleStrategy`.
+    """
+
+    summary = "the next train_batch_size experiences of the experience buffer"
+
+    def __init__(self, source: ExperienceSource | BufferConfig | None = None, *, batch_size: int = 0) -> None:
+        super().__init__(source, batch_size=batch_size)
+
+    async def sample(self, step: int) -> tuple[list[Experience], dict[str, float], list[dict[str, Any]]]:
+        """Return the next batch and its metrics.
+
+        The metrics are `sample/...` and `time/read_experience` (seconds).
+        """
+        start = time.perf_counter()
+        exps = await self.source.read(self.batch_size, trained_version=step - 1)
+        metrics = {"time/read_experience": time.perf_counter() - start}
+        return exps, metrics | version_metrics(exps, step), shown_rows(exps[:NUM_SHOWN])

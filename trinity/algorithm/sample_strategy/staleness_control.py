@@ -6,17 +6,13 @@ import time
 from typing import Any
 
 from trinity.algorithm import SAMPLE_STRATEGY
-from trinity.algorithm.sample_strategy.metrics import NUM_SHOWN, shown_rows, version_metrics
 from trinity.algorithm.sample_strategy.sample_strategy import SampleStrategy
 from trinity.algorithm.sample_strategy.source import ExperienceSource
-from trinity.buffer.store.types import num_rollouts
-from trinity.common.errors import StarvedError
+from trinity.algorithm.sample_strategy.utils import NUM_SHOWN, read_recent, shown_rows, version_metrics
 from trinity.common.experience import Experience
 from trinity.utils.log import get_logger
 
 logger = get_logger("trainer")
-
-STALE = "stale"
 
 
 @SAMPLE_STRATEGY.register_module("staleness_control")
@@ -56,25 +52,7 @@ class StalenessControlStrategy(SampleStrategy):
         """
         start = time.perf_counter()
         oldest = max(step - self.max_staleness - 1, 0)
-        kept: list[Experience] = []
-        num_stale = 0
-        while num_rollouts(kept) < self.batch_size:
-            asked = self.batch_size - num_rollouts(kept)
-            try:
-                exps = await self.source.read(asked, trained_version=step - 1)
-            except StarvedError:
-                if not kept:
-                    raise
-                break  # as at the deadline of any read, the incomplete batch is trained
-            versions = [(exp.eid.rid, exp.info.get("model_version")) for exp in exps]
-            old = {rollout for rollout, version in versions if version is not None and version < oldest}
-            stale = [exp.eid.uid for exp in exps if exp.eid.rid in old]
-            if stale:
-                await self.source.drop(stale, reason=STALE)
-            num_stale += len(stale)
-            kept += [exp for exp in exps if exp.eid.rid not in old]
-            if num_rollouts(exps) < asked:
-                break
+        kept, num_stale = await read_recent(self.source, self.batch_size, trained_version=step - 1, oldest=oldest)
         if num_stale and not kept:
             logger.warning(
                 "training step %d: all %d experiences that came are more than %g training steps old and were dropped",

@@ -16,6 +16,7 @@ from trinity.buffer.operators import ExperienceOperatorV1
 from trinity.common.constants import SELECTOR_METRIC
 from trinity.common.errors import TrinityError, WorkflowError
 from trinity.common.experience import Experience
+from trinity.runtime.failure import user_place
 from trinity.runtime.worker_thread import WorkerThread
 from trinity.utils.deadline import bounded
 from trinity.utils.log import get_logger
@@ -165,7 +166,8 @@ class ExperiencePipeline:
         except TrinityError:
             raise
         except Exception as error:  # whatever a plugin raises ends the run, under the operator's name
-            raise WorkflowError(f"{what} failed on {len(exps)} experiences: {type(error).__name__}: {error}") from error
+            said = f"{type(error).__name__}: {error} ({user_place(error)})"
+            raise WorkflowError(f"{what} failed on {len(exps)} experiences: {said}") from error
         if not _is_result(result):
             got = type(result).__name__
             raise WorkflowError(f"{what} must return (list of Experience, dict of metrics), got {got}")

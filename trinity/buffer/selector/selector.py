@@ -11,6 +11,7 @@ from typing import Any
 from trinity.buffer.selector.data_source import DataSource, size_of
 from trinity.buffer.selector.registry import SELECTORS
 from trinity.common.config.buffer import DataSelectorConfig
+from trinity.common.constants import DEFAULT_SEED
 from trinity.common.errors import CheckpointError, DataError
 from trinity.utils.declaration import Declared, declared_args
 
@@ -49,7 +50,7 @@ class BaseSelector(Declared):
     @property
     def seed(self) -> int:
         """The seed of the choice."""
-        return self.config.seed
+        return DEFAULT_SEED if self.config.seed is None else self.config.seed
 
     def row_at(self, position: int) -> int:
         """Return the row taken at `position`, counted over all epochs from 0."""
@@ -99,7 +100,7 @@ def make_selector(
     Args:
         data_source: the dataset.
         settings: which selector, and its settings.
-        seed: of the run, where the settings have the default seed.
+        seed: of the run, where the settings have none.
         shuffle: choose `shuffle` in place of `sequential`.
 
     Raises:
@@ -110,10 +111,9 @@ def make_selector(
         raise DataError("cannot select from an empty dataset", code="E4002")
     name = "shuffle" if shuffle and settings.selector_type == "sequential" else settings.selector_type
     cls = SELECTORS.get(name)
-    has_own_seed = seed is None or settings.seed != DataSelectorConfig().seed
     update = {
         "selector_type": name,
-        "seed": settings.seed if has_own_seed else seed,
+        "seed": seed if settings.seed is None else settings.seed,
         "kwargs": declared_args(cls, kind="selector") | settings.kwargs,
     }
     made: BaseSelector = cls(data_source, settings.model_copy(update=update))

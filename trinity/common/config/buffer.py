@@ -97,7 +97,7 @@ class DataSelectorConfig(Section):
     """Order of tasks."""
 
     selector_type: str = key("sequential", "Order: sequential, shuffle, random, ...", TRINITY)
-    seed: Int = key(42, "Seed of the order.", TRINITY)
+    seed: Int | None = key(None, "Seed of the order.", TRINITY, default_from="seed")
     feature_keys: tuple[str, ...] = key((), "Columns that a selector reads.", TRINITY)
     kwargs: Args = key({}, "Further arguments of the selector.", TRINITY)
 

@@ -16,6 +16,7 @@ from trinity.common.config.published import PublishedConfig
 from trinity.common.config.sections import ClusterConfig, DataProcessorConfig, LogConfig, MonitorConfig, ServiceConfig
 from trinity.common.config.synchronizer import SynchronizerConfig
 from trinity.common.config.trainer import TrainerConfig
+from trinity.common.constants import DEFAULT_SEED
 
 ModeName = Literal["both", "train", "explore", "bench", "serve", "colocate"]
 NAME_RULE = "must be 1 to 120 letters, digits, '_', '-', '.', '+' or spaces, not begin with '-' or '.'"
@@ -78,7 +79,7 @@ class Config(PublishedConfig):
     continue_from_checkpoint: bool = key(True, "Resume; false: start <name>_<timestamp> if the job has files.", GUIDE)
     ray_namespace: str = key("", "Namespace of the run; empty: <project>[/<group>]/<name>.", GUIDE)
     ignore_validator_suggestions: bool = key(False, "Accepted; this project never stops to ask.", TRINITY)
-    seed: Int = key(42, "Seed of everything that is not seeded elsewhere.", OWN)
+    seed: Int = key(DEFAULT_SEED, "Seed of everything that is not seeded elsewhere.", OWN)
     deterministic: bool = key(False, "Equal runs give equal bits, resumed or not.", OWN)
     plugin_dirs: tuple[str, ...] = key(
         (), "Folders of plugin files, as --plugin-dir; relative: to the working directory.", OWN

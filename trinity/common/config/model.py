@@ -164,7 +164,9 @@ class InferenceModelConfig(Section):
         idle_with=_OF_ENGINE,
         is_engine_arg=True,
     )
-    seed: Int = key(42, "Seed of sampling.", TRINITY, idle_with=_OF_ENGINE, is_engine_arg=True)
+    seed: Int | None = key(
+        None, "Seed of sampling.", TRINITY, default_from="seed", idle_with=_OF_ENGINE, is_engine_arg=True
+    )
     temperature: NonNegative | None = key(None, "", TRINITY, default_from="model.temperature")
     top_p: TopP | None = key(None, "", TRINITY, default_from="model.top_p")
     top_k: TopK | None = key(None, "", TRINITY, default_from="model.top_k")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trinity.common.rewards.reward_fn import RewardError
+from trinity.utils.source import is_function, named_with_file
 
 # What a reward function with `**kwargs` is given besides what it names.
 ALWAYS = ("response", "prompt", "truth")
@@ -25,11 +26,12 @@ def scores_of(reward_fn: Callable[..., Any], offered: Mapping[str, Any]) -> dict
     Raises:
         RewardError: of the function; or it needs something else (E5116), or returns something else (E5117).
     """
-    names, needed, is_open = _parameters(inspect.unwrap(_called(reward_fn)), isinstance(reward_fn, _FUNCTIONS))
+    names, needed, is_open = _parameters(inspect.unwrap(_called(reward_fn)), is_function(reward_fn))
     lacking = sorted(needed - offered.keys())
     if lacking:
         raise RewardError(
-            f"{_place(reward_fn)} needs {', '.join(lacking)}; a reward function may name {', '.join(offered)}",
+            f"the reward function {named_with_file(reward_fn)} needs {', '.join(lacking)}; a reward function may name "
+            f"{', '.join(offered)}",
             code="E5116",
         )
     taken = {name: value for name, value in offered.items() if name in names or (is_open and name in ALWAYS)}
@@ -45,14 +47,11 @@ def scores_of(reward_fn: Callable[..., Any], offered: Mapping[str, Any]) -> dict
     return {name: value for name, value in named.items() if value is not None}
 
 
-_FUNCTIONS = (type(lambda: None), functools.partial)
-
-
 def _called(reward_fn: Callable[..., Any]) -> Any:
     """Return the function that a call runs."""
     if isinstance(reward_fn, functools.partial):
         return reward_fn
-    return reward_fn if isinstance(reward_fn, _FUNCTIONS) else type(reward_fn).__call__
+    return reward_fn if is_function(reward_fn) else type(reward_fn).__call__
 
 
 @functools.cache
@@ -75,16 +74,7 @@ def _number(value: Any) -> float | None:
 
 def _refused(reward_fn: Callable[..., Any], got: str) -> RewardError:
     return RewardError(
-        f"{_place(reward_fn)} must return a number, or numbers by name such as {{'accuracy': 1.0}}; {got}", code="E5117"
+        f"the reward function {named_with_file(reward_fn)} must return a number, or numbers by name such as "
+        f"{{'accuracy': 1.0}}; {got}",
+        code="E5117",
     )
-
-
-def _place(reward_fn: Any) -> str:
-    """Return the name of a reward function and of its file."""
-    inner = reward_fn.func if isinstance(reward_fn, functools.partial) else reward_fn
-    written = inner if isinstance(inner, _FUNCTIONS) else type(inner)
-    try:
-        file = inspect.getsourcefile(written)
-    except TypeError:  # not written in Python
-        file = None
-    return f"the reward function {getattr(written, '__name__', written)}" + (f" ({file})" if file else "")

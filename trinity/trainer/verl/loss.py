@@ -20,6 +20,7 @@ from torch import Tensor
 
 from trinity.algorithm import EntropyLossFn, KLFn, PolicyLossFn
 from trinity.algorithm.policy_loss_fn.policy_loss_fn import LossPart
+from trinity.algorithm.results import loss_and_metrics
 from trinity.common.errors import DataError
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.verl.parallel.ranks import Ranks
@@ -275,7 +276,8 @@ class LossFn:
         loss = self._policy(logprob, tensors, shares, metrics)
         if self.with_entropy:
             given = {name: tensors[name] for name in self.entropy_names & tensors.keys()}
-            term, values = self.entropy(entropy, mask, **self.entropy_mode, **given)
+            made = self.entropy(entropy, mask, **self.entropy_mode, **given)
+            term, values = loss_and_metrics("the entropy term", self.entropy, made)
             factor = shares.entropy.of(self.loss_agg_mode)
             loss = loss - term * factor
             self._note(metrics, values, shares.entropy, factor)
@@ -285,13 +287,14 @@ class LossFn:
             loss = loss + term * factor
             self._note(metrics, values, whole, factor)
         elif self.with_kl:
-            term, values = self.kl.calculate_kl_loss(
+            made = self.kl.calculate_kl_loss(
                 logprob,
                 tensors["ref_logprob"],
                 response_mask=mask,
                 loss_agg_mode=self.loss_agg_mode,
                 old_logprob=_sampled_logprob(logprob, tensors),
             )
+            term, values = loss_and_metrics("the KL term", self.kl, made)
             loss = loss + term * factor
             self._note(metrics, values, whole, factor)
         metrics.add_sum({"final_loss": float(loss.detach())})
@@ -305,7 +308,8 @@ class LossFn:
         if parts:
             return self._sum_of_parts(parts, tensors | {"logprob": logprob}, shares, metrics)
         given = tensors if self.takes_all else {k: tensors[k] for k in self.policy_loss.select_keys & tensors.keys()}
-        value, values = self.policy_loss(logprob=logprob, **given)
+        made = self.policy_loss(logprob=logprob, **given)
+        value, values = loss_and_metrics("the policy loss", self.policy_loss, made)
         factor = self._factor(self.policy_loss, shares.whole)
         self._note(metrics, values, shares.whole, factor, by_rows=self.policy_loss.metrics_are_of_rows)
         return value * factor

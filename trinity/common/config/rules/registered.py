@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trinity.common.config.buffer import DataSelectorConfig
+from trinity.common.config.following import fill_defaults
 from trinity.common.config.keys import KEYS, Key, last_part
 from trinity.common.config.mixture import DERIVED_ARGUMENTS
 from trinity.common.config.nearest import nearest
@@ -120,7 +121,8 @@ def resolve_arguments(resolution: Resolution, chosen: Chosen, of_type: Mapping[s
 
 
 def check_selector(resolution: Resolution, key: Key[DataSelectorConfig]) -> None:
-    """Check that a selector exists, and its arguments."""
+    """Give a selector its seed; check that it exists, and its arguments."""
+    fill_defaults(resolution, key)
     name = resolution.get(key.selector_type)
     if check_name(resolution, key.selector_type, "selector", name):
         check_arguments(resolution, Chosen(key.selector_type, key.kwargs, "selector", name))
