@@ -182,6 +182,7 @@ def test_token_advantage_names_the_tensors_it_asks_for() -> None:
     assert ADVANTAGE_FN.contents["verl_gae"].needs == {"token_level_rewards", "values"}
 
 
+@pytest.mark.difference("`jsd`")
 @pytest.mark.parametrize("beta", [0.0, 0.3, 0.5, 0.9])
 def test_the_policy_gradient_of_jsd_is_that_of_the_divergence(beta: float) -> None:
     torch.manual_seed(0)

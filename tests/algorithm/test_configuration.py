@@ -74,6 +74,7 @@ def test_written_arguments_are_merged_with_those_of_the_type_and_of_the_function
     assert other is not None and (other["clip_range_low"], other["clip_range_high"]) == (1.0, 0.3)
 
 
+@pytest.mark.difference("Part of a function's `*_args`")
 def test_an_unknown_argument_is_answered_with_the_known_ones(tmp_path: Path) -> None:
     algorithm = {"algorithm_type": "sapo", "policy_loss_fn_args": {"tau_neq": 1.0}}
     (problem,) = _problems(tmp_path, algorithm)
@@ -81,6 +82,7 @@ def test_an_unknown_argument_is_answered_with_the_known_ones(tmp_path: Path) -> 
     assert problem.message == "`sapo` has no argument `tau_neq`; known: is_gate_held, loss_agg_mode, tau_neg, tau_pos"
 
 
+@pytest.mark.difference("An argument of another kind, such as text for a number")
 @pytest.mark.parametrize(
     ("algorithm", "key", "rule", "hint"),
     [
@@ -134,6 +136,7 @@ def test_a_sum_over_tokens_is_the_policy_losss_own(tmp_path: Path) -> None:
     assert config.algorithm.policy_loss_fn_args == {"loss_agg_mode": "token-sum"}
 
 
+@pytest.mark.difference("GRPO and others that compare attempts, with one attempt")
 @pytest.mark.parametrize("advantage", SERVED_GROUPS)
 def test_one_rollout_a_task_has_nothing_to_be_compared_with(tmp_path: Path, advantage: str) -> None:
     components = {"advantage_fn_args": {"gdpo_reward_keys": ["a"]}} if "gdpo" in advantage else {}
@@ -151,6 +154,7 @@ def test_one_rollout_a_task_is_enough_where_nothing_is_compared(tmp_path: Path, 
     assert not _problems(tmp_path, {"algorithm_type": name, "repeat_times": 1})
 
 
+@pytest.mark.difference("Groups in a training batch", "Lengths, batch sizes, modes that do not fit")
 @pytest.mark.parametrize(("size", "nearest"), [(30, "use 28 or 32"), (3, "use 4")])
 def test_a_batch_that_splits_a_group_is_refused_with_the_nearest_sizes(tmp_path: Path, size: int, nearest: str) -> None:
     buffer = yaml.safe_load(MINIMAL)["buffer"] | {"train_batch_size": size}
@@ -162,6 +166,7 @@ def test_a_batch_that_splits_a_group_is_refused_with_the_nearest_sizes(tmp_path:
     assert "E1830" not in {p.code for p in _problems(tmp_path, pipeline, buffer=buffer)}
 
 
+@pytest.mark.difference("`kl_penalty_fn` of an algorithm whose advantage is made by the explorer")
 def test_a_penalty_in_a_reward_that_nothing_reads_is_refused(tmp_path: Path) -> None:
     (problem,) = _problems(tmp_path, {"algorithm_type": "grpo", "kl_penalty_fn": "k1"})
     assert problem.code == "E1831" and problem.key == "algorithm.kl_penalty_fn"
@@ -169,6 +174,7 @@ def test_a_penalty_in_a_reward_that_nothing_reads_is_refused(tmp_path: Path) -> 
     assert not _problems(tmp_path, {"algorithm_type": "grpo_verl", "kl_penalty_fn": "k1"})
 
 
+@pytest.mark.difference("RAFT without a filter")
 def test_raft_without_a_filter_is_told_that_it_learns_from_all_rollouts(tmp_path: Path) -> None:
     for sections, codes in (({}, ["W1832"]), ({"data_processor": FILTER}, [])):
         path = _write(tmp_path, {"algorithm_type": "raft"}, **sections)

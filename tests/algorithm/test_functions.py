@@ -20,6 +20,7 @@ def _group(rewards: list[float | None], task: int = 0) -> list[Experience]:
     return [Experience(EID(1, task, run), [1, 2, 3, 4], 2, reward=r) for run, r in enumerate(rewards)]
 
 
+@pytest.mark.difference("GRPO with equal rewards")
 @settings(max_examples=50, deadline=None)
 @given(st.floats(-1e6, 1e6), st.integers(2, 9))
 def test_equal_rewards_give_exactly_zero(reward: float, size: int) -> None:

@@ -151,6 +151,7 @@ def test_what_the_source_says_is_what_is_meant(tmp_path: Path) -> None:
     assert types["type_of_pairs"].args["mode"] == "train" and types["type_of_pairs"].args["advantage_fn"] is None
 
 
+@pytest.mark.difference("Algorithm types of plugins")
 def test_the_defaults_of_a_type_and_of_its_functions_are_those_of_the_run(tmp_path: Path) -> None:
     text = SHAPES
     config, problems = _examined(tmp_path, text, {"algorithm_type": "published_type"})

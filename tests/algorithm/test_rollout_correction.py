@@ -58,6 +58,12 @@ def test_metrics_of_the_weights_are_those_worked_out_by_hand() -> None:
     assert outside[2]["rollout_corr/rollout_is_oob_ratio"] == pytest.approx(1 / 3)
 
 
+@pytest.mark.difference("All weights outside of a `'low_high'` band")
+def test_weights_that_all_lie_outside_of_a_band_are_0_and_said() -> None:
+    weights, _, metrics = correct(rollout_is="token", rollout_is_threshold="3_5")
+    assert not weights.any() and metrics["rollout_corr/rollout_is_oob_ratio"] == 1.0
+
+
 def test_rejection_counts_tokens_and_responses() -> None:
     weights, mask, metrics = correct(rollout_rs="token_k2,seq_max_k2", rollout_rs_threshold="0.01,9")
     assert weights is None and mask.tolist() == [[False, True, False], [True, False, False]]

@@ -224,6 +224,7 @@ def test_what_is_no_table_of_demonstrations_is_said_by_run_and_by_validate(
     assert file.exists() == (made != "nothing"), "looking makes no database"
 
 
+@pytest.mark.difference("An auxiliary buffer with `storage_type: sql`")
 def test_a_reader_by_configuration_reads_a_table_of_conversations(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:

@@ -184,6 +184,7 @@ def test_a_text_of_one_token_teaches_nothing(tmp_path: Path) -> None:
     assert [(row.line, row.code) for row in reader.quarantined] == [(1, "E4024")]
 
 
+@pytest.mark.difference("Tools and messages in parquet files")
 def test_tools_reach_the_template_as_they_were_written_from_every_file(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer(
         tmp_path / "t", characters="".join(map(chr, range(32, 127))) + "\n", chat_template=WITH_TOOLS

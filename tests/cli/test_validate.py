@@ -34,6 +34,7 @@ def run_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "run.yaml"
 
 
+@pytest.mark.difference("Lengths, batch sizes, modes that do not fit")
 def test_a_valid_file_shows_what_follows_from_it(run_yaml: Path) -> None:
     run_yaml.write_text(MINIMAL + "  trainer_input: {experience_buffer: {path: 'sqlite:///rel/x.db'}}\n")
     result = runner.invoke(app, ["validate", "-c", str(run_yaml), "--schema-only"])

@@ -94,6 +94,7 @@ def test_a_kill_while_a_step_is_written_again_leaves_one_of_the_two(
     assert sorted(entry.name for entry in tmp_path.iterdir() if entry.is_dir()) == ["global_step_7"]
 
 
+@pytest.mark.difference("Checkpoints")
 @pytest.mark.parametrize("hit", [1, 2, 3])
 @pytest.mark.parametrize("point", POINTS)
 def test_kill_at_any_failpoint_leaves_whole_checkpoints(tmp_path: Path, point: str, hit: int) -> None:
@@ -194,6 +195,7 @@ def test_failing_writer_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.difference("Checkpoints")
 @pytest.mark.parametrize(("keep", "left"), [(0, [1, 2, 3, 4, 5]), (1, [4, 5]), (2, [4, 5]), (3, [3, 4, 5])])
 def test_retention_keeps_at_least_two(tmp_path: Path, keep: int, left: list[int]) -> None:
     store = CheckpointStore(tmp_path)

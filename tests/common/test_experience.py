@@ -61,6 +61,7 @@ def test_views_of_one_tensor_are_stored_apart() -> None:
     assert after.response_length == 0
 
 
+@pytest.mark.difference("Stored experiences")
 def test_every_flipped_bit_is_detected() -> None:
     data = example().serialize()
     generator = random.Random(0)
@@ -86,6 +87,7 @@ class Bomb:
         return (RuntimeError, ("the pickle was executed",))
 
 
+@pytest.mark.difference("Stored experiences")
 def test_a_pickle_is_refused_and_not_executed() -> None:
     for data in (pickle.dumps(Bomb()), b"TREX" + pickle.dumps(Bomb()) + bytes(64)):
         with pytest.raises(DataError, match="E5101"):

@@ -76,6 +76,7 @@ def test_an_advantage_of_tensors_has_its_defaults_and_sets_returns(tmp_path: Pat
         assert line["critic/advantages/max"] == pytest.approx(line["critic/score/max"] * 5)
 
 
+@pytest.mark.difference("Advantage plugins")
 @pytest.mark.parametrize(("written", "shift"), [({}, 0.25), ({"shift": 0.5}, 0.5)], ids=["default", "written"])
 def test_an_advantage_of_groups_is_computed_by_the_explorer(
     tmp_path: Path, written: dict[str, float], shift: float

@@ -96,6 +96,7 @@ def test_a_type_that_is_registered_by_a_call_and_asks_its_base(tmp_path: Path) -
     assert all("critic/vf_loss" in line and "critic/kl" not in line for line in lines)
 
 
+@pytest.mark.difference("Algorithm types of plugins")
 @pytest.mark.parametrize(
     ("text", "changed", "word"),
     [

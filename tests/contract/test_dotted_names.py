@@ -124,6 +124,7 @@ def test_every_registry_reads_classes_by_their_place_and_imports_none(run: TinyR
     assert (code, key, hint) == ("E1703", "algorithm.policy_loss_fn_args.scal", "did you mean `scale`?")
 
 
+@pytest.mark.difference("A class by its path, `package.module.Class`, in place of a name")
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -150,6 +151,7 @@ def test_a_run_imports_them(run: TinyRun) -> None:
     assert "logged" in (run.folder / "place.txt").read_text()
 
 
+@pytest.mark.difference("A class by its path, `package.module.Class`, in place of a name")
 def test_a_row_of_data_names_registered_classes_only(tmp_path: Path) -> None:
     place = "trinity.common.workflows.workflow.MathWorkflow"
     assert WORKFLOWS.get(place) is WORKFLOWS.get("math_workflow") and place not in WORKFLOWS

@@ -71,6 +71,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
     return run_plugin(tmp_path_factory.mktemp("operators"), PLUGIN, **SETTINGS)
 
 
+@pytest.mark.difference("`self.auxiliary_models` of a workflow or an operator")
 def test_operators_find_the_auxiliary_models_by_name(run: TinyRun) -> None:
     for line in run.lines("explorer")[:2]:
         assert line["experience_pipeline/mine/judged"] > 0 and line["experience_pipeline/mine/models"] == 1

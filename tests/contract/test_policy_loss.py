@@ -85,6 +85,7 @@ def test_defaults_stand_under_what_the_file_writes(tmp_path: Path) -> None:
         assert (line["actor/my_scale"], line["actor/my_shift"]) == (3.0, 8.0)
 
 
+@pytest.mark.difference("Tensors of a loss")
 def test_a_loss_names_the_few_tensors_that_it_wants(tmp_path: Path) -> None:
     for line in training_lines(run_plugin(tmp_path, PLUGIN, **_algorithm("few"))):
         assert 1 <= line["actor/my_rows"] <= 4 and line["actor/pg_loss"] == line["actor/final_loss"]

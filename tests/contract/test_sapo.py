@@ -47,6 +47,7 @@ def test_the_gate_held_gives_what_the_stored_cases_say_of_the_peer(case: dict[st
     assert loss == pytest.approx(case["peer_differs"]["loss"], rel=1e-6, abs=1e-7)
 
 
+@pytest.mark.difference("SAPO")
 def test_the_papers_gradient_closes_on_both_sides_and_the_held_gate_does_not() -> None:
     moved = [-3.0, -1.0, 0.0, 1.0, 3.0]
     inputs = {"logprob": [moved], "old_logprob": [[0.0] * 5], "action_mask": [[1] * 5], "advantages": [[1.0] * 5]}

@@ -144,6 +144,7 @@ def test_every_kind_of_bad_reward_costs_its_rollout_alone_and_the_group_stays_ri
     assert trained["actor/skipped_steps"] == 0 and trained["actor/grad_norm"] > 0
 
 
+@pytest.mark.difference("Gradients that are not finite")
 def test_three_gradients_that_are_not_finite_end_the_run_and_its_healthy_checkpoints_stay(
     tmp_path: Path, plugins: Path
 ) -> None:

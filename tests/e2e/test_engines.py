@@ -74,6 +74,7 @@ def run_and_kill(run: TinyRun, plugins: Path, *, break_model: bool = False) -> N
     run_plan(plan_run(run.folder / "run.yaml", options), options)
 
 
+@pytest.mark.difference("An engine that dies while a run trains")
 def test_a_run_whose_engine_is_killed_goes_on_and_learns_the_same(
     tmp_path: Path, plugins: Path, plain: TinyRun
 ) -> None:

@@ -44,6 +44,7 @@ CASES = [
 ]
 
 
+@pytest.mark.difference("Resume")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("schedule", "failpoint"), CASES)
 def test_a_kill_changes_no_bit_under_any_schedule(tmp_path: Path, schedule: tuple[str, ...], failpoint: str):

@@ -57,11 +57,19 @@ def test_each_update_moves_the_weights(finished: ShortRun):
     assert len(norms) == 8 and min(norms) > 0
 
 
+@pytest.mark.difference("Evaluation")
 def test_evaluation_runs_at_the_start_at_each_interval_and_at_the_end(finished: ShortRun):
     evaluated = [
         line["step"] for line in lines(finished.job("rft"), "explorer") if any(key.startswith("eval/") for key in line)
     ]
     assert evaluated == [0, 2, 4]
+
+
+@pytest.mark.difference("Time metrics of the explorer")
+def test_times_and_outcomes_of_the_explorer_have_their_documented_names(finished: ShortRun):
+    names = {name for line in lines(finished.job("rft"), "explorer") for name in line}
+    assert {"time/explore_step", "time/sync_weight", "rollout/finished_task_count", "rollout/failed_run_count"} <= names
+    assert not [name for name in names if name.startswith("explorer/")]
 
 
 def test_engine_and_trainer_agree_on_log_probabilities_in_float32(finished: ShortRun):

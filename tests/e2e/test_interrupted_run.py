@@ -71,6 +71,7 @@ def test_a_second_run_of_the_same_job_is_refused_while_the_first_goes_on(fresh):
     assert status == ExitCode.ALREADY_RUNNING and f"pid {first.pid}" in output
 
 
+@pytest.mark.difference("`continue_from_checkpoint: false`")
 def test_continue_from_checkpoint_false_starts_a_renamed_run_and_keeps_the_old_one(finished, fresh):
     stop_early = ("--set", "stages[1].buffer.total_steps=1")
     assert fresh.finish(*stop_early)[0] == 0
@@ -111,6 +112,7 @@ def test_a_finished_run_that_is_given_more_steps_goes_on_from_its_end(fresh):
     assert fresh.outcome()["rft"]["step"] == 12
 
 
+@pytest.mark.difference("A stage that fails")
 def test_a_failing_stage_ends_the_run_and_no_later_stage_starts(fresh):
     status, output = fresh.finish(failpoints="train.after_step=raise@3")
     assert status == ExitCode.RUNTIME and "failpoint train.after_step" in output
@@ -132,6 +134,7 @@ def test_the_checkpoint_transport_gives_the_same_run_as_the_memory_transport(fin
     assert (fresh.job("rft") / "latest_state_dict_iteration.txt").read_text() == "8"
 
 
+@pytest.mark.difference("Names of workflows, rewards, operators; paths")
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [
@@ -148,6 +151,7 @@ def test_what_cannot_run_is_refused_before_anything_is_created(fresh, change: st
     assert "Traceback" not in output
 
 
+@pytest.mark.difference("Secrets")
 def test_a_secret_in_the_configuration_reaches_no_file_and_no_output(fresh):
     canary = "canary-4711-secret"
     file = fresh.folder / "quickstart.yaml"

@@ -38,6 +38,7 @@ def _run(folder: Path, algorithm: dict[str, Any]) -> TinyRun:
     return make_run(folder, algorithm).change(synchronizer__sync_offset=2)
 
 
+@pytest.mark.difference("`rollout_correction`")
 @pytest.mark.parametrize("algorithm", CASES.values(), ids=CASES)
 def test_a_corrected_run_learns_from_old_rollouts_and_continues(
     tmp_path: Path, plugins: Path, algorithm: dict[str, Any]

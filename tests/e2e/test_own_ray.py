@@ -81,6 +81,7 @@ def trains(folder: Path) -> TinyRun:
     return run
 
 
+@pytest.mark.difference("Ray")
 def test_ray_is_started_for_a_run_and_ends_with_it(tmp_path: Path, no_cluster: Path) -> None:
     run = trains(tmp_path)
     with Watched(run, failpoints="trainer:train.before_step=stop@2") as watched:

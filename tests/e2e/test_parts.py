@@ -50,6 +50,7 @@ def test_the_trainer_consumes_from_both_and_trains_every_experience_once(parts: 
     assert parts.query("select producer, is_open from producer") == [("explorer", 0), ("explorer_new", 0)]
 
 
+@pytest.mark.difference("Several explorers apart")
 def test_weights_reach_both_explorers_and_staleness_is_bounded(parts: Parts):
     for name in ("explorer", "explorer_new"):
         versions = [line["rollout/model_version"] for line in parts.lines(name) if "rollout/model_version" in line]
@@ -164,6 +165,7 @@ def test_a_trainer_that_comes_back_under_another_name_trains_what_was_lost(tmp_p
     assert steps == [(step, 4, 4) for step in (1, 2, 3, 4)]
 
 
+@pytest.mark.difference("Keys that files of one job share")
 def test_files_of_one_job_that_disagree_are_shown_key_by_key(parts: Parts):
     with pytest.raises(ConfigError) as found:
         parts.run("explorer_new", "explorer.name=third", "synchronizer.sync_interval=3")

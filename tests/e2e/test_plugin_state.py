@@ -168,6 +168,7 @@ def finish(folder: Path, plugins: Path, advantage: str, *steps: int) -> TinyRun:
     return run
 
 
+@pytest.mark.difference("Plugins that remember something")
 @pytest.mark.parametrize("advantage", ["running_baseline", "running_baseline_in_trainer"])
 def test_functions_that_remember_go_on_where_they_were(tmp_path: Path, plugins: Path, advantage: str) -> None:
     whole = finish(tmp_path / "whole", plugins, advantage, 3)

@@ -107,6 +107,7 @@ def test_the_explorer_takes_a_newer_version_at_its_next_step(tmp_path: Path, plu
     assert max(column(run, "trainer", "sample/staleness/max")) <= 3
 
 
+@pytest.mark.difference("`fully_async` with `eval_tasksets`")
 def test_an_evaluation_pauses_the_rollouts(tmp_path: Path, plugins: Path) -> None:
     run = make(tmp_path, synchronizer__sync_style="fully_async", synchronizer__max_staleness=1)
     held_out = {"name": "held_out", "path": str(tmp_path / "train.jsonl"), "format": {"prompt_key": "question"}}

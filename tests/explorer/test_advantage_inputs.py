@@ -19,6 +19,7 @@ from trinity.common.config import Config
 from trinity.common.errors import ConfigError, WorkflowError
 from trinity.common.experience import Experience
 from trinity.common.models import create_auxiliary_models, create_inference_model
+from trinity.common.rewards import RewardFn
 from trinity.common.workflows import WORKFLOWS, Task, Workflow
 from trinity.explorer.advantage_inputs import needed_inputs
 from trinity.explorer.assembly import build_scheduler
@@ -83,6 +84,7 @@ def _question(workflow: str, **args: Any) -> Task:
     )
 
 
+@pytest.mark.difference("Teacher's log-probabilities")
 def test_any_workflows_responses_are_scored_as_by_a_plain_forward_of_the_teacher(
     rollouts: Rollouts, teacher: Path
 ) -> None:
@@ -119,6 +121,21 @@ def test_distillation_workflows_ask_the_teacher_themselves(
         torch.testing.assert_close(exp.teacher_logprobs, expected, atol=1e-5, rtol=0)
         assert exp.reward in reward and ("accuracy" in exp.metrics) == (len(reward) == 2)
         assert ("boxed" in (exp.prompt_text or "")) == (len(reward) == 2)
+
+
+@pytest.mark.difference("Reward of `on_policy_distill_workflow`")
+def test_a_distillation_workflow_has_the_reward_of_its_reward_function(rollouts: Rollouts, teacher: Path) -> None:
+    config = _config(rollouts, {"model_path": str(teacher)}, advantage_fn="grpo")
+    result = _run(config, _question("on_policy_distill_workflow", reward_fn=_Length))
+    assert [exp.reward for exp in result.experiences] == [float(len(exp.response_text)) for exp in result.experiences]
+    assert all(exp.reward > 0 and exp.teacher_logprobs is not None for exp in result.experiences)
+
+
+class _Length(RewardFn):
+    """The length of the response."""
+
+    def __call__(self, response: str, truth: str | None = None) -> dict[str, float]:
+        return {"length": float(len(response))}
 
 
 def test_a_distillation_workflow_without_a_teacher_fails_with_what_to_write(rollouts: Rollouts) -> None:

@@ -41,6 +41,7 @@ def synchronizer() -> LocalSynchronizer:
     return LocalSynchronizer(FixedSchedule(), timeout_s=60)
 
 
+@pytest.mark.difference("A full queue")
 def test_a_queue_that_stays_full_is_an_error_with_the_settings(full: ExperienceStore) -> None:
     with pytest.raises(DeadlineError, match=r"E5142.*capacity 2.*synchronizer\.sync_timeout") as caught:
         asyncio.run(waited(full, synchronizer(), timeout_s=0.1))

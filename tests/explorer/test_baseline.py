@@ -63,6 +63,7 @@ def test_the_run_beside_the_samples_is_greedy_whatever_the_workflow_asks_for(rol
         assert any(e.tokens.tolist() not in greedy for e in result.experiences if e.eid.task == 0)
 
 
+@pytest.mark.difference("ReMax")
 def test_samples_carry_the_reward_of_their_tasks_greedy_run(rollouts: Rollouts) -> None:
     tasks = [make(Repeating, 2, rewards=[1.0, 0.0, 0.25]), make(Repeating, 2, rewards=[0.5, 0.5, -1.0])]
     result = _run(rollouts, tasks)
@@ -75,6 +76,7 @@ def test_samples_carry_the_reward_of_their_tasks_greedy_run(rollouts: Rollouts) 
     assert collate(result.experiences).values["reward_baselines"].tolist() == [0.25, 0.25, -1.0, -1.0]
 
 
+@pytest.mark.difference("ReMax")
 def test_a_task_without_its_greedy_run_is_dropped_and_counted(rollouts: Rollouts) -> None:
     rewards = ([1.0, 0.0, 0.5], [1.0, 0.0, "skip"], [1.0, 0.0, float("nan")])
     result = _run(rollouts, [make(Repeating, 2, name="lost", rewards=each) for each in rewards], max_retry_times=1)

@@ -181,6 +181,7 @@ def test_weights_that_do_not_come_are_an_error_with_the_setting(rollouts: Rollou
         job.run()
 
 
+@pytest.mark.difference("A batch with tasks that are late")
 def test_a_hung_workflow_loses_its_runs_only(rollouts: Rollouts, tmp_path: Path) -> None:
     rows = [{"question": "q", "act": "ok"}, {"question": "q", "act": "hang"}] * 2
     sections = {"explorer": {"max_timeout": 1.5, "eval_on_startup": False, "eval_interval": None}}

@@ -66,6 +66,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+@pytest.mark.difference("A runner that dies")
 def test_what_ends_or_blocks_a_process_ends_one_attempt(rollouts: Rollouts, tmp_path: Path) -> None:
     """A held interpreter lock, an exit and a segmentation fault, among tasks that go on and retries that succeed."""
     tasks = [

@@ -30,6 +30,7 @@ def kinds(result: BatchResult) -> list[str]:
     return [f"{r.task}.{r.run} {type(r.outcome).__name__}" for r in result.results]
 
 
+@pytest.mark.difference("An attempt that fails or is late")
 def test_a_broken_rollout_is_dropped_and_counted_and_the_others_go_on(rollouts: Rollouts) -> None:
     tasks = [
         make(Scripted, 2, act="ok"),
@@ -89,6 +90,7 @@ def test_a_bad_reward_is_not_retried(rollouts: Rollouts) -> None:
     assert scripted.ATTEMPTS["nan"] == 1 and result.retry_count == 0
 
 
+@pytest.mark.difference("`explorer.max_timeout`")
 @pytest.mark.parametrize("workflow", [Scripted, Asynchronous])
 def test_a_hung_workflow_ends_at_its_deadline_and_leaves_the_others_alone(rollouts: Rollouts, workflow: type) -> None:
     tasks = [make(workflow, 1, act="hang", name="stuck")] + [make(Scripted, 1, act="ok") for _ in range(20)]
@@ -102,6 +104,7 @@ def test_a_hung_workflow_ends_at_its_deadline_and_leaves_the_others_alone(rollou
     assert result.abandoned_count == 2
 
 
+@pytest.mark.difference("`explorer.max_timeout`")
 def test_an_abandoned_thread_is_replaced(rollouts: Rollouts) -> None:
     tasks = [make(Scripted, 1, act="hang", name="stuck"), make(Scripted, 1, act="ok", name="after")]
     result = rollouts.run(tasks, max_timeout=1.5, max_retry_times=0, num_runners=1)

@@ -28,6 +28,7 @@ def ended(process: subprocess.Popen[str]) -> int:
     return process.wait(timeout=90)
 
 
+@pytest.mark.difference("Explorer and trainer apart")
 def test_killed_parts_are_missed_and_continue_where_they_were(tmp_path: Path):
     parts = Parts(tmp_path / "run")
     parts.trees["explorer"]["buffer"]["total_steps"] = 9

@@ -116,6 +116,7 @@ def test_a_key_that_appears_or_disappears_is_a_change():
     assert unsafe_changes({"a": {"b": 1}}, {"a": {}}) == [("a", None, {}), ("a.b", 1, None)]
 
 
+@pytest.mark.difference("Changed configuration on resume")
 def test_resuming_with_another_learning_rate_is_refused_until_it_is_accepted(tmp_path: Path):
     (tmp_path / SAVED_CONFIG).write_text(yaml.safe_dump({"algorithm": {"optimizer": {"lr": 1e-6}}}))
     changed = yaml.safe_dump({"algorithm": {"optimizer": {"lr": 2e-6}}})

@@ -54,6 +54,7 @@ def test_every_family_that_knows_the_switch_is_refused_with_it_and_trained_witho
     assert asked >= 25
 
 
+@pytest.mark.difference("Load-balancing loss of experts")
 def test_the_wish_of_a_folder_is_named_by_validate_and_by_the_trainer_and_can_be_taken_back(tmp_path: Path) -> None:
     asking = folder(tmp_path / "asking", output_router_logits=True, router_aux_loss_coef=0.02)
     assert json.loads((asking / "config.json").read_text())["output_router_logits"] is True

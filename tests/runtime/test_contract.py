@@ -300,6 +300,7 @@ def test_close_leaves_no_process_behind(make, kind: str) -> None:
     assert all(gone_soon(pid) for pid in asyncio.run(main()))
 
 
+@pytest.mark.difference("Synchronizer on Ray")
 def test_children_end_with_their_parent_and_its_memory_with_it(tmp_path) -> None:
     program = """
 import asyncio, os, sys, torch

@@ -41,6 +41,7 @@ def test_a_list_of_devices_counts_up_to_the_first_that_is_none(
     assert visible_gpus(there, visible) == seen
 
 
+@pytest.mark.difference("GPUs of a process on Ray that asks for none")
 def test_a_child_that_asks_for_no_gpu_sees_none_where_they_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VISIBLE, "0")
 

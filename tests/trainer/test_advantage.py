@@ -87,6 +87,7 @@ def test_a_response_that_is_not_trained_on_counts_in_its_task(make_config: Maker
     assert float(advantages[1].min()) == pytest.approx(-1 / 3)
 
 
+@pytest.mark.difference("Groups in a training batch")
 def test_a_group_that_lost_a_member_is_counted(make_config: Maker) -> None:
     batch, metrics = _advantages(_made(make_config, "rloo"), _experiences(REWARDS)[1:])
     assert metrics["critic/incomplete_groups"] == 1.0

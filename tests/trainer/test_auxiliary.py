@@ -48,6 +48,7 @@ def runs_of(experiences: list[Experience]) -> list[int]:
 
 
 # --------------------------------------------------------------------------------------- the reader
+@pytest.mark.difference("An auxiliary buffer with `storage_type: sql`")
 def test_a_queue_gives_each_rollout_once_in_the_order_of_the_log_until_its_end(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:

@@ -147,6 +147,7 @@ def test_weights_of_responses_are_products_divided_by_their_mean(make_config: Ma
     torch.testing.assert_close(batch.columns["rollout_is_weights"], wanted, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.difference("`bypass_mode` over micro-batches")
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"])
 @pytest.mark.parametrize("loss", ["gpg", "ppo"])
 def test_a_rejected_token_has_a_loss_of_zero_and_still_counts_in_the_mean(

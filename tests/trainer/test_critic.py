@@ -190,6 +190,7 @@ def test_rows_without_counted_tokens_leave_the_step_as_it_is(make_config: Maker)
         assert first[name] == pytest.approx(second[name], rel=1e-5), name
 
 
+@pytest.mark.difference("GAE over tokens that the policy did not produce")
 def test_tokens_that_the_policy_did_not_produce_carry_no_value(make_config: Maker) -> None:
     exp = make_experiences(1, tasks=1, repeats=1)[0]
     exp = Experience(exp.eid, exp.tokens, exp.prompt_length, reward=1.0, logprobs=exp.logprobs)
@@ -205,6 +206,7 @@ def test_tokens_that_the_policy_did_not_produce_carry_no_value(make_config: Make
     assert returns[0] == pytest.approx(0.5 * float(values[3]), abs=1e-6), "the next value is that of the next own token"
 
 
+@pytest.mark.difference("`trainer.critic_warmup` of N")
 def test_warm_up_leaves_the_policy_bit_for_bit_as_it_is(make_config: Maker) -> None:
     made = worker(ppo_config(make_config, trainer={"critic_warmup": 2}))
     policy, judge = weights_of(made.model), weights_of(critic_of(made).model)
@@ -217,6 +219,7 @@ def test_warm_up_leaves_the_policy_bit_for_bit_as_it_is(make_config: Maker) -> N
     assert any(not torch.equal(policy[name], tensor) for name, tensor in made.weights().items())
 
 
+@pytest.mark.difference("`trainer.critic_warmup` of N")
 def test_the_schedule_of_the_policy_begins_after_the_warm_up_of_the_critic(make_config: Maker) -> None:
     optimizer = {"lr": 0.01, "lr_warmup_steps": 2, "lr_scheduler_type": "linear", "min_lr_ratio": 0.5}
     made = worker(ppo_config(make_config, trainer={"critic_warmup": 2}, algorithm={"optimizer": optimizer}))

@@ -127,6 +127,7 @@ def test_only_plain_models_take_the_fast_path(tmp_path: Path, changes: dict[str,
     assert is_common(tiny_model(tmp_path, "llama", **changes)) is common
 
 
+@pytest.mark.difference("`entropy_from_logits_with_chunking`, `entropy_checkpointing`")
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("rows_at_once", [3, 100])
 @pytest.mark.parametrize("rule", [LogitRule(), LogitRule(0.4), LogitRule(1.7, 2.0)])

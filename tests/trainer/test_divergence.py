@@ -34,6 +34,7 @@ def _random(bias: bool, generator: torch.Generator) -> tuple[Tensor, Tensor, Ten
     return hidden, weight, torch.randn(11, generator=generator) if bias else None
 
 
+@pytest.mark.difference("`kl_loss_fn: full`")
 @pytest.mark.parametrize("rule", [LogitRule(), LogitRule(0.5, 1.5)])
 @pytest.mark.parametrize("bias", [False, True])
 def test_value_and_gradient_in_pieces_are_those_of_autograd(

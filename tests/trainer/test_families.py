@@ -103,6 +103,7 @@ def quiet() -> object:
     transformers_logging.set_verbosity(level)
 
 
+@pytest.mark.difference("Model families in training")
 @pytest.mark.parametrize(("family", "variant"), CASES)
 def test_a_family_is_trained_as_each_row_alone_or_refused(family: str, variant: str) -> None:
     calm = tiny_model(case_config(family, variant))

@@ -57,6 +57,7 @@ def padded_gradients(made: ActorWorker, experiences: list[Experience]) -> dict[s
     return {name: parameter.grad.clone() for name, parameter in made.model.named_parameters()}
 
 
+@pytest.mark.difference("Loss over micro-batches")
 @pytest.mark.parametrize("name", LOSSES)
 def test_how_a_mini_batch_is_computed_does_not_change_its_gradient(make_config: Maker, name: str) -> None:
     made = apart_from_the_reference(worker(with_terms(make_config, name), max_rows=4, max_tokens=None))

@@ -128,6 +128,7 @@ def plain_copy(path: Path, adapter: Adapter) -> PreTrainedModel:
     return plain
 
 
+@pytest.mark.difference("LoRA rollouts")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_merged_weights_give_the_logits_of_the_adapter(tmp_path: Path, family: str) -> None:
     base = tiny_model(tmp_path, family, scale=1.5, **FAMILIES[family])
@@ -141,6 +142,7 @@ def test_merged_weights_give_the_logits_of_the_adapter(tmp_path: Path, family: s
         assert torch.equal(adapter.model(tokens).logits, without)
 
 
+@pytest.mark.difference("LoRA without `path`")
 def test_initial_adapter_is_a_function_of_the_seed(tmp_path: Path) -> None:
     tiny_model(tmp_path)
 
@@ -197,6 +199,7 @@ def test_training_changes_the_adapter_and_no_bit_of_the_model(make_config: Maker
     assert len(changed) == 14 and all(name.endswith("_proj.weight") for name in changed)
 
 
+@pytest.mark.difference("Reference model with an adapter")
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_reference_of_a_new_adapter_is_the_model_without_it(make_config: Maker, tmp_path: Path, family: str) -> None:
     batch = collate(make_experiences(4))
@@ -210,6 +213,7 @@ def test_reference_of_a_new_adapter_is_the_model_without_it(make_config: Maker, 
     assert "reference model" in plain.memory_table() and "reference model" not in made.memory_table()
 
 
+@pytest.mark.difference("Reference model with an adapter")
 def test_reference_of_an_existing_adapter_keeps_it(make_config: Maker, model_path: Path, tmp_path: Path) -> None:
     adapter = adapted(model_path)
     adapter.save(tmp_path)
@@ -226,6 +230,7 @@ def test_reference_of_an_existing_adapter_keeps_it(make_config: Maker, model_pat
     assert all(torch.equal(tensor, first[name]) for name, tensor in adapter.weights().items())
 
 
+@pytest.mark.difference("LoRA checkpoints")
 def test_peft_reads_what_a_checkpoint_holds(make_config: Maker, model_path: Path, tmp_path: Path) -> None:
     made = adapted_worker(make_config(model=LORA))
     made.save(tmp_path, hf=True)
@@ -304,6 +309,7 @@ def test_excluded_modules_get_no_adapter(make_config: Maker) -> None:
     assert caught.value.code == "E1871"
 
 
+@pytest.mark.difference("LoRA checkpoints")
 def test_checkpoint_of_the_other_kind_is_refused(make_config: Maker, tmp_path: Path) -> None:
     whole, adapter = worker(make_config()), worker(make_config(model=LORA))
     whole.save(tmp_path / "whole", hf=False)

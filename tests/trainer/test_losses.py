@@ -100,6 +100,7 @@ def test_rows_without_signal_may_be_left_out(make_config: Maker, name: str) -> N
     assert_same(gradients(full, experiences), gradients(lean, experiences))
 
 
+@pytest.mark.difference("Clip-Cov, KL-Cov")
 @pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
 def test_the_selection_among_tokens_is_that_of_the_whole_mini_batch(make_config: Maker, name: str) -> None:
     config = _config(make_config, name)
@@ -111,6 +112,7 @@ def test_the_selection_among_tokens_is_that_of_the_whole_mini_batch(make_config:
     assert any(not torch.equal(g, with_selection[n]) for n, g in gradients(made, experiences).items())
 
 
+@pytest.mark.difference("`seq-mean-token-sum-norm`")
 def test_share_of_verls_conventions() -> None:
     share = Share(tokens=6, rows=3, counted_rows=2, width=5, all_tokens=24, all_rows=12, all_counted_rows=8,
                   normalizer=10.0)  # fmt: skip

@@ -86,6 +86,7 @@ def _plain(made: ActorWorker, experiences: list[Experience], mode: str) -> dict[
     return {name: parameter.grad.clone() for name, parameter in made.model.named_parameters()}
 
 
+@pytest.mark.difference("`mix`, `mix_chord`: the two sides")
 @pytest.mark.parametrize("mode", MODES)
 def test_the_loss_is_that_of_the_whole_mini_batch_however_it_is_split(make_config: Maker, mode: str) -> None:
     config = _config(make_config, with_terms=True, mu=MU, loss_agg_mode=mode)

@@ -74,6 +74,7 @@ def critic(config: Config) -> Critic:
     return Critic(config, device=CPU, total_steps=6, num_tokens=20)
 
 
+@pytest.mark.difference("`override_config` and the engine")
 def test_policy_reference_and_engine_have_the_changed_entries(make_config: Maker, tmp_path: Path) -> None:
     config = make_config(algorithm=TERMS, trainer=with_model(override_config=OTHER_ROTATION))
     made, plain = worker(config), worker(make_config(algorithm=TERMS))
@@ -114,6 +115,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.difference("`override_config` with an entry that the model does not have")
 @pytest.mark.parametrize(("overrides", "error", "words"), WRONG, ids=[str(row[0]) for row in WRONG])
 def test_entries_that_the_model_does_not_have_are_refused_by_name(
     make_config: Maker, overrides: dict[str, Any], error: type[Exception], words: str

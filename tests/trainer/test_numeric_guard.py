@@ -21,6 +21,7 @@ Maker = Callable[..., Config]
 ADAPTIVE = {"adaptive": True, "kl_coef": 0.1, "target_kl": 0.01, "horizon": 100}
 
 
+@pytest.mark.difference("Adaptive KL coefficient")
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"])
 def test_the_adaptive_coefficient_follows_nats_a_token_whatever_the_aggregation(make_config: Maker, mode: str) -> None:
     algorithm = {"kl_loss_fn": "k2", "kl_loss_fn_args": ADAPTIVE, "loss_agg_mode": mode}

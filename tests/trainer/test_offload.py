@@ -60,6 +60,7 @@ def test_on_a_cpu_the_switches_change_nothing_and_say_so(make_config: Maker, cap
     assert all(torch.equal(a, b) for a, b in zip(held(plain), held(made), strict=True))
 
 
+@pytest.mark.difference("Reference model with `param_offload: false`")
 def test_moves_between_the_steps_leave_the_numbers_and_drop_the_copies(make_config: Maker) -> None:
     plain, _ = trained(make_config(algorithm=TERMS, trainer=tree(False)), "cpu")
     made = ActorWorker(make_config(algorithm=TERMS, trainer=tree(True)), tokenizer=None, total_steps=6, device="cpu")
@@ -82,6 +83,7 @@ def test_a_reference_without_parameters_of_its_own_says_that_it_holds_none(
     assert f"{REF} has no effect: the reference is the policy's model without its adapter" in caplog.text
 
 
+@pytest.mark.difference("Critic offload")
 def test_the_critic_waits_in_host_memory_as_its_own_section_says(
     make_config: Maker, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -15,6 +15,7 @@ from trinity.trainer.verl.optim import LRSchedule, gradient_norm, make_optimizer
 from trinity.trainer.verl.settings import policy_lr_schedule
 
 
+@pytest.mark.difference("Warm-up")
 def test_warm_up_learns_from_the_first_step_and_reaches_the_peak() -> None:
     schedule = LRSchedule(1.0, "constant", warmup_steps=4)
     assert [schedule.at(step) for step in range(1, 7)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
@@ -83,6 +84,7 @@ def test_keys_reach_the_optimizer(make_config: Callable[..., Config]) -> None:
     assert group["lr"] == rates[-1]
 
 
+@pytest.mark.difference("Schedule over an unknown number of steps")
 @pytest.mark.parametrize(
     ("optimizer", "words"),
     [

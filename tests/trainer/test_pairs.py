@@ -53,6 +53,7 @@ def make_pairs(number: int, *, seed: int = 0) -> list[Experience]:
     return pairs
 
 
+@pytest.mark.difference("DPO")
 @settings(max_examples=60, deadline=None)
 @given(
     number=st.integers(1, 13),
@@ -117,6 +118,7 @@ SPLITS = (
 )
 
 
+@pytest.mark.difference("DPO")
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 def test_the_split_changes_neither_gradient_nor_metrics(make_config: Maker, split: dict[str, Any]) -> None:
     pairs = make_pairs(7)

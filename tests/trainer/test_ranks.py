@@ -69,6 +69,7 @@ def test_no_policy_loss_sees_the_number_of_ranks(make_config: Maker, pool: RankP
             assert_same(expected, found, 1e-6)
 
 
+@pytest.mark.difference("Several workers")
 @pytest.mark.parametrize("world", [2, 4])
 def test_the_number_of_ranks_does_not_change_the_gradient(
     make_config: Maker, tmp_path: Path, pool: RankPool, world: int
@@ -102,6 +103,7 @@ def test_the_number_of_ranks_does_not_change_the_gradient(
             assert_same(expected, found, 1e-6)
 
 
+@pytest.mark.difference("`use_orig_params`, `fsdp` and `fsdp2`")
 @pytest.mark.parametrize("settings", [BY_ROWS, BY_TOKENS])
 def test_training_with_everything_at_once_is_that_of_one_worker(
     make_config: Maker, pool: RankPool, settings: dict[str, Any]

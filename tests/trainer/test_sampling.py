@@ -109,6 +109,7 @@ def test_a_batch_is_filled_up_with_rollouts_however_many_steps_they_have(store: 
     assert metrics["sample/stale_count"] == 3.0 and metrics["sample/rollout_count"] == 2.0
 
 
+@pytest.mark.difference("`staleness_control`")
 def test_dropped_rows_stay_dropped_after_a_resume_and_come_again_before_it(store: ExperienceStore) -> None:
     uids = _append(store, 1, [0, 2, 0, 2])
     source = _source(store)

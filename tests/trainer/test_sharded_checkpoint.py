@@ -59,6 +59,7 @@ def test_one_two_one_four_ranks_go_on_as_one_worker_does(make_config: Maker, tmp
     assert json.loads(config_file.read_text()) == {"FSDP_version": 2, "world_size": 4}
 
 
+@pytest.mark.difference("Sharded checkpoints")
 def test_a_loaded_checkpoint_is_bit_equal_at_every_world_size(
     make_config: Maker, tmp_path: Path, pool: RankPool
 ) -> None:

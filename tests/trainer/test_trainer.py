@@ -186,6 +186,7 @@ def test_step_without_experiences_goes_on_without_training(make_config: Maker) -
     assert "actor/grad_norm" not in before.metrics
 
 
+@pytest.mark.difference("After an error")
 def test_starved_trainer_ends_with_its_own_error_and_saves_nothing(make_config: Maker) -> None:
     source = {"experience_buffer": {"max_read_timeout": 0.3}}
     run = Run(make_config(buffer={"trainer_input": source}))

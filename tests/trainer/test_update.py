@@ -190,6 +190,7 @@ def test_recomputed_old_logprobs_give_ratio_one(make_config: Maker) -> None:
     assert metrics["actor/ppo_kl"] == pytest.approx(0.0, abs=1e-6) and metrics["actor/pg_clipfrac"] == 0.0
 
 
+@pytest.mark.difference("Reference model")
 def test_reference_is_loaded_only_for_a_nonzero_coefficient(make_config: Maker) -> None:
     def reference(**algorithm: Any) -> object:
         return worker(make_config(algorithm=algorithm)).reference

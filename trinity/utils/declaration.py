@@ -125,7 +125,7 @@ def declared_args(cls: Any, *, kind: str) -> dict[str, Any]:
     if not isinstance(cls, type):
         return {}
     bodies = list(_bodies_of(cls, kind=kind, calls=True))
-    names = {name for body in bodies for name in body.results.get("default_args") or {}}
+    names = {name for body in bodies for name in _defaults(kind_of(kind), body)}
     names |= {
         n for body in bodies for n, value in (body.attributes.get("arguments") or {}).items() if value is not None
     }
@@ -159,11 +159,18 @@ def unread_in(kind: str, body: Body, entry: Entry) -> Unread | None:
     for name in sorted(of.unread & body.functions):
         where = "default_config" if of.is_type else "default_args"
         return Unread(name, f"is not read of a class in {of.variable}", f"return it from `{where}`")
-    stray = sorted((body.results.get("default_args") or {}).keys() - entry.args.keys())
+    stray = sorted(_defaults(of, body).keys() - entry.args.keys())
     if not stray:
         return None
     known = ", ".join(sorted({*entry.args, *entry.required})) or "none"
     return Unread("default_args", f"names `{stray[0]}`, which the constructor does not take", f"known: {known}")
+
+
+def _defaults(of: Kind, body: Body) -> dict[str, Any]:
+    """Return the defaults of arguments that the body of a class declares."""
+    if of.is_type:
+        return {}
+    return {name: value for each in sorted(of.defaults) for name, value in (body.results.get(each) or {}).items()}
 
 
 def unread_of(cls: type[Any], *, kind: str) -> Unread | None:
@@ -217,7 +224,7 @@ def entry_from(kind: str, bodies: Iterable[Body], *, base: Entry | None = None) 
     entry = plain if base is None else base
     declared: dict[str, Any] = {}
     for body in bodies:
-        declared |= body.results.get("default_args") or {}
+        declared |= _defaults(of, body)
         own = body.attributes
         entry = replace(
             entry,

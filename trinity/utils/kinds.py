@@ -31,6 +31,7 @@ class Kind:
         copied: attributes that are the field of the entry of the same name.
         own: such attributes that hold for the class that sets them, not for those that derive from it.
         decides_scope: `compute_in_trainer` says who calls a class.
+        has_default_config: the published name of its `default_args` is `default_config`; both are read.
     """
 
     variable: str
@@ -44,6 +45,7 @@ class Kind:
     copied: frozenset[str] = frozenset()
     own: frozenset[str] = frozenset()
     decides_scope: bool = False
+    has_default_config: bool = False
 
     @property
     def attributes(self) -> frozenset[str]:
@@ -57,12 +59,19 @@ class Kind:
     def results(self) -> frozenset[str]:
         """Functions of a class whose result declares something."""
         scope = {"compute_in_trainer"} if self.decides_scope else frozenset()
-        return frozenset({"default_config" if self.is_type else "default_args"}) | scope
+        return self.defaults | scope
+
+    @property
+    def defaults(self) -> frozenset[str]:
+        """Functions of a class that return the defaults of its arguments."""
+        if self.is_type:
+            return frozenset({"default_config"})
+        return frozenset({"default_args", "default_config"} if self.has_default_config else {"default_args"})
 
     @property
     def unread(self) -> frozenset[str]:
         """Functions that declare something of other kinds, and nothing here."""
-        return frozenset({"default_args" if self.is_type else "default_config"})
+        return frozenset({"default_args", "default_config"}) - self.defaults
 
 
 KINDS: dict[str, Kind] = {
@@ -108,7 +117,7 @@ KINDS: dict[str, Kind] = {
     "operator": Kind("EXPERIENCE_OPERATORS", copied=frozenset({"drops_experiences", "changes_rewards"})),
     "selector": Kind("SELECTORS", reads_mapping=True),
     "monitor": Kind("MONITOR", reads_mapping=True, is_asked=True, copied=frozenset({"package"})),
-    "priority_fn": Kind("PRIORITY_FUNC"),
+    "priority_fn": Kind("PRIORITY_FUNC", has_default_config=True),
 }
 
 

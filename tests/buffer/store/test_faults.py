@@ -56,6 +56,7 @@ def test_a_producer_killed_around_its_commit_loses_and_doubles_nothing(tmp_path:
     assert trained(tmp_path, up_to=10) == ALL
 
 
+@pytest.mark.difference("When a row counts as used")
 @pytest.mark.parametrize("cut", [0, 1])
 @pytest.mark.parametrize(
     "place", ["store.claim.after_commit", "store.commit_step.before_commit", "store.commit_step.after_commit"]

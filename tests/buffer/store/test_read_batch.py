@@ -41,6 +41,7 @@ def test_a_full_batch_comes_at_once(store: ExperienceStore, token: ConsumerToken
     assert len(batch.experiences) == 4 and batch.is_complete and not batch.is_closed
 
 
+@pytest.mark.difference("`max_read_timeout` reached")
 def test_at_the_deadline_the_incomplete_batch_comes_and_nothing_is_lost(
     store: ExperienceStore, token: ConsumerToken
 ) -> None:
@@ -52,6 +53,7 @@ def test_at_the_deadline_the_incomplete_batch_comes_and_nothing_is_lost(
     assert store.counts(BUFFER, RUN)["claimed"] == 3
 
 
+@pytest.mark.difference("`max_read_timeout` reached")
 def test_nothing_at_the_deadline_is_starvation(store: ExperienceStore, token: ConsumerToken) -> None:
     with pytest.raises(StarvedError, match=r"within 0\.1 s .*max_read_timeout") as caught:
         store.read_batch(token, 4, timeout_s=0.1)
@@ -65,6 +67,7 @@ def test_a_reader_before_any_producer_waits(tmp_path: Path) -> None:
             empty.read_batch(early, 1, timeout_s=0.05)
 
 
+@pytest.mark.difference("No more can come")
 def test_after_the_last_producer_the_rest_is_drained_and_then_it_is_closed(
     store: ExperienceStore, token: ConsumerToken
 ) -> None:

@@ -89,6 +89,7 @@ def test_a_rollout_is_used_as_often_as_the_limit_says(make: Make) -> None:
     assert store.read_batch(token, 2, timeout_s=0, trained_version=2).is_closed
 
 
+@pytest.mark.difference("Replay buffer")
 def test_the_noise_is_a_function_of_seed_task_and_use_and_its_spread_is_sigma() -> None:
     function = PRIORITY_FUNC.get("linear_decay_use_count_control_randomization")(decay=2.0, sigma=0.5)
     again = PRIORITY_FUNC.get("decay_limit_randomization")(decay=2.0, sigma=0.5)
@@ -104,6 +105,7 @@ def test_the_noise_is_a_function_of_seed_task_and_use_and_its_spread_is_sigma() 
     assert function(ReplayItem("1/0", 0, 5, 2))[0] + 2.0 != function(items[0])[0]
 
 
+@pytest.mark.difference("A full queue")
 def test_beyond_the_capacity_the_lowest_priority_leaves_and_is_counted(make: Make) -> None:
     store, token = make(capacity=3)
     append(store, 1, 2)
@@ -133,6 +135,7 @@ def test_a_stale_rollout_that_was_trained_stays_trained_and_does_not_come_again(
     assert train(store, token, 2, 3) == ["1/1"]
 
 
+@pytest.mark.difference("Replay buffer")
 def test_a_resume_restores_uses_pauses_and_what_left_the_buffer(make: Make, clock: Clock) -> None:
     options = {"function": "decay_limit_randomization", "use_count_limit": 2, "capacity": 5, "cooldown_s": 10.0}
 

@@ -125,6 +125,7 @@ def test_an_oversize_experience_is_set_aside_and_counted(tmp_path: Path) -> None
         assert store.counts(BUFFER, RUN)["dropped"] == {"oversize": 1}
 
 
+@pytest.mark.difference("Queue after a crash")
 def test_resuming_at_a_cut_returns_later_steps_and_claims_and_keeps_the_rest(store: ExperienceStore) -> None:
     append(store, 1, 9)
     token = open_consumer(store)

@@ -18,6 +18,7 @@ def find(problems: list[Finding], code: str, key: str) -> Finding:
     return found[0]
 
 
+@pytest.mark.difference("`over_rollout`, `dynamic_timeout` with `deterministic: true`")
 @pytest.mark.parametrize(
     ("text", "code", "key", "line", "hint"),
     [pytest.param(*row, id=name) for rows in (KEYS_AND_TYPES, RANGES, COMBINATIONS) for name, row in rows.items()],
@@ -32,6 +33,7 @@ def test_wrong_values_are_named_with_place_and_way_out(
     assert problem.exit_code == ExitCode.USAGE or not problem.is_error
 
 
+@pytest.mark.difference("`name`")
 @pytest.mark.parametrize(
     "name", ["", "../../x", "a/b/c", "CON", "x" * 300, "emoji🙂", "-n", ".hidden", "con.txt", "trailing.", "nul"]
 )
@@ -114,6 +116,7 @@ def test_json_is_accepted_even_with_tabs(examined: Examine) -> None:
     assert problem.line == 3
 
 
+@pytest.mark.difference("Unknown keys")
 def test_all_problems_come_at_once_with_their_lines(examined: Examine) -> None:
     text = with_(
         "mode: trian\nalgorithm:\n  repeat_time: 8\n", batch_size="batch_size: abc", max_model_len="max_model_len: 0"

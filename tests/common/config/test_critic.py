@@ -13,6 +13,7 @@ ACTOR = "trainer.trainer_config.actor_rollout_ref.actor"
 PPO = "algorithm.advantage_fn=ppo"
 
 
+@pytest.mark.difference("Whether there is a critic")
 def test_an_advantage_that_reads_values_turns_the_critic_on(examined: Examine) -> None:
     plan, problems = examined(MINIMAL, PPO)
     assert problems == []
@@ -26,6 +27,7 @@ def test_an_advantage_that_reads_values_turns_the_critic_on(examined: Examine) -
     assert not [d.key for d in plain.derived if d.key.startswith(CRITIC)]
 
 
+@pytest.mark.difference("Section of the critic")
 def test_what_is_left_out_is_taken_from_the_actor(examined: Examine) -> None:
     plan, problems = examined(
         MINIMAL, PPO, f"{ACTOR}.ppo_epochs=3", f"{ACTOR}.shuffle=true", "trainer.grad_clip=0.5",

@@ -55,6 +55,7 @@ def test_stages_of_vllm_have_a_gpu_each(examined: Examine) -> None:
     assert plan.stages[0].config.cluster.rollout_gpu_num == 4
 
 
+@pytest.mark.difference("`data_parallel_size` of a rollout model")
 @pytest.mark.parametrize("engine", ["torch", "vllm"])
 def test_replicas_are_engines(examined: Examine, engine: str) -> None:
     keys = (f"{ROLLOUT}.engine_type={engine}", f"{ROLLOUT}.engine_num=2", f"{ROLLOUT}.data_parallel_size=3")

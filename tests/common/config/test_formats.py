@@ -71,6 +71,7 @@ def test_keys_that_are_read_are_fine(look: Look, algorithm: str, columns: dict[s
     assert config.buffer.trainer_input.experience_buffer.format.prompt_type == kind
 
 
+@pytest.mark.difference("A key of `format` that the form of the rows does not read")
 @pytest.mark.parametrize(
     ("algorithm", "columns", "key", "why"),
     [
@@ -137,6 +138,7 @@ def test_a_key_of_the_global_part_is_no_mistake_of_a_stage(tmp_path: Path) -> No
     assert problems == []
 
 
+@pytest.mark.difference("DPO and KL")
 @pytest.mark.parametrize(
     ("override", "code", "message"),
     [

@@ -77,6 +77,7 @@ def test_the_block_of_the_guide_works_as_it_is_written(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.difference("`mix`: the auxiliary buffer")
 def test_a_short_block_is_filled_in(tmp_path: Path) -> None:
     tree = yaml.safe_load(GUIDE)
     tree["buffer"]["trainer_input"] = {"auxiliary_buffers": {"experts": {"path": "x.jsonl"}}}
@@ -100,6 +101,7 @@ def test_published_numbers_that_agree_are_accepted(tmp_path: Path) -> None:
     assert _problems(tmp_path, *PUBLISHED, "algorithm.algorithm_type=mix_chord", f"{ARGS}.mu_peak=0.5") == []
 
 
+@pytest.mark.difference("`mix`, `mix_chord`: the two sides")
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -143,6 +145,7 @@ def test_the_number_of_gpus_that_the_loss_is_told_is_the_trainers(
     assert problem.code == "W1841" and f"the number of trainer workers: {workers}" in problem.message
 
 
+@pytest.mark.difference("`mix`: `expert_data_ratio` of 1")
 @pytest.mark.parametrize(
     ("overrides", "code", "key"),
     [

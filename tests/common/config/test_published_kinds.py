@@ -36,6 +36,7 @@ def _examined(folder: Path, *overrides: str, schema_only: bool = True) -> tuple[
     return examine(path, overrides, catalogue=BUILT_IN, cwd=folder, schema_only=schema_only)
 
 
+@pytest.mark.difference("LoRA with `sync_method: nccl`")
 @pytest.mark.parametrize(
     ("overrides", "code", "key", "done"),
     [

@@ -51,6 +51,7 @@ def test_each_worker_has_a_gpu_of_the_trainer(examined: Examine) -> None:
     assert shared.code == "E1808" and "the trainer has 1 GPU, one" in shared.message
 
 
+@pytest.mark.difference("Several workers")
 def test_ranks_that_fit_are_taken_and_share_any_number_of_experiences(examined: Examine) -> None:
     overrides = (
         "trainer.num_workers=4", f"{SEQUENCE}=2", f"{ACTOR}.fsdp_config.fsdp_size=2", f"{ACTOR}.use_dynamic_bsz=false",

@@ -105,6 +105,7 @@ def test_what_the_source_says_is_what_is_meant(tmp_path: Path) -> None:
     assert dict(read["monitor"]["elsewhere"].args) == {"url": "http://localhost"}
 
 
+@pytest.mark.difference("Arguments of reward functions and operators")
 @pytest.mark.parametrize(
     ("overrides", "code", "key", "words"),
     [

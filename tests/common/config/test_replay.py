@@ -34,6 +34,7 @@ def test_arguments_that_are_not_written_have_the_defaults_of_the_function(examin
     assert buffer.capacity == 10000
 
 
+@pytest.mark.difference("Replay without `reuse_cooldown_time`")
 @pytest.mark.parametrize(
     ("override", "code", "key", "words"),
     [

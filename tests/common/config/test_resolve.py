@@ -23,6 +23,7 @@ def reasons(examined: Examine, text: str) -> dict[str, str]:
     return {d.key: d.reason for d in examined(text)[0].stages[0].derived}
 
 
+@pytest.mark.difference("`algorithm.repeat_times`", "`algorithm.algorithm_type`, if it is not written")
 def test_the_minimal_file_becomes_complete(examined: Examine, tmp_path: Path) -> None:
     config = only(examined, MINIMAL)
     job = tmp_path / "checkpoints" / "p" / "n"
@@ -194,6 +195,7 @@ def test_the_veRL_tree_and_the_plain_keys_hold_one_value(examined: Examine) -> N
     assert config.trainer.trainer_config.actor_rollout_ref.ref.log_prob_use_dynamic_bsz is False
 
 
+@pytest.mark.difference("Part of a function's `*_args`")
 def test_partial_arguments_keep_the_other_defaults(examined: Examine) -> None:
     config = only(examined, with_("algorithm: {policy_loss_fn_args: {clip_range: 0.1}}\n"))
     assert config.algorithm.policy_loss_fn_args == {

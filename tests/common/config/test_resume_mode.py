@@ -11,6 +11,7 @@ PATH = "trainer.trainer_config.trainer.resume_from_path"
 STEP = "out/a/b/global_step_4"
 
 
+@pytest.mark.difference("`resume_mode`, `resume_from_path`")
 @pytest.mark.parametrize(
     ("overrides", "code", "key", "hint"),
     [
@@ -34,6 +35,7 @@ def test_what_contradicts_is_named(
     assert found.key == key and hint in (found.suggestion or ""), found.render()
 
 
+@pytest.mark.difference("`resume_mode`, `resume_from_path`")
 @pytest.mark.parametrize(
     ("overrides", "continues"),
     [

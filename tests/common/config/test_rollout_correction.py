@@ -30,6 +30,7 @@ def _resolved(folder: Path, algorithm: dict[str, Any]) -> Config:
     return plan.stages[0].config
 
 
+@pytest.mark.difference("`rollout_correction`")
 def test_every_preset_is_a_choice_and_has_bounds_that_hold() -> None:
     assert set(PRESETS) == set(get_args(Preset))
     for values in PRESETS.values():
@@ -124,6 +125,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.difference("`bypass_mode` over micro-batches", "`bypass_mode: true`")
 @pytest.mark.parametrize(("algorithm", "code", "key", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_does_not_fit_is_refused(
     tmp_path: Path, algorithm: dict[str, Any], code: str, key: str, message: str
@@ -167,6 +169,7 @@ def test_an_option_of_a_part_that_is_off_is_named(
     assert (problem.code, problem.key) == ("W1902", f"{SECTION}.{name}") and message in problem.message
 
 
+@pytest.mark.difference("`loss_agg_mode` with a loss that aggregates in its own way")
 @pytest.mark.parametrize("loss", ["rec", "verl_sapo", "geo_mean"])
 def test_an_aggregation_that_the_policy_loss_does_not_have_is_named(tmp_path: Path, loss: str) -> None:
     algorithm = {"policy_loss_fn": loss, "loss_agg_mode": "seq-mean-token-mean"}

@@ -7,6 +7,7 @@ import pytest
 from tests.common.config.conftest import MINIMAL, Examine
 
 
+@pytest.mark.difference("Ray")
 @pytest.mark.parametrize(
     ("overrides", "runtime", "reason"),
     [
@@ -27,6 +28,14 @@ def test_auto_takes_ray_where_one_machine_with_one_gpu_does_not_do(
     assert stage.config.cluster.runtime == runtime
     (derived,) = (each for each in stage.derived if each.key == "cluster.runtime")
     assert derived.reason == reason
+
+
+@pytest.mark.difference("One GPU")
+@pytest.mark.parametrize("mode", ["both", "explore", "train"])
+def test_the_mode_with_one_gpu_is_the_one_that_is_written(examined: Examine, mode: str) -> None:
+    plan, _ = examined(MINIMAL, "cluster.gpu_per_node=1", f"mode={mode}")
+    (stage,) = plan.stages
+    assert stage.config.mode == mode and not [each for each in stage.derived if each.key == "mode"]
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ def test_stages_keep_their_order_and_suffix_the_name(plan: Plan) -> None:
     assert plan.stages[0].config.checkpoint_job_dir.endswith("/p/n/sft_warmup")
 
 
+@pytest.mark.difference("Stages")
 def test_a_stage_inherits_key_by_key(plan: Plan) -> None:
     config = plan.stages[1].config
     taskset = config.buffer.explorer_input.taskset

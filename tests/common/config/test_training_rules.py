@@ -96,6 +96,7 @@ def test_a_name_of_verl_that_repeats_what_holds_is_fine(examined: Examine) -> No
     assert [problem.code for problem in examined(text)[1] if problem.key.startswith("trainer.")] == []
 
 
+@pytest.mark.difference("LoRA without `path`")
 def test_an_adapter_needs_no_more_than_an_empty_entry(examined: Examine) -> None:
     plan, problems = examined(with_adapter("[{}]"))
     assert not [p.render() for p in problems if p.is_error]

@@ -38,6 +38,7 @@ def text(tokenizer: PreTrainedTokenizerBase) -> str:
     return tokenizer.decode(render_chat(tokenizer, ASK)[0])
 
 
+@pytest.mark.difference("Chat template")
 def test_the_file_wins_over_the_text_and_the_text_over_the_tokenizer(tmp_path: Path) -> None:
     tiny_tokenizer(tmp_path)
     file = tmp_path / "template.jinja"

@@ -153,6 +153,7 @@ def test_a_conversation_becomes_an_experience(llama: Made) -> None:
     assert (made.logprobs - recomputed(llama[1], made, temperature=0.5)).abs().max() <= 1e-5
 
 
+@pytest.mark.difference("A conversation as one experience")
 def test_a_template_that_rewrites_what_was_said_is_refused(tmp_path: Path) -> None:
     """Qwen3 leaves the thoughts of earlier turns out: they were said, but are not in later prompts."""
     template = (TEMPLATES / "qwen3.jinja").read_text(encoding="utf-8")

@@ -136,6 +136,7 @@ def test_the_split_changes_no_score_and_long_conversations_are_cut_and_counted(f
     assert cut[1] == pytest.approx(made.score([short])[0], abs=1e-6)
 
 
+@pytest.mark.difference("Reward model with another vocabulary, without `input_tokenizer`")
 def test_what_is_no_reward_model_of_this_policy_is_refused(folders: Path, tmp_path: Path) -> None:
     def load(name: str, **section: Any) -> SequenceClassifier:
         return SequenceClassifier(config_of(folders, name, **section))
@@ -187,6 +188,7 @@ def step_of(function: Callable[[Experience], float]) -> RewardModelScores:
     return RewardModelScores(Fixed(Config(), function))
 
 
+@pytest.mark.difference("Reward model and reward function")
 def test_the_score_is_the_reward_and_that_of_the_function_stays_at_hand(folders: Path) -> None:
     given = rollouts(folders, token_level_reward=1.0)
     exps, metrics = step_of(lambda exp: 10.0 + exp.eid.run).process(given[::-1])

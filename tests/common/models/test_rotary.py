@@ -48,6 +48,7 @@ def test_longrope_by_itself_follows_the_longest_row_of_a_call() -> None:
     assert (long - short).abs().max() > 1e-2, "otherwise the tests below show nothing"
 
 
+@pytest.mark.difference("Rotary frequencies that follow the length (`longrope`, `dynamic`)")
 @pytest.mark.parametrize("max_model_len", [ORIGINAL, 12])
 def test_longrope_has_one_set_of_frequencies_a_run(max_model_len: int) -> None:
     model, tokens = phi3(), rows(1, max_model_len)
@@ -87,6 +88,7 @@ def test_frequencies_a_layer_type_are_settled_each() -> None:
     assert torch.allclose(forward(model, tokens[:, :5]), wanted[:, :5], atol=1e-5)
 
 
+@pytest.mark.difference("Rotary frequencies that follow the length (`longrope`, `dynamic`)")
 def test_dynamic_frequencies_are_refused_where_they_would_follow_the_length(tmp_path: Path) -> None:
     config = tiny_config("llama", rope_parameters=DYNAMIC, max_position_embeddings=16)
     tiny_model(config).save_pretrained(tmp_path)

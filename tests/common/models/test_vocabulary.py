@@ -31,6 +31,7 @@ def gappy(tmp_path: Path) -> tuple[Path, PreTrainedModel, PreTrainedTokenizerBas
     return tmp_path, model, tokenizer
 
 
+@pytest.mark.difference("Token ids that can be drawn")
 def test_ids_with_gaps_are_those_of_the_tokenizer(gappy: tuple[Path, PreTrainedModel, PreTrainedTokenizerBase]) -> None:
     tokenizer = gappy[2]
     ids = drawable(tokenizer, ROWS, [FAR])

@@ -32,6 +32,7 @@ def test_four_operations_are_exact(text: str, value: Fraction) -> None:
     assert evaluate(text) == value
 
 
+@pytest.mark.difference("Arithmetic in rewards")
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -33,6 +33,7 @@ def test_one_worker_serves_many_calls(sandbox: Sandbox) -> None:
     assert sandbox.counts() == {"calls": 5, "Scored": 5, "CallTimedOut": 0, "CallFailed": 0, "starts": 1}
 
 
+@pytest.mark.difference("Arithmetic in rewards")
 def test_a_call_past_its_deadline_is_killed_and_the_next_one_works(sandbox: Sandbox) -> None:
     assert sandbox.call("equal", HALF, deadline_s=20) == Scored(True)
     (hung,) = sandbox.worker_pids()

@@ -53,6 +53,7 @@ def test_n_repeats_are_n_experiences_of_the_prompt(model_path: Path, name: str) 
         assert experience.info["model_version"] == 0
 
 
+@pytest.mark.difference("`reset(task)`")
 @pytest.mark.parametrize("name", NAMES)
 def test_training_after_an_evaluation_samples_at_the_training_temperature(model_path: Path, name: str) -> None:
     async def main() -> tuple[list[Experience], list[Experience]]:

@@ -98,6 +98,7 @@ def _ids(experiences: Sequence[Experience]) -> list[str]:
     return [f"{e.eid.run}/{e.eid.step}/{e.eid.suffix}" for e in experiences]
 
 
+@pytest.mark.difference("Step-wise workflows", "Step rewards of `gigpo`")
 @pytest.mark.parametrize("workflow", [Sync, Async])
 def test_every_step_has_its_own_reward_and_its_calls_are_told_apart(rollouts: Rollouts, workflow: Any) -> None:
     result = rollouts.run([make(workflow, 2, calls=[1, 2, 0, 1])])

@@ -74,6 +74,7 @@ def run(workflow: Workflow) -> list[Experience]:
     return asyncio.run(workflow.run_async()) if describe(workflow).is_async else workflow.run()
 
 
+@pytest.mark.difference("`async_simple_workflow`")
 @pytest.mark.parametrize("name", [name for name in sorted(WORKFLOW_CONTENTS) if "distill" not in name])
 @pytest.mark.parametrize("repeats", [1, 5])
 def test_a_run_returns_one_experience_a_repeat(name: str, repeats: int) -> None:
@@ -206,6 +207,7 @@ class Picky(RewardFn):
         return {"accuracy": 1.0}
 
 
+@pytest.mark.difference("A scorer that fails")
 @pytest.mark.parametrize("name", ["simple_workflow", "async_simple_workflow"])
 def test_a_response_that_cannot_be_scored_is_dropped_and_never_a_zero(name: str) -> None:
     workflow = make_task(name, reward_fn=Picky).to_workflow(CannedModel("fine", "bomb", "fine"))

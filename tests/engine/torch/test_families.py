@@ -171,6 +171,7 @@ def decoder_of(model: PreTrainedModel, config: PreTrainedConfig) -> Decoder:
     return hf_decoder(own.eval(), max_model_len=LENGTH)
 
 
+@pytest.mark.difference("Model families of the torch engine")
 @pytest.mark.parametrize("family", [family for family in BUILT if family not in UNSERVED])
 def test_a_family_is_right_over_rows_of_different_lengths(family: str) -> None:
     model, rows, wanted, rounding = reference(made(family))
@@ -209,6 +210,7 @@ def test_a_decoder_that_sees_what_follows_is_refused(changes: dict[str, bool]) -
         decoder_of(tiny_model(config), config)
 
 
+@pytest.mark.difference("Model families of the torch engine")
 @pytest.mark.parametrize("family", sorted(set(UNSERVED) - set(NOT_BUILT)))
 def test_a_family_is_refused_only_where_it_would_fail(family: str) -> None:
     config = made(family, **{"is_decoder": False} if family == "xmod" else {})

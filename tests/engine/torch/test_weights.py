@@ -48,6 +48,7 @@ def test_new_weights_give_their_logprobs(request: pytest.FixtureRequest, tmp_pat
     assert response(before) != response(after)
 
 
+@pytest.mark.difference("Engine's weights")
 def test_the_engine_shares_nothing_with_the_trainer(llama: Made, tmp_path: Path) -> None:
     new = other(tmp_path, "llama")
 
@@ -64,6 +65,7 @@ def test_the_engine_shares_nothing_with_the_trainer(llama: Made, tmp_path: Path)
     assert response(first) == response(second) and torch.equal(first.logprobs, second.logprobs)
 
 
+@pytest.mark.difference("Engine's weights")
 @pytest.mark.parametrize("is_deterministic", [False, True])
 def test_one_version_makes_all_of_a_sample(llama: Made, tmp_path: Path, is_deterministic: bool) -> None:
     """Samples under way are finished with the old weights; those that wait get the new ones."""

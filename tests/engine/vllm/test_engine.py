@@ -52,6 +52,7 @@ def facts(experience: Experience) -> list[Any]:
             own["finish_reason"], own["model_version"]]  # fmt: skip
 
 
+@pytest.mark.difference("Log-probabilities of vLLM", "Noise of vLLM")
 @pytest.mark.parametrize("way", WAYS)
 def test_samples_are_those_of_the_torch_engine(vllm: Served, tied: tuple[Path, PreTrainedModel], way: str) -> None:
     made, model = vllm

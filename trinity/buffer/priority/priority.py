@@ -17,6 +17,9 @@ from trinity.utils.declaration import Declared
 class ReplayItem:
     """A rollout as a priority function sees it.
 
+    It is also a list of itself with the figures in `info`, which is how published priority functions read a rollout:
+    `item[0].info["use_count"]`.
+
     Attributes:
         task: the group (`batch/task`).
         run: number of the rollout in its group.
@@ -30,6 +33,17 @@ class ReplayItem:
     model_version: int
     use_count: int
     reward: float | None = None
+
+    @property
+    def info(self) -> dict[str, int]:
+        """Version of the weights and number of uses, by name."""
+        return {"model_version": self.model_version, "use_count": self.use_count}
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> ReplayItem:
+        return (self,)[index]
 
 
 class PriorityFunction(Declared, ABC):
