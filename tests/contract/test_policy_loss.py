@@ -73,6 +73,13 @@ class Derived(PPOPolicyLossFn):
 
 
 POLICY_LOSS_FN.register_module("derived", Derived)
+
+
+@POLICY_LOSS_FN.register_module("by_name")
+class ByName(POLICY_LOSS_FN.get("ppo")):
+    def __call__(self, **tensors):
+        loss, metrics = super().__call__(**tensors)
+        return -loss, metrics
 '''
 
 
@@ -94,6 +101,12 @@ def test_a_loss_names_the_few_tensors_that_it_wants(tmp_path: Path) -> None:
 def test_a_loss_may_build_on_a_shipped_one(tmp_path: Path) -> None:
     for line in training_lines(run_plugin(tmp_path, PLUGIN, **_algorithm("derived", clip_range=0.3))):
         assert line["actor/final_loss"] == pytest.approx(line["actor/pg_loss"] / 2) and line["actor/my_clip"] == 0.3
+
+
+@pytest.mark.difference("Modules of shipped classes, such as `policy_loss_fn.ppo_policy_loss`")
+def test_a_loss_may_build_on_a_registered_name(tmp_path: Path) -> None:
+    for line in training_lines(run_plugin(tmp_path, PLUGIN, **_algorithm("by_name", clip_range=0.3))):
+        assert line["actor/final_loss"] == -line["actor/pg_loss"] != 0
 
 
 @pytest.mark.parametrize(

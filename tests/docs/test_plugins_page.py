@@ -41,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
 
 def test_every_kind_of_the_registries_table_has_its_plugin() -> None:
     table = Page(ROOT / "docs/workflows.md").text
-    registries = set(re.findall(r"`trinity\.[\w.]*\.([A-Z_]{5,})`", table)) - {"REWARD_MODELS"}
+    registries = set(re.findall(r"`trinity\.[\w.]*\.([A-Z_]{5,})`", table))
     assert registries == {name for code in PAGE.code("python") for name in re.findall(r"@([A-Z_]+)\.register", code)}
     assert len(KINDS) == len(PAGE.code("python")) == len(PAGE.code("yaml"))
     assert PAGE.twin.blocks == PAGE.blocks
@@ -55,6 +55,7 @@ def test_every_kind_of_the_registries_table_has_its_plugin() -> None:
         ("trainer", "actor/plain_loss", None),
         ("trainer", "actor/kl_loss", None),
         ("trainer", "sample/counted", 4.0),
+        ("explorer", "experience_pipeline/reward_model/score/mean", None),
     ],
 )
 def test_the_plugins_are_used(run: TinyRun, actor: str, name: str, value: float | None) -> None:

@@ -34,6 +34,7 @@ def _said(folder: Path, seed: int, **changes: object) -> list[str]:
     return sorted((folder / "heard.txt").read_text().splitlines())
 
 
+@pytest.mark.difference("`seed`")
 def test_another_seed_gives_other_rollouts_and_the_same_seed_the_same(tmp_path: Path) -> None:
     first, again, other = (_said(tmp_path / str(number), seed) for number, seed in enumerate((1, 1, 2)))
     assert first == again and not set(first) & set(other)
@@ -46,6 +47,7 @@ def test_seeds_that_are_written_stay(tmp_path: Path) -> None:
     assert first[: len(other)] == other
 
 
+@pytest.mark.difference("`seed`")
 def test_every_seed_of_the_configuration_follows_the_one(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(json.dumps(PLAIN | {"seed": 7}))

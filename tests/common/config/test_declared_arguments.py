@@ -243,7 +243,7 @@ def test_a_default_out_of_range_is_refused(tmp_path: Path, kind: str) -> None:
     assert [(p.code, p.key) for p in problems] == [("E1302", f"{key}.factor")]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.unread])
 def test_a_declaration_of_another_kind_is_refused_by_name(tmp_path: Path, kind: str) -> None:
     is_type = kind == "algorithm_type"
     stray = "default_args" if is_type else "default_config"

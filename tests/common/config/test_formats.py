@@ -177,6 +177,7 @@ def test_one_column_for_two_purposes_is_refused(
     assert f"is the column {columns[key]}, and so is {other}" in found.message
 
 
+@pytest.mark.difference("Registries `READER`, `FORMATTER` and `SQL_SCHEMA`")
 @pytest.mark.parametrize(
     ("name", "value"),
     [("schema_type", "sft"), ("batch_size", "9"), ("total_epochs", "3"), ("tokenizer_path", "/models/other")],

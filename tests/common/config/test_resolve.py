@@ -292,6 +292,7 @@ def test_a_configuration_without_catalogue_is_only_typed(tmp_path: Path) -> None
         load_config(tmp_path / "run.yaml", ["buffer.batch_sice=6"])
 
 
+@pytest.mark.difference("A `Config` in a program")
 def test_a_configuration_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Config().buffer.batch_size = 3
