@@ -74,7 +74,8 @@ def messages() -> dict[str, str]:
         for code, text, is_message in _of_tree(ast.parse(file.read_text(encoding="utf-8"))):
             table = found if is_message else summaries
             table[code] = table.get(code) or text
-    return dict(sorted((summaries | {code: text for code, text in found.items() if text}).items()))
+    said = summaries | {code: text for code, text in found.items() if text} | codes.MESSAGES
+    return dict(sorted(said.items()))
 
 
 def _of_tree(tree: ast.Module) -> Iterator[tuple[str, str, bool]]:

@@ -40,6 +40,32 @@ _WARNINGS = {
 }
 _OWN = {code: reason for table in (_ERRORS, _WARNINGS) for reason, codes in table.items() for code in codes.split()}
 
+# What a code says whose message is put together in the run.
+MESSAGES = {
+    "E1836": "the rows or the heads of this model cannot be shared by … ranks of a sequence",
+    "E1841": "… is …, but it follows from …: …",
+    "E1842": "… does not fit the mixture of rollouts and demonstrations",
+    "E1844": "expert_data_ratio must be at least 0 and below 1, and leave a rollout in every batch",
+    "E1849": "the layers of this model cannot be divided into … pipeline stages",
+    "E1850": "… is no bound or preset of a correction: …",
+    "E1855": "the matrices of this model cannot be divided by … ranks",
+    "E1856": "the model family … is not divided by matrices or layers here",
+    "E1866": "the priority function … refuses its arguments: …",
+    "E1871": "… names no linear map of the model that an adapter can go into",
+    "E1886": "… is refused: …",
+    "E1895": "the rotary frequencies of the model would follow the length of a call: …",
+    "E3103": "a file of weights is missing, torn or of a kind that may hold code: …",
+    "E3125": "… asks for the load-balancing loss of its experts, which is not computed",
+    "E3131": "the rule that turns the output layer's products into logits of … is not known",
+    "E3224": "… is set by the engine, or by another key: …",
+    "E3906": "what the class … declares is computed, and it has to be read from the source",
+    "E4061": "… has no experiences of a buffer …; it has those of: …",
+    "E5604": "the torch engine does not serve the model family …: …",
+    "W1841": "… is …, but it follows from …: …, which is used",
+    "W3407": "… has no effect with cluster.runtime local",
+    "W3906": "what the class … declares is known only when its file is imported",
+}
+
 
 def reason_of(code: str) -> str:
     """Return why a code is what it is; the first word is its kind.
