@@ -24,6 +24,7 @@ from trinity.launch.job import read_record
 from trinity.quickstart.summary import StageRun, summarize
 
 FORMAT = {"prompt_key": "question", "response_key": "answer"}
+GREEDY: dict[str, Any] = {"format": FORMAT, "rollout_args": {"temperature": 0.0}}
 ROWS = [{"question": "1+1=", "answer": "2"}, {"question": "1+2=", "answer": "3"}]
 Event = trinity.StepEvent | trinity.EvalEvent | trinity.CheckpointEvent
 
@@ -41,7 +42,7 @@ def made(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int = 2) -> TinyR
     monkeypatch.chdir(folder)
     run = TinyRun(folder).change(buffer__total_steps=steps)
     run.write_rows(ROWS, "held.jsonl")
-    held = {"name": "held", "path": "held.jsonl", "format": FORMAT}
+    held = {"name": "held", "path": "held.jsonl"} | GREEDY
     return run.change(buffer__explorer_input__eval_tasksets=[held], explorer__eval_interval=1)
 
 
@@ -94,14 +95,14 @@ def test_a_run_tells_its_events_in_this_thread_and_leaves_the_process_as_it_was(
 
 def _evaluations(report: trinity.RunReport) -> None:
     assert report.model_path is not None
-    how: dict[str, Any] = {"overrides": {"model.max_model_len": 48}, "taskset": {"format": FORMAT}}
+    how: dict[str, Any] = {"overrides": {"model.max_model_len": 48}, "taskset": GREEDY}
     folder, job = report.stages[0].job_dir, [{"question": "1+1=", "answer": "2"}]
     found = [trinity.evaluate(model, ROWS, **how) for model in (report.model_path, folder / "global_step_2", folder)]
     assert len({json.dumps(each.scores) for each in found}) == 1 and set(found[0].scores) == {"tasks"}
     held = report.stages[0].evaluations[2]
     of_file = trinity.evaluate(folder, "held.jsonl", **how)
     assert of_file.scores["held"]["accuracy"] == held["eval/held/accuracy/mean@1"]
-    named = trinity.evaluate(folder, {"name": "own", "path": "held.jsonl", "format": FORMAT}, how["overrides"])
+    named = trinity.evaluate(folder, {"name": "own", "path": "held.jsonl"} | GREEDY, how["overrides"])
     assert named.scores == {"own": of_file.scores["held"]}
     with pytest.raises(trinity.CheckpointError, match="global_step_1 has no Hugging Face weights") as refused:
         trinity.evaluate(folder / "global_step_1", job)

@@ -9,6 +9,7 @@ import pytest
 from tests.common.config.conftest import MINIMAL, Examine
 from tests.common.config.rows import SFT, with_
 from trinity.common.config import Catalogue, Config, ConfigErrors, dump_config, load_config, load_plan
+from trinity.common.errors import ConfigError
 
 BUFFER = {"experience_buffer": {"name": "b"}}
 
@@ -294,5 +295,6 @@ def test_a_configuration_without_catalogue_is_only_typed(tmp_path: Path) -> None
 
 @pytest.mark.difference("A `Config` in a program")
 def test_a_configuration_is_frozen() -> None:
-    with pytest.raises(ValueError, match="frozen"):
+    with pytest.raises(ConfigError, match=r"`batch_size` cannot be set.*give values as overrides") as refused:
         Config().buffer.batch_size = 3
+    assert refused.value.code == "E1013"

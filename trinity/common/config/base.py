@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
+from trinity.common.errors import ConfigError
+
 GUIDE = "configuration guide"
 TRINITY = "Trinity-RFT 0.6"
 VERL = "veRL"
@@ -34,6 +36,15 @@ class Section(BaseModel):
         protected_namespaces=(),
         defer_build=True,
     )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in type(self).model_fields:
+            raise ConfigError(
+                f"`{name}` cannot be set: a configuration is frozen, so that what was checked runs; give values "
+                'as overrides, trinity.load_config(path, {"a.b": value}) or trinity.run(config, {"a.b": value})',
+                code="E1013",
+            )
+        super().__setattr__(name, value)
 
     @model_validator(mode="before")
     @classmethod
