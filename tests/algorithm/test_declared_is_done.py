@@ -211,7 +211,7 @@ def test_another_loss_over_ppo_is_not_taken_for_it_in_bypass_mode(tmp_path: Path
 
 @pytest.mark.parametrize("kind", ["operator", "sample_strategy"])
 def test_a_deprecated_name_is_told_whoever_registers_it(tmp_path: Path, kind: str) -> None:
-    strategy = STRATEGY.format("default", "DefaultSampleStrategy")
+    strategy = STRATEGY.format("sample_strategy", "DefaultSampleStrategy")
     operator = OF_OTHERS + (
         '@EXPERIENCE_OPERATORS.register_module("mine")\nclass Mine(RewardFilter):\n    """Keeps some."""\n'
     )

@@ -87,3 +87,20 @@ def test_a_database_of_the_users_is_the_store_and_keeps_its_payloads(tmp_path: P
     with open_store(run_config(tmp_path / "job", path=url)) as store:
         assert store.keep_payloads and store.url == url
     assert not (tmp_path / "job").exists()
+
+
+@pytest.mark.difference("Replay without `reuse_cooldown_time`")
+@pytest.mark.parametrize(("pause", "again"), [(None, []), (0, ["1/0/0/0/"])])
+def test_without_a_pause_nothing_is_used_again(tmp_path: Path, pause: float | None, again: list[str]) -> None:
+    replay = {"enable": True, "reuse_cooldown_time": pause}
+    config = run_config(tmp_path, replay_buffer=replay)
+    bounded = config.trainer.model_copy(update={"total_steps": 2})
+    with open_store(config.model_copy(update={"trainer": bounded})) as store:
+        store.open_producer("exp", "p", run="r")
+        append(store, 0)
+        store.close_producer("exp", "p", run="r")
+        token = store.open_consumer("exp", "c", run="r", cut=0)
+        first = store.read_batch(token, 1, timeout_s=1)
+        store.commit_step(token, 1, uids(first.experiences))
+        assert uids(first.experiences) == ["1/0/0/0/"]
+        assert uids(store.read_batch(token, 1, timeout_s=1).experiences) == again

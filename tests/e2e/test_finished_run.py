@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.e2e.short_run import ShortRun, comparable_metrics
 from trinity.common.checkpoint import CheckpointStore
 from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
+from trinity.monitor.jsonl import read_metrics
+from trinity.monitor.monitor import METRICS_FILE
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +69,8 @@ def test_evaluation_runs_at_the_start_at_each_interval_and_at_the_end(finished: 
 
 @pytest.mark.difference("Time metrics of the explorer")
 def test_times_and_outcomes_of_the_explorer_have_their_documented_names(finished: ShortRun):
-    names = {name for line in lines(finished.job("rft"), "explorer") for name in line}
+    found = read_metrics(finished.job("rft") / METRICS_FILE)
+    names = {name for line in found if line["actor"] == "explorer" for name in line}
     assert {"time/explore_step", "time/sync_weight", "rollout/finished_task_count", "rollout/failed_run_count"} <= names
     assert not [name for name in names if name.startswith("explorer/")]
 

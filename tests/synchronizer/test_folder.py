@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.buffer.store.oracle import experience
 from tests.synchronizer.test_synchronizer import WeightHolder
 from trinity.buffer.store import ExperienceStore
 from trinity.common.config import Config
@@ -44,6 +45,21 @@ def side(folder: Path, store: ExperienceStore, name: str = "", timeout_s: float 
 def test_what_is_required_can_be_trained_from_what_is_there(rollouts: int, interval: int, offset: int, version: int):
     news = TrainerNews(interval=interval, offset=offset, rollouts_per_step=4)
     assert news.required(rollouts) == version <= rollouts // 4
+
+
+@pytest.mark.difference("Several explorers apart")
+def test_an_explorer_waits_by_what_all_of_them_have_made(tmp_path: Path, store: ExperienceStore):
+    async def required() -> int:
+        await side(tmp_path, store, "trainer").restore(0, None, tickets=(), explorer="one")
+        return await side(tmp_path, store).required_version()
+
+    made = []
+    for step, producer in enumerate(("one", "two", "three", "three"), 1):
+        store.open_producer("b", producer, **SCOPE)
+        rows = [experience(step, task) for task in range(4)]
+        store.append("b", rows, producer=producer, explore_step=step, **SCOPE)
+        made.append(asyncio.run(required()))
+    assert made == [0, 0, 2, 2], "training steps of 4 rollouts less the offset of 1, in steps of the interval of 2"
 
 
 def test_versions_reach_another_side_and_a_restart_takes_back_what_was_lost(tmp_path: Path, store: ExperienceStore):
