@@ -13,18 +13,19 @@ from trinity.buffer.operators import build_operators
 from trinity.buffer.pipelines.experience_pipeline import ExperiencePipeline
 from trinity.buffer.pipelines.reward_model import NAME, RewardModelScores
 from trinity.buffer.task_reader import TaskReader
-from trinity.common.models.model import ModelWrapper
 from trinity.common.models.reward_models import REWARD_MODELS
 from trinity.explorer.advantage_inputs import NeededInputs, input_completer, needed_inputs
+from trinity.explorer.api.endpoint import Endpoint
 from trinity.explorer.evaluator import EvalTaskset, Evaluator
 from trinity.explorer.isolation.place import RunnerPlace
 from trinity.explorer.pacing import DynamicTimeout, OverRollout
 from trinity.explorer.scheduler import Scheduler, SchedulerSettings
+from trinity.explorer.wrappers import auxiliary_wrappers, wrapper
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
     from trinity.common.config import Config
-    from trinity.common.models.model import InferenceModel
+    from trinity.common.models.inference_model import InferenceModel
     from trinity.common.models.reward_models import RewardModel
     from trinity.runtime.base import Runtime
 
@@ -75,18 +76,6 @@ def build_parts(
     return ExplorerParts(build_reader(config), scheduler, evaluator, pipeline, needs)
 
 
-def auxiliary_wrappers(config: Config, engines: Sequence[InferenceModel]) -> list[ModelWrapper]:
-    """Return the workflows' handle of each auxiliary model.
-
-    The order is that of `explorer.auxiliary_models`.
-    """
-    sections = config.explorer.auxiliary_models
-    return [
-        ModelWrapper(engine, config=config, rollout_config=section)
-        for engine, section in zip(engines, sections, strict=True)
-    ]
-
-
 def build_scheduler(
     config: Config,
     engine: InferenceModel,
@@ -114,7 +103,8 @@ def build_scheduler(
         dynamic_timeout=dynamic_timeout_of(config),
         report_interval_s=explorer.runner_state_report_interval,
     )
-    model, others = ModelWrapper(engine, config=config), auxiliary_wrappers(config, auxiliary)
+    endpoint = Endpoint()
+    model, others = wrapper(config, engine, endpoint=endpoint), auxiliary_wrappers(config, auxiliary, endpoint)
     completer = input_completer(config, needs or NeededInputs(), student=model, others=others)
     return Scheduler(engine, model, settings=settings, auxiliary_models=others, completer=completer, place=place)
 

@@ -27,7 +27,7 @@ from trinity.utils.log import get_logger
 if TYPE_CHECKING:
     from trinity.buffer.store import ExperienceStore
     from trinity.common.config import Config
-    from trinity.common.models.model import InferenceModel
+    from trinity.common.models.inference_model import InferenceModel
     from trinity.explorer.isolation.place import RunnerPlace
     from trinity.monitor.monitor import Monitor
     from trinity.synchronizer.base import Synchronizer

@@ -143,7 +143,10 @@ class WorkflowRunner(Runner):
         workflow = self._workflows.pop(task.workflow, None)
         if workflow is None:
             return task.to_workflow(model, others)
-        workflow.model = model
+        # In place: an OpenAI client that the workflow keeps is one of the rollout that begins now.
+        workflow.model = _taken_over(workflow.model, model)
+        held = workflow.auxiliary_model_wrappers
+        others = list(map(_taken_over, held, others)) if len(held) == len(others) else others
         workflow.auxiliary_models = workflow.auxiliary_model_wrappers = others
         reset_workflow(workflow, task)
         return workflow
@@ -158,3 +161,7 @@ class WorkflowRunner(Runner):
         self._workflows.clear()
         self._worker = WorkerThread(f"{self.name}+{self.abandoned_count}")
         self.participant = self._worker.name
+
+
+def _taken_over(held: Any, model: ModelWrapper) -> ModelWrapper:
+    return held.take_over(model) if isinstance(held, type(model)) else model

@@ -27,7 +27,8 @@ from trinity.explorer.runner import WorkflowRunner
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
-    from trinity.common.models.model import InferenceModel, ModelWrapper
+    from trinity.common.models.inference_model import InferenceModel
+    from trinity.common.models.model import ModelWrapper
     from trinity.explorer.advantage_inputs import InputCompleter
 
 logger = get_logger("explorer")
@@ -165,6 +166,8 @@ class Scheduler:
         """Let the threads and processes of all runners end; wait for none."""
         for runner in self._all_runners():
             runner.close()
+        for model in (self._model, *self._auxiliary_models):
+            model.close()
         if self._place is not None:
             self._place.close()
 

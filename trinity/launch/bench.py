@@ -16,7 +16,7 @@ from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
     from trinity.common.config import Config
-    from trinity.common.models.model import InferenceModel
+    from trinity.common.models.inference_model import InferenceModel
     from trinity.explorer.evaluator import Evaluator
     from trinity.explorer.scheduler import Scheduler
     from trinity.monitor.monitor import Monitor

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from trinity.buffer.store import ExperienceStore
     from trinity.common.config import Config
-    from trinity.common.models.model import InferenceModel
+    from trinity.common.models.inference_model import InferenceModel
     from trinity.explorer.explorer import Explorer
     from trinity.explorer.isolation.place import RunnerPlace
     from trinity.explorer.summary import ExploreSummary

@@ -12,7 +12,7 @@ from trinity.common.errors import SyncError
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
-    from trinity.common.models.model import InferenceModel
+    from trinity.common.models.inference_model import InferenceModel
     from trinity.common.weights import Ticket
     from trinity.synchronizer.base import Synchronizer
 

@@ -16,7 +16,7 @@ from tests.engine.engines import engine, recomputed, response, run
 from tests.tiny import CHARACTERS, tiny_model
 from trinity.common.config import Config
 from trinity.common.config.model import ModelConfig
-from trinity.common.errors import DataError, DeadlineError, EngineError, NotAvailableError
+from trinity.common.errors import DataError, DeadlineError, EngineError
 from trinity.common.experience import Experience
 from trinity.common.models import ModelWrapper, load_tokenizer
 from trinity.engine.settings import EngineSettings
@@ -204,11 +204,12 @@ def test_names_and_versions_are_at_hand(llama: Made) -> None:
     with_wrapper(path, work, config=config)
 
 
-def test_openai_clients_are_not_available_yet(llama: Made) -> None:
+def test_without_an_endpoint_there_is_no_openai_client(llama: Made) -> None:
     async def work(wrapper: ModelWrapper) -> None:
         for method in (wrapper.get_openai_client, wrapper.get_openai_async_client):
-            with pytest.raises(NotAvailableError, match="enable_openai_api"):
+            with pytest.raises(EngineError, match="enable_openai_api: true") as refused:
                 method()
+            assert refused.value.code == "E5612"
 
     with_wrapper(llama[0], work)
 

@@ -10,7 +10,7 @@ import pytest
 from tests.explorer.rollouts import Rollouts
 from tests.explorer.scripted import make
 from trinity.algorithm import ADVANTAGE_FN
-from trinity.common.errors import NotAvailableError, WorkflowError
+from trinity.common.errors import EngineError, WorkflowError
 from trinity.common.experience import Experience
 from trinity.common.workflows import Task
 from trinity.common.workflows.step_wise_workflow import (
@@ -176,7 +176,7 @@ def test_the_openai_client_is_refused_only_where_it_is_used(rollouts: Rollouts) 
             return False
 
     result = rollouts.run([make(Client, 1, calls=[0])], max_retry_times=0)
-    assert "an OpenAI client needs explorer.rollout_model.enable_openai_api" in result.reasons()[0]
-    assert NotAvailableError.__name__ in result.reasons()[0] and WorkflowError.__name__ not in result.reasons()[0]
+    assert "set explorer.rollout_model.enable_openai_api: true" in result.reasons()[0]
+    assert EngineError.__name__ in result.reasons()[0] and WorkflowError.__name__ not in result.reasons()[0]
     workflow = StepWiseRewardWorkflow(task=make(Sync, 1, calls=[]), model=None, use_openai_client=False)  # type: ignore[arg-type]
     assert workflow.client is None

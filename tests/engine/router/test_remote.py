@@ -15,7 +15,7 @@ from tests.engine.engines import response, run
 from tests.engine.test_create import config
 from tests.runtime.test_contract import gone_soon
 from trinity.common.errors import EngineError, SyncError
-from trinity.common.models.model import InferenceModel
+from trinity.common.models.inference_model import InferenceModel
 from trinity.engine.router.remote import RemoteEngine, RuntimeEngines
 from trinity.engine.settings import EngineSettings, engine_settings
 from trinity.engine.torch.engine import TorchEngine

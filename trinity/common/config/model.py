@@ -202,7 +202,7 @@ class InferenceModelConfig(Section):
     enable_multimodal: bool = key(False, "Accept images and videos.", TRINITY, support=LATER)
     chat_template: str | None = key(None, "Chat template as text; null inherits.", TRINITY, idle_with=_OF_ENGINE)
     enable_thinking: bool | None = key(None, "As model.enable_thinking; null inherits.", TRINITY, support=LATER)
-    enable_openai_api: bool = key(False, "Serve an OpenAI-compatible endpoint.", TRINITY, support=LATER)
+    enable_openai_api: bool = key(False, "OpenAI clients of workflows: get_openai_client.", TRINITY)
     enable_log_requests: bool = key(False, "Log every request.", TRINITY, idle_with=_OF_VLLM)
     base_port: Port | None = key(None, "First port of the endpoints; null: any free one.", TRINITY, support=LATER)
     api_key: str = key("EMPTY", "Key that the endpoint asks for.", TRINITY, secret=True, support=LATER)

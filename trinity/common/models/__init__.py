@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trinity.common.models.chat_template import load_tokenizer
-    from trinity.common.models.model import InferenceModel, ModelWrapper
+    from trinity.common.models.inference_model import InferenceModel
+    from trinity.common.models.model import ModelWrapper
     from trinity.engine.create import create_auxiliary_models, create_inference_model
 
 _HOMES = {
-    "InferenceModel": "trinity.common.models.model",
+    "InferenceModel": "trinity.common.models.inference_model",
     "ModelWrapper": "trinity.common.models.model",
     "create_auxiliary_models": "trinity.engine.create",
     "create_inference_model": "trinity.engine.create",

@@ -1,4 +1,4 @@
-"""The protocol of inference engines, and the model wrapper of workflows.
+"""The model wrapper of workflows.
 
 Dimension key: N = tokens of a sequence but the first.
 """
@@ -8,84 +8,21 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, NoReturn, Protocol, TypeVar, runtime_checkable
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
 
 from jaxtyping import Float
 from torch import Tensor
 
 from trinity.common.config import Config
 from trinity.common.config.model import InferenceModelConfig
-from trinity.common.errors import DeadlineError, EngineError, NotAvailableError
+from trinity.common.errors import DeadlineError, EngineError
 from trinity.common.experience import Experience
 from trinity.common.models.conversation import with_answer
-from trinity.common.weights import Ticket
+from trinity.common.models.inference_model import InferenceModel, Messages
 
 R = TypeVar("R")
-Messages = Sequence[dict[str, Any]]
 _DEFAULT_TIMEOUT_S = 1800.0
-
-
-@runtime_checkable
-class InferenceModel(Protocol):
-    """An engine that samples from its own copy of a causal language model."""
-
-    @property
-    def model_version(self) -> int:
-        """Version of the weights that the next sample will use."""
-
-    async def prepare(self) -> None:
-        """Load model and tokenizer; a second call does nothing."""
-
-    async def generate(self, prompt: str | Sequence[int], **arguments: Any) -> list[Experience]:
-        """Return `n` samples of one prompt."""
-
-    async def chat(
-        self, messages: Messages, *, tools: list[dict[str, Any]] | None = None, **arguments: Any
-    ) -> list[Experience]:
-        """Return `n` answers to a conversation.
-
-        `template_args`, also in the next two methods, holds `chat_template` and `enable_thinking` where they differ
-        from those of the model.
-        """
-
-    async def logprobs(self, tokens: Sequence[int], *, temperature: float = 1.0) -> Float[Tensor, "N"]:
-        """Return the logprob of each token but the first."""
-
-    async def convert_messages_to_experience(
-        self,
-        messages: Messages,
-        tools: list[dict[str, Any]] | None = None,
-        temperature: float | None = None,
-        template_args: Mapping[str, Any] | None = None,
-    ) -> Experience:
-        """Return a conversation as an experience whose actions are its answers."""
-
-    async def get_message_token_len(self, messages: Messages, template_args: Mapping[str, Any] | None = None) -> int:
-        """Return the number of tokens of a conversation as a prompt."""
-
-    def vocabulary(self) -> Mapping[str, int]:
-        """Return the tokenizer's ids by token; available after `prepare`."""
-
-    async def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
-        """Copy weights in by Hugging Face name and set their version."""
-
-    async def pull(self, ticket: Ticket) -> None:
-        """Fetch, verify and load a ticket's weights; on failure keep the old."""
-
-    async def join_round(self, participant: str) -> None:
-        """In deterministic mode, make every round wait for `participant`."""
-
-    async def leave_round(self, participant: str) -> None:
-        """Stop rounds from waiting for `participant`."""
-
-    async def waits_in_round(self, participant: str) -> bool:
-        """Return whether `participant` has an open request in a round."""
-
-    async def stats(self) -> dict[str, float]:
-        """Return totals since the start, and tokens per second."""
-
-    async def shutdown(self) -> None:
-        """Release all resources; calls in progress fail."""
 
 
 def call_timeout_s(config: Config) -> float:
@@ -96,6 +33,26 @@ def call_timeout_s(config: Config) -> float:
     """
     timeout_s = config.explorer.max_timeout
     return max(timeout_s, config.synchronizer.sync_timeout) if config.deterministic else timeout_s
+
+
+class ClientSource(Protocol):
+    """Where OpenAI clients come from; see `trinity.explorer.api.endpoint`."""
+
+    @property
+    def address(self) -> str:
+        """`http://host:port` of the endpoint."""
+
+    def token(self, model: ModelWrapper) -> str:
+        """Return the key that gives access to a model."""
+
+    def client(self, model: ModelWrapper) -> Any:
+        """Return a synchronous client of a model."""
+
+    def async_client(self, model: ModelWrapper) -> Any:
+        """Return an asynchronous client of a model."""
+
+    def close(self) -> None:
+        """Stop the endpoint."""
 
 
 class _SyncLoop:
@@ -130,6 +87,7 @@ class ModelWrapper:
         generate_kwargs: arguments of every generation; those of a call have priority.
         enable_history: record the experiences of every call; None: as the configuration says.
         timeout_s: longest wait of a synchronous call in seconds; None: `call_timeout_s`.
+        clients: where OpenAI clients come from; None: there is no endpoint.
     """
 
     def __init__(
@@ -141,8 +99,10 @@ class ModelWrapper:
         generate_kwargs: Mapping[str, Any] | None = None,
         enable_history: bool | None = None,
         timeout_s: float | None = None,
+        clients: ClientSource | None = None,
     ) -> None:
         self.model = model
+        self._clients = clients
         self.config = config
         self.model_config = rollout_config or (config.explorer.rollout_model if config else InferenceModelConfig())
         self.generate_kwargs: dict[str, Any] = dict(generate_kwargs or {})
@@ -200,6 +160,7 @@ class ModelWrapper:
             generate_kwargs=self.generate_kwargs,
             enable_history=self.enable_history,
             timeout_s=self.timeout_s,
+            clients=self._clients,
         )
         clone._identity, clone._participant, clone._turn = self._identity, self._participant, self._turn
         clone._is_greedy, clone._template_args = self._is_greedy, self._template_args
@@ -239,8 +200,24 @@ class ModelWrapper:
 
     @property
     def api_key(self) -> str:
-        """Key of the engine's OpenAI-compatible endpoint."""
-        return self.model_config.api_key
+        """Key of this model at the endpoint; without one, the configured key."""
+        return self.model_config.api_key if self._clients is None else self._clients.token(self)
+
+    @property
+    def api_address(self) -> str:
+        """`http://host:port` of the endpoint; its routes begin with `/v1`."""
+        return self._endpoint.address
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and answer."""
+        own = self.model_config.max_model_len
+        shared = self.config.model.max_model_len if self.config else None
+        return int(own or shared or 2**31 - 1)
+
+    def words(self) -> dict[int, str]:
+        """Return the text of each token id, as the tokenizer holds it."""
+        return {number: text for text, number in self.model.vocabulary().items()}
 
     async def generate_async(self, prompts: str | Sequence[str], **kwargs: Any) -> list[Experience]:
         """Return `n` samples of each prompt, in the order of the prompts."""
@@ -324,24 +301,47 @@ class ModelWrapper:
         """Clear the workflow state."""
         self.workflow_state = {}
 
-    def get_openai_client(self) -> NoReturn:
-        """Refuse: this version has no OpenAI-compatible endpoint.
+    def get_openai_client(self) -> Any:
+        """Return an `openai.OpenAI` whose calls are this model's.
+
+        They have its samples and are in its history.
 
         Raises:
-            NotAvailableError: always.
+            EngineError: there is no endpoint (E5612).
         """
-        raise NotAvailableError(
-            "an OpenAI client needs explorer.rollout_model.enable_openai_api, which is not available yet in this "
-            "version; use model.chat or model.chat_async"
-        )
+        return self._endpoint.client(self)
 
-    def get_openai_async_client(self) -> NoReturn:
-        """Refuse: this version has no OpenAI-compatible endpoint.
+    def get_openai_async_client(self) -> Any:
+        """Return an `openai.AsyncOpenAI`; see `get_openai_client`."""
+        return self._endpoint.async_client(self)
 
-        Raises:
-            NotAvailableError: always.
+    @property
+    def _endpoint(self) -> ClientSource:
+        if self._clients is None:
+            raise EngineError(
+                "there is no OpenAI-compatible endpoint; set explorer.rollout_model.enable_openai_api: true, or use "
+                "model.chat or model.chat_async",
+                code="E5612",
+            )
+        return self._clients
+
+    def close(self) -> None:
+        """Stop the endpoint that clients of this model and its clones use."""
+        if self._clients is not None:
+            self._clients.close()
+
+    def take_over(self, other: ModelWrapper) -> ModelWrapper:
+        """Become `other`, with its rollout and its history.
+
+        Clients of this model go on as clients of it.
         """
-        self.get_openai_client()
+        self.__dict__.update(other.__dict__)
+        return self
+
+    def submit(self, call: Coroutine[Any, Any, R]) -> Future[R]:
+        """Start a call on the engine's event loop."""
+        loop = self._loop if self._loop is not None and self._loop.is_running() else _sync_loop.get()
+        return asyncio.run_coroutine_threadsafe(call, loop)
 
     def _rendering(self) -> dict[str, Any]:
         """Return `template_args` for the engine, if the task sets any."""
@@ -370,14 +370,13 @@ class ModelWrapper:
 
     def _wait(self, call: Coroutine[Any, Any, R]) -> R:
         """Run `call` on the engine's event loop and wait for it in this thread."""
-        loop = self._loop if self._loop is not None and self._loop.is_running() else _sync_loop.get()
         if _running_loop() is not None:
             call.close()
             raise EngineError(
                 "a synchronous model call would block the event loop that it runs on; await the form with _async",
                 code="E5610",
             )
-        future = asyncio.run_coroutine_threadsafe(call, loop)
+        future = self.submit(call)
         try:
             return future.result(self.timeout_s)
         except TimeoutError as error:

@@ -47,7 +47,7 @@ class StepWorkflow(Workflow):
         """An OpenAI client of the model; None with `use_openai_client=False`.
 
         Raises:
-            NotAvailableError: this version has no OpenAI-compatible endpoint.
+            EngineError: `explorer.rollout_model.enable_openai_api` is false (E5612).
         """
         return self.model.get_openai_client() if self.use_openai_client else None
 

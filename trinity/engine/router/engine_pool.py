@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trinity.common.errors import EngineError, EnginesLostError, SyncError
-from trinity.common.models.model import InferenceModel
+from trinity.common.models.inference_model import InferenceModel
 from trinity.engine.gauge import NOW
 from trinity.engine.router.slot import EngineSlot, EngineSource, is_engine_failure
 from trinity.utils.deadline import bounded, telling, within

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trinity.common.errors import EngineError, TrinityError
 from trinity.common.experience import Experience
-from trinity.common.models.model import InferenceModel, Messages
+from trinity.common.models.inference_model import InferenceModel, Messages
 from trinity.common.weights import Ticket
 from trinity.engine.router.engine_pool import PREPARE_TIMEOUT_S
 from trinity.runtime.base import Handle, ObjectRef, Resources, Runtime

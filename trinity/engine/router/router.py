@@ -16,7 +16,7 @@ from torch import Tensor
 from trinity.common.constants import SyncMethod
 from trinity.common.errors import EngineError, TrinityError
 from trinity.common.experience import Experience
-from trinity.common.models.model import InferenceModel, Messages
+from trinity.common.models.inference_model import InferenceModel, Messages
 from trinity.common.weights import Ticket, receive, shared_by
 from trinity.engine.gauge import NOW
 from trinity.engine.router.engine_pool import EnginePool, EnginePoolSettings

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from trinity.common.errors import EngineError, TrinityError
-from trinity.common.models.model import InferenceModel
+from trinity.common.models.inference_model import InferenceModel
 
 R = TypeVar("R")
 

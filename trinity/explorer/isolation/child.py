@@ -18,11 +18,13 @@ from torch import Tensor
 from trinity.common.config import Config
 from trinity.common.errors import EngineError
 from trinity.common.experience import Experience
-from trinity.common.models.model import Messages, ModelWrapper
+from trinity.common.models.inference_model import Messages
 from trinity.common.weights import Ticket
 from trinity.common.workflows.task import Task
+from trinity.explorer.api.endpoint import Endpoint
 from trinity.explorer.outcome import Outcome
 from trinity.explorer.runner import WorkflowRunner
+from trinity.explorer.wrappers import auxiliary_wrappers, wrapper
 from trinity.runtime.batched import BatchedCalls, BatchedHost, Call, Fetched, Result
 
 NO_DEADLINE_S = 1e9
@@ -141,6 +143,7 @@ class RunnerProcess:
         self._calls = BatchedCalls(self._parent)
         self._engines: list[DistantEngine] = []
         self._runners: dict[str, WorkflowRunner] = {}
+        self._endpoint = Endpoint()
         self._batched = BatchedHost(self, "a runner")
 
     async def prepare(self) -> None:
@@ -190,10 +193,7 @@ class RunnerProcess:
             engine.model_version = version
 
     def _new_runner(self, name: str) -> WorkflowRunner:
-        model = ModelWrapper(self._engines[0], config=self._config)
-        others = [
-            ModelWrapper(engine, config=self._config, rollout_config=section)
-            for engine, section in zip(self._engines[1:], self._config.explorer.auxiliary_models, strict=True)
-        ]
+        model = wrapper(self._config, self._engines[0], endpoint=self._endpoint)
+        others = auxiliary_wrappers(self._config, self._engines[1:], self._endpoint)
         made = self._runners[name] = WorkflowRunner(name, model, max_timeout=NO_DEADLINE_S, auxiliary_models=others)
         return made

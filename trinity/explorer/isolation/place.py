@@ -17,7 +17,7 @@ from trinity.utils.deadline import bounded
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
-    from trinity.common.models.model import InferenceModel
+    from trinity.common.models.inference_model import InferenceModel
 
 logger = get_logger("explorer")
 

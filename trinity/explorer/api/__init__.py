@@ -1,0 +1,1 @@
+"""The OpenAI-compatible endpoint of the models that workflows use."""

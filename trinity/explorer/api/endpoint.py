@@ -1,0 +1,132 @@
+"""The endpoint of a process.
+
+It is a server in a thread, with a token for each model that is used through it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from trinity.common.errors import DeadlineError
+from trinity.utils.log import get_logger
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from trinity.common.models.model import ModelWrapper
+    from trinity.explorer.api.app import EndpointLimits
+
+logger = get_logger("explorer")
+
+HOST = "127.0.0.1"
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 5.0
+
+
+class Endpoint:
+    """Serves the models of workflows to OpenAI clients.
+
+    It listens on the loopback interface.
+
+    The server starts with the first client. A token gives access to one model, with the identity and the history of
+    its rollout, for as long as that exists.
+
+    Args:
+        port: where it listens; 0: a free port.
+        limits: what it takes.
+    """
+
+    def __init__(self, *, port: int = 0, limits: EndpointLimits | None = None) -> None:
+        self._port, self._limits = port, limits
+        self._lock = threading.Lock()
+        self._models: weakref.WeakValueDictionary[str, ModelWrapper] = weakref.WeakValueDictionary()
+        self._tokens: weakref.WeakKeyDictionary[ModelWrapper, str] = weakref.WeakKeyDictionary()
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+        self._address = ""
+
+    def token(self, model: ModelWrapper) -> str:
+        """Return the token that gives access to a model."""
+        with self._lock:
+            token = self._tokens.get(model)
+            if token is None:
+                token = secrets.token_urlsafe(24)
+                self._tokens[model], self._models[token] = token, model
+            return token
+
+    @property
+    def address(self) -> str:
+        """`http://127.0.0.1:<port>`; the first call starts the server.
+
+        Raises:
+            DeadlineError: the server does not start (E5304).
+        """
+        with self._lock:
+            if self._thread is None:
+                self._start()
+            return self._address
+
+    def client(self, model: ModelWrapper) -> Any:
+        """Return an `openai.OpenAI` of a model."""
+        import openai
+
+        # No proxy of the environment: the endpoint is on this machine.
+        client = openai.OpenAI(http_client=openai.DefaultHttpxClient(trust_env=False), **self._settings(model))
+        return self._named(client, model)
+
+    def async_client(self, model: ModelWrapper) -> Any:
+        """Return an `openai.AsyncOpenAI` of a model."""
+        import openai
+
+        client = openai.AsyncOpenAI(
+            http_client=openai.DefaultAsyncHttpxClient(trust_env=False), **self._settings(model)
+        )
+        return self._named(client, model)
+
+    def close(self) -> None:
+        """Stop the server; requests under way are given up."""
+        with self._lock:
+            server, thread, self._server, self._thread = self._server, self._thread, None, None
+        if server is None or thread is None:
+            return
+        server.should_exit = server.force_exit = True
+        thread.join(STOP_TIMEOUT_S)
+
+    def _settings(self, model: ModelWrapper) -> dict[str, Any]:
+        return {"base_url": f"{self.address}/v1", "api_key": self.token(model), "timeout": model.timeout_s}
+
+    @staticmethod
+    def _named(client: Any, model: ModelWrapper) -> Any:
+        client.model_path = model.model_path  # as published: what workflows give as `model`
+        return client
+
+    def _start(self) -> None:
+        import uvicorn
+
+        from trinity.explorer.api.app import create_app
+
+        listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((HOST, self._port))
+        self._address = f"http://{HOST}:{listening.getsockname()[1]}"
+        app = create_app(self._models.get, self._limits)
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+        server = self._server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([listening],), name="openai-endpoint", daemon=True)
+        self._thread = thread
+        thread.start()
+        waited = threading.Event()
+        for _ in range(int(START_TIMEOUT_S / 0.02)):
+            if server.started or not thread.is_alive():
+                break
+            waited.wait(0.02)
+        if not server.started:
+            raise DeadlineError(
+                f"the OpenAI-compatible endpoint did not start at {self._address} within {START_TIMEOUT_S:g} s",
+                code="E5304",
+            )
+        logger.info("OpenAI-compatible endpoint of workflows at %s", self._address)
