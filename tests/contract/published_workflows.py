@@ -309,6 +309,11 @@ class Judged(SimpleWorkflow):
         for i, response in enumerate(responses):
             question = [{"role": "user", "content": response.response_text or "1+1="}]
             verdict = self.judge.chat(question, n=1, temperature=0.0, max_tokens=2)[0]
+            client = self.auxiliary_models[0]
+            said = client.chat.completions.create(
+                model=client.model_path, messages=question, temperature=0.0, max_tokens=2
+            )
+            assert said.choices[0].message.content == verdict.response_text
             response.metrics["judged"] = float(self.judge is not self.model and len(verdict.tokens) > 0)
             response.reward = float(len(verdict.response_text))
             response.eid.run = i + self.run_id_base

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.common.config.conftest import MINIMAL
@@ -50,12 +50,15 @@ def gathered_in_a_pass(ranks: Ranks, config: dict[str, Any]) -> dict[str, tuple[
     from torch.distributed.fsdp import FSDPModule
 
     made = rank_calls.worker(ranks, config)
-    blocks = [m for m in made.actor.decoder.modules() if isinstance(m, FSDPModule) and m is not made.actor.decoder]
+    decoder = made.actor.decoder
+    assert isinstance(decoder, nn.Module)
+    blocks = [module for module in decoder.modules() if isinstance(module, FSDPModule) and module is not decoder]
     seen: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
 
     def look(module: Any, _: Any) -> None:
         seen.update({name: (tuple(p.shape), p.dtype) for name, p in module.named_parameters()})
 
+    assert isinstance(blocks[0], nn.Module)
     blocks[0].register_forward_pre_hook(look)
     made.actor.compute_log_prob(collate(make_experiences(1)))
     return seen

@@ -29,7 +29,13 @@ class MyOperator(ExperienceOperatorV1):
         self.names = sorted(self.auxiliary_models)
 
     async def process(self, exps):
-        (answer,) = await self.auxiliary_models["judge"].chat_async([{"role": "user", "content": "2+2="}])
+        question = [{"role": "user", "content": "2+2="}]
+        (answer,) = await self.auxiliary_models["judge"].chat_async(question, temperature=0.0)
+        async with self.auxiliary_models["judge"].get_openai_async_client() as client:
+            said = await client.chat.completions.create(
+                model=client.model_path, messages=question, temperature=0.0, max_tokens=8
+            )
+        assert said.choices[0].message.content == answer.response_text
         for exp in exps:
             exp.reward += self.bonus
         return exps, {"judged": len(answer.tokens), "models": len(self.names)}
@@ -71,7 +77,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
     return run_plugin(tmp_path_factory.mktemp("operators"), PLUGIN, **SETTINGS)
 
 
-@pytest.mark.difference("`self.auxiliary_models` of a workflow or an operator")
+@pytest.mark.difference("`self.auxiliary_models` of an operator")
 def test_operators_find_the_auxiliary_models_by_name(run: TinyRun) -> None:
     for line in run.lines("explorer")[:2]:
         assert line["experience_pipeline/mine/judged"] > 0 and line["experience_pipeline/mine/models"] == 1

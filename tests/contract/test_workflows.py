@@ -21,7 +21,6 @@ PLUGIN = (Path(__file__).parent / "published_workflows.py").read_text(encoding="
 NAMES = re.findall(r'register_module\("(\w+)"\)', PLUGIN)
 
 
-@pytest.mark.difference("`self.auxiliary_models` of a workflow or an operator")
 @pytest.mark.parametrize("mode", ["sequential", "asynchronous", "multi-threading"])
 def test_each_workflow_finds_what_the_interface_promises(tmp_path: Path, mode: str) -> None:
     run = TinyRun(tmp_path, plugin=PLUGIN)

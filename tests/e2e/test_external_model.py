@@ -30,7 +30,11 @@ class JudgedOutside(SimpleWorkflow):
         experiences = super().run()
         for experience in experiences:
             question = [{"role": "user", "content": experience.response_text or "1"}]
-            (verdict,) = self.auxiliary_models[0].chat(question, temperature=0.0)
+            greedy = {"temperature": 0.0, "max_tokens": 4}
+            (verdict,) = self.auxiliary_model_wrappers[0].chat(question, **greedy)
+            client = self.auxiliary_models[0]
+            again = client.chat.completions.create(model=client.model_path, messages=question, **greedy)
+            assert again.choices[0].message.content == verdict.response_text
             experience.reward = float(len(verdict.response_text))
             experience.metrics = {"verdict_length": experience.reward}
         return experiences
@@ -78,7 +82,7 @@ def test_a_workflow_is_judged_by_a_server_whose_key_reaches_no_file(
         monkeypatch.setenv("JUDGE_URL", service.url)
         monkeypatch.setenv("OPENAI_API_KEY", KEY)
         finish(run, judging)
-    assert len(service.requests) == 8, "one for each rollout of two steps"
+    assert len(service.requests) == 16, "two for each rollout of two steps"
     assert {body["model"] for _, _, body in service.requests} == {"judge"}
     line = run.lines("explorer")[0]
     assert line["rollout/verdict_length/mean"] == line["rollout/reward/mean"] > 0

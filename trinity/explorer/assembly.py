@@ -71,7 +71,7 @@ def build_parts(
     scheduler = build_scheduler(config, engine, auxiliary=auxiliary, needs=needs, place=place)
     evaluator = Evaluator(build_eval_tasksets(config), scheduler)
     pipeline = build_pipeline(config)
-    clients = zip(config.explorer.auxiliary_models, auxiliary_wrappers(config, auxiliary), strict=True)
+    clients = zip(config.explorer.auxiliary_models, scheduler.auxiliary_models, strict=True)
     pipeline.set_auxiliary_model({section.name or i: client for i, (section, client) in enumerate(clients)})
     return ExplorerParts(build_reader(config), scheduler, evaluator, pipeline, needs)
 

@@ -146,8 +146,9 @@ class WorkflowRunner(Runner):
         # In place: an OpenAI client that the workflow keeps is one of the rollout that begins now.
         workflow.model = _taken_over(workflow.model, model)
         held = workflow.auxiliary_model_wrappers
-        others = list(map(_taken_over, held, others)) if len(held) == len(others) else others
-        workflow.auxiliary_models = workflow.auxiliary_model_wrappers = others
+        workflow.auxiliary_model_wrappers = [
+            _taken_over(held[number] if number < len(held) else None, other) for number, other in enumerate(others)
+        ]
         reset_workflow(workflow, task)
         return workflow
 

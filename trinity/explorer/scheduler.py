@@ -98,7 +98,7 @@ class Scheduler:
     ) -> None:
         self._engine = engine
         self._model = model
-        self._auxiliary_models = tuple(auxiliary_models)
+        self.auxiliary_models = tuple(auxiliary_models)
         self._completer = completer
         self._place = place
         self._settings = settings
@@ -166,7 +166,7 @@ class Scheduler:
         """Let the threads and processes of all runners end; wait for none."""
         for runner in self._all_runners():
             runner.close()
-        for model in (self._model, *self._auxiliary_models):
+        for model in (self._model, *self.auxiliary_models):
             model.close()
         if self._place is not None:
             self._place.close()
@@ -305,7 +305,7 @@ class Scheduler:
         if self._place is not None:
             return ProcessRunner(name, self._place, completer=self._completer, **deadlines)
         return WorkflowRunner(
-            name, self._model, auxiliary_models=self._auxiliary_models, completer=self._completer, **deadlines
+            name, self._model, auxiliary_models=self.auxiliary_models, completer=self._completer, **deadlines
         )
 
     @contextmanager

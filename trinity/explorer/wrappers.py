@@ -39,7 +39,7 @@ def wrapper(
         config: of the run.
         engine: the model.
         section: of an auxiliary model; None: the rollout model's.
-        endpoint: gives OpenAI clients, where the section asks for them (`enable_openai_api`).
+        endpoint: gives OpenAI clients; of the rollout model where `enable_openai_api` asks for them.
     """
-    asks = (section or config.explorer.rollout_model).enable_openai_api
+    asks = section is not None or config.explorer.rollout_model.enable_openai_api
     return ModelWrapper(engine, config=config, rollout_config=section, clients=endpoint if asks else None)

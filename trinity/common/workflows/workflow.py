@@ -58,7 +58,7 @@ class Workflow(Declared):
     Args:
         task: what to attempt.
         model: the model under training.
-        auxiliary_models: further models, such as judges.
+        auxiliary_models: wrappers of further models, such as judges.
     """
 
     kind = "workflow"
@@ -70,13 +70,31 @@ class Workflow(Declared):
     def __init__(self, *, task: Task, model: ModelWrapper, auxiliary_models: list[Any] | None = None) -> None:
         self.task = task
         self.model = model
-        self.auxiliary_models = auxiliary_models or []
-        self.auxiliary_model_wrappers = self.auxiliary_models
+        self.auxiliary_model_wrappers: list[Any] = list(auxiliary_models or [])
+        self._auxiliary_clients: list[Any] | None = None
         self.logger = get_logger("workflow")
         self.repeat_times = 1
         self.run_id_base = 0
         self.dropped: list[str] = []
         self._rollout_args: Any = None
+
+    @property
+    def auxiliary_models(self) -> list[Any]:
+        """OpenAI clients of the further models, each with its `model_path`.
+
+        They are `openai.AsyncOpenAI` in an asynchronous workflow; `auxiliary_model_wrappers` have the models' own
+        methods.
+        """
+        if self._auxiliary_clients is None:
+            is_async = self.is_async or self.asynchronous or type(self).run is Workflow.run
+            name = "get_openai_async_client" if is_async else "get_openai_client"
+            self._auxiliary_clients = [getattr(model, name)() for model in self.auxiliary_model_wrappers]
+        return self._auxiliary_clients
+
+    @auxiliary_models.setter
+    def auxiliary_models(self, clients: list[Any]) -> None:
+        """Use other clients."""
+        self._auxiliary_clients = clients
 
     @property
     def resettable(self) -> bool:

@@ -97,7 +97,9 @@ class Endpoint:
         thread.join(STOP_TIMEOUT_S)
 
     def _settings(self, model: ModelWrapper) -> dict[str, Any]:
-        return {"base_url": f"{self.address}/v1", "api_key": self.token(model), "timeout": model.timeout_s}
+        # A call that is made again would be in the history twice.
+        own = {"timeout": model.timeout_s, "max_retries": 0}
+        return {"base_url": f"{self.address}/v1", "api_key": self.token(model), **own}
 
     @staticmethod
     def _named(client: Any, model: ModelWrapper) -> Any:
