@@ -102,7 +102,7 @@ def test_each_part_has_its_gpus_and_the_keys_of_the_run(
     assert sorted(own.values()) == ["0", "0", "1", "2"]
     assert {name for name, (_, gpus) in parts.items() if not gpus} == {"explorer", "trainer", "synchronizer"}
     assert all(gone_soon(pid) for pid, _ in parts.values())
-    assert len(service.requests) == 4, "one for each rollout"
+    assert len(service.requests) == 8, "two for each rollout"
     assert KEY not in watched.output
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not [path for path in files if KEY.encode() in path.read_bytes()]

@@ -212,7 +212,7 @@ class Judged(Workflow):
         question = [{"role": "user", "content": (self.task.raw_task or {})["question"]}]
         (answer,) = await self.model.chat_async(question, n=1, temperature=1.0, max_tokens=3)
         said = await self.auxiliary_model_wrappers[0].chat_async(question, n=3, temperature=1.0, max_tokens=4)
-        (second,) = await self.auxiliary_models[1].chat_async(question, n=1, temperature=1.0, max_tokens=4)
+        (second,) = await self.auxiliary_model_wrappers[1].chat_async(question, n=1, temperature=1.0, max_tokens=4)
         answer.reward, answer.info["said"] = 1.0, [e.tokens.tolist() for e in [*said, second]]
         return [answer]
 

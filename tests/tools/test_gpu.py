@@ -227,7 +227,8 @@ def test_the_command_with_a_tiny_part_on_the_cpu(tmp_path: Path) -> None:
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=280, check=False)
     values = json.loads(file.read_text())
-    assert done.returncode == 0, done.stdout + done.stderr
+    logs = "".join(log.read_text()[-3000:] for log in (tmp_path / "report").rglob("output.log"))
+    assert done.returncode == 0, done.stdout + done.stderr + logs
     assert values["machine"]["torch"] and values["machine"]["packages"]["required"]["omegaconf"]
     figures = values["parts"][0]["figures"]
     assert figures["problems"] == [] and figures["first_difference"] is None
