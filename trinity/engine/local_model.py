@@ -18,11 +18,13 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from trinity.common.errors import EngineError
+from trinity.common.errors import EngineError, EnvironmentProblem
 from trinity.common.experience import Experience
+from trinity.common.models.answers import AnswerRenderer
 from trinity.common.models.chat_template import decode_tokens, encode_text, render_chat
 from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.masking import masked_conversation
+from trinity.common.models.turns import Said
 from trinity.common.models.vocabulary import stop_token_ids
 from trinity.common.weights import Ticket, update_from
 from trinity.engine.gauge import RequestGauge
@@ -39,6 +41,8 @@ class LocalModel(ABC):
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
         self.gauge = RequestGauge()
+        self.turns = {"continued_turns": 0.0, "split_turns": 0.0}
+        self._renderers: dict[tuple[str | None, bool | None], AnswerRenderer] = {}
         self._numbers = itertools.count()
         self._has_warned = False
 
@@ -121,18 +125,48 @@ class LocalModel(ABC):
         messages: Sequence[dict[str, Any]],
         *,
         tools: list[dict[str, Any]] | None = None,
+        said: Said | None = None,
         template_args: Mapping[str, Any] | None = None,
         **arguments: Any,
     ) -> list[Experience]:
         """Return `n` answers to a conversation; see `generate`.
 
-        The chat template renders the conversation.
+        The chat template renders the conversation, or what follows `said`. Where the template does not go on from what
+        was said, the whole is rendered, and the turn counts as split.
 
         Raises:
             EnvironmentProblem: no chat template, or it fails.
         """
-        tokens, _ = render_chat(self.tokenizer, messages, tools=tools, **self._rendering(template_args))
+        options = self._rendering(template_args)
+        tokens = None if said is None else self._continued(messages, tools, said, options)
+        if tokens is None:
+            tokens, _ = render_chat(self.tokenizer, messages, tools=tools, **options)
         return await self.generate(tokens, **arguments)
+
+    def _continued(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        said: Said,
+        options: Mapping[str, Any],
+    ) -> list[int] | None:
+        """Return the prompt that goes on from what was said; None if none does."""
+        try:
+            tokens = self._renderer(options).after(messages, tools, said)
+        except EnvironmentProblem:
+            tokens = None  # the template fails on a part of the conversation
+        self.turns["split_turns" if tokens is None else "continued_turns"] += 1
+        return tokens
+
+    def _renderer(self, options: Mapping[str, Any]) -> AnswerRenderer:
+        """Return the renderer with a chat template and a way of thinking."""
+        key = options.get("chat_template"), options["enable_thinking"]
+        if key not in self._renderers:
+            stop_ids = stop_token_ids(self.settings.model.model_path, self.tokenizer)
+            self._renderers[key] = AnswerRenderer(
+                self.tokenizer, chat_template=key[0], enable_thinking=key[1], stop_ids=stop_ids
+            )
+        return self._renderers[key]
 
     async def logprobs(self, tokens: Sequence[int], *, temperature: float = 1.0) -> Float[Tensor, "N"]:
         """Return the logprob of each token but the first, float32.

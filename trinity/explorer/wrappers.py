@@ -9,8 +9,8 @@ from trinity.common.models.model import ModelWrapper
 
 if TYPE_CHECKING:
     from trinity.common.config import Config, InferenceModelConfig
+    from trinity.common.models.clients import ClientSource
     from trinity.common.models.inference_model import InferenceModel
-    from trinity.common.models.model import ClientSource
 
 
 def auxiliary_wrappers(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.common.errors import DataError, EnvironmentProblem
 from trinity.common.models.chat_template import chat_text, decode_tokens, encode_text
+from trinity.common.models.turns import Said
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -122,6 +123,40 @@ class AnswerRenderer:
             spans.append((len(tokens), len(tokens) + len(response)))
             tokens, text, before = tokens + response, prompt + answer, index
         return tokens, spans
+
+    def after(self, messages: Sequence[Message], tools: list[Message] | None, said: Said) -> list[int] | None:
+        """Return the tokens of a prompt that goes on from what was said.
+
+        They begin with `said.tokens`, whether or not the tokenizer would cut the text so. None if the template does not
+        write in this prompt what was said, as one that drops earlier thoughts, or moves the system prompt; blanks
+        around an answer do not count.
+
+        Args:
+            messages: the conversation.
+            tools: tool descriptions for the template.
+            said: tokens of its beginning, through an answer.
+        """
+        prompt = self._text(messages[: said.messages - 1], tools, is_prompt=True)
+        whole = self._text(messages, tools, is_prompt=True)
+        if not whole.startswith(prompt):
+            return None
+        response = said.tokens[said.prompt_length :]
+        last = response[-1] if response and response[-1] in self.stop_ids else None
+        body = decode_tokens(self.tokenizer, response if last is None else response[:-1])
+        end, written = self._frame.end, whole[len(prompt) :].lstrip()
+        text = next((text for text in (body.lstrip(), body.strip()) if written.startswith(text + end)), None)
+        if text is None:
+            return None
+        rest = written[len(text + end) :]
+        if last is None:
+            following = self._tokens(end + rest)
+            is_next = bool(end) or following[0] in self._special.values()
+            return said.tokens + following if is_next else None
+        ending = decode_tokens(self.tokenizer, [last])
+        if end and end.strip() != ending.strip():
+            return None  # the template ends turns otherwise
+        following = self._tokens(ending + rest if end else rest)
+        return said.tokens + following[1:] if following[:1] == [last] else None
 
     def has_end(self, response: Sequence[int]) -> bool:
         """Return whether a response ends with a token that ends a turn."""

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from trinity.common.experience import Experience
+from trinity.common.models.turns import Said
 from trinity.common.weights import Ticket
 
 Messages = Sequence[dict[str, Any]]
@@ -32,10 +33,16 @@ class InferenceModel(Protocol):
         """Return `n` samples of one prompt."""
 
     async def chat(
-        self, messages: Messages, *, tools: list[dict[str, Any]] | None = None, **arguments: Any
+        self,
+        messages: Messages,
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        said: Said | None = None,
+        **arguments: Any,
     ) -> list[Experience]:
         """Return `n` answers to a conversation.
 
+        `said` holds the tokens of the beginning of the conversation, if a call gave them; see `Turns`.
         `template_args`, also in the next two methods, holds `chat_template` and `enable_thinking` where they differ
         from those of the model.
         """

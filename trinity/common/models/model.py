@@ -6,10 +6,9 @@ Dimension key: N = tokens of a sequence but the first.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -18,8 +17,11 @@ from trinity.common.config import Config
 from trinity.common.config.model import InferenceModelConfig
 from trinity.common.errors import DeadlineError, EngineError
 from trinity.common.experience import Experience
+from trinity.common.models.clients import ClientSource
 from trinity.common.models.conversation import with_answer
 from trinity.common.models.inference_model import InferenceModel, Messages
+from trinity.common.models.sync_loop import running_loop, sync_loop
+from trinity.common.models.turns import Turns
 
 R = TypeVar("R")
 _DEFAULT_TIMEOUT_S = 1800.0
@@ -33,45 +35,6 @@ def call_timeout_s(config: Config) -> float:
     """
     timeout_s = config.explorer.max_timeout
     return max(timeout_s, config.synchronizer.sync_timeout) if config.deterministic else timeout_s
-
-
-class ClientSource(Protocol):
-    """Where OpenAI clients come from; see `trinity.explorer.api.endpoint`."""
-
-    @property
-    def address(self) -> str:
-        """`http://host:port` of the endpoint."""
-
-    def token(self, model: ModelWrapper) -> str:
-        """Return the key that gives access to a model."""
-
-    def client(self, model: ModelWrapper) -> Any:
-        """Return a synchronous client of a model."""
-
-    def async_client(self, model: ModelWrapper) -> Any:
-        """Return an asynchronous client of a model."""
-
-    def close(self) -> None:
-        """Stop the endpoint."""
-
-
-class _SyncLoop:
-    """An event loop in its own thread, for calls made without a running loop."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def get(self) -> asyncio.AbstractEventLoop:
-        """Return the loop; the first call starts it."""
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="model-sync", daemon=True).start()
-            return self._loop
-
-
-_sync_loop = _SyncLoop()
 
 
 class ModelWrapper:
@@ -109,13 +72,14 @@ class ModelWrapper:
         self.enable_history = self.model_config.enable_history if enable_history is None else enable_history
         self.timeout_s = timeout_s or (call_timeout_s(config) if config else _DEFAULT_TIMEOUT_S)
         self.history: list[Experience] = []
+        self._turns = Turns()
         self.workflow_state: dict[str, Any] = {}
         self._identity: tuple[int | str, int | str, int] | None = None
         self._participant: str | None = None
         self._turn = 0
         self._is_greedy = False
         self._template_args: dict[str, Any] | None = None
-        self._loop = _running_loop()
+        self._loop = running_loop()
 
     def for_run(
         self,
@@ -232,9 +196,16 @@ class ModelWrapper:
     async def chat_async(self, messages: Messages, **kwargs: Any) -> list[Experience]:
         """Return `n` answers to a conversation.
 
-        With a reward model, each experience also holds the conversation.
+        Where it goes on from an earlier answer, its prompt begins with the tokens of that call, as far as the chat
+        template allows. With a reward model, each experience also holds the conversation.
         """
-        experiences = await self.model.chat(messages, **self._rendering(), **self._arguments(kwargs))
+        arguments = self._arguments(kwargs)
+        conversation = self._turns.conversation(messages, arguments.get("tools"))
+        if conversation.said is not None:
+            arguments["said"] = conversation.said
+        experiences = await self.model.chat(messages, **self._rendering(), **arguments)
+        for experience in experiences:
+            conversation.add(experience)
         if self.config is not None and self.config.trainer.trainer_config.reward_model.enable:
             for experience in experiences:
                 experience.messages = with_answer(messages, experience.response_text or "")
@@ -340,7 +311,7 @@ class ModelWrapper:
 
     def submit(self, call: Coroutine[Any, Any, R]) -> Future[R]:
         """Start a call on the engine's event loop."""
-        loop = self._loop if self._loop is not None and self._loop.is_running() else _sync_loop.get()
+        loop = self._loop if self._loop is not None and self._loop.is_running() else sync_loop.get()
         return asyncio.run_coroutine_threadsafe(call, loop)
 
     def _rendering(self) -> dict[str, Any]:
@@ -370,7 +341,7 @@ class ModelWrapper:
 
     def _wait(self, call: Coroutine[Any, Any, R]) -> R:
         """Run `call` on the engine's event loop and wait for it in this thread."""
-        if _running_loop() is not None:
+        if running_loop() is not None:
             call.close()
             raise EngineError(
                 "a synchronous model call would block the event loop that it runs on; await the form with _async",
@@ -386,10 +357,3 @@ class ModelWrapper:
                 "may be longer",
                 code="E5301",
             ) from error
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

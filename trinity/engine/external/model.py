@@ -23,6 +23,7 @@ from trinity.common.experience import Experience
 from trinity.common.models.chat_template import encode_text, load_tokenizer, render_chat
 from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.model import call_timeout_s
+from trinity.common.models.turns import Said
 from trinity.common.weights import Ticket
 from trinity.engine.external.answer import EndpointAnswer, read_answer
 from trinity.engine.external.client import ExternalClient
@@ -137,12 +138,13 @@ class ExternalModel:
         messages: Sequence[dict[str, Any]],
         *,
         tools: list[dict[str, Any]] | None = None,
+        said: Said | None = None,
         template_args: Mapping[str, Any] | None = None,
         **arguments: Any,
     ) -> list[Experience]:
         """Return `n` answers to a conversation that the server renders.
 
-        `template_args` are sent under vLLM's names.
+        `template_args` are sent under vLLM's names; `said` is not sent, since the server takes messages.
 
         Raises:
             EngineError: bad argument, or the server refused, failed or answered in another form.

@@ -197,8 +197,8 @@ class TorchEngine(LocalModel):
     async def stats(self) -> dict[str, float]:
         """Return totals since the start, and current figures.
 
-        Totals are tokens, samples, prefills and seconds at work. Figures are tokens per second, slots, and those of
-        `RequestGauge.table`.
+        Totals are tokens, samples, prefills, turns and seconds at work. Figures are tokens per second, slots, and those
+        of `RequestGauge.table`.
         """
         _, loop, _ = self._ready()
         counts = loop.batch.counts
@@ -211,6 +211,7 @@ class TorchEngine(LocalModel):
             "busy_s": counts.busy_s,
             "tokens_per_second": counts.generated_tokens / counts.busy_s if counts.busy_s else 0.0,
             "num_slots": float(loop.batch.num_slots),
+            **self.turns,
         } | self.gauge.table(version=loop.model_version, num_slots=loop.batch.num_slots)
 
     async def _score(self, tokens: list[int], temperature: float) -> Float[Tensor, "N"]:

@@ -397,4 +397,4 @@ class VLLMEngine(LocalModel):
         """
         started, num_slots = self._ready(), self.settings.max_num_seqs
         totals = self._counts.table(is_busy=not started.idle.is_set(), num_slots=num_slots)
-        return totals | self.gauge.table(version=self._version, num_slots=num_slots)
+        return totals | self.turns | self.gauge.table(version=self._version, num_slots=num_slots)

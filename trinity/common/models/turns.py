@@ -1,0 +1,125 @@
+"""The answers of a rollout, from which its conversations go on.
+
+A further turn contains the earlier answers as text. Tokenised again they need not be the tokens that were sampled. So a
+conversation is found by its messages, and its next prompt begins with the tokens of the call that gave its last answer.
+
+    messages[:2] = question, answer  --found-->  prompt and response as sampled
+    messages[2:]                     --rendered--> the tokens that follow
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from trinity.common.experience import Experience
+from trinity.utils.log import get_logger
+
+logger = get_logger("explorer")
+
+MAX_ANSWERS = 4096
+"""Answers that are kept; those that were used last."""
+
+
+class Said(NamedTuple):
+    """The tokens of the beginning of a conversation.
+
+    Attributes:
+        messages: number of messages; the last one is an answer.
+        tokens: prompt and response of the call that gave the answer.
+        prompt_length: number of tokens of the prompt.
+    """
+
+    messages: int
+    tokens: list[int]
+    prompt_length: int
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation that gets an answer.
+
+    Attributes:
+        said: its longest beginning that was a call before; None if there is none.
+    """
+
+    said: Said | None
+    _turns: Turns
+    _key: bytes
+
+    def add(self, experience: Experience, answer: Mapping[str, Any] | None = None) -> None:
+        """Remember an answer.
+
+        Args:
+            experience: the sample.
+            answer: the message as it comes back in the next turn; None: the text of the response.
+        """
+        if experience.truncate_status != "prompt_truncated":
+            message = answer or {"role": "assistant", "content": experience.response_text}
+            self._turns.remember(_extended(self._key, message), experience)
+
+
+class Turns:
+    """The answers of one rollout, found by the messages before them."""
+
+    def __init__(self) -> None:
+        self._answers: OrderedDict[bytes, Experience] = OrderedDict()
+
+    def conversation(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> Conversation:
+        """Return a conversation, with the tokens of its beginning."""
+        key = _digest(b"", tools)
+        found: tuple[int, bytes] | None = None
+        for count, message in enumerate(messages, start=1):
+            key = _extended(key, message)
+            if key in self._answers:
+                found = count, key
+        if found is None:
+            return Conversation(None, self, key)
+        count, place = found
+        self._answers.move_to_end(place)
+        experience = self._answers[place]
+        said = Said(count, [int(token) for token in experience.tokens], experience.prompt_length)
+        return Conversation(said, self, key)
+
+    def remember(self, key: bytes, experience: Experience) -> None:
+        """Keep an answer under the key of its conversation."""
+        self._answers[key] = experience
+        self._answers.move_to_end(key)
+        if len(self._answers) > MAX_ANSWERS:
+            self._answers.popitem(last=False)
+            if not self._is_full:
+                logger.warning(
+                    "a rollout has more than %d answers; conversations that go on from older ones are tokenised again",
+                    MAX_ANSWERS,
+                )
+            self._is_full = True
+
+    _is_full = False
+
+
+def _extended(key: bytes, message: Mapping[str, Any]) -> bytes:
+    """Return the key of a conversation with a further message."""
+    kept = {name: value for name, value in message.items() if value not in (None, "", [], {})}
+    if "tool_calls" in kept:
+        kept["tool_calls"] = [_tool_call(call) for call in kept["tool_calls"]]
+    return _digest(key, kept)
+
+
+def _tool_call(call: Any) -> Any:
+    """Return a tool call whose arguments are a mapping, as templates have them."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
+    except ValueError:
+        return call
+
+
+def _digest(key: bytes, value: Any) -> bytes:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.blake2b(key + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
