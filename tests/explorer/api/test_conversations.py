@@ -138,3 +138,29 @@ def begins_with(after: Experience, answers: list[Experience]) -> bool:
     """Return whether a prompt begins with one of the answers before it."""
     prompt = after.tokens[: after.prompt_length].tolist()
     return any(prompt[: len(answer.tokens)] == answer.tokens.tolist() for answer in answers)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_tokens": 3}], ids=["ended", "cut"])
+def test_a_conversation_as_one_experience_has_the_sampled_tokens_and_logprobs(
+    made: tuple[str, Rollouts], options: dict[str, Any]
+) -> None:
+    """By the messages of the workflow and by the history alike; split turns are trajectories of their own."""
+    family, rollouts = made
+    before = rollouts.turns()
+    model = rollouts.rollout()
+    prompts = converse(model, **options)
+    split = rollouts.turns()[1] - before[1]
+    calls = model.extract_experience_from_history(clear_history=False)
+    found = model.extract_trajectories_from_history()
+    assert len(found) == 1 + split and not model.history
+    sampled = [float(value) for exp in calls for value in exp.logprobs.tolist()]
+    kept = [value for exp in found for value, on in zip(exp.logprobs.tolist(), exp.action_mask, strict=True) if on]
+    assert sorted(kept) == sorted(sampled), "every sampled token is trained once, with its log-probability"
+    if not split:
+        answers = [{"role": "assistant", "content": calls[-1].response_text}]
+        whole = rollouts.on_loop(model.convert_messages_to_experience_async([*prompts[-1], *answers]))
+        assert torch.equal(whole.tokens, calls[-1].tokens) and torch.equal(whole.logprobs, found[0].logprobs)
+        assert torch.equal(whole.action_mask, found[0].action_mask) and whole.truncate_status is None
+        assert whole.messages == [*prompts[-1], *answers]
+        scored = rollouts.on_loop(model.convert_messages_to_experience_async(whole.messages, temperature=1.0))
+        torch.testing.assert_close(scored.logprobs[whole.action_mask], whole.logprobs[whole.action_mask])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from jaxtyping import Float
@@ -21,6 +22,7 @@ from trinity.common.models.clients import ClientSource
 from trinity.common.models.conversation import with_answer
 from trinity.common.models.inference_model import InferenceModel, Messages
 from trinity.common.models.sync_loop import running_loop, sync_loop
+from trinity.common.models.trajectories import joined, trajectories
 from trinity.common.models.turns import Turns
 
 R = TypeVar("R")
@@ -227,7 +229,14 @@ class ModelWrapper:
     async def convert_messages_to_experience_async(
         self, messages: Messages, tools: list[dict[str, Any]] | None = None, temperature: float | None = None
     ) -> Experience:
-        """Return a conversation as an experience whose actions are its answers."""
+        """Return a conversation as an experience whose actions are its answers.
+
+        Answers of this rollout that go on from each other have the tokens that were sampled, and, at no other
+        `temperature`, their log-probabilities. Others are rendered and scored.
+        """
+        calls = self._turns.sampled(messages, tools) if messages[-1].get("role") == "assistant" else None
+        if calls is not None:
+            return await self._joined(calls, messages, tools, temperature)
         chosen = self._temperature(temperature)
         return await self.model.convert_messages_to_experience(messages, tools, chosen, **self._rendering())
 
@@ -236,6 +245,20 @@ class ModelWrapper:
     ) -> Experience:
         """Return what `convert_messages_to_experience_async` returns; blocks."""
         return self._wait(self.convert_messages_to_experience_async(messages, tools, temperature))
+
+    async def _joined(
+        self,
+        calls: Sequence[Experience],
+        messages: Messages,
+        tools: list[dict[str, Any]] | None,
+        temperature: float | None,
+    ) -> Experience:
+        made = replace(joined(calls), truncate_status=None)
+        made.messages, made.tools = [dict(message) for message in messages], tools
+        if temperature is not None:
+            logprobs = await self.logprobs_async(made.tokens.tolist(), temperature)
+            made.logprobs = logprobs[made.prompt_length - 1 :]
+        return made
 
     async def get_message_token_len_async(self, messages: Messages) -> int:
         """Return the number of tokens of a conversation as a prompt."""
@@ -259,6 +282,16 @@ class ModelWrapper:
         if clear_history:
             self.history.clear()
         return experiences
+
+    def extract_trajectories_from_history(self, clear_history: bool = True) -> list[Experience]:
+        """Return the experiences of all conversations so far.
+
+        Calls that go on from each other are one experience, in which every response is trained once.
+
+        Raises:
+            EngineError: the history is not recorded (E5609).
+        """
+        return trajectories(self.extract_experience_from_history(clear_history))
 
     async def set_workflow_state(self, state: Mapping[str, Any]) -> None:
         """Update the workflow state with the entries of `state`."""

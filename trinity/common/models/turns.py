@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from trinity.common.experience import Experience
+from trinity.common.models.trajectories import goes_on_from
 from trinity.utils.log import get_logger
 
 logger = get_logger("explorer")
@@ -85,6 +86,22 @@ class Turns:
         said = Said(count, [int(token) for token in experience.tokens], experience.prompt_length)
         return Conversation(said, self, key)
 
+    def sampled(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> list[Experience] | None:
+        """Return the calls that gave the answers of a conversation.
+
+        Each goes on from the one before it. None if an answer came from elsewhere, or a call did not go on.
+        """
+        key = _digest(b"", tools)
+        calls: list[Experience] = []
+        for place, message in enumerate(messages):
+            key = _extended(key, message)
+            if place and message.get("role") == "assistant":
+                call = self._answers.get(key)
+                if call is None or (calls and not goes_on_from(call, calls[-1])):
+                    return None
+                calls.append(call)
+        return calls or None
+
     def remember(self, key: bytes, experience: Experience) -> None:
         """Keep an answer under the key of its conversation."""
         self._answers[key] = experience
@@ -110,7 +127,7 @@ def _extended(key: bytes, message: Mapping[str, Any]) -> bytes:
 
 
 def _tool_call(call: Any) -> Any:
-    """Return a tool call whose arguments are a mapping, as templates have them."""
+    """Return a tool call whose arguments are a mapping, as in templates."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call

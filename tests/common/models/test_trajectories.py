@@ -1,0 +1,67 @@
+"""Calls that go on from each other as one experience: tokens, masks, log-probabilities, versions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trinity.common.experience import Experience
+from trinity.common.models.trajectories import joined, trajectories
+
+
+def call(prompt: list[int], response: list[int], **fields: Any) -> Experience:
+    return Experience(
+        tokens=torch.tensor(prompt + response),
+        prompt_length=len(prompt),
+        logprobs=[-float(token) for token in response],
+        **{"info": {"model_version": 1}, "prompt_text": str(prompt), "response_text": str(response)} | fields,
+    )
+
+
+def parts(exp: Experience) -> tuple[list[int], int, list[int], list[float]]:
+    assert exp.action_mask is not None and exp.logprobs is not None
+    return exp.tokens.tolist(), exp.prompt_length, exp.action_mask.int().tolist(), exp.logprobs.tolist()
+
+
+def test_calls_that_go_on_from_each_other_are_one_experience() -> None:
+    calls = [call([1, 2], [3, 4]), call([1, 2, 3, 4, 9], [5]), call([1, 2, 3, 4, 9, 5, 9, 9], [6, 7])]
+    (made,) = trajectories(calls)
+    said = [-3.0, -4.0, 0.0, -5.0, 0.0, 0.0, -6.0, -7.0]
+    assert parts(made) == ([1, 2, 3, 4, 9, 5, 9, 9, 6, 7], 2, [1, 1, 0, 1, 0, 0, 1, 1], said)
+    assert made.info == {"model_version": 1, "call_count": 3}
+
+
+def test_every_response_of_a_tree_is_trained_once() -> None:
+    """Two branches from one answer, a sub-agent of its own, and a conversation that was begun again."""
+    root = call([1], [2])
+    left, right = call([1, 2, 8], [3]), call([1, 2, 9], [4])
+    agent, again = call([7], [6]), call([1, 2, 8, 3, 9], [5])
+    made = trajectories([root, left, right, agent, again])
+    assert [parts(exp)[:3] for exp in made] == [
+        ([1, 2, 9, 4], 1, [1, 0, 1]),
+        ([7, 6], 1, [1]),
+        ([1, 2, 8, 3, 9, 5], 1, [0, 0, 1, 0, 1]),
+    ]
+    trained = sum(int(exp.action_mask.sum()) for exp in made if exp.action_mask is not None)
+    assert trained == 5, "as many tokens as were sampled"
+
+
+def test_equal_answers_to_one_prompt_are_two() -> None:
+    made = trajectories([call([1], [2]), call([1], [2])])
+    assert [parts(exp)[:3] for exp in made] == [([1, 2], 1, [1])] * 2
+
+
+def test_what_is_masked_in_a_call_stays_so_and_versions_are_kept_by_token() -> None:
+    first = call([1], [2, 3], action_mask=[1, 0], info={"model_version": 4})
+    last = call(
+        [1, 2, 3, 9], [5, 6], info={"model_version": 5, "model_versions": [5, 6]}, truncate_status="response_truncated"
+    )
+    made = joined([first, last])
+    assert parts(made)[2] == [1, 0, 0, 1, 1] and made.truncate_status == "response_truncated"
+    assert made.info["model_version"] == 4 and made.info["model_versions"] == [4, 4, 4, 5, 6]
+
+
+def test_a_single_call_is_itself() -> None:
+    alone = call([1], [2])
+    assert trajectories([alone]) == [alone] and trajectories([]) == []
