@@ -22,6 +22,8 @@ LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean",
 VerlLossAggMode = Literal[LossAggMode, "token-sum"]
 LOSS_AGG_MODES: tuple[str, ...] = get_args(LossAggMode)
 VERL_LOSS_AGG_MODES: tuple[str, ...] = get_args(VerlLossAggMode)
+TOOL_CALL_PARSERS = ("hermes", "qwen3_coder", "llama3_json", "mistral", "glm45", "deepseek_v3")
+REASONING_PARSERS = ("qwen3", "deepseek_r1", "glm45")
 
 
 class Mode(StrEnum):

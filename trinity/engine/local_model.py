@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from trinity.common.errors import EngineError, EnvironmentProblem
 from trinity.common.experience import Experience
+from trinity.common.models.answer_parsers import AnswerParser
 from trinity.common.models.answers import AnswerRenderer
 from trinity.common.models.chat_template import decode_tokens, encode_text, render_chat
 from trinity.common.models.generate_params import GenerateParams
@@ -43,6 +44,8 @@ class LocalModel(ABC):
         self.gauge = RequestGauge()
         self.turns = {"continued_turns": 0.0, "split_turns": 0.0}
         self._renderers: dict[tuple[str | None, bool | None], AnswerRenderer] = {}
+        parsers = settings.tool_call_parser, settings.reasoning_parser
+        self._parser = AnswerParser(*parsers) if any(parsers) else None
         self._numbers = itertools.count()
         self._has_warned = False
 
@@ -131,8 +134,9 @@ class LocalModel(ABC):
     ) -> list[Experience]:
         """Return `n` answers to a conversation; see `generate`.
 
-        The chat template renders the conversation, or what follows `said`. Where the template does not go on from what
-        was said, the whole is rendered, and the turn counts as split.
+        An answer that is parsed as more than text has `info["message"]`. The chat template renders the conversation, or
+        what follows `said`. Where the template does not go on from what was said, the whole is rendered, and the turn
+        counts as split.
 
         Raises:
             EnvironmentProblem: no chat template, or it fails.
@@ -141,7 +145,22 @@ class LocalModel(ABC):
         tokens = None if said is None else self._continued(messages, tools, said, options)
         if tokens is None:
             tokens, _ = render_chat(self.tokenizer, messages, tools=tools, **options)
-        return await self.generate(tokens, **arguments)
+        experiences = await self.generate(tokens, **arguments)
+        for experience in experiences if self._parser is not None else ():
+            self._parse(experience, tools, is_cut=bool(arguments.get("stop")))
+        return experiences
+
+    def _parse(self, experience: Experience, tools: list[dict[str, Any]] | None, *, is_cut: bool) -> None:
+        """Note the message that an answer is, if it is more than text."""
+        assert self._parser is not None, "only called with one"
+        text = experience.response_text or ""
+        if not is_cut:
+            response = experience.tokens[experience.prompt_length :].tolist()
+            is_ended = experience.info["finish_reason"] == "stop"
+            text = decode_tokens(self.tokenizer, response[:-1] if is_ended else response)
+        message = self._parser.message(text, prompt=experience.prompt_text or "", tools=tools)
+        if message.keys() - {"role", "content"}:
+            experience.info["message"] = message
 
     def _continued(
         self,
@@ -152,11 +171,23 @@ class LocalModel(ABC):
     ) -> list[int] | None:
         """Return the prompt that goes on from what was said; None if none does."""
         try:
-            tokens = self._renderer(options).after(messages, tools, said)
+            tokens = self._renderer(options).after(messages, tools, said, parse=self._reader(tools))
         except EnvironmentProblem:
             tokens = None  # the template fails on a part of the conversation
         self.turns["split_turns" if tokens is None else "continued_turns"] += 1
         return tokens
+
+    def _reader(self, tools: list[dict[str, Any]] | None) -> Callable[[str], dict[str, Any]] | None:
+        """Return what reads an answer as a message without identities."""
+        parser = self._parser
+        if parser is None:
+            return None
+
+        def read(text: str) -> dict[str, Any]:
+            message = parser.message(text, tools=tools)
+            return message | {"tool_calls": [call["function"] for call in message.get("tool_calls", ())]}
+
+        return read
 
     def _renderer(self, options: Mapping[str, Any]) -> AnswerRenderer:
         """Return the renderer with a chat template and a way of thinking."""

@@ -41,6 +41,8 @@ class EngineSettings:
         model_overrides: entries of the model's configuration that the trainer overrides, too.
         rotary_len: length by which the trainer chooses rotary frequencies; None: the engine's `max_model_len`.
         external_lib: modules to import before the model is loaded.
+        tool_call_parser: form of the model's tool calls; None: answers are text.
+        reasoning_parser: form of the model's thoughts; None: they are part of the text.
     """
 
     model: ModelConfig
@@ -60,6 +62,8 @@ class EngineSettings:
     model_overrides: Mapping[str, Any] = field(default_factory=dict)
     rotary_len: int | None = None
     external_lib: str | tuple[str, ...] | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
 
 
 def engine_settings(config: Config, auxiliary: int | None = None) -> EngineSettings:
@@ -110,6 +114,8 @@ def shared_settings(config: Config, auxiliary: int | None = None) -> EngineSetti
         model_overrides=trained.override_config if auxiliary is None else {},
         rotary_len=config.model.max_model_len if auxiliary is None else None,
         external_lib=trained.external_lib,
+        tool_call_parser=rollout.tool_call_parser if rollout.enable_auto_tool_choice else None,
+        reasoning_parser=rollout.reasoning_parser,
     )
 
 

@@ -161,3 +161,14 @@ def test_arguments_of_vllm_that_stand_elsewhere_are_refused(examined: Examine, n
     keys = (f"{ROLLOUT}.engine_type=vllm", f"{ROLLOUT}.extra_engine_args={{block_size: 16, {name}: x}}")
     (found,) = [p for p in examined(MINIMAL, *keys)[1] if p.is_error]
     assert (found.code, found.key, found.suggestion) == ("E3224", f"{ROLLOUT}.extra_engine_args.{name}", way_out)
+
+
+def test_answers_are_parsed_for_calls_only_in_a_form_that_is_named(examined: Examine) -> None:
+    enabled = f"{ROLLOUT}.enable_auto_tool_choice=true"
+    (found,) = [p for p in examined(MINIMAL, enabled)[1] if p.is_error]
+    assert (found.code, found.key) == ("E1617", f"{ROLLOUT}.enable_auto_tool_choice")
+    assert not [p for p in examined(MINIMAL, enabled, f"{ROLLOUT}.tool_call_parser=hermes")[1] if p.is_error]
+    (found,) = [p for p in examined(MINIMAL, enabled, f"{ROLLOUT}.tool_call_parser=pythonic")[1] if p.is_error]
+    assert (found.code, found.key) == ("E1900", f"{ROLLOUT}.tool_call_parser")
+    (found,) = examined(MINIMAL, f"{ROLLOUT}.tool_call_parser=hermes")[1]
+    assert found.key == f"{ROLLOUT}.tool_call_parser" and not found.is_error

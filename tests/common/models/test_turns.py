@@ -181,9 +181,8 @@ def test_an_answer_is_found_by_the_message_that_stands_for_it() -> None:
     """As a client sends a tool call back: its arguments are text, and those of the template a mapping."""
     turns = Turns()
     call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-    turns.conversation(ASK).add(
-        sample("<tool_call>", [1, 2]), {"role": "assistant", "content": "", "tool_calls": [call]}
-    )
+    message = {"role": "assistant", "content": "", "reasoning_content": "well", "tool_calls": [call]}
+    turns.conversation(ASK).add(sample("<tool_call>", [1, 2], info={"message": message}))
     sent = {**call, "function": {"name": "add", "arguments": '{ "a":1 }'}}
     assert turns.conversation([*ASK, {"role": "assistant", "content": None, "tool_calls": [sent]}, TOOL]).said
     sent = {**call, "function": {"name": "add", "arguments": '{"a": 2}'}}

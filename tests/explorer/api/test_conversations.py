@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,23 @@ def write_model(folder: Path, family: str) -> None:
 class Rollouts:
     """An engine of a family, whose rollouts are asked through the wrapper or through a client."""
 
-    def __init__(self, folder: Path, family: str) -> None:
-        write_model(folder, family)
+    def __init__(
+        self,
+        folder: Path,
+        family: str,
+        *,
+        write: Callable[[Path], None] | None = None,
+        max_response_tokens: int = 24,
+        **section: Any,
+    ) -> None:
+        if write is None:
+            write_model(folder, family)
+        else:
+            write(folder)
+        engine = {"dtype": "float32", "enable_openai_api": True, **section}
         self.config = Config.model_validate({
-            "model": {"model_path": str(folder), "max_model_len": 2048, "max_response_tokens": 24},
-            "explorer": {"rollout_model": {"dtype": "float32", "enable_openai_api": True}, "max_timeout": 60},
+            "model": {"model_path": str(folder), "max_model_len": 2048, "max_response_tokens": max_response_tokens},
+            "explorer": {"rollout_model": engine, "max_timeout": 60},
             "algorithm": {"repeat_times": 2},
         })  # fmt: skip
         self.loop = asyncio.new_event_loop()

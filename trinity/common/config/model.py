@@ -24,6 +24,7 @@ from trinity.common.config.base import (
     only,
     section,
 )
+from trinity.common.constants import REASONING_PARSERS, TOOL_CALL_PARSERS
 
 TopP = Annotated[Float, Field(gt=0, le=1)]
 TopK = Annotated[Int, Field(ge=-1)]
@@ -206,9 +207,19 @@ class InferenceModelConfig(Section):
     enable_log_requests: bool = key(False, "Log every request.", TRINITY, idle_with=_OF_VLLM)
     base_port: Port | None = key(None, "First port of the endpoints; null: any free one.", TRINITY, support=LATER)
     api_key: str = key("EMPTY", "Key that the endpoint asks for.", TRINITY, secret=True, support=LATER)
-    enable_auto_tool_choice: bool = key(False, "Let the model choose tools.", TRINITY, support=LATER)
-    tool_call_parser: str | None = key(None, "Parser of tool calls.", TRINITY, support=LATER)
-    reasoning_parser: str | None = key(None, "Parser of reasoning text.", TRINITY, support=LATER)
+    enable_auto_tool_choice: bool = key(
+        False, "Answers are parsed for tool calls; needs tool_call_parser.", TRINITY, idle_with=_OF_ENGINE
+    )
+    tool_call_parser: str | None = key(
+        None,
+        "Form of the model's tool calls.",
+        TRINITY,
+        support=only(None, *TOOL_CALL_PARSERS),
+        idle_with=(*_OF_ENGINE, IdleWith("enable_auto_tool_choice", (False,))),
+    )
+    reasoning_parser: str | None = key(
+        None, "Form of the model's thoughts.", TRINITY, support=only(None, *REASONING_PARSERS), idle_with=_OF_ENGINE
+    )
     external_model_config: ExternalModelConfig | None = key(None, "As model.external_model; null inherits.", TRINITY)
     nnodes: Count | None = key(None, "Nodes of one engine.", TRINITY, derived=True, support=LATER, is_engine_arg=True)
     node_rank: Natural | None = key(

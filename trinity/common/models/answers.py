@@ -9,7 +9,7 @@ answers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os.path import commonprefix
@@ -124,7 +124,14 @@ class AnswerRenderer:
             tokens, text, before = tokens + response, prompt + answer, index
         return tokens, spans
 
-    def after(self, messages: Sequence[Message], tools: list[Message] | None, said: Said) -> list[int] | None:
+    def after(
+        self,
+        messages: Sequence[Message],
+        tools: list[Message] | None,
+        said: Said,
+        *,
+        parse: Callable[[str], Message] | None = None,
+    ) -> list[int] | None:
         """Return the tokens of a prompt that goes on from what was said.
 
         They begin with `said.tokens`, whether or not the tokenizer would cut the text so. None if the template does not
@@ -135,6 +142,7 @@ class AnswerRenderer:
             messages: the conversation.
             tools: tool descriptions for the template.
             said: tokens of its beginning, through an answer.
+            parse: reads an answer as a message; the template may write its tool calls otherwise than they were said.
         """
         prompt = self._text(messages[: said.messages - 1], tools, is_prompt=True)
         whole = self._text(messages, tools, is_prompt=True)
@@ -144,7 +152,12 @@ class AnswerRenderer:
         last = response[-1] if response and response[-1] in self.stop_ids else None
         body = decode_tokens(self.tokenizer, response if last is None else response[:-1])
         end, written = self._frame.end, whole[len(prompt) :].lstrip()
-        text = next((text for text in (body.lstrip(), body.strip()) if written.startswith(text + end)), None)
+        texts = [body.lstrip(), body.strip()]
+        if parse is not None and messages[said.messages - 1].get("tool_calls"):
+            again = self._text(messages[: said.messages], tools, is_prompt=False)[len(prompt) :]
+            again = self._through_end(again).removesuffix(end).strip()
+            texts += [again] if parse(again) == parse(body) else []
+        text = next((text for text in texts if written.startswith(text + end)), None)
         if text is None:
             return None
         rest = written[len(text + end) :]

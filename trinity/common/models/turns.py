@@ -52,15 +52,18 @@ class Conversation:
     _turns: Turns
     _key: bytes
 
-    def add(self, experience: Experience, answer: Mapping[str, Any] | None = None) -> None:
+    def add(self, experience: Experience) -> None:
         """Remember an answer.
 
-        Args:
-            experience: the sample.
-            answer: the message as it comes back in the next turn; None: the text of the response.
+        It is found by its text, and by the message as which it was parsed, with or without the thought.
         """
-        if experience.truncate_status != "prompt_truncated":
-            message = answer or {"role": "assistant", "content": experience.response_text}
+        if experience.truncate_status == "prompt_truncated":
+            return
+        messages: list[Mapping[str, Any]] = [{"role": "assistant", "content": experience.response_text}]
+        parsed = experience.info.get("message")
+        if parsed is not None:
+            messages += [parsed, {name: parsed[name] for name in parsed if name != "reasoning_content"}]
+        for message in messages:
             self._turns.remember(_extended(self._key, message), experience)
 
 

@@ -59,6 +59,8 @@ class Answer:
             reason = choice.pop("finish_reason")
             if self._is_chat:
                 message = choice.pop("message")
+                if "tool_calls" in message:
+                    message["tool_calls"] = [{"index": place, **c} for place, c in enumerate(message["tool_calls"])]
                 choice["delta"] = message
                 end: dict[str, Any] = {"index": number, "delta": {}, "finish_reason": reason}
             else:
@@ -82,7 +84,9 @@ class Answer:
     def _choice(self, number: int, exp: Experience) -> dict[str, Any]:
         text = exp.response_text or ""
         found: dict[str, Any] = {"index": number, "finish_reason": exp.info.get("finish_reason", "stop")}
-        found |= {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
+        found |= {"message": _message(exp)} if self._is_chat else {"text": text}
+        if self._is_chat and found["finish_reason"] == "stop" and found["message"].get("tool_calls"):
+            found["finish_reason"] = "tool_calls"
         found["logprobs"] = self._logprobs(exp) if self._words is not None else None
         if self._with_ids:
             found["token_ids"] = _response(exp)
@@ -99,6 +103,18 @@ class Answer:
             for word, value in zip(words, values, strict=True)
         ]
         return {"content": rows, "refusal": None}
+
+
+def _message(exp: Experience) -> dict[str, Any]:
+    """Return an answer as a message whose calls have JSON arguments."""
+    parsed = exp.info.get("message")
+    if parsed is None:
+        return {"role": "assistant", "content": exp.response_text or ""}
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+        for call in parsed.get("tool_calls", ())
+    ]
+    return {**parsed, "content": parsed["content"] or None} | ({"tool_calls": calls} if calls else {})
 
 
 def _prompt(exp: Experience) -> list[int]:

@@ -18,6 +18,7 @@ from trinity.common.config.keys import KEYS, ROLLOUT_MODEL, Key, last_part
 from trinity.common.config.model import InferenceModelConfig
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.tasksets import tasksets
+from trinity.common.constants import TOOL_CALL_PARSERS
 from trinity.utils.gpu import has_gpu
 
 MODELS = KEYS.explorer.auxiliary_models
@@ -55,6 +56,13 @@ def _resolve_types(resolution: Resolution) -> None:
         elif resolution.get(key) == "vllm_async":
             resolution.derive(key, "vllm", "vllm_async means vllm")
         _spread_replicas(resolution, model)
+        if resolution.get(model.enable_auto_tool_choice) and resolution.get(model.tool_call_parser) is None:
+            resolution.problem(
+                "E1617",
+                model.enable_auto_tool_choice,
+                f"`{model.enable_auto_tool_choice}: true` needs the form of the model's tool calls",
+                suggestion=f"set {model.tool_call_parser} to one of {', '.join(TOOL_CALL_PARSERS)}",
+            )
         if resolution.get(key) == "vllm":
             for refusal in vllm_refusals(resolution.config, model):
                 resolution.refuse(refusal)

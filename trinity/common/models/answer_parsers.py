@@ -1,0 +1,141 @@
+"""Answers as messages: thoughts, text and tool calls.
+
+The forms are data for the response parser of transformers. Their names are those of vLLM's parsers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers.utils.chat_parsing import parse_response
+
+from trinity.common.constants import REASONING_PARSERS, TOOL_CALL_PARSERS
+
+Message = dict[str, Any]
+_CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+_WHOLE_CALL = {"type": "function", "function": "{content}"}
+_JSON_IN_TAGS = {
+    "open_pattern": r"\s*<tool_call>",
+    "close": "</tool_call>",
+    "content": "json",
+    "transform": _WHOLE_CALL,
+}
+_TEXT = {"content": "text", "content_args": {"strip": False}, "repeats": True, "join": ""}
+_THOUGHT = {"open": "<think>", "close": "</think>"}
+_THOUGHTS: Mapping[str, Mapping[str, Any]] = dict.fromkeys(REASONING_PARSERS, _THOUGHT)
+_CALLS: Mapping[str, Mapping[str, Any]] = {
+    "hermes": _JSON_IN_TAGS,
+    "qwen3_coder": {
+        "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+        "close_pattern": r"</function>\s*</tool_call>",
+        "content": "xml-inline",
+        "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
+        "transform": _CALL,
+    },
+    "llama3_json": {
+        "open_pattern": r"(?:\A\s*(?:<\|python_tag\|>)?|;)\s*(?=\{)",
+        "close_pattern": r"(?=;\s*\{)",
+        "content": "json",
+        "transform": _WHOLE_CALL,
+    },
+    "mistral": {
+        "open": "[TOOL_CALLS]",
+        "content": "json",
+        "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
+        "transform_each": True,
+    },
+    "glm45": {
+        "open_pattern": r"\s*<tool_call>(?P<name>[^<\n]+)\n?",
+        "close": "</tool_call>",
+        "content": "xml-inline",
+        "content_args": {
+            "tag_pattern": r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
+        },
+        "transform": _CALL,
+    },
+    "deepseek_v3": {
+        "open_pattern": (
+            r"\s*(?:<｜tool▁calls▁begin｜>)?<｜tool▁call▁begin｜>function<｜tool▁sep｜>(?P<name>[^\n]+)\n```json\n"
+        ),
+        "close_pattern": r"\n```<｜tool▁call▁end｜>(?:<｜tool▁calls▁end｜>)?",
+        "content": "json",
+        "transform": _CALL,
+    },
+}
+assert tuple(_CALLS) == TOOL_CALL_PARSERS, "the configuration knows the forms"
+
+
+class AnswerParser:
+    """Reads answers of one model.
+
+    Args:
+        tool_calls: form of the tool calls; None: they are text.
+        thoughts: form of the thoughts; None: they are text.
+    """
+
+    def __init__(self, tool_calls: str | None, thoughts: str | None) -> None:
+        self._thought = None if thoughts is None else _THOUGHTS[thoughts]
+        self._call = None if tool_calls is None else {**_CALLS[tool_calls], "repeats": tool_calls != "mistral"}
+
+    def message(self, text: str, *, prompt: str = "", tools: Sequence[Mapping[str, Any]] | None = None) -> Message:
+        """Return an answer as a message with `content`.
+
+        Where there are any, it has `reasoning_content` and `tool_calls`, each with an `id` that follows from the
+        answer. An answer that does not have the form is text as a whole.
+
+        Args:
+            text: the answer with its special tokens, without the token that ended it.
+            prompt: its prompt, which may have begun a thought.
+            tools: descriptions of the tools; without any nothing is a call, and their types are those of arguments.
+        """
+        opening = self._opening(text, prompt)
+        fields: dict[str, Any] = {"content": _TEXT}
+        if self._thought is not None:
+            fields["thinking"] = self._thought
+        if self._call is not None and tools:
+            fields["tool_calls"] = self._call
+        template = {"start_anchor_pattern": r"\A", "fields": fields}
+        try:
+            found = parse_response(text, template, prefix=opening, tools=[dict(tool) for tool in tools or ()])
+            calls = [_checked(call) for call in found.get("tool_calls") or ()]
+        except (ValueError, KeyError):
+            return {"role": "assistant", "content": text}
+        if not calls and "thinking" not in found:
+            return {"role": "assistant", "content": text}
+        message: Message = {"role": "assistant", "content": found.get("content", "").strip()}
+        if found.get("thinking"):
+            message["reasoning_content"] = found["thinking"]
+        if calls:
+            message["tool_calls"] = [{"id": _id(text, prompt, place), **call} for place, call in enumerate(calls)]
+        return message
+
+    def _opening(self, text: str, prompt: str) -> str:
+        """Return the begin of a thought that stands in the prompt."""
+        if self._thought is None:
+            return ""
+        begin, end = self._thought["open"], self._thought["close"]
+        is_begun = prompt.rstrip().endswith(begin) or (end in text and begin not in text.partition(end)[0])
+        return str(begin) if is_begun else ""
+
+
+def _checked(call: Mapping[str, Any]) -> Message:
+    """Return a call with a name, and arguments that are a mapping.
+
+    Raises:
+        ValueError: it is no call.
+    """
+    function = call["function"]
+    if not isinstance(function, Mapping):
+        raise ValueError("no tool call")
+    arguments = function.get("arguments", function.get("parameters", {}))
+    if not isinstance(function.get("name"), str) or not isinstance(arguments, Mapping):
+        raise ValueError("no tool call")
+    return {"type": "function", "function": {"name": function["name"].strip(), "arguments": dict(arguments)}}
+
+
+def _id(text: str, prompt: str, place: int) -> str:
+    known = json.dumps([prompt, text, place]).encode()
+    return f"call_{hashlib.blake2b(known, digest_size=12).hexdigest()}"
