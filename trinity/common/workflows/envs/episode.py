@@ -121,7 +121,15 @@ class EpisodeWorkflow(OfEnvironment, MultiTurnWorkflow):
 
         with self.opened() as game:
             turns, metrics = self.play(game)
-            return finished(turns, reward=game.reward, metrics=metrics | game.metrics())
+            parts = self.score(game)
+        return finished(turns, reward=sum(parts.values(), game.reward), metrics=metrics | game.metrics() | parts)
+
+    def score(self, game: Game) -> dict[str, float]:
+        """Return rewards beyond that of the environment, by name.
+
+        They are metrics, too.
+        """
+        return {}
 
     @contextmanager
     def opened(self) -> Iterator[Game]:
