@@ -126,7 +126,7 @@ class EmailSearchWorkflow(EpisodeWorkflow):
         """Return the parts of the reward, `accuracy` and `format`.
 
         No answer is -1, a wrong one -1 and up to 0.3 for having found, read and named the mail, one that says that it
-        is unknown that part alone, and a right one 1 to 1.5: 0.3 for the source, 0.1 for few sources, 0.1 for few turns.
+        is unknown that part alone, and a right one 1 to 1.5: 0.3 for the source, 0.1 each for few sources and turns.
         """
         assert isinstance(game, MailSearch), "made by open"
         if game.result is None:
