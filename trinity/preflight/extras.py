@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from trinity.common.config.keys import AUXILIARY, EXPERIENCES, KEYS
 from trinity.common.config.problems import Finding
-from trinity.utils.packages import install_hint, is_installed, postgresql_driver
+from trinity.preflight.data import tasksets
+from trinity.utils.packages import install_hint, is_installed, postgresql_driver, way_to_install
 
 if TYPE_CHECKING:
     from trinity.common.config import Catalogue, Config
@@ -29,6 +30,17 @@ def _needed(config: Config, catalogue: Catalogue) -> Iterator[tuple[str, str, st
         has_extra = catalogue.is_built_in("monitor", tracker)
         way_out = install_hint(monitor.package) if has_extra else f"`pip install {monitor.package}`"
         yield str(KEYS.monitor.monitor_type), monitor.package, way_out, f"{KEYS.monitor.monitor_type}=tensorboard"
+    for key, taskset in tasksets(config).items():
+        name = taskset.default_workflow_type
+        workflow = catalogue.entry("workflow", name)
+        if workflow is not None and workflow.package:
+            way_out = way_to_install(workflow.package)
+            yield (
+                f"{key}.default_workflow_type",
+                workflow.package,
+                way_out,
+                f"{key}.default_workflow_type=math_workflow",
+            )
     if config.cluster.runtime == "ray":
         yield str(KEYS.cluster.runtime), "ray", install_hint("ray"), f"{KEYS.cluster.runtime}=local"
     buffer = config.buffer.trainer_input.experience_buffer

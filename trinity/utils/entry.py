@@ -52,7 +52,7 @@ class Entry:
         drops_experiences: an operator may drop experiences.
         changes_rewards: an operator may change rewards.
         is_classifier: the model of a reward model is a sequence classifier of Hugging Face.
-        package: module of an optional package that a monitor needs.
+        package: module of an optional package that a monitor or a workflow needs.
         deprecated_for: the name to write in place of this one.
     """
 

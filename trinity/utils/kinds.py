@@ -110,7 +110,7 @@ KINDS: dict[str, Kind] = {
         "WORKFLOWS",
         reads_mapping=True,
         needs=frozenset({"prompt", "reward_fn", "auxiliary_model"}),
-        copied=frozenset({"default_reward_fn"}),
+        copied=frozenset({"default_reward_fn", "package"}),
     ),
     "reward_fn": Kind("REWARD_FUNCTIONS", needs=frozenset({"truth"}), copied=frozenset({"gives_scores"})),
     "reward_model": Kind("REWARD_MODELS", given_arguments=frozenset({"config"}), copied=frozenset({"is_classifier"})),

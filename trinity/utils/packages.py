@@ -13,6 +13,8 @@ from packaging.requirements import Requirement
 from trinity.common.errors import EnvironmentProblem
 
 DISTRIBUTION = "trinity-rft"
+# Packages that no extra brings, as they are in no package index, with the page that says how they are installed.
+PAGES = {"web_agent_site": "https://github.com/princeton-nlp/WebShop"}
 
 
 def check_packages() -> None:
@@ -49,6 +51,11 @@ def is_installed(package: str) -> bool:
 def install_hint(extra: str) -> str:
     """Return the command that installs an extra."""
     return f"`pip install '{DISTRIBUTION}[{extra}]'`"
+
+
+def way_to_install(package: str) -> str:
+    """Return how a package is installed whose extra has its name."""
+    return f"the set-up of {PAGES[package]}" if package in PAGES else install_hint(package)
 
 
 def postgresql_driver(url: str) -> str | None:

@@ -54,6 +54,7 @@ class Workflow(Declared):
         needs: what an attempt cannot do without: `prompt`, the row's question or its messages; `reward_fn`, a reward
             function of the taskset; `auxiliary_model`, one of `explorer.auxiliary_models`.
         default_reward_fn: name of the reward function where the taskset names none.
+        package: module of an optional package that it needs.
 
     Args:
         task: what to attempt.
@@ -63,6 +64,7 @@ class Workflow(Declared):
 
     kind = "workflow"
     default_reward_fn: ClassVar[str | None] = None
+    package: ClassVar[str] = ""
     can_reset: bool = False
     can_repeat: bool = False
     is_async: bool = False

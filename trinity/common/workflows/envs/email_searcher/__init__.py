@@ -1,0 +1,1 @@
+"""Questions about the mails of an inbox, answered by searching them."""

@@ -1,0 +1,1 @@
+"""Sudoku: generator, solver and judge, and the workflow."""
