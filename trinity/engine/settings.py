@@ -41,6 +41,8 @@ class EngineSettings:
         model_overrides: entries of the model's configuration that the trainer overrides, too.
         rotary_len: length by which the trainer chooses rotary frequencies; None: the engine's `max_model_len`.
         external_lib: modules to import before the model is loaded.
+        has_prefix_cache: keep the keys and values of prompts and answers for prompts that begin with them.
+        prefix_cache_bytes: most memory of them in bytes; None: derived by the engine.
     """
 
     model: ModelConfig
@@ -60,6 +62,8 @@ class EngineSettings:
     model_overrides: Mapping[str, Any] = field(default_factory=dict)
     rotary_len: int | None = None
     external_lib: str | tuple[str, ...] | None = None
+    has_prefix_cache: bool = True
+    prefix_cache_bytes: int | None = None
 
 
 def engine_settings(config: Config, auxiliary: int | None = None) -> EngineSettings:
@@ -110,6 +114,8 @@ def shared_settings(config: Config, auxiliary: int | None = None) -> EngineSetti
         model_overrides=trained.override_config if auxiliary is None else {},
         rotary_len=config.model.max_model_len if auxiliary is None else None,
         external_lib=trained.external_lib,
+        has_prefix_cache=rollout.enable_prefix_caching,
+        prefix_cache_bytes=rollout.prefix_cache_bytes,
     )
 
 

@@ -23,6 +23,7 @@ from trinity.engine.torch.attention import whole_blocks
 from trinity.engine.torch.captured import StaticDecoding
 from trinity.engine.torch.decoder import Decoder, Prompts
 from trinity.engine.torch.fast_decoder import FastDecoder
+from trinity.engine.torch.kv_cache import KVCache
 from trinity.engine.torch.prefill import Prefill
 from trinity.engine.torch.prefix_cache import BLOCK_TOKENS, PrefixCache
 from trinity.engine.torch.request import RunningRow
@@ -188,6 +189,11 @@ class RunningBatch:
         if self.prefixes is not None:
             self.prefixes.drop()
 
+    def note_bypassed(self, num_tokens: int) -> None:
+        """Count tokens that are computed without the prefix cache."""
+        if self.prefixes is not None:
+            self.prefixes.totals.bypassed_tokens += num_tokens
+
     def _own_length(self, row: RunningRow) -> int:
         """Return the slot positions that a row fills up to its next token."""
         return row.num_drawn + (0 if self.shares_prompts else len(row.request.prompt))
@@ -260,13 +266,15 @@ class RunningBatch:
         """
         prompt = row.request.prompt
         known = len(prompt) + len(row.tokens) - 1
+        cache = self.cache
         if self.prefixes is None or not self.shares_prompts or row.switches:
             return
         if known // BLOCK_TOKENS > len(prompt) // BLOCK_TOKENS:
+            assert isinstance(cache, KVCache), "a decoder whose slots share prompts has such a cache"
             self.prefixes.insert(
                 prompt + row.tokens[:-1],
                 row.model_version,
-                lambda start, end: self.cache.span(slot, start, end, prompt_length=len(prompt)),
+                lambda start, end: cache.span(slot, start, end, prompt_length=len(prompt)),
             )
 
     def _is_stop(self, row: RunningRow, token: int) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trinity.engine.torch.pieces import Piece
 
+
 class Prompts(Protocol):
     """A decoder's cache of prompts after their prefill."""
 

@@ -1,8 +1,8 @@
 """Pieces of prompts that continue what is cached, and their attention.
 
-A pass computes pieces of several prompts as one list of tokens. Only attention knows which piece a token belongs to: the
-tokens of a piece attend to all of their prompt before, whether another pass, another piece of this pass, or the prefix
-cache has computed it.
+A pass computes pieces of several prompts as one list of tokens. Only attention knows which piece a token belongs to:
+the tokens of a piece attend to all of their prompt before, whether another pass, another piece of this pass, or the
+prefix cache has computed it.
 
 Dimension key: N = keys and values of all layers, H = key-value heads, D = head size, P = prompt tokens,
 Q = query heads, T = tokens of a piece, W = keys, M = queries of a key head: T times Q / H.

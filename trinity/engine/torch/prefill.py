@@ -55,7 +55,8 @@ class Prefill:
                 self.prefixes.totals.bypassed_tokens += sum(map(len, prompts))
             return self._whole(prompts)
         if self.prefixes is None:
-            return self._extended(decoder, {prompt: [] for prompt in prompts}) if self.is_fixed else self._whole(prompts)
+            unknown: dict[Prompt, list[Tensor]] = {prompt: [] for prompt in prompts}
+            return self._extended(decoder, unknown) if self.is_fixed else self._whole(prompts)
         done: dict[Prompt, Prefilled] = {}
         for found in self._waves(self.prefixes, prompts, version):
             is_hit = {prompt: bool(blocks) or self.is_fixed for prompt, blocks in found.items()}

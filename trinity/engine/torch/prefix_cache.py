@@ -77,6 +77,11 @@ class PrefixCache:
         """Memory held, in bytes."""
         return self.num_blocks * self.block_bytes
 
+    def table(self) -> dict[str, float]:
+        """Return the totals, and the memory held in bytes, by their names in the metrics."""
+        figures = {f"prefix_{name}": float(value) for name, value in vars(self.totals).items()}
+        return figures | {"prefix_cache_bytes": float(self.num_bytes)}
+
     def find(self, tokens: Sequence[int], version: int) -> list[Tensor]:
         """Return the blocks [N, H, T, D] of the longest cached prefix of `tokens`.
 

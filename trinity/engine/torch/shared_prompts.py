@@ -50,7 +50,6 @@ class Prefix:
             [value[index : index + 1, :, :length].clone() for value in self.values],
         )
 
-
     @classmethod
     def of(cls, states: Float[Tensor, "N H P D"]) -> Prefix:
         """Return the prefix of a prompt whose keys, then values are one tensor."""
