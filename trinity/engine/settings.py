@@ -43,6 +43,8 @@ class EngineSettings:
         external_lib: modules to import before the model is loaded.
         tool_call_parser: form of the model's tool calls; None: answers are text.
         reasoning_parser: form of the model's thoughts; None: they are part of the text.
+        has_prefix_cache: keep the keys and values of prompts and answers for prompts that begin with them.
+        prefix_cache_bytes: most memory of them in bytes; None: derived by the engine.
     """
 
     model: ModelConfig
@@ -64,6 +66,8 @@ class EngineSettings:
     external_lib: str | tuple[str, ...] | None = None
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    has_prefix_cache: bool = True
+    prefix_cache_bytes: int | None = None
 
 
 def engine_settings(config: Config, auxiliary: int | None = None) -> EngineSettings:
@@ -116,6 +120,8 @@ def shared_settings(config: Config, auxiliary: int | None = None) -> EngineSetti
         external_lib=trained.external_lib,
         tool_call_parser=rollout.tool_call_parser if rollout.enable_auto_tool_choice else None,
         reasoning_parser=rollout.reasoning_parser,
+        has_prefix_cache=rollout.enable_prefix_caching,
+        prefix_cache_bytes=rollout.prefix_cache_bytes,
     )
 
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from trinity.common.config.base import (
     GUIDE,
     LATER,
+    OWN,
     TRINITY,
     Args,
     Count,
@@ -115,9 +116,10 @@ class ModelConfig(Section):
     external_model: ExternalModelConfig = section(ExternalModelConfig, "Model behind a server (mode bench).", TRINITY)
 
 
-# Keys of the engines that this program runs itself, and those of vLLM among them.
+# Keys of the engines that this program runs itself, and those of either among them.
 _OF_ENGINE = (IdleWith("engine_type", ("external",)),)
 _OF_VLLM = (IdleWith("engine_type", ("torch",)),)
+_OF_TORCH = (IdleWith("engine_type", ("external", "vllm", "vllm_async")),)
 
 
 class InferenceModelConfig(Section):
@@ -146,7 +148,18 @@ class InferenceModelConfig(Section):
     use_v1: bool = key(True, "vLLM: engine version 1.", TRINITY, support=LATER)
     enforce_eager: bool = key(False, "vLLM: no captured graphs.", TRINITY, idle_with=_OF_VLLM, is_engine_arg=True)
     enable_prefix_caching: bool = key(
-        True, "vLLM: share the cache of equal prefixes.", TRINITY, idle_with=_OF_VLLM, is_engine_arg=True
+        True,
+        "Compute what prompts have in common, and what a turn of a conversation has in common with the next, once.",
+        TRINITY,
+        idle_with=_OF_ENGINE,
+        is_engine_arg=True,
+    )
+    prefix_cache_bytes: Count | None = key(
+        None,
+        "Torch engine: most memory for that, in bytes, a block of 32 tokens at least; null: as much as the sequences "
+        "under way may take, at most a quarter of the engine's memory for both and what they leave of it.",
+        OWN,
+        idle_with=(*_OF_TORCH, IdleWith("enable_prefix_caching", (False,))),
     )
     enable_chunked_prefill: bool = key(
         True, "vLLM: prefill in pieces.", TRINITY, idle_with=_OF_VLLM, is_engine_arg=True

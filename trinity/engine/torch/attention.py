@@ -2,7 +2,7 @@
 
 Dimension key: A = products at once, H = key-value heads, M = queries of one product (query heads of a key head, times
 the rows that share the keys), W = keys, D = head size, G = prompts, Q = query heads, P = prompt tokens,
-R = some of the A.
+R = some of the A, T = some of the W.
 
 Attention over two disjoint sets of keys is exactly
 
@@ -117,11 +117,14 @@ def attend(
         queries: in the weights' number type, not scaled yet.
         keys: in any number type; at most one tile of them is converted at a time.
         values: likewise.
-        bias: [A, 1, 1, W], added to the scores; None adds nothing.
+        bias: added to the scores, [A, 1, 1, W]; or [A, 1, M, T] with one for each query, of the last T keys. None adds
+            nothing.
         types: number types of the products.
         is_merged: the result will be merged with further keys; otherwise `lse` may be a copy of `out`.
     """
     if queries.device.type == "cuda":
+        if bias is not None and bias.shape[-1] < keys.shape[2]:
+            bias = functional.pad(bias, (keys.shape[2] - bias.shape[-1], 0))
         return Part(*fused_attention(queries, keys, values, bias))
     queries = _scaled(queries, types.wide)
     num_rows = max(1, _TILE // keys[0, :, :EXACT_KEYS].numel())
@@ -149,7 +152,10 @@ def _attend(
         dtype = types.wide if start == 0 else types.narrow
         scores = torch.matmul(queries.to(dtype), keys[:, :, start:end].to(dtype).transpose(-1, -2))
         if bias is not None:
-            scores.add_(bias[..., start:end])
+            seen = width - bias.shape[-1]  # keys before those of the bias
+            first = max(start, seen)
+            if first < end:
+                scores[..., first - start :].add_(bias[..., first - seen : end - seen])
         weights = torch.softmax(scores, -1)
         out = torch.matmul(weights, values[:, :, start:end].to(dtype)).to(types.wide)
         if width <= EXACT_KEYS and not is_merged:

@@ -23,13 +23,14 @@ from trinity.engine.torch.attention import whole_blocks
 from trinity.engine.torch.captured import StaticDecoding
 from trinity.engine.torch.decoder import Decoder, Prompts
 from trinity.engine.torch.fast_decoder import FastDecoder
+from trinity.engine.torch.kv_cache import KVCache
+from trinity.engine.torch.prefill import Prefill
+from trinity.engine.torch.prefix_cache import BLOCK_TOKENS, PrefixCache
 from trinity.engine.torch.request import RunningRow
 from trinity.engine.torch.slots import Slots
 from trinity.engine.torch.transfer import Download
 
 _WIDTH_STEP = 32
-_FIXED_PREFILL_TOKENS = 256
-_MAX_PREFILL_TOKENS = 4096
 
 
 @dataclass
@@ -70,6 +71,7 @@ class RunningBatch:
         tokenizer: decodes the end of rows that have stop strings; used only by the engine's thread.
         is_fixed: keep all shapes constant, so that the bits of a row do not depend on other slots.
         lag: steps, 0 or 1, by which tokens are read back late; None: 1 on CUDA, else 0.
+        prefix_bytes: most memory of the prefix cache, in bytes; 0: there is none.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class RunningBatch:
         tokenizer: PreTrainedTokenizerBase,
         is_fixed: bool,
         lag: int | None = None,
+        prefix_bytes: int = 0,
     ) -> None:
         self.decoder = decoder
         self.num_slots = num_slots
@@ -95,6 +98,9 @@ class RunningBatch:
         self.counts = EngineTotals()
         # With fixed shapes a prompt is copied to every slot, so the bits of a row do not depend on other rows.
         self.shares_prompts = decoder.can_share_prompts and not is_fixed
+        block_bytes = decoder.kv_bytes_per_token * BLOCK_TOKENS
+        self.prefixes = PrefixCache(prefix_bytes, block_bytes=block_bytes) if prefix_bytes else None
+        self.prefill = Prefill(decoder, is_fixed=is_fixed, prefixes=self.prefixes)
         self._decode = decoder.decode
         if isinstance(decoder, FastDecoder) and decoder.device.type == "cuda":
             self._decode = StaticDecoding(decoder, num_slots).decode
@@ -172,10 +178,21 @@ class RunningBatch:
             self._read(self._drawn.popleft())
 
     def clear(self) -> None:
-        """Vacate all slots and free the cache's memory."""
+        """Vacate all slots and free the memory of both caches."""
         self._drawn.clear()
         self.slots.release([slot for slot, row in enumerate(self.slots.rows) if row is not None])
         self.cache.clear()
+        self.drop_prefixes()
+
+    def drop_prefixes(self) -> None:
+        """Empty the prefix cache: other weights would compute other keys."""
+        if self.prefixes is not None:
+            self.prefixes.drop()
+
+    def note_bypassed(self, num_tokens: int) -> None:
+        """Count tokens that are computed without the prefix cache."""
+        if self.prefixes is not None:
+            self.prefixes.totals.bypassed_tokens += num_tokens
 
     def _own_length(self, row: RunningRow) -> int:
         """Return the slot positions that a row fills up to its next token."""
@@ -231,6 +248,7 @@ class RunningBatch:
             is_stop = stop_text is not None or self._is_stop(row, token)
             if is_stop or len(row.tokens) >= row.max_tokens:
                 self._finish(row, "stop" if is_stop else "length", stop_text)
+                self._keep(row, row.slot)
                 done.append(row.slot)
         self._vacate(done)
 
@@ -239,6 +257,25 @@ class RunningBatch:
         versions = row.model_versions(len(row.tokens))
         self.counts.samples += 1
         row.request.finish(row.index, Sample(row.tokens, logprobs, reason, row.model_version, stop_text, versions))
+
+    def _keep(self, row: RunningRow, slot: int) -> None:
+        """Add the tokens of a finished row to the prefix cache, for the next turn.
+
+        Not with fixed shapes: a decoding step may round otherwise than the prefill without the cache would. The last
+        token has no keys yet. After a change of weights the row has keys of both.
+        """
+        prompt = row.request.prompt
+        known = len(prompt) + len(row.tokens) - 1
+        cache = self.cache
+        if self.prefixes is None or not self.shares_prompts or row.switches:
+            return
+        if known // BLOCK_TOKENS > len(prompt) // BLOCK_TOKENS:
+            assert isinstance(cache, KVCache), "a decoder whose slots share prompts has such a cache"
+            self.prefixes.insert(
+                prompt + row.tokens[:-1],
+                row.model_version,
+                lambda start, end: cache.span(slot, start, end, prompt_length=len(prompt)),
+            )
 
     def _is_stop(self, row: RunningRow, token: int) -> bool:
         return not row.request.params.ignore_eos and token in self.stop_ids
@@ -274,40 +311,7 @@ class RunningBatch:
             if known is not None and known[0] == model_version:
                 done[tuple(row.request.prompt)] = known[1:]
         missing = [prompt for prompt in dict.fromkeys(tuple(row.request.prompt) for row in rows) if prompt not in done]
-        for chunk in self._chunks(missing):
-            done |= self._prefill(chunk)
+        done |= self.prefill.run(missing, model_version)
         self.counts.prefix_groups += len(missing)
         self.counts.prompt_tokens += sum(len(prompt) for prompt in missing)
         return done
-
-    def _chunks(self, prompts: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
-        """Split prompts into prefills.
-
-        With fixed shapes, those of a prefill have equal length; else lengths are similar and total tokens are limited.
-        """
-        chunks: list[list[tuple[int, ...]]] = []
-        for prompt in sorted(prompts, key=len):
-            size = len(chunks[-1]) if chunks else 0
-            if self.is_fixed:
-                is_full = not chunks or len(chunks[-1][0]) != len(prompt) or size >= _fixed_rows(len(prompt))
-            else:
-                is_full = not chunks or (size + 1) * len(prompt) > _MAX_PREFILL_TOKENS
-            if is_full:
-                chunks.append([])
-            chunks[-1].append(prompt)
-        return chunks
-
-    def _prefill(self, prompts: list[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[Tensor, Prompts]]:
-        width = max(len(prompt) for prompt in prompts)
-        num_rows = _fixed_rows(width) if self.is_fixed else len(prompts)
-        padded = [list(prompt) + [0] * (width - len(prompt)) for prompt in prompts]
-        padded += [[0] * width] * (num_rows - len(prompts))
-        last = [len(prompt) - 1 for prompt in prompts] + [width - 1] * (num_rows - len(prompts))
-        device = self.decoder.device
-        logits, prefix = self.decoder.prefill(torch.tensor(padded, device=device), torch.tensor(last, device=device))
-        return {prompt: (logits[index].clone(), prefix.row(index, len(prompt))) for index, prompt in enumerate(prompts)}
-
-
-def _fixed_rows(length: int) -> int:
-    """Return the rows of a fixed-shape prefill for prompts of `length` tokens."""
-    return max(1, _FIXED_PREFILL_TOKENS // length)

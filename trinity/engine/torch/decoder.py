@@ -1,6 +1,7 @@
 """The engine's interface to a model: prefill, decoding step, logprobs.
 
-Dimension key: B = rows of a step, G = prompts, P = prompt tokens, T = tokens of a sequence, V = vocabulary.
+Dimension key: B = rows of a step, G = prompts, P = prompt tokens, T = tokens of a sequence, V = vocabulary,
+E = prompts that end in a pass, N = keys and values of all layers, H = key-value heads, D = head size.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from trinity.engine.torch.pieces import Piece
 
 
 class Prompts(Protocol):
@@ -91,3 +94,24 @@ class Decoder(Protocol):
 
     def optional_names(self) -> frozenset[str]:
         """Return further names that a state dict may hold, such as tied copies."""
+
+
+@runtime_checkable
+class ExtendingDecoder(Decoder, Protocol):
+    """A decoder that computes what follows the cached beginning of a prompt."""
+
+    def new_states(self, length: int) -> Float[Tensor, "N H P D"]:
+        """Return uninitialized memory for the keys and values of a prompt of `length` tokens."""
+
+    def extend(
+        self, pieces: Sequence[Piece], *, num_tokens: int | None = None, num_ends: int | None = None
+    ) -> Float[Tensor, "E V"]:
+        """Compute pieces of prompts in one pass; return float32 logits after each `last`.
+
+        Pieces of one prompt are in the order of their positions. Their keys and values are written to their states.
+
+        Args:
+            pieces: the pieces.
+            num_tokens: tokens of the pass, filled up with padding; None: those of the pieces.
+            num_ends: rows of the logits' product, filled up; None: as many as pieces have `last`.
+        """

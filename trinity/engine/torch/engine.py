@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from trinity.common.errors import EngineError, EnvironmentProblem, OutOfMemoryError
+from trinity.common.errors import ConfigError, EngineError, EnvironmentProblem, OutOfMemoryError
 from trinity.common.models.chat_template import load_tokenizer
 from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.model_config import import_libraries
@@ -31,7 +31,8 @@ from trinity.engine.torch.batch import RunningBatch
 from trinity.engine.torch.decoder import Decoder
 from trinity.engine.torch.loading import load_decoder
 from trinity.engine.torch.loop import EngineLoop
-from trinity.engine.torch.memory import MEMORY_KEYS, explained, weight_bytes
+from trinity.engine.torch.memory import MEMORY_KEYS, PREFIX_KEY, explained, weight_bytes
+from trinity.engine.torch.prefix_cache import BLOCK_TOKENS
 from trinity.engine.torch.request import Request
 from trinity.utils.deadline import bounded
 from trinity.utils.device import compute_dtype, is_out_of_memory, select_device, total_memory_bytes
@@ -59,6 +60,7 @@ class TorchEngine(LocalModel):
         Raises:
             EnvironmentProblem: no readable model or tokenizer, or no chat template where one is set.
             OutOfMemoryError: the weights or a single sequence do not fit.
+            ConfigError: `prefix_cache_bytes` is less than a block (E1897).
         """
         await asyncio.to_thread(self._load)
 
@@ -98,6 +100,7 @@ class TorchEngine(LocalModel):
                 stop_ids=stop_token_ids(model.model_path, tokenizer),
                 tokenizer=copy.deepcopy(tokenizer),
                 is_fixed=settings.is_deterministic,
+                prefix_bytes=self._prefix_bytes(decoder, num_slots=num_slots),
             )
             loop = EngineLoop(batch, make_admission(settings.is_deterministic, settings.is_auxiliary))
             loop.start()
@@ -108,29 +111,58 @@ class TorchEngine(LocalModel):
                 *(num_slots, self._max_model_len),
             )
 
-    def _num_slots(self, decoder: Decoder) -> int:
-        """Return how many sequences of full length fit, at most `max_num_seqs`."""
+    def _room(self, decoder: Decoder) -> int:
+        """Return the memory for keys and values, in bytes."""
         if decoder.kv_bytes_per_token == 0:
             probe = torch.zeros(1, 1, dtype=torch.long, device=decoder.device)
             with torch.no_grad():
                 decoder.prefill(probe, probe[0])
         total = total_memory_bytes(decoder.device) // self.settings.num_engines
-        weights = weight_bytes(decoder)
-        is_cpu = decoder.device.type == "cpu"
-        room = total * _CPU_CACHE_FRAC if is_cpu else total * self.settings.memory_frac - weights
-        fitting = int(room // (decoder.kv_bytes_per_token * self._max_model_len))
+        if decoder.device.type == "cpu":
+            return int(total * _CPU_CACHE_FRAC)
+        return int(total * self.settings.memory_frac) - weight_bytes(decoder)
+
+    def _num_slots(self, decoder: Decoder) -> int:
+        """Return how many sequences of full length fit, at most `max_num_seqs`.
+
+        They fit beside the memory that `prefix_cache_bytes` reserves.
+        """
+        settings, room = self.settings, self._room(decoder)
+        reserved = (settings.prefix_cache_bytes or 0) if settings.has_prefix_cache else 0
+        fitting = (room - reserved) // (decoder.kv_bytes_per_token * self._max_model_len)
         if fitting < 1:
+            beside = f" beside {PREFIX_KEY} ({reserved / 2**30:.2f} GiB)" if reserved else ""
             raise OutOfMemoryError(
                 f"the cache of one sequence of {self._max_model_len} tokens takes "
                 f"{decoder.kv_bytes_per_token * self._max_model_len / 2**30:.2f} GiB and the engine may use "
-                f"{max(room, 0) / 2**30:.2f} GiB for it; {MEMORY_KEYS}"
+                f"{max(room - reserved, 0) / 2**30:.2f} GiB for it{beside}; {MEMORY_KEYS}"
             )
-        if fitting < self.settings.max_num_seqs:
+        if fitting < settings.max_num_seqs:
             get_logger("explorer").warning(
                 "max_num_seqs lowered from %d to %d: so many sequences of %d tokens fit into memory",
-                *(self.settings.max_num_seqs, fitting, self._max_model_len),
+                *(settings.max_num_seqs, fitting, self._max_model_len),
             )
-        return min(fitting, self.settings.max_num_seqs)
+        return min(fitting, settings.max_num_seqs)
+
+    def _prefix_bytes(self, decoder: Decoder, *, num_slots: int) -> int:
+        """Return the limit of the prefix cache in bytes; 0: there is none.
+
+        Raises:
+            ConfigError: it is less than a block (E1897).
+        """
+        settings, block = self.settings, BLOCK_TOKENS * decoder.kv_bytes_per_token
+        if not settings.has_prefix_cache:
+            return 0
+        if settings.prefix_cache_bytes is None:
+            room, of_slots = self._room(decoder), num_slots * self._max_model_len * decoder.kv_bytes_per_token
+            return min(of_slots, room // 4, room - of_slots)
+        if settings.prefix_cache_bytes < block:
+            raise ConfigError(
+                f"{PREFIX_KEY} must be at least {block}, the keys and values of {BLOCK_TOKENS} tokens of this model, "
+                f"got {settings.prefix_cache_bytes}; raise it, or write enable_prefix_caching: false",
+                code="E1897",
+            )
+        return settings.prefix_cache_bytes
 
     def _ready(self) -> tuple[Decoder, EngineLoop, PreTrainedTokenizerBase]:
         if self._loaded is None:
@@ -166,6 +198,7 @@ class TorchEngine(LocalModel):
             )
             loop.model_version = version
             self.gauge.note_weights()
+            loop.batch.drop_prefixes()
             if self.settings.updates_in_flight:
                 loop.batch.go_on_with(version)
 
@@ -197,28 +230,37 @@ class TorchEngine(LocalModel):
     async def stats(self) -> dict[str, float]:
         """Return totals since the start, and current figures.
 
-        Totals are tokens, samples, prefills, turns and seconds at work. Figures are tokens per second, slots, and those
-        of `RequestGauge.table`.
+        Totals are tokens, samples, prefills, turns and seconds at work, and those of the prefix cache. Figures are
+        tokens per second, slots, bytes of the prefix cache, and those of `RequestGauge.table`.
         """
         _, loop, _ = self._ready()
-        counts = loop.batch.counts
-        return {
-            "generated_tokens": float(counts.generated_tokens),
-            "prompt_tokens": float(counts.prompt_tokens),
-            "prefix_groups": float(counts.prefix_groups),
-            "samples": float(counts.samples),
-            "steps": float(counts.steps),
-            "busy_s": counts.busy_s,
-            "tokens_per_second": counts.generated_tokens / counts.busy_s if counts.busy_s else 0.0,
-            "num_slots": float(loop.batch.num_slots),
-            **self.turns,
-        } | self.gauge.table(version=loop.model_version, num_slots=loop.batch.num_slots)
+        counts, prefixes = loop.batch.counts, loop.batch.prefixes
+        return (
+            {
+                "generated_tokens": float(counts.generated_tokens),
+                "prompt_tokens": float(counts.prompt_tokens),
+                "prefix_groups": float(counts.prefix_groups),
+                "samples": float(counts.samples),
+                "steps": float(counts.steps),
+                "busy_s": counts.busy_s,
+                "tokens_per_second": counts.generated_tokens / counts.busy_s if counts.busy_s else 0.0,
+                "num_slots": float(loop.batch.num_slots),
+            }
+            | self.turns
+            | ({} if prefixes is None else prefixes.table())
+            | self.gauge.table(version=loop.model_version, num_slots=loop.batch.num_slots)
+        )
 
     async def _score(self, tokens: list[int], temperature: float) -> Float[Tensor, "N"]:
         """Return the logprob of each token but the first, float32."""
         decoder, loop, _ = self._ready()
         sequence = torch.tensor(tokens, device=decoder.device)
-        future = loop.between_steps(lambda: decoder.sequence_logprobs(sequence, temperature).to("cpu"))
+
+        def score() -> Tensor:
+            loop.batch.note_bypassed(len(tokens))
+            return decoder.sequence_logprobs(sequence, temperature).to("cpu")
+
+        future = loop.between_steps(score)
         return await bounded(
             asyncio.wrap_future(future), self.settings.timeout_s, what="logprobs", setting="explorer.max_timeout"
         )

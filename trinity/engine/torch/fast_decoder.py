@@ -1,12 +1,13 @@
 """The fast path: our own forward of Llama, Qwen2 and Qwen3, fused weights.
 
 Dimension key: B = rows of a step, G = prompts, P = prompt tokens, T = tokens of a sequence, V = vocabulary,
-d = hidden size, Q = query heads, H = key-value heads, D = head size, F = feed-forward size.
+d = hidden size, Q = query heads, H = key-value heads, D = head size, F = feed-forward size,
+E = prompts that end in a pass, N = keys and values of all layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from trinity.common.models.families import OWN
 from trinity.engine.torch.attention import NumberTypes, attend, attend_causal, hidden_after
 from trinity.engine.torch.kv_cache import KVCache, Prefix
+from trinity.engine.torch.pieces import CausalBiases, Piece
 from trinity.engine.torch.shared_prompts import Group
+from trinity.engine.torch.transfer import upload
 from trinity.utils.products import linear
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -223,7 +226,7 @@ class FastDecoder:
 
     def _mlp_by_parts(self, layer: _Layer, hidden: Tensor, attended: Tensor) -> Tensor:
         """Return a layer's output by parts, which limits activation memory."""
-        rows, inputs = hidden.flatten(0, 1), attended.flatten(0, 1)
+        rows, inputs = hidden.flatten(0, -2), attended.flatten(0, -2)
         if len(rows) <= _MLP_ROWS:
             return self._after_attention(layer, hidden, attended)
         parts = zip(rows.split(_MLP_ROWS), inputs.split(_MLP_ROWS), strict=True)
@@ -242,6 +245,53 @@ class FastDecoder:
         """Return the logits after `last` of each prompt, and the cache."""
         hidden, prefix = self._forward(tokens, last)
         return self._logits(hidden), prefix
+
+    def new_states(self, length: int) -> Float[Tensor, "N H P D"]:
+        """Return memory for the keys and values of a prompt; see `ExtendingDecoder`."""
+        return self._new(2 * len(self.layers), self.num_kv_heads, length, self.head_size)
+
+    def extend(
+        self, pieces: Sequence[Piece], *, num_tokens: int | None = None, num_ends: int | None = None
+    ) -> Float[Tensor, "E V"]:
+        """Compute pieces of prompts in one pass; see `ExtendingDecoder`."""
+        sizes = [len(piece.tokens) for piece in pieces]
+        filled = sum(sizes)
+        padding = [0] * ((num_tokens or filled) - filled)
+        place = upload([p for piece in pieces for p in range(piece.start, piece.end)] + padding, self.device)
+        hidden = self.embed[upload([token for piece in pieces for token in piece.tokens] + padding, self.device)]
+        cos, sin = self.cos[place][:, None], self.sin[place][:, None]
+        biases = CausalBiases(self.num_query_heads // self.num_kv_heads, self.types, self.device)
+        for index, layer in enumerate(self.layers[:-1]):
+            queries, keys, values = self._qkv(layer, hidden, cos, sin)
+            attended = torch.zeros_like(queries)
+            parts = [tensor[:filled].split(sizes) for tensor in (queries, keys, values, attended)]
+            for piece, _, key, value, _ in zip(pieces, *parts, strict=True):
+                piece.write(index, key, value)
+            for piece, query, _, _, own in zip(pieces, *parts, strict=True):
+                own.copy_(piece.attended(index, query, biases))
+            hidden = self._mlp_by_parts(layer, hidden, attended.flatten(1))
+        queries, keys, values = self._qkv(self.layers[-1], hidden, cos, sin)
+        for piece, key, value in zip(pieces, *(t[:filled].split(sizes) for t in (keys, values)), strict=True):
+            piece.write(len(self.layers) - 1, key, value)
+        return self._ends(pieces, hidden, queries, num_ends)
+
+    def _ends(self, pieces: Sequence[Piece], hidden: Tensor, queries: Tensor, num_ends: int | None) -> Tensor:
+        """Return the logits [E, V] after the last token of each prompt that ends.
+
+        They are computed as `num_ends` rows, so that their number does not depend on the prompts.
+        """
+        rows, attended, offset = [], [], 0
+        for piece in pieces:
+            if piece.last is not None:
+                rows.append(offset + piece.last - piece.start)
+                attended.append(piece.attended_last(len(self.layers) - 1, queries[rows[-1]], self.types))
+            offset += len(piece.tokens)
+        if not rows:
+            return queries.new_zeros(0, self.vocab_size, dtype=torch.float32)
+        missing = (num_ends or len(rows)) - len(rows)
+        place = upload(rows + [0] * missing, self.device)
+        inputs = functional.pad(torch.stack(attended).to(self.dtype).flatten(1), (0, 0, 0, missing))
+        return self._logits(self._after_attention(self.layers[-1], hidden[place], inputs))[: len(rows)]
 
     def decode(
         self, tokens: Int[Tensor, "B"], positions: Int[Tensor, "B"], *, cache: KVCache, width: int

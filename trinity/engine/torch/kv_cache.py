@@ -1,6 +1,7 @@
 """The key-value cache: preallocated slots, and prompts shared by slots.
 
-Dimension key: S = slots, L = positions a slot, H = key-value heads, D = head size.
+Dimension key: S = slots, L = positions a slot, H = key-value heads, D = head size, N = keys and values of all layers,
+T = some tokens of a slot.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from trinity.engine.torch.shared_prompts import Group, Prefix, SharedPrompts
@@ -73,6 +75,19 @@ class KVCache:
     def groups(self, *, is_static: bool = False) -> list[Group]:
         """Return the shared prompts for a step of all slots up to the last used."""
         return self._shared.groups(is_static=is_static)
+
+    def span(self, slot: int, start: int, end: int, *, prompt_length: int) -> Float[Tensor, "N H T D"]:
+        """Return a copy of the keys, then the values of a slot's tokens from `start` to `end`.
+
+        The first `prompt_length` tokens are a prompt that it shares.
+        """
+        parts = []
+        if start < prompt_length:
+            parts.append(torch.stack(self._shared.span(slot, start, min(end, prompt_length))))
+        if end > prompt_length:
+            own = slice(max(start - prompt_length, 0), end - prompt_length)
+            parts.append(torch.stack([tensor[slot, :, own] for tensor in self.keys + self.values]))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
     def release(self, slots: Sequence[int]) -> None:
         """Release the prompts that `slots` share."""

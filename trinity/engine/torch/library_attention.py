@@ -33,11 +33,12 @@ def fused_attention(
         queries: [A, H, M, D], in the number type of keys and values, not scaled.
         keys: [A, H, W, D].
         values: likewise.
-        bias: [A, 1, 1, W], added to the scores; at least one key of each product must be visible.
+        bias: [A, 1, 1, W] or [A, 1, M, W], added to the scores; at least one key of each query must be visible. With
+            one for each query the keys are not split, so that the bits do not depend on how the keys lie in memory.
         num_blocks: thread blocks that the device can run at once; None: as the device has.
     """
     wanted = _num_blocks(queries.device) if num_blocks is None else num_blocks
-    splits = _num_splits(queries, keys, wanted)
+    splits = 1 if bias is not None and bias.shape[2] > 1 else _num_splits(queries, keys, wanted)
     batch, heads, size, width = queries.shape
     if splits > 1:
         queries = queries.unsqueeze(2).expand(-1, -1, splits, -1, -1).reshape(batch, heads * splits, size, width)

@@ -11,9 +11,10 @@ from trinity.utils.memory import memory_lines
 if TYPE_CHECKING:
     from trinity.engine.torch.decoder import Decoder
 
+PREFIX_KEY = "explorer.rollout_model.prefix_cache_bytes"
 MEMORY_KEYS = (
     "lower explorer.rollout_model.extra_engine_args.max_num_seqs, explorer.runner_per_model or "
-    "model.max_model_len (explorer.rollout_model.max_model_len), change "
+    f"model.max_model_len (explorer.rollout_model.max_model_len) or {PREFIX_KEY}, change "
     "explorer.rollout_model.gpu_memory_utilization, or raise explorer.rollout_model.tensor_parallel_size"
 )
 

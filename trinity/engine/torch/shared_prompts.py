@@ -2,7 +2,7 @@
 
 Dimension key: E = prompts of a shelf, H = key-value heads, W = positions of a prompt, D = head size,
 B = rows of a step, R = rows whose prompts are on one shelf, G = prompts of a prefill, P = prompt tokens,
-M = queries of a row and key head.
+M = queries of a row and key head, N = keys and values of all layers, T = tokens of a part.
 """
 
 from __future__ import annotations
@@ -49,6 +49,16 @@ class Prefix:
             [key[index : index + 1, :, :length].clone() for key in self.keys],
             [value[index : index + 1, :, :length].clone() for value in self.values],
         )
+
+    @classmethod
+    def of(cls, states: Float[Tensor, "N H P D"]) -> Prefix:
+        """Return the prefix of a prompt whose keys, then values are one tensor."""
+        keys, values = states.unsqueeze(1).chunk(2)
+        return cls(list(keys.unbind(0)), list(values.unbind(0)))
+
+    def span(self, start: int, end: int) -> Float[Tensor, "N H T D"]:
+        """Return a copy of the keys, then the values of the first prompt's tokens from `start` to `end`."""
+        return torch.stack([tensor[0, :, start:end] for tensor in self.keys + self.values])
 
 
 @dataclass(frozen=True)
@@ -218,6 +228,11 @@ class SharedPrompts:
                     del self._known[prefix]
             self._groups.clear()
         self._shelves = [shelf for shelf in self._shelves if any(shelf.slots)]
+
+    def span(self, slot: int, start: int, end: int) -> list[Tensor]:
+        """Return keys, then values [H, T, D] of a slot's prompt from `start` to `end`."""
+        shelf, index = self._place_of[slot]
+        return [tensor[index, :, start:end] for tensor in shelf.keys + shelf.values]
 
     def groups(self, *, is_static: bool = False) -> list[Group]:
         """Return one group per shelf, for a step of all slots up to the last used.
