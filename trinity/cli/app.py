@@ -12,6 +12,7 @@ from trinity.cli.config import config_app
 from trinity.cli.later import add_later_commands
 from trinity.cli.quickstart import quickstart
 from trinity.cli.run import run
+from trinity.cli.try_tasks import try_tasks
 from trinity.cli.validate import validate
 
 app = typer.Typer(
@@ -40,6 +41,7 @@ def options(
 
 app.command()(run)
 app.command()(validate)
+app.command("try")(try_tasks)
 app.command()(quickstart)
 app.command()(algorithms)
 app.add_typer(config_app, name="config")
