@@ -24,7 +24,8 @@ def try_tasks(
     repeat_times: Annotated[int, typer.Option("--repeat-times", min=1, help="Attempts at each task.")] = 1,
     tokens: Annotated[bool, typer.Option("--tokens", help="Print every token with mask and logprob.")] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File that gets one line of JSON a rollout, tokens included.")
+        Path | None,
+        typer.Option("--output", "-o", help="File that gets a line of JSON for each rollout (.jsonl), or SQLite."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     stage: StageName = None,
@@ -35,13 +36,15 @@ def try_tasks(
 
     Prompts, answers and scores are printed, with the file's engine, workflow and reward.
     """
+    from trinity.launch.trial.output import write_rollouts
     from trinity.launch.trial.stage import TrialOptions
 
     options = TrialOptions(tuple(set_ or ()), tuple(plugin_dir or ()), stage)
     path = chosen_file(file, config)
     with ended_with():
         rollouts, words = _tried(path, options, tasks, repeat_times)
-        _write(output, rollouts)
+        if output is not None:
+            write_rollouts(output, rollouts)
         _show(rollouts, words if tokens else None, as_json=as_json)
     is_done = all(rollout.is_completed for rollout in rollouts)
     raise typer.Exit(int(ExitCode.DONE if is_done else ExitCode.RUNTIME))
@@ -60,13 +63,6 @@ def _tried(path: Path, options: TrialOptions, count: int, repeat_times: int) -> 
     config = trial_stage(path, options)
     tasks = first_tasks(config, count, repeat_times=repeat_times)
     return run_event_loop(work())
-
-
-def _write(output: Path | None, rollouts: list[Rollout]) -> None:
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps(rollout.facts(), ensure_ascii=True) + "\n" for rollout in rollouts]
-        output.write_text("".join(lines), encoding="utf-8")
 
 
 def _show(rollouts: list[Rollout], words: Mapping[int, str] | None, *, as_json: bool) -> None:

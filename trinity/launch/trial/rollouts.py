@@ -85,17 +85,19 @@ def _turn(experience: Experience, *, has_tokens: bool) -> dict[str, Any]:
     return found
 
 
-def rollout_of(result: RolloutResult, task: Task, calls: Sequence[Call]) -> Rollout:
+def rollout_of(result: RolloutResult, task: Task, calls: Sequence[Sequence[Call]]) -> Rollout:
     """Return the attempt that ended with `result`.
 
     Args:
         result: of the scheduler.
         task: the task that was attempted.
-        calls: those of all attempts.
+        calls: of each model, the rollout model first, in all attempts.
     """
-    own = [call for call in calls if call.is_of(result.task, result.run)]
+    own = [call for model in calls for call in model if call.is_of(result.task, result.run)]
     outcome = result.outcome
-    given = tuple(outcome.experiences) if isinstance(outcome, Completed) else _answers(own, result.task, result.run)
+    given = (
+        tuple(outcome.experiences) if isinstance(outcome, Completed) else _answers(calls[0], result.task, result.run)
+    )
     return Rollout(
         row=task.index.get("index"),
         task=result.task,

@@ -90,5 +90,5 @@ async def attempted(config: Config, engines: Sequence[InferenceModel], tasks: Se
             result = await scheduler.schedule(tasks, batch=BATCH)
     finally:
         scheduler.close()
-    calls = [call for model in recorded for call in model.calls]
+    calls = [model.calls for model in recorded]
     return [rollout_of(each, tasks[each.task], calls) for each in result.results]

@@ -43,7 +43,7 @@ class TrialOptions:
 
 
 def trial_stage(source: ConfigSource, options: TrialOptions) -> Config:
-    """Return the configuration of the stage, with this process made ready for it.
+    """Return the configuration of the stage, for which this process is ready.
 
     Nothing is written: neither a folder of the job nor anything in it.
 
