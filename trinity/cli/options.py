@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,17 +42,18 @@ def chosen_file(file: Path | None, config: Path | None) -> Path:
 
 
 @contextmanager
-def ended_with() -> Iterator[None]:
+def ended_with(*, shows_log: bool = True) -> Iterator[None]:
     """Turn errors of the block into a message and the exit status.
 
-    Warnings of the block go to standard error.
+    Args:
+        shows_log: warnings of the block go to standard error; otherwise errors alone.
 
     Raises:
         typer.Exit: the block failed, or was interrupted.
     """
     from trinity.common.config import ConfigErrors
 
-    log_to_console(is_quiet=True)
+    log_to_console(least=logging.WARNING if shows_log else logging.ERROR)
     try:
         yield
     except ConfigErrors as error:

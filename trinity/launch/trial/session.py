@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -69,26 +69,40 @@ def first_tasks(config: Config, count: int, *, repeat_times: int = 1) -> list[Ta
     return [dataclasses.replace(task, repeat_times=repeat_times) for task in tasks]
 
 
-async def attempted(config: Config, engines: Sequence[InferenceModel], tasks: Sequence[Task]) -> list[Rollout]:
-    """Return every attempt at the tasks, by task and run.
+@asynccontextmanager
+async def attempts(
+    config: Config, engines: Sequence[InferenceModel]
+) -> AsyncIterator[Callable[[Sequence[Task]], Awaitable[list[Rollout]]]]:
+    """Give a function that attempts tasks and returns every attempt.
 
-    Each is made once, under `explorer.max_timeout`, by as many runners as the configuration gives one engine.
+    Each is made once, under `explorer.max_timeout`, by as many runners as the configuration gives one engine; they are
+    the same for all calls.
 
     Args:
         config: of the stage, as `trial_stage` returned it.
-        engines: of the rollout model and the auxiliary ones; they are recorded meanwhile.
-        tasks: to attempt, `repeat_times` each.
+        engines: of the rollout model and the auxiliary ones.
     """
     from trinity.explorer.assembly import build_scheduler
 
     recorded = [RecordedModel(engine) for engine in engines]
     scheduler = build_scheduler(config, recorded[0], auxiliary=recorded[1:])
     limit_s = config.explorer.max_timeout
+
+    async def make(tasks: Sequence[Task]) -> list[Rollout]:
+        for model in recorded:
+            model.calls.clear()
+        result = await scheduler.schedule(tasks, batch=BATCH)
+        return [rollout_of(each, tasks[each.task], [model.calls for model in recorded]) for each in result.results]
+
     try:
         await scheduler.prepare()
         with LoopWatch(limit_s + LOOP_GRACE_S, what=f"explorer.max_timeout {limit_s:g} s and {LOOP_GRACE_S:g} s"):
-            result = await scheduler.schedule(tasks, batch=BATCH)
+            yield make
     finally:
         scheduler.close()
-    calls = [model.calls for model in recorded]
-    return [rollout_of(each, tasks[each.task], calls) for each in result.results]
+
+
+async def attempted(config: Config, engines: Sequence[InferenceModel], tasks: Sequence[Task]) -> list[Rollout]:
+    """Return every attempt at the tasks, by task and run; see `attempts`."""
+    async with attempts(config, engines) as make:
+        return await make(tasks)
