@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import signal
 import socket
@@ -18,6 +19,7 @@ import pytest
 from sqlalchemy import create_engine, select
 from sqlalchemy.orm import Session
 
+from tests.docs.pages import page
 from tests.e2e.tiny_run import Ended, TinyRun
 from tests.tiny import tiny_model
 from trinity.common.errors import ExitCode
@@ -139,8 +141,14 @@ def test_the_commands_of_the_published_answer_work_as_written(debugging: Debuggi
         "mine",
     )
     bare = TinyRun(folder, debugging.run.tree)
-    done = bare.finish(words=words)
-    assert done.status == 0, done.output
+    documented = [
+        line for line in page("docs/workflows.md").text.splitlines() if "--module workflow --output_file" in line
+    ]
+    assert len(documented) == 1
+    for each in (words, tuple(shlex.split(documented[0])[1:])):
+        done = bare.finish(words=each)
+        assert done.status == 0, done.output
+    assert len(stored(folder / "experiences.db")) == 2
     (line,) = (folder / "o.jsonl").read_text().splitlines()
     assert json.loads(line)["outcome"] == "completed"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from sqlalchemy import create_engine, select
 from sqlalchemy.orm import Session
 
+from tests.docs.pages import page
 from tests.e2e.tiny_run import TinyRun
 from trinity.common.errors import ExitCode
 from trinity.common.schema.sql_schema import ExperienceModel
@@ -84,6 +86,23 @@ def test_prompts_answers_scores_and_failures_are_printed(run: TinyRun) -> None:
     assert "what the model answered before that" in second and "prompt, 4 tokens\n    1+2=\n" in second
     last = output.rstrip().splitlines()[-1]
     assert last.startswith("2 rollouts of 2 tasks, 1 completed, 1 failed, reward 1 on average")
+
+
+DOCUMENTED = [
+    line
+    for block in page("docs/workflows.md").code("bash")
+    for line in block.splitlines()
+    if line.startswith(("trinity try", "trinity env-check"))
+]
+
+
+@pytest.mark.slow
+def test_the_documented_commands_work(run: TinyRun) -> None:
+    assert len(DOCUMENTED) == 3
+    for line in DOCUMENTED:
+        done = run.finish(words=tuple(shlex.split(line)[1:]))
+        assert done.status == 0, done.output
+    assert len((run.folder / "rollouts.jsonl").read_text().splitlines()) == 32
 
 
 def test_json_is_all_that_goes_to_the_output(run: TinyRun, tmp_path: Path) -> None:

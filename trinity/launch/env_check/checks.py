@@ -89,7 +89,7 @@ class Checker:
 
     @asynccontextmanager
     async def _engines(self) -> AsyncIterator[tuple[PolicyModel, list[InferenceModel]]]:
-        """Give the stand-in of the rollout model, and it with the auxiliary engines."""
+        """Give the stand-in of the rollout model, and all engines."""
         from trinity.engine.create import create_auxiliary_models
         from trinity.engine.settings import shared_settings
         from trinity.explorer.policy_model import PolicyModel

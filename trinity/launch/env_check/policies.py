@@ -73,7 +73,7 @@ class Long:
 
 
 class Broken:
-    """Answers with characters whose bytes are incomplete, and with ones that no text should have."""
+    """Answers with torn characters, and with ones that no text should have."""
 
     def answer(self, sample_id: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """Return the tokens."""
