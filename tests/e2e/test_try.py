@@ -11,7 +11,9 @@ import pytest
 from sqlalchemy import create_engine, select
 from sqlalchemy.orm import Session
 
+from tests import prepared
 from tests.docs.pages import page
+from tests.e2e.short_run import ShortRun
 from tests.e2e.tiny_run import TinyRun
 from trinity.common.errors import ExitCode
 from trinity.common.schema.sql_schema import ExperienceModel
@@ -88,6 +90,23 @@ def test_prompts_answers_scores_and_failures_are_printed(run: TinyRun) -> None:
     assert last.startswith("2 rollouts of 2 tasks, 1 completed, 1 failed, reward 1 on average")
 
 
+@pytest.mark.slow
+def test_a_stage_begins_with_the_model_that_the_one_before_it_left(finished: ShortRun, tmp_path: Path) -> None:
+    words = ["try", str(finished.folder / "quickstart.yaml"), "--output", str(tmp_path / "rollouts.jsonl")]
+    for override in finished.overrides:
+        words += ["--set", override]
+    status, output = prepared.finish(words, timeout_s=120, cwd=prepared.ROOT)
+    assert status == 0, output
+    (database,) = finished.folder.rglob("rft/buffer/experience.db")
+    with Session(create_engine(f"sqlite:///{database}")) as session:
+        rows = session.scalars(select(ExperienceModel).where(ExperienceModel.explore_step == 1)).all()
+        texts = {(row.task_id, row.run_id): (row.prompt_text, row.response_text) for row in rows}
+    for line in (tmp_path / "rollouts.jsonl").read_text().splitlines():
+        rollout = json.loads(line)
+        (turn,) = rollout["turns"]
+        assert (turn["prompt"], turn["response"]) == texts[f"1/{rollout['task']}", 0]
+
+
 DOCUMENTED = [
     line
     for block in page("docs/workflows.md").code("bash")
@@ -103,6 +122,11 @@ def test_the_documented_commands_work(run: TinyRun) -> None:
         done = run.finish(words=tuple(shlex.split(line)[1:]))
         assert done.status == 0, done.output
     assert len((run.folder / "rollouts.jsonl").read_text().splitlines()) == 32
+
+
+def test_an_output_that_cannot_be_written_is_named(run: TinyRun) -> None:
+    status, output = tried(run, "-n", "1", "--output", "model")
+    assert status == ExitCode.ENVIRONMENT and "error[E3433]: model cannot be written" in output, output
 
 
 def test_json_is_all_that_goes_to_the_output(run: TinyRun, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from trinity.common.errors import DataError, EngineError, NotAvailableError
 from trinity.common.experience import Experience
+from trinity.explorer.api.endpoint import Endpoint
 from trinity.explorer.isolation.child import DistantEngine
 from trinity.explorer.isolation.requested import RequestedCalls
 from trinity.explorer.isolation.wire import call_bytes, call_of, error_of, failure_of, result_bytes, result_of
@@ -66,7 +67,7 @@ def test_another_error_says_its_kind_and_place() -> None:
     assert isinstance(again, RemoteError) and "ZeroDivisionError: no" in str(again) and "test_wire.py" in str(again)
 
 
-def test_an_address_where_nobody_answers_is_named() -> None:
+def test_an_address_without_engines_is_named() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -78,6 +79,17 @@ def test_an_address_where_nobody_answers_is_named() -> None:
         finally:
             await calls.close()
 
+    async def refused() -> None:
+        endpoint = Endpoint()
+        try:
+            calls = RequestedCalls(await asyncio.to_thread(lambda: endpoint.address), "key", timeout_s=5.0)
+            await DistantEngine(calls, 0).stats()
+        finally:
+            await calls.close()
+            endpoint.close()
+
+    with pytest.raises(EngineError, match="refused a call with status 404"):
+        asyncio.run(refused())
     with pytest.raises(EngineError, match="does not answer") as caught:
         asyncio.run(scenario())
     assert caught.value.code == "E5640" and address in str(caught.value)

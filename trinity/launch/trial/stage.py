@@ -15,7 +15,7 @@ from trinity.common.config.engine_args import TORCH_ENGINE_ARGS
 from trinity.common.constants import Mode
 from trinity.common.errors import ConfigError
 from trinity.launch.process import prepare_process, use_deterministic_algorithms
-from trinity.launch.run import RunOptions, plan_run
+from trinity.launch.run import RunOptions, begun, plan_run
 from trinity.preflight.machine import refuse_unfit_machine
 from trinity.utils.gpu import has_gpu
 from trinity.utils.log import get_logger, set_level
@@ -45,6 +45,7 @@ class TrialOptions:
 def trial_stage(source: ConfigSource, options: TrialOptions) -> Config:
     """Return the configuration of the stage, for which this process is ready.
 
+    Its model is the one that the stage begins from.
     Nothing is written: neither a folder of the job nor anything in it.
 
     Raises:
@@ -72,7 +73,7 @@ def trial_stage(source: ConfigSource, options: TrialOptions) -> Config:
 
 def _chosen(plan: Plan, name: str | None) -> StagePlan:
     able = [stage for stage in plan.stages if stage.config.buffer.explorer_input.taskset is not None]
-    able = [stage for stage in able if stage.config.mode != Mode.TRAIN]
+    able = [stage for stage in able if stage.config.mode not in (Mode.TRAIN, Mode.BENCH)]
     chosen = [stage for stage in able if name in (None, stage.name)]
     if not chosen:
         names = ", ".join(str(stage.name) for stage in able if stage.name)
@@ -86,7 +87,7 @@ def _chosen(plan: Plan, name: str | None) -> StagePlan:
             ),
             code="E1920",
         )
-    return chosen[0]
+    return begun(plan, plan.stages.index(chosen[0]))
 
 
 def alone(config: Config) -> Config:
