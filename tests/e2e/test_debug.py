@@ -223,7 +223,7 @@ def test_without_a_server_the_command_that_starts_one_is_said(tmp_path: Path) ->
     done = made.call("--module", "workflow")
     assert done.status == ExitCode.ENVIRONMENT and "the last one, process" in done.output, done.output
     made.serve()
-    assert made.interrupt(signal.SIGTERM) == ExitCode.TERMINATED and not made.file.exists()
+    assert made.interrupt(signal.SIGTERM) == ExitCode.TERMINATED and not made.file.parent.exists()
 
 
 def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:

@@ -124,6 +124,25 @@ def test_the_documented_commands_work(run: TinyRun) -> None:
     assert len((run.folder / "rollouts.jsonl").read_text().splitlines()) == 32
 
 
+REWARD_MODEL = """
+from trinity.common.models.reward_models import REWARD_MODELS, RewardModel
+
+
+@REWARD_MODELS.register_module("constant")
+class Constant(RewardModel):
+    def score(self, experiences):
+        return [9.0 for _ in experiences]
+"""
+
+
+def test_a_reward_model_is_not_asked_and_that_is_said(run: TinyRun) -> None:
+    run.plugin = REWARD_MODEL
+    run.change(trainer__trainer_config__reward_model={"enable": True, "worker": "constant"})
+    status, output = tried(run, "-n", "1")
+    assert status == 0 and "the reward model is not asked here: rewards are those of the workflow" in output, output
+    assert "reward 9" not in output
+
+
 def test_an_output_that_cannot_be_written_is_named(run: TinyRun) -> None:
     status, output = tried(run, "-n", "1", "--output", "model")
     assert status == ExitCode.ENVIRONMENT and "error[E3433]: model cannot be written" in output, output

@@ -53,6 +53,7 @@ class PolicyModel(LocalModel):
         super().__init__(settings)
         self.policy = policy
         self._loaded: PreTrainedTokenizerBase | None = None
+        self._ends: list[int] = []
 
     async def prepare(self) -> None:
         """Load the tokenizer; later calls do nothing.
@@ -62,6 +63,7 @@ class PolicyModel(LocalModel):
         """
         if self._loaded is None:
             self._loaded = await asyncio.to_thread(load_tokenizer, self.settings.model)
+            self._ends = stop_token_ids(self.settings.model.model_path, self._loaded)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -83,15 +85,14 @@ class PolicyModel(LocalModel):
 
     def _one(self, sample_id: str, params: GenerateParams) -> Sample:
         assert params.max_tokens is not None, "it is set for every sample"
-        ends = stop_token_ids(self.settings.model.model_path, self.tokenizer)
-        given = self.policy.answer(sample_id, self.tokenizer) + ends[:1]
+        given = self.policy.answer(sample_id, self.tokenizer) + self._ends[:1]
         tokens: list[int] = []
         for token in given[: params.max_tokens]:
             tokens.append(token)
             stop = completed_stop(self.tokenizer, tokens, params.stop, min_tokens=params.min_tokens)
             if stop is not None:
                 return self._ended(tokens, stop_text=stop)
-        is_whole = len(tokens) == len(given) and bool(ends)
+        is_whole = len(tokens) == len(given) and bool(self._ends)
         return self._ended(tokens) if is_whole else self._ended(tokens, is_cut=True)
 
     def _ended(self, tokens: list[int], *, stop_text: str | None = None, is_cut: bool = False) -> Sample:

@@ -46,10 +46,14 @@ class Textual:
 class Random:
     """Answers with random tokens, which depend on the identity of the sample."""
 
+    def __init__(self) -> None:
+        self._ids: Sequence[int] = ()
+
     def answer(self, sample_id: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """Return at least one token."""
         chance = random.Random(sample_id)
-        return chance.choices(plain_ids(tokenizer), k=chance.randint(1, MAX_RANDOM_TOKENS))
+        self._ids = self._ids or plain_ids(tokenizer)
+        return chance.choices(self._ids, k=chance.randint(1, MAX_RANDOM_TOKENS))
 
 
 class Special:

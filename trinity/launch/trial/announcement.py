@@ -77,7 +77,7 @@ def announced(job_dir: Path, announcement: Announcement) -> Iterator[Path]:
     """
     file = announcement_file(job_dir)
     refuse_second(job_dir)
-    made = [folder for folder in file.parents if not folder.exists()]
+    made = [folder for folder in file.parents[1:] if not folder.exists()]
     file.parent.mkdir(parents=True, exist_ok=True)
     own = file.with_suffix(f".{os.getpid()}")
     with os.fdopen(os.open(own, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w") as opened:
@@ -89,7 +89,7 @@ def announced(job_dir: Path, announcement: Announcement) -> Iterator[Path]:
         with contextlib.suppress(EnvironmentProblem):
             if read_announcement(job_dir) == announcement:
                 file.unlink(missing_ok=True)
-        for folder in made:
+        for folder in (file.parent, *made):
             with contextlib.suppress(OSError):  # something else is in it, or it is gone
                 folder.rmdir()
 

@@ -62,6 +62,8 @@ def trial_stage(source: ConfigSource, options: TrialOptions) -> Config:
     refuse_unfit_machine(Plan(plan.source, [stage]))
     check_packages()
     config = stage.config
+    if config.trainer.trainer_config.reward_model.enable:
+        logger.warning("the reward model is not asked here: rewards are those of the workflow")
     is_late = "torch" in sys.modules
     prepare_process(config.model.model_path, deterministic=config.deterministic)
     load_plugins(asked.plugin_dirs)
