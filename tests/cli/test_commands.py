@@ -71,13 +71,13 @@ def test_debug_knows_its_modules() -> None:
     words = ("debug", "--config", "run.yaml", "--output_file", "out.jsonl", "--plugin_dir", "plugins", "--module")
     wrong = invoke(*words, "worflow")
     assert wrong.exit_code == ExitCode.USAGE
-    first = wrong.output.splitlines()[0]
-    assert first.startswith("error[E2001]: --module must be one of inference_model, workflow, viewer, got `worflow`")
-    assert first.endswith("did you mean `workflow`?")
-    assert "E1900" in wrong.output
-    right = invoke(*words, "workflow")
-    assert right.exit_code == ExitCode.USAGE
-    assert "E2001" not in right.output and "E1900" in right.output
+    said = "error[E2001]: --module must be one of inference_model, workflow, viewer, got `worflow`"
+    assert wrong.output == f"{said}; did you mean `workflow`?\n"
+    viewer = invoke(*words, "viewer")
+    assert viewer.exit_code == ExitCode.USAGE
+    assert viewer.output.startswith(
+        "error[E1900]: `trinity debug --module viewer` is not available yet in this version"
+    )
 
 
 @pytest.mark.parametrize("flag", ["--plugin-dir", "--plugin_dir"])

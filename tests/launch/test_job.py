@@ -14,6 +14,7 @@ import yaml
 from trinity.common.constants import TRAINER
 from trinity.common.errors import AlreadyRunningError, CheckpointError, EnvironmentProblem, ExitCode
 from trinity.launch.job import (
+    DEBUG_FOLDER,
     LOCK,
     RECORD,
     SAVED_CONFIG,
@@ -81,6 +82,7 @@ def test_a_torn_record_is_an_error_and_never_means_start_again(tmp_path: Path, t
 def test_the_lock_alone_does_not_count_as_content(tmp_path: Path):
     assert not has_content(tmp_path / "missing")
     (tmp_path / LOCK).write_text("")
+    (tmp_path / DEBUG_FOLDER).mkdir()
     assert not has_content(tmp_path)
     (tmp_path / RECORD).write_text("{}")
     assert has_content(tmp_path)

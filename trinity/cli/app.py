@@ -9,9 +9,12 @@ import typer
 from trinity import __version__
 from trinity.cli.algorithms import algorithms
 from trinity.cli.config import config_app
+from trinity.cli.debug import debug
+from trinity.cli.env_check import env_check
 from trinity.cli.later import add_later_commands
 from trinity.cli.quickstart import quickstart
 from trinity.cli.run import run
+from trinity.cli.try_tasks import try_tasks
 from trinity.cli.validate import validate
 
 app = typer.Typer(
@@ -40,6 +43,9 @@ def options(
 
 app.command()(run)
 app.command()(validate)
+app.command("try")(try_tasks)
+app.command()(debug)
+app.command("env-check")(env_check)
 app.command()(quickstart)
 app.command()(algorithms)
 app.add_typer(config_app, name="config")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
 
 import typer
 
 from trinity.common.errors import ExitCode, NotAvailableError
 
 INSTEAD = {
-    "debug": "to see what a workflow does, run a few steps: trinity run --config FILE --set log.level=debug "
-    "--set buffer.total_steps=1",
     "studio": "`trinity quickstart --prepare-only` writes a file to start from; `trinity validate` and "
     "`trinity config schema` say what its keys mean",
     "view": "the experiences lie in an SQLite database; `trinity validate` names the file",
@@ -20,7 +17,10 @@ INSTEAD = {
     "perf": "metrics.jsonl of the job folder holds the time/ and perf/ numbers of every step",
     "doctor": "`trinity validate --config FILE` checks this machine as well",
 }
-DEBUG_MODULES = ("inference_model", "workflow", "viewer")
+PARTS = {
+    "debug --module viewer": "`trinity debug --module workflow` prints what it writes, and the experiences lie in an "
+    "SQLite database",
+}
 ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
@@ -30,32 +30,24 @@ def add_later_commands(app: typer.Typer) -> None:
     The command takes any arguments and exits with code 2.
     """
     for name in INSTEAD:
-        command = debug if name == "debug" else _refusal(name)
-        app.command(name, hidden=True, context_settings=ANY_ARGUMENTS)(command)
-
-
-def debug(
-    module: Annotated[str | None, typer.Option("--module", "-m", help="Part to debug.")] = None,
-) -> None:
-    """Not available yet: run one part of a configuration by itself."""
-    if module is not None and module not in DEBUG_MODULES:
-        from trinity.common.config.nearest import nearest
-
-        near = nearest(module, DEBUG_MODULES)
-        hint = f"; did you mean `{near}`?" if near else ""
-        typer.echo(f"error[E2001]: --module must be one of {', '.join(DEBUG_MODULES)}, got `{module}`{hint}", err=True)
-    _refuse("debug")
+        app.command(name, hidden=True, context_settings=ANY_ARGUMENTS)(_refusal(name))
 
 
 def _refusal(name: str) -> Callable[[], None]:
-    def refuse() -> None:
-        _refuse(name)
+    def refused() -> None:
+        refuse(name)
 
-    refuse.__doc__ = f"Not available yet: trinity {name}."
-    return refuse
+    refused.__doc__ = f"Not available yet: trinity {name}."
+    return refused
 
 
-def _refuse(name: str) -> None:
-    error = NotAvailableError(f"`trinity {name}` is not available yet in this version; {INSTEAD[name]}")
+def refuse(name: str) -> None:
+    """Say that a command is not available yet, and what serves instead.
+
+    Raises:
+        typer.Exit: always.
+    """
+    instead = (INSTEAD | PARTS)[name]
+    error = NotAvailableError(f"`trinity {name}` is not available yet in this version; {instead}")
     typer.echo(f"error[{error.code}]: {error.args[0]}", err=True)
     raise typer.Exit(int(ExitCode.USAGE))

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from trinity.common.errors import ExitCode, TrinityError
+from trinity.utils.log import log_to_console, redact
 
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override a key: a.b=c or stages[1].a.b=c; may be repeated.")
@@ -16,6 +23,8 @@ PluginDirs = Annotated[
 ]
 File = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="YAML file, in place of --config.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file.")]
+
+StageName = Annotated[str | None, typer.Option("--stage", help="Stage of the file; the first that has tasks.")]
 
 
 def chosen_file(file: Path | None, config: Path | None) -> Path:
@@ -30,3 +39,33 @@ def chosen_file(file: Path | None, config: Path | None) -> Path:
     if given is None:
         raise typer.BadParameter("no file is given; write `--config FILE`, or the file alone", param_hint="--config")
     return given
+
+
+@contextmanager
+def ended_with(*, shows_log: bool = True) -> Iterator[None]:
+    """Turn errors of the block into a message and the exit status.
+
+    Args:
+        shows_log: warnings of the block go to standard error; otherwise errors alone.
+
+    Raises:
+        typer.Exit: the block failed, or was interrupted.
+    """
+    from trinity.common.config import ConfigErrors
+
+    log_to_console(least=logging.WARNING if shows_log else logging.ERROR)
+    try:
+        yield
+    except ConfigErrors as error:
+        typer.echo(redact(error.format()), err=True)
+        raise typer.Exit(int(error.exit_code)) from error
+    except TrinityError as error:
+        typer.echo(redact(f"error[{error.code}]: {error.args[0]}"), err=True)
+        raise typer.Exit(int(error.exit_code)) from error
+    except KeyboardInterrupt as error:
+        raise typer.Exit(int(ExitCode.INTERRUPTED)) from error
+    except typer.Exit:
+        raise
+    except Exception as error:
+        typer.echo(redact("".join(traceback.format_exception(error))), err=True)
+        raise typer.Exit(int(ExitCode.RUNTIME)) from error

@@ -6,16 +6,14 @@ Covers preparation, the run and the end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trinity.launch.served_adapter import serve_adapter
 from trinity.launch.side import ProcessSpec, Side, folder_synchronizer, logger, open_monitor
 from trinity.runtime.event_loop import LoopWatch
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from trinity.buffer.store import ExperienceStore
     from trinity.common.config import Config
     from trinity.common.models.inference_model import InferenceModel
@@ -105,7 +103,7 @@ class ExplorerSide(Side["ExploreSummary"]):
         )
         for each in self._engines:
             await each.prepare()
-        await self._serve_adapter(engine)
+        await serve_adapter(self.config, engine)
         await self._explorer.prepare()
         planned = self._explorer.planned_steps
         self._tell_total(config.explorer.name, planned, step=self._explorer.state.explore_step)
@@ -158,18 +156,6 @@ class ExplorerSide(Side["ExploreSummary"]):
         name, scope = self.config.explorer.name, store_scope(self.config)
         store.complete_backup(experience_buffer(self.config), producer=name, **scope)
         logger.info("experiences are written to %s", store.backup.path)
-
-    async def _serve_adapter(self, engine: InferenceModel) -> None:
-        """Load the model with the existing adapter into the engine.
-
-        It is version 0, from which training starts.
-        """
-        if all(adapter.path is None for adapter in self.config.model.lora_configs or ()):
-            return
-        from trinity.trainer.verl.loading import initial_weights
-
-        weights: Mapping[str, Tensor] = await asyncio.to_thread(initial_weights, self.config)
-        await engine.update_weights(weights, version=0)
 
     def _loop_watch(self) -> LoopWatch:
         """Return the watch for asynchronous workflows that block the loop.

@@ -21,6 +21,8 @@ from trinity.utils.log import redact
 RECORD = "run.json"
 LOCK = "run.lock"
 LOCKS = "locks"
+DEBUG_FOLDER = "debug"
+"""What `trinity debug` announces; no part of a run."""
 RUNNING = "running"
 SAVED_CONFIG = "config.yaml"
 PARTS_FOLDER = "components"
@@ -248,7 +250,7 @@ def _mark_ended(path: Path, status: str) -> None:
 
 def has_content(job_dir: Path) -> bool:
     """Return whether an earlier run left anything in the folder."""
-    return job_dir.is_dir() and any(entry.name not in (LOCK, LOCKS) for entry in job_dir.iterdir())
+    return job_dir.is_dir() and any(entry.name not in (LOCK, LOCKS, DEBUG_FOLDER) for entry in job_dir.iterdir())
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

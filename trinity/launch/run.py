@@ -208,6 +208,17 @@ def run_plan(plan: Plan, options: RunOptions) -> RunResult:
     return result
 
 
+def begun(plan: Plan, number: int) -> StagePlan:
+    """Return a stage with the model that it begins from.
+
+    That is the one that the stage before it has left, or its own as long as that is not complete.
+
+    Raises:
+        CheckpointError: the stage before is complete but its model is gone.
+    """
+    return _after(plan.stages[number], _finished_model(plan.stages[number - 1].config) if number else None)
+
+
 def unforeseen(error: Exception) -> TrinityError:
     """Return an error that nobody expected as one of the framework."""
     return TrinityError(f"{type(error).__name__}: {error} ({user_place(error)})")

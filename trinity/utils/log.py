@@ -100,12 +100,15 @@ class _PrintHandler(logging.Handler):
         self._write(self.format(record))
 
 
-def log_to_console(*, is_quiet: bool = False, write: Callable[[str], object] | None = None) -> None:
+def log_to_console(
+    *, is_quiet: bool = False, write: Callable[[str], object] | None = None, least: int | None = None
+) -> None:
     """Send the framework's log to standard error.
 
     Args:
         is_quiet: warnings and errors only.
         write: prints one line instead, for a display that must not be written over.
+        least: the level from which on; None: as `is_quiet` says.
     """
     root = logging.getLogger(ROOT)
     root.propagate = False
@@ -114,7 +117,8 @@ def log_to_console(*, is_quiet: bool = False, write: Callable[[str], object] | N
     handler: logging.Handler = logging.StreamHandler() if write is None else _PrintHandler(write)
     handler.set_name(CONSOLE)
     handler.addFilter(lambda record: not hasattr(record, FILE_ONLY))
-    handler.setLevel(logging.WARNING if is_quiet else logging.DEBUG)
+    shown = logging.WARNING if is_quiet else logging.DEBUG
+    handler.setLevel(shown if least is None else least)
     is_plain = write is None
     handler.setFormatter(RedactingFormatter(FORMAT) if is_plain else RedactingFormatter(SHORT_FORMAT, "%H:%M:%S"))
     root.addHandler(handler)

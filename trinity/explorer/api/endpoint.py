@@ -9,6 +9,7 @@ import secrets
 import socket
 import threading
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from trinity.common.errors import DeadlineError
@@ -16,6 +17,7 @@ from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
     import uvicorn
+    from fastapi import FastAPI
 
     from trinity.common.models.model import ModelWrapper
     from trinity.explorer.api.app import EndpointLimits
@@ -38,10 +40,17 @@ class Endpoint:
     Args:
         port: where it listens; 0: a free port.
         limits: what it takes.
+        extend: adds further routes to the application.
     """
 
-    def __init__(self, *, port: int = 0, limits: EndpointLimits | None = None) -> None:
-        self._port, self._limits = port, limits
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        limits: EndpointLimits | None = None,
+        extend: Callable[[FastAPI], None] | None = None,
+    ) -> None:
+        self._port, self._limits, self._extend = port, limits, extend
         self._lock = threading.Lock()
         self._models: weakref.WeakValueDictionary[str, ModelWrapper] = weakref.WeakValueDictionary()
         self._tokens: weakref.WeakKeyDictionary[ModelWrapper, str] = weakref.WeakKeyDictionary()
@@ -116,6 +125,8 @@ class Endpoint:
         listening.bind((HOST, self._port))
         self._address = f"http://{HOST}:{listening.getsockname()[1]}"
         app = create_app(self._models.get, self._limits)
+        if self._extend is not None:
+            self._extend(app)
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
         server = self._server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listening],), name="openai-endpoint", daemon=True)

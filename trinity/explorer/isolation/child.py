@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from jaxtyping import Float
 from torch import Tensor
@@ -31,10 +31,17 @@ NO_DEADLINE_S = 1e9
 VOCABULARY_TIMEOUT_S = 60.0
 
 
-class DistantEngine:
-    """A proxy of an engine in the parent; see `InferenceModel`."""
+class EngineCalls(Protocol):
+    """Carries calls to engines elsewhere."""
 
-    def __init__(self, calls: BatchedCalls, index: int) -> None:
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Return what `ask` of the other side returns; see `RunnerPlace`."""
+
+
+class DistantEngine:
+    """A proxy of an engine in another process; see `InferenceModel`."""
+
+    def __init__(self, calls: EngineCalls, index: int) -> None:
         self.model_version = 0
         self._calls = calls
         self._index = index
@@ -77,6 +84,10 @@ class DistantEngine:
     async def get_message_token_len(self, messages: Messages, template_args: Mapping[str, Any] | None = None) -> int:
         """Return the number of tokens of a conversation as a prompt."""
         return int(await self._ask("get_message_token_len", messages, template_args))
+
+    async def asked_vocabulary(self) -> Mapping[str, int]:
+        """Return the id of each token of the tokenizer."""
+        return dict(await self._ask("vocabulary"))
 
     def vocabulary(self) -> Mapping[str, int]:
         """Return the id of each token of the tokenizer.

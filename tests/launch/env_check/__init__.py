@@ -1,0 +1,1 @@
+"""Tests of the checks of a workflow."""

@@ -1,0 +1,1 @@
+"""Checks of a workflow before a long run: `trinity env-check`."""

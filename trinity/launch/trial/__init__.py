@@ -1,0 +1,1 @@
+"""Attempts at tasks without training: `trinity try`, `debug`, `env-check`."""

@@ -1,0 +1,125 @@
+"""The stage of a configuration whose tasks are attempted outside of a run.
+
+What is attempted is what the stage would attempt; where it is, and how often a failure is repeated, is not the run's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trinity.common.config import Config, ConfigSource, InferenceModelConfig, Plan, StagePlan
+from trinity.common.config.engine_args import TORCH_ENGINE_ARGS
+from trinity.common.constants import Mode
+from trinity.common.errors import ConfigError
+from trinity.launch.process import prepare_process, use_deterministic_algorithms
+from trinity.launch.run import RunOptions, begun, plan_run
+from trinity.preflight.machine import refuse_unfit_machine
+from trinity.utils.gpu import has_gpu
+from trinity.utils.log import get_logger, set_level
+from trinity.utils.packages import check_packages
+from trinity.utils.plugin_loader import load_plugins
+
+logger = get_logger("launch")
+
+VLLM = ("vllm", "vllm_async")
+
+
+@dataclass(frozen=True)
+class TrialOptions:
+    """What the command line adds to a YAML file.
+
+    Attributes:
+        overrides: `a.b=c` texts of `--set`.
+        plugin_dirs: folders whose modules are imported.
+        stage: name of the stage; None: the first one with tasks to attempt.
+    """
+
+    overrides: Sequence[str] = ()
+    plugin_dirs: Sequence[Path] = ()
+    stage: str | None = None
+
+
+def trial_stage(source: ConfigSource, options: TrialOptions) -> Config:
+    """Return the configuration of the stage, for which this process is ready.
+
+    Its model is the one that the stage begins from.
+    Nothing is written: neither a folder of the job nor anything in it.
+
+    Raises:
+        ConfigErrors: all that is wrong with the configuration.
+        ConfigError: no stage has tasks, or none has the name (E1920); a plugin cannot be imported.
+        TrinityError: this machine, the model or the data do not fit.
+    """
+    # An earlier run of the job is neither continued nor in the way.
+    overrides = (*options.overrides, "continue_from_checkpoint=true")
+    asked = RunOptions(overrides=overrides, plugin_dirs=tuple(options.plugin_dirs))
+    plan = plan_run(source, asked)
+    stage = _chosen(plan, options.stage)
+    stage = replace(stage, config=alone(stage.config))
+    refuse_unfit_machine(Plan(plan.source, [stage]))
+    check_packages()
+    config = stage.config
+    if config.trainer.trainer_config.reward_model.enable:
+        logger.warning("the reward model is not asked here: rewards are those of the workflow")
+    is_late = "torch" in sys.modules
+    prepare_process(config.model.model_path, deterministic=config.deterministic)
+    load_plugins(asked.plugin_dirs)
+    set_level(config.log.level)
+    if config.deterministic and not is_late:
+        use_deterministic_algorithms()
+    return config
+
+
+def _chosen(plan: Plan, name: str | None) -> StagePlan:
+    able = [stage for stage in plan.stages if stage.config.buffer.explorer_input.taskset is not None]
+    able = [stage for stage in able if stage.config.mode not in (Mode.TRAIN, Mode.BENCH)]
+    chosen = [stage for stage in able if name in (None, stage.name)]
+    if not chosen:
+        names = ", ".join(str(stage.name) for stage in able if stage.name)
+        said = "" if name is None else f" called {name!r}"
+        raise ConfigError(
+            f"no stage{said} of the file has tasks to attempt"
+            + (
+                f"; those that have: {names}"
+                if names
+                else "; give it `buffer.explorer_input.taskset`, with `mode: both`"
+            ),
+            code="E1920",
+        )
+    return begun(plan, plan.stages.index(chosen[0]))
+
+
+def alone(config: Config) -> Config:
+    """Return a configuration for one engine of each model, beside no trainer.
+
+    Runners are threads, and every attempt is made once. Without a GPU an engine of vLLM becomes the torch engine.
+    """
+    explorer = config.explorer
+    update = {
+        "rollout_model": _one_engine(explorer.rollout_model, "rollout_model"),
+        "auxiliary_models": [
+            _one_engine(model, f"auxiliary_models[{index}]") for index, model in enumerate(explorer.auxiliary_models)
+        ],
+        "runner_isolation": "thread",
+        "max_retry_times": 0,
+        "runner_state_report_interval": 0.0,
+        "over_rollout": explorer.over_rollout.model_copy(update={"ratio": 0.0}),
+        "dynamic_timeout": explorer.dynamic_timeout.model_copy(update={"enable": False}),
+    }
+    cluster = config.cluster.model_copy(update={"runtime": "local", "node_num": 1, "gpu_per_node": 0})
+    return config.model_copy(
+        update={"mode": Mode.EXPLORE, "cluster": cluster, "explorer": explorer.model_copy(update=update)}
+    )
+
+
+def _one_engine(model: InferenceModelConfig, name: str) -> InferenceModelConfig:
+    update: dict[str, object] = {"engine_num": 1, "data_parallel_size": 1}
+    if model.engine_type in VLLM and not has_gpu():
+        logger.warning("explorer.%s: the torch engine in place of vLLM, because this machine has no GPU", name)
+        kept = {key: value for key, value in model.extra_engine_args.items() if key in TORCH_ENGINE_ARGS}
+        update |= {"engine_type": "torch", "extra_engine_args": kept}
+        update |= {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
+    return model.model_copy(update=update)
