@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trinity.common.config.keys import AUXILIARY, EXPERIENCES, KEYS
 from trinity.common.config.problems import Finding
+from trinity.preflight.data import tasksets
 from trinity.utils.packages import install_hint, is_installed, postgresql_driver
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def _needed(config: Config, catalogue: Catalogue) -> Iterator[tuple[str, str, st
         has_extra = catalogue.is_built_in("monitor", tracker)
         way_out = install_hint(monitor.package) if has_extra else f"`pip install {monitor.package}`"
         yield str(KEYS.monitor.monitor_type), monitor.package, way_out, f"{KEYS.monitor.monitor_type}=tensorboard"
+    yield from _of_rewards(config, catalogue)
     if config.cluster.runtime == "ray":
         yield str(KEYS.cluster.runtime), "ray", install_hint("ray"), f"{KEYS.cluster.runtime}=local"
     buffer = config.buffer.trainer_input.experience_buffer
@@ -41,3 +43,14 @@ def _needed(config: Config, catalogue: Catalogue) -> Iterator[tuple[str, str, st
         if driver is not None and queue.storage_type == "queue":
             path = str(AUXILIARY[name].path)
             yield path, driver, install_hint("postgres"), f"{path}=sqlite:///experts.db"
+
+
+def _of_rewards(config: Config, catalogue: Catalogue) -> Iterator[tuple[str, str, str, str]]:
+    """Yield what the reward functions of the tasksets need; see `_needed`."""
+    for place, taskset in tasksets(config).items():
+        name, key = taskset.default_reward_fn_type, f"{place}.default_reward_fn_type"
+        reward = catalogue.entry("reward_fn", name)
+        if reward is not None and reward.package:
+            has_extra = catalogue.is_built_in("reward_fn", name)
+            way_out = install_hint(reward.package) if has_extra else f"`pip install {reward.package}`"
+            yield key, reward.package, way_out, f"{key}=accuracy_reward"
