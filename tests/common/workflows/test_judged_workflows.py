@@ -228,6 +228,7 @@ def test_where_the_truth_is_known_the_policy_is_rewarded_for_its_verdicts() -> N
     assert [(e.eid.run, e.eid.step) for e in (first, second, exact, useless)] == [(4, 0), (5, 0), (4, 1), (5, 1)]
 
 
+@pytest.mark.difference("Verdicts that are trained")
 def test_the_verdicts_are_compared_apart_from_the_responses() -> None:
     from trinity.algorithm.advantage_fn.grpo import GRPOGroupedAdvantage
 
@@ -249,10 +250,12 @@ def test_where_the_truth_is_not_known_the_verdict_gives_the_rewards() -> None:
         own(0.0, "none")
 
 
+@pytest.mark.difference("`math_trainable_ruler_workflow`")
 def test_an_evaluation_has_the_reward_of_the_reward_function() -> None:
     assert [e.reward for e in own(1.0, is_eval=True)] == [pytest.approx(1.1), pytest.approx(-0.1)]
 
 
+@pytest.mark.difference("`math_trainable_ruler_workflow`")
 def test_which_tasks_count_as_known_follows_from_the_seed_alone() -> None:
     def known(task_id: int) -> bool:
         return made("math_trainable_ruler_workflow", Spoken(), task_id=task_id).knows_truth  # type: ignore[attr-defined]

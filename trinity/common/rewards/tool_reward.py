@@ -1,4 +1,7 @@
-"""Reward for the right calls of tools, in the form of Tool-N1 (arXiv:2505.00024)."""
+"""Reward for the right calls of tools.
+
+Form and rule are those of Tool-N1 (arXiv:2505.00024).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A workflow of tool calls: the next turn of a conversation with tools, as data sets of Tool-N1 hold them."""
+"""A workflow of tool calls.
+
+It is the next turn of a conversation with tools, as datasets of Tool-N1 hold them (arXiv:2505.00024).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judges: models that score what another model wrote, and the reading of their verdicts.
+"""Judges: models that score what another model wrote.
 
 A verdict that cannot be read is no score: the attempt is rejected and counted, it never gets a reward of 0.
 """
