@@ -61,10 +61,9 @@ FILES: dict[str, tuple[dict[str, Any], str, str, Any]] = {
         {"model__tinker": {"enable": False, "base_model": "m"}}, "", "model.tinker.base_model", "m",
     ),
 }  # fmt: skip
-# Names that only a plugin, or an extra, has: the file by itself is understood.
+# Names that only a plugin has: the file by itself is understood.
 NAMES = {
     "a workflow of a folder of its own": ({f"{TASKSET}__default_workflow_type": "learn_to_ask"}, "W1701"),
-    "a reward of an extra": ({f"{TASKSET}__default_reward_fn_type": "rm_gallery_reward"}, "E1900"),
 }
 
 

@@ -60,7 +60,8 @@ class Experience:
         action_mask: [R], true where the policy produced the token; all true if not given, all false of a prompt that
             was truncated.
         truncate_status: `prompt_truncated`, `response_truncated` or None.
-        info: JSON-able facts; `model_version` is the version of the weights that sampled.
+        info: JSON-able facts; `model_version` is the version of the weights that sampled; experiences of a task with
+            another `advantage_group` are compared apart.
         metrics: name -> number, aggregated into `rollout/...`.
         prompt_text: the prompt as text.
         response_text: the response as text.
@@ -148,6 +149,12 @@ class Experience:
     def response_length(self) -> int:
         """R, the number of response tokens."""
         return len(self.tokens) - self.prompt_length
+
+    @property
+    def group(self) -> str:
+        """`eid.tid`; of experiences with an `info["advantage_group"]` that, too."""
+        own = self.info.get("advantage_group")
+        return self.eid.tid if own is None else f"{self.eid.tid}#{own}"
 
     @property
     def experience_type(self) -> Literal["single_turn", "multi_turn", "dpo"]:
@@ -259,17 +266,21 @@ def from_hf_datasets(dataset: Dataset) -> list[Experience]:
 def group_by(
     experiences: Sequence[Experience], id_type: Literal["task", "run", "step"] = "task"
 ) -> dict[str, list[Experience]]:
-    """Group experiences by `tid`, `rid` or `sid`, in order of appearance.
+    """Group experiences by `group`, `rid` or `sid`, in order of appearance.
 
     Raises:
         ValueError: another `id_type`.
     """
-    keys: dict[str, Callable[[EID], str]] = {"task": lambda e: e.tid, "run": lambda e: e.rid, "step": lambda e: e.sid}
+    keys: dict[str, Callable[[Experience], str]] = {
+        "task": lambda e: e.group,
+        "run": lambda e: e.eid.rid,
+        "step": lambda e: e.eid.sid,
+    }
     if id_type not in keys:
         raise ValueError(f"id_type must be task, run or step, got {id_type!r}")
     groups: dict[str, list[Experience]] = {}
     for experience in experiences:
-        groups.setdefault(keys[id_type](experience.eid), []).append(experience)
+        groups.setdefault(keys[id_type](experience), []).append(experience)
     return groups
 
 

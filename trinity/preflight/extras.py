@@ -30,17 +30,7 @@ def _needed(config: Config, catalogue: Catalogue) -> Iterator[tuple[str, str, st
         has_extra = catalogue.is_built_in("monitor", tracker)
         way_out = install_hint(monitor.package) if has_extra else f"`pip install {monitor.package}`"
         yield str(KEYS.monitor.monitor_type), monitor.package, way_out, f"{KEYS.monitor.monitor_type}=tensorboard"
-    for key, taskset in tasksets(config).items():
-        name = taskset.default_workflow_type
-        workflow = catalogue.entry("workflow", name)
-        if workflow is not None and workflow.package:
-            way_out = way_to_install(workflow.package)
-            yield (
-                f"{key}.default_workflow_type",
-                workflow.package,
-                way_out,
-                f"{key}.default_workflow_type=math_workflow",
-            )
+    yield from _of_tasksets(config, catalogue)
     if config.cluster.runtime == "ray":
         yield str(KEYS.cluster.runtime), "ray", install_hint("ray"), f"{KEYS.cluster.runtime}=local"
     buffer = config.buffer.trainer_input.experience_buffer
@@ -53,3 +43,17 @@ def _needed(config: Config, catalogue: Catalogue) -> Iterator[tuple[str, str, st
         if driver is not None and queue.storage_type == "queue":
             path = str(AUXILIARY[name].path)
             yield path, driver, install_hint("postgres"), f"{path}=sqlite:///experts.db"
+
+
+def _of_tasksets(config: Config, catalogue: Catalogue) -> Iterator[tuple[str, str, str, str]]:
+    """Yield what workflows and reward functions of the tasksets need."""
+    for place, taskset in tasksets(config).items():
+        for kind, name, field, other in (
+            ("workflow", taskset.default_workflow_type, "default_workflow_type", "math_workflow"),
+            ("reward_fn", taskset.default_reward_fn_type, "default_reward_fn_type", "accuracy_reward"),
+        ):
+            entry = catalogue.entry(kind, name)
+            if entry is not None and entry.package:
+                has_extra = catalogue.is_built_in(kind, name)
+                way_out = way_to_install(entry.package) if has_extra else f"`pip install {entry.package}`"
+                yield f"{place}.{field}", entry.package, way_out, f"{place}.{field}={other}"

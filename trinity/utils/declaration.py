@@ -37,6 +37,7 @@ class Declared:
         needed_if: arguments that must be above 0 if the named argument is true, or always where none is named.
         arguments: of a class that reads its arguments from a mapping (`Kind.reads_mapping`) those that it reads; what
             is not None is put there where nothing is written. None: whatever is written.
+        required_arguments: of such a class those that have to be written.
     """
 
     kind: ClassVar[str] = ""
@@ -47,6 +48,7 @@ class Declared:
     ranges: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
     needed_if: ClassVar[Mapping[str, str]] = {}
     arguments: ClassVar[Mapping[str, Any] | None] = None
+    required_arguments: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
@@ -255,7 +257,10 @@ def _with_arguments(of: Kind, entry: Entry, body: Body, declared: Mapping[str, A
         own = body.attributes.get("arguments")
         # Functions of its own may read arguments that no base has declared.
         reads_more = bool(body.functions) or body.init is not None
-        return replace(entry, args=args | (own or {}) | dict(declared), is_open=own is None and (is_open or reads_more))
+        known = args | (own or {}) | dict(declared)
+        required |= frozenset(body.attributes.get("required_arguments", ()))
+        is_open = own is None and (is_open or reads_more)
+        return replace(entry, args=known, required=required - frozenset(known), is_open=is_open)
     if body.init is not None:
         own = {name: value for name, value in body.init.defaults.items() if name not in of.given_arguments}
         is_open = body.init.is_open

@@ -24,7 +24,7 @@ class Entry:
         doc: one line that says what it is, with its source.
         formula: what it computes, in the language of `trinity.utils.formula`.
         source: where it comes from, if `doc` does not say it.
-        required: constructor arguments without a default.
+        required: arguments without a default, of the constructor or as a workflow declares them.
         is_open: the constructor takes arguments that are not listed here.
         ranges: what arguments may be: an interval such as `(0, inf]`, or the words there are.
         nullable: arguments that may be null, those with another default; from the annotations.
@@ -52,7 +52,7 @@ class Entry:
         drops_experiences: an operator may drop experiences.
         changes_rewards: an operator may change rewards.
         is_classifier: the model of a reward model is a sequence classifier of Hugging Face.
-        package: module of an optional package that a monitor or a workflow needs.
+        package: module of an optional package that a monitor, a workflow or a reward function needs.
         deprecated_for: the name to write in place of this one.
     """
 

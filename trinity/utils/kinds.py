@@ -53,7 +53,8 @@ class Kind:
         fields = self.copied | self.own
         if self.in_algorithm:
             return fields | _OF_ALGORITHMS
-        return fields | {"needs", "ranges", "needed_if"} | ({"arguments"} if self.reads_mapping else frozenset())
+        of_mapping = {"arguments", "required_arguments"} if self.reads_mapping else set()
+        return fields | {"needs", "ranges", "needed_if"} | of_mapping
 
     @property
     def results(self) -> frozenset[str]:
@@ -112,7 +113,7 @@ KINDS: dict[str, Kind] = {
         needs=frozenset({"prompt", "reward_fn", "auxiliary_model"}),
         copied=frozenset({"default_reward_fn", "package"}),
     ),
-    "reward_fn": Kind("REWARD_FUNCTIONS", needs=frozenset({"truth"}), copied=frozenset({"gives_scores"})),
+    "reward_fn": Kind("REWARD_FUNCTIONS", needs=frozenset({"truth"}), copied=frozenset({"gives_scores", "package"})),
     "reward_model": Kind("REWARD_MODELS", given_arguments=frozenset({"config"}), copied=frozenset({"is_classifier"})),
     "operator": Kind("EXPERIENCE_OPERATORS", copied=frozenset({"drops_experiences", "changes_rewards"})),
     "selector": Kind("SELECTORS", reads_mapping=True),

@@ -15,6 +15,8 @@ from trinity.common.errors import EnvironmentProblem
 DISTRIBUTION = "trinity-rft"
 # Packages that no extra brings, as they are in no package index, with the page that says how they are installed.
 PAGES = {"web_agent_site": "https://github.com/princeton-nlp/WebShop"}
+# Packages that demand other versions than Trinity does, and work with its own: an extra cannot bring them.
+_WITHOUT_DEPENDENCIES = {"rm_gallery": "rm-gallery>=0.1.7,<0.2"}
 
 
 def check_packages() -> None:
@@ -50,7 +52,9 @@ def is_installed(package: str) -> bool:
 
 def install_hint(extra: str) -> str:
     """Return the command that installs an extra."""
-    return f"`pip install '{DISTRIBUTION}[{extra}]'`"
+    beside = _WITHOUT_DEPENDENCIES.get(extra)
+    and_it = f" && pip install --no-deps '{beside}'" if beside else ""
+    return f"`pip install '{DISTRIBUTION}[{extra}]'{and_it}`"
 
 
 def way_to_install(package: str) -> str:

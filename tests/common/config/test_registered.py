@@ -261,8 +261,13 @@ def test_the_tables_state_the_constructors_arguments(kind: str) -> None:
     for name in BUILT_IN.names(kind):
         cls, entry = REGISTRIES[kind].get(name), BUILT_IN.contents(kind)[name]
         parameters = {} if cls.__init__ is object.__init__ else dict(inspect.signature(cls).parameters)
-        own = {key: parameter.default for key, parameter in parameters.items() if key != "config"}
-        assert own == dict(entry.args) == cls.default_args() and entry.doc and not entry.is_open, name
+        is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        named = {key: p.default for key, p in parameters.items() if key != "config" and p.kind is not p.VAR_KEYWORD}
+        own = {key: default for key, default in named.items() if default is not inspect.Parameter.empty}
+        assert own == dict(entry.args) and entry.required == named.keys() - own.keys() and entry.doc, name
+        assert cls.default_args() == own | dict.fromkeys(entry.required)
+        # What goes on to a package of its own has the arguments of that package.
+        assert entry.is_open == is_open == bool(entry.package), name
 
 
 def test_what_is_there_is_not_said_to_come_later() -> None:

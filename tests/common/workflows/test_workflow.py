@@ -12,19 +12,17 @@ from trinity.common.errors import ConfigError, WorkflowError
 from trinity.common.experience import EID, Experience
 from trinity.common.rewards import REWARD_FUNCTIONS, RewardError, RewardFn
 from trinity.common.workflows import WORKFLOW_CONTENTS, WORKFLOWS, Task, Workflow, describe, reset_workflow
-from trinity.common.workflows.customized_math_workflows import AsyncMathBoxedWorkflow, MathBoxedWorkflow
-from trinity.common.workflows.on_policy_distill_workflow import OnPolicyDistillMathWorkflow, OnPolicyDistillWorkflow
 from trinity.common.workflows.workflow import (
     MATH_SYSTEM_PROMPT,
-    AsyncMathWorkflow,
-    AsyncSimpleWorkflow,
-    MathWorkflow,
     MultiTurnWorkflow,
-    SimpleWorkflow,
 )
 
 FORMAT = {"prompt_key": "question", "response_key": "answer"}
 ROW = {"question": "3+4=", "answer": "#### 7"}
+PACKAGE = "trinity.common.workflows"
+# Those that ask one question of one model.
+OTHERS = ("distill", "ruler", "judge", "tool_call")
+ONE_CHAT = [name for name in sorted(WORKFLOW_CONTENTS) if not any(part in name for part in OTHERS)]
 
 
 class CannedModel:
@@ -75,7 +73,7 @@ def run(workflow: Workflow) -> list[Experience]:
 
 
 @pytest.mark.difference("`async_simple_workflow`")
-@pytest.mark.parametrize("name", [name for name in sorted(WORKFLOW_CONTENTS) if "distill" not in name])
+@pytest.mark.parametrize("name", ONE_CHAT)
 @pytest.mark.parametrize("repeats", [1, 5])
 def test_a_run_returns_one_experience_a_repeat(name: str, repeats: int) -> None:
     model = CannedModel("#### 7", "#### 8")
@@ -268,16 +266,30 @@ def test_an_unknown_workflow_names_the_nearest() -> None:
         WORKFLOWS.get("maths_workflow")
 
 
-def test_the_table_of_contents_equals_the_classes() -> None:
-    classes = {name: WORKFLOWS.get(name) for name in WORKFLOW_CONTENTS}
-    assert classes == {
-        "simple_workflow": SimpleWorkflow,
-        "async_simple_workflow": AsyncSimpleWorkflow,
-        "math_workflow": MathWorkflow,
-        "async_math_workflow": AsyncMathWorkflow,
-        "math_boxed_workflow": MathBoxedWorkflow,
-        "async_math_boxed_workflow": AsyncMathBoxedWorkflow,
-        "on_policy_distill_workflow": OnPolicyDistillWorkflow,
-        "on_policy_distill_math_workflow": OnPolicyDistillMathWorkflow,
-    }
+def test_each_name_leads_to_its_class_at_its_published_place() -> None:
+    own = {name: WORKFLOWS.get(name) for name in WORKFLOW_CONTENTS}
+    places = {name: f"{cls.__module__}.{cls.__name__}".removeprefix(f"{PACKAGE}.") for name, cls in own.items()}
+    assert (
+        places.items()
+        >= {
+            "simple_workflow": "workflow.SimpleWorkflow",
+            "async_simple_workflow": "workflow.AsyncSimpleWorkflow",
+            "math_workflow": "workflow.MathWorkflow",
+            "async_math_workflow": "workflow.AsyncMathWorkflow",
+            "math_boxed_workflow": "customized_math_workflows.MathBoxedWorkflow",
+            "async_math_boxed_workflow": "customized_math_workflows.AsyncMathBoxedWorkflow",
+            "math_eval_workflow": "eval_workflow.MathEvalWorkflow",
+            "async_math_eval_workflow": "eval_workflow.AsyncMathEvalWorkflow",
+            "math_rm_workflow": "math_rm_workflow.MathRMWorkflow",
+            "async_math_rm_workflow": "math_rm_workflow.AsyncMathRMWorkflow",
+            "math_ruler_workflow": "math_ruler_workflow.MathRULERWorkflow",
+            "async_math_ruler_workflow": "math_ruler_workflow.AsyncMathRULERWorkflow",
+            "math_trainable_ruler_workflow": "math_trainable_ruler_workflow.MathTrainableRULERWorkflow",
+            "rubric_judge_workflow": "rubric_judge_workflow.RubricJudgeWorkflow",
+            "rubric_judge_openai_workflow": "rubric_judge_workflow.RubricJudgeWorkflowWithAPI",
+            "tool_call_workflow": "customized_toolcall_workflows.ToolCallWorkflow",
+            "on_policy_distill_workflow": "on_policy_distill_workflow.OnPolicyDistillWorkflow",
+            "on_policy_distill_math_workflow": "on_policy_distill_workflow.OnPolicyDistillMathWorkflow",
+        }.items()
+    )
     assert all(entry.doc and not entry.is_open for entry in WORKFLOW_CONTENTS.values())

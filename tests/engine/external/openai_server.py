@@ -62,7 +62,7 @@ def answer(made: TorchEngine, path: str, body: dict[str, Any], *, is_plain: bool
     return {"object": "chat.completion", "model": body["model"], "choices": choices}
 
 
-def _handler(service: Service, made: TorchEngine) -> type[BaseHTTPRequestHandler]:
+def _handler(service: Service, made: TorchEngine | None) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -82,7 +82,7 @@ def _handler(service: Service, made: TorchEngine) -> type[BaseHTTPRequestHandler
                 self._send(401, json.dumps({"error": {"message": f"{self.headers.get('authorization')} is wrong"}}), {})
             elif service.raw is not None:
                 self._send(200, service.raw, {})
-            else:
+            elif made is not None:
                 self._send(200, json.dumps(answer(made, self.path, body, is_plain=service.is_plain)), {})
 
         def _send(self, status: int, text: str, headers: dict[str, str]) -> None:
@@ -113,8 +113,8 @@ def started(model: Path) -> Iterator[TorchEngine]:
 
 
 @contextlib.contextmanager
-def served(made: TorchEngine) -> Iterator[Service]:
-    """Yield a server over an engine; requests that come after its end are not another's."""
+def served(made: TorchEngine | None) -> Iterator[Service]:
+    """Yield a server over an engine, or one that answers with `raw`; later requests are not another server's."""
     service = Service()
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(service, made))
     server.daemon_threads = True
@@ -133,4 +133,14 @@ def served(made: TorchEngine) -> Iterator[Service]:
 def serving(model: Path) -> Iterator[Service]:
     """Yield a server over the model of a folder."""
     with started(model) as made, served(made) as service:
+        yield service
+
+
+@contextlib.contextmanager
+def answering(text: str) -> Iterator[Service]:
+    """Yield a server whose model says the same to every conversation."""
+    message = {"role": "assistant", "content": text}
+    choice = {"index": 0, "finish_reason": "stop", "message": message, "logprobs": None}
+    with served(None) as service:
+        service.raw = json.dumps({"object": "chat.completion", "model": "same", "choices": [choice]})
         yield service

@@ -24,7 +24,7 @@ def _kept(before: list[Experience], kept: set[int]) -> Result:
 
 
 def _keep_groups(exps: list[Experience], names: set[str]) -> Result:
-    return _kept(exps, {i for i, experience in enumerate(exps) if experience.eid.tid in names})
+    return _kept(exps, {i for i, experience in enumerate(exps) if experience.group in names})
 
 
 @EXPERIENCE_OPERATORS.register_module("reward_filter")

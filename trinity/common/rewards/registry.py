@@ -14,4 +14,4 @@ from trinity.utils.registry import Registry
 CONTENTS = Contents.read(Path(__file__).with_name("contents.json"))
 REWARD_CONTENTS: Mapping[str, Entry] = CONTENTS.names["reward_fn"]
 
-REWARD_FUNCTIONS = Registry("reward function", REWARD_CONTENTS, kind="reward_fn", later=("rm_gallery_reward",))
+REWARD_FUNCTIONS = Registry("reward function", REWARD_CONTENTS, kind="reward_fn")

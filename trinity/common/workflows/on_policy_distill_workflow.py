@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.common.errors import WorkflowError
 from trinity.common.experience import EID, Experience
+from trinity.common.workflows.eval_workflow import with_boxed_request
 from trinity.common.workflows.registry import WORKFLOWS
 from trinity.common.workflows.workflow import AsyncSimpleWorkflow
 from trinity.runtime.worker_thread import call_in_thread
@@ -17,8 +18,6 @@ from trinity.runtime.worker_thread import call_in_thread
 if TYPE_CHECKING:
     from trinity.common.models.model import ModelWrapper
     from trinity.common.workflows.task import Task
-
-BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 
 
 @WORKFLOWS.register_module("on_policy_distill_workflow")
@@ -102,11 +101,7 @@ class OnPolicyDistillMathWorkflow(OnPolicyDistillWorkflow):
 
     def format_messages(self) -> list[dict[str, Any]]:
         """Return the messages to send, the instruction below the question."""
-        messages = super().format_messages()
-        last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
-        if last is not None:
-            messages[last]["content"] += BOXED
-        return messages
+        return with_boxed_request(super().format_messages())
 
 
 class AsyncOnPolicyDistillMathWorkflow(OnPolicyDistillMathWorkflow):

@@ -18,12 +18,8 @@ WORKFLOWS = Registry(
     "workflow",
     WORKFLOW_CONTENTS,
     later=(
-        "math_eval_workflow", "async_math_eval_workflow",
-        "math_rm_workflow", "async_math_rm_workflow", "tool_call_workflow", "agentscope_workflow_adapter",
-        "agentscope_workflow_adapter_v1", "agentscope_react_workflow", "as_react_workflow",
-        "agentscope_react_math_workflow", "agentscopev0_react_math_workflow", "agentscope_v1_react_search_workflow",
-        "async_math_ruler_workflow", "math_ruler_workflow",
-        "math_trainable_ruler_workflow", "rubric_judge_workflow", "rubric_judge_openai_workflow",
-        "simple_mm_workflow", "async_simple_mm_workflow",
+        "agentscope_workflow_adapter", "agentscope_workflow_adapter_v1", "agentscope_react_workflow",
+        "as_react_workflow", "agentscope_react_math_workflow", "agentscopev0_react_math_workflow",
+        "agentscope_v1_react_search_workflow", "simple_mm_workflow", "async_simple_mm_workflow",
     ),
 )  # fmt: skip

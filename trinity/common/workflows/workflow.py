@@ -305,6 +305,16 @@ class SimpleWorkflow(Workflow):
             "info": getattr(experience, "info", None),
         }
 
+    def scores(self, experience: Experience) -> dict[str, float]:
+        """Return the named scores of a response; their sum is its reward.
+
+        Raises:
+            RewardError: the response could not be scored.
+        """
+        from trinity.common.rewards.scores import scores_of
+
+        return scores_of(self.reward_fn, self.offered(experience))
+
     def score(self, responses: list[Experience]) -> list[Experience]:
         """Return the responses that could be scored.
 
@@ -314,12 +324,11 @@ class SimpleWorkflow(Workflow):
             RewardError: none of the responses could be scored.
         """
         from trinity.common.experience import EID
-        from trinity.common.rewards.scores import scores_of
 
         scored: list[Experience] = []
         for index, experience in enumerate(responses):
             try:
-                scores = scores_of(self.reward_fn, self.offered(experience))
+                scores = self.scores(experience)
             except RewardError as error:
                 self.dropped.append(str(error))
                 self.logger.warning("run %d dropped: %s", self.run_id_base + index, error)

@@ -207,7 +207,7 @@ class ActorWorker:
         """Add `advantages` and `returns` if the trainer computes them."""
         if self.advantage is None:
             return batch, {}
-        return self.advantage(batch, [exp.eid.tid for exp in experiences])
+        return self.advantage(batch, [exp.group for exp in experiences])
 
     def _update(self, batch: TrainBatch, step: int) -> dict[str, float]:
         """Train the critic, and the policy once the critic is warm."""

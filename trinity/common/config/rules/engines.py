@@ -205,8 +205,11 @@ def check_auxiliary_models(resolution: Resolution) -> None:
             _check_workflows(resolution)
         return
     if not models:
-        _note_no_teacher(
-            resolution, f"advantage_fn {advantage}", KEYS.algorithm.advantage_fn, KEYS.algorithm.algorithm_type
+        _note_no_model(
+            resolution,
+            f"advantage_fn {advantage} needs a teacher",
+            KEYS.algorithm.advantage_fn,
+            KEYS.algorithm.algorithm_type,
         )
         return
     if models[0].engine_type == "external":
@@ -238,16 +241,17 @@ def _check_workflows(resolution: Resolution) -> None:
         workflow = resolution.get(key.default_workflow_type)
         entry = resolution.catalogue.entry("workflow", workflow)
         if entry is not None and "auxiliary_model" in entry.needs:
-            _note_no_teacher(resolution, f"workflow {workflow} of `{key}`", key.default_workflow_type)
+            who = f"workflow {workflow} of `{key}` needs a teacher or a judge"
+            _note_no_model(resolution, who, key.default_workflow_type)
             return
 
 
-def _note_no_teacher(resolution: Resolution, who: str, *involves: Key[object]) -> None:
+def _note_no_model(resolution: Resolution, who: str, *involves: Key[object]) -> None:
     resolution.problem(
         "E1880",
         MODELS,
-        f"`{MODELS}` is empty: {who} needs a teacher, which is the first of them",
+        f"`{MODELS}` is empty: {who}, which is the first of them",
         rule="at least one model",
         involves=involves,
-        suggestion="write `auxiliary_models: [{model_path: <folder of the teacher>}]` under `explorer`",
+        suggestion="write `auxiliary_models: [{model_path: <folder of the model>}]` under `explorer`",
     )

@@ -19,7 +19,6 @@ from trinity.utils.kinds import TEXT
 CHECKED_ELSEWHERE = (*DERIVED_ARGUMENTS, "expert_data_ratio", "rollout_is_threshold")
 AGG_MODES = {"trinity": LOSS_AGG_MODES, "verl": VERL_LOSS_AGG_MODES}
 OF_PLUGINS = ("workflow", "reward_fn", "operator", "selector")
-EXTRAS = {"rm_gallery_reward": "it calls the reward models of the package rm-gallery, Trinity-RFT's extra `rm_gallery`"}
 KINDS: dict[type, str] = {bool: "true or false", float: "a number", str: "a text"}
 
 
@@ -44,7 +43,7 @@ def check_name(
         resolution.problem(
             "E1900",
             key,
-            f"`{key}: {name}` is not available yet in this version" + (f": {EXTRAS[name]}" if name in EXTRAS else ""),
+            f"`{key}: {name}` is not available yet in this version",
             suggestion=f"available: {', '.join(available)}",
         )
         return False
@@ -183,7 +182,7 @@ def _known_arguments(
         resolution.problem(
             "E1706",
             key,
-            f"`{key[name]}` of {chosen.name} must be given: its constructor has no default for it",
+            f"`{key[name]}` of {chosen.name} must be given: there is no default for it",
             involves=(chosen.key,),
             suggestion=f"write `{name}` under `{key}`",
         )
