@@ -24,6 +24,30 @@ NEEDED = {
 }
 
 
+TASKSET = "buffer.explorer_input.taskset"
+ENVIRONMENTS = {
+    "frozen_lake_workflow": ("gymnasium", "`pip install 'trinity-rft[gymnasium]'`"),
+    "RAFT_reflect_alfworld_workflow": ("alfworld", "`pip install 'trinity-rft[alfworld]'`"),
+    "sciworld_workflow": ("scienceworld", "`pip install 'trinity-rft[scienceworld]'`"),
+    "webshop_workflow": ("web_agent_site", "the set-up of https://github.com/princeton-nlp/WebShop"),
+}
+
+
+@pytest.mark.parametrize("workflow", ENVIRONMENTS)
+def test_the_package_of_an_environment_that_is_not_installed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workflow: str
+) -> None:
+    package, way_out = ENVIRONMENTS[workflow]
+    (tmp_path / "run.yaml").write_text(MINIMAL)
+    monkeypatch.setitem(sys.modules, package, None)
+    command = ["validate", "-c", str(tmp_path / "run.yaml"), "--set", f"{TASKSET}.default_workflow_type={workflow}"]
+    shown = " ".join(runner.invoke(app, command).output.split())
+    key = f"{TASKSET}.default_workflow_type"
+    assert f"error[E3301]: `{key}` needs the package {package}, which is not installed" in shown
+    assert f"run {way_out}, or use --set {key}=" in shown
+    assert "E3301" not in runner.invoke(app, [*command, "--schema-only"]).output
+
+
 @pytest.mark.parametrize(("override", "package", "extra"), NEEDED.values(), ids=NEEDED)
 def test_a_package_that_is_not_installed_is_told_with_the_extra_that_brings_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, package: str, extra: str

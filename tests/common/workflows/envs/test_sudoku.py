@@ -11,7 +11,7 @@ from trinity.common.workflows.envs.sudoku.board import SudokuGenerator, checked_
 PUZZLE = [[1, 2, 3, 0], [3, 4, 1, 2], [2, 1, 4, 3], [0, 3, 2, 1]]
 
 
-@pytest.mark.parametrize(("size", "difficulty"), [(4, "hard"), (9, "easy"), (9, "medium"), (9, "hard"), (16, "easy")])
+@pytest.mark.parametrize(("size", "difficulty"), [(4, "hard"), (9, "easy"), (9, "medium"), (9, "hard")])
 def test_a_puzzle_has_one_solution_and_follows_its_seed(size: int, difficulty: str) -> None:
     puzzle, solution = SudokuGenerator(size, seed=5).generate(difficulty)
     assert (puzzle, solution) == SudokuGenerator(size, seed=5).generate(difficulty)

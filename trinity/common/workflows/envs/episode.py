@@ -88,6 +88,11 @@ class OfEnvironment(Workflow):
         self.workflow_args = declared_args(type(self), kind="workflow") | (task.workflow_args or {})
         self.raw_task: Mapping[str, Any] = task.raw_task or {}
 
+    def value(self, column: str, default: Any) -> Any:
+        """Return a column of the row; the default where it is absent or null."""
+        found = self.raw_task.get(column)
+        return default if found is None else found
+
 
 class EpisodeWorkflow(OfEnvironment, MultiTurnWorkflow):
     """Base of workflows that are one conversation with an environment.

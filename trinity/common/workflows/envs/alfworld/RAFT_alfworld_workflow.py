@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from trinity.common.experience import Experience
 
 SYSTEM_PROMPT = f"""\
-You do a task in a household that is told to you in words. In every turn write three parts, in this order: what you have \
-learned so far, between <experience> and </experience>; what you think, between <think> and </think>; and one action, \
-between <action> and </action>. The actions are: {COMMANDS}."""
+You do a task in a household that is told to you in words. In every turn write three parts, in this order: what you \
+have learned so far, between <experience> and </experience>; what you think, between <think> and </think>; and one \
+action, between <action> and </action>. The actions are: {COMMANDS}."""
 MAX_SAME = 3
 
 

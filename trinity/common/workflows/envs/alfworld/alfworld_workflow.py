@@ -45,7 +45,7 @@ class AlfworldWorkflow(EpisodeWorkflow):
 class StepWiseAlfworldWorkflow(OfEnvironment, RewardPropagationWorkflow):
     """`AlfworldWorkflow` with an experience a step, ready for `gigpo`.
 
-    Each has `env_state_hash`, the hash of what the step saw, and `step_reward`, the score that the step gave, in `info`.
+    `info` has `env_state_hash`, the hash of what the step saw, and `step_reward`, the score that the step gave.
     """
 
     package = "alfworld"

@@ -88,12 +88,12 @@ class FrozenLakeWorkflow(EpisodeWorkflow):
     def open(self) -> Game:
         """Return the lake of the row."""
         need_package(self, self.package)
-        given, row = self.workflow_args, self.raw_task
-        seed, is_slippery = int(row.get("seed", 42)), bool(given["is_slippery"])
+        given = self.workflow_args
+        seed, is_slippery = int(self.value("seed", 42)), bool(given["is_slippery"])
         if given.get("desc"):
             rows = checked_map(given["desc"])
         else:
-            size, p = int(row.get("size", 4)), float(row.get("p", 0.8))
+            size, p = int(self.value("size", 4)), float(self.value("p", 0.8))
             rows, _ = generate_random_map(size, p, seed, int(given["env_max_steps"]))
         self.system_prompt = SYSTEM_PROMPT.format(ice=SLIPPERY if is_slippery else FIRM)
         return FrozenLake(rows, is_slippery=is_slippery, seed=seed, max_steps=self.max_steps)

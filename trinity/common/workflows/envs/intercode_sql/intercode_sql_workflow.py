@@ -142,12 +142,12 @@ class InterCodeSQLWorkflow(EpisodeWorkflow):
     def _record(self) -> tuple[int, Mapping[str, Any]]:
         row = self.raw_task
         if row.get("gold") and row.get("query"):
-            return int(row.get("query_idx", 0)), row
+            return int(self.value("query_idx", 0)), row
         path = row.get("data_path") or self.workflow_args.get("data_path")
         if path is None:
             raise ValueError("the row has no `query` and `gold`, and workflow_args.data_path is not set")
         asked = self.task.task_desc
-        index = int(row.get("query_idx", 0) if asked is None else asked)
+        index = int(self.value("query_idx", 0) if asked is None else asked)
         records = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
         if not 0 <= index < len(records):
             raise ValueError(f"{path} has {len(records)} records, there is no number {index}")

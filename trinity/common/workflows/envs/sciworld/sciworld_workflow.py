@@ -11,11 +11,11 @@ from trinity.common.workflows.registry import WORKFLOWS
 from trinity.utils.nested import as_written
 
 SYSTEM_PROMPT = f"""\
-You do a science experiment in a house that is told to you in words. {HINT} The actions, in which OBJ is a thing and \
-LOC a room, are: look around, look at OBJ, look in OBJ, examine OBJ, read OBJ, open OBJ, close OBJ, activate OBJ, \
-deactivate OBJ, connect OBJ to OBJ, disconnect OBJ, use OBJ, use OBJ on OBJ, move OBJ to OBJ, pick up OBJ, \
-pour OBJ into OBJ, mix OBJ, focus on OBJ (what the task is about), teleport to LOC, wait (ten steps), wait1 (one step). \
-Example: <think>I look for a thermometer.</think><action>teleport to kitchen</action>"""
+You do a science experiment in a house that is told to you in words. {HINT} The actions, in which OBJ is a thing \
+and LOC a room, are: look around, look at OBJ, look in OBJ, examine OBJ, read OBJ, open OBJ, close OBJ, activate OBJ, \
+deactivate OBJ, connect OBJ to OBJ, disconnect OBJ, use OBJ, use OBJ on OBJ, move OBJ to OBJ, \
+pick up OBJ, pour OBJ into OBJ, mix OBJ, focus on OBJ (what the task is about), teleport to LOC, \
+wait (ten steps), wait1 (one step). Example: <think>I need heat.</think><action>teleport to kitchen</action>"""
 SIMPLIFICATION = "easy"
 STEP_LIMIT = 100
 FULL_SCORE = 100.0

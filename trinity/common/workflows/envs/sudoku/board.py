@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -47,39 +48,49 @@ def solutions(board: Board, most: int = 2) -> list[Board]:
     Raises:
         ValueError: the search takes too long.
     """
-    found: list[Board] = []
-    tries = 0
-    own = [row[:] for row in board]
+    size, block = len(board), math.isqrt(len(board))
+    own, found, tries = [row[:] for row in board], [], 0
+    # Bit n of a unit: the number n stands there.
+    rows, columns, blocks = ([0] * size for _ in range(3))
+    empty = []
+    for r, c in ((r, c) for r in range(size) for c in range(size)):
+        rows[r] |= 1 << own[r][c]
+        columns[c] |= 1 << own[r][c]
+        blocks[r // block * block + c // block] |= 1 << own[r][c]
+        if not own[r][c]:
+            empty.append((r, c, r // block * block + c // block))
+    every = (1 << size + 1) - 2
 
     def search() -> bool:
         nonlocal tries
         tries += 1
         if tries > _MAX_TRIES:
             raise ValueError(f"no solution was found in {_MAX_TRIES} tries, of {board}")
-        empty = [(r, c) for r, row in enumerate(own) for c, cell in enumerate(row) if not cell]
         if not empty:
             found.append([row[:] for row in own])
             return len(found) == most
-        choices = {place: candidates(own, *place) for place in empty}
-        row, column = min(empty, key=lambda place: len(choices[place]))
-        for number in choices[row, column]:
-            own[row][column] = number
-            if search():
-                return True
-        own[row][column] = 0
+        free = [every & ~(rows[r] | columns[c] | blocks[b]) for r, c, b in empty]
+        at = min(range(len(empty)), key=lambda index: free[index].bit_count())
+        r, c, b = empty.pop(at)
+        for number in range(1, size + 1):
+            bit = 1 << number
+            if free[at] & bit:
+                own[r][c], rows[r], columns[c], blocks[b] = number, rows[r] | bit, columns[c] | bit, blocks[b] | bit
+                if search():
+                    return True
+                rows[r], columns[c], blocks[b] = rows[r] & ~bit, columns[c] & ~bit, blocks[b] & ~bit
+        own[r][c] = 0
+        empty.insert(at, (r, c, b))
         return False
 
     search()
     return found
 
 
-def candidates(board: Board, row: int, column: int) -> list[int]:
-    """Return the numbers that a cell may hold."""
-    size, block = len(board), math.isqrt(len(board))
-    top, left = row - row % block, column - column % block
-    taken = {*board[row], *(line[column] for line in board)}
-    taken |= {cell for line in board[top : top + block] for cell in line[left : left + block]}
-    return [number for number in range(1, size + 1) if number not in taken]
+@functools.lru_cache(maxsize=1024)
+def puzzle_of(size: int, seed: int, difficulty: str) -> tuple[tuple[int, ...], ...]:
+    """Return the rows of the puzzle of a seed, which all attempts share."""
+    return tuple(map(tuple, SudokuGenerator(size, seed).generate(difficulty)[0]))
 
 
 def _units(board: Board) -> Iterator[list[int]]:

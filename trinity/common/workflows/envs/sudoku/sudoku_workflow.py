@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from trinity.common.workflows.envs.episode import OfEnvironment, failures_named
 from trinity.common.workflows.envs.sudoku.board import (
     HOLES,
-    SudokuGenerator,
     checked_board,
     is_solved,
     is_valid,
+    puzzle_of,
     solutions,
 )
 from trinity.common.workflows.registry import WORKFLOWS
@@ -76,8 +76,9 @@ class SudokuWorkflow(OfEnvironment, StepWiseRewardWorkflow):
     def _puzzle(self) -> list[list[int]]:
         given = self.raw_task.get("puzzle")
         if given is None:
-            seed = int(self.raw_task.get("seed", 42))
-            return SudokuGenerator(int(self.workflow_args["size"]), seed).generate(self.workflow_args["difficulty"])[0]
+            seed = int(self.value("seed", 42))
+            made = puzzle_of(int(self.workflow_args["size"]), seed, self.workflow_args["difficulty"])
+            return [list(row) for row in made]
         board = checked_board(given)
         if not solutions(board, most=1):
             raise ValueError(f"the puzzle has no solution: {board}")

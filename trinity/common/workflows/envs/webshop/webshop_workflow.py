@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import re
 import threading
 from collections.abc import Mapping
@@ -14,10 +15,10 @@ from trinity.common.workflows.envs.episode import EpisodeWorkflow, Game, Reply, 
 from trinity.common.workflows.registry import WORKFLOWS
 
 SYSTEM_PROMPT = f"""\
-You buy a thing in a web shop that is shown to you as text. The instruction on the page says what is wanted; buy what \
-is closest to it within {{steps}} steps. {HINT} An action is search[words], where the page has a search button, or \
-click[name], where name stands on the page as [button] name [button_]. Choose the options of a thing before you buy it. \
-Examples: <action>search[white shoes]</action>, <action>click[buy now]</action>"""
+You buy a thing in a web shop that is shown to you as text. The instruction on the page says what is wanted; buy \
+what is closest to it within {{steps}} steps. {HINT} An action is search[words], where the page has a search button, \
+or click[name], where name stands on the page as [button] name [button_]. Choose the options of a thing before you buy \
+it. Examples: <action>search[white shoes]</action>, <action>click[buy now]</action>"""
 LOST = -0.1
 _servers: dict[tuple[Any, ...], Any] = {}
 _lock = threading.Lock()
@@ -42,7 +43,8 @@ class Shopping(Game):
 
         self.session, self.is_sparse, self.reward = session, is_sparse, LOST
         key = (num_products, human_goals)
-        with _lock:  # loading takes minutes and draws from the global generator
+        with _lock:  # loading takes minutes, and the shop seeds the global generator
+            state = random.getstate()
             self.env = WebAgentTextEnv(
                 observation_mode="text_rich",
                 num_products=num_products,
@@ -51,12 +53,14 @@ class Shopping(Game):
                 session_prefix=f"{os.getpid()}-{next(_numbers)}-",
             )
             _servers[key] = self.env.server
+            random.setstate(state)
 
     def begin(self) -> str:
         """Return the first page of the session."""
         goals = len(self.env.server.goals)
         if not 0 <= self.session < goals:
             raise ValueError(f"session must be from 0 to {goals - 1}, got {self.session}")
+        self.env.server.user_sessions.pop(self.env.session, None)  # that of the constructor
         seen, _ = self.env.reset(session=self.session)
         return f"Observation: {seen}"
 
@@ -66,7 +70,8 @@ class Shopping(Game):
         wrong = what_is_wrong(action, self.env.get_available_actions())
         if wrong:
             return Reply(f"Observation: {wrong}", is_valid=False)
-        seen, reward, is_done, _ = self.env.step(action)
+        with _lock:  # one search engine for all
+            seen, reward, is_done, _ = self.env.step(action)
         if is_done:
             self.reward = float(reward) if not self.is_sparse else float(reward >= 0.99)
         return Reply(f"Observation: {seen}", is_done=bool(is_done))

@@ -1,0 +1,1 @@
+"""Speaks the protocol of ALFWorld."""
