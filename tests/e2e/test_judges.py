@@ -101,6 +101,22 @@ def test_validate_refuses_a_service_without_the_name_of_its_model(tmp_path: Path
     assert "E1706" not in _validated(tmp_path, "rubric_judge_openai_workflow", "judge_model_name=grader")
 
 
+def test_rows_of_tool_calls_need_no_keys_of_the_format(tmp_path: Path) -> None:
+    run = TinyRun(tmp_path).change(
+        model__max_model_len=4096,
+        model__max_prompt_tokens=4080,
+        buffer__explorer_input__default_workflow_type="tool_call_workflow",
+        buffer__explorer_input__taskset={"name": "train", "path": "train.jsonl"},
+    )
+    tiny_model(tmp_path / "model", "llama", seed=1, scale=3.0, max_position_embeddings=4096)
+    run.write_rows([ROW] * 4)
+    del run.tree["buffer"]["explorer_input"]["default_reward_fn_type"]
+    end = run.finish()
+    assert end.status == 0, end.output[-3000:]
+    assert [line["rollout/tool_call/mean"] for line in run.lines("explorer")[:2]] == [0.0, 0.0]
+    assert len(run.lines("trainer")) >= 2
+
+
 def _validated(folder: Path, name: str, *arguments: str) -> str:
     taskset = "buffer.explorer_input.taskset"
     run = TinyRun(folder).change(buffer__explorer_input__default_workflow_type=name)

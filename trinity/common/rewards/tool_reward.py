@@ -25,8 +25,6 @@ class ToolCallReward(RewardFn):
     arguments; a truth without calls wants an empty list. One `<think>...</think>` has to come before.
     """
 
-    needs = frozenset({"truth"})
-
     def __call__(self, response: str, truth: Any = None, **kwargs: Any) -> dict[str, float]:
         """Return the score of a response.
 

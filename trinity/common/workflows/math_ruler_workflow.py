@@ -38,7 +38,7 @@ class Ruler(SimpleWorkflow):
 
     def comparison(self, responses: list[Experience]) -> list[dict[str, Any]]:
         """Return the conversation that asks for scores of the responses."""
-        asked = [m for m in self.format_messages() if m["role"] != "assistant" or not self.reply_prefix]
+        asked = self.format_messages()[: -1 if self.reply_prefix else None]
         return ruler_messages(question_of(asked), [response.response_text or "" for response in responses])
 
 

@@ -207,7 +207,8 @@ def check_auxiliary_models(resolution: Resolution) -> None:
     if not models:
         _note_no_model(
             resolution,
-            f"advantage_fn {advantage} needs a teacher",
+            f"advantage_fn {advantage}",
+            "a teacher",
             KEYS.algorithm.advantage_fn,
             KEYS.algorithm.algorithm_type,
         )
@@ -241,16 +242,16 @@ def _check_workflows(resolution: Resolution) -> None:
         workflow = resolution.get(key.default_workflow_type)
         entry = resolution.catalogue.entry("workflow", workflow)
         if entry is not None and "auxiliary_model" in entry.needs:
-            who = f"workflow {workflow} of `{key}` needs a teacher or a judge"
-            _note_no_model(resolution, who, key.default_workflow_type)
+            who, role = f"workflow {workflow} of `{key}`", "a teacher or a judge"
+            _note_no_model(resolution, who, role, key.default_workflow_type)
             return
 
 
-def _note_no_model(resolution: Resolution, who: str, *involves: Key[object]) -> None:
+def _note_no_model(resolution: Resolution, who: str, role: str, *involves: Key[object]) -> None:
     resolution.problem(
         "E1880",
         MODELS,
-        f"`{MODELS}` is empty: {who}, which is the first of them",
+        f"`{MODELS}` is empty: {who} needs {role}, which is the first of them",
         rule="at least one model",
         involves=involves,
         suggestion="write `auxiliary_models: [{model_path: <folder of the model>}]` under `explorer`",
