@@ -85,7 +85,9 @@ class PolicyModel(LocalModel):
 
     def _one(self, sample_id: str, params: GenerateParams) -> Sample:
         assert params.max_tokens is not None, "it is set for every sample"
-        given = self.policy.answer(sample_id, self.tokenizer) + self._ends[:1]
+        # No engine goes on after a token that ends an answer.
+        said = [token for token in self.policy.answer(sample_id, self.tokenizer) if token not in self._ends]
+        given = said + self._ends[:1]
         tokens: list[int] = []
         for token in given[: params.max_tokens]:
             tokens.append(token)

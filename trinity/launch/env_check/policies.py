@@ -57,13 +57,12 @@ class Random:
 
 
 class Special:
-    """Answers with every special token, those that end an answer last."""
+    """Answers with every special token but those that end an answer."""
 
     def answer(self, sample_id: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """Return the tokens, with a text between them."""
         text = encode_text(tokenizer, "1", is_whole=False)
         ids = sorted(set(tokenizer.added_tokens_decoder) | set(tokenizer.all_special_ids))
-        ids.sort(key=lambda number: number == tokenizer.eos_token_id)
         return [token for number in ids for token in (*text, number)]
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -24,6 +27,9 @@ logger = get_logger("launch")
 BATCH = 1
 """The explore step whose samples the attempts have: those of a run's first step."""
 LOOP_GRACE_S = 10.0
+RUNNERS_END_S = 1.0
+RUNNER_THREAD = "runner_"
+"""What the scheduler's runners, and so their threads, are called."""
 
 
 @asynccontextmanager
@@ -100,6 +106,18 @@ async def attempts(
             yield make
     finally:
         scheduler.close()
+        await asyncio.to_thread(_wait_for_runners)
+
+
+def _wait_for_runners() -> None:
+    """Wait for the threads of runners, which free tensors at their end.
+
+    The interpreter aborts if that falls together with its own end. A stuck one is left behind after `RUNNERS_END_S`.
+    """
+    end = time.monotonic() + RUNNERS_END_S
+    for thread in threading.enumerate():
+        if thread.name.startswith(RUNNER_THREAD):
+            thread.join(max(end - time.monotonic(), 0.0))
 
 
 async def attempted(config: Config, engines: Sequence[InferenceModel], tasks: Sequence[Task]) -> list[Rollout]:
