@@ -22,7 +22,11 @@ ROW = {"question": "3+4=", "answer": "#### 7"}
 PACKAGE = "trinity.common.workflows"
 # Those that ask one question of one model.
 OTHERS = ("distill", "ruler", "judge", "tool_call")
-ONE_CHAT = [name for name in sorted(WORKFLOW_CONTENTS) if not any(part in name for part in OTHERS)]
+ONE_CHAT = [
+    name
+    for name, entry in sorted(WORKFLOW_CONTENTS.items())
+    if ".envs." not in entry.path and not any(part in name for part in OTHERS)
+]
 
 
 class CannedModel:

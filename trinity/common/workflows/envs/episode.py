@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trinity.common.errors import EnvironmentProblem, TrinityError, WorkflowError
 from trinity.common.workflows.workflow import MultiTurnWorkflow, Workflow
@@ -103,7 +103,7 @@ class EpisodeWorkflow(OfEnvironment, MultiTurnWorkflow):
     conversation no longer fits into `model.max_model_len`.
     """
 
-    arguments: Mapping[str, Any] | None = {}
+    arguments: ClassVar[Mapping[str, Any] | None] = {}
     system_prompt: str = ""
     steps_argument = "max_env_steps"
 

@@ -130,9 +130,10 @@ class InterCodeSQLWorkflow(EpisodeWorkflow):
         """Return the question of the row over a connection of its own."""
         given = self.workflow_args
         index, record = self._record()
-        limits = {"timeout_s": float(given["timeout_s"]), "max_rows": int(given["max_rows"])}
         return SqlGame(
-            ReadOnlyDatabase(self._database(record), **limits),
+            ReadOnlyDatabase(
+                self._database(record), timeout_s=float(given["timeout_s"]), max_rows=int(given["max_rows"])
+            ),
             record,
             query_idx=index,
             auto_submit=bool(given["auto_submit"]),
