@@ -101,12 +101,12 @@ class ExtendingDecoder(Decoder, Protocol):
     """A decoder that computes what follows the cached beginning of a prompt."""
 
     def new_states(self, length: int) -> Float[Tensor, "N H P D"]:
-        """Return uninitialized memory for the keys and values of a prompt of `length` tokens."""
+        """Return uninitialized memory for keys and values of `length` tokens."""
 
     def extend(
         self, pieces: Sequence[Piece], *, num_tokens: int | None = None, num_ends: int | None = None
     ) -> Float[Tensor, "E V"]:
-        """Compute pieces of prompts in one pass; return float32 logits after each `last`.
+        """Compute pieces in one pass; return float32 logits after each `last`.
 
         Pieces of one prompt are in the order of their positions. Their keys and values are written to their states.
 

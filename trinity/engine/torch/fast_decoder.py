@@ -247,7 +247,7 @@ class FastDecoder:
         return self._logits(hidden), prefix
 
     def new_states(self, length: int) -> Float[Tensor, "N H P D"]:
-        """Return memory for the keys and values of a prompt; see `ExtendingDecoder`."""
+        """Return memory for keys and values; see `ExtendingDecoder`."""
         return self._new(2 * len(self.layers), self.num_kv_heads, length, self.head_size)
 
     def extend(

@@ -77,9 +77,9 @@ class KVCache:
         return self._shared.groups(is_static=is_static)
 
     def span(self, slot: int, start: int, end: int, *, prompt_length: int) -> Float[Tensor, "N H T D"]:
-        """Return a copy of the keys, then the values of a slot's tokens from `start` to `end`.
+        """Return a copy of keys, then values of some of a slot's tokens.
 
-        The first `prompt_length` tokens are a prompt that it shares.
+        They are those from `start` to `end`. The first `prompt_length` tokens are a prompt that it shares.
         """
         parts = []
         if start < prompt_length:

@@ -23,7 +23,9 @@ from trinity.engine.torch.transfer import upload
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Tokens of a prompt whose keys and values before are known, or computed in the same pass.
+    """Tokens of a prompt that continue what is known of it.
+
+    The keys and values before are known, or computed in the same pass.
 
     Attributes:
         tokens: the tokens.
@@ -101,7 +103,7 @@ class CausalBiases:
         return self.types if num_keys <= EXACT_KEYS else NumberTypes(self.types.narrow, self.types.narrow)
 
     def of(self, length: int, types: NumberTypes) -> Float[Tensor, "1 1 M T"]:
-        """Return the bias of a piece's tokens for its own keys; those before are visible."""
+        """Return a piece's bias for its own keys; those before are visible."""
         key = (length, types.wide)
         if key not in self._made:
             visible = torch.arange(1, length + 1, device=self.device)

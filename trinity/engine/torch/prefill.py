@@ -27,7 +27,7 @@ Prefilled = tuple[Tensor, Prompts]
 
 
 class Prefill:
-    """Prefills of one decoder: whole prompts, or what follows their cached beginning.
+    """Prefills of whole prompts, or of what follows their cached beginning.
 
     With fixed shapes a pass of the fast path always has the same number of tokens, in pieces that begin at a multiple
     of `BLOCK_TOKENS`. So the bits of a token's keys and values are a function of the prompt up to that token,
@@ -45,9 +45,9 @@ class Prefill:
         self.prefixes = prefixes
 
     def run(self, prompts: Sequence[Prompt], version: int) -> dict[Prompt, Prefilled]:
-        """Return logits [V] after each of the prompts, which differ, and their cache.
+        """Return logits [V] after each prompt, and its cache.
 
-        `version` is that of the weights.
+        The prompts differ; `version` is that of the weights.
         """
         decoder = self.decoder
         if not isinstance(decoder, ExtendingDecoder):
@@ -71,9 +71,10 @@ class Prefill:
     def _waves(
         self, prefixes: PrefixCache, prompts: Sequence[Prompt], version: int
     ) -> Iterator[dict[Prompt, list[Tensor]]]:
-        """Yield prompts with their cached blocks, those together that have no missing block in common.
+        """Yield prompts with their cached blocks, in waves.
 
-        Of prompts with the same missing block one is computed first; then the others find it.
+        Those of a wave have no missing block in common. Of prompts with the same missing block one is computed first;
+        then the others find it.
         """
         waiting = list(prompts)
         while waiting:
@@ -93,7 +94,7 @@ class Prefill:
             yield wave
 
     def _extended(self, decoder: ExtendingDecoder, found: dict[Prompt, list[Tensor]]) -> dict[Prompt, Prefilled]:
-        """Return logits and cache of prompts, of which `found` has the first blocks."""
+        """Return logits and cache of prompts; `found` has their first blocks."""
         states = {prompt: self._begun(decoder, prompt, blocks) for prompt, blocks in found.items()}
         pieces: list[Piece] = []
         for prompt, blocks in found.items():

@@ -78,7 +78,7 @@ class PrefixCache:
         return self.num_blocks * self.block_bytes
 
     def table(self) -> dict[str, float]:
-        """Return the totals, and the memory held in bytes, by their names in the metrics."""
+        """Return the totals, and the memory held in bytes, by metric."""
         figures = {f"prefix_{name}": float(value) for name, value in vars(self.totals).items()}
         return figures | {"prefix_cache_bytes": float(self.num_bytes)}
 
@@ -93,7 +93,7 @@ class PrefixCache:
         return [node.states for node in path if node.states is not None]
 
     def insert(self, tokens: Sequence[int], version: int, read: Callable[[int, int], Tensor]) -> None:
-        """Keep the whole blocks of `tokens` that are not there yet, in order, as far as the limit allows.
+        """Keep the whole blocks of `tokens`, in order, as far as the limit allows.
 
         Args:
             tokens: a prefix whose keys and values are known.
@@ -129,7 +129,7 @@ class PrefixCache:
             self._version = version
 
     def _path(self, tokens: Sequence[int], num_blocks: int) -> list[_Node]:
-        """Return the nodes of the longest path along `tokens`, at most `num_blocks`."""
+        """Return the longest path along `tokens`, at most `num_blocks` nodes."""
         path: list[_Node] = []
         node = self._root
         for index in range(num_blocks):

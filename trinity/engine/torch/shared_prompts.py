@@ -57,7 +57,10 @@ class Prefix:
         return cls(list(keys.unbind(0)), list(values.unbind(0)))
 
     def span(self, start: int, end: int) -> Float[Tensor, "N H T D"]:
-        """Return a copy of the keys, then the values of the first prompt's tokens from `start` to `end`."""
+        """Return a copy of keys, then values of the first prompt's tokens.
+
+        They are those from `start` to `end`.
+        """
         return torch.stack([tensor[0, :, start:end] for tensor in self.keys + self.values])
 
 
@@ -230,7 +233,7 @@ class SharedPrompts:
         self._shelves = [shelf for shelf in self._shelves if any(shelf.slots)]
 
     def span(self, slot: int, start: int, end: int) -> list[Tensor]:
-        """Return keys, then values [H, T, D] of a slot's prompt from `start` to `end`."""
+        """Return keys, then values [H, T, D] of part of a slot's prompt."""
         shelf, index = self._place_of[slot]
         return [tensor[index, :, start:end] for tensor in shelf.keys + shelf.values]
 
