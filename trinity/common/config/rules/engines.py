@@ -248,11 +248,12 @@ def _check_workflows(resolution: Resolution) -> None:
 
 
 def _note_no_model(resolution: Resolution, who: str, role: str, *involves: Key[object]) -> None:
+    folder = f"<folder of {role.replace('a ', 'the ')}>"
     resolution.problem(
         "E1880",
         MODELS,
         f"`{MODELS}` is empty: {who} needs {role}, which is the first of them",
         rule="at least one model",
         involves=involves,
-        suggestion="write `auxiliary_models: [{model_path: <folder of the model>}]` under `explorer`",
+        suggestion=f"write `auxiliary_models: [{{model_path: {folder}}}]` under `explorer`",
     )
