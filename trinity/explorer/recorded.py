@@ -19,7 +19,7 @@ from trinity.common.weights import Ticket
 
 
 @dataclass(frozen=True)
-class Call:
+class RecordedCall:
     """One call of a model.
 
     Attributes:
@@ -46,7 +46,7 @@ class RecordedModel:
 
     def __init__(self, model: InferenceModel) -> None:
         self.model = model
-        self.calls: list[Call] = []
+        self.calls: list[RecordedCall] = []
 
     @property
     def model_version(self) -> int:
@@ -122,5 +122,5 @@ class RecordedModel:
     def _keep(self, given: list[Experience], arguments: Mapping[str, Any], began: float) -> list[Experience]:
         ids = tuple(arguments.get("sample_ids") or ())
         copies = tuple(Experience.deserialize(each.serialize()) for each in given)
-        self.calls.append(Call(ids, copies, time.perf_counter() - began))
+        self.calls.append(RecordedCall(ids, copies, time.perf_counter() - began))
         return given

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trinity.launch.env_check.comparison import differences
 from trinity.launch.env_check.findings import CheckFinding
 from trinity.launch.env_check.policies import Named, all_policies
-from trinity.launch.env_check.resources import Held, leaks
+from trinity.launch.env_check.resources import HeldResources, leaks
 from trinity.launch.env_check.rewards import reward_findings
 from trinity.launch.side import close_all
 from trinity.launch.trial.rollouts import FAILED, REJECTED, TIMED_OUT, Rollout
@@ -154,7 +154,7 @@ class Checker:
         held = []
         for _ in range(max(self._options.repetitions, 2)):
             await make(self._tasks)
-            held.append(Held.now())
+            held.append(HeldResources.now())
         return leaks(held, attempts=len(self._tasks))
 
     def _times(self) -> Iterator[CheckFinding]:

@@ -18,7 +18,7 @@ NOTED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldResources:
     """What the process holds at one moment.
 
     Attributes:
@@ -34,7 +34,7 @@ class Held:
     memory_bytes: int
 
     @classmethod
-    def now(cls) -> Held:
+    def now(cls) -> HeldResources:
         """Return what is held after a collection of garbage."""
         gc.collect()
         return cls(threading.active_count(), len(os.listdir("/dev/fd")), _children(), _resident_bytes())
@@ -49,7 +49,7 @@ def _resident_bytes() -> int:
     return int(file.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if file.is_file() else 0
 
 
-def leaks(held: Sequence[Held], *, attempts: int) -> Iterator[CheckFinding]:
+def leaks(held: Sequence[HeldResources], *, attempts: int) -> Iterator[CheckFinding]:
     """Yield what grows from one repetition to the next.
 
     Args:

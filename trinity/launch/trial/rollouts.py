@@ -9,7 +9,7 @@ from typing import Any
 from trinity.common.experience import Experience
 from trinity.common.workflows.task import Task
 from trinity.explorer.outcome import BatchResult, Completed, Failed, Outcome, RolloutResult, TimedOut
-from trinity.explorer.recorded import Call
+from trinity.explorer.recorded import RecordedCall
 
 COMPLETED, FAILED, TIMED_OUT, REJECTED = "completed", "failed", "timed out", "rejected"
 
@@ -85,7 +85,7 @@ def _turn(experience: Experience, *, has_tokens: bool) -> dict[str, Any]:
     return found
 
 
-def rollout_of(result: RolloutResult, task: Task, calls: Sequence[Sequence[Call]]) -> Rollout:
+def rollout_of(result: RolloutResult, task: Task, calls: Sequence[Sequence[RecordedCall]]) -> Rollout:
     """Return the attempt that ended with `result`.
 
     Args:
@@ -117,7 +117,7 @@ def _named(outcome: Outcome) -> str:
     return FAILED if isinstance(outcome, Failed) else TIMED_OUT if isinstance(outcome, TimedOut) else REJECTED
 
 
-def _answers(calls: Sequence[Call], task: int, run: int) -> tuple[Experience, ...]:
+def _answers(calls: Sequence[RecordedCall], task: int, run: int) -> tuple[Experience, ...]:
     found = []
     for call in calls:
         for sample, experience in zip(call.sample_ids, call.experiences, strict=True):

@@ -18,7 +18,10 @@ def parse_action(text: str) -> str:
 
 
 def parse_parts(text: str) -> dict[str, str] | None:
-    """Return experience, thought and action of a reply that has all three in this order, none of them empty."""
+    """Return experience, thought and action of a reply.
+
+    It has all three, in this order, none of them empty.
+    """
     names = ("experience", "think", "action")
     found = re.search(".*?".join(rf"<{name}>(.*?)</{name}>" for name in names), text, re.DOTALL)
     parts = dict(zip(names, map(str.strip, found.groups()), strict=True)) if found else {}

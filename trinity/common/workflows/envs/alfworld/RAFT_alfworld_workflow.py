@@ -1,4 +1,7 @@
-"""ALFWorld for learning from successes: what failed is counted, and nothing is learned from it."""
+"""ALFWorld for learning from successes.
+
+What failed is counted, and nothing is learned from it.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,10 @@ action, between <action> and </action>. The actions are: {COMMANDS}."""
 MAX_SAME = 3
 
 
-class Attempt(Household):
-    """A game whose replies have three parts; it ends with the third same action in a row.
+class Playthrough(Household):
+    """A game whose replies have three parts.
+
+    It ends with the third same action in a row.
 
     Args:
         path: the game file.
@@ -63,27 +68,27 @@ class RAFTAlfworldWorkflow(EpisodeWorkflow):
     ranges = {"max_env_steps": "[1, inf]"}
     system_prompt = SYSTEM_PROMPT
 
-    def open(self) -> Attempt:
+    def open(self) -> Playthrough:
         """Return the game of the row."""
         need_package(self, self.package)
-        return Attempt(game_file(self), max_same=MAX_SAME)
+        return Playthrough(game_file(self), max_same=MAX_SAME)
 
     def run(self) -> list[Experience]:
         """Return the experiences of one attempt."""
         from trinity.common.workflows.envs.turns import finished, without_actions
 
         with self.opened() as game:
-            assert isinstance(game, Attempt), "made by open"
+            assert isinstance(game, Playthrough), "made by open"
             turns, played = self.play(game)
         made = finished(turns, reward=game.reward, metrics=outcome(game, played))
         return made if is_success(game) else without_actions(made)
 
 
-def is_success(game: Attempt) -> bool:
+def is_success(game: Playthrough) -> bool:
     """Return whether a game was won with all replies in their form."""
     return game.reward >= 1 and game.has_form
 
 
-def outcome(game: Attempt, played: dict[str, float]) -> dict[str, float]:
+def outcome(game: Playthrough, played: dict[str, float]) -> dict[str, float]:
     """Return the numbers of a game, under published names."""
     return {"success": float(played[DONE] and game.reward >= 1), "reward": game.reward, "steps": played[ROUNDS]}

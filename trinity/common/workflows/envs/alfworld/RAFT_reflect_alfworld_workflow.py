@@ -1,4 +1,7 @@
-"""ALFWorld with a second attempt that has seen the first, whose success is learned as if it had not."""
+"""ALFWorld with a second attempt that has seen the first.
+
+Its success is learned as if it had not.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.common.workflows.envs.alfworld.alfworld_workflow import game_file
 from trinity.common.workflows.envs.alfworld.RAFT_alfworld_workflow import (
-    Attempt,
+    Playthrough,
     RAFTAlfworldWorkflow,
     is_success,
     outcome,
@@ -31,12 +34,14 @@ class RAFTReflectAlfworldWorkflow(RAFTAlfworldWorkflow):
     more reward, or won in fewer steps. A first success is learned as it is; a first win without the form is not.
     """
 
+    arguments = {}  # it reads those of its base
+
     def run(self) -> list[Experience]:
         """Return the experiences of the attempt from which something is learned."""
         from trinity.common.workflows.envs.turns import finished, without_actions
 
         with self.opened() as game:
-            assert isinstance(game, Attempt), "made by open"
+            assert isinstance(game, Playthrough), "made by open"
             turns, played = self.play(game)
         numbers = outcome(game, played)
         if self.task.is_eval or game.reward >= 1:
@@ -52,7 +57,7 @@ class RAFTReflectAlfworldWorkflow(RAFTAlfworldWorkflow):
             return without_actions(finished(turns, reward=game.reward, metrics=numbers))
         return [self.process_messages_to_experience(messages, reward=second.reward, info=numbers)]
 
-    def _second(self, first: dict[str, float]) -> tuple[Attempt, list[dict[str, Any]], int]:
+    def _second(self, first: dict[str, float]) -> tuple[Playthrough, list[dict[str, Any]], int]:
         """Play again after the first conversation.
 
         Returns:
@@ -61,7 +66,7 @@ class RAFTReflectAlfworldWorkflow(RAFTAlfworldWorkflow):
         seen = [*self.messages, {"role": "user", "content": AGAIN.format(steps=first["steps"], reward=first["reward"])}]
         own: list[dict[str, Any]] = [{"role": "system", "content": self.system_prompt}]
         with failures_named(self):
-            game = Attempt(game_file(self), max_same=None)
+            game = Playthrough(game_file(self), max_same=None)
         try:
             with failures_named(self):
                 said = game.begin()

@@ -1,1 +1,4 @@
-"""The household tasks of ALFWorld (Shridhar et al. 2020, arXiv:2010.03768)."""
+"""The household tasks of ALFWorld.
+
+Source: Shridhar et al. 2020, arXiv:2010.03768.
+"""

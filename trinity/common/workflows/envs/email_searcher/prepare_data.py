@@ -1,4 +1,6 @@
-"""The database of mails: tables `emails` and `recipients`, and an FTS5 index over subject and body.
+"""The database of mails.
+
+It has the tables `emails` and `recipients`, and an FTS5 index over subject and body.
 
 `generate_database(repo_id, db_path)` makes it of a dataset whose rows have `message_id`, `subject`, `from`, `to`, `cc`,
 `bcc`, `date`, `body` and `file_name`, as `corbt/enron-emails` has.

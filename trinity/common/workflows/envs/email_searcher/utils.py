@@ -1,4 +1,7 @@
-"""The mails of a database: search and reading, with a connection of one's own that cannot write."""
+"""The mails of a database: search and reading.
+
+The connection is one's own and cannot write.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,10 @@ class Inbox:
 
 
 def tool_call(text: str) -> tuple[str, dict[str, Any]] | str:
-    """Return name and arguments of the last call in a text, or what is wrong with it."""
+    """Return name and arguments of the last call in a text.
+
+    Or what is wrong with it.
+    """
     opened, closed = text.rfind("<tool_call>"), text.rfind("</tool_call>")
     if opened < 0 or closed < opened:
         return "there is no <tool_call>...</tool_call>"

@@ -1,4 +1,6 @@
-"""The workflow of mail search: tools over a local index, and an answer that is judged.
+"""The workflow of mail search.
+
+It has tools over a local index, and an answer that is judged.
 
 The task is ART-E's (OpenPipe 2025), whose rows and scores it has.
 """

@@ -1,4 +1,7 @@
-"""The workflow of the frozen lake: one move an answer, until the goal, a hole or the last step."""
+"""The workflow of the frozen lake.
+
+An answer is one move, until the goal, a hole or the last step.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A database that can only be read, within limits of time and rows, and the comparison of two results."""
+"""A database that can only be read, and the comparison of two results.
+
+Statements have limits of time and rows.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ _ALLOWED = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE
 
 
 class ReadOnlyDatabase:
-    """An SQLite file that statements can only read; each object has its own connection.
+    """An SQLite file that statements can only read.
+
+    Each object has its own connection.
 
     Args:
         path: the file.

@@ -1,4 +1,7 @@
-"""The workflow of InterCode's SQL tasks (Yang et al. 2023, arXiv:2306.14898) over SQLite databases."""
+"""The workflow of InterCode's SQL tasks over SQLite databases.
+
+Source: Yang et al. 2023, arXiv:2306.14898.
+"""
 
 from __future__ import annotations
 

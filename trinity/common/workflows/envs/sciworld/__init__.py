@@ -1,1 +1,4 @@
-"""The science experiments of ScienceWorld (Wang et al. 2022, arXiv:2203.07540)."""
+"""The science experiments of ScienceWorld.
+
+Source: Wang et al. 2022, arXiv:2203.07540.
+"""

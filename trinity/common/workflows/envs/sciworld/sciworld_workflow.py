@@ -56,7 +56,10 @@ class Experiment(Game):
         return Reply(f"Observation: {seen}", is_done=bool(is_done), is_valid="No known action" not in seen)
 
     def metrics(self) -> dict[str, float]:
-        """Return the number of steps of a known solution, under its published name."""
+        """Return the number of steps of a known solution.
+
+        It has its published name.
+        """
         return {"golden_rounds": self.num_golden}
 
     def close(self) -> None:
@@ -66,7 +69,9 @@ class Experiment(Game):
 
 @WORKFLOWS.register_module("sciworld_workflow")
 class SciWorldWorkflow(EpisodeWorkflow):
-    """An experiment of ScienceWorld; the reward is its highest score, from 0 to 1.
+    """An experiment of ScienceWorld.
+
+    The reward is its highest score, from 0 to 1.
 
     The prompt column is JSON with `task_name`, `var_num` and, if it is not that of the package, `jar_path`. Java has to
     be installed, too.

@@ -1,4 +1,7 @@
-"""Sudoku boards: lists of rows of numbers, 0 where a cell is empty; their side is the square of a block's."""
+"""Sudoku boards: lists of rows of numbers, 0 where a cell is empty.
+
+Their side is the square of a block's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The workflow of Sudoku: some cells an answer, each answer an experience with its own reward."""
+"""The workflow of Sudoku.
+
+An answer fills some cells, and is an experience with its own reward.
+"""
 
 from __future__ import annotations
 
