@@ -61,9 +61,13 @@ FILES: dict[str, tuple[dict[str, Any], str, str, Any]] = {
         {"model__tinker": {"enable": False, "base_model": "m"}}, "", "model.tinker.base_model", "m",
     ),
 }  # fmt: skip
-# Names that only a plugin has: the file by itself is understood.
+# What only a plugin or a package knows: the file by itself is understood.
 NAMES = {
     "a workflow of a folder of its own": ({f"{TASKSET}__default_workflow_type": "learn_to_ask"}, "W1701"),
+    "a reward of a package with the arguments of another version": (
+        {f"{TASKSET}__default_reward_fn_type": "rm_gallery_reward", f"{TASKSET}__reward_fn_args": {"model_name": "m"}},
+        "W1706",
+    ),
 }
 
 

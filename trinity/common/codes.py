@@ -36,12 +36,13 @@ _WARNINGS = {
     UNUSUAL: (
         "W1303 W1306 W1501 W1603 W1813 W1823 W1832 W1835 W1911 W3108 W3111 W3407 W3702 W3905 W3909 W4014 W4030 W7030"
     ),
-    UNSEEN: "W1701 W3906 W3910",
+    UNSEEN: "W1701 W1706 W3906 W3910",
 }
 _OWN = {code: reason for table in (_ERRORS, _WARNINGS) for reason, codes in table.items() for code in codes.split()}
 
 # What a code says whose message is put together in the run.
 MESSAGES = {
+    "W1706": "… of … is not given; the installed version of its package decides whether it must be",
     "E1836": "the rows or the heads of this model cannot be shared by … ranks of a sequence",
     "E1841": "… is …, but it follows from …: …",
     "E1842": "… does not fit the mixture of rollouts and demonstrations",

@@ -64,9 +64,9 @@ def test_a_task_that_is_not_done(row: dict[str, Any]) -> None:
     ["alfworld_workflow", "step_wise_alfworld_workflow", "RAFT_alfworld_workflow", "RAFT_reflect_alfworld_workflow"],
 )
 def test_an_environment_that_breaks_is_closed_and_a_failure(row: dict[str, Any], name: str) -> None:
-    with pytest.raises(WorkflowError, match="E5124.*AssertionError: the simulator has a fault"):
+    with pytest.raises(WorkflowError, match="E5132.*AssertionError: the simulator has a fault"):
         attempt(name, full("look", "!"), row)
-    with pytest.raises(WorkflowError, match="E5124.*there is no game file"):
+    with pytest.raises(WorkflowError, match="E5132.*there is no game file"):
         attempt(name, full(), {"prompt": "none"})
 
 

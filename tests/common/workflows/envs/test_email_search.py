@@ -130,7 +130,7 @@ def test_an_auxiliary_model_judges(database: str, verdict: str, accuracy: float 
 
 
 def test_a_database_that_is_not_there_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(WorkflowError, match="E5124.*there is no database of mails"):
+    with pytest.raises(WorkflowError, match="E5132.*there is no database of mails"):
         ask(str(tmp_path / "none.db"), Script([]))
     monkeypatch.delenv("DEFAULT_EMAIL_DB_PATH", raising=False)
     with pytest.raises(WorkflowError, match="DEFAULT_EMAIL_DB_PATH"):

@@ -102,5 +102,5 @@ def test_slips_follow_the_seed() -> None:
     ],
 )
 def test_a_lake_that_cannot_be_is_a_failure_and_no_reward(row: dict, args: dict, says: str) -> None:
-    with pytest.raises(WorkflowError, match=f"E5124.*FrozenLakeWorkflow failed: ValueError.*{says}"):
+    with pytest.raises(WorkflowError, match=f"E5132.*FrozenLakeWorkflow failed: ValueError.*{says}"):
         attempt("frozen_lake_workflow", Script([]), row, **args)

@@ -129,7 +129,7 @@ def test_records_may_be_in_a_file(row: dict[str, Any], tmp_path: Path) -> None:
     ],
 )
 def test_a_task_that_cannot_be_is_a_failure(row: dict[str, Any], tmp_path: Path, change: dict, says: str) -> None:
-    with pytest.raises(WorkflowError, match=f"E5124.*({says})"):
+    with pytest.raises(WorkflowError, match=f"E5132.*({says})"):
         play(row | change, tmp_path, act())
     with pytest.raises(WorkflowError, match="data_path is not set"):
         play({"prompt": "0"}, tmp_path, act())

@@ -65,7 +65,7 @@ def test_cut_and_missing_actions(stand_ins: None) -> None:
     ],
 )
 def test_a_task_that_cannot_be_is_a_failure(stand_ins: None, row: dict[str, Any], says: str) -> None:
-    with pytest.raises(WorkflowError, match=f"E5124.*{says}"):
+    with pytest.raises(WorkflowError, match=f"E5132.*{says}"):
         attempt("sciworld_workflow", act(), row)
     assert importlib.import_module("scienceworld").OPEN == []
 

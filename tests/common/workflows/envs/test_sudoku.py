@@ -87,5 +87,5 @@ def test_a_generated_puzzle_is_solved_by_its_solution() -> None:
     ],
 )
 def test_a_puzzle_that_is_none_is_a_failure(puzzle: list, says: str) -> None:
-    with pytest.raises(WorkflowError, match=f"E5124.*{says}"):
+    with pytest.raises(WorkflowError, match=f"E5132.*{says}"):
         attempt("sudoku_workflow", Script([]), {"puzzle": puzzle})

@@ -71,7 +71,7 @@ def test_products_are_loaded_once_and_attempts_have_sessions_of_their_own(shop: 
 
 @pytest.mark.difference("An environment that fails")
 def test_a_goal_that_is_not_there_is_a_failure(shop: Any) -> None:
-    with pytest.raises(WorkflowError, match="E5124.*session must be from 0 to 1, got 2"):
+    with pytest.raises(WorkflowError, match="E5132.*session must be from 0 to 1, got 2"):
         attempt("webshop_workflow", act(), {"prompt": "2"})
     assert all(server.user_sessions == {} for server in shop.SERVERS)
 

@@ -178,9 +178,11 @@ def _known_arguments(
                 suggestion=hint,
             )
         written = {name: value for name, value in written.items() if name in names}
+    # Which arguments it needs, the installed version of its package decides.
+    is_seen = not entry.package or resolution.looks_at_machine
     for name in sorted(entry.required - {*known, *written}):
         resolution.problem(
-            "E1706",
+            "E1706" if is_seen else "W1706",
             key,
             f"`{key[name]}` of {chosen.name} must be given: there is no default for it",
             involves=(chosen.key,),

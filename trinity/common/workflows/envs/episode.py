@@ -1,7 +1,7 @@
 """The base of workflows in which an environment answers the model.
 
 An attempt opens the environment, plays until it is done or the steps are used up, and closes it, whatever happens. An
-environment that fails is a failure of the attempt (E5124), never a reward.
+environment that fails is a failure of the attempt (E5132), never a reward.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class EpisodeWorkflow(OfEnvironment, MultiTurnWorkflow):
 
         Raises:
             EnvironmentProblem: its package is not installed (E3301).
-            WorkflowError: it failed (E5124).
+            WorkflowError: it failed (E5132).
         """
         with failures_named(self):
             game = self.open()
@@ -156,7 +156,7 @@ class EpisodeWorkflow(OfEnvironment, MultiTurnWorkflow):
         """Play a game to its end; return the turns and the numbers of all games.
 
         Raises:
-            WorkflowError: the environment failed (E5124).
+            WorkflowError: the environment failed (E5132).
         """
         with failures_named(self):
             said = game.begin()
@@ -188,7 +188,7 @@ def failures_named(workflow: Workflow) -> Iterator[None]:
     """Make errors of an environment failures of the attempt.
 
     Raises:
-        WorkflowError: whatever the environment raised (E5124).
+        WorkflowError: whatever the environment raised (E5132).
     """
     try:
         yield
@@ -198,7 +198,7 @@ def failures_named(workflow: Workflow) -> Iterator[None]:
         raise WorkflowError(
             f"the environment of {type(workflow).__name__} failed: {type(error).__name__}: {error}; the attempt is not "
             "counted as a reward; look at the row and at workflow_args of the taskset",
-            code="E5124",
+            code="E5132",
         ) from error
 
 

@@ -62,7 +62,7 @@ class StepWiseAlfworldWorkflow(OfEnvironment, RewardPropagationWorkflow):
 
         Raises:
             EnvironmentProblem: ALFWorld is not installed (E3301).
-            WorkflowError: the environment failed (E5124).
+            WorkflowError: the environment failed (E5132).
         """
         need_package(self, self.package)
         with failures_named(self):

@@ -64,7 +64,7 @@ class SudokuWorkflow(OfEnvironment, StepWiseRewardWorkflow):
         """Return the experiences of the steps, in order.
 
         Raises:
-            WorkflowError: the row's puzzle cannot be read or has no solution (E5124).
+            WorkflowError: the row's puzzle cannot be read or has no solution (E5132).
         """
         with failures_named(self):
             self.board = self._puzzle()
