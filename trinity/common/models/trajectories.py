@@ -44,7 +44,8 @@ def trajectories(calls: Sequence[Experience]) -> list[Experience]:
 def joined(calls: Sequence[Experience], is_trained: Sequence[bool] | None = None) -> Experience:
     """Return calls, each of which goes on from the one before it, as one.
 
-    It has the tokens of the last call and the log-probabilities [R] as sampled; its actions are the responses.
+    It has the tokens of the last call and the log-probabilities [R] as sampled, if all calls have them; its actions are
+    the responses.
     `info` says of how many calls it consists and, if they differ, which version of the weights sampled each token.
 
     Args:
@@ -60,9 +61,10 @@ def joined(calls: Sequence[Experience], is_trained: Sequence[bool] | None = None
     versions = [int(first.info.get("model_version", 0))] * count
     for call, trained in zip(calls, is_trained or [True] * len(calls), strict=True):
         begin, end = call.prompt_length - start, len(call.tokens) - start
-        assert call.action_mask is not None and call.logprobs is not None, "an engine's sample has both"
+        assert call.action_mask is not None, "an experience makes its mask"
         mask[begin:end] = call.action_mask if trained else False
-        logprobs[begin:end] = call.logprobs
+        if call.logprobs is not None:
+            logprobs[begin:end] = call.logprobs
         own = int(call.info.get("model_version", 0))
         versions[begin:end] = call.info.get("model_versions") or [own] * (end - begin)
     info = {**last.info, "model_version": versions[0], "call_count": len(calls)}
@@ -70,12 +72,14 @@ def joined(calls: Sequence[Experience], is_trained: Sequence[bool] | None = None
     if len(set(versions)) > 1:
         info["model_versions"] = versions
     return Experience(
+        eid=first.eid,
         tokens=last.tokens,
         prompt_length=start,
-        logprobs=logprobs,
+        logprobs=logprobs if all(call.logprobs is not None for call in calls) else None,
         action_mask=mask,
         truncate_status=last.truncate_status,
         info=info,
+        metrics=dict(last.metrics),
         prompt_text=first.prompt_text,
         response_text=(last.prompt_text or "").removeprefix(first.prompt_text or "") + (last.response_text or ""),
         messages=last.messages,
