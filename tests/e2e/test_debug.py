@@ -29,12 +29,16 @@ from trinity.common.schema.sql_schema import ExperienceModel
 pytestmark = pytest.mark.slow
 
 START_S = 120.0
+END_S = 120.0
 PLUGIN = """
 from trinity.common.workflows import WORKFLOWS, Workflow
 
 
 def busy():
-    return sum(range(20_000_000))
+    total = 0
+    for number in range(3_000_000):  # a loop of Python, which lets other threads look
+        total += number
+    return total
 
 
 @WORKFLOWS.register_module("debugged")
@@ -90,7 +94,12 @@ class Debugging:
         """End the server; return its status."""
         assert self.process is not None
         self.process.send_signal(number)
-        return self.process.wait(60)
+        try:
+            return self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            threads = sorted(Path(f"/proc/{self.process.pid}/task").glob("*/comm"))
+            names = ", ".join(each.read_text().strip() for each in threads)
+            raise AssertionError(f"it goes on, with threads {names}:\n{self.output.read_text()}") from None
 
 
 @pytest.fixture(scope="module")

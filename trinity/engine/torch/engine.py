@@ -256,7 +256,7 @@ class TorchEngine(LocalModel):
         decoder, loop, _ = self._ready()
         sequence = torch.tensor(tokens, device=decoder.device)
 
-        def score() -> Tensor:
+        def score() -> Float[Tensor, "N"]:
             loop.batch.note_bypassed(len(tokens))
             return decoder.sequence_logprobs(sequence, temperature).to("cpu")
 
