@@ -62,8 +62,8 @@ def main() -> None:
     print(json.dumps(result, indent=1) if arguments.json else table(result))
 
 
-def write_model(folder: Path, arguments: argparse.Namespace) -> None:
-    """Write a random Qwen2 with the heads of the 0.5B model and a small vocabulary."""
+def write_model(folder: Path, arguments: argparse.Namespace, *, vocabulary: int | None = None) -> None:
+    """Write a random Qwen2 with the heads of the 0.5B model and, unless told otherwise, a small vocabulary."""
     import torch
     import work
     from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -71,7 +71,7 @@ def write_model(folder: Path, arguments: argparse.Namespace) -> None:
     work.write_tokenizer(folder)
     heads = arguments.hidden // 64
     config = Qwen2Config(
-        vocab_size=work.VOCABULARY,
+        vocab_size=vocabulary or work.VOCABULARY,
         hidden_size=arguments.hidden,
         num_hidden_layers=arguments.layers,
         num_attention_heads=heads,

@@ -39,13 +39,13 @@ def test_conversations_find_their_turns_and_sample_the_same(mode: tuple[str, ...
 
 def test_the_table_shows_both_figures_and_their_ratio(script: Callable[[str], ModuleType]) -> None:
     sides = {
-        "with": {"cpu_s": 1.0, "wall_s": 2.0, "peak_mib": 3.0},
-        "without": {"cpu_s": 4.0, "wall_s": 4.0, "peak_mib": 6.0},
+        "with": {"cpu_s": 1.0, "wall_s": 2.0, "peak_mib": 3.0, "process_mib": 8.0},
+        "without": {"cpu_s": 4.0, "wall_s": 4.0, "peak_mib": 6.0, "process_mib": 10.0},
     }
     rows = {"turns": {**sides, "hit_frac": 0.8, "cache_mib": 27.0, "logprob_difference": 2.4e-6}}
     cells = script("engine").table(rows).splitlines()[2].split(" | ")
-    assert cells[1:4] == ["1 / 4 = **0.25**", "2 / 4 = **0.50**", "3 / 6 = **0.50**"]
-    assert cells[4:] == ["80%", "27", "2.4e-06 |"]
+    assert cells[1:5] == ["1 / 4 = **0.25**", "2 / 4 = **0.50**", "3 / 6 = **0.50**", "8 / 10 = **0.80**"]
+    assert cells[5:] == ["80%", "27", "2.4e-06 |"]
 
 
 def test_no_rounds_are_refused(refused: Callable[..., str]) -> None:

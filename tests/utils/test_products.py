@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trinity.utils.products import linear, matmul
+from trinity.utils.products import Weight, linear, matmul
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -41,3 +41,30 @@ def test_a_row_has_the_same_bits_however_many_rows_there_are(inputs: int) -> Non
     assert torch.equal(linear(x[None, :3, None], weight)[0, :, 0], every[:3])
     assert torch.equal(linear(x[0], weight), every[0])
     assert float((every.double() - x.double() @ weight.double().t()).abs().max()) < 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [(48, 16), (33, 17), (384, 896), (896, 1536)])
+def test_a_weight_in_its_own_layout_gives_the_same_bits(size: tuple[int, int], dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    x, weight, bias = (torch.randn(shape, generator=generator).to(dtype) for shape in ((300, size[1]), size, size[:1]))
+    kept = Weight(weight.clone())
+    for rows in (1, 2, 3, 5, 8, 15, 16, 17, 64, 300):
+        assert torch.equal(kept.product(x[:rows]), linear(x[:rows], weight)), rows
+        assert torch.equal(kept.product(x[:rows], bias), linear(x[:rows], weight, bias)), rows
+    assert torch.equal(kept.product(x[None, :3, None]), linear(x[None, :3, None], weight))
+    assert torch.equal(kept.plain(), weight)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_what_is_written_into_a_weight_is_multiplied(is_shared: bool) -> None:
+    generator = torch.Generator().manual_seed(4)
+    x, first, second = (torch.randn(shape, generator=generator) for shape in ((5, 64), (48, 64), (48, 64)))
+    own = first.clone()
+    kept = Weight(own, is_shared=is_shared)
+    for wanted in (first, second, first):
+        kept.plain()[:20].copy_(wanted[:20])
+        kept.plain()[20:].copy_(wanted[20:])
+        for _ in range(2):
+            assert torch.equal(kept.product(x), linear(x, wanted))
+    assert (kept.plain() is own) or not is_shared

@@ -71,7 +71,7 @@ def test_a_longer_neighbour_changes_no_bit_with_fixed_shapes(long: Made) -> None
     """A step attends to no more blocks than its longest row needs, and nobody can tell."""
     path, _ = long
     decoder = make_decoder(path, max_model_len=2048)
-    alone, beside = groups(100), groups(100, 1700)
+    alone, beside = groups(700), groups(700, 690, 1700)
     wanted = run_all(make_batch(path, decoder, 8, max_length=2048, is_fixed=True), alone)
     got = run_all(make_batch(path, decoder, 8, max_length=2048, is_fixed=True), beside)
     assert largest_difference(wanted, got[: len(wanted)]) == 0

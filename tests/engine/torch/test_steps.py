@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from trinity.engine.torch.library_attention import fused_attention
 from trinity.engine.torch.request import Request
 from trinity.engine.torch.shared_prompts import Group
 from trinity.engine.torch.slots import Slots
+from trinity.utils.products import Weight
 
 Made = tuple[Path, PreTrainedModel]
 PARAMS = [
@@ -117,11 +119,14 @@ def on_device(decoder: FastDecoder, device: torch.device) -> None:
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
 
+    def moved_any(value: torch.Tensor | Weight) -> torch.Tensor | Weight:
+        return Weight(moved(value.plain())) if isinstance(value, Weight) else moved(value)
+
     decoder.device = device
     for name in ("cos", "sin", "embed", "head", "norm"):
-        setattr(decoder, name, moved(getattr(decoder, name)))
+        setattr(decoder, name, moved_any(getattr(decoder, name)))
     for index, layer in enumerate(decoder.layers):
-        tensors = {name: moved(value) for name, value in vars(layer).items() if value is not None}
+        tensors: dict[str, Any] = {name: moved_any(value) for name, value in vars(layer).items() if value is not None}
         decoder.layers[index] = dataclasses.replace(layer, **tensors)
 
 

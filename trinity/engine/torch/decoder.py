@@ -51,6 +51,7 @@ class Decoder(Protocol):
 
     Attributes:
         vocab_size: V, the width of the logits.
+        weight_bytes: memory of the weights, in bytes.
         kv_bytes_per_token: memory of one cached position, in bytes; 0 if unknown.
         device: device of the weights.
         kind: `fast`, `hf` or `hf, row by row`, for the log.
@@ -58,6 +59,7 @@ class Decoder(Protocol):
     """
 
     vocab_size: int
+    weight_bytes: int
     kv_bytes_per_token: int
     device: torch.device
     kind: str
@@ -90,7 +92,10 @@ class Decoder(Protocol):
         """
 
     def targets(self) -> Mapping[str, Tensor]:
-        """Return the weights by Hugging Face name, as writable views."""
+        """Return the weights by Hugging Face name, as writable views.
+
+        They hold until the next pass: a decoder may then lay its weights out otherwise.
+        """
 
     def optional_names(self) -> frozenset[str]:
         """Return further names that a state dict may hold, such as tied copies."""

@@ -31,7 +31,7 @@ from trinity.engine.torch.batch import RunningBatch
 from trinity.engine.torch.decoder import Decoder
 from trinity.engine.torch.loading import load_decoder
 from trinity.engine.torch.loop import EngineLoop
-from trinity.engine.torch.memory import MEMORY_KEYS, PREFIX_KEY, explained, weight_bytes
+from trinity.engine.torch.memory import MEMORY_KEYS, PREFIX_KEY, explained
 from trinity.engine.torch.prefix_cache import BLOCK_TOKENS
 from trinity.engine.torch.request import Request
 from trinity.utils.deadline import bounded
@@ -120,7 +120,7 @@ class TorchEngine(LocalModel):
         total = total_memory_bytes(decoder.device) // self.settings.num_engines
         if decoder.device.type == "cpu":
             return int(total * _CPU_CACHE_FRAC)
-        return int(total * self.settings.memory_frac) - weight_bytes(decoder)
+        return int(total * self.settings.memory_frac) - decoder.weight_bytes
 
     def _num_slots(self, decoder: Decoder) -> int:
         """Return how many sequences of full length fit, at most `max_num_seqs`.

@@ -23,7 +23,7 @@ from trinity.engine.torch.kv_cache import KVCache, Prefix
 from trinity.engine.torch.pieces import CausalBiases, Piece
 from trinity.engine.torch.shared_prompts import Group
 from trinity.engine.torch.transfer import upload
-from trinity.utils.products import linear
+from trinity.utils.products import Weight
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _LOGIT_ROWS = 512
@@ -51,15 +51,15 @@ class _Layer:
     """
 
     input_norm: Tensor
-    qkv: Tensor
+    qkv: Weight
     qkv_bias: Tensor | None
     query_norm: Tensor | None
     key_norm: Tensor | None
-    out: Tensor
+    out: Weight
     out_bias: Tensor | None
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Weight
+    down: Weight
 
 
 def rope_tables(config: PreTrainedConfig, length: int) -> tuple[Tensor, Tensor]:
@@ -111,12 +111,20 @@ class FastDecoder:
         # Same number type as the activations: a float32 table would promote bfloat16 queries and keys.
         self.cos, self.sin = (t.to(device, dtype) for t in rope_tables(config, max_model_len))
         self.embed = self._new(self.vocab_size, config.hidden_size)
-        self.head = self.embed if self.is_tied else self._new(self.vocab_size, config.hidden_size)
+        self.head = (
+            Weight(self.embed, is_shared=True)
+            if self.is_tied
+            else self._new_weight(self.vocab_size, config.hidden_size)
+        )
         self.norm = self._new(config.hidden_size)
         self.layers = [self._new_layer() for _ in range(config.num_hidden_layers)]
+        self.weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in self.targets().values())
 
     def _new(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def _new_weight(self, *shape: int) -> Weight:
+        return Weight(self._new(*shape))
 
     def _new_layer(self) -> _Layer:
         config, heads = self.config, self.num_query_heads + 2 * self.num_kv_heads
@@ -124,22 +132,26 @@ class FastDecoder:
         has_norm = config.model_type == "qwen3"
         return _Layer(
             input_norm=self._new(config.hidden_size),
-            qkv=self._new(heads * self.head_size, config.hidden_size),
+            qkv=self._new_weight(heads * self.head_size, config.hidden_size),
             qkv_bias=self._new(heads * self.head_size) if has_out_bias or config.model_type == "qwen2" else None,
             query_norm=self._new(self.head_size) if has_norm else None,
             key_norm=self._new(self.head_size) if has_norm else None,
-            out=self._new(config.hidden_size, self.num_query_heads * self.head_size),
+            out=self._new_weight(config.hidden_size, self.num_query_heads * self.head_size),
             out_bias=self._new(config.hidden_size) if has_out_bias else None,
             mlp_norm=self._new(config.hidden_size),
-            gate_up=self._new(2 * config.intermediate_size, config.hidden_size),
-            down=self._new(config.hidden_size, config.intermediate_size),
+            gate_up=self._new_weight(2 * config.intermediate_size, config.hidden_size),
+            down=self._new_weight(config.hidden_size, config.intermediate_size),
         )
 
     def targets(self) -> Mapping[str, Tensor]:
-        """Return the weights by Hugging Face name, as views into fused tensors."""
+        """Return the weights by Hugging Face name, as views into fused tensors.
+
+        They are to be read and written before the next pass.
+        """
         targets = {"model.embed_tokens.weight": self.embed, "model.norm.weight": self.norm}
+        head = self.head.plain()
         if not self.is_tied:
-            targets["lm_head.weight"] = self.head
+            targets["lm_head.weight"] = head
         for index, layer in enumerate(self.layers):
             for name, tensor in self._layer_targets(layer).items():
                 targets[f"model.layers.{index}.{name}"] = tensor
@@ -149,13 +161,13 @@ class FastDecoder:
         sizes = [self.num_query_heads * self.head_size] + 2 * [self.num_kv_heads * self.head_size]
         targets = {
             "input_layernorm.weight": layer.input_norm,
-            "self_attn.o_proj.weight": layer.out,
+            "self_attn.o_proj.weight": layer.out.plain(),
             "post_attention_layernorm.weight": layer.mlp_norm,
-            "mlp.down_proj.weight": layer.down,
+            "mlp.down_proj.weight": layer.down.plain(),
         }
-        targets |= zip(("mlp.gate_proj.weight", "mlp.up_proj.weight"), layer.gate_up.chunk(2), strict=True)
+        targets |= zip(("mlp.gate_proj.weight", "mlp.up_proj.weight"), layer.gate_up.plain().chunk(2), strict=True)
         projections = [f"self_attn.{name}_proj" for name in "qkv"]
-        targets |= zip((f"{name}.weight" for name in projections), layer.qkv.split(sizes), strict=True)
+        targets |= zip((f"{name}.weight" for name in projections), layer.qkv.plain().split(sizes), strict=True)
         if layer.qkv_bias is not None:
             targets |= zip((f"{name}.bias" for name in projections), layer.qkv_bias.split(sizes), strict=True)
         if layer.out_bias is not None:
@@ -179,7 +191,7 @@ class FastDecoder:
 
         `hidden` is [..., d]; `cos` and `sin` are [..., 1, D].
         """
-        fused = linear(self._rms_norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias)
+        fused = layer.qkv.product(self._rms_norm(hidden, layer.input_norm), layer.qkv_bias)
         heads = fused.view(*hidden.shape[:-1], -1, self.head_size)
         rotated, values = heads.split((self.num_query_heads + self.num_kv_heads, self.num_kv_heads), dim=-2)
         if layer.query_norm is not None and layer.key_norm is not None:
@@ -191,12 +203,12 @@ class FastDecoder:
         return queries, keys, values
 
     def _after_attention(self, layer: _Layer, hidden: Tensor, attended: Tensor) -> Tensor:
-        hidden = hidden + linear(attended, layer.out, layer.out_bias)
-        gate, up = linear(self._rms_norm(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-        return hidden + linear(functional.silu(gate).mul_(up), layer.down)
+        hidden = hidden + layer.out.product(attended, layer.out_bias)
+        gate, up = layer.gate_up.product(self._rms_norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
+        return hidden + layer.down.product(functional.silu(gate).mul_(up))
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return linear(self._rms_norm(hidden, self.norm), self.head).float()
+        return self.head.product(self._rms_norm(hidden, self.norm)).float()
 
     def _forward(self, tokens: Tensor, last: Tensor | None = None) -> tuple[Tensor, Prefix]:
         """Return the last hidden states [G, P, d] of prompts, and the cache.

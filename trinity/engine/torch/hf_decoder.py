@@ -75,6 +75,7 @@ class HFModel:
         self.model = model
         self.device = model.device
         self._accepted = frozenset(inspect.signature(model.forward).parameters)
+        self.weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in self.targets().values())
 
     def targets(self) -> Mapping[str, Tensor]:
         """Return the parameters by name; of tied ones the first name."""

@@ -40,7 +40,7 @@ class KVCache:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.start = torch.zeros(num_slots, dtype=torch.long)
-        self._shared = SharedPrompts()
+        self._shared = SharedPrompts(keeps_long_apart=is_fixed)
 
     def reserve(self, rows: int, width: int) -> None:
         """Grow to `rows` slots of `width` positions, once shapes are known."""

@@ -19,11 +19,6 @@ MEMORY_KEYS = (
 )
 
 
-def weight_bytes(decoder: Decoder) -> int:
-    """Return the bytes of the engine's own copy of the weights."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in decoder.targets().values())
-
-
 def engine_memory(decoder: Decoder | None, *, num_slots: int, max_length: int) -> dict[str, int]:
     """Return bytes by use when all slots are full, and the device's memory.
 
@@ -34,7 +29,7 @@ def engine_memory(decoder: Decoder | None, *, num_slots: int, max_length: int) -
     """
     device = select_device() if decoder is None else decoder.device
     table = {
-        "weights": 0 if decoder is None else weight_bytes(decoder),
+        "weights": 0 if decoder is None else decoder.weight_bytes,
         "cache of a sequence": 0 if decoder is None else decoder.kv_bytes_per_token * max_length,
         "cache of all sequences": 0 if decoder is None else decoder.kv_bytes_per_token * max_length * num_slots,
         "most held by PyTorch": peak_memory_bytes(device),

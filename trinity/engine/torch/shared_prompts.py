@@ -142,13 +142,13 @@ class _Shelf:
         return self.keys[0].shape[2]
 
     def put(self, prefix: Prefix, length: int) -> int:
-        """Copy a prompt to a free place, doubling the room if needed; return it."""
+        """Copy a prompt to a free place, with more room if needed; return it."""
         place = next((place for place, slots in enumerate(self.slots) if not slots), len(self.slots))
         if place == len(self.slots):
             self.slots.append([])
             self.lengths.append(0)
         if place >= self.keys[0].shape[0]:
-            self.keys, self.values = ([_doubled(t) for t in tensors] for tensors in (self.keys, self.values))
+            self.keys, self.values = ([_with_room(t) for t in tensors] for tensors in (self.keys, self.values))
         for own, new in zip(self.keys + self.values, prefix.keys + prefix.values, strict=True):
             own[place, :, :length] = new[0]
         self.lengths[place] = length
@@ -190,11 +190,15 @@ class _Shelf:
 class SharedPrompts:
     """The prompt of each slot, held until its last slot is released.
 
-    Prompts are copied to tensors of a few widths, so that one product covers all prompts of a width. On a CPU, a prompt
-    of more than `EXACT_KEYS` tokens stays in the tensors of its prefill.
+    Prompts are copied to tensors of a few widths, so that one product covers all prompts of a width.
+
+    Args:
+        keeps_long_apart: a prompt of more than `EXACT_KEYS` tokens has a product of its own on a CPU, so that its bits
+            do not depend on the number of samples of another.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_long_apart: bool = False) -> None:
+        self._keeps_long_apart = keeps_long_apart
         self._shelves: list[_Shelf] = []
         self._place_of: dict[int, tuple[_Shelf, int]] = {}
         self._known: WeakKeyDictionary[Prefix, tuple[_Shelf, int]] = WeakKeyDictionary()
@@ -259,7 +263,7 @@ class SharedPrompts:
 
     def _put(self, prefix: Prefix) -> tuple[_Shelf, int]:
         length = prefix.length
-        if length > EXACT_KEYS and prefix.keys[0].device.type == "cpu":
+        if self._keeps_long_apart and length > EXACT_KEYS and prefix.keys[0].device.type == "cpu":
             alone = _Shelf(prefix.keys, prefix.values, [length], [[]])
             self._shelves.append(alone)
             return alone, 0
@@ -285,5 +289,8 @@ def _empty(like: Tensor, width: int) -> Tensor:
     return like.new_zeros(1, like.shape[1], width, like.shape[3])
 
 
-def _doubled(tensor: Tensor) -> Tensor:
-    return torch.cat([tensor, torch.zeros_like(tensor)])
+def _with_room(tensor: Tensor) -> Tensor:
+    """Return places for more prompts: twice as many, or half more of long ones."""
+    count = len(tensor)
+    further = count if tensor.shape[2] <= EXACT_KEYS else max(1, count // 2)
+    return torch.cat([tensor, tensor.new_zeros(further, *tensor.shape[1:])])
