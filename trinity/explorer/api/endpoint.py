@@ -5,8 +5,10 @@ It is a server in a thread, with a token for each model that is used through it.
 
 from __future__ import annotations
 
+import functools
 import secrets
 import socket
+import ssl
 import threading
 import weakref
 from collections.abc import Callable
@@ -83,17 +85,14 @@ class Endpoint:
         """Return an `openai.OpenAI` of a model."""
         import openai
 
-        # No proxy of the environment: the endpoint is on this machine.
-        client = openai.OpenAI(http_client=openai.DefaultHttpxClient(trust_env=False), **self._settings(model))
+        client = openai.OpenAI(http_client=openai.DefaultHttpxClient(**_transport()), **self._settings(model))
         return self._named(client, model)
 
     def async_client(self, model: ModelWrapper) -> Any:
         """Return an `openai.AsyncOpenAI` of a model."""
         import openai
 
-        client = openai.AsyncOpenAI(
-            http_client=openai.DefaultAsyncHttpxClient(trust_env=False), **self._settings(model)
-        )
+        client = openai.AsyncOpenAI(http_client=openai.DefaultAsyncHttpxClient(**_transport()), **self._settings(model))
         return self._named(client, model)
 
     def close(self) -> None:
@@ -143,3 +142,13 @@ class Endpoint:
                 code="E5304",
             )
         logger.info("OpenAI-compatible endpoint of workflows at %s", self._address)
+
+
+@functools.cache
+def _transport() -> dict[str, Any]:
+    """Return the settings of connections.
+
+    No proxy of the environment: the endpoint is on this machine. Certificates, which it does not use, are read once:
+    they would take most of the time that a client of an attempt takes.
+    """
+    return {"trust_env": False, "verify": ssl.create_default_context()}
