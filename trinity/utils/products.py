@@ -70,7 +70,7 @@ def _is_ours(x: Tensor) -> bool:
 
 
 class Weight:
-    """A weight W [O, I] of products, in the layout that the library multiplies fastest.
+    """A weight W [O, I], in the layout that is multiplied fastest.
 
     With few rows a product takes as long as reading W, and oneDNN reads its own layout up to twice as fast as rows. The
     layout is used where it changes no bit of a product; there is then no other copy of W. `plain` brings it back into
@@ -87,7 +87,7 @@ class Weight:
         self._is_shared = is_shared
 
     def plain(self) -> Tensor:
-        """Return W as rows, to be read and written before the next product."""
+        """Return W [O, I], to be read and written before the next product."""
         if self._plain is None:
             assert self._packed is not None, "a weight is there in one layout at least"
             self._plain = self._packed.to_dense()
@@ -95,7 +95,7 @@ class Weight:
         return self._plain
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return x W^T + b without a gradient; see `linear`."""
+        """Return x W^T + b, [..., O], without a gradient; see `linear`."""
         if self._packed is None:
             assert self._plain is not None, "a weight is there in one layout at least"
             if not _can_pack(self._plain.dtype, self._plain.device.type):

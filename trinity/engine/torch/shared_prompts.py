@@ -290,7 +290,7 @@ def _empty(like: Tensor, width: int) -> Tensor:
 
 
 def _with_room(tensor: Tensor) -> Tensor:
-    """Return places for more prompts: twice as many, or half more of long ones."""
+    """Return twice as many places for prompts, or half more of long ones."""
     count = len(tensor)
     further = count if tensor.shape[2] <= EXACT_KEYS else max(1, count // 2)
     return torch.cat([tensor, tensor.new_zeros(further, *tensor.shape[1:])])
