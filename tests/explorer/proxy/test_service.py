@@ -1,0 +1,238 @@
+"""The service with real clients, in this process: what it records, what it refuses, and what it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.parts import Parts
+from trinity.explorer.proxy.client import ServeError, TrinityClient
+from trinity.launch.run import RunOptions, plan_run
+from trinity.launch.serve_side import ServeSide
+from trinity.runtime.local import LocalRuntime
+
+KEY = "key-of-the-tests"
+Make = Callable[..., "Service"]
+
+
+class Service:
+    """A service on an event loop of its own."""
+
+    def __init__(self, folder: Path, **explorer: Any) -> None:
+        parts = Parts(folder)
+        tree = copy.deepcopy(parts.trees["explorer"]) | {"mode": "serve"}
+        engine = tree["explorer"]["rollout_model"] | {"api_key": KEY} | explorer.pop("rollout_model", {})
+        tree["explorer"] |= {"name": "proxy", "proxy_port": 0, "rollout_model": engine} | explorer
+        tree["buffer"]["trainer_input"]["experience_buffer"]["capacity"] = 16
+        parts.trees["proxy"] = tree
+        config = plan_run(parts.write("proxy"), RunOptions(plugin_dirs=(parts.plugin_dir,))).stages[0].config
+        self.job = parts.job
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+        self.side = ServeSide(config, LocalRuntime())
+        self.on_loop(self.side.prepare())
+        served = self.on_loop(self.side.served())
+        self.address = served.address
+        self.running = asyncio.run_coroutine_threadsafe(self.side.run(), self.loop)
+
+    def on_loop(self, call: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(call, self.loop).result(60)
+
+    def client(self, task: str | None = None, run: int = 0) -> TrinityClient:
+        return TrinityClient(self.address, KEY, task_id=task, run_id=run)
+
+    def ask(self, client: TrinityClient, **arguments: Any) -> Any:
+        arguments = {"model": "any", "messages": [{"role": "user", "content": "1+1="}], "max_tokens": 4} | arguments
+        with client.get_openai_client() as asking:
+            return asking.with_options(max_retries=0).chat.completions.create(**arguments)
+
+    def post(self, path: str, body: Any, key: str = KEY, **headers: str) -> httpx.Response:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return httpx.post(
+            f"{self.address}{path}", content=content, headers={"Authorization": f"Bearer {key}", **headers}
+        )
+
+    def close(self) -> None:
+        with contextlib.suppress(RuntimeError):
+            self.on_loop(self.side.request_stop())
+            self.running.result(60)
+            self.on_loop(self.side.close())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(10)
+        self.loop.close()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    made = Service(tmp_path_factory.mktemp("service") / "run")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[Service] = []
+
+    def one(**explorer: Any) -> Service:
+        made.append(Service(tmp_path / f"run{len(made)}", **explorer))
+        return made[-1]
+
+    yield one
+    for each in made:
+        each.close()
+
+
+REFUSED: dict[str, Any] = {
+    "nan": b'{"reward": NaN, "msg_ids": ["a"]}',
+    "infinity": b'{"reward": -Infinity, "msg_ids": ["a"]}',
+    "overflow": b'{"reward": 1e400, "msg_ids": ["a"]}',
+    "long integer": b'{"reward": 1' + b"0" * 400 + b', "msg_ids": ["a"]}',
+    "no reward": {"msg_ids": ["a"]},
+    "truth": {"reward": True, "msg_ids": ["a"]},
+    "text": {"reward": "1", "msg_ids": ["a"]},
+    "no ids": {"reward": 1.0},
+    "empty ids": {"reward": 1.0, "msg_ids": []},
+    "id of a number": {"reward": 1.0, "msg_ids": [1]},
+    "long id": {"reward": 1.0, "msg_ids": ["a" * 300]},
+    "one id": {"reward": 1.0, "msg_ids": "a"},
+    "another field": {"reward": 1.0, "msg_ids": ["a"], "rewards": 1},
+    "a list": [1.0],
+    "no JSON": b"{",
+    "deep JSON": b"[" * 100_000,
+    "a run without a task": {"reward": 1.0, "msg_ids": ["a"], "run_id": 1},
+    "a negative run": {"reward": 1.0, "task_id": "t", "run_id": -1},
+    "a run of a half": {"reward": 1.0, "task_id": "t", "run_id": 0.5},
+    "a task with a slash": {"reward": 1.0, "task_id": "a/b"},
+    "a task of a number": {"reward": 1.0, "task_id": 7},
+    "a long task": {"reward": 1.0, "task_id": "t" * 65},
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_feedback_that_says_no_reward_is_a_422(service: Service, what: str):
+    answer = service.post("/feedback", REFUSED[what])
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_an_unknown_id_is_a_404_and_an_unknown_run_too(service: Service):
+    assert service.post("/feedback", {"reward": 1, "msg_ids": ["chatcmpl-" + "0" * 32]}).status_code == 404
+    answer = service.post("/feedback", {"reward": 1, "task_id": "never"})
+    assert answer.status_code == 404 and answer.json()["error"]["code"] == "not_found"
+
+
+@pytest.mark.parametrize("path", ["/feedback", "/commit"])
+def test_what_changes_anything_needs_the_token(service: Service, path: str):
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": KEY}, {"Authorization": "Bearer"}):
+        answer = httpx.post(f"{service.address}{path}", json={"reward": 1, "msg_ids": ["a"]}, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert httpx.get(f"{service.address}/status").status_code == 401
+    assert httpx.get(f"{service.address}/health").json() == {"status": "ok"}
+    foreign = httpx.post(f"{service.address}{path}", headers={b"Authorization": "Bearer \N{SNOWMAN}".encode()})
+    assert foreign.status_code == 401
+
+
+def test_a_body_that_is_too_large_is_a_413(service: Service):
+    assert service.post("/feedback", b" " * (1024 * 1024 + 1)).status_code == 413
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"X-Trinity-Task-Id": "a/b"}, {"X-Trinity-Task-Id": "t", "X-Trinity-Run-Id": "-1"}, {"X-Trinity-Run-Id": "1"}],
+)
+def test_headers_that_name_no_run_are_a_400(service: Service, headers: dict[str, str]):
+    body = {"model": "any", "messages": [{"role": "user", "content": "1+1="}]}
+    answer = service.post("/v1/chat/completions", body, **headers)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] in ("task_id", "run_id")
+
+
+def test_a_second_reward_of_a_committed_answer_is_a_409_and_the_same_one_is_not(service: Service):
+    client = service.client("once")
+    answer = service.ask(client)
+    client.feedback(1.0, [answer.id])
+    client.feedback(0.5, [answer.id])
+    assert client.commit()["answers"] >= 1
+    assert client.feedback(0.5, [answer.id]) == {"status": "success", "updated": 0, "unchanged": 1}
+    for ids in ([answer.id], None):
+        with pytest.raises(ServeError, match="is committed with reward 0.5") as second:
+            client.feedback(1.0, ids)
+        assert second.value.status == 409
+    with pytest.raises(ServeError, match="finite") as nan:
+        client.feedback(float("nan"), [answer.id])
+    assert nan.value.status == 422
+
+
+def test_the_temperature_is_that_of_the_run_and_a_seed_gives_the_same_answer(
+    service: Service, caplog: pytest.LogCaptureFixture
+):
+    client = service.client("seeded")
+    before = client.get_metrics()["other_temperature_count"]
+    same = {service.ask(client, seed=5, temperature=each).choices[0].message.content for each in (0.0, 1.0, 2.0)}
+    others = {service.ask(client).choices[0].message.content for _ in range(4)}
+    assert len(same) == 1 and len(others) > 1
+    assert client.get_metrics()["other_temperature_count"] == before + 2
+
+
+def test_a_prompt_that_is_too_long_is_no_answer(service: Service):
+    client = service.client()
+    before = client.get_metrics()["unrewarded_count"]
+    with pytest.raises(openai.BadRequestError, match="max_prompt_tokens"):
+        service.ask(client, messages=[{"role": "user", "content": "1+1=" * 100}])
+    assert client.get_metrics()["unrewarded_count"] == before
+
+
+def test_many_callers_at_once_are_recorded_once_each(service: Service):
+    before = service.client().get_metrics()["answer_count"]
+
+    async def all_of_them() -> list[str]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}, limits=limits, timeout=60) as client:
+            body = {"model": "any", "messages": [{"role": "user", "content": "1+1="}], "max_tokens": 2}
+            calls = [client.post(f"{service.address}/v1/chat/completions", json=body) for _ in range(200)]
+            return [answer.json()["id"] for answer in await asyncio.gather(*calls)]
+
+    ids = asyncio.run(all_of_them())
+    assert len(set(ids)) == 200 and service.client().get_metrics()["answer_count"] == before + 200
+    answer = service.post("/feedback", {"reward": 1, "msg_ids": ids})
+    assert answer.json() == {"status": "success", "updated": 200, "unchanged": 0}
+    assert service.post("/commit", {}).json()["experiences"] == 200
+
+
+def test_a_full_record_drops_what_has_no_reward_and_then_asks_for_a_commit(make: Make):
+    service = make(rollout_model={"history_limit": 2})
+    client = service.client("full")
+    ids = [service.ask(client).id for _ in range(3)]
+    found = client.get_metrics()
+    assert (found["unrewarded_count"], found["dropped_count"], found["history_limit"]) == (2, 1, 2)
+    with pytest.raises(ServeError, match="1 dropped"):
+        client.feedback(1.0, ids)
+    client.feedback(1.0, ids[1:])
+    with pytest.raises(openai.InternalServerError, match="2 rewarded answers wait for /commit") as full:
+        service.ask(client)
+    assert full.value.status_code == 503
+    assert client.commit()["answers"] == 2 and service.ask(client).id
+
+
+def test_a_full_buffer_refuses_a_commit_and_keeps_what_is_rewarded(make: Make):
+    service = make()
+    client = service.client("queue")
+    for _ in range(2):
+        for run in range(16):
+            caller = service.client("queue", run)
+            caller.feedback(0.0, [service.ask(caller).id])
+        if _ == 0:
+            assert client.commit()["experiences"] == 16
+    with pytest.raises(ServeError, match="is full .capacity 16.") as full:
+        client.commit()
+    assert full.value.status == 503 and client.get_metrics()["rewarded_count"] == 16
