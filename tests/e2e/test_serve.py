@@ -64,6 +64,7 @@ def test_what_outside_programs_reward_and_commit_is_trained_with_the_tokens_that
     assert (line["rollout/reward/mean"], line["rollout/answer_count"], line["rollout/unrewarded_count"]) == (0.5, 4, 1)
 
 
+@pytest.mark.difference("Calls that continue each other")
 def test_calls_of_a_run_that_go_on_are_one_experience_in_which_every_answer_is_trained_once(serving: Serving):
     serving.start()
     client = serving.client("chat")
@@ -171,6 +172,7 @@ PLACES = {
 }
 
 
+@pytest.mark.difference("`/commit`")
 @pytest.mark.parametrize("place", PLACES)
 def test_a_kill_loses_nothing_that_was_acknowledged_and_commits_nothing_twice(serving: Serving, place: str):
     # At the fourth feedback all four answers have their reward, and the last is not acknowledged.
@@ -214,6 +216,7 @@ def test_without_enough_engines_calls_are_refused_until_they_are_back(serving: S
     assert serving.ask(client).choices and serving.stop() == ExitCode.INTERRUPTED
 
 
+@pytest.mark.difference("`explorer.min_running_model_num`")
 def test_too_few_engines_for_too_long_end_the_run(serving: Serving):
     explorer = serving.parts.trees["proxy"]["explorer"]
     explorer |= {"min_running_model_num": 2, "service_status_check_interval": 0.1, "engine_probe_interval": 0.2}

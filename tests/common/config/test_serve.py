@@ -36,6 +36,14 @@ def test_what_it_cannot_do_is_refused(examined: Examine, override: str, problem:
     assert problem in _found(examined, override)
 
 
+@pytest.mark.difference("A machine with one GPU")
+def test_one_gpu_does_not_make_it_another_mode(examined: Examine) -> None:
+    for gpus in (1, 2):
+        plan, problems = examined(SERVE, "cluster.node_num=1", f"cluster.gpu_per_node={gpus}")
+        assert not [problem.render() for problem in problems if problem.is_error]
+        assert plan.stages[0].config.mode == "serve"
+
+
 def test_a_relative_database_is_below_the_working_directory(examined: Examine) -> None:
     plan, problems = examined(SERVE, "explorer.db_url=calls.db")
     assert not [problem.render() for problem in problems if problem.is_error]

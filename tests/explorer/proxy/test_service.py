@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import copy
-import json
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,62 +11,10 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.parts import Parts
-from trinity.explorer.proxy.client import ServeError, TrinityClient
-from trinity.launch.run import RunOptions, plan_run
-from trinity.launch.serve_side import ServeSide
-from trinity.runtime.local import LocalRuntime
+from tests.explorer.proxy.in_process import KEY, Service
+from trinity.explorer.proxy.client import ServeError
 
-KEY = "key-of-the-tests"
-Make = Callable[..., "Service"]
-
-
-class Service:
-    """A service on an event loop of its own."""
-
-    def __init__(self, folder: Path, **explorer: Any) -> None:
-        parts = Parts(folder)
-        tree = copy.deepcopy(parts.trees["explorer"]) | {"mode": "serve"}
-        engine = tree["explorer"]["rollout_model"] | {"api_key": KEY} | explorer.pop("rollout_model", {})
-        tree["explorer"] |= {"name": "proxy", "proxy_port": 0, "rollout_model": engine} | explorer
-        tree["buffer"]["trainer_input"]["experience_buffer"]["capacity"] = 16
-        parts.trees["proxy"] = tree
-        config = plan_run(parts.write("proxy"), RunOptions(plugin_dirs=(parts.plugin_dir,))).stages[0].config
-        self.job = parts.job
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self.thread.start()
-        self.side = ServeSide(config, LocalRuntime())
-        self.on_loop(self.side.prepare())
-        served = self.on_loop(self.side.served())
-        self.address = served.address
-        self.running = asyncio.run_coroutine_threadsafe(self.side.run(), self.loop)
-
-    def on_loop(self, call: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(call, self.loop).result(60)
-
-    def client(self, task: str | None = None, run: int = 0) -> TrinityClient:
-        return TrinityClient(self.address, KEY, task_id=task, run_id=run)
-
-    def ask(self, client: TrinityClient, **arguments: Any) -> Any:
-        arguments = {"model": "any", "messages": [{"role": "user", "content": "1+1="}], "max_tokens": 4} | arguments
-        with client.get_openai_client() as asking:
-            return asking.with_options(max_retries=0).chat.completions.create(**arguments)
-
-    def post(self, path: str, body: Any, key: str = KEY, **headers: str) -> httpx.Response:
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return httpx.post(
-            f"{self.address}{path}", content=content, headers={"Authorization": f"Bearer {key}", **headers}
-        )
-
-    def close(self) -> None:
-        with contextlib.suppress(RuntimeError):
-            self.on_loop(self.side.request_stop())
-            self.running.result(60)
-            self.on_loop(self.side.close())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(10)
-        self.loop.close()
+Make = Callable[..., Service]
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +76,7 @@ def test_an_unknown_id_is_a_404_and_an_unknown_run_too(service: Service):
     assert answer.status_code == 404 and answer.json()["error"]["code"] == "not_found"
 
 
+@pytest.mark.difference("`explorer.listen_address`")
 @pytest.mark.parametrize("path", ["/feedback", "/commit"])
 def test_what_changes_anything_needs_the_token(service: Service, path: str):
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": KEY}, {"Authorization": "Bearer"}):
@@ -157,6 +102,7 @@ def test_headers_that_name_no_run_are_a_400(service: Service, headers: dict[str,
     assert answer.status_code == 400 and answer.json()["error"]["param"] in ("task_id", "run_id")
 
 
+@pytest.mark.difference("`/feedback`", "`TrinityClient.get_metrics`")
 def test_a_second_reward_of_a_committed_answer_is_a_409_and_the_same_one_is_not(service: Service):
     client = service.client("once")
     answer = service.ask(client)
@@ -209,6 +155,7 @@ def test_many_callers_at_once_are_recorded_once_each(service: Service):
     assert service.post("/commit", {}).json()["experiences"] == 200
 
 
+@pytest.mark.difference("Calls without a reward")
 def test_a_full_record_drops_what_has_no_reward_and_then_asks_for_a_commit(make: Make):
     service = make(rollout_model={"history_limit": 2})
     client = service.client("full")

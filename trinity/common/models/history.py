@@ -9,7 +9,7 @@ logger = get_logger("explorer")
 
 
 def drop_oldest(history: list[Experience], limit: int, *, dropped: int) -> int:
-    """Leave the newest `limit` experiences; return how many were dropped so far.
+    """Leave the newest experiences; return how many were dropped so far.
 
     The first time is told, and every further `limit` of them.
 
